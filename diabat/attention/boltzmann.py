@@ -1,0 +1,205 @@
+r"""Boltzmann attention: an Ising model over key positions in place of softmax (arXiv:2606.12478, §3).
+
+For query i, P_i(s) ∝ exp( Σ_j h_ij s_j + Σ_{j<k} J_jk s_j s_k + Σ_{j<k<l} K_jkl s_j s_k s_l ) over the visible
+positions, with h_ij = q_i·k_j / sqrt(d_k), and attention weights alpha_ij / Σ_k alpha_ik, alpha_ij = P_i(s_j = +1).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+
+import torch
+from torch import Tensor, nn
+
+from diabat.attention.bridge import choose_estimator, spin_probabilities
+from diabat.ising import pack_couplings, pack_three_body
+from diabat.samplers.base import Sampler, UnsupportedError
+from diabat.samplers.registry import as_sampler
+
+MODES = ("softmax", "h+J", "h", "J", "h+K", "J+K", "h+J+K", "K")
+
+
+class BoltzmannAttention(nn.Module):
+    """Multi-head self-attention over windows of up to ``window`` positions.
+
+    Couplings J (and K) are free parameters of each head over absolute positions, initialised to zero, so that
+    training starts from sigmoid attention (mode ``h+J``).  Batch first, as ``x [B, T, D]``.
+
+    Args:
+        embed_dim: D, divisible by ``num_heads``.
+        num_heads: H.
+        window: Largest T.
+        sampler: Backend of the marginals, or its name.  Unused in mode ``softmax``.
+        mode: Terms of the exponent: softmax, h+J, h, J, h+K, J+K, h+J+K or K.
+        gradient: Estimator, see :func:`diabat.spin_probabilities`.
+        causal: Position i attends to j <= i.
+        dropout: Dropout of the normalised attention weights.
+        bias: Bias of the projections.
+        num_reads: Reads per query for sampling backends.
+
+    Attributes:
+        coupling_pairs: J_jk for j < k, [H, window(window-1)/2], in modes with J.
+        coupling_triples: K_jkl for j < k < l, [H, window(window-1)(window-2)/6], in modes with K.
+
+    Raises:
+        ValueError: If a size or the mode is invalid.
+        UnsupportedError: If the sampler does not support the mode, the window or the estimator.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        window: int,
+        *,
+        sampler: Sampler | str = "exact",
+        mode: str = "h+J",
+        gradient: str = "auto",
+        causal: bool = True,
+        dropout: float = 0.0,
+        bias: bool = True,
+        num_reads: int | None = None,
+    ) -> None:
+        super().__init__()
+        _check_sizes(embed_dim, num_heads, window, mode)
+        self.embed_dim, self.num_heads, self.window = embed_dim, num_heads, window
+        self.mode, self.gradient, self.causal, self.num_reads = mode, gradient, causal, num_reads
+        self.sampler = as_sampler(sampler)
+        self.query = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.key = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.value = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.output = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+        pairs, triples = window * (window - 1) // 2, math.comb(window, 3)
+        terms = mode.split("+")
+        self.coupling_pairs = nn.Parameter(torch.zeros(num_heads, pairs)) if "J" in terms else None
+        self.coupling_triples = nn.Parameter(torch.zeros(num_heads, triples)) if "K" in terms else None
+        if mode != "softmax":
+            choose_estimator(self.sampler, gradient)
+            _check_backend(self.sampler, window, "K" in terms)
+        self.register_buffer("_causal_mask", torch.ones(window, window, dtype=torch.bool).tril(), persistent=False)
+        self._recorded: tuple[Tensor, Tensor | None] | None = None
+
+    def forward(
+        self, x: Tensor, key_padding_mask: Tensor | None = None, need_weights: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Attend.
+
+        Args:
+            x: [B, T, D], T <= window.
+            key_padding_mask: bool [B, T], True where a key is padding (as in torch.nn.MultiheadAttention).
+            need_weights: Also return the normalised weights [B, H, T, T].
+
+        Returns:
+            [B, T, D], or that and the weights.  A query without a visible key gets weight 0 everywhere.
+
+        Raises:
+            ValueError: If a shape or dtype is wrong or T exceeds the window.
+        """
+        self._check_input(x, key_padding_mask)
+        batch, length, _ = x.shape
+        q, k, v = (f(x).view(batch, length, self.num_heads, -1).transpose(1, 2) for f in (self.query, self.key, self.value))
+        visible = self._visible(length, key_padding_mask, x.device)  # [T, T] or [B, 1, T, T]
+        fields = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # [B, H, T, T]
+        if self.mode == "softmax":
+            weights = _masked_softmax(fields, visible)
+        else:
+            weights = self._boltzmann_weights(fields, visible)
+        mixed = (self.dropout(weights) @ v).transpose(1, 2).reshape(batch, length, self.embed_dim)
+        out: Tensor = self.output(mixed)
+        return (out, weights) if need_weights else out
+
+    def couplings(self, length: int | None = None) -> Tensor | None:
+        """Symmetric J over the first ``length`` positions, [H, 1, T, T]; None in modes without J."""
+        if self.coupling_pairs is None:
+            return None
+        T = self.window if length is None else length
+        return pack_couplings(self.coupling_pairs, self.window)[:, None, :T, :T]
+
+    def three_body(self, length: int | None = None) -> Tensor | None:
+        """Symmetric K over the first ``length`` positions, [H, 1, T, T, T]; None in modes without K."""
+        if self.coupling_triples is None:
+            return None
+        T = self.window if length is None else length
+        return pack_three_body(self.coupling_triples, self.window)[:, None, :T, :T, :T]
+
+    def last_fields_and_couplings(self) -> tuple[Tensor, Tensor | None]:
+        """Fields [B, H, T, T] and J [H, 1, T, T] of the last forward pass, detached.
+
+        Raises:
+            RuntimeError: Before the first forward pass, or in mode ``softmax``.
+        """
+        if self._recorded is None:
+            raise RuntimeError("no Boltzmann forward pass has been made yet; call the layer on an input first.")
+        return self._recorded
+
+    def _boltzmann_weights(self, fields: Tensor, visible: Tensor) -> Tensor:
+        length = fields.shape[-1]
+        J, K = self.couplings(length), self.three_body(length)
+        if "h" not in self.mode.split("+"):
+            fields = torch.zeros_like(fields)
+        self._recorded = (fields.detach(), None if J is None else J.detach())
+        seed = None
+        if not self.sampler.capabilities.exact:
+            # From torch's global generator, so that restoring its state repeats the reads.
+            seed = int(torch.randint(2**31, ()))
+        alpha = spin_probabilities(
+            fields, J, self.sampler, gradient=self.gradient, visible=visible, three_body=K,
+            num_reads=self.num_reads, seed=seed, check=False,
+        )
+        return _normalised(alpha, visible)
+
+    def _visible(self, length: int, padding: Tensor | None, device: torch.device) -> Tensor:
+        mask: Tensor = self._causal_mask[:length, :length]  # type: ignore[index]  # a buffer is typed Tensor | Module
+        if not self.causal:
+            mask = torch.ones(length, length, dtype=torch.bool, device=device)
+        return mask if padding is None else mask & ~padding[:, None, None, :]
+
+    def _check_input(self, x: Tensor, padding: Tensor | None) -> None:
+        if x.ndim != 3 or x.shape[-1] != self.embed_dim or x.shape[0] == 0 or x.shape[1] == 0:
+            raise ValueError(f"x: expected shape [B, T, {self.embed_dim}] with B, T >= 1, got {list(x.shape)}.")
+        if x.shape[1] > self.window:
+            raise ValueError(f"x: expected at most window = {self.window} positions, got {x.shape[1]}.")
+        if padding is not None and (padding.dtype != torch.bool or padding.shape != x.shape[:2]):
+            raise ValueError(
+                f"key_padding_mask: expected bool {list(x.shape[:2])}, got {padding.dtype} {list(padding.shape)}."
+            )
+
+    def extra_repr(self) -> str:
+        """Show what the parameters do not."""
+        return f"mode={self.mode!r}, sampler={self.sampler.name!r}, gradient={self.gradient!r}, window={self.window}"
+
+
+def _masked_softmax(fields: Tensor, visible: Tensor) -> Tensor:
+    """Softmax over visible keys; a row without any gets zeros instead of NaN."""
+    weights = torch.softmax(fields.masked_fill(~visible, torch.finfo(fields.dtype).min), -1)
+    return weights.masked_fill(~visible, 0)
+
+
+def _normalised(alpha: Tensor, visible: Tensor) -> Tensor:
+    """alpha / Σ alpha; uniform over the visible keys where every alpha underflows, zero where there is none."""
+    # The smallest normal number changes no alpha that has any precision, and keeps 0/0 out.
+    positive = (alpha + torch.finfo(alpha.dtype).tiny).masked_fill(~visible, 0)
+    return positive / positive.sum(-1, keepdim=True).clamp_min(torch.finfo(alpha.dtype).tiny)
+
+
+def _check_sizes(embed_dim: int, num_heads: int, window: int, mode: str) -> None:
+    for name, value in (("embed_dim", embed_dim), ("num_heads", num_heads), ("window", window)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}: expected an integer >= 1, got {value!r}.")
+    if embed_dim % num_heads:
+        raise ValueError(f"embed_dim: expected a multiple of num_heads = {num_heads}, got {embed_dim}.")
+    if mode not in MODES:
+        near = difflib.get_close_matches(str(mode), MODES, n=1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}.{hint}")
+
+
+def _check_backend(sampler: Sampler, window: int, three_body: bool) -> None:
+    """Refuse at construction what the backend would refuse at the first batch."""
+    able = sampler.capabilities
+    if three_body and not able.three_body:
+        raise UnsupportedError(f"mode: sampler '{sampler.name}' has no three-body terms; use 'exact' or a mode without K.")
+    if able.max_spins is not None and window > able.max_spins:
+        raise UnsupportedError(f"window: sampler '{sampler.name}' accepts at most {able.max_spins} spins, got {window}.")

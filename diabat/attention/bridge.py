@@ -1,0 +1,126 @@
+"""The gradient bridge: differentiable spin probabilities from any sampler."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from diabat.attention import estimators
+from diabat.ising import Ising
+from diabat.samplers.base import Estimator, Sampler, UnsupportedError
+from diabat.samplers.registry import as_sampler
+
+
+def spin_probabilities(
+    fields: Tensor,
+    couplings: Tensor | None,
+    sampler: Sampler | str,
+    *,
+    gradient: str = "auto",
+    visible: Tensor | None = None,
+    three_body: Tensor | None = None,
+    num_reads: int | None = None,
+    seed: int | None = None,
+    check: bool = True,
+) -> Tensor:
+    r"""Compute alpha_j = P(s_j = +1) under P(s) ∝ exp(Σ h s + Σ_{j<k} J s s + Σ K s s s), differentiably.
+
+    Args:
+        fields: h, [*batch, n], float32 or float64.
+        couplings: J, [*lead, n, n], symmetric with zero diagonal, or None.
+        sampler: A sampler or the name of one.
+        gradient: ``exact`` (the sampler's own derivative), ``straight_through``, ``covariance``, or ``auto``
+            (the best that the sampler supports).
+        visible: bool, broadcastable to [*batch, n].
+        three_body: K, [*lead, n, n, n], or None.
+        num_reads: Reads for sampling backends; None takes the sampler's own setting.
+        seed: Seed of the reads; None draws one.
+        check: Validate the problem.
+
+    Returns:
+        Probabilities [*batch, n] in the dtype of the fields; smoothed, (reads·P + 1/2)/(reads + 1), if they
+        were sampled, so that they are never all zero; 0 for invisible spins.
+
+    Raises:
+        IsingError: If the problem is not valid.
+        UnsupportedError: If the sampler does not support the problem or the estimator.
+    """
+    sampler = as_sampler(sampler)
+    ising = Ising(fields, couplings, visible, three_body, check=check)
+    estimator = choose_estimator(sampler, gradient)
+    if estimator == "exact":
+        return sampler.moments(ising, seed=seed).smoothed_probability
+    result: Any = _Bridge.apply(fields, couplings, three_body, visible, sampler, estimator, num_reads, seed)
+    return result
+
+
+def choose_estimator(sampler: Sampler, gradient: str) -> Estimator:
+    """Resolve ``auto`` and refuse an estimator that the sampler does not support.
+
+    Raises:
+        UnsupportedError: With the estimators that it does support.
+    """
+    supported = sampler.capabilities.gradients
+    if gradient == "auto":
+        return supported[0]
+    for estimator in supported:
+        if gradient == estimator:
+            return estimator
+    known = ", ".join(get_args(Estimator))
+    if gradient not in get_args(Estimator):
+        raise UnsupportedError(f"gradient: expected auto, {known}, got '{gradient}'.")
+    raise UnsupportedError(
+        f"gradient: sampler '{sampler.name}' supports {', '.join(supported)}, got '{gradient}'."
+    )
+
+
+class _Bridge(torch.autograd.Function):
+    """Forward through the sampler, backward through a pure estimator of what it returned."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        fields: Tensor,
+        couplings: Tensor | None,
+        three_body: Tensor | None,
+        visible: Tensor | None,
+        sampler: Sampler,
+        estimator: Estimator,
+        num_reads: int | None,
+        seed: int | None,
+    ) -> Tensor:
+        ising = Ising(fields, couplings, visible, three_body, check=False)
+        ctx.shapes = tuple(None if t is None else t.shape for t in (couplings, three_body))
+        mask = ising.visible_mask
+        if estimator == "covariance":
+            samples = sampler.sample(ising, num_reads or sampler.num_reads, seed=seed)
+            moments = samples.moments(dtype=fields.dtype)
+            ctx.save_for_backward(mask, samples.spins, samples.weights)
+        else:
+            if num_reads is None:
+                moments = sampler.moments(ising.detach(), seed=seed)
+            else:
+                moments = sampler.sample(ising, num_reads, seed=seed).moments(dtype=fields.dtype)
+            ctx.save_for_backward(mask, moments.probability)
+        ctx.estimator = estimator
+        return moments.smoothed_probability.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        (v,) = cotangents
+        mask, *state = ctx.saved_tensors
+        pair_shape, triple_shape = ctx.shapes
+        wanted = {"couplings": ctx.needs_input_grad[1], "three_body": ctx.needs_input_grad[2]}
+        if ctx.estimator == "covariance":
+            gradient = estimators.covariance(v, state[0], mask, weights=state[1], **wanted)
+        else:
+            gradient = estimators.straight_through(v, state[0], mask, **wanted)
+        dJ, dK = gradient.couplings, gradient.three_body
+        return (
+            gradient.fields,
+            None if dJ is None else dJ.sum_to_size(pair_shape),
+            None if dK is None else dK.sum_to_size(triple_shape),
+            *(None,) * 5,
+        )

@@ -1,0 +1,111 @@
+r"""Gradient estimators: pure functions from a cotangent and moments or samples to gradients of h, J and K.
+
+All take the cotangent v_j = ∂L/∂P(s_j = +1), [*batch, n], and return gradients per problem: ∂L/∂h [*batch, n],
+∂L/∂J [*batch, n, n] (symmetric; the energy reads ½ Σ_{j≠k} J_jk s_j s_k) and ∂L/∂K [*batch, n, n, n].
+Entries of invisible spins are zero.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class ProblemGradient(NamedTuple):
+    """Gradient of the loss with respect to one batch of problems; None where not asked."""
+
+    fields: Tensor
+    couplings: Tensor | None
+    three_body: Tensor | None
+
+
+def straight_through(
+    cotangent: Tensor, probability: Tensor, visible: Tensor, *, couplings: bool, three_body: bool
+) -> ProblemGradient:
+    r"""Mean-field response at the given magnetization, without feedback through J (DESIGN §6).
+
+        dm_j = (1 - m_j²)(dh_j + Σ_k dJ_jk m_k + Σ_{k<l} dK_jkl m_k m_l),    P = (1 + m)/2
+
+    Biased wherever spins are correlated, but defined for any sampler and without variance of its own.
+
+    Args:
+        cotangent: v, [*batch, n].
+        probability: P(s_j = +1) as sampled, [*batch, n].
+        visible: bool [*batch, n].
+        couplings: Also return ∂L/∂J.
+        three_body: Also return ∂L/∂K.
+    """
+    # (1 - m²)/2 = 2 P (1 - P), which keeps its relative precision near P = 0.
+    response = torch.where(visible, 2 * probability * (1 - probability) * cotangent, 0)
+    m = torch.where(visible, 2 * probability - 1, 0)
+    dJ = dK = None
+    if couplings:
+        dJ = _symmetric_pairs(response, m)
+    if three_body:
+        dK = _symmetric_triples(response, m)
+    return ProblemGradient(response, dJ, dK)
+
+
+def covariance(
+    cotangent: Tensor,
+    spins: Tensor,
+    visible: Tensor,
+    *,
+    weights: Tensor | None = None,
+    couplings: bool,
+    three_body: bool,
+) -> ProblemGradient:
+    r"""Fluctuation-dissipation with sample covariances (unbiased for Boltzmann samples).
+
+        ∂L/∂h_j = Cov(f, s_j),   ∂L/∂J_jk = ½ Cov(f, s_j s_k),   f = ½ Σ_i v_i s_i
+
+    with the N - 1 normalisation, or 1 - Σ w² for weighted reads.
+
+    Args:
+        cotangent: v, [*batch, n].
+        spins: ±1, [num_reads, *batch, n], at least two reads.
+        visible: bool [*batch, n].
+        weights: Normalised weights [num_reads, *batch]; None for equal ones.
+        couplings: Also return ∂L/∂J.
+        three_body: Also return ∂L/∂K.
+
+    Raises:
+        ValueError: With a single read, which has no covariance.
+    """
+    reads = spins.shape[0]
+    if reads < 2:
+        raise ValueError(f"num_reads: the covariance estimator expects at least 2 reads, got {reads}.")
+    s = torch.where(visible, spins.to(cotangent.dtype), 0)
+    w = torch.full(s.shape[:-1], 1 / reads, dtype=s.dtype, device=s.device) if weights is None else weights.to(s)
+    f = (s * cotangent).sum(-1) / 2
+    centred = w * (f - (w * f).sum(0)) / (1 - (w**2).sum(0))
+    dh = torch.einsum("r...,r...j->...j", centred, s)
+    dJ = dK = None
+    if couplings:
+        dJ = torch.einsum("r...,r...j,r...k->...jk", centred, s, s) / 2
+        dJ.diagonal(dim1=-2, dim2=-1).zero_()
+    if three_body:
+        dK = _without_coincidences(torch.einsum("r...,r...j,r...k,r...l->...jkl", centred, s, s, s) / 6)
+    return ProblemGradient(dh, dJ, dK)
+
+
+def _symmetric_pairs(response: Tensor, m: Tensor) -> Tensor:
+    outer = response[..., :, None] * m[..., None, :]
+    dJ = (outer + outer.transpose(-1, -2)) / 2
+    dJ.diagonal(dim1=-2, dim2=-1).zero_()
+    return dJ
+
+
+def _symmetric_triples(response: Tensor, m: Tensor) -> Tensor:
+    product = response[..., :, None, None] * m[..., None, :, None] * m[..., None, None, :]
+    cyclic = product + product.movedim(-3, -2) + product.movedim(-3, -1)
+    return _without_coincidences(cyclic / 6)
+
+
+def _without_coincidences(K: Tensor) -> Tensor:
+    """Zero the entries of K [..., n, n, n] in which two indices coincide."""
+    for first, second in ((-3, -2), (-3, -1), (-2, -1)):
+        K.diagonal(dim1=first, dim2=second).zero_()
+    return K

@@ -1,0 +1,92 @@
+"""A Trotter plan as a Qiskit circuit that can be drawn, transpiled and exported."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from diabat.circuits.problem import check_couplings, check_fields, coupling_exponents, spin_table
+from diabat.circuits.schedules import FloatArray
+from diabat.circuits.trotter import TrotterPlan
+
+if TYPE_CHECKING:
+    from qiskit import QuantumCircuit
+
+
+def anneal_circuit(
+    plan: TrotterPlan,
+    fields: ArrayLike,
+    couplings: ArrayLike,
+    form: Literal["gates", "diagonal"] = "gates",
+    *,
+    measure: bool = False,
+) -> QuantumCircuit:
+    """The circuit of one problem: H on every qubit, then per step a problem layer and a mixer layer.
+
+    Qubit j is spin j, and reading 1 means s_j = +1, so a measured bit string, read as a binary number, is
+    diabat's state index. Signs as in `diabat.circuits.trotter`: RZ(b_k h_j), RZZ(-c_k J_ij), RX(-a_k).
+
+    Args:
+        plan: Angles of the Trotter steps.
+        fields: Programmed fields in diabat's sign, [n].
+        couplings: Programmed couplings in diabat's sign, [n, n].
+        form: "gates" (rz, rzz, rx; zero fields and couplings make no gate) or "diagonal" (one DiagonalGate
+            of 2^n phases per problem layer, which simulators run faster).
+        measure: Add a measurement of all qubits.
+
+    Raises:
+        ValueError: Unknown form; arrays of wrong shape, not finite, or couplings not symmetric with zero
+            diagonal.
+    """
+    from qiskit import QuantumCircuit
+
+    h = check_fields(fields, ndim=1)
+    n = len(h)
+    coupled = check_couplings(couplings, n)
+    if form not in ("gates", "diagonal"):
+        raise ValueError(f"anneal_circuit: expected form 'gates' or 'diagonal', got {form!r}")
+    circuit = QuantumCircuit(n, name="anneal")
+    circuit.h(range(n))
+    for k in range(plan.steps):
+        if form == "gates":
+            _gate_layer(circuit, plan.field_angles[k] * h, plan.coupling_angles[k] * coupled)
+        else:
+            _diagonal_layer(circuit, plan.field_angles[k] * h, plan.coupling_angles[k] * coupled)
+        circuit.rx(-plan.mixer_angles[k], range(n))
+    if measure:
+        circuit.measure_all()
+    return circuit
+
+
+def _gate_layer(circuit: QuantumCircuit, h: FloatArray, couplings: FloatArray) -> None:
+    for j in np.flatnonzero(h):
+        circuit.rz(float(h[j]), int(j))
+    for i, j in np.argwhere(np.triu(couplings)):
+        circuit.rzz(-float(couplings[i, j]), int(i), int(j))
+
+
+def _diagonal_layer(circuit: QuantumCircuit, h: FloatArray, couplings: FloatArray) -> None:
+    from qiskit.circuit.library import DiagonalGate
+
+    phase = (spin_table(len(h)) @ h + coupling_exponents(couplings)) / 2  # [2^n]
+    circuit.append(DiagonalGate(np.exp(1j * phase).tolist()), range(len(h)))
+
+
+def to_qasm3(circuit: QuantumCircuit) -> str:
+    """The circuit as OpenQASM 3 source; `qiskit.qasm3.loads` reads it back.
+
+    Raises:
+        ValueError: The circuit holds DiagonalGates, which Qiskit's exporter cannot write.
+    """
+    from qiskit import qasm3
+
+    diagonals = circuit.count_ops().get("diagonal", 0)
+    if diagonals:
+        raise ValueError(
+            f"to_qasm3: expected a circuit of form 'gates', got {diagonals} DiagonalGates, "
+            "which OpenQASM 3 cannot express"
+        )
+    source: str = qasm3.dumps(circuit)
+    return source

@@ -1,0 +1,70 @@
+"""Programmed fields and couplings as checked arrays, and tables over all spin states."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from diabat.circuits.schedules import FloatArray
+
+
+def check_fields(fields: ArrayLike, ndim: int) -> FloatArray:
+    """Fields as float64, [n] (ndim 1) or [Q, n] (ndim 2).
+
+    Raises:
+        ValueError: Wrong number of dimensions, no spin, or a value that is not finite.
+    """
+    array = np.asarray(fields, dtype=np.float64)
+    if array.ndim != ndim or array.shape[-1] < 1:
+        shape = "[n]" if ndim == 1 else "[Q, n]"
+        raise ValueError(f"fields: expected shape {shape} with n >= 1, got {array.shape}")
+    if not np.isfinite(array).all():
+        at = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+        raise ValueError(f"fields: expected finite values, got {array[at]} at {at}")
+    return array
+
+
+def check_couplings(couplings: ArrayLike, n: int | None = None) -> FloatArray:
+    """Couplings as float64 [n, n], symmetric with zero diagonal.
+
+    Raises:
+        ValueError: Wrong shape, a value that is not finite, an asymmetric matrix or a non-zero diagonal.
+    """
+    array = np.asarray(couplings, dtype=np.float64)
+    if (
+        array.ndim != 2
+        or array.shape[0] != array.shape[1]
+        or not len(array)
+        or len(array) != (n or len(array))
+    ):
+        raise ValueError(f"couplings: expected shape {'[n, n]' if n is None else (n, n)}, got {array.shape}")
+    if not np.isfinite(array).all():
+        at = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+        raise ValueError(f"couplings: expected finite values, got {array[at]} at {at}")
+    if np.diagonal(array).any():
+        at_spin = int(np.flatnonzero(np.diagonal(array))[0])
+        raise ValueError(
+            f"couplings: expected a zero diagonal, got {array[at_spin, at_spin]:g} at spin {at_spin}"
+        )
+    gap = np.abs(array - array.T)
+    # float32 matrices symmetrised in another order may differ in their last bits.
+    if gap.max() > 1e-6 * np.abs(array).max():
+        i, j = (int(k) for k in np.unravel_index(int(gap.argmax()), gap.shape))
+        raise ValueError(
+            f"couplings: expected a symmetric matrix, got {array[i, j]:g} at ({i}, {j}) "
+            f"and {array[j, i]:g} at ({j}, {i})"
+        )
+    return (array + array.T) / 2
+
+
+def spin_table(n: int) -> NDArray[np.int8]:
+    """Spins of all states, int8 [2^n, n]: bit j of the row index is spin j, and bit 1 means +1."""
+    bits = (np.arange(1 << n)[:, None] >> np.arange(n)) & 1
+    return (2 * bits - 1).astype(np.int8)
+
+
+def coupling_exponents(couplings: FloatArray) -> FloatArray:
+    """Σ_{i<j} J_ij s_i s_j of all states, float64 [2^n], for J [n, n] symmetric with zero diagonal."""
+    spins = spin_table(len(couplings)).astype(np.float64)
+    exponents: FloatArray = ((spins @ couplings) * spins).sum(axis=1) / 2
+    return exponents

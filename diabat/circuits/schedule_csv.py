@@ -1,0 +1,121 @@
+"""Annealing schedules from CSV files."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+
+from diabat.circuits.schedules import AnnealingSchedule
+
+COLUMNS = ("s", "A_GHz", "B_GHz")
+
+# A coarser table interpolated linearly cannot place the window s = 0.45 to 0.65 where the samples are made.
+MIN_POINTS = 11
+
+Row = dict[str, str]
+
+
+def from_csv(
+    path: str | Path, *, solver: str | None = None, protocol: str | None = None
+) -> AnnealingSchedule:
+    """Read a schedule from a CSV file with a header line.
+
+    The columns s, A_GHz and B_GHz are required, solver and protocol may be present, other columns are
+    ignored, and lines that start with `#` are comments. Values between the points are interpolated linearly,
+    which at 51 points shifts the effective inverse temperature by 0.3 to 1 %; a thousand points do no harm.
+
+    Args:
+        path: The file.
+        solver: Which solver's rows to take, when the file holds several.
+        protocol: Which protocol's rows to take, when the file holds several.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file is no such table; the message names file, line, expected and got.
+    """
+    path = Path(path)
+    rows = _select(path, _read(path), solver=solver, protocol=protocol)
+    if len(rows) < MIN_POINTS:
+        raise ValueError(
+            f"{path}: expected at least {MIN_POINTS} schedule points, got {len(rows)} (is it truncated?)"
+        )
+    table = np.array([[_number(path, line, row, key) for key in COLUMNS] for line, row in rows])
+    falling = np.flatnonzero(np.diff(table[:, 0]) <= 0)
+    if falling.size:
+        at = int(falling[0]) + 1
+        raise ValueError(
+            f"{path}, line {rows[at][0]}: expected s above the {table[at - 1, 0]:g} of the line before, "
+            f"got {table[at, 0]:g}"
+        )
+    if table[0, 0] != 0.0 or table[-1, 0] != 1.0:
+        raise ValueError(
+            f"{path}: expected s to span 0 to 1, got {table[0, 0]:g} to {table[-1, 0]:g} (truncated?)"
+        )
+    first = rows[0][1]
+    name, kind = first.get("solver") or path.stem, first.get("protocol") or protocol or "fast"
+    return AnnealingSchedule(name, table[:, 0], table[:, 1], table[:, 2], kind, path.name)
+
+
+def _read(path: Path) -> list[tuple[int, Row]]:
+    """All rows with their line numbers, comments skipped, checked for missing columns."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"{path}: no such file, expected a CSV with columns {', '.join(COLUMNS)}"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}: expected a CSV in UTF-8, got byte {error.start} that is not text"
+        ) from None
+    except OSError as error:
+        raise ValueError(f"{path}: expected a readable CSV file, got {error.strerror}") from None
+    numbered = [(i, text) for i, text in enumerate(lines, 1) if text.strip() and not text.startswith("#")]
+    if not numbered:
+        raise ValueError(f"{path}: expected a header line with {', '.join(COLUMNS)}, got an empty file")
+    header = [key.strip() for key in next(csv.reader([numbered[0][1]]))]
+    missing = [key for key in COLUMNS if key not in header]
+    if missing:
+        raise ValueError(
+            f"{path}, line {numbered[0][0]}: expected the columns {', '.join(COLUMNS)}, "
+            f"got {', '.join(header)[:80]!r} without {', '.join(missing)}"
+        )
+    rows = []
+    for line, text in numbered[1:]:
+        cells = next(csv.reader([text]))
+        if len(cells) != len(header):
+            raise ValueError(
+                f"{path}, line {line}: expected {len(header)} values, got {len(cells)} (truncated?)"
+            )
+        rows.append((line, {key: cell.strip() for key, cell in zip(header, cells, strict=True)}))
+    return rows
+
+
+def _select(path: Path, rows: list[tuple[int, Row]], **wanted: str | None) -> list[tuple[int, Row]]:
+    """Rows of the one solver and protocol asked for."""
+    for key, value in wanted.items():
+        found = sorted({row[key] for _, row in rows if key in row})
+        if value is not None and found:
+            if value not in found:
+                raise ValueError(f"{path}: expected {key} {value!r}, got only {', '.join(found)[:200]}")
+            rows = [(line, row) for line, row in rows if row[key] == value]
+        elif len(found) > 1:
+            raise ValueError(
+                f"{path}: expected one {key}, got {', '.join(found)[:200]}; say which with {key}="
+            )
+    return rows
+
+
+def _number(path: Path, line: int, row: Row, key: str) -> float:
+    try:
+        value = float(row[key])
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(
+            f"{path}, line {line}: expected a finite number that is not negative for {key}, got {row[key]!r}"
+        )
+    return value

@@ -1,0 +1,137 @@
+"""Annealing schedules: A(s) and B(s) in GHz, as tables with linear interpolation.
+
+The annealing Hamiltonian, in D-Wave's convention (Ocean documentation), is
+
+    H(s) = -A(s)/2 Σ_i X_i + B(s)/2 (Σ_i h_i Z_i + Σ_{i<j} J_ij Z_i Z_j),     s = t / t_a,
+
+with A and B in GHz and t in ns, so that a term of E GHz turns a phase by 2π·E·dt radians in dt nanoseconds.
+The sign of h and J in diabat, and the map from Z to spins, are stated once, in `diabat.circuits.trotter`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class AnnealingSchedule:
+    """A table of A(s) and B(s), interpolated linearly between its points.
+
+    Attributes:
+        name: What the schedule is called in messages and reports.
+        s: Normalised time, float64 [points], strictly increasing from 0 to 1.
+        A_GHz: Transverse-field energy scale in GHz, float64 [points], not negative.
+        B_GHz: Problem energy scale in GHz, float64 [points], not negative.
+        protocol: "fast" (flux ramped linearly), "standard", or another word for a schedule of one's own.
+        source: Where the numbers come from.
+
+    Raises:
+        ValueError: The arrays differ in length, are not finite, are negative, or s does not rise from 0 to 1.
+    """
+
+    name: str
+    s: FloatArray
+    A_GHz: FloatArray
+    B_GHz: FloatArray
+    protocol: str = "fast"
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        """Copy the tables into read-only arrays and check them."""
+        for key in ("s", "A_GHz", "B_GHz"):
+            object.__setattr__(self, key, self._column(key, getattr(self, key)))
+        if self.s[0] != 0.0 or self.s[-1] != 1.0:
+            raise ValueError(
+                f"schedule {self.name!r}: expected s to span 0 to 1, got {self.s[0]:g} to {self.s[-1]:g}"
+            )
+        falling = np.flatnonzero(np.diff(self.s) <= 0)
+        if falling.size:
+            at = int(falling[0]) + 1
+            raise ValueError(
+                f"schedule {self.name!r}: expected s strictly increasing, got {self.s[at]:g} "
+                f"after {self.s[at - 1]:g} at point {at}"
+            )
+
+    def _column(self, key: str, values: ArrayLike) -> FloatArray:
+        column = np.array(values, dtype=np.float64)
+        if column.ndim != 1 or len(column) < 2 or len(column) != np.size(self.s):
+            raise ValueError(
+                f"schedule {self.name!r}: expected {key} as a list of {max(np.size(self.s), 2)} numbers, "
+                f"got shape {column.shape}"
+            )
+        bad = np.flatnonzero(~np.isfinite(column) | (column < 0))
+        if bad.size:
+            raise ValueError(
+                f"schedule {self.name!r}: expected {key} finite and not negative, "
+                f"got {column[bad[0]]:g} at point {bad[0]}"
+            )
+        column.flags.writeable = False
+        return column
+
+    def A(self, s: ArrayLike) -> FloatArray:  # noqa: N802 - the physicists' name
+        """Transverse-field energy in GHz at normalised times s in [0, 1], any shape."""
+        return np.interp(np.asarray(s, dtype=np.float64), self.s, self.A_GHz)
+
+    def B(self, s: ArrayLike) -> FloatArray:  # noqa: N802 - the physicists' name
+        """Problem energy in GHz at normalised times s in [0, 1], any shape."""
+        return np.interp(np.asarray(s, dtype=np.float64), self.s, self.B_GHz)
+
+    def integral_A(self, s: ArrayLike) -> FloatArray:  # noqa: N802
+        """∫_0^s A(s') ds' in GHz, exact for the interpolated table; times t_a [ns] and 2π it is a phase."""
+        return _integral(np.asarray(s, dtype=np.float64), self.s, self.A_GHz)
+
+    def integral_B(self, s: ArrayLike) -> FloatArray:  # noqa: N802
+        """∫_0^s B(s') ds' in GHz, exact for the interpolated table; times t_a [ns] and 2π it is a phase."""
+        return _integral(np.asarray(s, dtype=np.float64), self.s, self.B_GHz)
+
+
+def _integral(at: FloatArray, s: FloatArray, y: FloatArray) -> FloatArray:
+    """Integral from 0 to `at` of the piecewise linear function through (s, y)."""
+    cumulative = np.concatenate([[0.0], np.cumsum(np.diff(s) * (y[1:] + y[:-1]) / 2)])
+    segment = np.clip(np.searchsorted(s, at, side="right") - 1, 0, len(s) - 2)
+    ds = at - s[segment]
+    slope = (np.diff(y) / np.diff(s))[segment]
+    result: FloatArray = cumulative[segment] + ds * (y[segment] + slope * ds / 2)
+    return result
+
+
+def linear_ramp(A0_GHz: float, B1_GHz: float, B0_GHz: float = 0.0) -> AnnealingSchedule:
+    """The textbook ramp A(s) = A0 (1 - s), B(s) = B0 + (B1 - B0) s, in GHz.
+
+    Raises:
+        ValueError: A0 or B1 is not a positive finite number, or B0 is negative or not finite.
+    """
+    for key, value in (("A0_GHz", A0_GHz), ("B1_GHz", B1_GHz)):
+        if not (_is_number(value) and value > 0):
+            raise ValueError(f"linear_ramp: expected {key} > 0 in GHz, got {value!r}")
+    name = f"linear_ramp({A0_GHz:g}, {B1_GHz:g})"
+    ends = np.array([0.0, 1.0]), np.array([A0_GHz, 0.0]), np.array([B0_GHz, B1_GHz])
+    return AnnealingSchedule(name, *ends, protocol="linear", source="linear ramp")
+
+
+def check_annealing_time(annealing_time_ns: float) -> float:
+    """The annealing time in ns as a float.
+
+    Raises:
+        ValueError: It is not a positive finite number.
+    """
+    if not (_is_number(annealing_time_ns) and annealing_time_ns > 0):
+        raise ValueError(
+            f"annealing_time_ns: expected a positive finite time in ns, got {annealing_time_ns!r}"
+        )
+    return float(annealing_time_ns)
+
+
+def _is_number(value: Any) -> bool:
+    return (
+        isinstance(value, (int, float, np.number))
+        and not isinstance(value, bool)
+        and math.isfinite(float(value))
+    )

@@ -1,0 +1,260 @@
+r"""The problem every sampler solves: an Ising model with fields, couplings and optional three-body terms.
+
+Law (temperature folded into the parameters):
+
+    P(s) ∝ exp( Σ_j h_j s_j + Σ_{j<k} J_jk s_j s_k + Σ_{j<k<l} K_jkl s_j s_k s_l ),   s_j ∈ {-1, +1}
+
++1 means attend / in the coalition / active.  ``energy = -(exponent)``.  dimod and D-Wave minimise
++Σ h s + Σ J s s; that sign is flipped in :func:`from_bqm` and :func:`to_bqm`, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+
+class IsingError(ValueError):
+    """A problem that is not a valid Ising model; the message names argument, expected and got."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ising:
+    """A batch of Ising models on n spins.
+
+    Args:
+        fields: h, float32 or float64 [*batch, n]; dimensionless (divided by temperature).
+        couplings: J, same dtype, [*lead, n, n], symmetric with zero diagonal; ``lead`` broadcasts against
+            ``batch``.  ``[n, n]`` (one J shared by the whole batch) is the normal case.  None means J = 0.
+        visible: bool, broadcastable to [*batch, n].  An invisible spin has no field and no coupling, and its
+            probability of +1 is reported as 0.  None means every spin is visible.
+        three_body: K, same dtype, [*lead, n, n, n], invariant under every permutation of its last three
+            indices and zero where two of them coincide.  None means K = 0.
+        check: Validate shapes, dtypes, finiteness and symmetry.  Callers that build J symmetric by
+            construction may pass False to save the work.
+
+    Raises:
+        IsingError: If an argument has the wrong type, shape, dtype or device, is not finite, or if J or K is
+            not symmetric with an empty diagonal.
+    """
+
+    fields: Tensor
+    couplings: Tensor | None = None
+    visible: Tensor | None = None
+    three_body: Tensor | None = None
+    check: bool = True
+
+    def __post_init__(self) -> None:
+        if self.check:
+            _check_fields(self.fields)
+            _check_interaction("couplings", self.couplings, self.fields, order=2)
+            _check_interaction("three_body", self.three_body, self.fields, order=3)
+            _check_visible(self.visible, self.fields)
+
+    @property
+    def num_spins(self) -> int:
+        """Number n of spins, visible or not."""
+        return self.fields.shape[-1]
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Leading shape ``batch`` of the fields."""
+        return self.fields.shape[:-1]
+
+    @property
+    def num_problems(self) -> int:
+        """Number of problems in the batch."""
+        return math.prod(self.batch_shape)
+
+    @property
+    def visible_mask(self) -> Tensor:
+        """Visibility expanded to bool [*batch, n]."""
+        if self.visible is None:
+            return torch.ones_like(self.fields, dtype=torch.bool)
+        return self.visible.expand(self.fields.shape)
+
+    def energy(self, spins: Tensor) -> Tensor:
+        """Energy E(s) = -(Σ h s + Σ_{j<k} J s s + Σ_{j<k<l} K s s s) over the visible spins.
+
+        Args:
+            spins: ±1 of any dtype, [*sample, *batch, n].
+
+        Returns:
+            Energy in the dtype of ``fields``, [*sample, *batch].
+        """
+        s = spins.to(self.fields) * self.visible_mask
+        exponent = (self.fields * s).sum(-1)
+        if self.couplings is not None:
+            exponent = exponent + torch.einsum("...jk,...j,...k->...", self.couplings, s, s) / 2
+        if self.three_body is not None:
+            exponent = exponent + torch.einsum("...jkl,...j,...k,...l->...", self.three_body, s, s, s) / 6
+        return -exponent
+
+    def detach(self) -> Ising:
+        """Return the same problem cut from the autograd graph."""
+
+        def cut(t: Tensor | None) -> Tensor | None:
+            return None if t is None else t.detach()
+
+        return Ising(self.fields.detach(), cut(self.couplings), self.visible, cut(self.three_body), check=False)
+
+
+def _check_tensor(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise IsingError(f"{name}: expected a torch.Tensor, got {type(value).__name__}.")
+
+
+def _check_finite(name: str, value: Tensor) -> None:
+    finite = torch.isfinite(value)
+    if not bool(finite.all()):
+        index = tuple(int(i) for i in (~finite).nonzero()[0])
+        raise IsingError(f"{name}: expected finite values, got {value[index].item()} at index {index}.")
+
+
+def _check_fields(fields: Any) -> None:
+    _check_tensor("fields", fields)
+    if fields.dtype not in (torch.float32, torch.float64):
+        raise IsingError(f"fields: expected dtype float32 or float64, got {fields.dtype}.")
+    if fields.ndim < 1 or fields.shape[-1] < 1:
+        raise IsingError(
+            f"fields: expected shape [*batch, n] with n >= 1 spins, got shape {list(fields.shape)}."
+        )
+    if fields.numel() == 0:
+        raise IsingError(f"fields: expected at least one problem, got an empty batch {list(fields.shape)}.")
+    _check_finite("fields", fields)
+
+
+def _check_interaction(name: str, value: Any, fields: Tensor, *, order: int) -> None:
+    if value is None:
+        return
+    _check_tensor(name, value)
+    n, batch = fields.shape[-1], fields.shape[:-1]
+    if value.dtype != fields.dtype or value.device != fields.device:
+        raise IsingError(
+            f"{name}: expected dtype {fields.dtype} on {fields.device} as in fields, "
+            f"got {value.dtype} on {value.device}."
+        )
+    if value.ndim < order or tuple(value.shape[-order:]) != (n,) * order:
+        raise IsingError(f"{name}: expected shape [*lead, {', '.join('n' * order)}] with n = {n}, "
+                         f"got {list(value.shape)}.")
+    _check_lead(name, value.shape[:-order], batch)
+    _check_finite(name, value)
+    _check_symmetric(name, value, order)
+
+
+def _check_lead(name: str, lead: torch.Size, batch: torch.Size) -> None:
+    padded = (1,) * (len(batch) - len(lead)) + tuple(lead)
+    if len(padded) != len(batch) or any(a not in (1, b) for a, b in zip(padded, batch, strict=True)):
+        raise IsingError(
+            f"{name}: expected leading dimensions that broadcast to the batch {list(batch)}, got {list(lead)}."
+        )
+
+
+def _check_symmetric(name: str, value: Tensor, order: int) -> None:
+    for axis in range(1, order):
+        flipped = value.transpose(-order, -order + axis)
+        # Rounding of J = (U + Uᵀ)/2 is symmetric to the last bit; anything visible is a mistake.
+        if not torch.allclose(value, flipped, rtol=1e-6, atol=1e-12):
+            gap = float((value - flipped).abs().max())
+            raise IsingError(f"{name}: expected a symmetric tensor, got a largest asymmetry of {gap:.3g}.")
+        diagonal = torch.diagonal(value, dim1=-order, dim2=-order + axis)
+        if bool((diagonal != 0).any()):
+            worst = float(diagonal.abs().max())
+            raise IsingError(f"{name}: expected zero where two indices coincide, got {worst:.3g} on the diagonal.")
+
+
+def _check_visible(visible: Any, fields: Tensor) -> None:
+    if visible is None:
+        return
+    _check_tensor("visible", visible)
+    if visible.dtype != torch.bool:
+        raise IsingError(f"visible: expected dtype bool, got {visible.dtype}.")
+    try:
+        fits = torch.broadcast_shapes(visible.shape, fields.shape) == fields.shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise IsingError(
+            f"visible: expected a shape that broadcasts to {list(fields.shape)}, got {list(visible.shape)}."
+        )
+
+
+def pack_couplings(pairs: Tensor, n: int) -> Tensor:
+    """Build symmetric J [..., n, n] from its upper triangle [..., n(n-1)/2] in row-major order; differentiable."""
+    upper = torch.triu_indices(n, n, offset=1, device=pairs.device)
+    J = pairs.new_zeros(*pairs.shape[:-1], n, n)
+    J[..., upper[0], upper[1]] = pairs
+    return J + J.transpose(-1, -2)
+
+
+def pack_three_body(triples: Tensor, n: int) -> Tensor:
+    """Build symmetric K [..., n, n, n] from its entries j<k<l [..., n(n-1)(n-2)/6]; differentiable."""
+    j, k, ell = triple_indices(n, triples.device)
+    K = triples.new_zeros(*triples.shape[:-1], n, n, n)
+    for a, b, c in ((j, k, ell), (j, ell, k), (k, j, ell), (k, ell, j), (ell, j, k), (ell, k, j)):
+        K[..., a, b, c] = triples
+    return K
+
+
+def triple_indices(n: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
+    """Indices of all triples j < k < l of n spins, in lexicographic order."""
+    triples = torch.combinations(torch.arange(n, device=device), 3)
+    return triples[:, 0], triples[:, 1], triples[:, 2]
+
+
+def from_bqm(bqm: Any, *, beta: float = 1.0, dtype: torch.dtype = torch.float64) -> tuple[Ising, list[Hashable]]:
+    """Convert a dimod BinaryQuadraticModel, whose energy is minimised, into h = -beta·h_bqm, J = -beta·J_bqm.
+
+    Args:
+        bqm: Any dimod BQM; a BINARY one is converted to SPIN.
+        beta: Inverse temperature folded into the parameters.
+        dtype: float32 or float64.
+
+    Returns:
+        The problem with fields [n], and the variable label of each spin.
+
+    Raises:
+        IsingError: If the model has no variables or a bias is not finite.
+    """
+    spin = bqm.change_vartype("SPIN", inplace=False)
+    labels = list(spin.variables)
+    index = {label: i for i, label in enumerate(labels)}
+    fields = torch.tensor([-beta * float(spin.linear[v]) for v in labels], dtype=dtype)
+    couplings = torch.zeros(len(labels), len(labels), dtype=dtype)
+    for (u, v), bias in spin.quadratic.items():
+        couplings[index[u], index[v]] = couplings[index[v], index[u]] = -beta * float(bias)
+    return Ising(fields, couplings), labels
+
+
+def to_bqm(ising: Ising, labels: list[Hashable] | None = None) -> Any:
+    """Convert one problem without invisible spins or three-body terms into a SPIN BQM (energies agree).
+
+    Raises:
+        IsingError: If the problem is a batch, has invisible spins, or has three-body terms.
+    """
+    import dimod
+
+    if ising.fields.ndim != 1:
+        raise IsingError(f"fields: expected one problem [n], got a batch {list(ising.fields.shape)}.")
+    if ising.three_body is not None:
+        raise IsingError("three_body: expected None (a BQM is quadratic), got a tensor.")
+    if ising.visible is not None and not bool(ising.visible.all()):
+        raise IsingError("visible: expected every spin visible, got invisible spins; drop them first.")
+    names: list[Hashable] = list(range(ising.num_spins)) if labels is None else labels
+    bqm = dimod.BinaryQuadraticModel("SPIN")
+    for name, h in zip(names, ising.fields.tolist(), strict=True):
+        bqm.add_variable(name, -h)
+    if ising.couplings is not None:
+        J = ising.couplings.tolist()
+        for a in range(len(names)):
+            for b in range(a + 1, len(names)):
+                if J[a][b]:
+                    bqm.add_interaction(names[a], names[b], -J[a][b])
+    return bqm

@@ -1,0 +1,272 @@
+"""The interface of all backends: problems in, samples or moments out, capabilities declared as data.
+
+``Sampler.sample`` and ``Sampler.moments`` are final: they validate, refuse what the backend does not support
+with one sentence, draw and record the seed, and call the backend's ``_sample`` or ``_moments``.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor
+
+from diabat.ising import Ising
+
+Law = Literal["boltzmann", "mean-field", "diabatic"]
+Estimator = Literal["exact", "straight_through", "covariance"]
+
+MAX_SEED = 2**63 - 1
+
+
+class UnsupportedError(ValueError):
+    """The problem asks for something that the backend does not do; the message says what and what to use."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend can do.
+
+    Attributes:
+        exact: Moments are exact up to rounding.
+        law: The law that is sampled: ``boltzmann``, or the backend's own (``mean-field``, ``diabatic``).
+        max_spins: Largest number of visible spins in one problem, None if unbounded.
+        three_body: Accepts K.
+        per_problem_couplings: Accepts a J of its own for every problem at reasonable cost.
+        samples: Can draw samples.
+        correlations: Can report pair correlations.
+        log_partition: Reports log Z.
+        gradients: Estimators that may be used with it, best first (``gradient="auto"`` takes the first).
+    """
+
+    exact: bool
+    law: Law
+    max_spins: int | None
+    three_body: bool
+    per_problem_couplings: bool
+    samples: bool
+    correlations: bool
+    log_partition: bool
+    gradients: tuple[Estimator, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """First and second moments of a batch of Ising models.
+
+    Attributes:
+        probability: P(s_j = +1), [*batch, n]; 0 for invisible spins.  Computed as a probability, never as
+            (m + 1)/2, so that it keeps its relative precision when the magnetization is -1 to rounding.
+        visible: bool [*batch, n].
+        correlation: <s_j s_k>, [*batch, n, n], 1 on the diagonal; 0 for invisible spins.  None unless asked.
+        log_partition: log Z of the visible spins, [*batch], where the backend knows it.
+        standard_error: Standard error of ``probability``, [*batch, n], for sampled moments.
+        num_reads: Number of reads behind sampled moments, None for analytic ones.
+        info: Backend, seed, timing and backend-specific facts.
+    """
+
+    probability: Tensor
+    visible: Tensor
+    correlation: Tensor | None = None
+    log_partition: Tensor | None = None
+    standard_error: Tensor | None = None
+    num_reads: int | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def magnetization(self) -> Tensor:
+        """<s_j> = 2 P(s_j = +1) - 1, [*batch, n]; 0 for invisible spins."""
+        return torch.where(self.visible, 2 * self.probability - 1, 0)
+
+    @property
+    def smoothed_probability(self) -> Tensor:
+        """(reads·P + 1/2)/(reads + 1) for sampled moments, the probability itself for analytic ones.
+
+        Strictly positive on visible spins, so that normalised attention weights are never 0/0.
+        """
+        if self.num_reads is None:
+            return self.probability
+        smoothed = (self.num_reads * self.probability + 0.5) / (self.num_reads + 1)
+        return torch.where(self.visible, smoothed, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Reads of a batch of Ising models.
+
+    Attributes:
+        spins: int8 ±1, [num_reads, *batch, n]; -1 for invisible spins.
+        visible: bool [*batch, n].
+        log_weights: Log importance weight of each read, [num_reads, *batch], None for equal weights.
+        info: Backend, seed, effective beta, timing.
+    """
+
+    spins: Tensor
+    visible: Tensor
+    log_weights: Tensor | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_reads(self) -> int:
+        """Number of reads."""
+        return self.spins.shape[0]
+
+    @property
+    def weights(self) -> Tensor:
+        """Normalised weight of each read, float64 [num_reads, *batch]."""
+        if self.log_weights is None:
+            shape = self.spins.shape[:-1]
+            return torch.full(shape, 1 / shape[0], dtype=torch.float64, device=self.spins.device)
+        return torch.softmax(self.log_weights.double(), dim=0)
+
+    def moments(self, *, correlations: bool = False, dtype: torch.dtype = torch.float32) -> Moments:
+        """Weighted averages over the reads.
+
+        The standard error is sqrt(Σ w² ) · sqrt(P(1 - P)) with P smoothed, i.e. sqrt(P(1 - P)/N) for equal
+        weights; it treats reads as independent.
+        """
+        w = self.weights
+        up = (self.spins > 0).double()
+        probability = (w[..., None] * up).sum(0)
+        reads = self.num_reads
+        smooth = (reads * probability + 0.5) / (reads + 1)
+        error = (smooth * (1 - smooth) * (w**2).sum(0)[..., None]).sqrt()
+        correlation = None
+        if correlations:
+            s = torch.where(self.visible, self.spins.double(), 0)
+            correlation = torch.einsum("r...,r...j,r...k->...jk", w, s, s).to(dtype)
+        return Moments(
+            probability=torch.where(self.visible, probability, 0).to(dtype),
+            visible=self.visible,
+            correlation=correlation,
+            standard_error=torch.where(self.visible, error, 0).to(dtype),
+            num_reads=reads,
+            info=dict(self.info),
+        )
+
+
+class Sampler(ABC):
+    """Base class of all backends.
+
+    A backend sets ``name`` and ``capabilities`` and implements ``_moments`` (analytic backends) or ``_sample``
+    (sampling backends, which inherit moments averaged over ``num_reads`` reads), or both.
+
+    Attributes:
+        name: Registry name.
+        num_reads: Reads that ``moments`` averages over, for sampling backends.
+    """
+
+    name: str
+    num_reads: int = 1000
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What this backend, as configured, can do."""
+
+    @final
+    def sample(self, ising: Ising, num_reads: int, *, seed: int | None = None) -> Samples:
+        """Draw reads.
+
+        Args:
+            ising: The batch of problems.
+            num_reads: Reads per problem, at least 1.
+            seed: The same seed gives the same tensor on any number of threads.  None draws one, recorded in
+                ``info["seed"]``.
+
+        Returns:
+            int8 spins [num_reads, *batch, n].
+
+        Raises:
+            UnsupportedError: If the backend does not support the problem or does not sample.
+            ValueError: If ``num_reads`` or ``seed`` is out of range.
+        """
+        check_num_reads(num_reads)
+        if not self.capabilities.samples:
+            raise UnsupportedError(f"sampler '{self.name}' computes moments only and cannot draw samples.")
+        self._require(ising)
+        drawn = draw_seed(seed)
+        start = time.perf_counter()
+        with torch.no_grad():
+            samples = self._sample(ising.detach(), num_reads, drawn)
+        info = {"backend": self.name, "seed": drawn, "wall_s": time.perf_counter() - start, **samples.info}
+        return replace(samples, info=info)
+
+    @final
+    def moments(self, ising: Ising, *, correlations: bool = False, seed: int | None = None) -> Moments:
+        """Compute P(s = +1), optionally pair correlations, log Z where known, standard errors where sampled.
+
+        Differentiable in h, J and K if ``"exact"`` is among ``capabilities.gradients``; otherwise use
+        :func:`diabat.spin_probabilities`.
+
+        Args:
+            ising: The batch of problems.
+            correlations: Also report <s_j s_k>; not differentiable.
+            seed: As in :meth:`sample`; analytic backends ignore it.
+
+        Raises:
+            UnsupportedError: If the backend does not support the problem or does not report correlations.
+        """
+        if correlations and not self.capabilities.correlations:
+            raise UnsupportedError(f"sampler '{self.name}' does not report pair correlations.")
+        self._require(ising)
+        drawn = draw_seed(seed)
+        start = time.perf_counter()
+        moments = self._moments(ising, correlations, drawn)
+        info = {"backend": self.name, "wall_s": time.perf_counter() - start, **moments.info}
+        if moments.num_reads is not None:
+            info.setdefault("seed", drawn)
+        return replace(moments, info=info)
+
+    def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+        raise UnsupportedError(f"sampler '{self.name}' cannot draw samples.")
+
+    def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
+        samples = self._sample(ising.detach(), self.num_reads, seed)
+        return samples.moments(correlations=correlations, dtype=ising.fields.dtype)
+
+    def _require(self, ising: Ising) -> None:
+        """Refuse what the capabilities exclude, in a full sentence."""
+        able = self.capabilities
+        if not isinstance(ising, Ising):
+            raise TypeError(f"ising: expected a diabat.Ising, got {type(ising).__name__}.")
+        if ising.three_body is not None and not able.three_body:
+            raise UnsupportedError(
+                f"three_body: sampler '{self.name}' accepts fields and couplings only; use 'exact' for three-body terms."
+            )
+        if able.max_spins is not None:
+            visible = int(ising.visible_mask.sum(-1).max()) if ising.visible is not None else ising.num_spins
+            if visible > able.max_spins:
+                raise UnsupportedError(
+                    f"fields: sampler '{self.name}' accepts at most {able.max_spins} visible spins, got {visible}."
+                )
+        if not able.per_problem_couplings and ising.couplings is not None:
+            distinct = ising.couplings.shape[:-2].numel()
+            if distinct > 1 and distinct == ising.num_problems:
+                raise UnsupportedError(
+                    f"couplings: sampler '{self.name}' needs couplings shared by the batch, got {distinct} different J."
+                )
+
+
+def check_num_reads(num_reads: int) -> None:
+    """Raise ValueError unless ``num_reads`` is an integer of at least 1."""
+    if isinstance(num_reads, bool) or not isinstance(num_reads, int) or num_reads < 1:
+        raise ValueError(f"num_reads: expected an integer >= 1, got {num_reads!r}.")
+
+
+def draw_seed(seed: int | None) -> int:
+    """Return the seed itself, or a fresh one from the operating system.
+
+    Raises:
+        ValueError: If the seed is not an integer in 0 .. 2^63 - 1.
+    """
+    if seed is None:
+        return secrets.randbelow(2**31)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"seed: expected an integer between 0 and 2^63 - 1, got {seed!r}.")
+    return seed

@@ -1,0 +1,191 @@
+"""Backend ``exact``: enumeration by half-split matrix products, with analytic gradients and i.i.d. samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diabat.ising import Ising
+from diabat.samplers.base import Capabilities, Moments, Sampler, Samples, UnsupportedError
+from diabat.samplers.grouping import Group, grouped, scatter, scatter_pairs, scatter_problems, tiers
+from diabat.samplers.half_split import (
+    ExactProbabilities,
+    HalfEnergies,
+    draw_states,
+    half_products,
+    pair_correlations,
+    split_energies,
+    state_probabilities,
+)
+
+# Smallest scaled Z that still has full relative precision: terms below the smallest normal number of the
+# working precision are lost, and 2^n of them must not matter.
+_MIN_SCALED_Z = {torch.float32: 1e-25, torch.float64: 1e-280}
+_MULTIPLY_ADDS_PER_SECOND = 2e10
+_STATES_PER_SECOND = 5e8
+
+
+class ExactSampler(Sampler):
+    r"""Exact moments and independent exact samples.
+
+    Cost 2·2^n multiply-adds per query and 2^n exponentials per distinct J; memory O(2^(n/2)) per query plus
+    ``memory_budget_mb`` of tiles.  Precision follows the dtype of the fields.
+
+    Args:
+        memory_budget_mb: Largest tile of W[x,y]; above it tiles are formed, used and forgotten.
+        max_seconds: Refuse problems whose estimated time is longer.
+
+    Raises:
+        ValueError: If an option is not positive.
+    """
+
+    name = "exact"
+
+    def __init__(self, *, memory_budget_mb: float = 256.0, max_seconds: float = 600.0) -> None:
+        for label, value in (("memory_budget_mb", memory_budget_mb), ("max_seconds", max_seconds)):
+            if not value > 0:
+                raise ValueError(f"{label}: expected a positive number, got {value!r}.")
+        self.memory_budget_mb = memory_budget_mb
+        self.max_seconds = max_seconds
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Everything, for as many spins as time allows (``max_seconds``)."""
+        return Capabilities(
+            exact=True,
+            law="boltzmann",
+            max_spins=None,
+            three_body=True,
+            per_problem_couplings=True,
+            samples=True,
+            correlations=True,
+            log_partition=True,
+            gradients=("exact", "straight_through", "covariance"),
+        )
+
+    def state_probabilities(self, ising: Ising) -> Tensor:
+        """P(s) of every state, [*batch, 2^n]; bit j of the index is spin j, bit 1 means +1.
+
+        Raises:
+            UnsupportedError: If n > 20 or some spin is invisible.
+        """
+        if ising.num_spins > 20:
+            raise UnsupportedError(f"fields: state probabilities need at most 20 spins, got {ising.num_spins}.")
+        if ising.visible is not None and not bool(ising.visible.all()):
+            raise UnsupportedError("visible: state probabilities need every spin visible, got invisible spins.")
+        out = ising.fields.new_empty(ising.num_problems, 2**ising.num_spins)
+        for group in grouped(ising.detach()):
+            energies = _energies(group)
+            fields = group.fields.double()
+            products = half_products(fields, energies, torch.float64, 1 << 62)
+            if products.W is None:
+                raise AssertionError("one block holds every row")
+            p = state_probabilities(products, products.W)
+            out[group.tier.problems.reshape(-1)] = p.flatten(0, 1).to(out.dtype)
+        return out.reshape(*ising.batch_shape, -1)
+
+    def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
+        self._refuse_excess(ising)
+        probability, log_z, pairs = [], [], []
+        escalated = False
+        for group in grouped(ising):
+            p, z, c, raised = self._solve(group, correlations)
+            escalated |= raised
+            probability.append((group.tier, p))
+            log_z.append((group.tier, z - group.tier.phantoms[:, None] * _LOG_2))
+            if c is not None:
+                pairs.append((group.tier, c))
+        # A problem without a visible spin has one state of exponent 0.
+        empty = not probability
+        zero = ising.fields * 0
+        return Moments(
+            probability=zero if empty else scatter(probability, ising),
+            visible=ising.visible_mask,
+            correlation=(zero[..., None] * zero[..., None, :] if empty else scatter_pairs(pairs, ising))
+            if correlations
+            else None,
+            log_partition=zero.sum(-1) if empty else scatter_problems(log_z, ising),
+            info={"float64_escalation": escalated},
+        )
+
+    def _solve(self, group: Group, correlations: bool) -> tuple[Tensor, Tensor, Tensor | None, bool]:
+        """Moments of one group in its own precision, in float64 where that underflows."""
+        energies = _energies(group)
+        block_bytes = int(self.memory_budget_mb * 2**20)
+        dtype = group.fields.dtype
+        for fields in (group.fields, group.fields.double()):
+            p, log_z, smallest = _exact(fields, energies, block_bytes)
+            if smallest >= _MIN_SCALED_Z[fields.dtype]:
+                break
+        else:
+            raise UnsupportedError(
+                "fields: the range of the exponent exceeds float64, expected largest |h|, |J| of a few hundred "
+                f"in all, got max |h| = {float(group.fields.abs().max()):.3g}."
+            )
+        pairs = None
+        if correlations:
+            with torch.no_grad():
+                products = half_products(fields.detach(), _detached(energies), fields.dtype, block_bytes)
+                pairs = pair_correlations(fields.detach(), _detached(energies), products, block_bytes).to(dtype)
+        return p.to(dtype), log_z.to(dtype), pairs, fields.dtype != dtype
+
+    def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+        self._refuse_excess(ising)
+        generator = torch.Generator(device="cpu").manual_seed(seed)
+        n, total = ising.num_spins, ising.num_problems
+        spins = torch.full((num_reads, total * n + 1), -1, dtype=torch.int8, device=ising.fields.device)
+        block_bytes = int(self.memory_budget_mb * 2**20)
+        # One uniform pair per read and problem, drawn before grouping: the draw does not depend on tiers.
+        uniforms = torch.rand(2, num_reads, total + 1, generator=generator, dtype=torch.float64)
+        uniforms = uniforms.to(ising.fields.device)
+        for group in grouped(ising):
+            energies = _energies(group)
+            products = half_products(group.fields.double(), energies, torch.float64, block_bytes)
+            u = uniforms[:, :, group.tier.problems]
+            drawn = draw_states(group.fields, energies, products, u, block_bytes)
+            spins.scatter_(1, group.tier.cells.reshape(1, -1).expand(num_reads, -1), drawn.flatten(1))
+        spins = spins[:, :-1].reshape(num_reads, *ising.fields.shape)
+        return Samples(spins, ising.visible_mask, info={"effective_beta": 1.0})
+
+    def _refuse_excess(self, ising: Ising) -> None:
+        """Refuse a batch whose enumeration would take longer than ``max_seconds``."""
+        seconds, memory, spins = 0.0, 0.0, 0
+        for tier in tiers(ising):
+            groups, queries, m = tier.cells.shape
+            states = 2.0**m
+            seconds += groups * (states / _STATES_PER_SECOND + 2 * states * queries / _MULTIPLY_ADDS_PER_SECOND)
+            memory = max(memory, groups * queries * 2.0 ** ((m + 1) // 2) * 40)
+            spins = max(spins, m)
+        if seconds > self.max_seconds or spins > 44:
+            raise UnsupportedError(
+                f"fields: sampler 'exact' expects problems that take at most max_seconds = {self.max_seconds:g}, got "
+                f"{spins} visible spins in {ising.num_problems} problems, which need about {_duration(seconds)} and "
+                f"{memory / 2**20 + 2 * self.memory_budget_mb:.0f} MB; use a sampling backend or raise max_seconds."
+            )
+
+
+_LOG_2 = 0.6931471805599453
+
+
+def _energies(group: Group) -> HalfEnergies:
+    groups, _, m = group.fields.shape
+    return split_energies(group.couplings, group.three_body, groups, m, group.fields.device)
+
+
+def _detached(e: HalfEnergies) -> HalfEnergies:
+    return HalfEnergies(e.left.detach(), e.right.detach(), e.cross.detach(), e.three_body)
+
+
+def _exact(fields: Tensor, e: HalfEnergies, block_bytes: int) -> tuple[Tensor, Tensor, float]:
+    result: Any = ExactProbabilities.apply(fields, e.left, e.right, e.cross, e.three_body, block_bytes)
+    p, log_z, smallest = result
+    return p, log_z, float(smallest)
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("years", 3.15e7), ("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"

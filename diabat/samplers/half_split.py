@@ -1,0 +1,336 @@
+r"""Exact enumeration of shared-coupling Ising models by two matrix products (kernel; DESIGN §4).
+
+The m spins split into a left half x (a spins, low bits of the state index) and a right half y.  With
+
+    W[x,y] = exp(e_L(x) + e_R(y) + F_L(x)ᵀ X F_R(y)),   A[q,x] = exp(h_L·s_x),   C[q,y] = exp(h_R·s_y)
+
+    Z_q = Σ_xy A W C,   right state weights (A W) ∘ C,   left state weights A ∘ (C Wᵀ).
+
+F holds the spins of a half, and with three-body terms also their products in pairs.  Nothing of size
+[queries, 2^m] exists.  Exponents are formed in float64 and shifted by row maxima before they are rounded to
+the working precision.  Above ``block_bytes`` W is never stored whole: rows are formed in blocks and forgotten,
+with a running maximum per query as in FlashAttention, and formed again in the backward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diabat.samplers.row_weights import row_scaled_weights
+
+
+@dataclass(frozen=True, eq=False)
+class HalfTables:
+    """Constants of one half of ``spins`` spins: ±1 states, 0/1 bits, pair and triple products.
+
+    Attributes:
+        signs: float64 [2^spins, spins].
+        bits: float64 [2^spins, spins].
+        pairs: float64 [2^spins, spins(spins-1)/2].
+        triples: float64 [2^spins, spins(spins-1)(spins-2)/6].
+    """
+
+    signs: Tensor
+    bits: Tensor
+    pairs: Tensor
+    triples: Tensor
+
+    def features(self, three_body: bool) -> Tensor:
+        """Spins of the half, followed by their pair products if three-body terms cross the cut."""
+        return torch.cat((self.signs, self.pairs), 1) if three_body else self.signs
+
+
+@lru_cache(maxsize=64)
+def half_tables(spins: int, device: torch.device) -> HalfTables:
+    """Tables of one half; bit j of the row index is spin j."""
+    index = torch.arange(2**spins, device=device)
+    bits = ((index[:, None] >> torch.arange(spins, device=device)) & 1).double()
+    signs = 2 * bits - 1
+    j, k = torch.triu_indices(spins, spins, offset=1, device=device)
+    triples = torch.combinations(torch.arange(spins, device=device), 3)
+    products = signs[:, triples].prod(-1) if spins <= 20 and len(triples) else signs.new_zeros(len(index), 0)
+    return HalfTables(signs, bits, signs[:, j] * signs[:, k], products)
+
+
+@dataclass(frozen=True, eq=False)
+class HalfEnergies:
+    """Exponents shared by all queries of a group.
+
+    Attributes:
+        left: e_L, float64 [G, 2^a].
+        right: e_R, float64 [G, 2^b].
+        cross: X, float64 [G, f_L, f_R].
+        three_body: Whether F includes pair products.
+    """
+
+    left: Tensor
+    right: Tensor
+    cross: Tensor
+    three_body: bool
+
+
+def split_energies(J: Tensor | None, K: Tensor | None, groups: int, m: int, device: torch.device) -> HalfEnergies:
+    """Distribute J [G, m, m] and K [G, m, m, m] over the halves and the cut; differentiable.
+
+    Both are read through their symmetric part, so that the gradient of a symmetric matrix is symmetric.
+    """
+    a = m // 2
+    L, R = half_tables(a, device), half_tables(m - a, device)
+    if J is None:
+        J = torch.zeros(groups, m, m, dtype=torch.float64, device=device)
+    J = J.double()
+    J = (J + J.transpose(1, 2)) / 2
+    left = _pair_energy(J[:, :a, :a], L)
+    right = _pair_energy(J[:, a:, a:], R)
+    cross = J[:, :a, a:]
+    if K is None:
+        return HalfEnergies(left, right, cross, three_body=False)
+    K = K.double()
+    K = sum(K.permute(0, *p) for p in ((1, 2, 3), (1, 3, 2), (2, 1, 3), (2, 3, 1), (3, 1, 2), (3, 2, 1))) / 6
+    left = left + _triple_energy(K[:, :a, :a, :a], L)
+    right = right + _triple_energy(K[:, a:, a:, a:], R)
+    jl, kl = torch.triu_indices(a, a, offset=1, device=device)
+    jr, kr = torch.triu_indices(m - a, m - a, offset=1, device=device)
+    pair_left = K[:, :a, :a, a:][:, jl, kl]  # [G, pairs_L, b]
+    pair_right = K[:, :a, a:, a:][:, :, jr, kr]  # [G, a, pairs_R]
+    corner = K.new_zeros(groups, len(jl), len(jr))
+    cross = torch.cat((torch.cat((cross, pair_right), 2), torch.cat((pair_left, corner), 2)), 1)
+    return HalfEnergies(left, right, cross, three_body=True)
+
+
+def _pair_energy(J: Tensor, half: HalfTables) -> Tensor:
+    j, k = torch.triu_indices(J.shape[1], J.shape[1], offset=1, device=J.device)
+    return J[:, j, k] @ half.pairs.T
+
+
+def _triple_energy(K: Tensor, half: HalfTables) -> Tensor:
+    t = torch.combinations(torch.arange(K.shape[1], device=K.device), 3)
+    return K[:, t[:, 0], t[:, 1], t[:, 2]] @ half.triples.T if len(t) else K.new_zeros(len(K), len(half.signs))
+
+
+@dataclass(eq=False)
+class HalfProducts:
+    """State weights of one group, up to the scale ``log_scale`` per query.
+
+    Attributes:
+        A, V: Left factor and C Wᵀ, [G, Q, 2^a]; left state weights are A ∘ V.
+        C, U: Right factor and A W, [G, Q, 2^b]; right state weights are U ∘ C.
+        Z: Scaled partition function, [G, Q].
+        log_scale: float64 [G, Q]; log Z_q = log Z + log_scale.
+        W: [G, 2^a, 2^b] if it fits ``block_bytes``, else None.
+    """
+
+    A: Tensor
+    V: Tensor
+    C: Tensor
+    U: Tensor
+    Z: Tensor
+    log_scale: Tensor
+    W: Tensor | None
+
+
+class _Split:
+    """Feature tables of both halves and the blocks in which W is formed."""
+
+    def __init__(self, fields: Tensor, energies: HalfEnergies, dtype: torch.dtype, block_bytes: int) -> None:
+        self.a = fields.shape[-1] // 2
+        device = fields.device
+        self.L = half_tables(self.a, device)
+        self.R = half_tables(fields.shape[-1] - self.a, device)
+        self.F_L = self.L.features(energies.three_body)
+        self.F_R = self.R.features(energies.three_body)
+        self.energies, self.dtype = energies, dtype
+        rows, columns, groups = len(self.F_L), len(self.F_R), len(energies.left)
+        itemsize = torch.finfo(dtype).bits // 8
+        self.block = max(1, min(rows, block_bytes // (groups * columns * itemsize)))
+        self.whole = self.block == rows
+
+    def blocks(self) -> list[slice]:
+        rows = len(self.F_L)
+        return [slice(i, min(i + self.block, rows)) for i in range(0, rows, self.block)]
+
+    def weights(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """W of a block of rows, scaled to row maximum 1, and the float64 log of each row's maximum."""
+        coefficients = self.F_L[rows] @ self.energies.cross  # [G, rows, f_R]
+        return row_scaled_weights(coefficients, self.energies.right, self.F_R, self.dtype)
+
+
+def half_products(fields: Tensor, energies: HalfEnergies, dtype: torch.dtype, block_bytes: int) -> HalfProducts:
+    """Form both products for fields [G, Q, m]."""
+    split = _Split(fields, energies, dtype, block_bytes)
+    h = fields.double()
+    h_L, h_R = h[..., : split.a], h[..., split.a :]
+    right_scale = h_R.abs().sum(-1)
+    C = (h_R @ split.R.signs.T - right_scale[..., None]).to(dtype).exp_()
+    left_exponent = h_L @ split.L.signs.T + energies.left[:, None]  # [G, Q, 2^a]
+    running = torch.full_like(right_scale, -torch.inf)
+    U = torch.zeros_like(C)
+    V, W = [], None
+    for rows in split.blocks():
+        W, log_max = split.weights(rows)
+        left_exponent[..., rows] += log_max[:, None]
+        new = torch.maximum(running, left_exponent[..., rows].amax(-1))
+        A = (left_exponent[..., rows] - new[..., None]).to(dtype).exp_()
+        if rows.start == 0:
+            U = A @ W
+        else:
+            U = U.mul_((running - new).exp_().to(dtype)[..., None]).add_(A @ W)
+        running = new
+        V.append(C @ W.transpose(1, 2))
+    if not split.whole:
+        A = (left_exponent - running[..., None]).to(dtype).exp_()
+    Z = (U * C).sum(-1)
+    return HalfProducts(A, torch.cat(V, -1) if len(V) > 1 else V[0], C, U, Z, running + right_scale, W if split.whole else None)
+
+
+def probabilities(products: HalfProducts, m: int) -> Tensor:
+    """P(s_j = +1), [G, Q, m], as ratios of sums of positive numbers."""
+    a = m // 2
+    L, R = half_tables(a, products.A.device), half_tables(m - a, products.A.device)
+    left = (products.A * products.V) @ L.bits.to(products.A.dtype)
+    right = (products.U * products.C) @ R.bits.to(products.A.dtype)
+    return torch.cat((left, right), -1) / products.Z[..., None]
+
+
+class ExactProbabilities(torch.autograd.Function):
+    """(fields, e_L, e_R, X) -> (P(s=+1) [G, Q, m], log Z [G, Q], smallest scaled Z), with the analytic backward.
+
+    For cotangents v of P and u of log Z let f(s) = Σ_j v_j [s_j = +1] = f_L + f_R.  Then
+
+        dL/dE(s) = p(s) (f(s) - <f> + u)
+
+    for the exponent E, summed over left states, right states and the cut by matrix products.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, fields: Tensor, left: Tensor, right: Tensor, cross: Tensor, three_body: bool, block_bytes: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        energies = HalfEnergies(left, right, cross, three_body)
+        products = half_products(fields, energies, fields.dtype, block_bytes)
+        p = probabilities(products, fields.shape[-1])
+        log_partition = (products.Z.double().log() + products.log_scale).to(fields.dtype)
+        ctx.save_for_backward(fields, left, right, cross, p)
+        ctx.products, ctx.three_body, ctx.block_bytes = products, three_body, block_bytes
+        smallest = products.Z.min()
+        ctx.mark_non_differentiable(smallest)
+        return p, log_partition, smallest
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        fields, left, right, cross, p = ctx.saved_tensors
+        energies = HalfEnergies(left, right, cross, ctx.three_body)
+        split = _Split(fields, energies, fields.dtype, ctx.block_bytes)
+        GL, GR, dX = _weighted_states(split, ctx.products, p, cotangents[0], cotangents[1], ctx.needs_input_grad[3])
+        dtype = fields.dtype
+        dh = torch.cat((GL @ split.L.signs.to(dtype), GR @ split.R.signs.to(dtype)), -1)
+        return dh, GL.sum(1).double(), GR.sum(1).double(), dX, None, None
+
+
+def _weighted_states(
+    split: _Split, t: HalfProducts, p: Tensor, v: Tensor, u: Tensor, need_cross: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Σ p(s)(f - <f> + u) over right states, over left states, and projected on the features of the cut."""
+    dtype, a = split.dtype, split.a
+    inverse = (1 / t.Z)[..., None]
+    centre = ((v * p).sum(-1) - u)[..., None]
+    f_L = v[..., :a] @ split.L.bits.T.to(dtype)
+    f_R = v[..., a:] @ split.R.bits.T.to(dtype)
+    A, C = t.A * inverse, t.C
+    Af, Cf, Cc = A * f_L, C * f_R, C * (f_R - centre)
+    right_sum, left_parts = torch.zeros_like(C), []
+    F_R = split.F_R.to(dtype)
+    dX = torch.zeros_like(split.energies.cross) if need_cross else None
+    for rows in split.blocks():
+        W = t.W if t.W is not None else split.weights(rows)[0]
+        left_parts.append(Cf @ W.transpose(1, 2))
+        right_sum += Af[..., rows] @ W
+        if dX is not None:
+            stacked = torch.cat((A[..., rows], Af[..., rows]), 1).transpose(1, 2)
+            M = (stacked @ torch.cat((Cc, C), 1)).mul_(W)  # [G, rows, 2^b]
+            dX += split.F_L[rows].T @ (M @ F_R).double()
+    left_sum = torch.cat(left_parts, -1) if len(left_parts) > 1 else left_parts[0]
+    GL = A * ((f_L - centre) * t.V + left_sum)
+    GR = C * ((f_R - centre) * t.U * inverse + right_sum)
+    return GL, GR, dX
+
+
+def pair_correlations(fields: Tensor, energies: HalfEnergies, products: HalfProducts, block_bytes: int) -> Tensor:
+    """<s_j s_k>, [G, Q, m, m], with ones on the diagonal."""
+    split = _Split(fields, energies, products.A.dtype, block_bytes)
+    dtype, a, m = split.dtype, split.a, fields.shape[-1]
+    S_L, S_R = split.L.signs.to(dtype), split.R.signs.to(dtype)
+    out = torch.empty(*fields.shape, m, dtype=dtype, device=fields.device)
+    inverse = (1 / products.Z)[..., None, None]
+    out[..., :a, :a] = _weighted_pairs(products.A * products.V, S_L) * inverse
+    out[..., a:, a:] = _weighted_pairs(products.U * products.C, S_R) * inverse
+    crossing = torch.zeros(*fields.shape[:-1], a, m - a, dtype=dtype, device=fields.device)
+    for rows in split.blocks():
+        W = products.W if products.W is not None else split.weights(rows)[0]
+        for k in range(m - a):
+            V = (products.C * S_R[:, k]) @ W.transpose(1, 2)
+            crossing[..., k] += (products.A[..., rows] * V) @ S_L[rows]
+    out[..., :a, a:] = crossing * inverse
+    out[..., a:, :a] = out[..., :a, a:].transpose(-1, -2)
+    out.diagonal(dim1=-2, dim2=-1).fill_(1)
+    return out
+
+
+def _weighted_pairs(weights: Tensor, signs: Tensor) -> Tensor:
+    spins = signs.shape[1]
+    products = (signs[:, :, None] * signs[:, None, :]).reshape(len(signs), -1)
+    return (weights @ products).reshape(*weights.shape[:-1], spins, spins)
+
+
+def state_probabilities(products: HalfProducts, W: Tensor) -> Tensor:
+    """p(s), [G, Q, 2^m], bit j of the state index is spin j."""
+    joint = products.A[:, :, None, :] * W.transpose(1, 2)[:, None] * products.C[..., None]  # [G, Q, y, x]
+    return (joint / products.Z[..., None, None]).flatten(-2)
+
+
+def draw_states(
+    fields: Tensor, energies: HalfEnergies, products: HalfProducts, uniforms: Tensor, chunk_bytes: int
+) -> Tensor:
+    """Draw i.i.d. states by inverse transform: the right half from its marginal, the left half given the right.
+
+    Args:
+        fields: [G, Q, m].
+        energies: Shared exponents.
+        products: State weights in float64.
+        uniforms: float64 in [0, 1), [2, reads, G, Q].
+        chunk_bytes: Scratch memory.
+
+    Returns:
+        int8 ±1 [reads, G, Q, m].
+    """
+    split = _Split(fields, energies, torch.float64, chunk_bytes)
+    reads, groups, queries = uniforms.shape[1:]
+    right = _inverse_transform(products.U * products.C, uniforms[0])  # [reads, G, Q]
+    h_L = fields[..., : split.a].double()
+    base = h_L @ split.L.signs.T + energies.left[:, None]  # [G, Q, 2^a]
+    left = torch.empty_like(right)
+    step = max(1, chunk_bytes // (8 * groups * queries * base.shape[-1]))
+    for start in range(0, reads, step):
+        part = slice(start, start + step)
+        coupling = split.F_R[right[part]] @ energies.cross.transpose(1, 2)[None]  # [r, G, Q, f_L]
+        weights = torch.softmax(base + coupling @ split.F_L.T, dim=-1)
+        left[part] = _inverse_transform(weights, uniforms[1, part], leading=True)
+    spins = torch.cat((split.L.signs.to(torch.int8)[left], split.R.signs.to(torch.int8)[right]), -1)
+    return spins
+
+
+def _inverse_transform(weights: Tensor, uniforms: Tensor, *, leading: bool = False) -> Tensor:
+    """Index of the state at which the cumulative weight passes uniform·total."""
+    cumulative = weights.double().cumsum(-1)
+    total = cumulative[..., -1]
+    if leading:
+        index = torch.searchsorted(cumulative, (uniforms * total)[..., None], right=True)[..., 0]
+    else:
+        targets = (uniforms * total).movedim(0, -1).contiguous()  # [G, Q, reads]
+        index = torch.searchsorted(cumulative, targets, right=True).movedim(-1, 0)
+    return index.clamp_(max=weights.shape[-1] - 1)

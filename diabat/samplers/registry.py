@@ -1,0 +1,88 @@
+"""Backends by name.  Third-party packages add theirs under the entry-point group ``diabat.samplers``."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from diabat.samplers.base import Sampler
+
+GROUP = "diabat.samplers"
+
+# Built-in backends are known without the installed metadata, so that a source checkout works as it is.
+_BUILT_IN = {
+    "exact": "diabat.samplers.exact:ExactSampler",
+    "mean_field": "diabat.samplers.mean_field:MeanFieldSampler",
+    "dqa": "diabat.samplers.dqa:DQASampler",
+}
+_registered: dict[str, Callable[..., Sampler]] = {}
+
+
+def register(name: str, factory: Callable[..., Sampler]) -> None:
+    """Add a backend for this process; packages use an entry point instead.
+
+    Raises:
+        ValueError: If the name is taken by another factory.
+    """
+    if name in _BUILT_IN or _registered.get(name, factory) is not factory:
+        raise ValueError(f"name: a sampler named '{name}' exists already.")
+    _registered[name] = factory
+
+
+def available_backends() -> list[str]:
+    """Names of all backends: built-in, registered, and from installed packages."""
+    return sorted({*_BUILT_IN, *_registered, *_third_party()})
+
+
+def backend_factory(name: str) -> Callable[..., Sampler]:
+    """Return the class or factory behind a name, importing it now.
+
+    Raises:
+        ValueError: If no backend has this name; the message gives the nearest one.
+    """
+    if name in _registered:
+        return _registered[name]
+    if name in _BUILT_IN:
+        module, attribute = _BUILT_IN[name].split(":")
+        return getattr(importlib.import_module(module), attribute)
+    third_party = _third_party()
+    if name in third_party:
+        return third_party[name].load()
+    known = available_backends()
+    near = difflib.get_close_matches(str(name), known, n=1)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    raise ValueError(f"sampler: expected one of {', '.join(known)}, got '{name}'.{hint}")
+
+
+def sampler(name: str, /, **options: Any) -> Sampler:
+    """Build a backend by name, e.g. ``sampler("dqa", engine="aer", annealing_time_ns=5.0)``.
+
+    Raises:
+        ValueError: If the name is unknown, or an option has a bad value.
+        TypeError: If an option is unknown; the message gives the nearest valid one.
+    """
+    factory = backend_factory(name)
+    known = [p for p in inspect.signature(factory).parameters if p != "self"]
+    for option in options:
+        if option not in known:
+            near = difflib.get_close_matches(option, known, n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else f" It accepts {', '.join(known) or 'no options'}."
+            raise TypeError(f"sampler '{name}' has no option '{option}'.{hint}")
+    return factory(**options)
+
+
+def as_sampler(value: Sampler | str) -> Sampler:
+    """Accept a sampler or the name of one."""
+    if isinstance(value, Sampler):
+        return value
+    if isinstance(value, str):
+        return sampler(value)
+    raise TypeError(f"sampler: expected a diabat Sampler or its name, got {type(value).__name__}.")
+
+
+def _third_party() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP) if point.name not in _BUILT_IN}

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from diabat.circuits import from_csv, schedule
+
+HEADER = "s,A_GHz,B_GHz"
+ROWS = [f"{k / 20},{10 - k / 2},{k / 4}" for k in range(21)]
+
+
+def write(folder: Path, *lines: str) -> Path:
+    path = folder / "mine.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def replaced(row: int, text: str) -> list[str]:
+    return [HEADER, *ROWS[:row], text, *ROWS[row + 1 :]]
+
+
+def test_round_trip_of_a_built_in_table(tmp_path: Path) -> None:
+    table = schedule("Advantage_system6", "standard")
+    columns = (table.s.tolist(), table.A_GHz.tolist(), table.B_GHz.tolist())
+    rows = [f"Advantage_system6,standard,{s!r},{a!r},{b!r},0" for s, a, b in zip(*columns, strict=True)]
+    loaded = from_csv(write(tmp_path, "# a comment", "solver,protocol,s,A_GHz,B_GHz,c", *rows))
+    assert (loaded.name, loaded.protocol) == ("Advantage_system6", "standard")
+    for key in ("s", "A_GHz", "B_GHz"):
+        assert (getattr(loaded, key) == getattr(table, key)).all()
+
+
+def test_plain_columns(tmp_path: Path) -> None:
+    loaded = from_csv(write(tmp_path, HEADER, *ROWS))
+    assert (loaded.name, loaded.protocol, loaded.source) == ("mine", "fast", "mine.csv")
+    assert loaded.A(0.5) == pytest.approx(5.0)
+
+
+def test_several_solvers_need_a_choice(tmp_path: Path) -> None:
+    lines = [f"{solver},{row}" for solver in ("x", "y") for row in ROWS]
+    path = write(tmp_path, f"solver,{HEADER}", *lines)
+    assert from_csv(path, solver="y").name == "y"
+    with pytest.raises(ValueError, match="expected one solver, got x, y; say which with solver="):
+        from_csv(path)
+    with pytest.raises(ValueError, match="expected solver 'z', got only x, y"):
+        from_csv(path, solver="z")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "expected a header line with s, A_GHz, B_GHz, got an empty file"),
+        (["# nothing"], "got an empty file"),
+        (["s,A_GHz", *ROWS], "line 1: expected the columns s, A_GHz, B_GHz, got 's, A_GHz' without B_GHz"),
+        ([HEADER, *ROWS[:5]], "expected at least 11 schedule points, got 5"),
+        ([HEADER, *ROWS[:15]], "expected s to span 0 to 1, got 0 to 0.7"),
+        (replaced(20, "1.0,0."), r"line 22: expected 3 values, got 2 \(truncated"),
+        (
+            replaced(3, "0.15,abc,1"),
+            "line 5: expected a finite number that is not negative for A_GHz, got 'abc'",
+        ),
+        (replaced(3, "0.15,nan,1"), "line 5: .* for A_GHz, got 'nan'"),
+        (replaced(3, "0.15,1,inf"), "line 5: .* for B_GHz, got 'inf'"),
+        (replaced(3, "0.15,1,-2"), "line 5: .* for B_GHz, got '-2'"),
+        (replaced(3, "0.05,1,1"), "line 5: expected s above the 0.1 of the line before, got 0.05"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path: Path, lines: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=r"mine\.csv.*" + message):
+        from_csv(write(tmp_path, *lines))
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(
+        FileNotFoundError, match=r"none\.csv: no such file, expected a CSV with columns s, A_GHz, B_GHz"
+    ):
+        from_csv(tmp_path / "none.csv")
+
+
+def test_folder_and_binary_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected a readable CSV file"):
+        from_csv(tmp_path)
+    path = tmp_path / "table.csv"
+    path.write_bytes(b"s,A_GHz,B_GHz\n\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"table\.csv: expected a CSV in UTF-8, got byte 14"):
+        from_csv(path)
