@@ -47,6 +47,7 @@ class Tier:
         coupling: int64 [G], index into the C distinct couplings.
         cells: int64 [G, Q, m], index into the flat fields [N·n + 1].
         phantoms: int64 [G], number of phantom spins.
+        pair_cells: int64 [G, m, m], index into the flat couplings [C·n² + 1].
     """
 
     problems: Tensor
@@ -54,6 +55,7 @@ class Tier:
     coupling: Tensor
     cells: Tensor
     phantoms: Tensor
+    pair_cells: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +88,8 @@ def grouped(ising: Ising, cost: Cost = enumeration_cost) -> list[Group]:
         Group(
             tier,
             fields[tier.cells],
-            None if J is None else J[_interaction_cells(tier, n, 2, J.numel() - 1)],
-            None if K is None else K[_interaction_cells(tier, n, 3, K.numel() - 1)],
+            None if J is None else J[tier.pair_cells],
+            None if K is None else K[_interaction_cells(tier.spins, tier.coupling, n, 3, K.numel() - 1)],
         )
         for tier in tiers(ising, cost)
     ]
@@ -146,15 +148,15 @@ def _with_dump(flat: Tensor) -> Tensor:
     return torch.cat((flat, flat.new_zeros(1)))
 
 
-def _interaction_cells(tier: Tier, n: int, order: int, dump: int) -> Tensor:
+def _interaction_cells(spins: Tensor, coupling: Tensor, n: int, order: int, dump: int) -> Tensor:
     """Flat index [G, m, ..., m] of every interaction of each group, ``dump`` where a phantom takes part."""
-    groups, m = tier.spins.shape
-    cells = tier.coupling.reshape(groups, *(1,) * order)
+    groups, m = spins.shape
+    cells = coupling.reshape(groups, *(1,) * order)
     valid = torch.ones_like(cells, dtype=torch.bool)
     for axis in range(order):
-        spins = tier.spins.reshape(groups, *(m if a == axis else 1 for a in range(order)))
-        cells = cells * n + spins
-        valid = valid & (spins < n)
+        along = spins.reshape(groups, *(m if a == axis else 1 for a in range(order)))
+        cells = cells * n + along
+        valid = valid & (along < n)
     return torch.where(valid, cells, dump)
 
 
@@ -205,7 +207,9 @@ def _build_tiers(
         for part in _partition(bucket, sizes, max(len(members[g]) for g in bucket), cost):
             visible_spins = [patterns[keys[g] % len(patterns)].nonzero()[:, 0] for g in part]
             rows = [members[g] for g in part]
-            built.append(_make_tier(rows, visible_spins, keys[part] // len(patterns), len(group), n, device))
+            distinct = lead.numel()
+            which = keys[part] // len(patterns)
+            built.append(_make_tier(rows, visible_spins, which, (len(group), distinct, n), device))
     return tuple(built)
 
 
@@ -231,8 +235,15 @@ def _partition(groups: list[int], sizes: list[int], problems: int, cost: Cost) -
 
 
 def _make_tier(
-    rows: list[Tensor], spins: list[Tensor], coupling: Tensor, total: int, n: int, device: torch.device
+    rows: list[Tensor],
+    spins: list[Tensor],
+    coupling: Tensor,
+    sizes: tuple[int, int, int],
+    device: torch.device,
 ) -> Tier:
+    """Pad one tier; ``sizes`` are the numbers of problems, distinct couplings and spins of the whole batch."""
+    total, distinct, n = sizes
+
     def pad(parts: list[Tensor], value: int) -> Tensor:
         return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=value)
 
@@ -241,4 +252,5 @@ def _make_tier(
     valid = (problems < total)[:, :, None] & (padded < n)[:, None, :]
     cells = torch.where(valid, cells, total * n)
     phantoms = (padded == n).sum(1)
-    return Tier(*(t.to(device) for t in (problems, padded, coupling, cells, phantoms)))
+    pair_cells = _interaction_cells(padded, coupling, n, 2, distinct * n * n)
+    return Tier(*(t.to(device) for t in (problems, padded, coupling, cells, phantoms, pair_cells)))

@@ -29,10 +29,10 @@ class HalfTables:
     """Constants of one half of ``spins`` spins: ±1 states, 0/1 bits, pair and triple products.
 
     Attributes:
-        signs: float64 [2^spins, spins].
-        bits: float64 [2^spins, spins].
-        pairs: float64 [2^spins, spins(spins-1)/2].
-        triples: float64 [2^spins, spins(spins-1)(spins-2)/6].
+        signs: [2^spins, spins].
+        bits: [2^spins, spins].
+        pairs: [2^spins, spins(spins-1)/2].
+        triples: [2^spins, spins(spins-1)(spins-2)/6].
     """
 
     signs: Tensor
@@ -45,9 +45,12 @@ class HalfTables:
         return torch.cat((self.signs, self.pairs), 1) if three_body else self.signs
 
 
-@lru_cache(maxsize=64)
-def half_tables(spins: int, device: torch.device) -> HalfTables:
+@lru_cache(maxsize=128)
+def half_tables(spins: int, device: torch.device, dtype: torch.dtype = torch.float64) -> HalfTables:
     """Tables of one half; bit j of the row index is spin j."""
+    if dtype != torch.float64:
+        t = half_tables(spins, device)
+        return HalfTables(t.signs.to(dtype), t.bits.to(dtype), t.pairs.to(dtype), t.triples.to(dtype))
     index = torch.arange(2**spins, device=device)
     bits = ((index[:, None] >> torch.arange(spins, device=device)) & 1).double()
     signs = 2 * bits - 1
@@ -142,6 +145,9 @@ class _Split:
         device = fields.device
         self.L = half_tables(self.a, device)
         self.R = half_tables(fields.shape[-1] - self.a, device)
+        # Exponents are formed from the float64 tables, sums of weights with tables in the working precision.
+        self.L_work = half_tables(self.a, device, dtype)
+        self.R_work = half_tables(fields.shape[-1] - self.a, device, dtype)
         self.F_L = self.L.features(energies.three_body)
         self.F_R = self.R.features(energies.three_body)
         self.energies, self.dtype = energies, dtype
@@ -191,9 +197,9 @@ def half_products(fields: Tensor, energies: HalfEnergies, dtype: torch.dtype, bl
 def probabilities(products: HalfProducts, m: int) -> Tensor:
     """P(s_j = +1), [G, Q, m], as ratios of sums of positive numbers."""
     a = m // 2
-    L, R = half_tables(a, products.A.device), half_tables(m - a, products.A.device)
-    left = (products.A * products.V) @ L.bits.to(products.A.dtype)
-    right = (products.U * products.C) @ R.bits.to(products.A.dtype)
+    where = (products.A.device, products.A.dtype)
+    left = (products.A * products.V) @ half_tables(a, *where).bits
+    right = (products.U * products.C) @ half_tables(m - a, *where).bits
     return torch.cat((left, right), -1) / products.Z[..., None]
 
 
@@ -227,8 +233,7 @@ class ExactProbabilities(torch.autograd.Function):
         energies = HalfEnergies(left, right, cross, ctx.three_body)
         split = _Split(fields, energies, fields.dtype, ctx.block_bytes)
         GL, GR, dX = _weighted_states(split, ctx.products, p, cotangents[0], cotangents[1], ctx.needs_input_grad[3])
-        dtype = fields.dtype
-        dh = torch.cat((GL @ split.L.signs.to(dtype), GR @ split.R.signs.to(dtype)), -1)
+        dh = torch.cat((GL @ split.L_work.signs, GR @ split.R_work.signs), -1)
         return dh, GL.sum(1).double(), GR.sum(1).double(), dX, None, None
 
 
@@ -236,15 +241,15 @@ def _weighted_states(
     split: _Split, t: HalfProducts, p: Tensor, v: Tensor, u: Tensor, need_cross: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Σ p(s)(f - <f> + u) over right states, over left states, and projected on the features of the cut."""
-    dtype, a = split.dtype, split.a
+    a = split.a
     inverse = (1 / t.Z)[..., None]
     centre = ((v * p).sum(-1) - u)[..., None]
-    f_L = v[..., :a] @ split.L.bits.T.to(dtype)
-    f_R = v[..., a:] @ split.R.bits.T.to(dtype)
+    f_L = v[..., :a] @ split.L_work.bits.T
+    f_R = v[..., a:] @ split.R_work.bits.T
     A, C = t.A * inverse, t.C
     Af, Cf, Cc = A * f_L, C * f_R, C * (f_R - centre)
     right_sum, left_parts = torch.zeros_like(C), []
-    F_R = split.F_R.to(dtype)
+    F_R = split.R_work.features(split.energies.three_body)
     dX = torch.zeros_like(split.energies.cross) if need_cross else None
     for rows in split.blocks():
         W = t.W if t.W is not None else split.weights(rows)[0]
@@ -264,7 +269,7 @@ def pair_correlations(fields: Tensor, energies: HalfEnergies, products: HalfProd
     """<s_j s_k>, [G, Q, m, m], with ones on the diagonal."""
     split = _Split(fields, energies, products.A.dtype, block_bytes)
     dtype, a, m = split.dtype, split.a, fields.shape[-1]
-    S_L, S_R = split.L.signs.to(dtype), split.R.signs.to(dtype)
+    S_L, S_R = split.L_work.signs, split.R_work.signs
     out = torch.empty(*fields.shape, m, dtype=dtype, device=fields.device)
     inverse = (1 / products.Z)[..., None, None]
     out[..., :a, :a] = _weighted_pairs(products.A * products.V, S_L) * inverse
