@@ -75,10 +75,10 @@ class Ising:
 
     @property
     def visible_mask(self) -> Tensor:
-        """Visibility expanded to bool [*batch, n]."""
+        """Visibility as bool [*batch, n], a copy: results that carry it never alias the caller's mask."""
         if self.visible is None:
             return torch.ones_like(self.fields, dtype=torch.bool)
-        return self.visible.expand(self.fields.shape)
+        return self.visible.expand(self.fields.shape).clone()
 
     def energy(self, spins: Tensor) -> Tensor:
         """Energy E(s) = -(Σ h s + Σ_{j<k} J s s + Σ_{j<k<l} K s s s) over the visible spins.

@@ -132,7 +132,8 @@ class Samples:
         """
         w = self.weights
         up = (self.spins > 0).double()
-        probability = (w[..., None] * up).sum(0)
+        # Rounding of the weights can push a certain spin above 1.
+        probability = (w[..., None] * up).sum(0).clamp(max=1)
         reads = self.num_reads
         smooth = (reads * probability + 0.5) / (reads + 1)
         error = (smooth * (1 - smooth) * (w**2).sum(0)[..., None]).sqrt()

@@ -30,11 +30,12 @@ _STATES_PER_SECOND = 5e8
 class ExactSampler(Sampler):
     r"""Exact moments and independent exact samples.
 
-    Cost 2·2^n multiply-adds per query and 2^n exponentials per distinct J; memory O(2^(n/2)) per query plus
-    ``memory_budget_mb`` of tiles.  Precision follows the dtype of the fields.
+    Cost 2·2^n multiply-adds per query and 2^n state weights per distinct J; memory O(2^(n/2)) per query.
+    Precision follows the dtype of the fields.
 
     Args:
-        memory_budget_mb: Largest tile of W[x,y]; above it tiles are formed, used and forgotten.
+        memory_budget_mb: State weights W of a group larger than this are not kept for the backward pass but
+            formed again, tile by tile; also the scratch memory of sampling.
         max_seconds: Refuse problems whose estimated time is longer.
 
     Raises:
@@ -75,16 +76,12 @@ class ExactSampler(Sampler):
             raise UnsupportedError(f"fields: state probabilities need at most 20 spins, got {ising.num_spins}.")
         if ising.visible is not None and not bool(ising.visible.all()):
             raise UnsupportedError("visible: state probabilities need every spin visible, got invisible spins.")
-        out = ising.fields.new_empty(ising.num_problems, 2**ising.num_spins)
+        # One row more: where the padding of a tier goes.
+        out = ising.fields.new_empty(ising.num_problems + 1, 2**ising.num_spins)
         for group in grouped(ising.detach()):
-            energies = _energies(group)
-            fields = group.fields.double()
-            products = half_products(fields, energies, torch.float64, 1 << 62)
-            if products.W is None:
-                raise AssertionError("one block holds every row")
-            p = state_probabilities(products, products.W)
+            p = state_probabilities(group.fields.double(), _energies(group))
             out[group.tier.problems.reshape(-1)] = p.flatten(0, 1).to(out.dtype)
-        return out.reshape(*ising.batch_shape, -1)
+        return out[:-1].reshape(*ising.batch_shape, -1)
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         self._refuse_excess(ising)
@@ -94,7 +91,7 @@ class ExactSampler(Sampler):
             p, z, c, raised = self._solve(group, correlations)
             escalated |= raised
             probability.append((group.tier, p))
-            log_z.append((group.tier, z - group.tier.phantoms[:, None] * _LOG_2))
+            log_z.append((group.tier, z - _LOG_2 * group.tier.phantoms[:, None].to(z)))
             if c is not None:
                 pairs.append((group.tier, c))
         # A problem without a visible spin has one state of exponent 0.
@@ -113,10 +110,10 @@ class ExactSampler(Sampler):
     def _solve(self, group: Group, correlations: bool) -> tuple[Tensor, Tensor, Tensor | None, bool]:
         """Moments of one group in its own precision, in float64 where that underflows."""
         energies = _energies(group)
-        block_bytes = int(self.memory_budget_mb * 2**20)
+        keep_bytes = int(self.memory_budget_mb * 2**20)
         dtype = group.fields.dtype
         for fields in (group.fields, group.fields.double()):
-            p, log_z, smallest = _exact(fields, energies, block_bytes)
+            p, log_z, smallest = _exact(fields, energies, keep_bytes)
             if smallest >= _MIN_SCALED_Z[fields.dtype]:
                 break
         else:
@@ -127,8 +124,8 @@ class ExactSampler(Sampler):
         pairs = None
         if correlations:
             with torch.no_grad():
-                products = half_products(fields.detach(), _detached(energies), fields.dtype, block_bytes)
-                pairs = pair_correlations(fields.detach(), _detached(energies), products, block_bytes).to(dtype)
+                products = half_products(fields.detach(), _detached(energies), fields.dtype, keep_bytes)
+                pairs = pair_correlations(fields.detach(), _detached(energies), products).to(dtype)
         return p.to(dtype), log_z.to(dtype), pairs, fields.dtype != dtype
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
@@ -136,15 +133,15 @@ class ExactSampler(Sampler):
         generator = torch.Generator(device="cpu").manual_seed(seed)
         n, total = ising.num_spins, ising.num_problems
         spins = torch.full((num_reads, total * n + 1), -1, dtype=torch.int8, device=ising.fields.device)
-        block_bytes = int(self.memory_budget_mb * 2**20)
+        scratch_bytes = int(self.memory_budget_mb * 2**20)
         # One uniform pair per read and problem, drawn before grouping: the draw does not depend on tiers.
         uniforms = torch.rand(2, num_reads, total + 1, generator=generator, dtype=torch.float64)
         uniforms = uniforms.to(ising.fields.device)
         for group in grouped(ising):
             energies = _energies(group)
-            products = half_products(group.fields.double(), energies, torch.float64, block_bytes)
+            products = half_products(group.fields.double(), energies, torch.float64)
             u = uniforms[:, :, group.tier.problems]
-            drawn = draw_states(group.fields, energies, products, u, block_bytes)
+            drawn = draw_states(group.fields, energies, products, u, scratch_bytes)
             spins.scatter_(1, group.tier.cells.reshape(1, -1).expand(num_reads, -1), drawn.flatten(1))
         spins = spins[:, :-1].reshape(num_reads, *ising.fields.shape)
         return Samples(spins, ising.visible_mask, info={"effective_beta": 1.0})
@@ -178,8 +175,10 @@ def _detached(e: HalfEnergies) -> HalfEnergies:
     return HalfEnergies(e.left.detach(), e.right.detach(), e.cross.detach(), e.three_body)
 
 
-def _exact(fields: Tensor, e: HalfEnergies, block_bytes: int) -> tuple[Tensor, Tensor, float]:
-    result: Any = ExactProbabilities.apply(fields, e.left, e.right, e.cross, e.three_body, block_bytes)
+def _exact(fields: Tensor, e: HalfEnergies, keep_bytes: int) -> tuple[Tensor, Tensor, float]:
+    differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in (fields, e.left, e.right, e.cross))
+    keep = keep_bytes if differentiated else 0
+    result: Any = ExactProbabilities.apply(fields, e.left, e.right, e.cross, e.three_body, keep)
     p, log_z, smallest = result
     return p, log_z, float(smallest)
 

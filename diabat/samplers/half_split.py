@@ -8,12 +8,13 @@ The m spins split into a left half x (a spins, low bits of the state index) and 
 
 F holds the spins of a half, and with three-body terms also their products in pairs.  Nothing of size
 [queries, 2^m] exists.  Exponents are formed in float64 and shifted by row maxima before they are rounded to
-the working precision.  Above ``block_bytes`` W is never stored whole: rows are formed in blocks and forgotten,
-with a running maximum per query as in FlashAttention, and formed again in the backward pass.
+the working precision.  W is formed in tiles of rows that stay in cache, with a running maximum per query as in
+FlashAttention.  Tiles are kept for the backward pass if they fit ``keep_bytes``, and formed again if they do not.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -125,7 +126,7 @@ class HalfProducts:
         C, U: Right factor and A W, [G, Q, 2^b]; right state weights are U ∘ C.
         Z: Scaled partition function, [G, Q].
         log_scale: float64 [G, Q]; log Z_q = log Z + log_scale.
-        W: [G, 2^a, 2^b] if it fits ``block_bytes``, else None.
+        tiles: Rows of W in order, [G, rows, 2^b] each, if they were to be kept, else None.
     """
 
     A: Tensor
@@ -134,64 +135,75 @@ class HalfProducts:
     U: Tensor
     Z: Tensor
     log_scale: Tensor
-    W: Tensor | None
+    tiles: list[Tensor] | None
+
+
+_TILE_BYTES = 4 << 20
 
 
 class _Split:
-    """Feature tables of both halves and the blocks in which W is formed."""
+    """Tables of both halves, and W in tiles of rows."""
 
-    def __init__(self, fields: Tensor, energies: HalfEnergies, dtype: torch.dtype, block_bytes: int) -> None:
-        self.a = fields.shape[-1] // 2
-        device = fields.device
-        self.L = half_tables(self.a, device)
-        self.R = half_tables(fields.shape[-1] - self.a, device)
+    def __init__(self, spins: int, energies: HalfEnergies, dtype: torch.dtype) -> None:
+        device = energies.left.device
+        self.a, self.energies, self.dtype = spins // 2, energies, dtype
+        self.L, self.R = half_tables(self.a, device), half_tables(spins - self.a, device)
         # Exponents are formed from the float64 tables, sums of weights with tables in the working precision.
-        self.L_work = half_tables(self.a, device, dtype)
-        self.R_work = half_tables(fields.shape[-1] - self.a, device, dtype)
+        self.L_work, self.R_work = half_tables(self.a, device, dtype), half_tables(spins - self.a, device, dtype)
         self.F_L = self.L.features(energies.three_body)
         self.F_R = self.R.features(energies.three_body)
-        self.energies, self.dtype = energies, dtype
-        rows, columns, groups = len(self.F_L), len(self.F_R), len(energies.left)
-        itemsize = torch.finfo(dtype).bits // 8
-        self.block = max(1, min(rows, block_bytes // (groups * columns * itemsize)))
-        self.whole = self.block == rows
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of W."""
+        return len(self.energies.left) * len(self.F_L) * len(self.F_R) * torch.finfo(self.dtype).bits // 8
 
     def blocks(self) -> list[slice]:
+        """Row ranges of the tiles."""
         rows = len(self.F_L)
-        return [slice(i, min(i + self.block, rows)) for i in range(0, rows, self.block)]
+        step = max(1, min(rows, rows * _TILE_BYTES // self.weight_bytes))
+        return [slice(i, min(i + step, rows)) for i in range(0, rows, step)]
 
     def weights(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """W of a block of rows, scaled to row maximum 1, and the float64 log of each row's maximum."""
+        """W of a block of rows, entries at most 1, and the float64 log scale of each row."""
         coefficients = self.F_L[rows] @ self.energies.cross  # [G, rows, f_R]
         return row_scaled_weights(coefficients, self.energies.right, self.F_R, self.dtype)
 
+    def tiles(self, products: HalfProducts) -> Iterator[tuple[slice, Tensor]]:
+        """W tile by tile, as kept or formed again."""
+        for i, rows in enumerate(self.blocks()):
+            yield rows, self.weights(rows)[0] if products.tiles is None else products.tiles[i]
 
-def half_products(fields: Tensor, energies: HalfEnergies, dtype: torch.dtype, block_bytes: int) -> HalfProducts:
-    """Form both products for fields [G, Q, m]."""
-    split = _Split(fields, energies, dtype, block_bytes)
+
+def half_products(fields: Tensor, energies: HalfEnergies, dtype: torch.dtype, keep_bytes: int = 0) -> HalfProducts:
+    """Form both products for fields [G, Q, m]; keep W if it has at most ``keep_bytes``."""
+    split = _Split(fields.shape[-1], energies, dtype)
     h = fields.double()
     h_L, h_R = h[..., : split.a], h[..., split.a :]
     right_scale = h_R.abs().sum(-1)
     C = (h_R @ split.R.signs.T - right_scale[..., None]).to(dtype).exp_()
     left_exponent = h_L @ split.L.signs.T + energies.left[:, None]  # [G, Q, 2^a]
     running = torch.full_like(right_scale, -torch.inf)
-    U = torch.zeros_like(C)
-    V, W = [], None
+    U, A = torch.zeros_like(C), C
+    V: list[Tensor] = []
+    kept: list[Tensor] | None = [] if split.weight_bytes <= keep_bytes else None
     for rows in split.blocks():
-        W, log_max = split.weights(rows)
-        left_exponent[..., rows] += log_max[:, None]
-        new = torch.maximum(running, left_exponent[..., rows].amax(-1))
-        A = (left_exponent[..., rows] - new[..., None]).to(dtype).exp_()
-        if rows.start == 0:
-            U = A @ W
-        else:
-            U = U.mul_((running - new).exp_().to(dtype)[..., None]).add_(A @ W)
+        W, log_scale = split.weights(rows)
+        exponent = left_exponent[..., rows].add_(log_scale[:, None])
+        new = torch.maximum(running, exponent.amax(-1))
+        A = (exponent - new[..., None]).to(dtype).exp_()
+        U = A @ W if rows.start == 0 else U.mul_((running - new).exp_().to(dtype)[..., None]).add_(A @ W)
         running = new
         V.append(C @ W.transpose(1, 2))
-    if not split.whole:
+        if kept is not None:
+            kept.append(W)
+    if len(V) > 1:
         A = (left_exponent - running[..., None]).to(dtype).exp_()
-    Z = (U * C).sum(-1)
-    return HalfProducts(A, torch.cat(V, -1) if len(V) > 1 else V[0], C, U, Z, running + right_scale, W if split.whole else None)
+    return HalfProducts(A, _joined(V), C, U, (U * C).sum(-1), running + right_scale, kept)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
 
 
 def probabilities(products: HalfProducts, m: int) -> Tensor:
@@ -215,14 +227,14 @@ class ExactProbabilities(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, fields: Tensor, left: Tensor, right: Tensor, cross: Tensor, three_body: bool, block_bytes: int
+        ctx: Any, fields: Tensor, left: Tensor, right: Tensor, cross: Tensor, three_body: bool, keep_bytes: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         energies = HalfEnergies(left, right, cross, three_body)
-        products = half_products(fields, energies, fields.dtype, block_bytes)
+        products = half_products(fields, energies, fields.dtype, keep_bytes)
         p = probabilities(products, fields.shape[-1])
         log_partition = (products.Z.double().log() + products.log_scale).to(fields.dtype)
         ctx.save_for_backward(fields, left, right, cross, p)
-        ctx.products, ctx.three_body, ctx.block_bytes = products, three_body, block_bytes
+        ctx.products, ctx.three_body = products, three_body
         smallest = products.Z.min()
         ctx.mark_non_differentiable(smallest)
         return p, log_partition, smallest
@@ -231,7 +243,7 @@ class ExactProbabilities(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         fields, left, right, cross, p = ctx.saved_tensors
         energies = HalfEnergies(left, right, cross, ctx.three_body)
-        split = _Split(fields, energies, fields.dtype, ctx.block_bytes)
+        split = _Split(fields.shape[-1], energies, fields.dtype)
         GL, GR, dX = _weighted_states(split, ctx.products, p, cotangents[0], cotangents[1], ctx.needs_input_grad[3])
         dh = torch.cat((GL @ split.L_work.signs, GR @ split.R_work.signs), -1)
         return dh, GL.sum(1).double(), GR.sum(1).double(), dX, None, None
@@ -251,23 +263,21 @@ def _weighted_states(
     right_sum, left_parts = torch.zeros_like(C), []
     F_R = split.R_work.features(split.energies.three_body)
     dX = torch.zeros_like(split.energies.cross) if need_cross else None
-    for rows in split.blocks():
-        W = t.W if t.W is not None else split.weights(rows)[0]
+    for rows, W in split.tiles(t):
         left_parts.append(Cf @ W.transpose(1, 2))
         right_sum += Af[..., rows] @ W
         if dX is not None:
             stacked = torch.cat((A[..., rows], Af[..., rows]), 1).transpose(1, 2)
             M = (stacked @ torch.cat((Cc, C), 1)).mul_(W)  # [G, rows, 2^b]
             dX += split.F_L[rows].T @ (M @ F_R).double()
-    left_sum = torch.cat(left_parts, -1) if len(left_parts) > 1 else left_parts[0]
-    GL = A * ((f_L - centre) * t.V + left_sum)
+    GL = A * ((f_L - centre) * t.V + _joined(left_parts))
     GR = C * ((f_R - centre) * t.U * inverse + right_sum)
     return GL, GR, dX
 
 
-def pair_correlations(fields: Tensor, energies: HalfEnergies, products: HalfProducts, block_bytes: int) -> Tensor:
+def pair_correlations(fields: Tensor, energies: HalfEnergies, products: HalfProducts) -> Tensor:
     """<s_j s_k>, [G, Q, m, m], with ones on the diagonal."""
-    split = _Split(fields, energies, products.A.dtype, block_bytes)
+    split = _Split(fields.shape[-1], energies, products.A.dtype)
     dtype, a, m = split.dtype, split.a, fields.shape[-1]
     S_L, S_R = split.L_work.signs, split.R_work.signs
     out = torch.empty(*fields.shape, m, dtype=dtype, device=fields.device)
@@ -275,8 +285,7 @@ def pair_correlations(fields: Tensor, energies: HalfEnergies, products: HalfProd
     out[..., :a, :a] = _weighted_pairs(products.A * products.V, S_L) * inverse
     out[..., a:, a:] = _weighted_pairs(products.U * products.C, S_R) * inverse
     crossing = torch.zeros(*fields.shape[:-1], a, m - a, dtype=dtype, device=fields.device)
-    for rows in split.blocks():
-        W = products.W if products.W is not None else split.weights(rows)[0]
+    for rows, W in split.tiles(products):
         for k in range(m - a):
             V = (products.C * S_R[:, k]) @ W.transpose(1, 2)
             crossing[..., k] += (products.A[..., rows] * V) @ S_L[rows]
@@ -292,8 +301,11 @@ def _weighted_pairs(weights: Tensor, signs: Tensor) -> Tensor:
     return (weights @ products).reshape(*weights.shape[:-1], spins, spins)
 
 
-def state_probabilities(products: HalfProducts, W: Tensor) -> Tensor:
-    """p(s), [G, Q, 2^m], bit j of the state index is spin j."""
+def state_probabilities(fields: Tensor, energies: HalfEnergies) -> Tensor:
+    """p(s), [G, Q, 2^m] in float64; bit j of the state index is spin j."""
+    products = half_products(fields, energies, torch.float64)
+    split = _Split(fields.shape[-1], energies, torch.float64)
+    W = torch.cat([W for _, W in split.tiles(products)], 1)
     joint = products.A[:, :, None, :] * W.transpose(1, 2)[:, None] * products.C[..., None]  # [G, Q, y, x]
     return (joint / products.Z[..., None, None]).flatten(-2)
 
@@ -313,7 +325,7 @@ def draw_states(
     Returns:
         int8 ±1 [reads, G, Q, m].
     """
-    split = _Split(fields, energies, torch.float64, chunk_bytes)
+    split = _Split(fields.shape[-1], energies, torch.float64)
     reads, groups, queries = uniforms.shape[1:]
     right = _inverse_transform(products.U * products.C, uniforms[0])  # [reads, G, Q]
     h_L = fields[..., : split.a].double()

@@ -17,10 +17,11 @@ def product_weights(decay: Any, up: Any, right: Any, out: Any, row_max: Any) -> 
     float64: two multiplications per state and no exponential.  row_max[g,x] is the largest entry.
     """
     groups, rows, spins = decay.shape
-    low_spins = spins // 2
+    # A low table of at least 64 entries keeps the inner loop in full vectors.
+    low_spins = min(spins, max(6, spins // 2))
     width, blocks = 1 << low_spins, 1 << (spins - low_spins)
     low, high = np.empty(width), np.empty(blocks)
-    narrow = np.empty(width, out.dtype)
+    narrow, best = np.empty(width, out.dtype), np.empty(width, out.dtype)
     for g in range(groups):
         for x in range(rows):
             for table, start, count in ((low, 0, low_spins), (high, low_spins, spins - low_spins)):
@@ -35,7 +36,7 @@ def product_weights(decay: Any, up: Any, right: Any, out: Any, row_max: Any) -> 
                         table[y] *= off
             for y in range(width):
                 narrow[y] = low[y]
-            largest = out.dtype.type(0.0)
+                best[y] = 0.0
             for block in range(blocks):
                 base = out.dtype.type(high[block])
                 source = right[g, block * width : (block + 1) * width]
@@ -43,5 +44,5 @@ def product_weights(decay: Any, up: Any, right: Any, out: Any, row_max: Any) -> 
                 for y in range(width):
                     value = narrow[y] * base * source[y]
                     target[y] = value
-                    largest = max(largest, value)
-            row_max[g, x] = largest
+                    best[y] = max(best[y], value)
+            row_max[g, x] = best.max()

@@ -1,0 +1,42 @@
+# make demo | test | check | bench: each sets up .venv by itself on a fresh machine.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Tests and the demo run many small kernels side by side; one OpenMP thread each keeps them from waiting on each other.
+WORKERS ?= 2
+
+.PHONY: demo test check format bench clean
+.DELETE_ON_ERROR:
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+# Train bracket matching with exact marginals and with simulated quantum annealing, then compare all backends.
+demo: $(VENV)/.installed
+	rm -rf demo
+	OMP_NUM_THREADS=1 $(BIN)/diabat train demo-exact
+	OMP_NUM_THREADS=1 $(BIN)/diabat train demo-dqa
+	OMP_NUM_THREADS=1 $(BIN)/diabat fidelity demo-fidelity --figure demo/fidelity.png
+	@echo "Figures and runs are in demo/."
+
+test: $(VENV)/.installed
+	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+check: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.exact
+	$(BIN)/python -m benchmarks.training_step
+	$(BIN)/python -m benchmarks.aer
+
+clean:
+	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,133 @@
+"""Exact marginals against the usual softmax over all 2^n states, on the same problems in one run.
+
+python -m benchmarks.exact [--json]
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import diabat
+from benchmarks.measure import paired, report
+from diabat.ising import Ising, pack_couplings
+
+
+def naive_probabilities(fields: Tensor, couplings: Tensor) -> Tensor:
+    """P(s = +1) by a softmax over the energies of all 2^n states, as a first implementation does it."""
+    n = fields.shape[-1]
+    states = ((torch.arange(2**n)[:, None] >> torch.arange(n)) & 1).to(fields.dtype) * 2 - 1
+    pair_energy = torch.einsum("xj,jk,xk->x", states, couplings, states) / 2
+    weights = torch.softmax(fields @ states.T + pair_energy, dim=-1)
+    return weights @ ((states + 1) / 2)
+
+
+def random_problem(queries: int, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Fields [queries, n] ~ N(0, 1) and one SK coupling matrix J ~ N(0, 1/n)."""
+    g = torch.Generator().manual_seed(seed)
+    J = pack_couplings(torch.randn(n * (n - 1) // 2, generator=g) / n**0.5, n)
+    return torch.randn(queries, n, generator=g), J
+
+
+def shared_coupling_batches() -> list[dict[str, Any]]:
+    """Forward marginals of one batch with one J; the tables of J are built anew in every call."""
+    exact = diabat.sampler("exact")
+    rows = []
+    for n, queries in ((12, 512), (16, 512), (20, 64)):
+        h, J = random_problem(queries, n)
+        with torch.no_grad():
+            slow, fast, ratio = paired(
+                lambda h=h, J=J: naive_probabilities(h, J), lambda h=h, J=J: exact.moments(Ising(h, J)), inner=5
+            )
+            p = exact.moments(Ising(h, J)).probability.double()
+            reference = exact.moments(Ising(h.double(), J.double())).probability
+        error = float(((p - reference).abs() / reference).max())
+        rows.append(
+            {
+                "n": n, "queries": queries, "softmax over 2^n [ms]": slow * 1e3, "diabat exact [ms]": fast * 1e3,
+                "ratio": ratio, "us per query": fast / queries * 1e6, "largest relative error (float32)": error,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def causal_window() -> list[dict[str, Any]]:
+    """Forward and backward through a causal window T = 16 of 64 sequences."""
+    T, sequences = 16, 64
+    exact = diabat.sampler("exact")
+    h, J = random_problem(sequences * T, T)
+    h, J = h.reshape(sequences, T, T).requires_grad_(), J.requires_grad_()
+    visible = torch.ones(T, T, dtype=torch.bool).tril()
+    cotangent = torch.randn(sequences, T, T, generator=torch.Generator().manual_seed(1)) * visible
+
+    def naive() -> Tensor:
+        rows = []
+        for i in range(T):
+            p = naive_probabilities(h[:, i, : i + 1], J[: i + 1, : i + 1])
+            rows.append((p * cotangent[:, i, : i + 1]).sum())
+        torch.stack(rows).sum().backward()
+        return _take_gradient()
+
+    def ours() -> Tensor:
+        (exact.moments(Ising(h, J, visible)).probability * cotangent).sum().backward()
+        return _take_gradient()
+
+    def _take_gradient() -> Tensor:
+        gradient = h.grad.clone() if h.grad is not None else torch.zeros(())
+        h.grad = J.grad = None
+        return gradient
+
+    difference = float((naive() - ours()).abs().max())
+    slow, fast, ratio = paired(naive, ours, inner=3)
+    return [
+        {
+            "T": T, "sequences": sequences, "softmax over 2^n [ms]": slow * 1e3, "diabat exact [ms]": fast * 1e3,
+            "ratio": ratio, "largest difference of dL/dh": difference,
+        }
+    ]  # fmt: skip
+
+
+def large_problems() -> list[dict[str, Any]]:
+    """Time and peak memory of large n, each in a process of its own (interpreter and torch included)."""
+    rows = []
+    for n, queries in ((24, 64), (30, 8)):
+        out = subprocess.run(
+            [sys.executable, "-m", "benchmarks.exact", "--one", str(n), str(queries)],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        first, second, peak = (float(v) for v in out.stdout.split())
+        rows.append({"n": n, "queries": queries, "first call [s]": first, "next call [s]": second, "peak memory [MB]": peak})
+    return rows
+
+
+def one_large(n: int, queries: int) -> None:
+    """Print seconds of two calls and the peak resident memory in MB."""
+    exact = diabat.sampler("exact")
+    h, J = random_problem(queries, n)
+    times = []
+    for _ in range(2):
+        start = time.perf_counter()
+        with torch.no_grad():
+            exact.moments(Ising(h, J))
+        times.append(time.perf_counter() - start)
+    print(*times, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def main() -> None:
+    if "--one" in sys.argv:
+        at = sys.argv.index("--one")
+        one_large(int(sys.argv[at + 1]), int(sys.argv[at + 2]))
+        return
+    report("Marginals of shared-J queries, forward", shared_coupling_batches())
+    report("Causal window, forward and backward", causal_window())
+    report("Large problems", large_problems())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""The picture of a fidelity report: error of marginals against coupling strength."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from diabat.fidelity.report import FidelityReport
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito's palette, told apart by colour-blind readers; markers tell lines apart in grey print.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_SMALLEST = 1e-6
+
+
+def plot_fidelity(report: FidelityReport, path: str | Path, *, metric: str = "marginal_mean") -> Path:
+    """Draw a metric against coupling strength: one panel for each ensemble, one line for each backend.
+
+    The dashed grey line is the J = 0 answer, the dotted one the error that exact reads would show; both
+    belong to ``marginal_mean``.  Errors below 1e-6 are rounding and are drawn at 1e-6.
+
+    Args:
+        report: The report.
+        path: Output file; the suffix chooses the format (png, pdf, svg).
+        metric: Key of the rows to draw.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: If the report has no value of this metric.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = [row for row in report.rows if row.get(metric) is not None]
+    if not rows:
+        raise ValueError(f"metric: expected one with values in the report, got '{metric}', which has none.")
+    panels = list(dict.fromkeys(row["ensemble"] for row in rows))
+    backends = list(dict.fromkeys(row["backend"] for row in rows))
+    figure = Figure(figsize=(3.6 * len(panels) + 1.2, 3.9), layout="constrained")
+    FigureCanvasAgg(figure)  # a figure without pyplot leaves no global state behind
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, panel in zip(axes, panels, strict=True):
+        _draw_panel(axis, [row for row in rows if row["ensemble"] == panel], backends, metric)
+        axis.set_title(panel)
+    axes[0].set_ylabel(_LABELS.get(metric, metric.replace("_", " ")))
+    entries: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    columns = min(len(entries), max(2, 2 * len(panels)))
+    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns, frameon=False)
+    figure.savefig(path, dpi=160)
+    return Path(path)
+
+
+_LABELS = {
+    "marginal_mean": "mean |error| of P(s = +1)",
+    "marginal_max": "largest |error| of P(s = +1)",
+    "pair_mean": "mean |error| of ⟨s s'⟩",
+    "attention_mean": "mean |error| of attention weights",
+    "tv": "total variation",
+    "kl": "KL divergence (nats)",
+    "capture": "coupling capture",
+}
+
+
+def _draw_panel(axis: Axes, rows: list[dict[str, Any]], backends: list[str], metric: str) -> None:
+    strengths = sorted({row["strength"] for row in rows})
+    for index, backend in enumerate(backends):
+        points = sorted((row["strength"], row[metric]) for row in rows if row["backend"] == backend)
+        if points:
+            x, y = zip(*points, strict=True)
+            if len(strengths) == 1:
+                # Markers of one strength stand side by side instead of on top of each other.
+                x = (x[0] + 0.6 * ((index + 1) / (len(backends) + 1) - 0.5),)
+            _line(axis, x, y, metric, colour=index, label=backend)
+    if metric == "marginal_mean":
+        for key, style, label in (
+            ("independent_error", "--", "J = 0"),
+            ("marginal_floor", ":", "exact reads"),
+        ):
+            level = {row["strength"]: row[key] for row in rows if row[key] is not None}
+            if level:
+                _reference(axis, level, style, label)
+    axis.set_xlabel("coupling strength g")
+    if metric != "capture":
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter(_error_label)
+    if len(strengths) == 1:
+        # One recorded strength is a place, not an axis.
+        axis.set_xlim(strengths[0] - 0.5, strengths[0] + 0.5)
+        axis.set_xticks(strengths, [f"{strengths[0]:.2g}"])
+    axis.grid(visible=True, which="major", color="0.9", linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _error_label(value: float, position: float) -> str:
+    power = f"10^{{{round(math.log10(value))}}}"
+    return f"$\\leq{power}$" if value <= _SMALLEST else f"${power}$"
+
+
+def _line(axis: Axes, x: Any, y: Any, metric: str, *, colour: int, label: str) -> None:
+    shown = y if metric == "capture" else [max(value, _SMALLEST) for value in y]
+    axis.plot(
+        x,
+        shown,
+        color=_COLOURS[colour % len(_COLOURS)],
+        marker=_MARKERS[colour % len(_MARKERS)],
+        markersize=5,
+        linewidth=1.6,
+        label=label,
+        clip_on=False,
+        zorder=3,
+    )
+
+
+def _reference(axis: Axes, level: dict[float, float], style: str, label: str) -> None:
+    x = sorted(level)
+    y = [max(level[g], _SMALLEST) for g in x]
+    if len(x) == 1:
+        x, y = [x[0] - 0.5, x[0] + 0.5], y * 2
+    axis.plot(x, y, color="0.45", linestyle=style, linewidth=1.3, label=label, zorder=2)

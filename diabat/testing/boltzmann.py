@@ -1,0 +1,159 @@
+"""Checks of samplers that claim the Boltzmann law, against plain enumeration."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from scipy import stats
+
+from diabat.ising import Ising
+from diabat.samplers.base import Moments
+from diabat.testing.core import ConformanceError, Trial, check, demand
+from diabat.testing.form import leads
+from diabat.testing.oracle import brute_force
+from diabat.testing.problems import causal_problem, make_problem
+from diabat.testing.statistics import demand_all, demand_events, demand_scales, state_chi_square
+
+PROBLEMS = 16
+SIZE = 5
+# What rounding leaves of sums over 2^n states; about 100 units in the last place.
+TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-10}
+
+
+def _boltzmann(trial: Trial) -> bool:
+    return trial.law == "boltzmann"
+
+
+def _boltzmann_samples(trial: Trial) -> bool:
+    return trial.law == "boltzmann" and trial.able.samples
+
+
+def _three_body(trial: Trial) -> bool:
+    return trial.law == "boltzmann" and trial.able.three_body
+
+
+def _analytic(trial: Trial) -> bool:
+    return trial.law == "boltzmann" and trial.analytic_moments()
+
+
+@check(_boltzmann_samples)
+def state_distribution(trial: Trial) -> None:
+    """The distribution over all states is the Boltzmann law (chi-square, and pooled z-tests of the scales).
+
+    16 problems of 5 spins with one J.  At the default N = 4096 reads, a beta 5 % too large moves the mean
+    exponent by more than 10 standard errors; the refusal needs 5.  Weighted reads have the z-tests only.
+    """
+    ising = make_problem((PROBLEMS,), SIZE, seed=trial.seed)
+    samples = trial.draw(ising)
+    demand_scales(trial, samples, ising)
+    if samples.log_weights is not None:
+        return
+    total, freedom = state_chi_square(samples, ising)
+    pvalue = float(stats.chi2.sf(total, freedom))
+    demand(
+        pvalue >= trial.alpha,
+        f"states: expected the Boltzmann distribution, got chi-square {total:.0f} on {freedom} degrees "
+        f"of freedom (p = {pvalue:.1e}, alpha = {trial.alpha:g}, N = {samples.num_reads} reads of "
+        f"{PROBLEMS} problems).",
+    )
+
+
+@check(_boltzmann_samples)
+def marginals_and_pairs(trial: Trial) -> None:
+    """Marginals and pair correlations of samples are exact for every leading shape of J."""
+    for lead in leads(trial):
+        ising = make_problem((2, 3), SIZE, lead=lead, seed=trial.seed + 1)
+        demand_events(trial, trial.draw(ising), ising, f"with J {lead}")
+
+
+@check(_boltzmann_samples)
+def causal_visibility(trial: Trial) -> None:
+    """Samples of a causal window have the marginals of the visible spins."""
+    ising = causal_problem(SIZE, seed=trial.seed + 2)
+    demand_events(trial, trial.draw(ising), ising, "in a causal window")
+
+
+@check(_boltzmann_samples)
+def column_order(trial: Trial) -> None:
+    """Column j of the spins is spin j."""
+    fields = torch.tensor([-1.5, 0.9, -0.6, 1.6, 0.2], dtype=torch.float64)
+    J = torch.zeros(SIZE, SIZE, dtype=torch.float64)
+    J[0, 3] = J[3, 0] = 0.7
+    J[1, 2] = J[2, 1] = -0.7
+    ising = Ising(fields, J)
+    demand_events(trial, trial.draw(ising), ising, "with distinct fields")
+
+
+@check(_three_body)
+def three_body_law(trial: Trial) -> None:
+    """Three-body terms enter with weight K_jkl for each j < k < l."""
+    ising = make_problem((PROBLEMS,), SIZE, seed=trial.seed + 3, three_body=0.4)
+    if trial.able.samples:
+        samples = trial.draw(ising)
+        demand_scales(trial, samples, ising)
+        demand_events(trial, samples, ising, "with three-body terms")
+    demand_moments(trial, ising, "with three-body terms")
+
+
+@check(_boltzmann)
+def moments_law(trial: Trial) -> None:
+    """Moments agree with enumeration: to rounding if analytic, within their standard errors if sampled."""
+    for dtype in (torch.float32, torch.float64):
+        for lead in leads(trial):
+            ising = make_problem((2, 3), SIZE, lead=lead, seed=trial.seed + 4, dtype=dtype)
+            demand_moments(trial, ising, f"with J {lead} in {dtype}")
+        demand_moments(
+            trial, causal_problem(SIZE, seed=trial.seed + 5, dtype=dtype), f"in a causal window in {dtype}"
+        )
+
+
+@check(_analytic)
+def small_probabilities(trial: Trial) -> None:
+    """Analytic probabilities keep their relative precision near zero, where (m + 1)/2 has none."""
+    ising = make_problem((4,), SIZE, seed=trial.seed + 6, dtype=torch.float32)
+    strong = Ising(ising.fields - 30.0, ising.couplings)
+    got, exact = trial.sampler.moments(strong).probability.double().cpu(), brute_force(strong).probability
+    error = float(((got - exact).abs() / exact).max())
+    demand(
+        error < 1e-3,
+        f"probability: expected relative precision 1e-3 at P about {float(exact.max()):.0e} in float32, "
+        f"got a relative error of {error:.1e}.",
+    )
+
+
+def demand_moments(trial: Trial, ising: Ising, where: str) -> None:
+    """Refuse moments that differ from enumeration by more than rounding or sampling allow."""
+    moments = trial.sampler.moments(ising, correlations=trial.able.correlations, seed=trial.seed)
+    exact = brute_force(ising)
+    if moments.num_reads is None:
+        _demand_analytic(moments, exact, TOLERANCE[ising.fields.dtype], where)
+    else:
+        _demand_sampled(trial, moments, exact, where)
+
+
+def _demand_analytic(moments: Moments, exact: Moments, tolerance: float, where: str) -> None:
+    for name in ("probability", "correlation", "log_partition"):
+        got, want = getattr(moments, name), getattr(exact, name)
+        if got is not None:
+            error = float((got.detach().double().cpu() - want).abs().max())
+            demand(
+                error <= tolerance * max(1.0, float(want.abs().max())),
+                f"{name} {where}: expected the exact value within {tolerance:g}, got an error {error:.3g}.",
+            )
+
+
+def _demand_sampled(trial: Trial, moments: Moments, exact: Moments, where: str) -> None:
+    """z-tests with the reported standard error, at least that of the exact law: it cannot excuse a bias."""
+    if moments.standard_error is None or moments.num_reads is None:
+        raise ConformanceError(f"standard_error {where}: expected a tensor for sampled moments, got None.")
+    p, got = exact.probability.numpy(), moments.probability.double().cpu().numpy()
+    seen = exact.visible.numpy()
+    binomial = np.sqrt(p * (1 - p) / moments.num_reads)
+    reported = moments.standard_error.double().cpu().numpy()
+    small = seen & (reported < 0.5 * binomial)
+    demand(
+        not small.any(),
+        f"standard_error {where}: expected sqrt(P(1 - P)/reads) or more, got less than half of it.",
+    )
+    z = np.where(seen, (got - p) / np.where(seen, np.maximum(reported, binomial), 1.0), 0.0)
+    demand_all(trial, 2 * stats.norm.sf(np.abs(z)), got, p, f"probability {where}", moments.num_reads)

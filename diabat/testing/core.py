@@ -1,0 +1,101 @@
+"""What a conformance check is, and the registry of all checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from diabat.ising import Ising
+from diabat.samplers.base import Capabilities, Law, Sampler, Samples
+
+DEFAULT_ALPHA = 1e-6
+DEFAULT_NUM_READS = 4096
+
+
+class ConformanceError(AssertionError):
+    """A sampler that does not keep the contract; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One sampler on trial.
+
+    Attributes:
+        sampler: The sampler that is held against the contract.
+        alpha: Probability that one statistical check refuses a correct sampler; a check divides it by its
+            number of comparisons (Bonferroni).
+        num_reads: Reads per problem of a statistical check.
+        seed: Seed of the test problems and, shifted, of the sampler.
+        law: The law that the samples are held against.
+    """
+
+    sampler: Sampler
+    alpha: float = DEFAULT_ALPHA
+    num_reads: int = DEFAULT_NUM_READS
+    seed: int = 0
+    law: Law = "boltzmann"
+
+    @property
+    def able(self) -> Capabilities:
+        """Capabilities of the sampler."""
+        return self.sampler.capabilities
+
+    def draw(self, ising: Ising, num_reads: int | None = None, *, shift: int = 0) -> Samples:
+        """Draw with the trial's reads and seed + shift."""
+        return self.sampler.sample(ising, num_reads or self.num_reads, seed=self.seed + shift)
+
+    def analytic_moments(self) -> bool:
+        """Whether ``moments`` is computed rather than averaged over reads."""
+        return self.sampler.moments(Ising(torch.full((1,), 0.1)), seed=self.seed).num_reads is None
+
+
+Applies = Callable[[Trial], bool]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One named demand of the suite.
+
+    Attributes:
+        name: Name by which it is run alone.
+        summary: What is demanded, one sentence.
+        run: Raises ConformanceError if the demand is not met.
+        applies: Whether the demand concerns this sampler.
+    """
+
+    name: str
+    summary: str
+    run: Callable[[Trial], None]
+    applies: Applies
+
+
+CHECKS: dict[str, Check] = {}
+
+
+def always(trial: Trial) -> bool:
+    """Concerns every sampler."""
+    return True
+
+
+def draws_samples(trial: Trial) -> bool:
+    """Concerns samplers that draw."""
+    return trial.able.samples
+
+
+def check(applies: Applies = always) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
+    """Register a function as the check of its own name; its docstring's first line is the summary."""
+
+    def register(run: Callable[[Trial], None]) -> Callable[[Trial], None]:
+        summary = (run.__doc__ or "").strip().splitlines()[0]
+        CHECKS[run.__name__] = Check(run.__name__, summary, run, applies)
+        return run
+
+    return register
+
+
+def demand(condition: bool, sentence: str) -> None:
+    """Raise ConformanceError with the sentence unless the condition holds."""
+    if not condition:
+        raise ConformanceError(sentence)

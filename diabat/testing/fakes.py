@@ -1,0 +1,136 @@
+"""Fake samplers for tests of code that calls samplers: given spins, recorded calls, weighted reads."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from diabat.ising import Ising
+from diabat.samplers.base import Capabilities, Moments, Sampler, Samples
+
+
+class FIFOSampler(Sampler):
+    """Returns given spins, first in first out, whatever the problem.
+
+    Args:
+        spins: Tensors ±1 [num_reads, *batch, n], one per call.
+        num_reads: Reads that ``moments`` asks for.
+    """
+
+    name = "fifo"
+
+    def __init__(self, spins: Iterable[Tensor], *, num_reads: int = 1000) -> None:
+        self.queue = deque(spins)
+        self.num_reads = num_reads
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Accepts everything."""
+        return Capabilities(
+            exact=False,
+            law="boltzmann",
+            max_spins=None,
+            three_body=True,
+            per_problem_couplings=True,
+            samples=True,
+            correlations=True,
+            log_partition=False,
+            gradients=("straight_through", "covariance"),
+        )
+
+    def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+        if not self.queue:
+            raise ValueError("spins: expected one tensor per call, got more calls than tensors.")
+        spins, want = self.queue.popleft(), [num_reads, *ising.fields.shape]
+        if list(spins.shape) != want:
+            raise ValueError(f"spins: expected shape {want} for this call, got {list(spins.shape)}.")
+        return Samples(spins.to(torch.int8).clone(), ising.visible_mask.clone())
+
+
+@dataclass(frozen=True)
+class Call:
+    """One recorded call.
+
+    Attributes:
+        method: Which of the two was called.
+        num_reads: Reads asked for; None for moments.
+        seed: Seed that reached the backend.
+        shape: Shape [*batch, n] of the fields.
+    """
+
+    method: Literal["sample", "moments"]
+    num_reads: int | None
+    seed: int
+    shape: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class RecorderSampler(Sampler):
+    """Passes every call on unchanged and writes it down.
+
+    Attributes:
+        base: The sampler that answers.
+        calls: The calls so far.
+    """
+
+    base: Sampler
+    calls: list[Call] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.name = self.base.name
+        self.num_reads = self.base.num_reads
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the base."""
+        return self.base.capabilities
+
+    @property
+    def total_reads(self) -> int:
+        """Reads asked for in all calls of ``sample``."""
+        return sum(call.num_reads or 0 for call in self.calls)
+
+    def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+        self.calls.append(Call("sample", num_reads, seed, tuple(ising.fields.shape)))
+        return self.base.sample(ising, num_reads, seed=seed)
+
+    def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
+        self.calls.append(Call("moments", None, seed, tuple(ising.fields.shape)))
+        return self.base.moments(ising, correlations=correlations, seed=seed)
+
+
+class WeightedSampler(Sampler):
+    """A correct importance sampler: draws at a higher temperature and weights by exp((1 - beta) · exponent).
+
+    Args:
+        base: A Boltzmann sampler.
+        beta: Inverse temperature of the draw; 1 gives equal weights.
+        keep_weights: False forgets the weights, which is the mistake the suite must see.
+    """
+
+    name = "weighted"
+
+    def __init__(self, base: Sampler, *, beta: float = 0.7, keep_weights: bool = True) -> None:
+        self.base, self.beta, self.keep_weights = base, beta, keep_weights
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the base, without what only analytic backends report."""
+        own: Capabilities = replace(self.base.capabilities, exact=False, log_partition=False)
+        return replace(own, gradients=("straight_through", "covariance"))
+
+    def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+        drawn = self.base.sample(scaled(ising, self.beta, self.beta), num_reads, seed=seed)
+        weights = -(1 - self.beta) * ising.energy(drawn.spins)
+        return replace(drawn, log_weights=weights if self.keep_weights else None, info={})
+
+
+def scaled(ising: Ising, fields: float, interactions: float) -> Ising:
+    """Return the problem with h multiplied by ``fields``, and J and K by ``interactions``."""
+    J, K = (None if t is None else t * interactions for t in (ising.couplings, ising.three_body))
+    return Ising(ising.fields * fields, J, ising.visible, K, check=False)

@@ -1,0 +1,136 @@
+r"""Plain enumeration in float64: the oracle that shares no code with any backend.
+
+Every pair and every triple is added in a loop, so that a mistake in a backend's matrix products, or in
+:meth:`diabat.Ising.energy`, cannot repeat itself here.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from diabat.ising import Ising
+from diabat.samplers.base import Capabilities, Moments, Sampler, Samples, UnsupportedError
+
+MAX_SPINS = 14
+
+
+def state_table(n: int) -> Tensor:
+    """All states of n spins, float64 ±1 [2^n, n]; bit j of the row index is spin j, and a set bit is +1."""
+    index = torch.arange(2**n)[:, None]
+    return ((index >> torch.arange(n)) & 1).double() * 2 - 1
+
+
+def brute_force_exponents(ising: Ising) -> Tensor:
+    """Exponent Σ h s + Σ_{j<k} J s s + Σ_{j<k<l} K s s s of every state, float64 [*batch, 2^n].
+
+    States in which an invisible spin is +1 have exponent -inf; an invisible spin contributes nothing else.
+
+    Raises:
+        UnsupportedError: If n is above 14.
+    """
+    n = ising.num_spins
+    if n > MAX_SPINS:
+        raise UnsupportedError(f"fields: the brute-force oracle accepts at most {MAX_SPINS} spins, got {n}.")
+    s, v = state_table(n), ising.visible_mask.cpu()
+    h = ising.fields.detach().cpu().double()
+    exponent = torch.zeros(*ising.batch_shape, 2**n, dtype=torch.float64)
+    for j in range(n):
+        exponent = exponent + torch.where(v[..., j, None], h[..., j, None] * s[:, j], 0.0)
+    for order, terms in ((2, ising.couplings), (3, ising.three_body)):
+        if terms is None:
+            continue
+        values = terms.detach().cpu().double()
+        for spins in combinations(range(n), order):
+            strength = values[(..., *spins, None)]  # [*lead, 1]
+            seen = v[..., list(spins)].all(-1, keepdim=True)
+            exponent = exponent + torch.where(seen, strength * s[:, list(spins)].prod(1), 0.0)
+    hidden_up = (~v[..., None, :] & (s > 0)).any(-1)
+    return exponent.masked_fill(hidden_up, -torch.inf)
+
+
+def brute_force_states(ising: Ising) -> Tensor:
+    """Probability of every state, float64 [*batch, 2^n]; invisible spins are -1."""
+    return torch.softmax(brute_force_exponents(ising), dim=-1)
+
+
+def brute_force(ising: Ising) -> Moments:
+    """Exact moments by enumeration, float64: probabilities, pair correlations and log Z.
+
+    Args:
+        ising: Problems of at most 14 spins, with any visibility, K, and couplings that broadcast.
+
+    Returns:
+        Moments with ``correlation`` and ``log_partition`` filled in.
+
+    Raises:
+        UnsupportedError: If n is above 14.
+    """
+    exponent = brute_force_exponents(ising)
+    p, s, v = torch.softmax(exponent, dim=-1), state_table(ising.num_spins), ising.visible_mask.cpu()
+    pairs = torch.einsum("...x,xj,xk->...jk", p, s, s)
+    return Moments(
+        probability=torch.where(v, p @ (s > 0).double(), 0.0),
+        visible=v,
+        correlation=torch.where(v[..., :, None] & v[..., None, :], pairs, 0.0),
+        log_partition=torch.logsumexp(exponent, dim=-1),
+        info={"backend": "brute_force"},
+    )
+
+
+class ReferenceSampler(Sampler):
+    """Inverse-CDF sampler over the enumerated states: slow, simple, and right.
+
+    Args:
+        analytic: Report moments by enumeration instead of averages over reads.
+        num_reads: Reads behind ``moments`` when they are averages.
+    """
+
+    name = "reference"
+
+    def __init__(self, *, analytic: bool = False, num_reads: int = 1000) -> None:
+        self.analytic = analytic
+        self.num_reads = num_reads
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Boltzmann, up to 14 spins, with three-body terms."""
+        return Capabilities(
+            exact=self.analytic,
+            law="boltzmann",
+            max_spins=MAX_SPINS,
+            three_body=True,
+            per_problem_couplings=True,
+            samples=True,
+            correlations=True,
+            log_partition=self.analytic,
+            gradients=("straight_through", "covariance"),
+        )
+
+    def state_probabilities(self, ising: Ising) -> Tensor:
+        """Probability of every state, float64 [*batch, 2^n]."""
+        return brute_force_states(ising)
+
+    def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+        cdf = brute_force_states(ising).cumsum(-1)
+        generator = torch.Generator().manual_seed(seed)
+        u = torch.rand(*ising.batch_shape, num_reads, generator=generator, dtype=torch.float64)
+        # right=True finds the first state whose cdf exceeds u: never a state of probability zero.
+        index = torch.searchsorted(cdf, u * cdf[..., -1:], right=True)
+        spins = state_table(ising.num_spins).to(torch.int8)[index]  # [*batch, reads, n]
+        return Samples(spins.movedim(-2, 0).contiguous().to(ising.fields.device), ising.visible_mask.clone())
+
+    def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
+        if not self.analytic:
+            return super()._moments(ising, correlations, seed)
+        exact = brute_force(ising)
+        assert exact.correlation is not None
+        assert exact.log_partition is not None
+        return Moments(
+            probability=exact.probability.to(ising.fields),
+            visible=ising.visible_mask.clone(),
+            correlation=exact.correlation.to(ising.fields) if correlations else None,
+            log_partition=exact.log_partition.to(ising.fields),
+        )

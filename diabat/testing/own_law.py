@@ -1,0 +1,146 @@
+"""Looser checks: for every law, and for samplers whose own law agrees with Boltzmann's to first order only.
+
+Mean field and a calibrated anneal both give m_j = h_j to first order in fields alone and <s_j s_k> = J_jk
+to first order in couplings alone.  Mean field is also right to first order in J at any field; an anneal has
+0.42 of that response (physics of the second order), so that only its sign and an upper bound are demanded.
+The bounds of the slopes are those of theory at strength 0.1 plus room for sampling: z standard errors at
+the trial's alpha.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+from diabat.ising import Ising, pack_couplings
+from diabat.testing.core import Trial, check, demand
+from diabat.testing.problems import make_problem
+from diabat.testing.statistics import demand_all, event_pvalues
+
+_SIZE = 5
+_WEAK = 0.1
+_SLOPE_TOLERANCE = 0.15
+
+
+def _own_law(trial: Trial) -> bool:
+    return trial.law != "boltzmann"
+
+
+def _own_law_pairs(trial: Trial) -> bool:
+    return trial.law != "boltzmann" and (trial.able.samples or trial.able.correlations)
+
+
+def _both(trial: Trial) -> bool:
+    return trial.able.samples and trial.analytic_moments()
+
+
+def _estimate(trial: Trial, ising: Ising) -> tuple[Tensor, float]:
+    """P(s = +1) and the standard error of one spin's magnetization (0 if analytic)."""
+    if trial.analytic_moments() or not trial.able.samples:
+        return trial.sampler.moments(ising, seed=trial.seed).probability.detach().double().cpu(), 0.0
+    moments = trial.draw(ising).moments(dtype=torch.float64)
+    return moments.probability.cpu(), 1 / math.sqrt(trial.num_reads)
+
+
+def _slope(response: Tensor, cause: Tensor, error: float) -> tuple[float, float]:
+    """Least-squares slope of a response against its cause, and its standard error."""
+    square = float((cause**2).sum())
+    return float((response * cause).sum()) / square, error / math.sqrt(square)
+
+
+def _room(trial: Trial, error: float) -> float:
+    return float(stats.norm.isf(trial.alpha / 2)) * error
+
+
+@check()
+def signs(trial: Trial) -> None:
+    """A positive field pulls its spin up, and a positive coupling pulls the neighbour along, spin by spin."""
+    fields = torch.zeros(2, 3, dtype=torch.float64)
+    fields[0, 0], fields[1, 0] = 0.8, -0.8
+    J = torch.zeros(3, 3, dtype=torch.float64)
+    J[0, 2] = J[2, 0] = 0.6
+    p, error = _estimate(trial, Ising(fields, J))
+    room = _room(trial, error / 2)
+    for row, sign in ((0, 1), (1, -1)):
+        for spin, pull in ((0, 0.1), (1, 0.0), (2, 0.03)):
+            shift = sign * float(p[row, spin] - 0.5)
+            good = abs(shift) <= 0.01 + room if spin == 1 else shift >= pull - room
+            demand(
+                good,
+                f"signs: with h_0 = {sign * 0.8:+}, J_02 = +0.6 expected P(s_{spin} = +1) "
+                f"{'at' if spin == 1 else 'above' if sign > 0 else 'below'} 1/2, "
+                f"got {float(p[row, spin]):.4f}.",
+            )
+
+
+@check(_own_law)
+def field_response(trial: Trial) -> None:
+    """To first order in the fields alone, m_j = h_j: each column answers its own field with slope 1."""
+    ising = make_problem((32,), _SIZE, lead="none", seed=trial.seed + 20, fields=_WEAK)
+    p, error = _estimate(trial, ising)
+    m = 2 * p - 1
+    for column in range(_SIZE):
+        slope, slope_error = _slope(m[:, column], torch.tanh(ising.fields[:, column]), error)
+        room = _SLOPE_TOLERANCE + _room(trial, slope_error)
+        demand(
+            abs(slope - 1) <= room,
+            f"fields: expected spin {column} to answer with slope 1 ± {room:.2f} when weak, got {slope:.3f}.",
+        )
+
+
+@check(_own_law_pairs)
+def pair_response(trial: Trial) -> None:
+    """To first order in the couplings alone, <s_j s_k> = J_jk: pairs answer their coupling with slope 1."""
+    pairs = _WEAK * torch.randn(
+        10, generator=torch.Generator().manual_seed(trial.seed + 21), dtype=torch.float64
+    )
+    J = pack_couplings(pairs, _SIZE)
+    ising = Ising(torch.zeros(32, _SIZE, dtype=torch.float64), J)
+    j, k = torch.triu_indices(_SIZE, _SIZE, offset=1)
+    if trial.able.correlations and trial.analytic_moments():
+        correlation, error = trial.sampler.moments(ising, correlations=True).correlation, 0.0
+    else:
+        correlation = trial.draw(ising).moments(correlations=True, dtype=torch.float64).correlation
+        error = 1 / math.sqrt(trial.num_reads)
+    assert correlation is not None
+    answer = correlation.double().cpu()[..., j, k].mean(0)
+    slope, slope_error = _slope(answer, torch.tanh(pairs), error / math.sqrt(32))
+    room = _SLOPE_TOLERANCE + _room(trial, slope_error)
+    demand(
+        abs(slope - 1) <= room,
+        f"couplings: expected weak pairs to answer with slope 1 ± {room:.2f}, got {slope:.3f}.",
+    )
+
+
+@check(_own_law)
+def coupling_response(trial: Trial) -> None:
+    """Fields act through couplings with the right sign, and mean field with slope 1 to first order in J."""
+    ising = make_problem((64,), _SIZE, seed=trial.seed + 22, fields=0.5, couplings=_WEAK / 2)
+    assert ising.couplings is not None
+    m = torch.tanh(ising.fields)
+    first_order = (1 - m**2) * (m @ ising.couplings)
+    p, error = _estimate(trial, ising)
+    slope, slope_error = _slope(2 * p - 1 - m, first_order, error)
+    room = _room(trial, slope_error)
+    low, high = (0.85, 1.15) if trial.law == "mean-field" else (0.1, 1.2)
+    demand(
+        low - room <= slope <= high + room,
+        f"couplings: expected fields to act through weak couplings with slope "
+        f"{low} to {high} (± {room:.2f}), got {slope:.3f}.",
+    )
+
+
+@check(_both)
+def samples_agree_with_moments(trial: Trial) -> None:
+    """Samples and analytic moments of one backend tell the same law."""
+    ising = make_problem((2, 3), _SIZE, seed=trial.seed + 23)
+    samples = trial.draw(ising)
+    p = trial.sampler.moments(ising).probability.detach().double().cpu()
+    events = samples.spins > 0
+    pvalues = event_pvalues(samples, events, p)
+    frequency = (samples.weights[..., None].cpu() * events.cpu()).sum(0).numpy()
+    demand_all(trial, pvalues, frequency, np.asarray(p), "samples against moments", samples.num_reads)

@@ -1,0 +1,94 @@
+"""Checks of seeds and of memory: what a draw depends on, and what it leaves behind."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diabat.testing.core import Trial, check, demand, draws_samples
+from diabat.testing.form import FEW_READS, check_form
+from diabat.testing.problems import make_problem
+
+SIZE = 4
+
+
+@check(draws_samples)
+def seeds(trial: Trial) -> None:
+    """The same seed gives the same draw, another seed another one, and the seed in info replays."""
+    ising = make_problem((3,), 5, seed=trial.seed, fields=0.2, couplings=0.2)
+    first, again, other = (trial.draw(ising, 64, shift=shift) for shift in (0, 0, 1))
+    demand(
+        torch.equal(first.spins, again.spins),
+        "seed: expected the same draw for the same seed, got another one.",
+    )
+    # Two independent draws of 960 nearly free spins agree with probability below 1e-200.
+    demand(
+        not torch.equal(first.spins, other.spins),
+        "seed: expected another draw for another seed, got the same.",
+    )
+    free = trial.sampler.sample(ising, 64)
+    replay = trial.sampler.sample(ising, 64, seed=int(free.info["seed"]))
+    demand(
+        torch.equal(free.spins, replay.spins), "info['seed']: expected the recorded seed to replay the draw."
+    )
+
+
+@check(draws_samples)
+def global_random_state(trial: Trial) -> None:
+    """The sampler neither reads nor moves the random state of torch or numpy."""
+    ising = make_problem((2,), SIZE, seed=trial.seed)
+    torch_state, numpy_state = torch.get_rng_state(), _numpy_state()
+    trial.draw(ising, FEW_READS)
+    moved = not torch.equal(torch_state, torch.get_rng_state())
+    demand(not moved, "sample: expected torch's global random state untouched, found it moved.")
+    same = numpy_state == _numpy_state()
+    demand(same, "sample: expected numpy's global random state untouched, found it moved.")
+
+
+def _numpy_state() -> str:
+    # numpy's global generator belongs to the caller; it is looked at here, never used.
+    return repr(np.random.get_state(legacy=False))
+
+
+@check()
+def inputs_unchanged(trial: Trial) -> None:
+    """The problem that goes in is not written to."""
+    ising = make_problem((2, 3), SIZE, lead="heads", seed=trial.seed)
+    assert ising.couplings is not None
+    before = ising.fields.clone(), ising.couplings.clone()
+    check_form(trial, ising, "for a problem with J per head")
+    kept = torch.equal(before[0], ising.fields) and torch.equal(before[1], ising.couplings)
+    demand(kept, "ising: expected fields and couplings unchanged by the sampler, found them modified.")
+
+
+@check()
+def no_live_state(trial: Trial) -> None:
+    """Results share no memory with the sampler: writing into one changes no other result."""
+    ising = make_problem((3,), SIZE, seed=trial.seed)
+
+    def call(shift: int) -> Tensor:
+        if trial.able.samples:
+            return trial.draw(ising, FEW_READS, shift=shift).spins
+        return trial.sampler.moments(ising).probability
+
+    first = call(0)
+    kept = first.clone()
+    call(1)
+    demand(
+        torch.equal(first, kept),
+        "sample: expected a result of its own, found it overwritten by the next call.",
+    )
+    first.zero_()
+    same = torch.equal(call(0), kept)
+    demand(
+        same,
+        "sample: expected the same draw after the caller wrote into a result, found another one.",
+    )
+    probability = trial.sampler.moments(ising, seed=trial.seed).probability
+    kept = probability.clone()
+    probability.detach().zero_()
+    again = trial.sampler.moments(ising, seed=trial.seed).probability
+    demand(
+        torch.equal(again, kept), "moments: expected the same values after the caller wrote into a result."
+    )

@@ -1,0 +1,149 @@
+"""Tests of a law: binomial tests of events, pooled z-tests of scales, Pearson's chi-square of states.
+
+Every test states alpha and N in its message.  Weighted reads are held against the same values with the
+self-normalised variance Σ w² (x - x̄)².
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from torch import Tensor
+
+from diabat.ising import Ising
+from diabat.samplers.base import Samples
+from diabat.testing.core import ConformanceError, Trial
+from diabat.testing.oracle import brute_force, brute_force_states, state_table
+
+Array = NDArray[np.float64]
+
+# Cells expected less often are pooled: with 25 the tail of Pearson's sum is that of chi-square down to 1e-8.
+_MIN_EXPECTED = 25.0
+
+
+def event_pvalues(samples: Samples, events: Tensor, exact: Tensor) -> Array:
+    """Two-sided p-values of the frequencies of events against exact probabilities.
+
+    Args:
+        samples: Their weights are used.
+        events: bool [reads, *batch, M].
+        exact: float64 [*batch, M].
+
+    Returns:
+        float64 [*batch, M]; 1 where the exact probability is 0 or 1 and the frequency agrees.
+    """
+    p, n = np.clip(exact.cpu().numpy(), 0.0, 1.0), events.shape[0]
+    if samples.log_weights is None:
+        count = events.sum(0).cpu().numpy()
+        lower, upper = stats.binom.cdf(count, n, p), stats.binom.sf(count - 1, n, p)
+        return np.minimum(1.0, 2 * np.minimum(lower, upper))
+    w, x = samples.weights[..., None].cpu(), events.double().cpu()
+    mean = (w * x).sum(0)
+    error = ((w * (x - mean)) ** 2).sum(0).sqrt().numpy()
+    # An event that no read shows has no variance of its own; one read's worth is added.
+    z = (mean.numpy() - p) / (error + np.sqrt(p * (1 - p)) / n + 1e-300)
+    return 2 * stats.norm.sf(np.abs(z))
+
+
+def spin_and_pair_events(spins: Tensor) -> tuple[Tensor, Tensor]:
+    """Events s_j = +1 [reads, *batch, n] and s_j = s_k for j < k [reads, *batch, n(n-1)/2]."""
+    j, k = torch.triu_indices(spins.shape[-1], spins.shape[-1], offset=1)
+    return spins > 0, spins[..., j] == spins[..., k]
+
+
+def demand_events(trial: Trial, samples: Samples, ising: Ising, where: str) -> None:
+    """Refuse samples whose marginals or pair correlations are not those of the Boltzmann law."""
+    exact = brute_force(ising)
+    assert exact.correlation is not None
+    up, equal = spin_and_pair_events(samples.spins)
+    j, k = torch.triu_indices(ising.num_spins, ising.num_spins, offset=1)
+    both = exact.visible[..., j] & exact.visible[..., k]
+    for what, events, p, counts in (
+        ("P(s = +1)", up, exact.probability, exact.visible),
+        ("P(s_j = s_k)", equal, (1 + exact.correlation[..., j, k]) / 2, both),
+    ):
+        pvalues = np.where(counts.numpy(), event_pvalues(samples, events, p), 1.0)
+        frequency = (samples.weights[..., None].cpu() * events.cpu()).sum(0).numpy()
+        demand_all(trial, pvalues, frequency, p.numpy(), f"{what} {where}", samples.num_reads)
+
+
+def demand_all(trial: Trial, pvalues: Array, got: Array, exact: Array, what: str, num_reads: int) -> None:
+    """Refuse if the smallest p-value is below alpha divided by the number of comparisons."""
+    if pvalues.size == 0:
+        return
+    worst = np.unravel_index(int(np.argmin(pvalues)), pvalues.shape)
+    if pvalues[worst] * pvalues.size < trial.alpha:
+        raise ConformanceError(
+            f"{what}: expected {float(exact[worst]):.4f} at index {tuple(int(i) for i in worst)}, got "
+            f"{float(got[worst]):.4f} from N = {num_reads} reads (p = {float(pvalues[worst]):.1e}, "
+            f"alpha = {trial.alpha:g} over {pvalues.size} comparisons)."
+        )
+
+
+def pooled_z(samples: Samples, values: Tensor, mean: Tensor, variance: Tensor) -> float:
+    """z-score of a statistic [reads, *batch], summed, from its exact mean and variance."""
+    w = samples.weights.cpu()
+    if samples.log_weights is None:
+        shift = (values.mean(0) - mean).sum()
+        return float(shift / (variance.sum() / values.shape[0]).sqrt())
+    average = (w * values).sum(0)
+    return float((average - mean).sum() / ((w * (values - average)) ** 2).sum().sqrt())
+
+
+def state_chi_square(samples: Samples, ising: Ising) -> tuple[float, int]:
+    """Pearson's chi-square of all states of all problems of unweighted reads, and its degrees of freedom."""
+    n, reads = ising.num_spins, samples.num_reads
+    bits = (samples.spins.cpu() > 0).long() << torch.arange(n)
+    index = bits.sum(-1).reshape(reads, -1)  # [reads, problems]
+    expected = reads * brute_force_states(ising).reshape(-1, 2**n).numpy()
+    total, freedom = 0.0, 0
+    for problem, e in enumerate(expected):
+        count = np.bincount(index[:, problem].numpy(), minlength=2**n)
+        rare = e < _MIN_EXPECTED
+        cells = np.append(e[~rare], e[rare].sum())
+        seen = np.append(count[~rare], count[rare].sum())
+        full = cells > 0
+        total += float(((seen - cells)[full] ** 2 / cells[full]).sum())
+        freedom += max(int(full.sum()) - 1, 0)
+    return total, freedom
+
+
+def exact_mean_variance(ising: Ising, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Exact mean and variance [*batch] of a statistic given on every state, [*batch, 2^n]."""
+    p = brute_force_states(ising)
+    mean = (p * values).sum(-1)
+    return mean, (p * (values - mean[..., None]) ** 2).sum(-1)
+
+
+def exponent_terms(ising: Ising, spins: Tensor) -> dict[str, Tensor]:
+    """Σ h s, Σ_{j<k} J s s, Σ_{j<k<l} K s s s and their sum, each float64 [*sample, *batch]."""
+    s = torch.where(ising.visible_mask.cpu(), spins.cpu().double(), 0.0)
+    parts = {"fields": (ising.fields.cpu().double() * s).sum(-1)}
+    if ising.couplings is not None:
+        J = ising.couplings.cpu().double()
+        parts["couplings"] = torch.einsum("...jk,...j,...k->...", J, s, s) / 2
+    if ising.three_body is not None:
+        K = ising.three_body.cpu().double()
+        parts["three_body"] = torch.einsum("...jkl,...j,...k,...l->...", K, s, s, s) / 6
+    # The whole exponent sees a wrong beta best, its parts say where a single scale is wrong.
+    return parts | {"temperature": sum(parts.values(), torch.zeros_like(parts["fields"]))}
+
+
+def demand_scales(trial: Trial, samples: Samples, ising: Ising) -> None:
+    """Refuse samples whose mean Σ h s, Σ J s s or Σ K s s s is off: the best test of a wrong scale."""
+    states = state_table(ising.num_spins)
+    table = states.reshape(len(states), *(1,) * len(ising.batch_shape), ising.num_spins)
+    exact_terms = exponent_terms(ising, table.expand(-1, *ising.fields.shape))
+    terms = exponent_terms(ising, samples.spins)
+    for name, values in terms.items():
+        mean, variance = exact_mean_variance(ising, exact_terms[name].movedim(0, -1))
+        z = pooled_z(samples, values, mean, variance)
+        pvalue = 2 * stats.norm.sf(abs(z))
+        if pvalue * len(terms) < trial.alpha:
+            raise ConformanceError(
+                f"{name}: expected the mean of this part of the exponent as at beta = 1, got one too "
+                f"{'small' if z < 0 else 'large'} (z = {z:.1f}, "
+                f"N = {samples.num_reads} reads of {ising.num_problems} problems, alpha = {trial.alpha:g})."
+            )
