@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,11 +55,11 @@ class ExactSampler(Sampler):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Everything, for as many spins as time allows (``max_seconds``)."""
+        """Everything, for as many spins as one query can have within ``max_seconds``."""
         return Capabilities(
             exact=True,
             law="boltzmann",
-            max_spins=None,
+            max_spins=int(math.log2(self.max_seconds * _STATES_PER_SECOND)),
             three_body=True,
             per_problem_couplings=True,
             samples=True,
@@ -84,7 +86,6 @@ class ExactSampler(Sampler):
         return out[:-1].reshape(*ising.batch_shape, -1)
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
-        self._refuse_excess(ising)
         probability, log_z, pairs = [], [], []
         escalated = False
         for group in grouped(ising):
@@ -119,7 +120,7 @@ class ExactSampler(Sampler):
         else:
             raise UnsupportedError(
                 "fields: the range of the exponent exceeds float64, expected largest |h|, |J| of a few hundred "
-                f"in all, got max |h| = {float(group.fields.abs().max()):.3g}."
+                f"in all, got max |h| = {float(group.fields.detach().abs().max()):.3g}."
             )
         pairs = None
         if correlations:
@@ -129,22 +130,26 @@ class ExactSampler(Sampler):
         return p.to(dtype), log_z.to(dtype), pairs, fields.dtype != dtype
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
-        self._refuse_excess(ising)
-        generator = torch.Generator(device="cpu").manual_seed(seed)
         n, total = ising.num_spins, ising.num_problems
         spins = torch.full((num_reads, total * n + 1), -1, dtype=torch.int8, device=ising.fields.device)
         scratch_bytes = int(self.memory_budget_mb * 2**20)
         # One uniform pair per read and problem, drawn before grouping: the draw does not depend on tiers.
-        uniforms = torch.rand(2, num_reads, total + 1, generator=generator, dtype=torch.float64)
-        uniforms = uniforms.to(ising.fields.device)
+        # numpy's generator: torch's CPU one looks at the low 32 bits of a seed only.
+        drawn = np.random.default_rng(seed).random((2, num_reads, total + 1))
+        uniforms = torch.from_numpy(drawn).to(ising.fields.device)
         for group in grouped(ising):
             energies = _energies(group)
             products = half_products(group.fields.double(), energies, torch.float64)
             u = uniforms[:, :, group.tier.problems]
-            drawn = draw_states(group.fields, energies, products, u, scratch_bytes)
-            spins.scatter_(1, group.tier.cells.reshape(1, -1).expand(num_reads, -1), drawn.flatten(1))
+            states = draw_states(group.fields, energies, products, u, scratch_bytes)
+            spins.scatter_(1, group.tier.cells.reshape(1, -1).expand(num_reads, -1), states.flatten(1))
         spins = spins[:, :-1].reshape(num_reads, *ising.fields.shape)
         return Samples(spins, ising.visible_mask, info={"effective_beta": 1.0})
+
+    def _require(self, ising: Ising) -> None:
+        if isinstance(ising, Ising):
+            self._refuse_excess(ising)  # says more than the number of spins
+        super()._require(ising)
 
     def _refuse_excess(self, ising: Ising) -> None:
         """Refuse a batch whose enumeration would take longer than ``max_seconds``."""
@@ -155,7 +160,7 @@ class ExactSampler(Sampler):
             seconds += groups * (states / _STATES_PER_SECOND + 2 * states * queries / _MULTIPLY_ADDS_PER_SECOND)
             memory = max(memory, groups * queries * 2.0 ** ((m + 1) // 2) * 40)
             spins = max(spins, m)
-        if seconds > self.max_seconds or spins > 44:
+        if seconds > self.max_seconds:
             raise UnsupportedError(
                 f"fields: sampler 'exact' expects problems that take at most max_seconds = {self.max_seconds:g}, got "
                 f"{spins} visible spins in {ising.num_problems} problems, which need about {_duration(seconds)} and "

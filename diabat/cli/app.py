@@ -1,0 +1,63 @@
+"""The application: global options, the commands, and one place that turns failures into exit codes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from diabat.cli import backends, config, fidelity, sample, train
+from diabat.cli.failures import handled
+
+
+class _Group(TyperGroup):
+    """A command group whose failures are one sentence on stderr and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with handled(debug=bool(ctx.params.get("debug"))):
+            return super().invoke(ctx)
+
+
+app = typer.Typer(
+    name="diabat",
+    cls=_Group,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from diabat import __version__
+
+        typer.echo(f"diabat {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """Ising samplers as the backend of attention: sample, train, compare with exact marginals.
+
+    Exit codes: 0 success, 1 failure, 2 wrong usage or configuration, 130 interrupted.
+    """
+
+
+app.command("backends")(backends.show_backends)
+app.command("sample")(sample.sample_problem)
+app.command("train")(train.train_model)
+app.command("fidelity")(fidelity.compare_backends)
+app.add_typer(config.app, name="config")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

@@ -1,0 +1,116 @@
+"""``diabat backends``: what is available here."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from diabat.cli.arguments import JsonOption
+from diabat.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from diabat.samplers.base import Capabilities
+
+# Extra -> modules that show it is installed, and what it is for.
+EXTRAS = {
+    "hf": (("transformers", "peft", "accelerate"), "Hugging Face models"),
+    "dwave": (("dwave.system", "dwave.samplers"), "D-Wave hardware and samplers"),
+    "cluster": (("dask", "distributed"), "work spread over machines"),
+    "eval": (("lm_eval",), "language-model evaluation"),
+    "bench": (("dwave.samplers", "openjij", "shapiq"), "peers in the benchmarks"),
+    "tensorboard": (("tensorboard",), "training curves in TensorBoard"),
+}
+
+
+def show_backends(as_json: JsonOption = False) -> None:
+    """List the sampling backends, their limits, and the optional extras."""
+    backends, extras = backend_rows(), extra_rows()
+    if as_json:
+        print_json({"backends": backends, "extras": extras})
+        return
+    columns = (
+        "backend",
+        "available",
+        "law",
+        "exact",
+        "largest n",
+        "three-body",
+        "samples",
+        "log Z",
+        "gradients",
+    )
+    print_table("Backends", columns, (_backend_cells(row) for row in backends), right=("largest n",))
+    for row in backends:
+        if row["reason"]:
+            typer.echo(f"{row['backend']} is not available: {row['reason']}\n")
+    cells = ((r["extra"], r["purpose"], "installed" if r["installed"] else r["install"]) for r in extras)
+    print_table("Extras", ("extra", "for", "state"), cells)
+
+
+def backend_rows() -> list[dict[str, Any]]:
+    """One row per backend, with its capabilities at default options or the reason why it cannot be built."""
+    from diabat.samplers.registry import available_backends, sampler
+
+    rows = []
+    for name in available_backends():
+        row: dict[str, Any] = {"backend": name, "available": True, "reason": None}
+        try:
+            row |= _capability_row(sampler(name).capabilities)
+        except Exception as error:  # a third-party backend may fail in any way; the others are still listed
+            row |= {"available": False, "reason": " ".join(f"{type(error).__name__}: {error}".split())}
+        rows.append(row)
+    return rows
+
+
+def extra_rows() -> list[dict[str, Any]]:
+    """One row per optional extra; nothing is imported to find out."""
+    rows = []
+    for extra, (modules, purpose) in EXTRAS.items():
+        missing = [module for module in modules if not _is_installed(module)]
+        install = f"pip install 'diabat[{extra}]'"
+        rows.append(
+            {
+                "extra": extra,
+                "purpose": purpose,
+                "installed": not missing,
+                "missing": missing,
+                "install": install,
+            }
+        )
+    return rows
+
+
+def _capability_row(able: Capabilities) -> dict[str, Any]:
+    return {
+        "law": able.law,
+        "exact": able.exact,
+        "max_spins": able.max_spins,
+        "three_body": able.three_body,
+        "per_problem_couplings": able.per_problem_couplings,
+        "samples": able.samples,
+        "correlations": able.correlations,
+        "log_partition": able.log_partition,
+        "gradients": list(able.gradients),
+    }
+
+
+def _backend_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    def yes(key: str) -> str:
+        return "yes" if row[key] else "no"
+
+    if not row["available"]:
+        return (row["backend"], "no", *[""] * 7)
+    largest = "any" if row["max_spins"] is None else str(row["max_spins"])
+    return (
+        row["backend"], "yes", row["law"], yes("exact"), largest, yes("three_body"), yes("samples"),
+        yes("log_partition"), ", ".join(row["gradients"]),
+    )  # fmt: skip
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the parent of "dwave.system" is missing
+        return False

@@ -1,0 +1,91 @@
+"""From exceptions to one sentence on stderr and an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import typer
+
+FAILURE, USAGE, INTERRUPTED = 1, 2, 130
+
+# Errors of the command-line parser, which prints them itself.  Their base class moved between releases of
+# typer, so it is found through a subclass that did not.
+_PARSER_ERROR: type[BaseException] = next(
+    c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException"
+)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, with a sentence on what is saved and how to go on."""
+
+
+@contextmanager
+def handled(*, debug: bool) -> Iterator[None]:
+    """Run a command; report what it raises in one sentence and exit with 1, 2 or 130.
+
+    Args:
+        debug: Print the traceback before the sentence.
+    """
+    try:
+        yield
+    except (typer.Exit, typer.Abort, BrokenPipeError, _PARSER_ERROR):
+        raise
+    except KeyboardInterrupt as error:
+        typer.echo(f"\nInterrupted. {error}".rstrip(), err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        typer.echo(f"Error: {sentence(error)}", err=True)
+        raise typer.Exit(_code(error)) from None
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Import libraries; Ctrl-C meanwhile ends the process at once.
+
+    Large libraries catch KeyboardInterrupt here and there while they are imported, and the command would go
+    on with half of them.  Nothing has been written yet, so nothing is lost.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"\nInterrupted. Nothing was saved yet.\n")
+    os._exit(INTERRUPTED)
+
+
+def sentence(error: Exception) -> str:
+    """Say in one line what went wrong."""
+    text = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.strerror:
+        place = f"'{error.filename}': " if error.filename else ""
+        return f"{place}{error.strerror}."
+    if isinstance(error, MemoryError):
+        return f"out of memory{f': {text}' if text else ''}."
+    # Errors that the library raises on purpose are sentences; anything else is a defect and says so.
+    on_purpose = isinstance(error, ValueError | RuntimeError | OSError | ImportError)
+    if (on_purpose or type(error).__module__.startswith("diabat")) and text:
+        return text
+    name = type(error).__name__
+    return f"unexpected {name}{f': {text}' if text else ''}. Run 'diabat --debug ...' for the traceback."
+
+
+def _code(error: Exception) -> int:
+    # Imported here: help needs no pydantic.
+    from diabat.config.errors import ConfigError
+
+    return USAGE if isinstance(error, ConfigError) else FAILURE

@@ -1,0 +1,72 @@
+"""``diabat fidelity``: backends against exact marginals, on random problems and on trained attention."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from diabat.cli.arguments import ConfigArgument, JsonOption, OverridesArgument
+from diabat.cli.failures import importing
+from diabat.cli.output import console
+
+_WIDE = 130
+_FIGURES = (".png", ".pdf", ".svg")
+
+FigureOption = Annotated[Path | None, typer.Option(help="Write the figure, error against coupling strength.")]
+ProgressOption = Annotated[bool, typer.Option("--progress/--no-progress", help="Progress bar on stderr.")]
+
+
+def compare_backends(
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    figure: FigureOption = None,
+    progress: ProgressOption = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare sampling backends with exact marginals.
+
+    The section fidelity names the backends and the random problems; fidelity.checkpoint=RUN_DIR adds the
+    fields and couplings of a trained model.
+    """
+    with importing():
+        from diabat.config import build_sampler, load_config, use_threads
+        from diabat.config.ensembles import build_ensembles
+        from diabat.fidelity import fidelity_report, plot_fidelity
+
+    resolved = load_config(config, overrides or ())
+    options = resolved.fidelity
+    use_threads(resolved)
+    if figure is not None:
+        _require_writable(figure)
+    backends = {
+        label: build_sampler(choice, f"fidelity.backends.{label}")
+        for label, choice in options.backends.items()
+    }
+    report = fidelity_report(
+        backends,
+        build_ensembles(resolved),
+        num_reads=options.num_reads,
+        seed=resolved.seed,
+        progress=progress,
+    )
+    if figure is not None:
+        plot_fidelity(report, figure)
+    if as_json:
+        typer.echo(report.to_json())
+    else:
+        (screen := console()).print(report.table(narrow=screen.width < _WIDE))
+        if figure is not None:
+            typer.echo(f"Figure: {figure}")
+
+
+def _require_writable(path: Path) -> None:
+    """Fail before the computation rather than after it."""
+    if path.suffix not in _FIGURES or path.is_dir():
+        raise ValueError(f"--figure: expected a file ending in {', '.join(_FIGURES)}, got '{path}'.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))

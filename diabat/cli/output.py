@@ -1,0 +1,83 @@
+"""What commands print: tables for people, JSON for machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# In a pipe there is no width to fit: a row stays on one line for grep and awk.
+_UNBOUNDED = 1000
+
+
+def console() -> Console:
+    """Console on stdout; colour and width follow NO_COLOR, COLUMNS and whether stdout is a terminal."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _UNBOUNDED
+    return Console(width=width, highlight=False)
+
+
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
+) -> None:
+    """Print a table.
+
+    Args:
+        title: Line above the table.
+        columns: Headings.
+        rows: One sequence of cells per row.
+        right: Headings of the columns that are aligned to the right.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+    )
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))  # Text: "[hf]" is not markup
+    console().print(table)
+    typer.echo()
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document on stdout; tensors become lists, NaN and infinity become null."""
+    typer.echo(json.dumps(plain(value), allow_nan=False))
+
+
+def plain(value: Any) -> Any:
+    """Reduce a value to what JSON can say."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(v) for v in value]
+    if hasattr(value, "tolist"):  # torch tensors, numpy arrays and scalars, without importing either
+        return plain(value.tolist())
+    if isinstance(value, Path):
+        return str(value)
+    return str(value)

@@ -1,0 +1,84 @@
+"""From a configuration to live objects."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import torch
+
+from diabat.config.errors import ConfigError
+from diabat.config.schema import Config
+from diabat.config.sections import SamplerChoice
+from diabat.samplers.registry import sampler
+from diabat.tasks import build_task as task_from_options
+
+if TYPE_CHECKING:
+    from diabat.models import Transformer
+    from diabat.samplers.base import Sampler
+    from diabat.tasks import Task
+
+
+def use_threads(config: Config) -> None:
+    """Give torch the number of CPU threads that the configuration asks for."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+
+
+def build_sampler(choice: SamplerChoice, key: str = "sampler") -> Sampler:
+    """Build a backend.
+
+    Args:
+        choice: Backend and options.
+        key: Dotted key of the section, for errors.
+
+    Raises:
+        ConfigError: If the backend refuses the value of an option.
+    """
+    try:
+        return sampler(choice.backend, **choice.options)
+    except (ValueError, TypeError, OSError) as error:
+        text = " ".join(str(error).split()).rstrip(".")
+        # "annealing_time_ns: expected ..." is about an option; other sentences are about the whole section.
+        separator = "." if re.match(r"\w+: ", text) else ": "
+        raise ConfigError(f"{key}{separator}{text}.") from error
+
+
+def build_task(config: Config) -> Task:
+    """Build the task, reading its data.
+
+    Raises:
+        DataError: If the data cannot be found, verified or downloaded.
+    """
+    return task_from_options(config.task)
+
+
+def build_model(config: Config, task: Task, backend: Sampler | None = None) -> Transformer:
+    """Build the model of a task with weights drawn from ``config.seed``; reseeds torch's global generator.
+
+    Args:
+        config: The configuration.
+        task: Gives vocabulary, classes and window.
+        backend: The sampler, built from the configuration if None.
+
+    Raises:
+        ConfigError: If sampler, mode and gradient do not fit together.
+    """
+    from diabat.models import Transformer
+
+    backend = build_sampler(config.sampler) if backend is None else backend
+    torch.manual_seed(config.seed)
+    try:
+        return Transformer(
+            config.model,
+            task.vocab_size,
+            task.num_classes,
+            task.window,
+            sampler=backend,
+            gradient=config.gradient,
+        )
+    except (ValueError, TypeError) as error:
+        text = " ".join(str(error).split())
+        # The attention layer speaks of its own arguments; the user set them in the sections model and task.
+        section = {"mode": "model.", "window": "task."}.get(text.partition(":")[0], "")
+        raise ConfigError(f"{section}{text}") from error

@@ -1,0 +1,135 @@
+"""One sentence for everything that can be wrong with a configuration."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+_KINDS = {
+    "bool": "true or false",
+    "int": "an integer",
+    "float": "a number",
+    "finite": "a finite number",
+    "string": "a string",
+    "path": "a path",
+    "tuple": "a list",
+    "list": "a list",
+    "dict": "a mapping",
+    "dataclass": "a mapping",
+    "model": "a mapping",
+    "none": "null",
+}
+_LIMITS = {
+    "greater_than": "a number > {gt}",
+    "greater_than_equal": "a number >= {ge}",
+    "less_than": "a number < {lt}",
+    "less_than_equal": "a number <= {le}",
+    "too_short": "a length >= {min_length}",
+}
+_MEMBERS = {"int", "float", "str", "bool"}
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message is one sentence that names file or key."""
+
+
+def dotted(location: Sequence[str | int]) -> str:
+    """Join a key path as a person writes it: ``("fidelity", "sizes", 1)`` -> ``fidelity.sizes[1]``."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(
+        "."
+    )
+
+
+def shown(value: Any) -> str:
+    """Show a value with its type, in the words of YAML, cut to a readable length."""
+    if value is None:
+        return "null"
+    if isinstance(value, dict):
+        return "a mapping" if value else "an empty mapping"
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list", tuple: "list"}
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    text = text if len(text) <= 60 else text[:57] + "..."
+    return f"{text} ({names.get(type(value), type(value).__name__)})"
+
+
+def nearest(key: str, known: Iterable[str]) -> str | None:
+    """Return the valid dotted key closest to ``key``: same section first, then the same name elsewhere."""
+    keys = sorted(known)
+    section, _, name = key.rpartition(".")
+    siblings = {k.rpartition(".")[2]: k for k in keys if k.rpartition(".")[0] == section}
+    if close := difflib.get_close_matches(name, siblings, n=1):
+        return siblings[close[0]]
+    if longer := [full for last, full in siblings.items() if len(name) > 2 and name in last]:
+        return longer[0]
+    for candidate in (*siblings.values(), *keys):
+        # "lr" for learning_rate, or the right name in the wrong section.
+        last = candidate.rpartition(".")[2]
+        if name in (last, "".join(word[:1] for word in last.split("_"))):
+            return candidate
+    return None
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """Sentence for a key that does not exist, with the nearest valid one or the keys of its section."""
+    keys = sorted(known)
+    near = nearest(key, keys)
+    if near:
+        return f"{key}: unknown key. Did you mean '{near}'?"
+    section = key.rpartition(".")[0]
+    siblings = [k for k in keys if k.rpartition(".")[0] == section]
+    return f"{key}: unknown key. Valid keys here: {', '.join(siblings) or 'none'}."
+
+
+def explain(error: ValidationError, known: Iterable[str], prefix: Sequence[str | int] = ()) -> str:
+    """Turn the most telling of pydantic's errors into one sentence.
+
+    Args:
+        error: What pydantic raised; validators may raise a nested ``ValidationError``.
+        known: All valid dotted keys, for the nearest one.
+        prefix: Key path of the object that was validated.
+    """
+    # A misspelt key often shows as a missing one as well; the unknown key is the useful half.
+    details = sorted(error.errors(include_url=False), key=lambda d: d["type"] not in _UNKNOWN)
+    detail = details[0]
+    location = (*prefix, *_without_tags(detail))
+    key = dotted(location)
+    inner = detail.get("ctx", {}).get("error")
+    if isinstance(inner, ValidationError):
+        return explain(inner, known, location)
+    if detail["type"] in _UNKNOWN:
+        return unknown_key(key, known)
+    if detail["type"] == "missing":
+        return f"{key}: this key is required."
+    if inner is not None:
+        # "window: expected ..." raised by the options of a section is about the key section.window.
+        separator = "." if re.match(r"\w+: ", str(inner)) else ": "
+        return f"{key}{separator}{inner}" if key else str(inner)
+    # A union such as "int | str" gives one error per member.
+    same = [d for d in details if _without_tags(d) == _without_tags(detail)]
+    expected = " or ".join(dict.fromkeys(_expected(d) for d in same))
+    return f"{key}: expected {expected}, got {shown(detail['input'])}."
+
+
+def _without_tags(detail: Any) -> tuple[str | int, ...]:
+    """Key path without the members of unions: ("task", "brackets", "window"), ("steps", "int")."""
+    location = detail["loc"]
+    if len(location) > 1 and location[0] == "task":
+        return (location[0], *location[2:])
+    while len(location) > 1 and location[-1] in _MEMBERS:
+        location = location[:-1]
+    return tuple(location)
+
+
+def _expected(detail: Any) -> str:
+    context = detail.get("ctx", {})
+    if detail["type"] in _LIMITS:
+        return _LIMITS[detail["type"]].format_map(context)
+    if "expected" in context:
+        return str(context["expected"])
+    message = str(detail["msg"]).removeprefix("Input should be ").rstrip(".")
+    return _KINDS.get(detail["type"].split("_")[0], message)

@@ -1,0 +1,83 @@
+"""From a file and overrides to a validated :class:`Config`, and back to YAML."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from diabat.config.errors import ConfigError, explain
+from diabat.config.overrides import apply_overrides
+from diabat.config.schema import Config, valid_keys, with_defaults
+from diabat.config.yaml_files import dump_yaml, read_mapping
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Configurations that come with diabat, by name."""
+    folder = Path(str(files("diabat") / "configs"))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find_config(name: str | Path) -> Path:
+    """Return the file behind a path, the folder of a run, or the name of a shipped configuration.
+
+    A path that exists wins.
+
+    Raises:
+        ConfigError: If it is neither; the message gives the nearest name.
+    """
+    path = Path(name)
+    if path.exists():
+        stored = path / "config.json"
+        return stored if stored.is_file() else path
+    shipped = shipped_configs()
+    stem = str(name).removesuffix(".yaml")
+    if stem in shipped:
+        return shipped[stem]
+    near = difflib.get_close_matches(stem, shipped, n=1)
+    hint = f"Did you mean '{near[0]}'?" if near else f"Shipped are {', '.join(shipped)}."
+    raise ConfigError(f"'{name}': no such file, and no shipped configuration has this name. {hint}")
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """Read, override and validate a configuration.
+
+    Args:
+        path: YAML (or JSON) file, or the name of a shipped configuration.
+        overrides: ``dotted.key=value``, values in YAML.
+
+    Raises:
+        ConfigError: If the file or an override is not valid; one sentence that names the key.
+    """
+    return make_config(apply_overrides(read_mapping(find_config(path)), overrides))
+
+
+def make_config(document: dict[str, Any]) -> Config:
+    """Validate plain data (as read from YAML or JSON); what it leaves out is filled with defaults.
+
+    Raises:
+        ConfigError: If a key is unknown or a value has the wrong type or range.
+    """
+    try:
+        text = json.dumps(with_defaults(document))
+    except (ValueError, RecursionError) as error:  # a YAML alias to a list that holds it
+        raise ConfigError("the configuration contains itself.") from error
+    try:
+        return Config.model_validate_json(text)
+    except ValidationError as error:
+        raise ConfigError(explain(error, valid_keys(document))) from error
+
+
+def to_plain(config: Config) -> dict[str, Any]:
+    """Return the configuration as mappings, lists and scalars; :func:`make_config` reads it back."""
+    return config.model_dump(mode="json")
+
+
+def to_yaml(config: Config) -> str:
+    """Return the resolved configuration as YAML; loading it gives an equal configuration."""
+    return dump_yaml(to_plain(config))

@@ -1,0 +1,147 @@
+"""The whole configuration as one validated value."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, field_serializer, model_validator
+
+from diabat.attention.boltzmann import MODES
+from diabat.config.sections import STRICT, TASKS, SamplerChoice, TaskOptions, options_model, task_name
+from diabat.fidelity.ensembles import DEFAULT_STRENGTHS
+from diabat.models import TransformerOptions
+from diabat.tasks import BracketOptions
+from diabat.training.options import PROTOCOLS, TrainOptions
+
+Gradient = Literal["auto", "exact", "straight_through", "covariance"]
+Ensemble = Literal["sk", "ferromagnet"]
+_SECTIONS = ("task", "model", "sampler", "training", "fidelity")
+Count = Annotated[int, Field(ge=1)]
+
+
+class FidelityOptions(BaseModel):
+    """What ``diabat fidelity`` compares.
+
+    Attributes:
+        backends: Backends by the label of their line in the table and the figure.
+        ensembles: Families of random problems.
+        strengths: Coupling strengths, dimensionless (divided by temperature).
+        sizes: Numbers n of spins.
+        instances: Different couplings per strength and size.
+        queries: Different fields per instance.
+        num_reads: Reads per problem of backends that sample.
+        checkpoint: Folder of a finished run, whose fields and couplings are compared as well.
+    """
+
+    model_config = STRICT
+
+    backends: Annotated[dict[str, SamplerChoice], Field(min_length=1)] = Field(
+        default_factory=lambda: {"mean_field": SamplerChoice(backend="mean_field")}
+    )
+    ensembles: tuple[Ensemble, ...] = ("sk", "ferromagnet")
+    strengths: tuple[Annotated[float, Field(ge=0)], ...] = DEFAULT_STRENGTHS
+    sizes: tuple[Count, ...] = (8,)
+    instances: Count = 8
+    queries: Count = 4
+    num_reads: Count = 1000
+    checkpoint: Path | None = None
+
+
+class Config(BaseModel):
+    """A resolved configuration.
+
+    Attributes:
+        seed: Seed of the initial weights, the order of the data, dropout and sampling.
+        output: Folder of the run.
+        threads: CPU threads of torch; null leaves torch's own choice.  The models here are so small that one
+            is fastest, several times so when the machine has other work.
+        task: Options of the task; its type says which.
+        model: Options of the transformer.
+        sampler: Backend behind the attention.
+        gradient: Estimator of the gradient through the sampler.
+        training: Options of the training loop.
+        fidelity: Options of the comparison with exact marginals.
+    """
+
+    model_config = STRICT
+
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    output: Path = Path("runs/default")
+    threads: Count | None = 1
+    task: TaskOptions = BracketOptions()
+    model: TransformerOptions = TransformerOptions()
+    sampler: SamplerChoice = SamplerChoice()
+    gradient: Gradient = "auto"
+    training: TrainOptions = TrainOptions()
+    fidelity: FidelityOptions = FidelityOptions()
+
+    @property
+    def task_name(self) -> str:
+        """Name of the task."""
+        return str(task_name(self.task))
+
+    @model_validator(mode="after")
+    def _known_mode(self) -> Config:
+        mode = self.model.mode
+        if mode not in MODES:
+            near = difflib.get_close_matches(mode, MODES, n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            raise ValueError(f"model.mode: expected one of {', '.join(MODES)}, got '{mode}'.{hint}")
+        return self
+
+    @field_serializer("task")
+    def _named_task(self, task: Any) -> dict[str, Any]:
+        return {"name": task_name(task), **dataclasses.asdict(task)}
+
+
+def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
+    """Fill what the training section leaves out: the published values of the task, the seed of the run."""
+    # A section whose keys are all commented out is read as null and means its defaults; a backend that an
+    # override sets to null is left out.
+    filled = {k: v for k, v in document.items() if v is not None or k not in _SECTIONS}
+    if isinstance(fidelity := filled.get("fidelity"), dict) and isinstance(
+        named := fidelity.get("backends"), dict
+    ):
+        filled["fidelity"] = {**fidelity, "backends": {k: v for k, v in named.items() if v is not None}}
+    training = filled.get("training", {})
+    protocol = PROTOCOLS.get(str(task_name(filled.get("task", Config.model_fields["task"].default))))
+    if protocol is None or not isinstance(training, dict):
+        return filled
+    defaults = dataclasses.asdict(protocol) | ({"seed": filled["seed"]} if "seed" in filled else {})
+    return {**filled, "training": defaults | training}
+
+
+def valid_keys(document: dict[str, Any]) -> list[str]:
+    """All dotted keys that a document with these choices of task and backends may have."""
+    keys = [name for name in Config.model_fields if name not in ("task", "fidelity")]
+    name = task_name(document.get("task"))
+    sections: dict[str, Any] = {"model": TransformerOptions, "training": TrainOptions}
+    sections["task"] = TASKS.get(str(name), BracketOptions)
+    for section, options in sections.items():
+        keys += [f"{section}.{field.name}" for field in dataclasses.fields(options)]
+    keys += [
+        "task",
+        "task.name",
+        "fidelity",
+        *(f"fidelity.{field}" for field in FidelityOptions.model_fields),
+    ]
+    fidelity = document.get("fidelity")
+    labelled = fidelity.get("backends") if isinstance(fidelity, dict) else None
+    choices = {"sampler": document.get("sampler")}
+    choices |= (
+        {f"fidelity.backends.{k}": v for k, v in labelled.items()} if isinstance(labelled, dict) else {}
+    )
+    for prefix, choice in choices.items():
+        keys += [f"{prefix}.backend", *(f"{prefix}.{option}" for option in _option_names(choice))]
+    return keys
+
+
+def _option_names(choice: Any) -> list[str]:
+    backend = choice.get("backend", "exact") if isinstance(choice, dict) else "exact"
+    try:
+        return list(options_model(str(backend)).model_fields)
+    except ValueError:  # an unknown backend has no options to suggest
+        return []

@@ -1,0 +1,107 @@
+"""Sections of a configuration whose keys depend on a choice: the task by name, the sampler by backend."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+from functools import lru_cache
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Tag, create_model, model_validator
+
+from diabat.config.errors import shown
+from diabat.samplers.registry import available_backends, backend_factory
+from diabat.tasks import BracketOptions, ShakespeareOptions
+
+TASKS: dict[str, type] = {"brackets": BracketOptions, "shakespeare": ShakespeareOptions}
+
+# JSON mode tells lists from tuples for us; strict mode keeps "3" from becoming 3 and true from becoming 1.
+STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def task_name(value: Any) -> str | None:
+    """Name of a task, given as options or as the mapping of a configuration file."""
+    if isinstance(value, dict):
+        return value.get("name")
+    return next((name for name, options in TASKS.items() if isinstance(value, options)), None)
+
+
+def _known_task(value: Any) -> Any:
+    """Refuse a task section without a valid name, before pydantic chooses the options by it."""
+    name = task_name(value)
+    if isinstance(value, dict) and name not in TASKS:
+        if name is None:
+            raise ValueError(f"name: this key is required; it is one of {', '.join(TASKS)}.")
+        near = difflib.get_close_matches(str(name), TASKS, n=1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        raise ValueError(f"name: expected one of {', '.join(TASKS)}, got {shown(name)}.{hint}")
+    return value
+
+
+def _without_name(value: Any) -> Any:
+    return {k: v for k, v in value.items() if k != "name"} if isinstance(value, dict) else value
+
+
+TaskOptions = Annotated[
+    Annotated[BracketOptions, BeforeValidator(_without_name), Tag("brackets")]
+    | Annotated[ShakespeareOptions, BeforeValidator(_without_name), Tag("shakespeare")],
+    Discriminator(lambda value: task_name(value) or "brackets"),
+    BeforeValidator(_known_task),
+]
+
+
+class SamplerChoice(BaseModel):
+    """A backend and its options, which are the parameters of the backend's constructor.
+
+    Options are checked against the constructor's signature and types here; their values are checked by the
+    backend itself when it is built.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    backend: str = "exact"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options, with the constructor's defaults for those that the file leaves out."""
+        return dict(self.__pydantic_extra__ or {})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_options(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        backend = value.get("backend", "exact")
+        if backend not in available_backends():
+            _refuse_backend(backend)
+        options = {k: v for k, v in value.items() if k != "backend"}
+        checked = options_model(backend).model_validate_json(json.dumps(options))
+        return {"backend": backend, **json.loads(checked.model_dump_json())}
+
+
+def _refuse_backend(backend: Any) -> None:
+    """Raise the registry's sentence on an unknown backend, about our key."""
+    try:
+        backend_factory(str(backend))
+    except ValueError as error:
+        raise ValueError(f"backend: {str(error).removeprefix('sampler: ')}") from None
+
+
+@lru_cache(maxsize=64)
+def options_model(backend: str) -> type[BaseModel]:
+    """Pydantic model of the options of a backend, from the signature of its constructor."""
+    factory = backend_factory(backend)
+    try:
+        signature = inspect.signature(factory, eval_str=True)
+    except NameError:  # a third-party annotation that only type checkers can resolve
+        signature = inspect.signature(factory)
+    fields: dict[str, Any] = {}
+    for name, parameter in signature.parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        annotated = parameter.annotation
+        kind = Any if annotated is parameter.empty or isinstance(annotated, str) else annotated
+        fields[name] = (kind, ... if parameter.default is parameter.empty else parameter.default)
+    config = ConfigDict(**{**STRICT, "arbitrary_types_allowed": True, "protected_namespaces": ()})
+    return create_model(f"{backend}_options", __config__=config, **fields)

@@ -1,0 +1,187 @@
+"""A decoder-only Transformer whose attention weights come from an Ising model."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from diabat.attention.boltzmann import BoltzmannAttention
+
+if TYPE_CHECKING:
+    from diabat.samplers.base import Sampler
+
+COUPLING_SUFFIXES = ("coupling_pairs", "coupling_triples")
+"""Ends of the names of the parameters that hold J and K."""
+
+
+def is_coupling(name: str) -> bool:
+    """Whether the parameter of this name holds couplings (J or K) of an attention layer."""
+    return name.endswith(COUPLING_SUFFIXES)
+
+
+@dataclass(frozen=True)
+class TransformerOptions:
+    """Size and attention mode of the model; the defaults are the published Tiny Shakespeare model.
+
+    Attributes:
+        embed_dim: Width of the residual stream, divisible by ``num_heads``.
+        num_heads: Heads H of every attention layer.
+        num_layers: Blocks.
+        ffn_dim: Hidden width of the feed-forward network, 0 for none.
+        dropout: Probability in 0 .. 1 (exclusive) of dropout on the two outputs of a block.
+        attention_dropout: The same for the attention weights; None takes ``dropout``.
+        mode: ``softmax``, or the terms of the energy: ``h+J``, ``h``, ``J``, ``h+K``, ``J+K``, ``h+J+K``,
+            ``K``.
+        causal: Whether position i sees positions j <= i only.
+    """
+
+    embed_dim: int = 64
+    num_heads: int = 1
+    num_layers: int = 1
+    ffn_dim: int = 128
+    dropout: float = 0.1
+    attention_dropout: float | None = None
+    mode: str = "h+J"
+    causal: bool = True
+
+    def __post_init__(self) -> None:
+        for name, least in (("embed_dim", 1), ("num_heads", 1), ("num_layers", 1), ("ffn_dim", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}: expected an integer >= {least}, got {getattr(self, name)}.")
+        if self.embed_dim % self.num_heads:
+            raise ValueError(
+                f"embed_dim: expected a multiple of num_heads = {self.num_heads}, got {self.embed_dim}."
+            )
+        for name in ("dropout", "attention_dropout"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1:
+                raise ValueError(f"{name}: expected a probability in [0, 1), got {value}.")
+
+
+class Block(nn.Module):
+    """Pre-LN block: x + attention(LN(x)), then x + FFN(LN(x)) unless ``ffn_dim`` is 0."""
+
+    def __init__(
+        self,
+        options: TransformerOptions,
+        window: int,
+        sampler: str | Sampler,
+        gradient: str,
+        num_reads: int | None,
+    ) -> None:
+        super().__init__()
+        width = options.embed_dim
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = BoltzmannAttention(
+            width,
+            options.num_heads,
+            window,
+            sampler=sampler,
+            mode=options.mode,
+            gradient=gradient,
+            causal=options.causal,
+            dropout=options.dropout if options.attention_dropout is None else options.attention_dropout,
+            num_reads=num_reads,
+        )
+        self.dropout = nn.Dropout(options.dropout)
+        self.ffn: nn.Sequential | None = None
+        if options.ffn_dim:
+            self.ffn = nn.Sequential(
+                nn.LayerNorm(width),
+                nn.Linear(width, options.ffn_dim),
+                nn.GELU(),
+                nn.Linear(options.ffn_dim, width),
+                nn.Dropout(options.dropout),
+            )
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Map [B, T, D] to [B, T, D]."""
+        attended: Tensor = self.attention(self.attention_norm(x), key_padding_mask=key_padding_mask)
+        x = x + self.dropout(attended)
+        return x if self.ffn is None else x + self.ffn(x)
+
+
+class Transformer(nn.Module):
+    """Symbols to class logits, one per position: embeddings, pre-LN blocks, a final LayerNorm, a linear head.
+
+    Initialisation: every matrix and embedding is N(0, 0.02²), biases are 0, LayerNorms are 1 and 0,
+    couplings are left as the attention layer made them.  The draws of a parameter depend on torch's global
+    seed and on its name only, so that models of all modes built from one seed start from the same weights.
+
+    Args:
+        options: Size and mode.
+        vocab_size: Number of input symbols.
+        num_classes: Number of classes C.
+        window: Longest sequence T, and the number of spins of an attention problem.
+        sampler: Backend of every attention layer, by name or as an object.
+        gradient: Gradient estimator of every attention layer.
+        num_reads: Reads per attention problem for sampling backends, None for the backend's own number.
+    """
+
+    def __init__(
+        self,
+        options: TransformerOptions,
+        vocab_size: int,
+        num_classes: int,
+        window: int,
+        sampler: str | Sampler = "exact",
+        gradient: str = "auto",
+        *,
+        num_reads: int | None = None,
+    ) -> None:
+        super().__init__()
+        seed = int(torch.randint(2**31, ()))
+        self.options = options
+        self.window = window
+        self.symbols = nn.Embedding(vocab_size, options.embed_dim)
+        self.positions = nn.Embedding(window, options.embed_dim)
+        self.blocks = nn.ModuleList(
+            Block(options, window, sampler, gradient, num_reads) for _ in range(options.num_layers)
+        )
+        self.norm = nn.LayerNorm(options.embed_dim)
+        self.head = nn.Linear(options.embed_dim, num_classes)
+        _initialise(self, seed)
+
+    def forward(self, symbols: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Compute logits.
+
+        Args:
+            symbols: int64 [B, T] with T <= window.
+            key_padding_mask: bool [B, T], True at padding, which no position attends to.
+
+        Returns:
+            Logits in the dtype of the weights, [B, T, C].
+
+        Raises:
+            ValueError: If the sequences are longer than the window.
+        """
+        length = symbols.shape[-1]
+        if length > self.window:
+            raise ValueError(f"symbols: expected at most window = {self.window} positions, got {length}.")
+        x = self.symbols(symbols) + self.positions.weight[:length]  # [B, T, D]
+        for block in self.blocks:
+            x = block(x, key_padding_mask)
+        return self.head(self.norm(x))
+
+    def attention_layers(self) -> list[BoltzmannAttention]:
+        """Return the attention layers, first block first."""
+        return [module for module in self.modules() if isinstance(module, BoltzmannAttention)]
+
+
+@torch.no_grad()
+def _initialise(model: nn.Module, seed: int) -> None:
+    norms = {f"{n}.weight" for n, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
+    for name, parameter in model.named_parameters():
+        if is_coupling(name) or name in norms:
+            continue
+        if parameter.ndim < 2:
+            parameter.zero_()
+            continue
+        # Drawn on the CPU from a stream of its own: the same on every device and whatever else there is.
+        # (torch's CPU generator looks at the low 32 bits of a seed only, hence the hash of both.)
+        stream = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+        parameter.copy_(0.02 * torch.randn(parameter.shape, generator=stream, dtype=parameter.dtype))

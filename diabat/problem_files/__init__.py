@@ -1,0 +1,90 @@
+"""Read one Ising problem from a file: dimod JSON, dimod's binary file, COO text, or a small YAML.
+
+dimod problems are energies to be minimised; they become probabilities through
+:func:`diabat.ising.from_bqm`, where the sign flips.  The YAML format is diabat's own, see
+:mod:`diabat.problem_files.yaml_format`, and is written in the convention of the law, without a flip.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass
+from pathlib import Path
+
+from diabat.config.errors import ConfigError
+from diabat.config.yaml_files import parse_yaml
+from diabat.ising import Ising, IsingError, from_bqm
+from diabat.problem_files.dimod_formats import COO_HEADER, DIMOD_MAGIC, binary_bqm, coo_bqm, json_bqm
+from diabat.problem_files.errors import ProblemFileError
+from diabat.problem_files.yaml_format import yaml_problem
+
+__all__ = ["Problem", "ProblemFileError", "read_problem"]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A problem and the name of each of its spins."""
+
+    ising: Ising
+    labels: list[Hashable]
+
+
+def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
+    """Read a problem, telling the format by its content.
+
+    Args:
+        path: The file.
+        beta: Inverse temperature folded into the problem.  None takes the one of a YAML file, or 1.
+
+    Returns:
+        Fields [n] in float64, and the label of each spin.
+
+    Raises:
+        ProblemFileError: If the file is unreadable or not a valid problem.
+    """
+    if beta is not None and not (math.isfinite(beta) and beta > 0):
+        raise ProblemFileError(f"beta: expected a finite number > 0, got {beta}.")
+    path = Path(path)
+    data = _read_bytes(path)
+    try:
+        return _parse(data, str(path), beta)
+    except UnicodeDecodeError as error:
+        raise ProblemFileError(f"'{path}': neither text nor a dimod file.") from error
+    except ConfigError as error:
+        raise ProblemFileError(str(error)) from error
+    except (ProblemFileError, IsingError) as error:
+        raise ProblemFileError(f"'{path}': {str(error).rstrip('.')}.") from error
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise ProblemFileError(f"'{path}': no such file.") from None
+    except IsADirectoryError:
+        raise ProblemFileError(f"'{path}': expected a file, got a folder.") from None
+    except OSError as error:
+        raise ProblemFileError(f"'{path}': cannot be read ({error.strerror}).") from error
+
+
+def _parse(data: bytes, name: str, beta: float | None) -> Problem:
+    if data.startswith(DIMOD_MAGIC):
+        bqm = binary_bqm(data)
+    else:
+        text = data.decode("utf-8-sig")
+        first = next((s for line in text.splitlines() if (s := line.strip())), "")
+        if not first:
+            raise ProblemFileError("the file is empty")
+        if first.startswith("{"):
+            bqm = json_bqm(text)
+        elif COO_HEADER.match(first) or re.match(r"\d+[ \t]+\d+[ \t]", first):
+            bqm = coo_bqm(text)
+        else:
+            ising = yaml_problem(parse_yaml(text, f"'{name}'"), beta)
+            return Problem(ising, list(range(ising.num_spins)))
+    if bqm is None or not bqm.num_variables:
+        raise ProblemFileError("the model has no variables")
+    ising, labels = from_bqm(bqm, beta=1.0 if beta is None else beta)
+    return Problem(ising, labels)

@@ -1,0 +1,115 @@
+"""A small YAML format for one problem, in the law's own convention P(s) ∝ exp(Σ h s + Σ J s s + Σ K s s s).
+
+::
+
+    fields: [0.5, -1.0, 0.0]
+    couplings: [[0, 1, 0.8], [1, 2, -0.3]]    # [i, j, J_ij]; or the full symmetric matrix
+    three_body: [[0, 1, 2, 0.1]]              # optional: [i, j, k, K_ijk]
+    visible: [true, true, false]              # optional
+    beta: 1.0                                 # optional, multiplies fields, couplings and three_body
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diabat.config.errors import shown, unknown_key
+from diabat.ising import Ising
+from diabat.problem_files.errors import ProblemFileError
+
+_KEYS = ("fields", "couplings", "three_body", "visible", "beta")
+
+
+def yaml_problem(document: Any, beta: float | None) -> Ising:
+    """Build the problem of a parsed document.
+
+    Args:
+        document: What the YAML file contains.
+        beta: Replaces the ``beta`` of the file unless None.
+
+    Returns:
+        One problem [n] in float64.
+
+    Raises:
+        ProblemFileError: If a key is unknown or missing, or a value has the wrong form.
+    """
+    if not isinstance(document, dict):
+        raise ProblemFileError(
+            f"expected dimod JSON, COO text or YAML with the key 'fields', got {shown(document)}"
+        )
+    for key in document:
+        if key not in _KEYS:
+            raise ProblemFileError(unknown_key(key, _KEYS))
+    scale = _number("beta", document.get("beta", 1.0)) if beta is None else beta
+    if not (math.isfinite(scale) and scale > 0):
+        raise ProblemFileError(f"beta: expected a finite number > 0, got {scale}")
+    fields = _numbers("fields", document.get("fields"))
+    n = len(fields)
+    couplings, three_body = document.get("couplings"), document.get("three_body")
+    return Ising(
+        scale * fields,
+        None if couplings is None else scale * _couplings(couplings, n),
+        _visible(document.get("visible"), n),
+        None if three_body is None else scale * _entries("three_body", three_body, n, order=3),
+    )
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ProblemFileError(f"{name}: expected a number, got {shown(value)}")
+    return float(value)
+
+
+def _numbers(name: str, values: Any) -> Tensor:
+    if not isinstance(values, list) or not values:
+        raise ProblemFileError(f"{name}: expected a list of at least one number, got {shown(values)}")
+    return torch.tensor([_number(f"{name}[{j}]", v) for j, v in enumerate(values)], dtype=torch.float64)
+
+
+def _couplings(rows: Any, n: int) -> Tensor:
+    """J [n, n] from a matrix or a list of [i, j, J].
+
+    For n = 3 a list of three triples has the shape of a matrix.  It is read as a matrix if it is a valid one;
+    a valid matrix read as triples would name the pair {0, i} twice, so no file can mean both.
+    """
+    if isinstance(rows, list) and len(rows) == n and all(isinstance(r, list) and len(r) == n for r in rows):
+        matrix = torch.stack([_numbers(f"couplings[{i}]", row) for i, row in enumerate(rows)])
+        if n != 3 or (bool((matrix == matrix.T).all()) and not bool(matrix.diagonal().any())):
+            return matrix
+    return _entries("couplings", rows, n, order=2)
+
+
+def _entries(name: str, rows: Any, n: int, *, order: int) -> Tensor:
+    """Symmetric tensor [n] * order from a list of index tuples with a value."""
+    form = f"[{', '.join('ijk'[:order])}, value]"
+    if not isinstance(rows, list):
+        raise ProblemFileError(f"{name}: expected a list of {form}, got {shown(rows)}")
+    tensor = torch.zeros((n,) * order, dtype=torch.float64)
+    seen: set[frozenset[int]] = set()
+    for position, row in enumerate(rows):
+        if not isinstance(row, list) or len(row) != order + 1:
+            raise ProblemFileError(f"{name}[{position}]: expected {form}, got {shown(row)}")
+        *spins, value = row
+        if any(isinstance(s, bool) or not isinstance(s, int) or not 0 <= s < n for s in spins):
+            raise ProblemFileError(f"{name}[{position}]: expected spins 0 to {n - 1} in {form}, got {row}")
+        if len(set(spins)) != order:
+            raise ProblemFileError(f"{name}[{position}]: expected {order} different spins, got {spins}")
+        if frozenset(spins) in seen:
+            raise ProblemFileError(f"{name}[{position}]: the spins {sorted(spins)} are given twice")
+        seen.add(frozenset(spins))
+        for permuted in itertools.permutations(spins):
+            tensor[permuted] = _number(f"{name}[{position}]", value)
+    return tensor
+
+
+def _visible(values: Any, n: int) -> Tensor | None:
+    if values is None:
+        return None
+    if not isinstance(values, list) or len(values) != n or any(not isinstance(v, bool) for v in values):
+        raise ProblemFileError(f"visible: expected a list of {n} booleans, got {shown(values)}")
+    return torch.tensor(values)

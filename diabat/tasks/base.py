@@ -1,0 +1,95 @@
+"""A task: training and validation sequences, and the number that is reported for them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Metric = Literal["perplexity", "accuracy"]
+
+IGNORED = -100
+"""Target of a position that counts neither in the loss nor in the metric (torch's own convention)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Sequences with one target per position.
+
+    Args:
+        inputs: Symbols, int64 [N, T].
+        targets: Classes, int64 [N, T]; :data:`IGNORED` where a position does not count.
+
+    Raises:
+        ValueError: If the tensors are not int64 of one shape [N, T] with N >= 1, or if every target is
+            ignored.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __post_init__(self) -> None:
+        for name, value in (("inputs", self.inputs), ("targets", self.targets)):
+            if value.dtype != torch.int64 or value.ndim != 2 or len(value) == 0:
+                raise ValueError(
+                    f"{name}: expected int64 [N, T] with N >= 1, got {value.dtype} {list(value.shape)}."
+                )
+        if self.inputs.shape != self.targets.shape:
+            raise ValueError(
+                f"targets: expected the shape of inputs {list(self.inputs.shape)}, "
+                f"got {list(self.targets.shape)}."
+            )
+        if not bool((self.targets != IGNORED).any()):
+            raise ValueError("targets: expected at least one target that counts, got only ignored ones.")
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def to(self, device: torch.device) -> Split:
+        """Return the same split on a device."""
+        return Split(self.inputs.to(device), self.targets.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What a model is trained on.
+
+    Args:
+        name: Name in configurations and reports.
+        window: Length T of every sequence.
+        vocab_size: Number of input symbols; inputs lie in 0 .. vocab_size - 1.
+        num_classes: Number of output classes; targets lie in 0 .. num_classes - 1 or are ignored.
+        metric: ``perplexity`` = exp(mean cross-entropy in nats), lower is better; ``accuracy`` = share of
+            counted positions whose most probable class is the target, in 0 .. 1, higher is better.
+        train: Training sequences.
+        validation: Validation sequences.
+    """
+
+    name: str
+    window: int
+    vocab_size: int
+    num_classes: int
+    metric: Metric
+    train: Split
+    validation: Split
+
+    def __post_init__(self) -> None:
+        for name, split in (("train", self.train), ("validation", self.validation)):
+            if split.inputs.shape[1] != self.window:
+                raise ValueError(
+                    f"{name}: expected sequences of window = {self.window}, got {split.inputs.shape[1]}."
+                )
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether a larger metric is a better one."""
+        return self.metric == "accuracy"
+
+    def metric_value(self, loss: float, accuracy: float) -> float:
+        """Return the task's metric from the mean cross-entropy in nats and the accuracy in 0 .. 1."""
+        if self.metric == "accuracy":
+            return accuracy
+        return math.exp(loss) if loss < 700 else math.inf

@@ -1,0 +1,74 @@
+"""Character-level language modelling on the beginning of Tiny Shakespeare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diabat.tasks.base import Split, Task
+from diabat.tasks.data import fetch
+
+
+@dataclass(frozen=True)
+class ShakespeareOptions:
+    """Options of the Tiny Shakespeare task.
+
+    Attributes:
+        window: Context length T >= 1.
+        characters: Length of the part of the text that is used, from its beginning.  100,000 characters (the
+            published protocol) have 61 different symbols.
+        data: The text file or the folder it lies in; None looks in DIABAT_DATA and in the user cache, then
+            downloads.
+    """
+
+    window: int = 8
+    characters: int = 100_000
+    data: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ValueError(f"window: expected an integer >= 1, got {self.window}.")
+        # A tenth of the text is for validation and must hold one window and its last target.
+        least = 10 * (self.window + 1)
+        if self.characters < least:
+            raise ValueError(
+                f"characters: expected at least {least} for window = {self.window}, got {self.characters}."
+            )
+
+
+def shakespeare(options: ShakespeareOptions | None = None) -> Task:
+    """Build the task: predict every next character; the metric is perplexity over all positions.
+
+    The first nine tenths of the text are for training, in windows of T + 1 characters with stride max(1, T
+    // 2); the rest is for validation, with stride T, so that no character is predicted twice.
+
+    Raises:
+        DataError: If the text cannot be found, verified or downloaded.
+    """
+    options = options or ShakespeareOptions()
+    text = fetch("tinyshakespeare", options.data).read_text(encoding="utf-8")[: options.characters]
+    codes, vocab_size = _encode(text)
+    cut = len(codes) * 9 // 10
+    return Task(
+        name="shakespeare",
+        window=options.window,
+        vocab_size=vocab_size,
+        num_classes=vocab_size,
+        metric="perplexity",
+        train=_windows(codes[:cut], options.window, stride=max(1, options.window // 2)),
+        validation=_windows(codes[cut:], options.window, stride=options.window),
+    )
+
+
+def _encode(text: str) -> tuple[Tensor, int]:
+    """Symbols in the order of their code points: int64 [len(text)] in 0 .. number of symbols - 1."""
+    symbols = sorted(set(text))
+    index = {symbol: i for i, symbol in enumerate(symbols)}
+    return torch.tensor([index[character] for character in text]), len(symbols)
+
+
+def _windows(codes: Tensor, window: int, *, stride: int) -> Split:
+    windows = codes.unfold(0, window + 1, stride)  # [N, T + 1]
+    return Split(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())

@@ -1,0 +1,186 @@
+"""Checkpoints: folders of safetensors files sealed by checksums; nothing is pickled.
+
+    RUN/checkpoints/step-00001000/model.safetensors      weights
+                                  training.safetensors   optimiser state and random number generators
+                                  state.json             position in the data, options, size and sha256 of
+                                  each file
+    RUN/checkpoints/best-00000700/model.safetensors, state.json
+
+A checkpoint comes into being by one rename of a complete folder.  The two newest ``step`` folders are kept,
+and the newest ``best`` folder; an old one is deleted after the new one is complete.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from diabat.training.errors import CheckpointError
+from diabat.training.files import TEMPORARY_PREFIX, create_folder, digest, remove_folder, seal, unseal
+
+Kind = Literal["step", "best"]
+_KEPT: dict[Kind, int] = {"step": 2, "best": 1}
+_STATE = "state.json"
+
+
+def save_checkpoint(
+    run_dir: Path,
+    kind: Kind,
+    step: int,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    facts: Mapping[str, Any],
+) -> None:
+    """Save a checkpoint and delete those that it makes superfluous.
+
+    Args:
+        run_dir: Folder of the run.
+        kind: ``step`` to resume from, ``best`` for the weights of the lowest validation loss.
+        step: Number of steps taken; part of the name.
+        tensors: Tensors by name by file, e.g. {"model": {...}} for model.safetensors.
+        facts: JSON object stored beside them.
+
+    Raises:
+        CheckpointError: If the system refuses to write; checkpoints saved before are intact then.
+    """
+    import safetensors.torch
+
+    folder = _home(run_dir) / f"{kind}-{step:08d}"
+    try:
+        files = {
+            f"{name}.safetensors": safetensors.torch.save({k: _for_file(t) for k, t in group.items()})
+            for name, group in tensors.items()
+        }
+        sizes = {name: {"bytes": len(content), "sha256": digest(content)} for name, content in files.items()}
+        files[_STATE] = seal({**facts, "step": step, "files": sizes})
+        _home(run_dir).mkdir(exist_ok=True)
+        # A resumed run saves again what it saved before it was killed; what is there already is left alone.
+        if not _holds(folder, files):
+            create_folder(folder, files)
+        _tidy(run_dir, kind, folder)
+    except OSError as error:
+        raise CheckpointError(_refusal(run_dir, folder, error)) from error
+
+
+def _for_file(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous()
+
+
+def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:
+    try:
+        return all((folder / name).read_bytes() == content for name, content in files.items())
+    except FileNotFoundError:
+        return False
+
+
+def _tidy(run_dir: Path, kind: Kind, newest: Path) -> None:
+    others = [folder for folder in find_checkpoints(run_dir, kind) if folder != newest]
+    for folder in others[_KEPT[kind] - 1 :]:
+        remove_folder(folder)
+    remove_leftovers(run_dir)
+
+
+def remove_leftovers(run_dir: Path) -> None:
+    """Delete what a killed run left half-written or half-deleted."""
+    for leftover in _home(run_dir).glob(f"{TEMPORARY_PREFIX}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _refusal(run_dir: Path, folder: Path, error: OSError) -> str:
+    saved = find_checkpoints(run_dir, "step")
+    intact = f"{saved[0]} is intact" if saved else "no checkpoint was saved before"
+    return f"checkpoint: cannot save {folder} ({error.strerror}); {intact}."
+
+
+def _home(run_dir: Path) -> Path:
+    return run_dir / "checkpoints"
+
+
+def find_checkpoints(run_dir: Path, kind: Kind) -> list[Path]:
+    """List the complete checkpoints of a kind, newest first."""
+    return sorted(_home(run_dir).glob(f"{kind}-*"), reverse=True)
+
+
+def read_checkpoint(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """Read a checkpoint and hold every byte against its checksum.
+
+    Returns:
+        Tensors by name by file, as given to :func:`save_checkpoint`, and the facts.
+
+    Raises:
+        CheckpointError: If a file is missing, truncated or altered; the message names the file, what was
+            expected and what is there, and the checkpoint before it if there is one.  No other checkpoint is
+            loaded instead.
+    """
+    import safetensors.torch
+
+    path = folder / _STATE
+    try:
+        facts = unseal(path.read_bytes())
+        tensors = {}
+        for name, expected in facts["files"].items():
+            path = folder / name
+            content = path.read_bytes()
+            got = {"bytes": len(content), "sha256": digest(content)}
+            if got != expected:
+                raise ValueError(_mismatch(expected, got))
+            tensors[path.stem] = safetensors.torch.load(content)
+    except OSError as error:
+        raise CheckpointError(_damage(path, f"expected a readable file, got '{error.strerror}'")) from error
+    except ValueError as error:
+        raise CheckpointError(_damage(path, str(error))) from error
+    return tensors, facts
+
+
+def _mismatch(expected: Mapping[str, Any], got: Mapping[str, Any]) -> str:
+    if expected["bytes"] != got["bytes"]:
+        return f"expected {expected['bytes']} bytes, got {got['bytes']}"
+    return f"expected sha256 {expected['sha256']}, got {got['sha256']}"
+
+
+def _damage(path: Path, problem: str) -> str:
+    folder = path.parent
+    kind: Kind = "best" if folder.name.startswith("best") else "step"
+    older = [other for other in find_checkpoints(folder.parent.parent, kind) if other.name < folder.name]
+    way_out = f"; to go on from the previous checkpoint {older[0]}, delete {folder}" if older else ""
+    return f"checkpoint: {path} is damaged: {problem}{way_out}."
+
+
+def load_model(run_dir: str | Path, which: Literal["best", "latest"] = "best") -> dict[str, Tensor]:
+    """Read the weights of a run, for ``model.load_state_dict``.
+
+    Args:
+        run_dir: Folder of the run.
+        which: ``best`` for the lowest validation loss, ``latest`` for the newest checkpoint.
+
+    Raises:
+        CheckpointError: If there is no such checkpoint or it is damaged.
+        ValueError: If ``which`` is neither.
+    """
+    kinds: dict[str, Kind] = {"best": "best", "latest": "step"}
+    if which not in kinds:
+        raise ValueError(f"which: expected 'best' or 'latest', got {which!r}.")
+    found = find_checkpoints(Path(run_dir), kinds[which])
+    if not found:
+        raise CheckpointError(f"run_dir: expected a run with a {which} checkpoint, got none in {run_dir}.")
+    return read_checkpoint(found[0])[0]["model"]
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Path) -> None:
+    """Copy weights into a model of the same structure.
+
+    Raises:
+        CheckpointError: If names or shapes differ; the message names the first difference.
+    """
+    own = model.state_dict()
+    for name in sorted(own.keys() | weights.keys()):
+        expected = list(own[name].shape) if name in own else "no such weight"
+        got = list(weights[name].shape) if name in weights else "no such weight"
+        if expected != got:
+            raise CheckpointError(
+                f"checkpoint: {source} is of another model: {name}: expected {expected}, got {got}."
+            )
+    model.load_state_dict(dict(weights))

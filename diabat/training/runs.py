@@ -1,0 +1,107 @@
+"""The run folder: made for a new run, found again for a resumed one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from diabat.training.checkpoint import find_checkpoints, load_weights, read_checkpoint, remove_leftovers
+from diabat.training.errors import CheckpointError, OutputError
+from diabat.training.files import TEMPORARY_PREFIX, replace_file, to_json
+from diabat.training.options import TrainOptions
+from diabat.training.report import METRICS
+from diabat.training.state import TrainState, restore_training
+
+CONFIG = "config.json"
+FORMAT = 1
+"""Version of what a ``step`` checkpoint holds."""
+
+_FREE_ON_RESUME = frozenset({"max_epochs", "max_steps", "patience", "checkpoint_every", "tensorboard"})
+"""Options that may change when a run is resumed, because the steps taken so far do not depend on them."""
+
+
+def start_run(folder: Path, metadata: Mapping[str, Any], resume: bool) -> TrainState:
+    """Make the folder of a new run and store its configuration.
+
+    Args:
+        folder: Must be new or empty, unless ``resume``: a folder without a checkpoint is one whose run was
+            killed while it started.
+        metadata: JSON object for config.json.
+        resume: Whether the caller looked for a checkpoint first.
+
+    Raises:
+        OutputError: If there is a run already, or the folder cannot be written.
+    """
+    try:
+        if not resume and folder.exists() and any(folder.iterdir()):
+            raise OutputError(
+                f"run_dir: expected a new or empty folder, got {folder} with files in it; "
+                "continue its run with --resume (resume=True) or name another folder."
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / CONFIG, to_json(dict(metadata)))
+    except OSError as error:
+        raise OutputError(f"run_dir: cannot write the folder {folder} ({error.strerror}).") from error
+    return TrainState()
+
+
+def continue_run(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, options: TrainOptions, data: str
+) -> TrainState | None:
+    """Load the newest checkpoint into model, optimiser and torch's random number generators.
+
+    Returns:
+        Where the run stands, or None if it was killed before it had a checkpoint.
+
+    Raises:
+        OutputError: If the folder holds no run.
+        CheckpointError: If the checkpoint is damaged, or was made with another model, other options or other
+            data.
+    """
+    found = find_checkpoints(folder, "step")
+    if not found:
+        _require_unstarted(folder)
+        return None
+    tensors, facts = read_checkpoint(found[0])
+    remove_leftovers(folder)
+    _require_same_run(found[0], facts, options, data)
+    load_weights(model, tensors["model"], found[0])
+    restore_training(model, optimizer, tensors["training"])
+    return TrainState(**facts["state"])
+
+
+def _require_unstarted(folder: Path) -> None:
+    if not folder.is_dir():
+        raise OutputError(
+            f"run_dir: expected the folder of a run to resume, got {folder}, which does not exist."
+        )
+    ours = {CONFIG, METRICS, "checkpoints"}
+    names = [p.name for p in folder.iterdir() if not p.name.startswith(TEMPORARY_PREFIX)]
+    metrics = folder / METRICS
+    if not ours.issuperset(names) or (metrics.exists() and metrics.stat().st_size):
+        raise OutputError(f"run_dir: expected a run with a checkpoint to resume, got none in {folder}.")
+
+
+def _require_same_run(source: Path, facts: Mapping[str, Any], options: TrainOptions, data: str) -> None:
+    if facts.get("format") != FORMAT:
+        raise CheckpointError(
+            f"checkpoint: expected format {FORMAT}, got {facts.get('format')!r} in {source}; "
+            "it was saved by another version of diabat."
+        )
+    before = facts["options"]
+    for name, value in asdict(options).items():
+        if name not in _FREE_ON_RESUME and before.get(name) != value:
+            raise CheckpointError(
+                f"{name}: expected {before.get(name)!r} as in {source}, got {value!r}; "
+                "a resumed run keeps its options."
+            )
+    if facts["data"] != data:
+        raise CheckpointError(
+            f"task: expected the training data of {source} (sha256 {facts['data']}), "
+            f"got other data (sha256 {data})."
+        )

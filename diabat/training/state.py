@@ -1,0 +1,128 @@
+"""Everything that decides how a run goes on: position, optimiser, random numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from diabat.models.transformer import is_coupling
+from diabat.tasks.base import Task
+from diabat.training.options import TrainOptions
+
+
+@dataclass
+class TrainState:
+    """Where a run stands.
+
+    Attributes:
+        step: Steps taken.
+        epoch: Epochs completed.
+        batch: Batches taken of the epoch under way.
+        loss_sum: Sum of the losses of these batches in nats.
+        best_loss: Lowest validation loss so far in nats, None before the first validation.
+        best_metric: The task's metric at that validation.
+        best_step: Steps taken before that validation.
+        stale_epochs: Validations since then.
+        seconds: Wall-clock time spent, over all resumptions.
+        metrics_bytes: Length of metrics.jsonl when the state was saved.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    loss_sum: float = 0.0
+    best_loss: float | None = None
+    best_metric: float | None = None
+    best_step: int | None = None
+    stale_epochs: int = 0
+    seconds: float = 0.0
+    metrics_bytes: int = 0
+
+    def finished(self, options: TrainOptions) -> bool:
+        """Whether the run is over: epochs, steps or patience are used up."""
+        return (
+            self.epoch >= options.max_epochs
+            or self.stale_epochs >= options.patience
+            or (options.max_steps is not None and self.step >= options.max_steps)
+        )
+
+    def record_validation(self, loss: float, metric: float) -> bool:
+        """Take note of a validation; return whether it is the best so far."""
+        improved = self.best_loss is None or loss < self.best_loss
+        if improved:
+            self.best_loss, self.best_metric, self.best_step, self.stale_epochs = loss, metric, self.step, 0
+        else:
+            self.stale_epochs += 1
+        return improved
+
+
+def epoch_order(seed: int, epoch: int, count: int) -> Tensor:
+    """Order of the training sequences in an epoch: a permutation of 0 .. count - 1."""
+    # torch's CPU generator looks at the low 32 bits of a seed only, hence the hash of both numbers.
+    mixed = zlib.crc32(f"{seed} {epoch}".encode())
+    return torch.randperm(count, generator=torch.Generator().manual_seed(mixed))
+
+
+def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.AdamW:
+    """AdamW with the couplings J and K in a group of their own (the second, absent if the mode has none)."""
+    couplings = [p for name, p in model.named_parameters() if is_coupling(name)]
+    others = [p for name, p in model.named_parameters() if not is_coupling(name)]
+    groups = [
+        {"params": others, "lr": options.learning_rate, "weight_decay": options.weight_decay},
+        {
+            "params": couplings,
+            "lr": options.coupling_learning_rate,
+            "weight_decay": options.coupling_weight_decay,
+        },
+    ]
+    # One fused kernel for all parameters: small models spend their time in Python otherwise.
+    return torch.optim.AdamW([group for group in groups if group["params"]], fused=True)
+
+
+def training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """State of the optimiser by parameter name, and of torch's random number generators."""
+    tensors = {"rng.cpu": torch.get_rng_state()}
+    for device in cuda_devices(model):
+        tensors[f"rng.{device}"] = torch.cuda.get_rng_state(device)
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"optimizer.{key}.{name}"] = value
+    return tensors
+
+
+def restore_training(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
+) -> None:
+    """Put back what :func:`training_tensors` took."""
+    torch.set_rng_state(tensors["rng.cpu"])
+    for device in cuda_devices(model):
+        if f"rng.{device}" in tensors:  # absent if the run began on another device
+            torch.cuda.set_rng_state(tensors[f"rng.{device}"], device)
+    packed = optimizer.state_dict()
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    ordered = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    packed["state"] = {
+        index: {key: tensors[f"optimizer.{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq")}
+        for index, name in enumerate(ordered)
+        if f"optimizer.step.{name}" in tensors
+    }
+    optimizer.load_state_dict(packed)
+
+
+def cuda_devices(model: nn.Module) -> list[torch.device]:
+    """The CUDA devices that hold the model, whose generators a run uses besides the CPU's."""
+    return sorted({p.device for p in model.parameters() if p.is_cuda}, key=str)
+
+
+def fingerprint(task: Task) -> str:
+    """Hexadecimal sha256 of the training data, so that a run is not resumed on other data."""
+    state = hashlib.sha256()
+    for tensor in (task.train.inputs, task.train.targets):
+        state.update(repr(tuple(tensor.shape)).encode())
+        state.update(tensor.cpu().contiguous().numpy().tobytes())
+    return state.hexdigest()

@@ -1,0 +1,33 @@
+"""Short runs through the command line, for the tests of this folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+from diabat.cli import app
+
+SMALL = [
+    "task.num_train=32",
+    "task.num_validation=16",
+    "task.window=4",
+    "model.embed_dim=8",
+    "model.ffn_dim=0",
+    "training.batch_size=8",
+]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def run_json(*arguments: str) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def train(folder: Path, *arguments: str, steps: int = 2) -> Result:
+    limits = [f"training.max_steps={steps}", "training.checkpoint_every=1"]
+    return run("train", "brackets-t8", *SMALL, *limits, "--output", str(folder), "--no-progress", *arguments)

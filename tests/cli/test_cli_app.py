@@ -1,0 +1,129 @@
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_runs import run
+
+import diabat
+from diabat.cli import backends
+from diabat.cli.failures import sentence
+
+
+def test_version() -> None:
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"diabat {diabat.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    "command", [["--help"], ["train", "--help"], ["config", "show", "-h"], ["--version"]]
+)
+def test_help_imports_nothing_heavy(command: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from diabat.cli import main\n"
+        f"sys.argv = ['diabat', *{command!r}]\n"
+        "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code, stop.code\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'qiskit', 'dimod', 'numba'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "diabat" in done.stdout
+
+
+def test_no_command_prints_help_as_usage_error() -> None:
+    assert run().exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nope"],
+        ["sample"],
+        ["train"],
+        ["sample", "x", "--num-reads", "0"],
+        ["train", "x", "--nope"],
+        ["config"],
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout if arguments != ["config"] else "") == (2, "")
+
+
+def test_a_failure_is_one_sentence_on_stderr_and_1(tmp_path: Path) -> None:
+    result = run("sample", str(tmp_path / "none"))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"Error: '{tmp_path / 'none'}': no such file.\n"
+
+
+def test_a_wrong_configuration_exits_with_2() -> None:
+    result = run("config", "show", "brackets-t8", "training.lr=1")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "Error: training.lr: unknown key. Did you mean 'training.learning_rate'?\n"
+
+
+def test_debug_adds_the_traceback(tmp_path: Path) -> None:
+    result = run("--debug", "sample", str(tmp_path / "none"))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Traceback (most recent call last)")
+    assert result.stderr.endswith(f"Error: '{tmp_path / 'none'}': no such file.\n")
+
+
+class OwnError(Exception):
+    """An error of a kind that nobody expects."""
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "run/x"), "'run/x': No space left on device."),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "No space left on device."),
+        (ValueError("a: expected b,\n   got c."), "a: expected b, got c."),
+        (MemoryError(), "out of memory."),
+        (KeyError("x"), "unexpected KeyError: 'x'. Run 'diabat --debug ...' for the traceback."),
+        (ZeroDivisionError(), "unexpected ZeroDivisionError. Run 'diabat --debug ...' for the traceback."),
+        (OwnError("boo"), "unexpected OwnError: boo. Run 'diabat --debug ...' for the traceback."),
+    ],
+)
+def test_every_error_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception, expected: str) -> None:
+    def fail() -> None:
+        raise error
+
+    assert sentence(error) == expected
+    monkeypatch.setattr(backends, "extra_rows", fail)
+    result = run("backends")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"Error: {expected}\n"
+
+
+def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(backends, "extra_rows", interrupted)
+    result = run("backends")
+    assert (result.exit_code, result.stderr.strip()) == (130, "Interrupted.")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are sent otherwise there")
+def test_an_interrupt_during_imports_ends_the_process() -> None:
+    code = (
+        "import os, signal\n"
+        "from diabat.cli.failures import importing\n"
+        "with importing():\n"
+        "    try:\n        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    except KeyboardInterrupt:\n        pass  # as libraries do\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "\nInterrupted. Nothing was saved yet.\n")
+
+
+def test_the_console_script_calls_main() -> None:
+    from importlib.metadata import entry_points
+
+    (script,) = entry_points(group="console_scripts", name="diabat")
+    assert script.load() is diabat.cli.main

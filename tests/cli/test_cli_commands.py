@@ -1,0 +1,168 @@
+import importlib.util
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_runs import run, run_json
+
+from diabat.cli import backends
+from diabat.config import load_config, to_plain
+from diabat.samplers import registry
+
+
+@pytest.fixture
+def problem(tmp_path: Path) -> str:
+    path = tmp_path / "problem.yaml"
+    path.write_text("fields: [0.5, -1.0]\ncouplings: [[0, 1, 0.3]]\n")
+    return str(path)
+
+
+# backends
+
+
+def test_backends_lists_every_backend_and_extra() -> None:
+    result = run("backends")
+    assert result.exit_code == 0
+    for name in (*registry.available_backends(), *backends.EXTRAS):
+        assert name in result.stdout
+    report = run_json("backends")
+    exact = next(row for row in report["backends"] if row["backend"] == "exact")
+    assert (exact["exact"], exact["law"], exact["available"]) == (True, "boltzmann", True)
+
+
+def test_a_backend_that_cannot_be_built_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Any:
+        raise ImportError("no module\nnamed x")
+
+    monkeypatch.setitem(registry._registered, "broken", broken)
+    result = run("backends")
+    assert result.exit_code == 0
+    assert "broken is not available: ImportError: no module named x" in result.stdout
+    rows = {row["backend"]: row for row in run_json("backends")["backends"]}
+    assert (rows["broken"]["available"], rows["exact"]["available"]) == (False, True)
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_missing_extras_come_with_the_command(monkeypatch: pytest.MonkeyPatch, present: bool) -> None:
+    def find_spec(name: str) -> Any:
+        if not present and "." in name:
+            raise ModuleNotFoundError(name)
+        return object() if present else None
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    rows = {row["extra"]: row for row in backends.extra_rows()}
+    assert all(row["installed"] is present for row in rows.values())
+    assert rows["dwave"]["install"] == "pip install 'diabat[dwave]'"
+    assert rows["dwave"]["missing"] == ([] if present else ["dwave.system", "dwave.samplers"])
+
+
+# sample
+
+
+def test_sample_reports_exact_marginals_and_log_z(problem: str) -> None:
+    report = run_json("sample", problem)
+    weights = {
+        (a, b): math.exp(0.5 * a - b + 0.3 * a * b) for a in (-1, 1) for b in (-1, 1)
+    }  # fmt: skip
+    Z = sum(weights.values())
+    assert report["log_partition"] == pytest.approx(math.log(Z))
+    assert report["probability"] == pytest.approx(
+        [(weights[1, 1] + weights[1, -1]) / Z, (weights[1, 1] + weights[-1, 1]) / Z]
+    )
+    assert (report["labels"], report["standard_error"]) == ([0, 1], None)
+    text = run("sample", problem).stdout
+    assert f"log Z = {math.log(Z):.9g}" in text
+    assert f"{report['probability'][0]:.6g}" in text
+
+
+def test_sample_estimates_from_reads_with_standard_errors(problem: str) -> None:
+    arguments = ("sample", problem, "--num-reads", "400", "--seed", "5")
+    report, again = run_json(*arguments), run_json(*arguments)
+    assert report["probability"] == again["probability"]
+    assert (report["num_reads"], report["info"]["seed"]) == (400, 5)
+    p, error = report["probability"][0], report["standard_error"][0]
+    smooth = (400 * p + 0.5) / 401
+    assert error == pytest.approx(math.sqrt(smooth * (1 - smooth) / 400))
+    assert "400 reads, seed 5" in run(*arguments).stdout
+
+
+def test_sample_prints_reads(problem: str) -> None:
+    arguments = ("sample", problem, "--samples", "--num-reads", "50", "--seed", "5")
+    report = run_json(*arguments)
+    assert len(report["spins"]) == len(report["energy"]) == 50
+    for (a, b), energy in zip(report["spins"], report["energy"], strict=True):
+        assert energy == pytest.approx(-(0.5 * a - b + 0.3 * a * b))
+    text = run(*arguments).stdout
+    assert text.startswith("Spins in order: 0 1\n")
+    count = report["spins"].count([-1, -1])
+    share = f"{count / 50:.4f}"
+    assert any(line.split() == ["--", "-0.8", str(count), share] for line in text.splitlines())
+
+
+def test_sample_shows_the_most_frequent_states_only(tmp_path: Path) -> None:
+    path = tmp_path / "free.yaml"
+    path.write_text(f"fields: {[0.0] * 12}\n")
+    text = run("sample", str(path), "--samples", "--num-reads", "200", "--seed", "1").stdout
+    assert "more states; --json prints every read." in text
+
+
+def test_sample_takes_backend_options_correlations_and_beta(problem: str) -> None:
+    options = ("--option", "max_iterations=1", "--option", "damping=1")
+    report = run_json("sample", problem, "--sampler", "mean_field", *options, "--beta", "2")
+    # One undamped iteration from m = 0, then the probability at that point.
+    m = [math.tanh(1.0), math.tanh(-2.0)]
+    assert report["probability"] == pytest.approx(
+        [1 / (1 + math.exp(-2 * (1.0 + 0.6 * m[1]))), 1 / (1 + math.exp(-2 * (-2.0 + 0.6 * m[0])))]
+    )
+    assert "Pair correlations" in run("sample", problem, "--correlations").stdout
+    assert run_json("sample", problem, "--correlations")["correlation"][0][0] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--sampler", "exac"), 2, "sampler.backend: expected one of"),
+        (
+            ("--option", "memory=3"),
+            2,
+            "sampler.memory: unknown key. Did you mean 'sampler.memory_budget_mb'?",
+        ),
+        (("--option", "memory_budget_mb"), 2, "expected KEY=VALUE"),
+        (("--sampler", "mean_field", "--samples"), 1, "computes moments only and cannot draw samples"),
+        (("--sampler", "mean_field", "--correlations"), 1, "does not report pair correlations"),
+        (("--beta", "-1"), 1, "beta: expected a finite number > 0, got -1.0."),
+    ],
+)
+def test_sample_refuses_in_a_sentence(
+    problem: str, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    result = run("sample", problem, *arguments, "--json")
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+# config
+
+
+def test_config_show_prints_what_loads_to_the_same(tmp_path: Path) -> None:
+    result = run("config", "show", "brackets-t8", "model.mode=h")
+    path = tmp_path / "resolved.yaml"
+    path.write_text(result.stdout)
+    expected = load_config("brackets-t8", ["model.mode=h"])
+    assert load_config(path) == expected
+    assert run_json("config", "show", "brackets-t8", "model.mode=h") == to_plain(expected)
+
+
+def test_config_list_names_the_shipped_configurations() -> None:
+    names = ["brackets-t12", "brackets-t4-dqa", "brackets-t8", "fidelity", "shakespeare-t8"]
+    assert run("config", "list").stdout.split() == names
+    assert run_json("config", "list") == names
+
+
+def test_tables_have_no_colour_and_no_folded_rows_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    text = run("backends").stdout
+    assert "\x1b" not in text
+    assert any("exact" in line and "straight_through, covariance" in line for line in text.splitlines())

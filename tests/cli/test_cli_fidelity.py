@@ -1,0 +1,89 @@
+import json
+from pathlib import Path
+
+import pytest
+from cli_runs import run, train
+from typer.testing import Result
+
+QUICK = [
+    "fidelity.backends.dqa-5ns=null",
+    "fidelity.strengths=[0.5]",
+    "fidelity.sizes=[3]",
+    "fidelity.instances=2",
+]
+
+
+def fidelity(*arguments: str) -> Result:
+    return run("fidelity", "fidelity", *QUICK, "--no-progress", *arguments)
+
+
+def test_fidelity_reports_rows_as_json_and_as_a_table() -> None:
+    rows = json.loads(fidelity("--json").stdout)["rows"]
+    assert [(row["ensemble"], row["backend"]) for row in rows] == [
+        ("SK", "mean_field"),
+        ("ferromagnet", "mean_field"),
+    ]
+    assert [row["queries"] for row in rows] == [8, 8]
+    text = fidelity().stdout
+    assert "mean_field" in text
+    assert "capture" in text
+
+
+def test_fidelity_names_the_sizes_if_there_are_several() -> None:
+    rows = json.loads(fidelity("fidelity.sizes=[3,4]", "fidelity.ensembles=[sk]", "--json").stdout)["rows"]
+    assert [row["ensemble"] for row in rows] == ["SK n=3", "SK n=4"]
+
+
+def test_fidelity_on_a_trained_checkpoint_with_a_figure(tmp_path: Path) -> None:
+    assert train(tmp_path / "run", "model.num_layers=2").exit_code == 0
+    figure = tmp_path / "new" / "figure.svg"
+    result = fidelity(f"fidelity.checkpoint={tmp_path / 'run'}", "--json", "--figure", str(figure))
+    assert result.exit_code == 0, result.stderr
+    rows = json.loads(result.stdout)["rows"]
+    assert [row["ensemble"] for row in rows[2:]] == ["trained, layer 1", "trained, layer 2"]
+    assert all(row["num_spins"] == 4 for row in rows[2:])
+    assert figure.read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (
+            ["fidelity.checkpoint=nowhere"],
+            2,
+            "fidelity.checkpoint: expected the folder of a run, got 'nowhere'",
+        ),
+        (["--figure", "f.xyz"], 1, "--figure: expected a file ending in .png, .pdf, .svg, got 'f.xyz'."),
+        (
+            ["fidelity.backends.mean_field.damping=7"],
+            2,
+            "fidelity.backends.mean_field.damping: expected a number in",
+        ),
+        (
+            ["fidelity.backends.mean_field.dampin=7"],
+            2,
+            "Did you mean 'fidelity.backends.mean_field.damping'?",
+        ),
+    ],
+)
+def test_fidelity_refuses_in_a_sentence(arguments: list[str], code: int, message: str) -> None:
+    result = fidelity(*arguments)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_fidelity_of_a_softmax_run_is_refused(tmp_path: Path) -> None:
+    assert train(tmp_path / "run", "model.mode=softmax").exit_code == 0
+    result = fidelity(f"fidelity.checkpoint={tmp_path / 'run'}")
+    assert result.exit_code == 2
+    assert "expected a run with couplings" in result.stderr
+
+
+def test_a_damaged_checkpoint_is_a_sentence(tmp_path: Path) -> None:
+    assert train(tmp_path / "run").exit_code == 0
+    (weights,) = (tmp_path / "run" / "checkpoints").glob("best-*/model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-4])
+    result = fidelity(f"fidelity.checkpoint={tmp_path / 'run'}")
+    assert result.exit_code == 1
+    assert "is damaged: expected" in result.stderr

@@ -1,0 +1,210 @@
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import dimod
+import pytest
+import torch
+from dimod.serialization import coo
+
+import diabat
+from diabat.ising import Ising
+from diabat.problem_files import ProblemFileError, read_problem
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def a_bqm() -> dimod.BinaryQuadraticModel:
+    return dimod.BinaryQuadraticModel({0: -1.0, 1: 0.25, 2: 0.5}, {(0, 1): 0.5, (1, 2): -0.75}, 0.0, "SPIN")
+
+
+def as_json(bqm: dimod.BinaryQuadraticModel) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(json.dumps(bqm.to_serializable()))
+    return document
+
+
+def as_file(bqm: dimod.BinaryQuadraticModel) -> bytes:
+    with bqm.to_file() as file:
+        content: bytes = file.read()
+    return content
+
+
+FORMATS = {
+    "json": lambda bqm: json.dumps(as_json(bqm)),
+    "coo": lambda bqm: coo.dumps(bqm, vartype_header=True),
+    "bqm": as_file,
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("vartype", ["SPIN", "BINARY"])
+def test_dimod_formats_give_the_boltzmann_law_of_the_energy(tmp_path: Path, name: str, vartype: str) -> None:
+    bqm = a_bqm().change_vartype(vartype, inplace=False)
+    problem = read_problem(write(tmp_path / "p", FORMATS[name](bqm)), beta=0.7)
+    assert problem.labels == [0, 1, 2]
+    moments = diabat.sampler("exact").moments(problem.ising)
+    # Against dimod's own energies, not against the conversion.
+    low, high = (-1, 1) if vartype == "SPIN" else (0, 1)
+    states = list(itertools.product((low, high), repeat=3))
+    weights = [math.exp(-0.7 * bqm.energy(dict(enumerate(s)))) for s in states]
+    for j in range(3):
+        up = sum(w for w, s in zip(weights, states, strict=True) if s[j] == high) / sum(weights)
+        assert float(moments.probability[j]) == pytest.approx(up, abs=2e-6)  # COO text has six decimals
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_negative_linear_bias_prefers_plus_one(tmp_path: Path, name: str) -> None:
+    bqm = dimod.BinaryQuadraticModel({0: -1.0}, {}, 0.0, "SPIN")
+    problem = read_problem(write(tmp_path / "p", FORMATS[name](bqm)))
+    probability = diabat.sampler("exact").moments(problem.ising).probability
+    assert float(probability) == pytest.approx(1 / (1 + math.exp(-2)))
+
+
+def test_labels_of_json_are_kept(tmp_path: Path) -> None:
+    bqm = dimod.BinaryQuadraticModel({"a": 1, ("x", 1): 2}, {}, 0.0, "SPIN")
+    assert read_problem(write(tmp_path / "p", FORMATS["json"](bqm))).labels == ["a", ("x", 1)]
+
+
+def test_coo_lines_that_dimod_would_skip_are_read(tmp_path: Path) -> None:
+    text = "# vartype=SPIN\n# a comment\n\n0 0 -1e-3\n0 1 +2.5E-1\n"
+    ising = read_problem(write(tmp_path / "p", text)).ising
+    assert ising.couplings is not None
+    assert ising.fields.tolist() == [1e-3, 0]
+    assert ising.couplings.tolist() == [[0, -0.25], [-0.25, 0]]
+
+
+YAML = """
+fields: [0.5, -1, 0]
+couplings: [[0, 1, 0.8], [2, 1, -0.3]]
+three_body: [[2, 0, 1, 0.1]]
+visible: [true, true, false]
+beta: 2
+"""
+
+
+def test_yaml_is_in_the_convention_of_the_law(tmp_path: Path) -> None:
+    ising = read_problem(write(tmp_path / "p.yaml", YAML)).ising
+    K = torch.zeros(3, 3, 3, dtype=torch.float64)
+    for index in itertools.permutations(range(3)):
+        K[index] = 0.2
+    J = torch.tensor([[0, 1.6, 0], [1.6, 0, -0.6], [0, -0.6, 0]], dtype=torch.float64)
+    expected = Ising(
+        torch.tensor([1, -2, 0], dtype=torch.float64), J, torch.tensor([True, True, False]), K
+    )  # beta = 2 folded in
+    for name in ("fields", "couplings", "visible", "three_body"):
+        assert torch.equal(getattr(ising, name), getattr(expected, name)), name
+
+
+def test_yaml_fields_and_couplings_favour_plus_one_and_agreement(tmp_path: Path) -> None:
+    ising = read_problem(write(tmp_path / "p", "fields: [1, 0]\ncouplings: [[0, 1, 0.5]]\n")).ising
+    moments = diabat.sampler("exact").moments(ising, correlations=True)
+    assert moments.correlation is not None
+    # m_0 = tanh 1; the second spin follows through the coupling alone.
+    assert float(moments.probability[0]) == pytest.approx(1 / (1 + math.exp(-2)))
+    assert float(moments.correlation[0, 1]) == pytest.approx(math.tanh(0.5))
+
+
+def test_beta_of_the_call_replaces_that_of_the_file(tmp_path: Path) -> None:
+    assert read_problem(write(tmp_path / "p", YAML), beta=1.0).ising.fields.tolist() == [0.5, -1, 0]
+
+
+@pytest.mark.parametrize(
+    "couplings",
+    ["[[0, 0.5, 0], [0.5, 0, 1.5], [0, 1.5, 0]]", "[[0, 1, 0.5], [1, 2, 1.5], [0, 2, 0]]"],
+    ids=["matrix", "three triples, of the shape of a matrix"],
+)
+def test_couplings_as_matrix_and_as_triples(tmp_path: Path, couplings: str) -> None:
+    ising = read_problem(write(tmp_path / "p", f"fields: [0, 0, 0]\ncouplings: {couplings}\n")).ising
+    assert ising.couplings is not None
+    assert ising.couplings.tolist() == [[0, 0.5, 0], [0.5, 0, 1.5], [0, 1.5, 0]]
+
+
+F3 = "fields: [0, 0, 0]\n"
+J4 = "fields: [0, 0]\ncouplings: "
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "the file is empty"),
+        (b"\xff\xfe\x00", "neither text nor a dimod file"),
+        ("hello", r"expected dimod JSON, COO text or YAML with the key 'fields', got 'hello'"),
+        ("fields: [1\n", r"line 2: expected ',' or '\]'"),
+        ("field: [1]", r"field: unknown key\. Did you mean 'fields'\?"),
+        ("beta: 1", "fields: expected a list of at least one number, got null"),
+        ("fields: []", "fields: expected a list of at least one number"),
+        ("fields: [1, x]", r"fields\[1\]: expected a number, got 'x'"),
+        ("fields: [1, true]", r"fields\[1\]: expected a number, got true"),
+        ("fields: [[1, 2]]", r"fields\[0\]: expected a number, got \[1, 2\]"),
+        ("fields: [.nan]", "fields: expected finite values, got nan at index"),
+        ("fields: [1]\nbeta: -1", "beta: expected a finite number > 0, got -1"),
+        ("fields: [1]\nbeta: .inf", "beta: expected a finite number > 0, got inf"),
+        ("fields: [1]\nvisible: [1]", "visible: expected a list of 1 booleans"),
+        (J4 + "3", r"couplings: expected a list of \[i, j, value\], got 3"),
+        (J4 + "[[0, 1]]", r"couplings\[0\]: expected \[i, j, value\], got \[0, 1\]"),
+        (J4 + "[[0, 2, 1]]", r"couplings\[0\]: expected spins 0 to 1"),
+        (J4 + "[[1, 1, 1]]", r"couplings\[0\]: expected 2 different spins, got \[1, 1\]"),
+        (J4 + "[[0, 1, 1], [1, 0, 1]]", r"couplings\[1\]: the spins \[0, 1\] are given twice"),
+        (J4 + "[[0, 1], [2, 0]]", "couplings: expected a symmetric tensor"),
+        (J4 + "[[1, 1], [1, 0]]", "couplings: expected zero where two indices coincide"),
+        (F3 + "three_body: [[0, 1, 1, 1]]", r"three_body\[0\]: expected 3 different spins"),
+        ("# vartype=SPIN\n0 1 x\n", "line 2: expected 'i j bias', got '0 1 x'"),
+        ("# vartype=SPIN\n0 1\n", "line 2: expected 'i j bias', got '0 1'"),
+        ("# vartype=SPIN\n-1 1 2\n", "line 2: expected labels >= 0"),
+        ("# vartype=SPON\n0 1 2\n", "line 1: expected vartype SPIN or BINARY, got 'SPON'"),
+        ("# vartype=SPIN\n# vartype=BINARY\n", "line 2: the header is given twice"),
+        ("# vartype=SPIN\n", "the model has no variables"),
+        ("# vartype=SPIN\n0 0 nan\n", "fields: expected finite values, got nan"),
+        ("0 1 0.5\n", "expected the header '# vartype=SPIN' or '# vartype=BINARY'"),
+        ('{"type": "BinaryQuad', "not valid JSON at line 1, column 10"),
+        ('{"a": 1}', r"expected the JSON of dimod's BinaryQuadraticModel\.to_serializable, got no 'type'"),
+        ('{"type": "SampleSet"}', "got type 'SampleSet'"),
+    ],
+)
+def test_a_corrupt_file_is_one_sentence_with_its_name(
+    tmp_path: Path, content: str | bytes, message: str
+) -> None:
+    path = write(tmp_path / "corrupt", content)
+    with pytest.raises(ProblemFileError, match=message) as caught:
+        read_problem(path)
+    assert str(caught.value).startswith(f"'{path}'")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"linear_biases": [1.0]}, "linear_biases: expected a list of num_variables = 3 entries, got 1"),
+        ({"quadratic_head": [0]}, "quadratic_head: expected a list of num_interactions = 2 entries, got 1"),
+        ({"quadratic_tail": None}, "quadratic_tail: .* got NoneType"),
+        ({"variable_type": "X"}, "corrupt dimod JSON"),
+        ({"variable_labels": ["a", "a", "b"]}, "corrupt dimod JSON"),
+        ({"linear_biases": [1, 2, "x"]}, "corrupt dimod JSON"),
+        ({"linear_biases": [1, 2, float("nan")]}, "fields: expected finite values, got nan"),
+    ],
+)
+def test_altered_json_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path = write(tmp_path / "p.json", json.dumps(as_json(a_bqm()) | change))
+    with pytest.raises(ProblemFileError, match=message):
+        read_problem(path)
+
+
+@pytest.mark.parametrize("length", [8, 40, 170])
+def test_a_truncated_dimod_file_is_refused(tmp_path: Path, length: int) -> None:
+    content = as_file(a_bqm())
+    with pytest.raises(ProblemFileError, match="a truncated or corrupt dimod file"):
+        read_problem(write(tmp_path / "p.bqm", content[:length]))
+
+
+def test_places_that_are_no_files(tmp_path: Path) -> None:
+    with pytest.raises(ProblemFileError, match=r"nothing': no such file\."):
+        read_problem(tmp_path / "nothing")
+    with pytest.raises(ProblemFileError, match=r"expected a file, got a folder\."):
+        read_problem(tmp_path)
+    with pytest.raises(ProblemFileError, match=r"beta: expected a finite number > 0, got nan\."):
+        read_problem(tmp_path, beta=float("nan"))

@@ -1,0 +1,128 @@
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_runs import run, train
+
+import diabat.training
+from diabat.config import load_config
+
+
+def test_train_writes_the_resolved_configuration_and_reports(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    result = train(folder, "--json")
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert (report["steps"], report["run_dir"], report["task"]) == (2, str(folder), "brackets")
+    assert report["config"] == json.loads((folder / "config.json").read_text())
+    assert load_config(folder).output == folder
+    again = train(folder)
+    assert (again.exit_code, again.stdout) == (1, "")
+    assert "expected a new or empty folder" in again.stderr
+
+
+def test_train_resumes_to_the_same_weights_as_an_uninterrupted_run(tmp_path: Path) -> None:
+    assert train(tmp_path / "a", steps=4).exit_code == 0
+    assert train(tmp_path / "b", steps=2).exit_code == 0
+    result = train(tmp_path / "b", "--resume", steps=4)
+    assert result.exit_code == 0, result.stderr
+    assert "accuracy" in result.stdout
+    weights = [diabat.training.load_model(tmp_path / name, "latest") for name in "ab"]
+    assert all(bool((weights[0][k] == weights[1][k]).all()) for k in weights[0])
+
+
+def test_a_run_folder_is_a_configuration(tmp_path: Path) -> None:
+    assert train(tmp_path / "run").exit_code == 0
+    result = run(
+        "train", str(tmp_path / "run"), "--resume", "training.max_steps=3", "--json", "--no-progress"
+    )
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["steps"] == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("sampler.backend=mean_field", "sampler.backend: expected 'exact' as in the run in"),
+        ("seed=5", "seed: expected 0 as in the run in"),
+        ("model.mode=h", "model.mode: expected 'h+J' as in the run in"),
+    ],
+)
+def test_a_run_is_not_resumed_under_another_configuration(
+    tmp_path: Path, override: str, message: str
+) -> None:
+    assert train(tmp_path / "run").exit_code == 0
+    result = train(tmp_path / "run", override, "--resume")
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_resume_without_a_run_is_a_sentence(tmp_path: Path) -> None:
+    result = train(tmp_path / "none", "--resume")
+    assert result.exit_code == 1
+    assert "which does not exist" in result.stderr
+
+
+def test_data_path_is_for_tasks_that_read_data(tmp_path: Path) -> None:
+    result = train(tmp_path / "run", "--data", "x")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "Error: --data: the task 'brackets' is generated and reads no data, got 'x'.\n"
+    result = run(
+        "train", "shakespeare-t8", "--data", str(tmp_path / "x.txt"), "--output", str(tmp_path / "run")
+    )
+    assert result.exit_code == 1
+    assert "x.txt" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def _failing(error: BaseException, folder: Path | None = None) -> Any:
+    def train(*arguments: Any, **options: Any) -> None:
+        if folder is not None:
+            (folder / "checkpoints").mkdir(parents=True)
+        raise error
+
+    return train
+
+
+def test_an_interrupt_says_how_to_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "a run"
+    stop = diabat.training.TrainingInterrupted("interrupted after step 3.")
+    monkeypatch.setattr(diabat.training, "train", _failing(stop))
+    result = train(folder, "seed=3")
+    assert result.exit_code == 130
+    assert (
+        f"The run is saved in '{folder}'; continue with: diabat train brackets-t8 task.num_train=32"
+        in result.stderr
+    )
+    assert result.stderr.endswith(f" seed=3 --output '{folder}' --resume\n")
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_an_interrupt_at_any_other_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: bool
+) -> None:
+    folder = tmp_path / "run"
+    monkeypatch.setattr(diabat.training, "train", _failing(KeyboardInterrupt(), folder if saved else None))
+    result = train(folder)
+    assert result.exit_code == 130
+    assert ("--resume" if saved else "Nothing was saved yet.") in result.stderr
+
+
+def test_a_full_disk_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/x")
+    monkeypatch.setattr(diabat.training, "train", _failing(error))
+    result = train(tmp_path / "run", "--json")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "Error: 'runs/x': No space left on device.\n"
+
+
+def test_an_unwritable_output_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = train(tmp_path / "file" / "run")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "cannot write the folder" in result.stderr
+    assert result.stderr.count("\n") == 1

@@ -1,0 +1,146 @@
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import diabat
+from diabat.config import (
+    Config,
+    ConfigError,
+    build_model,
+    build_sampler,
+    build_task,
+    find_config,
+    load_config,
+    make_config,
+    shipped_configs,
+    to_plain,
+    to_yaml,
+)
+from diabat.samplers import registry
+from diabat.tasks import BracketOptions, ShakespeareOptions
+from diabat.training import PROTOCOLS
+
+SMALL = {"task": {"name": "brackets", "window": 4, "num_train": 16, "num_validation": 8}}
+
+
+def test_the_empty_document_is_the_default_configuration() -> None:
+    config = make_config({})
+    assert isinstance(config.task, BracketOptions)
+    assert (config.seed, config.gradient, config.sampler.backend) == (0, "auto", "exact")
+
+
+@pytest.mark.parametrize("section", ["task", "model", "sampler", "training", "fidelity"])
+def test_a_section_left_empty_means_its_defaults(section: str) -> None:
+    assert make_config({section: None}) == make_config({})
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_learning_rates_are_those_of_the_task(name: str) -> None:
+    training = make_config({"task": {"name": name}}).training
+    assert training == PROTOCOLS[name]
+    assert {"shakespeare": (1e-3, 3e-5), "brackets": (3e-4, 1e-4)}[name] == (
+        training.learning_rate,
+        training.coupling_learning_rate,
+    )
+
+
+def test_what_the_file_says_replaces_the_published_values() -> None:
+    training = make_config({"task": {"name": "brackets"}, "training": {"learning_rate": 0.5}}).training
+    assert (training.learning_rate, training.coupling_learning_rate) == (0.5, 1e-4)
+
+
+def test_the_seed_of_the_run_is_the_seed_of_the_training_unless_given() -> None:
+    assert make_config({"seed": 4}).training.seed == 4
+    assert make_config({"seed": 4, "training": {"seed": 5}}).training.seed == 5
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_shipped_configurations_are_valid_and_survive_a_round_trip(name: str, tmp_path: Path) -> None:
+    config = load_config(name)
+    for suffix, text in (("yaml", to_yaml(config)), ("json", json.dumps(to_plain(config)))):
+        path = tmp_path / f"resolved.{suffix}"
+        path.write_text(text)
+        again = load_config(path)
+        assert again == config
+        assert to_plain(again) == to_plain(config)
+    build_sampler(config.sampler)
+
+
+def test_the_resolved_configuration_names_every_option() -> None:
+    plain = to_plain(load_config("brackets-t4-dqa"))
+    assert plain["task"]["name"] == "brackets"
+    assert plain["sampler"]["backend"] == "dqa"
+    assert plain["sampler"]["calibration"] == "predicted"
+    assert set(plain["task"]) == {"name", *(f.name for f in dataclasses.fields(BracketOptions))}
+
+
+def test_a_configuration_is_found_by_path_by_name_and_by_run_folder(tmp_path: Path) -> None:
+    assert find_config("brackets-t8") == find_config("brackets-t8.yaml") == shipped_configs()["brackets-t8"]
+    (tmp_path / "config.json").write_text(json.dumps(to_plain(make_config({"seed": 9}))))
+    assert load_config(tmp_path).seed == 9
+    with pytest.raises(ConfigError, match=r"'brackets-t9': no such file, .* Did you mean 'brackets-t"):
+        find_config("brackets-t9")
+    with pytest.raises(ConfigError, match=r"'zzz': no such file, .* Shipped are brackets-t12, "):
+        find_config("zzz")
+
+
+def test_a_path_that_exists_wins_over_a_shipped_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("fidelity").write_text("seed: 7\n")
+    assert load_config("fidelity").seed == 7
+
+
+def test_overrides_reach_every_kind_of_section() -> None:
+    overrides = ["task.name=shakespeare", "task.window=6", "model.mode=h", "sampler.backend=dqa",
+                 "sampler.steps=9", "fidelity.backends.b.backend=exact", "fidelity.sizes=[3]"]  # fmt: skip
+    config = make_config({})
+    config = load_config("fidelity", [*overrides, "fidelity.backends.dqa-5ns=null"])
+    assert config.task == ShakespeareOptions(window=6)
+    assert config.model.mode == "h"
+    assert config.sampler.options["steps"] == 9
+    assert list(config.fidelity.backends) == ["mean_field", "b"]
+    assert config.fidelity.sizes == (3,)
+
+
+def test_the_built_objects_are_those_of_the_configuration() -> None:
+    config = make_config(
+        SMALL | {"sampler": {"backend": "mean_field", "damping": 0.5}, "model": {"embed_dim": 8}}
+    )
+    sampler = build_sampler(config.sampler)
+    assert (sampler.name, vars(sampler)["damping"]) == ("mean_field", 0.5)
+    task = build_task(config)
+    assert (task.name, task.window, len(task.train)) == ("brackets", 4, 16)
+    model = build_model(config, task, sampler)
+    assert model.attention_layers()[0].sampler is sampler
+    assert model.options == config.model
+
+
+def test_the_seed_decides_the_initial_weights() -> None:
+    def weights(seed: int) -> torch.Tensor:
+        config = make_config(SMALL | {"seed": seed})
+        return next(iter(build_model(config, build_task(config)).parameters())).detach()
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+def _register(monkeypatch: pytest.MonkeyPatch, factory: Callable[..., Any]) -> Config:
+    monkeypatch.setitem(registry._registered, "third_party", factory)
+    return make_config({"sampler": {"backend": "third_party", "path": "x"}})
+
+
+def test_options_of_a_third_party_backend_come_from_its_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+    def factory(path, *, depth: "Unresolvable" = 3, **unused):  # type: ignore[no-untyped-def, name-defined]  # noqa: F821
+        return diabat.sampler("exact")
+
+    config = _register(monkeypatch, factory)
+    assert config.sampler.options == {"path": "x", "depth": 3}
+    with pytest.raises(ConfigError, match=r"sampler\.path: this key is required"):
+        make_config({"sampler": {"backend": "third_party"}})
+    with pytest.raises(ConfigError, match=r"sampler\.dept: unknown key\. Did you mean 'sampler\.depth'"):
+        make_config({"sampler": {"backend": "third_party", "path": "x", "dept": 1}})

@@ -1,0 +1,115 @@
+from typing import Any
+
+import pytest
+
+from diabat.config import ConfigError, build_model, build_sampler, build_task, make_config
+from diabat.config.yaml_files import parse_yaml
+
+BACKENDS = "dqa, exact, mean_field"
+BAD = [
+    # unknown keys
+    ({"trainin": {}}, "trainin: unknown key. Did you mean 'training'?"),
+    ({"learning_rate": 1}, "learning_rate: unknown key. Did you mean 'training.learning_rate'?"),
+    ({"training": {"lr": 1}}, "training.lr: unknown key. Did you mean 'training.learning_rate'?"),
+    ({"training": {"patienc": 1}}, "training.patienc: unknown key. Did you mean 'training.patience'?"),
+    ({"model": {"heads": 1}}, "model.heads: unknown key. Did you mean 'model.num_heads'?"),
+    ({"task": {"name": "brackets", "windo": 4}}, "task.windo: unknown key. Did you mean 'task.window'?"),
+    ({"sampler": {"backend": "dqa", "anneal_time_ns": 5}},
+     "sampler.anneal_time_ns: unknown key. Did you mean 'sampler.annealing_time_ns'?"),
+    ({"fidelity": {"backends": {"a": {"backend": "exact", "memory_budget": 1}}}},
+     "fidelity.backends.a.memory_budget: unknown key. Did you mean 'fidelity.backends.a.memory_budget_mb'?"),
+    # choices
+    ({"task": {"name": "bracket"}},
+     "task.name: expected one of brackets, shakespeare, got 'bracket' (string). Did you mean 'brackets'?"),
+    ({"task": {"window": 8}}, "task.name: this key is required; it is one of brackets, shakespeare."),
+    ({"model": {"mode": "hJ"}},
+     "model.mode: expected one of softmax, h+J, h, J, h+K, J+K, h+J+K, K, got 'hJ'. Did you mean 'h+J'?"),
+    ({"gradient": "exac"},
+     "gradient: expected 'auto', 'exact', 'straight_through' or 'covariance', got 'exac' (string)."),
+    ({"fidelity": {"ensembles": ["sk", "x"]}},
+     "fidelity.ensembles[1]: expected 'sk' or 'ferromagnet', got 'x' (string)."),
+    # types
+    ({"task": 3}, "task: expected a mapping, got 3 (integer)."),
+    ({"model": "h"}, "model: expected a mapping, got 'h' (string)."),
+    ({"training": []}, "training: expected a mapping, got [] (list)."),
+    ({"sampler": []}, "sampler: expected a mapping, got [] (list)."),
+    ({"seed": "1"}, "seed: expected an integer, got '1' (string)."),
+    ({"seed": 1.5}, "seed: expected an integer, got 1.5 (number)."),
+    ({"model": {"embed_dim": True}}, "model.embed_dim: expected an integer, got true (boolean)."),
+    ({"model": {"causal": 1}}, "model.causal: expected true or false, got 1 (integer)."),
+    ({"training": {"clip": None}}, "training.clip: expected a number, got null."),
+    ({"training": {"clip": {"a": 1}}}, "training.clip: expected a number, got a mapping."),
+    ({"fidelity": {"sizes": 8}}, "fidelity.sizes: expected a list, got 8 (integer)."),
+    ({"fidelity": {"strengths": [0.1, "x"]}}, "fidelity.strengths[1]: expected a number, got 'x' (string)."),
+    ({"sampler": {"backend": "dqa", "steps": "ten"}},
+     "sampler.steps: expected an integer, got 'ten' (string)."),
+    ({"sampler": {"backend": "dqa", "schedule": 5}}, "sampler.schedule: expected a string, got 5 (integer)."),
+    # ranges
+    ({"seed": -1}, "seed: expected a number >= 0, got -1 (integer)."),
+    ({"task": {"name": "brackets", "window": 2}}, "task.window: expected an integer >= 4, got 2."),
+    ({"model": {"embed_dim": 6, "num_heads": 4}},
+     "model.embed_dim: expected a multiple of num_heads = 4, got 6."),
+    ({"training": {"patience": 0}}, "training.patience: expected an integer >= 1, got 0."),
+    ({"fidelity": {"backends": {}}}, "fidelity.backends: expected a length >= 1, got an empty mapping."),
+    ({"training": {"learning_rate": float("nan")}},
+     "training.learning_rate: expected a finite number, got nan (number)."),
+    ({"training": {"learning_rate": float("inf")}},
+     "training.learning_rate: expected a finite number, got inf (number)."),
+    ({"sampler": {"backend": "dqa", "annealing_time_ns": float("inf")}},
+     "sampler.annealing_time_ns: expected a finite number, got inf (number)."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("document", "message"), BAD, ids=[message.split(":")[0] for _, message in BAD])
+def test_a_bad_value_is_one_sentence(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_config(document)
+    assert str(caught.value) == message
+
+
+def test_an_unknown_backend_is_named_with_the_nearest() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^sampler\.backend: expected one of .*, got 'dqq'\. Did you mean 'dqa'\?$"
+    ):
+        make_config({"sampler": {"backend": "dqq"}})
+
+
+def test_a_key_unlike_any_other_lists_the_valid_ones() -> None:
+    with pytest.raises(
+        ConfigError, match=r"zzzz: unknown key\. Valid keys here: fidelity, gradient, model, "
+    ):
+        make_config({"zzzz": 1})
+
+
+def test_an_unknown_key_is_reported_before_other_faults() -> None:
+    with pytest.raises(ConfigError, match=r"training\.patienc: unknown key"):
+        make_config({"seed": "x", "training": {"patienc": 1}})
+
+
+def test_values_that_only_the_backend_knows_are_refused_when_it_is_built() -> None:
+    config = make_config({"sampler": {"backend": "mean_field", "damping": 2}})
+    with pytest.raises(ConfigError, match=r"^sampler\.damping: expected a number in \(0, 1\], got 2"):
+        build_sampler(config.sampler)
+
+
+def test_parts_that_do_not_fit_together_are_refused_when_the_model_is_built() -> None:
+    small = {"name": "brackets", "window": 4, "num_train": 8, "num_validation": 8}
+    for document, message in (
+        ({"sampler": {"backend": "mean_field"}, "gradient": "covariance"}, "gradient: sampler 'mean_field'"),
+        (
+            {"sampler": {"backend": "dqa"}, "model": {"mode": "h+K"}},
+            r"model\.mode: sampler 'dqa' has no three-body",
+        ),
+        (
+            {"sampler": {"backend": "dqa"}, "task": small | {"window": 21}},
+            r"task\.window: sampler 'dqa' accepts",
+        ),
+    ):
+        config = make_config({"task": small, **document})
+        with pytest.raises(ConfigError, match=message):
+            build_model(config, build_task(config))
+
+
+def test_a_configuration_that_contains_itself_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the configuration contains itself"):
+        make_config(parse_yaml("fidelity: {sizes: &a [*a]}", "text"))

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import settings
+
+# The same examples on every machine: a property that fails here fails everywhere, and no database is written.
+settings.register_profile("diabat", derandomize=True, deadline=None, max_examples=30, database=None)
+settings.load_profile("diabat")
+
+
+@pytest.fixture(autouse=True)
+def _same_arithmetic() -> Iterator[None]:
+    """One thread and a fixed global seed per test; whatever a test changes is put back."""
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
+    torch.set_rng_state(state)

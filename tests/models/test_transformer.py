@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from diabat.models import Transformer, TransformerOptions
+from diabat.models.transformer import is_coupling
+
+MODES = ("softmax", "h+J", "h", "J", "h+K", "J+K", "h+J+K", "K")
+
+
+def build(seed: int = 0, **changes: object) -> Transformer:
+    options = TransformerOptions(**({"embed_dim": 16, "num_heads": 2, "ffn_dim": 24} | changes))  # type: ignore[arg-type]
+    torch.manual_seed(seed)
+    return Transformer(options, vocab_size=11, num_classes=7, window=6)
+
+
+def symbols(batch: int = 3, length: int = 6) -> torch.Tensor:
+    return torch.randint(11, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("length", [1, 4, 6])
+def test_logits_have_one_row_per_position(mode: str, length: int) -> None:
+    logits = build(mode=mode)(symbols(length=length))
+    assert logits.shape == (3, length, 7)
+    assert bool(logits.isfinite().all())
+
+
+@pytest.mark.parametrize("mode", ["softmax", "h+J"])
+def test_causal_models_do_not_see_the_future(mode: str) -> None:
+    model = build(mode=mode, num_layers=2).eval()
+    x = symbols()
+    y = x.clone()
+    y[:, 4:] = (y[:, 4:] + 1) % 11
+    before, after = model(x), model(y)
+    assert torch.allclose(before[:, :4], after[:, :4], atol=1e-6)
+    assert not torch.allclose(before[:, 4:], after[:, 4:], atol=1e-6)
+    backward = build(mode=mode, causal=False).eval()
+    assert not torch.allclose(backward(x)[:, :4], backward(y)[:, :4], atol=1e-6)
+
+
+def test_padding_is_not_attended_to() -> None:
+    model = build(causal=False).eval()
+    x = symbols()
+    y = x.clone()
+    y[:, 5] = (y[:, 5] + 1) % 11
+    mask = torch.zeros(3, 6, dtype=torch.bool)
+    mask[:, 5] = True
+    assert torch.allclose(model(x, mask)[:, :5], model(y, mask)[:, :5], atol=1e-6)
+
+
+def test_all_modes_start_from_the_same_weights() -> None:
+    reference = dict(build(mode="softmax").named_parameters())
+    for mode in MODES[1:]:
+        own = {name: p for name, p in build(mode=mode).named_parameters() if not is_coupling(name)}
+        assert own.keys() == reference.keys()
+        assert all(torch.equal(p, reference[name]) for name, p in own.items())
+    other = dict(build(seed=1, mode="softmax").named_parameters())
+    assert not torch.equal(other["head.weight"], reference["head.weight"])
+
+
+def test_initialisation_is_the_documented_one() -> None:
+    torch.manual_seed(0)
+    model = Transformer(TransformerOptions(embed_dim=64), vocab_size=61, num_classes=61, window=8)
+    norms = {f"{n}.weight" for n, m in model.named_modules() if isinstance(m, nn.LayerNorm)}
+    assert len(norms) == 3
+    for name, p in model.named_parameters():
+        if name in norms:
+            assert bool((p == 1).all())
+        elif is_coupling(name) or p.ndim == 1:
+            assert bool((p == 0).all())
+        else:
+            # N(0, 0.02²): five standard errors of the sample deviation, 0.02/sqrt(2N); N >= 512.
+            assert abs(float(p.detach().std()) - 0.02) < 5 * 0.02 / (2 * p.numel()) ** 0.5
+    pairs = [name for name, _ in model.named_parameters() if is_coupling(name)]
+    assert pairs == ["blocks.0.attention.coupling_pairs"]
+
+
+def test_published_size() -> None:
+    model = Transformer(TransformerOptions(mode="softmax"), vocab_size=61, num_classes=61, window=8)
+    d, f, v = 64, 128, 61
+    attention, ffn, norms = 4 * (d * d + d), 2 * d * f + f + d, 3 * 2 * d
+    assert sum(p.numel() for p in model.parameters()) == attention + ffn + norms + (v + 8) * d + v * (d + 1)
+
+
+def test_without_ffn_there_is_none() -> None:
+    names = [name for name, _ in build(ffn_dim=0).named_parameters()]
+    assert not any("ffn" in name for name in names)
+    assert build(ffn_dim=0)(symbols()).shape == (3, 6, 7)
+
+
+def test_every_weight_receives_a_gradient() -> None:
+    model = build(mode="h+J+K", num_layers=2)
+    model(symbols()).square().sum().backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None, name
+        assert bool(p.grad.isfinite().all()), name
+        # A bias of the keys shifts every field of a query alike, which only softmax ignores.
+        assert bool((p.grad != 0).any()), name
+
+
+def test_layers_and_sampler_reach_the_attention() -> None:
+    model = Transformer(TransformerOptions(num_layers=3), 11, 7, 6, "mean_field", num_reads=5)
+    layers = model.attention_layers()
+    assert [layer.sampler.name for layer in layers] == ["mean_field"] * 3
+    assert [layer.num_reads for layer in layers] == [5] * 3
+
+
+def test_attention_dropout_is_the_dropout_unless_given() -> None:
+    for given, expected in ((None, 0.3), (0.0, 0.0), (0.2, 0.2)):
+        (layer,) = build(dropout=0.3, attention_dropout=given).attention_layers()
+        assert layer.dropout.p == expected
+
+
+def test_too_long_sequences_are_refused() -> None:
+    with pytest.raises(ValueError, match="symbols: expected at most window = 6 positions, got 7"):
+        build()(symbols(length=7))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("embed_dim", 0, "embed_dim: expected an integer >= 1, got 0"),
+        ("num_heads", 3, "embed_dim: expected a multiple of num_heads = 3, got 64"),
+        ("num_layers", 0, "num_layers: expected an integer >= 1, got 0"),
+        ("ffn_dim", -1, "ffn_dim: expected an integer >= 0, got -1"),
+        ("dropout", 1.0, r"^dropout: expected a probability in \[0, 1\), got 1.0"),
+        ("attention_dropout", -0.1, r"^attention_dropout: expected a probability in \[0, 1\), got -0.1"),
+    ],
+)
+def test_options_out_of_range_are_refused(name: str, value: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TransformerOptions(**{name: value})  # type: ignore[arg-type]
+
+
+def test_unknown_modes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"mode: expected one of .*softmax.*, got 'sigmoid'"):
+        build(mode="sigmoid")
