@@ -30,17 +30,7 @@ def show_backends(as_json: JsonOption = False) -> None:
     if as_json:
         print_json({"backends": backends, "extras": extras})
         return
-    columns = (
-        "backend",
-        "available",
-        "law",
-        "exact",
-        "largest n",
-        "three-body",
-        "samples",
-        "log Z",
-        "gradients",
-    )
+    columns = ("backend", "law", "largest n", "offers", "gradients, best first")
     print_table("Backends", columns, (_backend_cells(row) for row in backends), right=("largest n",))
     for row in backends:
         if row["reason"]:
@@ -97,16 +87,22 @@ def _capability_row(able: Capabilities) -> dict[str, Any]:
 
 
 def _backend_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    def yes(key: str) -> str:
-        return "yes" if row[key] else "no"
-
     if not row["available"]:
-        return (row["backend"], "no", *[""] * 7)
-    largest = "any" if row["max_spins"] is None else str(row["max_spins"])
+        return (row["backend"], "not available", "", "", "")
+    offers = {
+        "exact": "exact moments",
+        "samples": "samples",
+        "correlations": "correlations",
+        "log_partition": "log Z",
+        "three_body": "three-body terms",
+    }
     return (
-        row["backend"], "yes", row["law"], yes("exact"), largest, yes("three_body"), yes("samples"),
-        yes("log_partition"), ", ".join(row["gradients"]),
-    )  # fmt: skip
+        row["backend"],
+        row["law"],
+        "any" if row["max_spins"] is None else str(row["max_spins"]),
+        ", ".join(text for key, text in offers.items() if row[key]),
+        ", ".join(row["gradients"]),
+    )
 
 
 def _is_installed(module: str) -> bool:

@@ -233,7 +233,8 @@ def test_evaluate_is_independent_of_the_batch_size_and_ignores_what_is_ignored()
     whole = evaluate(model, task.validation)
     assert evaluate(model, task.validation, batch_size=5) == pytest.approx(whole, rel=1e-6)
     model.eval()
-    logits = model(task.validation.inputs)
+    with torch.no_grad():
+        logits = model(task.validation.inputs)
     counted = task.validation.targets != -100
     chance = logits.log_softmax(-1)[counted].gather(1, task.validation.targets[counted][:, None])
     assert whole[0] == pytest.approx(float(-chance.mean()), rel=1e-6)
