@@ -1,0 +1,1 @@
+"""Measurements behind docs/results.md; each module runs on its own: python -m benchmarks.exact."""

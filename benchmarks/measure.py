@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 
-def paired(a: Callable[[], Any], b: Callable[[], Any], rounds: int = 7, inner: int = 1) -> tuple[float, float, float]:
+def paired(
+    a: Callable[[], Any], b: Callable[[], Any], rounds: int = 7, inner: int = 1
+) -> tuple[float, float, float]:
     """Time two callables in turn, A B A B ..., after one warm-up of each.
 
     Args:

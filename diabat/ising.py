@@ -103,7 +103,9 @@ class Ising:
         def cut(t: Tensor | None) -> Tensor | None:
             return None if t is None else t.detach()
 
-        return Ising(self.fields.detach(), cut(self.couplings), self.visible, cut(self.three_body), check=False)
+        return Ising(
+            self.fields.detach(), cut(self.couplings), self.visible, cut(self.three_body), check=False
+        )
 
 
 def _check_tensor(name: str, value: Any) -> None:
@@ -142,8 +144,9 @@ def _check_interaction(name: str, value: Any, fields: Tensor, *, order: int) -> 
             f"got {value.dtype} on {value.device}."
         )
     if value.ndim < order or tuple(value.shape[-order:]) != (n,) * order:
-        raise IsingError(f"{name}: expected shape [*lead, {', '.join('n' * order)}] with n = {n}, "
-                         f"got {list(value.shape)}.")
+        raise IsingError(
+            f"{name}: expected shape [*lead, {', '.join('n' * order)}] with n = {n}, got {list(value.shape)}."
+        )
     _check_lead(name, value.shape[:-order], batch)
     _check_finite(name, value)
     _check_symmetric(name, value, order)
@@ -167,7 +170,9 @@ def _check_symmetric(name: str, value: Tensor, order: int) -> None:
         diagonal = torch.diagonal(value, dim1=-order, dim2=-order + axis)
         if bool((diagonal != 0).any()):
             worst = float(diagonal.abs().max())
-            raise IsingError(f"{name}: expected zero where two indices coincide, got {worst:.3g} on the diagonal.")
+            raise IsingError(
+                f"{name}: expected zero where two indices coincide, got {worst:.3g} on the diagonal."
+            )
 
 
 def _check_visible(visible: Any, fields: Tensor) -> None:
@@ -209,7 +214,9 @@ def triple_indices(n: int, device: torch.device | str = "cpu") -> tuple[Tensor, 
     return triples[:, 0], triples[:, 1], triples[:, 2]
 
 
-def from_bqm(bqm: Any, *, beta: float = 1.0, dtype: torch.dtype = torch.float64) -> tuple[Ising, list[Hashable]]:
+def from_bqm(
+    bqm: Any, *, beta: float = 1.0, dtype: torch.dtype = torch.float64
+) -> tuple[Ising, list[Hashable]]:
     """Convert a dimod BinaryQuadraticModel, whose energy is minimised, into h = -beta·h_bqm, J = -beta·J_bqm.
 
     Args:

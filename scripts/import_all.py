@@ -10,7 +10,9 @@ import diabat
 
 def main() -> None:
     """Import all modules, then touch the packaged data."""
-    names = [m.name for m in pkgutil.walk_packages(diabat.__path__, "diabat.") if not m.name.endswith("__main__")]
+    names = [
+        m.name for m in pkgutil.walk_packages(diabat.__path__, "diabat.") if not m.name.endswith("__main__")
+    ]
     for name in names:
         importlib.import_module(name)
     from diabat.circuits import available_schedules, schedule

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from diabat.attention.bridge import choose_estimator, spin_probabilities
 from diabat.ising import pack_couplings, pack_three_body
-from diabat.samplers.base import Sampler, UnsupportedError
+from diabat.samplers.base import Sampler, UnsupportedError, check_num_reads
 from diabat.samplers.registry import as_sampler
 
 MODES = ("softmax", "h+J", "h", "J", "h+K", "J+K", "h+J+K", "K")
@@ -63,6 +63,8 @@ class BoltzmannAttention(nn.Module):
     ) -> None:
         super().__init__()
         _check_sizes(embed_dim, num_heads, window, mode)
+        if num_reads is not None:
+            check_num_reads(num_reads)
         self.embed_dim, self.num_heads, self.window = embed_dim, num_heads, window
         self.mode, self.gradient, self.causal, self.num_reads = mode, gradient, causal, num_reads
         self.sampler = as_sampler(sampler)
@@ -75,10 +77,17 @@ class BoltzmannAttention(nn.Module):
         terms = mode.split("+")
         self.coupling_pairs = nn.Parameter(torch.zeros(num_heads, pairs)) if "J" in terms else None
         self.coupling_triples = nn.Parameter(torch.zeros(num_heads, triples)) if "K" in terms else None
+        estimator = choose_estimator(self.sampler, gradient)
         if mode != "softmax":
-            choose_estimator(self.sampler, gradient)
+            if estimator == "exact" and num_reads is not None:
+                raise UnsupportedError(
+                    "num_reads: gradient 'exact' differentiates the sampler's own moments, "
+                    f"expected None, got {num_reads}."
+                )
             _check_backend(self.sampler, window, "K" in terms)
-        self.register_buffer("_causal_mask", torch.ones(window, window, dtype=torch.bool).tril(), persistent=False)
+        self.register_buffer(
+            "_causal_mask", torch.ones(window, window, dtype=torch.bool).tril(), persistent=False
+        )
         self._recorded: tuple[Tensor, Tensor | None] | None = None
 
     def forward(
@@ -99,7 +108,10 @@ class BoltzmannAttention(nn.Module):
         """
         self._check_input(x, key_padding_mask)
         batch, length, _ = x.shape
-        q, k, v = (f(x).view(batch, length, self.num_heads, -1).transpose(1, 2) for f in (self.query, self.key, self.value))
+        q, k, v = (
+            f(x).view(batch, length, self.num_heads, -1).transpose(1, 2)
+            for f in (self.query, self.key, self.value)
+        )
         visible = self._visible(length, key_padding_mask, x.device)  # [T, T] or [B, 1, T, T]
         fields = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # [B, H, T, T]
         if self.mode == "softmax":
@@ -131,7 +143,9 @@ class BoltzmannAttention(nn.Module):
             RuntimeError: Before the first forward pass, or in mode ``softmax``.
         """
         if self._recorded is None:
-            raise RuntimeError("no Boltzmann forward pass has been made yet; call the layer on an input first.")
+            raise RuntimeError(
+                "no Boltzmann forward pass has been made yet; call the layer on an input first."
+            )
         return self._recorded
 
     def _boltzmann_weights(self, fields: Tensor, visible: Tensor) -> Tensor:
@@ -141,12 +155,20 @@ class BoltzmannAttention(nn.Module):
             fields = torch.zeros_like(fields)
         self._recorded = (fields.detach(), None if J is None else J.detach())
         seed = None
-        if not self.sampler.capabilities.exact:
+        reads = self.num_reads is not None or choose_estimator(self.sampler, self.gradient) == "covariance"
+        if reads or not self.sampler.capabilities.exact:
             # From torch's global generator, so that restoring its state repeats the reads.
             seed = int(torch.randint(2**31, ()))
         alpha = spin_probabilities(
-            fields, J, self.sampler, gradient=self.gradient, visible=visible, three_body=K,
-            num_reads=self.num_reads, seed=seed, check=False,
+            fields,
+            J,
+            self.sampler,
+            gradient=self.gradient,
+            visible=visible,
+            three_body=K,
+            num_reads=self.num_reads,
+            seed=seed,
+            check=False,
         )
         return _normalised(alpha, visible)
 
@@ -157,8 +179,12 @@ class BoltzmannAttention(nn.Module):
         return mask if padding is None else mask & ~padding[:, None, None, :]
 
     def _check_input(self, x: Tensor, padding: Tensor | None) -> None:
+        if not x.is_floating_point():
+            raise ValueError(f"x: expected a floating dtype, got {x.dtype}.")
         if x.ndim != 3 or x.shape[-1] != self.embed_dim or x.shape[0] == 0 or x.shape[1] == 0:
-            raise ValueError(f"x: expected shape [B, T, {self.embed_dim}] with B, T >= 1, got {list(x.shape)}.")
+            raise ValueError(
+                f"x: expected shape [B, T, {self.embed_dim}] with B, T >= 1, got {list(x.shape)}."
+            )
         if x.shape[1] > self.window:
             raise ValueError(f"x: expected at most window = {self.window} positions, got {x.shape[1]}.")
         if padding is not None and (padding.dtype != torch.bool or padding.shape != x.shape[:2]):
@@ -178,9 +204,9 @@ def _masked_softmax(fields: Tensor, visible: Tensor) -> Tensor:
 
 
 def _normalised(alpha: Tensor, visible: Tensor) -> Tensor:
-    """alpha / Σ alpha; uniform over the visible keys where every alpha underflows, zero where there is none."""
-    # The smallest normal number changes no alpha that has any precision, and keeps 0/0 out.
-    positive = (alpha + torch.finfo(alpha.dtype).tiny).masked_fill(~visible, 0)
+    """Alpha / Σ alpha; uniform over the visible keys where every alpha underflows, zero where there is none."""
+    # Too small to change an alpha that matters, and its inverse leaves room for a cotangent.
+    positive = (alpha + torch.finfo(alpha.dtype).tiny ** 0.75).masked_fill(~visible, 0)
     return positive / positive.sum(-1, keepdim=True).clamp_min(torch.finfo(alpha.dtype).tiny)
 
 
@@ -191,7 +217,8 @@ def _check_sizes(embed_dim: int, num_heads: int, window: int, mode: str) -> None
     if embed_dim % num_heads:
         raise ValueError(f"embed_dim: expected a multiple of num_heads = {num_heads}, got {embed_dim}.")
     if mode not in MODES:
-        near = difflib.get_close_matches(str(mode), MODES, n=1)
+        lower = {m.lower(): m for m in MODES}
+        near = [lower[m] for m in difflib.get_close_matches(str(mode).lower(), lower, n=1)]
         hint = f" Did you mean '{near[0]}'?" if near else ""
         raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}.{hint}")
 
@@ -200,6 +227,10 @@ def _check_backend(sampler: Sampler, window: int, three_body: bool) -> None:
     """Refuse at construction what the backend would refuse at the first batch."""
     able = sampler.capabilities
     if three_body and not able.three_body:
-        raise UnsupportedError(f"mode: sampler '{sampler.name}' has no three-body terms; use 'exact' or a mode without K.")
+        raise UnsupportedError(
+            f"mode: sampler '{sampler.name}' has no three-body terms; use 'exact' or a mode without K."
+        )
     if able.max_spins is not None and window > able.max_spins:
-        raise UnsupportedError(f"window: sampler '{sampler.name}' accepts at most {able.max_spins} spins, got {window}.")
+        raise UnsupportedError(
+            f"window: sampler '{sampler.name}' accepts at most {able.max_spins} spins, got {window}."
+        )

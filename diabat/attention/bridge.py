@@ -9,7 +9,7 @@ from torch import Tensor
 
 from diabat.attention import estimators
 from diabat.ising import Ising
-from diabat.samplers.base import Estimator, Sampler, UnsupportedError
+from diabat.samplers.base import Estimator, Sampler, UnsupportedError, check_num_reads
 from diabat.samplers.registry import as_sampler
 
 
@@ -50,7 +50,14 @@ def spin_probabilities(
     sampler = as_sampler(sampler)
     ising = Ising(fields, couplings, visible, three_body, check=check)
     estimator = choose_estimator(sampler, gradient)
+    if num_reads is not None:
+        check_num_reads(num_reads)
     if estimator == "exact":
+        if num_reads is not None:
+            raise UnsupportedError(
+                "num_reads: gradient 'exact' differentiates the sampler's own moments, "
+                f"expected None, got {num_reads}."
+            )
         return sampler.moments(ising, seed=seed).smoothed_probability
     result: Any = _Bridge.apply(fields, couplings, three_body, visible, sampler, estimator, num_reads, seed)
     return result

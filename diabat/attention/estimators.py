@@ -78,7 +78,11 @@ def covariance(
     if reads < 2:
         raise ValueError(f"num_reads: the covariance estimator expects at least 2 reads, got {reads}.")
     s = torch.where(visible, spins.to(cotangent.dtype), 0)
-    w = torch.full(s.shape[:-1], 1 / reads, dtype=s.dtype, device=s.device) if weights is None else weights.to(s)
+    w = (
+        torch.full(s.shape[:-1], 1 / reads, dtype=s.dtype, device=s.device)
+        if weights is None
+        else weights.to(s)
+    )
     f = (s * cotangent).sum(-1) / 2
     centred = w * (f - (w * f).sum(0)) / (1 - (w**2).sum(0))
     dh = torch.einsum("r...,r...j->...j", centred, s)

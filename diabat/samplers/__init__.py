@@ -3,4 +3,12 @@
 from diabat.samplers.base import Capabilities, Moments, Sampler, Samples, UnsupportedError
 from diabat.samplers.registry import available_backends, sampler
 
-__all__ = ["Capabilities", "Moments", "Sampler", "Samples", "UnsupportedError", "available_backends", "sampler"]
+__all__ = [
+    "Capabilities",
+    "Moments",
+    "Sampler",
+    "Samples",
+    "UnsupportedError",
+    "available_backends",
+    "sampler",
+]

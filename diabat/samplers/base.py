@@ -238,7 +238,8 @@ class Sampler(ABC):
             raise TypeError(f"ising: expected a diabat.Ising, got {type(ising).__name__}.")
         if ising.three_body is not None and not able.three_body:
             raise UnsupportedError(
-                f"three_body: sampler '{self.name}' accepts fields and couplings only; use 'exact' for three-body terms."
+                f"three_body: sampler '{self.name}' accepts fields and couplings only; "
+                "use 'exact' for three-body terms."
             )
         if able.max_spins is not None:
             visible = int(ising.visible_mask.sum(-1).max()) if ising.visible is not None else ising.num_spins

@@ -124,7 +124,9 @@ class DQASampler(Sampler):
         """
         self._require(ising)
         if ising.visible is not None and not bool(ising.visible.all()):
-            raise UnsupportedError("visible: state probabilities need every spin visible, got invisible spins.")
+            raise UnsupportedError(
+                "visible: state probabilities need every spin visible, got invisible spins."
+            )
         out = torch.empty(ising.num_problems, 2**ising.num_spins, dtype=torch.float64)
         for rows, _, table in self._tables(ising.detach()):
             out[rows] = torch.from_numpy(table)
@@ -197,7 +199,9 @@ class DQASampler(Sampler):
         }
 
 
-def _resolve_schedule(value: str | AnnealingSchedule, protocol: Literal["fast", "standard"]) -> AnnealingSchedule:
+def _resolve_schedule(
+    value: str | AnnealingSchedule, protocol: Literal["fast", "standard"]
+) -> AnnealingSchedule:
     if isinstance(value, AnnealingSchedule):
         return value
     if not isinstance(value, str):

@@ -75,13 +75,19 @@ class ExactSampler(Sampler):
             UnsupportedError: If n > 20 or some spin is invisible.
         """
         if ising.num_spins > 20:
-            raise UnsupportedError(f"fields: state probabilities need at most 20 spins, got {ising.num_spins}.")
+            raise UnsupportedError(
+                f"fields: state probabilities need at most 20 spins, got {ising.num_spins}."
+            )
         if ising.visible is not None and not bool(ising.visible.all()):
-            raise UnsupportedError("visible: state probabilities need every spin visible, got invisible spins.")
+            raise UnsupportedError(
+                "visible: state probabilities need every spin visible, got invisible spins."
+            )
         # One row more: where the padding of a tier goes.
         out = ising.fields.new_empty(ising.num_problems + 1, 2**ising.num_spins)
         for group in grouped(ising.detach()):
             p = state_probabilities(group.fields.double(), _energies(group))
+            if not bool(p.isfinite().all()):
+                raise _out_of_range(group)
             out[group.tier.problems.reshape(-1)] = p.flatten(0, 1).to(out.dtype)
         return out[:-1].reshape(*ising.batch_shape, -1)
 
@@ -118,10 +124,7 @@ class ExactSampler(Sampler):
             if smallest >= _MIN_SCALED_Z[fields.dtype]:
                 break
         else:
-            raise UnsupportedError(
-                "fields: the range of the exponent exceeds float64, expected largest |h|, |J| of a few hundred "
-                f"in all, got max |h| = {float(group.fields.detach().abs().max()):.3g}."
-            )
+            raise _out_of_range(group)
         pairs = None
         if correlations:
             with torch.no_grad():
@@ -140,6 +143,8 @@ class ExactSampler(Sampler):
         for group in grouped(ising):
             energies = _energies(group)
             products = half_products(group.fields.double(), energies, torch.float64)
+            if not float(products.Z.min()) >= _MIN_SCALED_Z[torch.float64]:
+                raise _out_of_range(group)
             u = uniforms[:, :, group.tier.problems]
             states = draw_states(group.fields, energies, products, u, scratch_bytes)
             spins.scatter_(1, group.tier.cells.reshape(1, -1).expand(num_reads, -1), states.flatten(1))
@@ -157,7 +162,9 @@ class ExactSampler(Sampler):
         for tier in tiers(ising):
             groups, queries, m = tier.cells.shape
             states = 2.0**m
-            seconds += groups * (states / _STATES_PER_SECOND + 2 * states * queries / _MULTIPLY_ADDS_PER_SECOND)
+            seconds += groups * (
+                states / _STATES_PER_SECOND + 2 * states * queries / _MULTIPLY_ADDS_PER_SECOND
+            )
             memory = max(memory, groups * queries * 2.0 ** ((m + 1) // 2) * 40)
             spins = max(spins, m)
         if seconds > self.max_seconds:
@@ -171,6 +178,13 @@ class ExactSampler(Sampler):
 _LOG_2 = 0.6931471805599453
 
 
+def _out_of_range(group: Group) -> UnsupportedError:
+    return UnsupportedError(
+        "fields: the range of the exponent exceeds float64, expected largest |h|, |J| of a few hundred "
+        f"in all, got max |h| = {float(group.fields.detach().abs().max()):.3g}."
+    )
+
+
 def _energies(group: Group) -> HalfEnergies:
     groups, _, m = group.fields.shape
     return split_energies(group.couplings, group.three_body, groups, m, group.fields.device)
@@ -181,7 +195,9 @@ def _detached(e: HalfEnergies) -> HalfEnergies:
 
 
 def _exact(fields: Tensor, e: HalfEnergies, keep_bytes: int) -> tuple[Tensor, Tensor, float]:
-    differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in (fields, e.left, e.right, e.cross))
+    differentiated = torch.is_grad_enabled() and any(
+        t.requires_grad for t in (fields, e.left, e.right, e.cross)
+    )
     keep = keep_bytes if differentiated else 0
     result: Any = ExactProbabilities.apply(fields, e.left, e.right, e.cross, e.three_body, keep)
     p, log_z, smallest = result

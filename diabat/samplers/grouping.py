@@ -139,9 +139,11 @@ def _assemble(parts: Iterable[tuple[Tensor, Tensor]], shape: torch.Size, fill: f
         raise ValueError("parts: expected at least one tier, got none.")
     index = torch.cat([i.reshape(-1) for i, _ in pairs])
     values = torch.cat([v.reshape(-1) for _, v in pairs])
-    return torch.full((size + 1,), fill, dtype=values.dtype, device=values.device).scatter(0, index, values)[
-        :size
-    ].reshape(shape)
+    return (
+        torch.full((size + 1,), fill, dtype=values.dtype, device=values.device)
+        .scatter(0, index, values)[:size]
+        .reshape(shape)
+    )
 
 
 def _with_dump(flat: Tensor) -> Tensor:
@@ -189,7 +191,9 @@ def _build_tiers(
     visible: Tensor, shape: tuple[int, ...], lead: torch.Size, cost: Cost, device: torch.device
 ) -> tuple[Tier, ...]:
     n, batch = shape[-1], shape[:-1]
-    patterns, inverse = torch.unique(visible.expand(*visible.shape[:-1], n).reshape(-1, n), dim=0, return_inverse=True)
+    patterns, inverse = torch.unique(
+        visible.expand(*visible.shape[:-1], n).reshape(-1, n), dim=0, return_inverse=True
+    )
     pattern = inverse.reshape(visible.shape[:-1]).expand(batch).reshape(-1)
     coupling = torch.arange(lead.numel()).reshape(lead).expand(batch).reshape(-1)
     keys, group, counts = torch.unique(

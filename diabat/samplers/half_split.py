@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -78,7 +79,9 @@ class HalfEnergies:
     three_body: bool
 
 
-def split_energies(J: Tensor | None, K: Tensor | None, groups: int, m: int, device: torch.device) -> HalfEnergies:
+def split_energies(
+    J: Tensor | None, K: Tensor | None, groups: int, m: int, device: torch.device
+) -> HalfEnergies:
     """Distribute J [G, m, m] and K [G, m, m, m] over the halves and the cut; differentiable.
 
     Both are read through their symmetric part, so that the gradient of a symmetric matrix is symmetric.
@@ -95,7 +98,7 @@ def split_energies(J: Tensor | None, K: Tensor | None, groups: int, m: int, devi
     if K is None:
         return HalfEnergies(left, right, cross, three_body=False)
     K = K.double()
-    K = sum(K.permute(0, *p) for p in ((1, 2, 3), (1, 3, 2), (2, 1, 3), (2, 3, 1), (3, 1, 2), (3, 2, 1))) / 6
+    K = torch.stack([K.permute(0, *p) for p in permutations((1, 2, 3))]).mean(0)
     left = left + _triple_energy(K[:, :a, :a, :a], L)
     right = right + _triple_energy(K[:, a:, a:, a:], R)
     jl, kl = torch.triu_indices(a, a, offset=1, device=device)
@@ -114,7 +117,9 @@ def _pair_energy(J: Tensor, half: HalfTables) -> Tensor:
 
 def _triple_energy(K: Tensor, half: HalfTables) -> Tensor:
     t = torch.combinations(torch.arange(K.shape[1], device=K.device), 3)
-    return K[:, t[:, 0], t[:, 1], t[:, 2]] @ half.triples.T if len(t) else K.new_zeros(len(K), len(half.signs))
+    return (
+        K[:, t[:, 0], t[:, 1], t[:, 2]] @ half.triples.T if len(t) else K.new_zeros(len(K), len(half.signs))
+    )
 
 
 @dataclass(eq=False)
@@ -149,7 +154,10 @@ class _Split:
         self.a, self.energies, self.dtype = spins // 2, energies, dtype
         self.L, self.R = half_tables(self.a, device), half_tables(spins - self.a, device)
         # Exponents are formed from the float64 tables, sums of weights with tables in the working precision.
-        self.L_work, self.R_work = half_tables(self.a, device, dtype), half_tables(spins - self.a, device, dtype)
+        self.L_work, self.R_work = (
+            half_tables(self.a, device, dtype),
+            half_tables(spins - self.a, device, dtype),
+        )
         self.F_L = self.L.features(energies.three_body)
         self.F_R = self.R.features(energies.three_body)
 
@@ -175,7 +183,9 @@ class _Split:
             yield rows, self.weights(rows)[0] if products.tiles is None else products.tiles[i]
 
 
-def half_products(fields: Tensor, energies: HalfEnergies, dtype: torch.dtype, keep_bytes: int = 0) -> HalfProducts:
+def half_products(
+    fields: Tensor, energies: HalfEnergies, dtype: torch.dtype, keep_bytes: int = 0
+) -> HalfProducts:
     """Form both products for fields [G, Q, m]; keep W if it has at most ``keep_bytes``."""
     split = _Split(fields.shape[-1], energies, dtype)
     h = fields.double()
@@ -227,8 +237,15 @@ class ExactProbabilities(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, fields: Tensor, left: Tensor, right: Tensor, cross: Tensor, three_body: bool, keep_bytes: int
+        ctx: Any,
+        fields: Tensor,
+        left: Tensor,
+        right: Tensor,
+        cross: Tensor,
+        three_body: bool,
+        keep_bytes: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Solve the group; keep what the backward pass needs."""
         energies = HalfEnergies(left, right, cross, three_body)
         products = half_products(fields, energies, fields.dtype, keep_bytes)
         p = probabilities(products, fields.shape[-1])
@@ -241,10 +258,13 @@ class ExactProbabilities(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        """Covariances of f with fields, half energies and the cut."""
         fields, left, right, cross, p = ctx.saved_tensors
         energies = HalfEnergies(left, right, cross, ctx.three_body)
         split = _Split(fields.shape[-1], energies, fields.dtype)
-        GL, GR, dX = _weighted_states(split, ctx.products, p, cotangents[0], cotangents[1], ctx.needs_input_grad[3])
+        GL, GR, dX = _weighted_states(
+            split, ctx.products, p, cotangents[0], cotangents[1], ctx.needs_input_grad[3]
+        )
         dh = torch.cat((GL @ split.L_work.signs, GR @ split.R_work.signs), -1)
         return dh, GL.sum(1).double(), GR.sum(1).double(), dX, None, None
 

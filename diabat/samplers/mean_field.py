@@ -62,7 +62,7 @@ class MeanFieldSampler(Sampler):
         visible = ising.visible_mask
         with torch.no_grad():
             m, info = self._iterate(ising.detach(), visible)
-        local: Any = _local_field(ising, m, visible)
+        local: Any = _local_field(_symmetrised(ising), m, visible)
         local = _FixedPointResponse.apply(local, _effective_couplings(ising.detach(), m), m, visible)
         # σ(2x) rather than (tanh x + 1)/2: keeps its relative precision when m is -1 to rounding.
         probability = torch.where(visible, torch.sigmoid(2 * local), 0)
@@ -77,6 +77,19 @@ class MeanFieldSampler(Sampler):
             m = torch.lerp(m, new, self.damping)
             iteration += 1
         return m, {"iterations": iteration, "residual": residual, "converged": residual <= self.tolerance}
+
+
+def _symmetrised(ising: Ising) -> Ising:
+    """The same problem, with J and K read through their symmetric part so that their gradients are symmetric."""
+    J, K = ising.couplings, ising.three_body
+    apart = 1 - torch.eye(ising.num_spins, dtype=ising.fields.dtype, device=ising.fields.device)
+    if J is not None and J.requires_grad:
+        J = (J + J.mT) / 2 * apart
+    if K is not None and K.requires_grad:
+        K = (K + K.transpose(-1, -2)) / 2
+        K = (K + K.movedim(-1, -3) + K.movedim(-3, -1)) / 3
+        K = K * apart * apart[:, :, None] * apart[:, None, :]
+    return Ising(ising.fields, J, ising.visible, K, check=False)
 
 
 def _local_field(ising: Ising, m: Tensor, visible: Tensor) -> Tensor:

@@ -66,11 +66,15 @@ def sampler(name: str, /, **options: Any) -> Sampler:
         TypeError: If an option is unknown; the message gives the nearest valid one.
     """
     factory = backend_factory(name)
-    known = [p for p in inspect.signature(factory).parameters if p != "self"]
+    parameters = inspect.signature(factory).parameters
+    known = [name for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    takes_anything = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
     for option in options:
-        if option not in known:
+        if option not in known and not takes_anything:
             near = difflib.get_close_matches(option, known, n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else f" It accepts {', '.join(known) or 'no options'}."
+            hint = (
+                f" Did you mean '{near[0]}'?" if near else f" It accepts {', '.join(known) or 'no options'}."
+            )
             raise TypeError(f"sampler '{name}' has no option '{option}'.{hint}")
     return factory(**options)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 
 # No NaN can occur here (inputs are finite), which lets the maximum vectorise.
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"nnan", "nsz"})
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"nnan", "nsz"})  # type: ignore[untyped-decorator]
 def product_weights(decay: Any, up: Any, right: Any, out: Any, row_max: Any) -> None:
     """Fill out[g,x,y] = right[g,y] · Π_k w_k, w_k = 1 where spin k of y has the sign of c[g,x,k], else decay[g,x,k].
 

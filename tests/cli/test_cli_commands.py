@@ -156,7 +156,7 @@ def test_config_show_prints_what_loads_to_the_same(tmp_path: Path) -> None:
 
 
 def test_config_list_names_the_shipped_configurations() -> None:
-    names = shipped_configs()
+    names = list(shipped_configs())
     assert {"brackets-t8", "shakespeare-t8", "demo-exact"} <= set(names)
     assert run("config", "list").stdout.split() == names
     assert run_json("config", "list") == names

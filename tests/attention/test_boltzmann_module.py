@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from diabat.attention import BoltzmannAttention
+from diabat.attention.boltzmann import MODES
+from diabat.samplers import UnsupportedError
+from diabat.samplers.dqa import DQASampler
+from diabat.testing import RecorderSampler, ReferenceSampler
+
+from .test_boltzmann_weights import F64, SAMPLERS, inputs, layer
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_reach_every_parameter(mode: str) -> None:
+    built = layer(mode)
+    built(inputs()).pow(2).sum().backward()
+    idle = set() if mode == "softmax" or "h" in mode.split("+") else {"query", "key"}
+    for name, parameter in built.named_parameters():
+        if name.split(".")[0] in idle:  # without h there is nothing for them to learn
+            assert parameter.grad is None or not parameter.grad.any(), name
+        elif name == "key.bias" and mode == "softmax":
+            assert parameter.grad is not None  # softmax cannot see a shift that is common to all keys
+        else:
+            assert parameter.grad is not None, name
+            assert parameter.grad.any(), name
+
+
+@pytest.mark.parametrize("gradient", ["straight_through", "covariance"])
+@pytest.mark.parametrize("sampler", ["dqa", "dqa_reads"])
+def test_gradients_through_sampled_backends(sampler: str, gradient: str) -> None:
+    built = layer(sampler=SAMPLERS[sampler](), gradient=gradient, num_reads=40)
+    built(inputs()).pow(2).sum().backward()
+    assert built.coupling_pairs is not None
+    for parameter in (built.coupling_pairs, built.query.weight, built.value.weight):
+        assert parameter.grad is not None
+        assert parameter.grad.any()
+        assert torch.isfinite(parameter.grad).all()
+
+
+@pytest.mark.parametrize("mode", ["h", "h+J+K"])
+def test_gradcheck(mode: str) -> None:
+    built = BoltzmannAttention(2, 1, 3, mode=mode).to(F64)
+    names = [name for name, _ in built.named_parameters()]
+    parameters = [0.5 * torch.randn_like(p) for p in built.parameters()]
+
+    def function(x: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(built, dict(zip(names, values, strict=True)), (x,))
+
+    arguments = [torch.randn(2, 3, 2, dtype=F64), *parameters]
+    assert torch.autograd.gradcheck(function, [a.requires_grad_() for a in arguments], eps=1e-6, atol=1e-6)
+
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"embed_dim": 0}, ValueError, "embed_dim: expected an integer >= 1, got 0"),
+    ({"embed_dim": 7}, ValueError, "embed_dim: expected a multiple of num_heads = 2, got 7"),
+    ({"num_heads": True}, ValueError, "num_heads: expected an integer >= 1, got True"),
+    ({"num_heads": 0}, ValueError, "num_heads: expected an integer >= 1, got 0"),
+    ({"window": 2.0}, ValueError, "window: expected an integer >= 1, got 2.0"),
+    ({"window": -1}, ValueError, "window: expected an integer >= 1, got -1"),
+    (
+        {"mode": "h+j"},
+        ValueError,
+        r"mode: expected one of softmax, h\+J, .*, got 'h\+j'\. Did you mean 'h\+J'\?",
+    ),
+    ({"sampler": "exat"}, ValueError, r"Did you mean 'exact'\?"),
+    ({"sampler": 3}, TypeError, "sampler: expected a diabat Sampler or its name, got int"),
+    ({"gradient": "adjoint"}, UnsupportedError, "gradient: expected auto, .*, got 'adjoint'"),
+    (
+        {"sampler": "mean_field", "gradient": "covariance"},
+        UnsupportedError,
+        "sampler 'mean_field' supports exact, ",
+    ),
+    ({"sampler": "dqa", "mode": "h+J+K"}, UnsupportedError, "mode: sampler 'dqa' has no three-body terms"),
+    (
+        {"sampler": "dqa", "window": 40},
+        UnsupportedError,
+        "window: sampler 'dqa' accepts at most .* spins, got 40",
+    ),
+    ({"num_reads": 0}, ValueError, "num_reads: expected an integer >= 1, got 0"),
+    ({"dropout": 1.5}, ValueError, "dropout"),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"), BAD, ids=[f"{next(iter(o))}-{i}" for i, (o, _, _) in enumerate(BAD)]
+)
+def test_bad_options(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        BoltzmannAttention(**({"embed_dim": 6, "num_heads": 2, "window": 4} | options))
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((5, 6), r"x: expected shape \[B, T, 6\] with B, T >= 1, got \[5, 6\]"),
+        ((2, 5, 7), r"x: expected shape \[B, T, 6\].* got \[2, 5, 7\]"),
+        ((0, 5, 6), r"x: expected .* got \[0, 5, 6\]"),
+        ((2, 0, 6), r"x: expected .* got \[2, 0, 6\]"),
+        ((2, 6, 6), "x: expected at most window = 5 positions, got 6"),
+    ],
+)
+def test_bad_inputs(shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        layer()(torch.zeros(shape, dtype=F64))
+
+
+@pytest.mark.parametrize(
+    "mask", [torch.zeros(3, 5), torch.zeros(3, 4, dtype=torch.bool), torch.zeros(5, dtype=torch.bool)]
+)
+def test_bad_masks(mask: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"key_padding_mask: expected bool \[3, 5\], got torch\."):
+        layer()(inputs(), mask)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_state_dict_round_trip(mode: str) -> None:
+    built = layer(mode)
+    state = built.state_dict()
+    linear = {f"{name}.{part}" for name in ("query", "key", "value", "output") for part in ("weight", "bias")}
+    terms = mode.split("+")
+    extra = {"coupling_pairs"} if "J" in terms else set()
+    extra |= {"coupling_triples"} if "K" in terms else set()
+    assert set(state) == linear | extra
+    torch.manual_seed(77)
+    other = BoltzmannAttention(6, 2, 5, mode=mode).to(F64)
+    x = inputs()
+    assert not torch.equal(other(x), built(x))
+    other.load_state_dict(state)
+    assert torch.equal(other(x), built(x))
+
+
+@pytest.mark.parametrize(
+    "options", [{"sampler": "dqa_reads"}, {"sampler": "exact", "gradient": "covariance", "num_reads": 20}]
+)
+def test_sampled_layers_repeat_under_manual_seed(options: dict[str, Any]) -> None:
+    """Restoring torch's global generator repeats the reads, which a resumed run relies on."""
+    built = layer(**(options | {"sampler": SAMPLERS[options["sampler"]]()}))
+    outputs = []
+    for seed in (5, 5, 6):
+        torch.manual_seed(seed)
+        outputs.append(built(inputs()))
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
+
+
+def test_exact_layers_do_not_touch_the_global_generator() -> None:
+    built, state = layer(), torch.get_rng_state()
+    built(inputs())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_num_reads_reach_the_sampler_with_a_fresh_seed_each_time() -> None:
+    recorder = RecorderSampler(ReferenceSampler())
+    built = layer(sampler=recorder, num_reads=23)
+    built(inputs())
+    built(inputs())
+    assert [(c.num_reads, c.shape) for c in recorder.calls] == [(23, (3, 2, 5, 5))] * 2
+    assert recorder.calls[0].seed != recorder.calls[1].seed
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_deepcopy_is_independent(sampler: str) -> None:
+    built = layer(sampler=SAMPLERS[sampler]())
+    x = inputs()
+    torch.manual_seed(3)
+    before = built(x)
+    twin = copy.deepcopy(built)
+    with torch.no_grad():
+        twin.value.weight.zero_()
+    torch.manual_seed(3)
+    assert torch.equal(built(x), before)
+    torch.manual_seed(3)
+    assert not torch.equal(twin(x), before)
+
+
+def test_deepcopy_inside_training() -> None:
+    """After a backward pass nothing of the graph is kept on the module."""
+    built = layer()
+    built(inputs()).sum().backward()
+    copy.deepcopy(built)
+    assert not any(t.requires_grad for t in built.last_fields_and_couplings() if t is not None)
+
+
+def test_last_fields_and_couplings() -> None:
+    built, x = layer(), inputs()
+    with pytest.raises(RuntimeError, match="no Boltzmann forward pass has been made yet"):
+        built.last_fields_and_couplings()
+    built(x)
+    h, J = built.last_fields_and_couplings()
+    q, k = (f(x).view(3, 5, 2, 3).transpose(1, 2) for f in (built.query, built.key))
+    assert torch.allclose(h, q @ k.mT / math.sqrt(3))
+    assert J is not None
+    assert J.shape == (2, 1, 5, 5)
+    softmax = layer("softmax")
+    softmax(x)
+    with pytest.raises(RuntimeError, match="no Boltzmann forward pass"):
+        softmax.last_fields_and_couplings()
+
+
+def test_dropout_acts_in_training_only() -> None:
+    built, x = layer(dropout=0.5), inputs()
+    assert not torch.equal(built(x), built(x))
+    built.eval()
+    assert torch.equal(built(x), built(x))
+
+
+def test_weights_are_returned_on_request_only() -> None:
+    built, x = layer(), inputs()
+    out, weights = built(x, need_weights=True)
+    assert torch.equal(built(x), out)
+    assert weights.shape == (3, 2, 5, 5)
+
+
+def test_options_show_in_the_representation() -> None:
+    shown = repr(layer("h", sampler=DQASampler(annealing_time_ns=2.0, steps=60), bias=False))
+    for part in ("mode='h'", "sampler='dqa'", "gradient='auto'", "window=5", "bias=False"):
+        assert part in shown
+
+
+def test_a_window_of_one() -> None:
+    built = BoltzmannAttention(4, 2, 1, mode="h+J+K")
+    assert built(torch.randn(3, 1, 4)).shape == (3, 1, 4)

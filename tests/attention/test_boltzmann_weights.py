@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diabat.attention import BoltzmannAttention
+from diabat.attention.boltzmann import MODES
+from diabat.ising import Ising
+from diabat.samplers.dqa import DQASampler
+from diabat.testing import brute_force
+
+F64 = torch.float64
+SAMPLERS: dict[str, Any] = {
+    "exact": lambda: "exact",
+    "mean_field": lambda: "mean_field",
+    "dqa": lambda: DQASampler(annealing_time_ns=2.0, steps=60),
+    "dqa_reads": lambda: DQASampler(annealing_time_ns=2.0, steps=60, num_reads=50),
+}
+
+
+def layer(
+    mode: str = "h+J", *, dtype: torch.dtype = F64, scale: float = 0.4, **options: Any
+) -> BoltzmannAttention:
+    """A layer of 2 heads over windows of 5, with couplings that are not zero."""
+    torch.manual_seed(1)
+    built = BoltzmannAttention(6, 2, 5, **({"mode": mode} | options)).to(dtype)
+    with torch.no_grad():
+        for parameter in (built.coupling_pairs, built.coupling_triples):
+            if parameter is not None:
+                parameter.normal_(std=scale)
+    return built
+
+
+def run(built: BoltzmannAttention, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    out, weights = built(x, mask, need_weights=True)
+    return out, weights
+
+
+def inputs(batch: int = 3, length: int = 5, dtype: torch.dtype = F64) -> Tensor:
+    return torch.randn(batch, length, 6, generator=torch.Generator().manual_seed(2), dtype=dtype)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_are_the_normalised_marginals(mode: str, causal: bool) -> None:
+    """Against plain enumeration with fields q·k/sqrt(d), term by term of the mode."""
+    built, x = layer(mode, causal=causal), inputs()
+    out, weights = run(built, x)
+    q, k, v = (f(x).view(3, 5, 2, 3).transpose(1, 2) for f in (built.query, built.key, built.value))
+    h = q @ k.mT / 3**0.5
+    seen = torch.ones(5, 5, dtype=torch.bool)
+    seen = seen.tril() if causal else seen
+    terms = mode.split("+")
+    if mode == "softmax":
+        want = torch.softmax(h.masked_fill(~seen, -torch.inf), -1)
+    else:
+        fields = h if "h" in terms else torch.zeros_like(h)
+        alpha = brute_force(Ising(fields.detach(), built.couplings(), seen, built.three_body())).probability
+        want = alpha / alpha.sum(-1, keepdim=True)
+    assert (built.couplings() is not None, built.three_body() is not None) == ("J" in terms, "K" in terms)
+    assert (weights - want).abs().max() < 1e-12
+    mixed = (want @ v).transpose(1, 2).reshape(3, 5, 6)
+    assert (out - built.output(mixed)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_weights_sum_to_one_for_every_backend(sampler: str, dtype: torch.dtype) -> None:
+    out, weights = run(layer(sampler=SAMPLERS[sampler](), dtype=dtype), inputs(dtype=dtype))
+    assert out.shape == (3, 5, 6)
+    assert weights.shape == (3, 2, 5, 5)
+    assert out.dtype == weights.dtype == dtype
+    assert (weights.sum(-1) - 1).abs().max() < 1e-5
+    assert (weights[..., torch.ones(5, 5).triu(1).bool()] == 0).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_future_token_changes_no_earlier_output(mode: str) -> None:
+    built, x = layer(mode), inputs()
+    changed = x.clone()
+    changed[:, 3] += 5.0
+    before, after = built(x), built(changed)
+    assert (before[:, :3] - after[:, :3]).abs().max() < 1e-13
+    assert (before[:, 3:] - after[:, 3:]).abs().max() > 1e-3
+    free = layer(mode, causal=False)
+    assert (free(x)[:, :3] - free(changed)[:, :3]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+def test_padding_at_the_end_equals_the_shorter_sequence(mode: str, causal: bool) -> None:
+    built, x = layer(mode, causal=causal), inputs()
+    mask = (torch.arange(5) >= 3).expand(3, 5)
+    x = torch.where(mask[..., None], 30.0, x)
+    out, weights = run(built, x, mask)
+    assert not weights[..., 3:].any()
+    short_out, short_weights = run(built, x[:, :3])
+    assert (out[:, :3] - short_out).abs().max() < 1e-12
+    assert (weights[:, :, :3, :3] - short_weights).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("sampler", ["exact", "mean_field"])
+def test_padding_differs_by_sequence(sampler: str) -> None:
+    built, x = layer(causal=False, sampler=sampler), inputs()
+    lengths = torch.tensor([5, 2, 4])
+    mask = torch.arange(5) >= lengths[:, None]
+    out, weights = run(built, x, mask)
+    for row, length in enumerate(lengths.tolist()):
+        alone, alone_weights = run(built, x[row : row + 1, :length])
+        assert (out[row, :length] - alone[0]).abs().max() < 1e-5
+        assert (weights[row, :, :length, :length] - alone_weights[0]).abs().max() < 1e-5
+        assert not weights[row, :, :, length:].any()
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("mode", ["softmax", "h+J", "J"])
+def test_one_visible_position_has_weight_exactly_one(mode: str, sampler: str) -> None:
+    built = layer(mode, sampler=SAMPLERS[sampler](), dtype=torch.float32)
+    x = 40 * inputs(
+        dtype=torch.float32
+    )  # fields of either sign in the hundreds: P underflows, the weight must not
+    x = x if sampler in ("exact", "mean_field") else x / 40
+    _, weights = run(built, x[:, :1])
+    assert (weights == 1).all()
+    only_last = torch.tensor([[True, True, True, True, False]]).expand(3, 5)
+    _, weights = run(
+        layer(mode, causal=False, sampler=SAMPLERS[sampler](), dtype=torch.float32), x / 40, only_last
+    )
+    assert (weights[..., 4] == 1).all()
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("mode", ["softmax", "h+J"])
+def test_nothing_visible_gives_zeros_and_finite_gradients(mode: str, sampler: str) -> None:
+    built, x = layer(mode, sampler=SAMPLERS[sampler]()), inputs().requires_grad_()
+    mask = torch.zeros(3, 5, dtype=torch.bool)
+    mask[0] = True  # a whole sequence of padding
+    mask[1, 0] = True  # the first query of a causal window sees only itself, and that is padding
+    out, weights = run(built, x, mask)
+    assert not weights[0].any()
+    assert not weights[1, :, 0].any()
+    assert torch.equal(out[0], built.output.bias.expand(5, 6))
+    assert torch.isfinite(out).all()
+    (1e3 * out).pow(2).sum().backward()
+    assert x.grad is not None
+    assert torch.isfinite(x.grad).all()
+    for parameter in built.parameters():
+        assert parameter.grad is None or torch.isfinite(parameter.grad).all()
+
+
+def test_without_couplings_it_is_normalised_sigmoid_attention() -> None:
+    built, x = layer("h+J", scale=0.0, causal=False), inputs()
+    _, weights = run(built, x)
+    q, k = (f(x).view(3, 5, 2, 3).transpose(1, 2) for f in (built.query, built.key))
+    alpha = torch.sigmoid(2 * q @ k.mT / 3**0.5)
+    assert (weights - alpha / alpha.sum(-1, keepdim=True)).abs().max() < 1e-13
+    fresh = BoltzmannAttention(6, 2, 5)
+    assert fresh.coupling_pairs is not None
+    assert not fresh.coupling_pairs.any()
+
+
+@pytest.mark.parametrize("mode", ["h+J", "h+J+K", "softmax"])
+def test_heads_are_interchangeable(mode: str) -> None:
+    """Swapping all parameters of two heads swaps their weights and leaves the output."""
+    built, x = layer(mode), inputs()
+    swapped = layer(mode)
+    rows = torch.tensor([3, 4, 5, 0, 1, 2])
+    with torch.no_grad():
+        for linear in (swapped.query, swapped.key, swapped.value):
+            linear.weight.copy_(linear.weight[rows].clone())
+            linear.bias.copy_(linear.bias[rows].clone())
+        swapped.output.weight.copy_(swapped.output.weight[:, rows].clone())
+        for parameter in (swapped.coupling_pairs, swapped.coupling_triples):
+            if parameter is not None:
+                parameter.copy_(parameter.flip(0).clone())
+    out, weights = run(built, x)
+    swapped_out, swapped_weights = run(swapped, x)
+    assert (swapped_weights - weights.flip(1)).abs().max() < 1e-13
+    assert (weights - weights.flip(1)).abs().max() > 1e-3
+    assert (swapped_out - out).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("mode", ["h+J", "h+J+K", "softmax"])
+def test_a_short_sequence_uses_the_first_positions(mode: str) -> None:
+    built, x = layer(mode), inputs()
+    assert (built(x[:, :2]) - built(x)[:, :2]).abs().max() < 1e-12
+    J, K = built.couplings(2), built.three_body(4)
+    assert J is None or J.shape == (2, 1, 2, 2)
+    assert K is None or K.shape == (2, 1, 4, 4, 4)
+
+
+@pytest.mark.parametrize("value", [5.5, 20.0])
+def test_underflowing_probabilities_give_uniform_weights_and_no_nan(value: float) -> None:
+    """Fields of -60 (and -800): every alpha is 0 in float32; neither weights nor gradients may become NaN."""
+    built = BoltzmannAttention(4, 1, 3, causal=False)
+    with torch.no_grad():
+        built.query.weight.copy_(torch.eye(4))
+        built.key.weight.copy_(-torch.eye(4))
+        built.query.bias.zero_()
+        built.key.bias.zero_()
+    x = torch.full((1, 3, 4), value, requires_grad=True)
+    out, weights = run(built, x)
+    assert torch.allclose(weights, torch.full((1, 1, 3, 3), 1 / 3))
+    (100 * out).pow(2).sum().backward()
+    assert x.grad is not None
+    assert torch.isfinite(x.grad).all()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in built.parameters())

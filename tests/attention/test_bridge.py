@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from diabat.attention import spin_probabilities
+from diabat.attention.bridge import choose_estimator
+from diabat.ising import Ising, IsingError, pack_couplings, pack_three_body
+from diabat.samplers import Sampler, UnsupportedError
+from diabat.samplers.base import Estimator
+from diabat.samplers.dqa import DQASampler
+from diabat.samplers.exact import ExactSampler
+from diabat.samplers.mean_field import MeanFieldSampler
+from diabat.testing import FIFOSampler, RecorderSampler, ReferenceSampler, WeightedSampler
+from diabat.testing.problems import make_problem
+
+F64 = torch.float64
+SAMPLERS: dict[str, Sampler] = {
+    "exact": ExactSampler(),
+    "mean_field": MeanFieldSampler(),
+    "dqa": DQASampler(annealing_time_ns=2.0, steps=60),
+    "dqa_reads": DQASampler(annealing_time_ns=2.0, steps=60, num_reads=64),
+    "reference": ReferenceSampler(num_reads=64),
+    "weighted": WeightedSampler(ReferenceSampler()),
+}
+BEST = {
+    "exact": "exact",
+    "mean_field": "exact",
+    "dqa": "straight_through",
+    "dqa_reads": "straight_through",
+    "reference": "straight_through",
+    "weighted": "straight_through",
+}
+
+
+def problem(lead: Any = "heads", three_body: float = 0.0) -> tuple[Tensor, Tensor, Tensor | None]:
+    ising = make_problem((2, 3), 4, lead=lead, seed=1, couplings=0.2, three_body=three_body)
+    assert ising.couplings is not None
+    K = None if ising.three_body is None else ising.three_body.clone().requires_grad_()
+    return ising.fields.clone().requires_grad_(), ising.couplings.clone().requires_grad_(), K
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_auto_takes_the_best_that_the_backend_supports(name: str) -> None:
+    assert choose_estimator(SAMPLERS[name], "auto") == BEST[name]
+
+
+@pytest.mark.parametrize("gradient", get_args(Estimator))
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_support_matrix(name: str, gradient: str) -> None:
+    """Every pair gives finite gradients of h and J, or a sentence with what the backend does support."""
+    sampler = SAMPLERS[name]
+    h, J, _ = problem()
+    visible = torch.tensor([True, True, False, True])
+    supported = sampler.capabilities.gradients
+    if gradient not in supported:
+        with pytest.raises(
+            UnsupportedError,
+            match=f"gradient: sampler '{sampler.name}' supports {', '.join(supported)}, got '{gradient}'",
+        ):
+            spin_probabilities(h, J, sampler, gradient=gradient)
+        return
+    alpha = spin_probabilities(h, J, sampler, gradient=gradient, visible=visible, seed=1)
+    alpha.pow(2).sum().backward()
+    assert alpha.shape == (2, 3, 4)
+    assert alpha.dtype == F64
+    assert not alpha[..., 2].any()
+    assert h.grad is not None
+    assert J.grad is not None
+    for grad, like in ((h.grad, h), (J.grad, J)):
+        assert grad.shape == like.shape
+        assert torch.isfinite(grad).all()
+        assert grad.any()
+    assert not h.grad[..., 2].any()
+    assert not J.grad[..., 2, :].any()
+
+
+def test_unknown_estimator() -> None:
+    with pytest.raises(
+        UnsupportedError,
+        match="gradient: expected auto, exact, straight_through, covariance, got 'reinforce'",
+    ):
+        spin_probabilities(torch.zeros(2), None, "exact", gradient="reinforce")
+
+
+def test_invalid_problems_and_samplers_are_refused() -> None:
+    with pytest.raises(IsingError, match="fields: expected finite values"):
+        spin_probabilities(torch.tensor([float("nan")]), None, "exact")
+    nothing: Any = None
+    with pytest.raises(TypeError, match="sampler: expected a diabat Sampler or its name, got NoneType"):
+        spin_probabilities(torch.zeros(2), None, nothing)
+
+
+@pytest.mark.parametrize("gradient", ["straight_through", "covariance"])
+def test_forward_is_the_samplers_own_value_smoothed(gradient: str) -> None:
+    spins = torch.randint(0, 2, (9, 2, 3, 4)).to(torch.int8) * 2 - 1
+    h, J, _ = problem()
+    alpha = spin_probabilities(h, J, FIFOSampler([spins]), gradient=gradient, num_reads=9)
+    assert torch.allclose(alpha, ((spins > 0).double().sum(0) + 0.5) / 10)
+
+
+def test_analytic_values_are_not_smoothed() -> None:
+    h, J, _ = problem()
+    p = ExactSampler().moments(Ising(h.detach(), J.detach())).probability
+    for gradient in ("exact", "straight_through"):
+        assert torch.equal(spin_probabilities(h, J, "exact", gradient=gradient), p)
+
+
+@pytest.mark.parametrize("gradient", ["straight_through", "covariance"])
+def test_reads_of_one_sign_leave_every_sum_of_alphas_positive(gradient: str) -> None:
+    down = -torch.ones(20, 3, 4, dtype=torch.int8)
+    alpha = spin_probabilities(torch.zeros(3, 4), None, FIFOSampler([down]), gradient=gradient, num_reads=20)
+    assert (alpha.sum(-1) > 0).all()
+    assert torch.allclose(alpha, torch.tensor(0.5 / 21))
+
+
+@pytest.mark.parametrize("gradient", ["straight_through", "covariance"])
+def test_num_reads_and_seed_reach_the_sampler(gradient: str) -> None:
+    recorder = RecorderSampler(ReferenceSampler())
+    h, J, _ = problem()
+    spin_probabilities(h, J, recorder, gradient=gradient, num_reads=37, seed=123).sum().backward()
+    assert [(c.method, c.num_reads, c.seed, c.shape) for c in recorder.calls] == [
+        ("sample", 37, 123, (2, 3, 4))
+    ]
+
+
+def test_without_num_reads_the_samplers_own_setting_counts() -> None:
+    recorder = RecorderSampler(ReferenceSampler(num_reads=41))
+    spin_probabilities(torch.zeros(2, 3), None, recorder, gradient="covariance")
+    assert [(c.method, c.num_reads) for c in recorder.calls] == [("sample", 41)]
+    recorder.calls.clear()
+    spin_probabilities(torch.zeros(2, 3), None, recorder, gradient="straight_through", seed=9)
+    assert [(c.method, c.seed) for c in recorder.calls] == [("moments", 9)]
+
+
+@pytest.mark.parametrize("gradient", ["exact", "straight_through", "covariance"])
+@pytest.mark.parametrize("num_reads", [0, -1])
+def test_num_reads_below_one_is_refused_by_every_estimator(gradient: str, num_reads: int) -> None:
+    with pytest.raises(ValueError, match=f"num_reads: expected an integer >= 1, got {num_reads}"):
+        spin_probabilities(torch.zeros(2, 3), None, "exact", gradient=gradient, num_reads=num_reads)
+
+
+def test_a_single_read_has_no_covariance_gradient() -> None:
+    h = torch.zeros(2, 3, requires_grad=True)
+    with pytest.raises(ValueError, match="expects at least 2 reads, got 1"):
+        spin_probabilities(h, None, "exact", gradient="covariance", num_reads=1).sum().backward()
+
+
+def test_covariance_keeps_the_weights_of_the_reads() -> None:
+    """Weighted reads of the same law: within 5 standard errors of the exact gradient at N = 40,000."""
+    h, J, _ = problem()
+    weighted = WeightedSampler(ExactSampler(), beta=0.5)
+    grads = []
+    for sampler, options in ((ExactSampler(), {}), (weighted, {"num_reads": 40_000, "seed": 4})):
+        gradient = "covariance" if options else "exact"
+        loss = spin_probabilities(h, J, sampler, gradient=gradient, **options)[..., 0].sum()  # type: ignore[arg-type]  # options are of two types
+        grads.append(torch.autograd.grad(loss, h)[0])
+    # One component has a standard error of about sqrt(2 · <w²>) / 2 / sqrt(N) < 0.005.
+    assert float((grads[0] - grads[1]).abs().max()) < 0.025
+    forgetful = WeightedSampler(ExactSampler(), beta=0.5, keep_weights=False)
+    loss = spin_probabilities(h, J, forgetful, gradient="covariance", num_reads=40_000, seed=4)[..., 0].sum()
+    assert float((grads[0] - torch.autograd.grad(loss, h)[0]).abs().max()) > 0.025
+
+
+@pytest.mark.parametrize("lead", [(), (1,), (2, 1), (1, 3), (2, 3), (1, 1)])
+@pytest.mark.parametrize("gradient", ["exact", "straight_through", "covariance"])
+def test_gradients_sum_over_the_broadcast_dimensions(gradient: str, lead: tuple[int, ...]) -> None:
+    """J and K with a lead give the sum of the gradients of explicit per-problem J and K."""
+    h = make_problem((2, 3), 4, seed=5).fields
+    pairs, triples = (0.3 * torch.randn(*lead, count, dtype=F64) for count in (6, 4))
+    J, K = pack_couplings(pairs, 4).requires_grad_(), pack_three_body(triples, 4).requires_grad_()
+    J_each = J.detach().expand(2, 3, 4, 4).clone().requires_grad_()
+    K_each = K.detach().expand(2, 3, 4, 4, 4).clone().requires_grad_()
+    v = torch.randn(2, 3, 4, dtype=F64)
+    for couplings, cubic in ((J, K), (J_each, K_each)):
+        alpha = spin_probabilities(
+            h,
+            couplings,
+            "exact",
+            gradient=gradient,
+            three_body=cubic,
+            num_reads=50 if gradient == "covariance" else None,
+            seed=6,
+        )
+        (v * alpha).sum().backward()
+    assert J.grad is not None
+    assert K.grad is not None
+    assert J_each.grad is not None
+    assert K_each.grad is not None
+    assert J.grad.abs().max() > 1e-3
+    # The uniforms behind the reads do not depend on how J is shared, so that even sampled gradients agree.
+    assert torch.allclose(J.grad, J_each.grad.sum_to_size(J.shape), atol=1e-12)
+    assert torch.allclose(K.grad, K_each.grad.sum_to_size(K.shape), atol=1e-12)
+
+
+def test_straight_through_is_exact_without_couplings_and_still_trains_them() -> None:
+    h, J, _ = problem()
+    zero = torch.zeros_like(J).requires_grad_()
+    grads = {}
+    for gradient in ("exact", "straight_through"):
+        alpha = spin_probabilities(h, zero, "exact", gradient=gradient)
+        grads[gradient] = torch.autograd.grad(alpha.pow(2).sum(), (h, zero))
+    for got, want in zip(grads["straight_through"], grads["exact"], strict=True):
+        assert torch.allclose(got, want, atol=1e-12)
+        assert want.any()
+
+
+@pytest.mark.parametrize("gradient", ["exact", "straight_through", "covariance"])
+@pytest.mark.parametrize("name", ["exact", "mean_field"])
+def test_gradients_of_couplings_are_symmetric(name: str, gradient: str) -> None:
+    if gradient not in SAMPLERS[name].capabilities.gradients:
+        pytest.skip("not supported, and refused elsewhere")
+    h, J, K = problem(three_body=0.1)
+    assert K is not None
+    options: Any = {"num_reads": 50, "seed": 1} if gradient == "covariance" else {}
+    spin_probabilities(h, J, name, gradient=gradient, three_body=K, **options).pow(2).sum().backward()
+    assert J.grad is not None
+    assert K.grad is not None
+    assert (J.grad - J.grad.mT).abs().max() < 1e-14
+    assert not J.grad.diagonal(dim1=-2, dim2=-1).any()
+    assert (K.grad - K.grad.transpose(-1, -2)).abs().max() < 1e-14
+    assert (K.grad - K.grad.transpose(-1, -3)).abs().max() < 1e-14
+
+
+def test_without_couplings_only_fields_are_differentiated() -> None:
+    h = torch.randn(2, 3, dtype=F64, requires_grad=True)
+    for gradient in ("exact", "straight_through", "covariance"):
+        spin_probabilities(h, None, "exact", gradient=gradient, num_reads=None).sum().backward()
+    assert h.grad is not None
+    assert torch.isfinite(h.grad).all()

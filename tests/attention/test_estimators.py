@@ -1,0 +1,158 @@
+"""The estimators are pure functions: fixed tensors in, numbers by hand out."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from diabat.attention.estimators import covariance, straight_through
+from diabat.ising import Ising
+from diabat.samplers.exact import ExactSampler
+from diabat.testing.problems import make_problem
+
+F64 = torch.float64
+SEEN = torch.ones(3, dtype=torch.bool)
+
+
+def test_straight_through_by_hand() -> None:
+    """∂L/∂h_j = v_j (1 - m_j²)/2, ∂L/∂J_jk = half of both directions, ∂L/∂K_jkl = a sixth of six."""
+    v, p = torch.tensor([2.0, -1.0, 0.5], dtype=F64), torch.tensor([0.9, 0.25, 0.6], dtype=F64)
+    m = [0.8, -0.5, 0.2]
+    r = [2.0 * (1 - 0.64) / 2, -1.0 * (1 - 0.25) / 2, 0.5 * (1 - 0.04) / 2]
+    gradient = straight_through(v, p, SEEN, couplings=True, three_body=True)
+    assert gradient.fields.tolist() == pytest.approx(r)
+    assert gradient.couplings is not None
+    assert gradient.three_body is not None
+    for j, k in itertools.permutations(range(3), 2):
+        assert float(gradient.couplings[j, k]) == pytest.approx((r[j] * m[k] + r[k] * m[j]) / 2)
+    triple = (r[0] * m[1] * m[2] + r[1] * m[0] * m[2] + r[2] * m[0] * m[1]) / 6
+    for places in itertools.permutations(range(3)):
+        assert float(gradient.three_body[places]) == pytest.approx(triple)
+    assert not gradient.couplings.diagonal().any()
+    assert torch.count_nonzero(gradient.three_body) == 6
+
+
+def test_straight_through_is_the_derivative_of_its_formula() -> None:
+    """dP_j = (1 - m_j²)/2 · d(h_j + Σ_k J_jk m_k + Σ_{k<l} K_jkl m_k m_l) at fixed m, by autograd."""
+    ising = make_problem((2,), 4, seed=1, three_body=0.3)
+    assert ising.couplings is not None
+    assert ising.three_body is not None
+    h, J, K = (t.clone().requires_grad_() for t in (ising.fields, ising.couplings, ising.three_body))
+    p = torch.sigmoid(torch.randn(2, 4, dtype=F64))
+    v, m = torch.randn(2, 4, dtype=F64), 2 * p - 1
+    local = h + m @ J + torch.einsum("jkl,qk,ql->qj", K, m, m) / 2
+    want = torch.autograd.grad((v * (1 - m**2) / 2 * local).sum(), (h, J, K))
+    got = straight_through(v, p, torch.ones(2, 4, dtype=torch.bool), couplings=True, three_body=True)
+    assert got.couplings is not None
+    assert got.three_body is not None
+    symmetric = (want[1] + want[1].T) / 2
+    symmetric.diagonal().zero_()
+    assert torch.allclose(got.fields, want[0])
+    assert torch.allclose(got.couplings.sum(0), symmetric)
+    triples = torch.stack([want[2].permute(places) for places in itertools.permutations(range(3))]).mean(0)
+    for places in itertools.permutations(range(4), 3):
+        assert float(got.three_body.sum(0)[places]) == pytest.approx(float(triples[places]))
+
+
+def test_straight_through_keeps_small_probabilities() -> None:
+    p = torch.tensor([1e-30], dtype=torch.float32)
+    seen = torch.tensor([True])
+    got = straight_through(torch.ones(1), p, seen, couplings=False, three_body=False)
+    assert got.fields.item() == pytest.approx(2e-30)
+    assert got.couplings is None
+    assert got.three_body is None
+
+
+READS = torch.tensor([[1, 1, 1], [1, -1, 1], [-1, -1, 1]], dtype=torch.int8)
+
+
+def by_hand(v: Tensor, statistic: Tensor, weights: Tensor) -> float:
+    """Weighted covariance of f = ½ Σ v s with a statistic, normalised by 1 - Σ w²."""
+    f = (READS.double() * v).sum(-1) / 2
+    centred = (weights * f * statistic).sum() - (weights * f).sum() * (weights * statistic).sum()
+    return float(centred / (1 - (weights**2).sum()))
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([0.5, 0.3, 0.2], dtype=F64)])
+def test_covariance_of_three_reads_by_hand(weights: Tensor | None) -> None:
+    v, s = torch.tensor([2.0, -0.4, 0.5], dtype=F64), READS.double()
+    w = torch.full((3,), 1 / 3, dtype=F64) if weights is None else weights
+    got = covariance(v, READS, SEEN, weights=weights, couplings=True, three_body=True)
+    assert got.couplings is not None
+    assert got.three_body is not None
+    for j in range(3):
+        assert float(got.fields[j]) == pytest.approx(by_hand(v, s[:, j], w))
+    for j, k in itertools.permutations(range(3), 2):
+        assert float(got.couplings[j, k]) == pytest.approx(by_hand(v, s[:, j] * s[:, k], w) / 2)
+    for places in itertools.permutations(range(3)):
+        assert float(got.three_body[places]) == pytest.approx(by_hand(v, s.prod(-1), w) / 6)
+    assert not got.couplings.diagonal().any()
+    assert abs(float(got.fields[2])) < 1e-15  # a spin that never moves has no covariance
+    assert (got.fields[:2].abs() > 0.1).all()
+
+
+def test_covariance_normalises_by_n_minus_one() -> None:
+    v, s = torch.tensor([2.0, -1.0, 0.5], dtype=F64), READS.double()
+    want = np.cov(((s * v).sum(-1) / 2).numpy(), s[:, 0].numpy(), ddof=1)[0, 1]
+    got = covariance(v, READS, SEEN, couplings=False, three_body=False)
+    assert float(got.fields[0]) == pytest.approx(want)
+    assert got.couplings is None
+    assert got.three_body is None
+
+
+def test_one_read_has_no_covariance() -> None:
+    with pytest.raises(
+        ValueError, match="num_reads: the covariance estimator expects at least 2 reads, got 1"
+    ):
+        covariance(torch.ones(3), READS[:1], SEEN, couplings=True, three_body=False)
+
+
+def test_invisible_spins_have_zero_gradient_and_no_influence() -> None:
+    v, seen = torch.tensor([2.0, -1.0, 0.5], dtype=F64), torch.tensor([True, False, True])
+    flipped = READS.clone()
+    flipped[0, 1] *= -1
+    p = torch.tensor([0.9, 0.3, 0.6], dtype=F64)
+    results = [covariance(v, reads, seen, couplings=True, three_body=True) for reads in (READS, flipped)]
+    results.append(straight_through(v, p, seen, couplings=True, three_body=True))
+    for got in results:
+        assert got.couplings is not None
+        assert got.three_body is not None
+        assert not got.fields[1]
+        assert not got.couplings[1].any()
+        assert not got.couplings[:, 1].any()
+        assert not got.three_body.any()
+        assert got.fields[0]
+    assert torch.equal(results[0].fields, results[1].fields)
+
+
+def exact_gradient(ising: Ising, v: Tensor) -> tuple[Tensor, ...]:
+    assert ising.couplings is not None
+    assert ising.three_body is not None
+    parts = tuple(t.clone().requires_grad_() for t in (ising.fields, ising.couplings, ising.three_body))
+    p = ExactSampler().moments(Ising(parts[0], parts[1], None, parts[2])).probability
+    return torch.autograd.grad((v * p).sum(), parts)
+
+
+def test_covariance_is_unbiased_for_boltzmann_reads() -> None:
+    """64 blocks of 500 reads: z-test of every component, alpha = 1e-6 divided by the number of components."""
+    ising = make_problem((), 4, seed=2, three_body=0.2)
+    v = torch.tensor([1.0, -2.0, 0.5, 1.5], dtype=F64)
+    spins = ExactSampler().sample(ising, 64 * 500, seed=3).spins.reshape(500, 64, 4)
+    seen = torch.ones(64, 4, dtype=torch.bool)
+    got = covariance(v.expand(64, 4), spins, seen, couplings=True, three_body=True)
+    for blocks, want in zip(got, exact_gradient(ising, v), strict=True):
+        assert blocks is not None
+        moving = want != 0
+        error = blocks.mean(0)[moving] - want[moving]
+        z = (error / (blocks.std(0)[moving] / 8)).abs().max()
+        # Student's t with 63 degrees of freedom.
+        assert 2 * stats.t.sf(float(z), 63) * int(moving.sum()) > 1e-6
+        # Power: the mean is known to better than a tenth of its largest component.
+        assert float((blocks.std(0) / 8).max()) < 0.1 * float(want.abs().max())
+    assert math.isfinite(float(got.fields.sum()))

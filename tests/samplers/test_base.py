@@ -1,0 +1,164 @@
+"""What every backend inherits: containers, refusals, seeds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diabat.ising import Ising
+from diabat.samplers import Capabilities, Moments, Sampler, Samples, UnsupportedError
+from diabat.testing import FIFOSampler, ReferenceSampler
+from diabat.testing.problems import make_problem
+
+
+def reads() -> Tensor:
+    """Three reads of two spins: (+,+), (+,-), (-,-)."""
+    return torch.tensor([[1, 1], [1, -1], [-1, -1]], dtype=torch.int8)
+
+
+SEEN = torch.tensor([True, True])
+
+
+def test_averages_over_reads_by_hand() -> None:
+    moments = Samples(reads(), SEEN).moments(correlations=True, dtype=torch.float64)
+    assert moments.probability.tolist() == pytest.approx([2 / 3, 1 / 3])
+    assert moments.magnetization.tolist() == pytest.approx([1 / 3, -1 / 3])
+    assert moments.smoothed_probability.tolist() == pytest.approx([2.5 / 4, 1.5 / 4])
+    assert moments.correlation is not None
+    assert moments.correlation.flatten().tolist() == pytest.approx([1, 1 / 3, 1 / 3, 1])
+    assert moments.standard_error is not None
+    assert moments.standard_error.tolist() == pytest.approx([(0.625 * 0.375 / 3) ** 0.5] * 2)
+    assert moments.num_reads == 3
+
+
+def test_weighted_averages_by_hand() -> None:
+    weights = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
+    samples = Samples(reads(), SEEN, log_weights=weights.log() + 7)
+    assert samples.weights.tolist() == pytest.approx(weights.tolist())
+    moments = samples.moments(correlations=True, dtype=torch.float64)
+    assert moments.probability.tolist() == pytest.approx([0.75, 0.5])
+    assert moments.correlation is not None
+    assert float(moments.correlation[0, 1]) == pytest.approx(0.5)
+    assert moments.standard_error is not None
+    smooth = (3 * 0.5 + 0.5) / 4
+    assert float(moments.standard_error[1]) == pytest.approx(
+        (smooth * (1 - smooth) * weights.square().sum()) ** 0.5
+    )
+
+
+def test_invisible_spins_average_to_nothing() -> None:
+    moments = Samples(reads(), torch.tensor([True, False])).moments(correlations=True)
+    assert moments.correlation is not None
+    assert moments.standard_error is not None
+    for value in (
+        moments.probability[1],
+        moments.smoothed_probability[1],
+        moments.magnetization[1],
+        moments.standard_error[1],
+        moments.correlation[1],
+        moments.correlation[:, 1],
+    ):
+        assert not value.any()
+
+
+def test_smoothing_keeps_every_visible_probability_positive_and_below_one() -> None:
+    down = Samples(-torch.ones(50, 4, 3, dtype=torch.int8), torch.ones(4, 3, dtype=torch.bool)).moments()
+    assert not down.probability.any()
+    assert torch.allclose(down.smoothed_probability, torch.tensor(0.5 / 51))
+    up = Samples(torch.ones(50, 4, 3, dtype=torch.int8), torch.ones(4, 3, dtype=torch.bool)).moments()
+    assert float(up.smoothed_probability.max()) < 1
+
+
+def test_analytic_moments_are_not_smoothed() -> None:
+    p = torch.tensor([0.0, 0.25])
+    assert torch.equal(Moments(p, SEEN).smoothed_probability, p)
+
+
+class Limited(ReferenceSampler):
+    """A sampler that refuses everything it may refuse."""
+
+    name = "limited"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(
+            super().capabilities,
+            max_spins=3,
+            three_body=False,
+            per_problem_couplings=False,
+            correlations=False,
+        )
+
+
+@pytest.mark.parametrize(
+    ("ising", "message"),
+    [
+        (make_problem((2,), 4), "sampler 'limited' accepts at most 3 visible spins, got 4"),
+        (
+            make_problem((2,), 3, three_body=1.0),
+            "sampler 'limited' accepts fields and couplings only; use 'exact'",
+        ),
+        (
+            make_problem((2,), 3, lead="per_problem"),
+            "couplings: sampler 'limited' needs couplings shared by the batch, got 2 different J",
+        ),
+    ],
+)
+@pytest.mark.parametrize("call", ["sample", "moments"])
+def test_capabilities_refuse(ising: Ising, message: str, call: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        _ = Limited().sample(ising, 2) if call == "sample" else Limited().moments(ising)
+
+
+def test_capabilities_allow_the_rest() -> None:
+    few = Ising(torch.zeros(2, 5), visible=torch.tensor([True, True, True, False, False]))
+    assert Limited().sample(few, 2).spins.shape == (2, 2, 5)
+    assert Limited().sample(make_problem((2, 3), 3, lead="heads"), 2).spins.shape == (2, 2, 3, 3)
+    with pytest.raises(UnsupportedError, match="does not report pair correlations"):
+        Limited().moments(few, correlations=True)
+
+
+@pytest.mark.parametrize("num_reads", [0, -3, True, 1.0, "7"])
+def test_num_reads_must_be_a_positive_integer(num_reads: Any) -> None:
+    with pytest.raises(ValueError, match="num_reads: expected an integer >= 1, got"):
+        ReferenceSampler().sample(make_problem((), 2), num_reads)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, True, 1.0])
+def test_seeds_are_integers_in_range(seed: Any) -> None:
+    for call in (
+        lambda: ReferenceSampler().sample(make_problem((), 2), 1, seed=seed),
+        lambda: ReferenceSampler().moments(make_problem((), 2), seed=seed),
+    ):
+        with pytest.raises(ValueError, match=r"seed: expected an integer between 0 and 2\^63 - 1, got"):
+            call()
+
+
+def test_something_else_is_no_problem() -> None:
+    fields: Any = torch.zeros(3)
+    with pytest.raises(TypeError, match=r"ising: expected a diabat\.Ising, got Tensor"):
+        ReferenceSampler().moments(fields)
+
+
+def test_moments_of_a_sampling_backend_are_averages_of_its_reads() -> None:
+    spins = torch.randint(0, 2, (40, 2, 3)).to(torch.int8) * 2 - 1
+    moments = FIFOSampler([spins], num_reads=40).moments(make_problem((2,), 3), seed=5)
+    assert torch.allclose(moments.probability, (spins > 0).double().mean(0))
+    assert (moments.num_reads, moments.info["seed"], moments.info["backend"]) == (40, 5, "fifo")
+    assert moments.info["wall_s"] >= 0
+
+
+def test_a_backend_without_either_method_says_so() -> None:
+    class Empty(Sampler):
+        name = "empty"
+
+        @property
+        def capabilities(self) -> Capabilities:
+            return ReferenceSampler().capabilities
+
+    with pytest.raises(UnsupportedError, match=r"sampler 'empty' cannot draw samples\."):
+        Empty().moments(make_problem((), 2))

@@ -1,0 +1,74 @@
+"""The public conformance suite over every built-in backend, and its mutants over the exact one.
+
+alpha = 1e-6 per check; N = 4096 reads of 16 problems, 2048 for dqa, whose law is
+its own and needs no chi-square.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from diabat.samplers import Sampler, sampler
+from diabat.testing import ConformanceError, check_names, check_sampler, mutants, run_check
+
+
+@cache
+def backend(name: str) -> Sampler:
+    """A fifth of the usual annealing time: the second-order response is that of longer anneals."""
+    return sampler(name, annealing_time_ns=2.0, steps=60) if name == "dqa" else sampler(name)
+
+
+READS = {"exact": 4096, "mean_field": 4096, "dqa": 2048}
+
+
+@pytest.mark.parametrize(("name", "check"), [(b, c) for b in READS for c in check_names(backend(b))])
+def test_backend_conforms(name: str, check: str) -> None:
+    run_check(check, backend(name), num_reads=READS[name])
+
+
+@pytest.mark.parametrize("name", mutants(sampler("exact")))
+def test_every_mutant_of_the_exact_backend_is_refused(name: str) -> None:
+    with pytest.raises(ConformanceError):
+        check_sampler(mutants(sampler("exact"))[name])
+
+
+# What an approximate law without samples promises: the rest needs couplings beyond first order, or reads.
+MEAN_FIELD_MUTANTS = (
+    "cached_result",
+    "constant",
+    "double_counted_couplings",
+    "half_fields",
+    "ignored_couplings",
+    "ignored_visibility",
+    "negated_couplings",
+    "negated_fields",
+    "permuted_columns",
+    "swapped_problems",
+)
+
+
+@pytest.mark.parametrize("name", MEAN_FIELD_MUTANTS)
+def test_mutants_of_mean_field_are_refused(name: str) -> None:
+    with pytest.raises(ConformanceError):
+        check_sampler(mutants(sampler("mean_field"))[name])
+
+
+# The check by which each is seen, run alone: the whole suite over a simulated anneal takes seconds.
+DQA_MUTANTS = {
+    "half_fields": "field_response",
+    "negated_couplings": "signs",
+    "double_counted_couplings": "pair_response",
+    "permuted_columns": "signs",
+    "ignored_seed": "seeds",
+    "one_read_short": "number_of_reads",
+    "sticky_reads": "independent_reads",
+    "ignored_visibility": "invisible_spins",
+}
+
+
+@pytest.mark.parametrize(("name", "check"), DQA_MUTANTS.items())
+def test_mutants_of_dqa_are_refused(name: str, check: str) -> None:
+    with pytest.raises(ConformanceError):
+        run_check(check, mutants(backend("dqa"))[name], num_reads=READS["dqa"])

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diabat.ising import Ising
+from diabat.samplers import UnsupportedError, row_weights
+from diabat.samplers.exact import ExactSampler
+from diabat.testing import brute_force
+from diabat.testing.problems import make_problem
+
+from .enumeration import relative_error
+
+
+def in_float64(ising: Ising) -> Ising:
+    J = None if ising.couplings is None else ising.couplings.double()
+    return Ising(ising.fields.double(), J)
+
+
+@pytest.mark.parametrize(("fields", "couplings"), [(0.5, 0.1), (1.0, 0.5), (2.0, 1.0), (4.0, 3.0)])
+def test_float32_keeps_the_relative_precision_of_every_probability(fields: float, couplings: float) -> None:
+    """At n = 16, within 1e-5 of float64, also where a probability is far below the rounding of 1."""
+    ising = make_problem((8,), 16, seed=1, fields=fields, couplings=couplings, dtype=torch.float32)
+    single, double = (ExactSampler().moments(p) for p in (ising, in_float64(ising)))
+    assert single.probability.dtype == torch.float32
+    # Compared where float32 can hold the number with its full precision.
+    held = torch.where(double.probability > 1e-37, double.probability, 0)
+    assert relative_error(single.probability, held) < 1e-5
+    assert single.log_partition is not None
+    assert double.log_partition is not None
+    assert relative_error(single.log_partition, double.log_partition) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_very_negative_fields(dtype: torch.dtype) -> None:
+    """h = -60: P = e^-120 is not representable in float32, and exact to rounding in float64; never NaN."""
+    ising = make_problem((4,), 6, seed=2, fields=0.1, couplings=0.1, dtype=dtype)
+    fields = (ising.fields - 60).requires_grad_()
+    moments = ExactSampler().moments(Ising(fields, ising.couplings), correlations=True)
+    moments.probability.sum().backward()
+    assert fields.grad is not None
+    assert torch.isfinite(fields.grad).all()
+    assert (moments.probability >= 0).all()
+    assert moments.correlation is not None
+    assert (moments.correlation - 1).abs().max() < 1e-6
+    if dtype == torch.float64:
+        want = brute_force(Ising(fields.detach(), ising.couplings)).probability
+        assert float(want.max()) < 1e-45
+        assert relative_error(moments.probability.detach(), want) < 1e-11
+
+
+def below_its_bound(cross: float, dtype: torch.dtype) -> Ising:
+    """14 spins: the right half is a stiff ferromagnet, while every left spin pulls it into a staggered state.
+
+    The largest entry of a row of W is then about exp(-7 |cross · Σ s_left|) below the bound Σ|c| + max e_R.
+    """
+    J = torch.zeros(14, 14, dtype=dtype)
+    J[7:, 7:] = 12.0
+    J[:7, 7:] = cross * (1 - 2.0 * (torch.arange(7) % 2))
+    J[7:, :7] = J[:7, 7:].T.clone()
+    J.diagonal().zero_()
+    h = torch.randn(3, 14, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return Ising((0.3 * h).to(dtype), J)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("cross", "falls_back"), [(0.01, False), (2.0, True), (4.0, True)])
+def test_rows_far_below_their_bound(
+    monkeypatch: pytest.MonkeyPatch, cross: float, falls_back: bool, dtype: torch.dtype
+) -> None:
+    """The compiled loop scales rows by a bound; rows that vanish under it are formed from the exponent."""
+    repaired: list[int] = []
+    original = row_weights._exponentials
+
+    def spy(c: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        repaired.append(c.shape[0])
+        return original(c, *rest)
+
+    monkeypatch.setattr(row_weights, "_exponentials", spy)
+    ising = below_its_bound(cross, dtype)
+    moments = ExactSampler().moments(ising, correlations=True)
+    want = brute_force(ising)
+    assert moments.correlation is not None
+    assert want.correlation is not None
+    assert (
+        relative_error(moments.probability, want.probability)
+        < {torch.float32: 1e-5, torch.float64: 1e-11}[dtype]
+    )
+    assert (moments.correlation - want.correlation).abs().max() < 1e-5
+    if dtype == torch.float32:
+        assert bool(repaired) == falls_back
+
+
+def test_the_fallback_is_what_repairs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guard of the test above: without the fallback the same instance is lost."""
+    monkeypatch.setattr(row_weights, "_MIN_ROW_MAX", {torch.float32: -1.0, torch.float64: -1.0})
+    ising = below_its_bound(4.0, torch.float32)
+    W, _ = row_weights.row_scaled_weights(*_row_arguments(ising), torch.float32)
+    assert not W.amax(-1).all()
+
+
+def _row_arguments(ising: Ising) -> tuple[Tensor, Tensor, Tensor]:
+    from diabat.samplers.half_split import half_tables, split_energies
+
+    assert ising.couplings is not None
+    e = split_energies(ising.couplings[None], None, 1, 14, torch.device("cpu"))
+    half = half_tables(7, torch.device("cpu"))
+    return half.signs @ e.cross, e.right, half.signs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("cross", [0.01, 4.0])
+def test_compiled_rows_equal_the_exponent(cross: float, dtype: torch.dtype) -> None:
+    c, right, features = _row_arguments(below_its_bound(cross, torch.float64))
+    W, log_scale = row_weights.row_scaled_weights(c, right, features, dtype)
+    want = c @ features.T + right[:, None] - log_scale[..., None]
+    large = want > -60  # below, float32 has no normal numbers left next to the scale of a row
+    assert W.dtype == dtype
+    assert float(W.max()) <= 1 + 1e-6
+    error = (W.double() / want.exp() - 1).abs()[large].max()
+    assert float(error) < {torch.float32: 2e-6, torch.float64: 1e-11}[dtype]
+
+
+def opposed(field: float, coupling: float, dtype: torch.dtype) -> Ising:
+    """Two spins whose fields oppose each other and whose coupling loses: Z is far below its bound."""
+    J = torch.tensor([[0.0, coupling], [coupling, 0.0]], dtype=dtype)
+    return Ising(torch.tensor([[field, -field]], dtype=dtype), J)
+
+
+def test_escalation_to_float64_is_reported_and_right() -> None:
+    sampler = ExactSampler()
+    weak, strong = opposed(1.0, 0.5, torch.float32), opposed(50.0, 45.0, torch.float32)
+    assert sampler.moments(weak).info["float64_escalation"] is False
+    moments = sampler.moments(strong, correlations=True)
+    assert moments.info["float64_escalation"] is True
+    want = brute_force(strong)
+    assert moments.probability.dtype == torch.float32
+    assert relative_error(moments.probability, want.probability) < 1e-5
+    assert moments.correlation is not None
+    assert want.correlation is not None
+    assert (moments.correlation - want.correlation).abs().max() < 1e-6
+
+
+def test_escalated_gradients_are_right() -> None:
+    ising = opposed(50.0, 49.5, torch.float32)
+    fields = ising.fields.clone().requires_grad_()
+    p = ExactSampler().moments(Ising(fields, ising.couplings)).probability
+    p[0, 0].backward()
+    # Three states share the weight; Cov(s_j, s_0) of (+,-), (+,+), (-,-) by hand.
+    weights = torch.softmax(torch.tensor([50.5, 49.5, 49.5], dtype=torch.float64), 0)
+    s = torch.tensor([[1, -1], [1, 1], [-1, -1]], dtype=torch.float64)
+    mean = weights @ s
+    assert fields.grad is not None
+    assert fields.grad[0].double().tolist() == pytest.approx(
+        ((weights @ (s * s[:, :1]) - mean * mean[0]) / 2).tolist(), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("call", ["moments", "sample", "state_probabilities"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_what_exceeds_float64_is_refused_not_returned(
+    call: str, dtype: torch.dtype, needs_gradient: bool
+) -> None:
+    ising, sampler = opposed(500.0, 450.0, dtype), ExactSampler()
+    if needs_gradient:
+        ising.fields.requires_grad_()
+    with pytest.raises(UnsupportedError, match=re.escape("range of the exponent exceeds float64")):
+        _ = sampler.sample(ising, 4, seed=0) if call == "sample" else getattr(sampler, call)(ising)

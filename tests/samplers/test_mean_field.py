@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diabat.ising import Ising, pack_couplings, pack_three_body
+from diabat.samplers import UnsupportedError
+from diabat.samplers.mean_field import MeanFieldSampler
+from diabat.testing.problems import causal_problem, make_problem, with_visible
+
+F64 = torch.float64
+CAUSAL = torch.ones(4, 4, dtype=torch.bool).tril()
+
+
+def converged() -> MeanFieldSampler:
+    return MeanFieldSampler(max_iterations=5000, tolerance=1e-15)
+
+
+def test_one_coupled_pair_by_hand() -> None:
+    """h = 0 and J = 1.5: m = tanh(1.5 m) has the solutions 0 and ±0.8586; the iteration starts at 0."""
+    J = torch.tensor([[0, 1.5], [1.5, 0]], dtype=F64)
+    assert converged().moments(Ising(torch.zeros(2, dtype=F64), J)).probability.tolist() == [0.5, 0.5]
+    m = converged().moments(Ising(torch.full((2,), 1e-9, dtype=F64), J)).magnetization
+    assert m.tolist() == pytest.approx([0.858559] * 2, abs=1e-6)
+
+
+@pytest.mark.parametrize("lead", ["none", "shared", "heads", "per_problem"])
+@pytest.mark.parametrize("three_body", [0.0, 0.15])
+def test_fixed_point_equation(lead: Any, three_body: float) -> None:
+    """m_j = tanh(h_j + Σ_k J_jk m_k + Σ_{k<l} K_jkl m_k m_l) over the visible spins, term by term."""
+    base = make_problem((2, 4), 4, lead=lead, seed=1, couplings=0.2, three_body=three_body)
+    ising = with_visible(base, CAUSAL)
+    m = converged().moments(ising).magnetization
+    for head, row in ((0, 0), (0, 3), (1, 2)):
+        J = torch.zeros(4, 4, dtype=F64)
+        if ising.couplings is not None:
+            J = ising.couplings.expand(2, 4, 4, 4)[head, row]
+        K = torch.zeros(4, 4, 4, dtype=F64)
+        if ising.three_body is not None:
+            K = ising.three_body.expand(2, 4, 4, 4, 4)[head, row]
+        for j in range(row + 1):
+            local = float(ising.fields[head, row, j])
+            for k in range(4):
+                local += float(J[j, k] * m[head, row, k])
+                local += sum(float(K[j, k, i] * m[head, row, k] * m[head, row, i]) for i in range(k))
+            assert float(m[head, row, j]) == pytest.approx(math.tanh(local), abs=1e-12)
+        assert not m[head, row, row + 1 :].any()
+
+
+def test_without_couplings_it_is_exact() -> None:
+    ising = make_problem((3,), 5, lead="none", seed=2)
+    assert (converged().moments(ising).probability - torch.sigmoid(2 * ising.fields)).abs().max() < 1e-14
+
+
+def test_probabilities_keep_their_relative_precision() -> None:
+    """P = σ(-60) is 8.8e-27, while (m + 1)/2 is 0 in both precisions."""
+    for dtype in (torch.float32, F64):
+        p = MeanFieldSampler().moments(Ising(torch.full((2, 3), -30.0, dtype=dtype))).probability
+        assert p[0, 0].item() == pytest.approx(8.756510762696521e-27, rel=1e-5)
+
+
+def unrolled(h: Tensor, J: Tensor, K: Tensor, visible: Tensor, iterations: int = 400) -> Tensor:
+    """The same fixed point with every iteration in the autograd graph."""
+    m = torch.zeros_like(h)
+    for _ in range(iterations):
+        local = (
+            h + torch.einsum("...jk,...k->...j", J, m) + torch.einsum("...jkl,...k,...l->...j", K, m, m) / 2
+        )
+        m = torch.where(visible, torch.tanh(local), 0)
+    return torch.where(visible, torch.sigmoid(2 * local), 0)
+
+
+def parameters() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    h, pairs, triples = (
+        (scale * torch.randn(*shape, generator=generator, dtype=F64)).requires_grad_()
+        for scale, shape in ((0.5, (2, 4, 4)), (0.25, (2, 1, 6)), (0.1, (2, 1, 4)))
+    )
+    return h, pairs, triples
+
+
+def implicit(h: Tensor, pairs: Tensor, triples: Tensor) -> Tensor:
+    ising = Ising(h, pack_couplings(pairs, 4), CAUSAL, pack_three_body(triples, 4), check=False)
+    return converged().moments(ising).probability
+
+
+def test_implicit_gradient_against_central_differences() -> None:
+    """Central differences of a fixed point converged to 1e-15 are good to about 1e-9."""
+    assert torch.autograd.gradcheck(implicit, parameters(), eps=1e-6, atol=1e-7)
+
+
+def test_implicit_gradient_against_unrolled_autograd() -> None:
+    parts = parameters()
+    h, pairs, triples = parts
+    v = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(4), dtype=F64)
+    got = torch.autograd.grad((v * implicit(*parts)).sum(), parts)
+    slow = unrolled(h, pack_couplings(pairs, 4), pack_three_body(triples, 4), CAUSAL)
+    for value, want in zip(got, torch.autograd.grad((v * slow).sum(), parts), strict=True):
+        assert float(want.abs().max()) > 1e-3
+        assert float((value - want).abs().max()) < 1e-11
+
+
+def test_gradient_of_couplings_is_symmetric_like_every_other_backends() -> None:
+    """A J trained as a free symmetric matrix must stay one, or the next forward pass refuses it."""
+    base = make_problem((3,), 4, seed=5, three_body=0.1, couplings=0.2)
+    assert base.couplings is not None
+    assert base.three_body is not None
+    J, K = base.couplings.clone().requires_grad_(), base.three_body.clone().requires_grad_()
+    converged().moments(Ising(base.fields, J, three_body=K)).probability.pow(2).sum().backward()
+    assert J.grad is not None
+    assert K.grad is not None
+    assert (J.grad - J.grad.T).abs().max() < 1e-14
+    assert not J.grad.diagonal().any()
+    assert (K.grad - K.grad.permute(2, 0, 1)).abs().max() < 1e-14
+    assert (K.grad - K.grad.permute(1, 0, 2)).abs().max() < 1e-14
+    assert not K.grad.diagonal().any()
+
+
+def test_invisible_spins_answer_nobody() -> None:
+    base = make_problem((3,), 4, seed=6)
+    visible = torch.tensor([True, False, True, True])
+    loud = Ising(torch.where(visible, base.fields, 50.0), base.couplings, visible)
+    quiet = Ising(torch.where(visible, base.fields, 0.0), base.couplings, visible)
+    p = converged().moments(loud).probability
+    assert torch.equal(p, converged().moments(quiet).probability)
+    assert not p[:, 1].any()
+
+
+def test_info_says_whether_it_converged() -> None:
+    ising = causal_problem(5, seed=7)
+    good = MeanFieldSampler().moments(ising).info
+    assert good["converged"] is True
+    assert good["residual"] <= 1e-6
+    assert good["iterations"] < 500
+    short = MeanFieldSampler(max_iterations=2).moments(ising).info
+    assert (short["converged"], short["iterations"]) == (False, 2)
+    assert short["residual"] > 1e-6
+
+
+def test_damping_changes_the_path_and_not_the_end() -> None:
+    ising = causal_problem(5, seed=8)
+    slow, fast = (MeanFieldSampler(damping=d, tolerance=1e-14).moments(ising) for d in (0.2, 1.0))
+    assert slow.info["iterations"] > fast.info["iterations"]
+    assert (slow.probability - fast.probability).abs().max() < 1e-11
+
+
+def test_what_it_does_not_do_is_refused() -> None:
+    ising = make_problem((2,), 3)
+    with pytest.raises(
+        UnsupportedError, match=r"sampler 'mean_field' computes moments only and cannot draw samples\."
+    ):
+        MeanFieldSampler().sample(ising, 5)
+    with pytest.raises(UnsupportedError, match=r"sampler 'mean_field' does not report pair correlations\."):
+        MeanFieldSampler().moments(ising, correlations=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"damping": 0.0}, r"damping: expected a number in \(0, 1\], got 0.0"),
+        ({"damping": 1.5}, "damping: expected"),
+        ({"damping": math.nan}, "damping: expected"),
+        ({"max_iterations": 0}, "max_iterations: expected an integer >= 1, got 0"),
+        ({"max_iterations": True}, "max_iterations: expected an integer >= 1, got True"),
+        ({"max_iterations": 2.5}, "max_iterations: expected an integer >= 1, got 2.5"),
+        ({"tolerance": 0.0}, "tolerance: expected a positive number, got 0.0"),
+        ({"tolerance": math.nan}, "tolerance: expected a positive number, got nan"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MeanFieldSampler(**options)

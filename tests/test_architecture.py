@@ -1,0 +1,159 @@
+"""Imports run one way: a file may import its own floor and those below."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import diabat
+
+ROOT = Path(diabat.__file__).parent
+FLOOR = {
+    "ising": 0,
+    "circuits": 0,
+    "samplers": 1,
+    "attention": 2,
+    "models": 3,
+    "tasks": 3,
+    "training": 4,
+    "fidelity": 4,
+    "testing": 4,
+    "config": 5,
+    "cli": 5,
+    "problem_files": 5,
+}
+FILES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py"))
+KERNELS = ["samplers/half_split.py", "samplers/row_weights.py", "samplers/row_kernel.py"]
+CIRCUITS = [f for f in FILES if f.startswith("circuits/")]
+
+
+def unit(file: str) -> str:
+    """``samplers`` for samplers/exact.py, ``ising`` for ising.py."""
+    return file.split("/")[0].removesuffix(".py")
+
+
+@cache
+def imports(file: str, *, at_module_level: bool = False) -> frozenset[str]:
+    """Dotted names of all modules that a file imports, inside functions too unless told otherwise."""
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    package = ["diabat", *Path(file).parent.parts]
+    found: set[str] = set()
+    nodes = _top_level(tree) if at_module_level else list(ast.walk(tree))
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            found |= {module} | {f"{module}.{alias.name}" for alias in node.names}
+    return frozenset(found)
+
+
+def _top_level(tree: ast.Module) -> list[ast.AST]:
+    """Nodes that run when the module is imported: neither function bodies nor ``if TYPE_CHECKING``."""
+    pending: list[ast.AST] = list(tree.body)
+    nodes: list[ast.AST] = []
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            pending.extend(node.orelse)
+            continue
+        nodes.append(node)
+        pending.extend(ast.iter_child_nodes(node))
+    return nodes
+
+
+def units_imported(file: str) -> set[str]:
+    names = {name.split(".")[1] for name in imports(file) if name.startswith("diabat.")}
+    return names & FLOOR.keys()
+
+
+def imports_package(file: str, package: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for name in imports(file))
+
+
+def test_every_file_has_a_floor() -> None:
+    assert {unit(f) for f in FILES} - FLOOR.keys() == {"__init__"}
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f != "__init__.py"])
+def test_imports_run_one_way(file: str) -> None:
+    above = {name for name in units_imported(file) if FLOOR[name] > FLOOR[unit(file)]}
+    assert not above, f"{file} (floor {FLOOR[unit(file)]}) imports {sorted(above)} from above"
+
+
+def test_the_parser_sees_imports() -> None:
+    """Guard of this file: the floors are not empty by mistake."""
+    assert {"ising", "circuits", "samplers"} <= units_imported("samplers/dqa.py")
+    assert imports_package("samplers/row_weights.py", "diabat.samplers.row_kernel")
+    assert not any(
+        n.startswith("diabat.samplers.row_kernel")
+        for n in imports("samplers/row_weights.py", at_module_level=True)
+    )
+
+
+@pytest.mark.parametrize("file", CIRCUITS)
+def test_circuits_import_nothing_else_of_diabat(file: str) -> None:
+    assert units_imported(file) <= {"circuits"}
+    assert not imports_package(file, "torch")
+
+
+@pytest.mark.parametrize("file", [*KERNELS, *CIRCUITS])
+def test_kernels_know_neither_dimod_nor_configuration(file: str) -> None:
+    for package in ("dimod", "diabat.config", "pydantic", "yaml"):
+        assert not imports_package(file, package)
+
+
+@pytest.mark.parametrize("file", KERNELS)
+def test_kernels_know_no_problem_and_no_sampler(file: str) -> None:
+    for module in (
+        "diabat.ising",
+        "diabat.samplers.base",
+        "diabat.samplers.exact",
+        "diabat.samplers.grouping",
+    ):
+        assert not imports_package(file, module)
+
+
+def test_the_compiled_kernel_knows_no_torch() -> None:
+    assert not imports_package("samplers/row_kernel.py", "torch")
+
+
+def test_the_sign_of_dimod_is_flipped_in_one_file() -> None:
+    """Only ising.py reads or writes biases; problem files build models as they stand in the file."""
+    users = {f for f in FILES if imports_package(f, "dimod")}
+    assert "ising.py" in users
+    assert {unit(f) for f in users} <= {"ising", "problem_files"}
+    for file in FILES:
+        for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr in ("linear", "quadratic"):
+                # torch.nn.functional.linear is no bias of a quadratic model
+                assert file == "ising.py" or ast.unparse(node.value) in ("F", "nn", "functional"), (
+                    f"{file}: {ast.unparse(node)}"
+                )
+
+
+HEAVY = ("qiskit", "qiskit_aer", "dimod", "matplotlib", "transformers", "dwave")
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_heavy_libraries_are_imported_where_they_are_used(file: str) -> None:
+    top = {name.split(".")[0] for name in imports(file, at_module_level=True)}
+    assert not top & set(HEAVY)
+    if file != "samplers/row_kernel.py":  # itself imported on first use
+        assert "numba" not in top
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_module_imports(file: str) -> None:
+    parts = [*Path(file).parent.parts, Path(file).stem]
+    if parts[-1] == "__main__":
+        pytest.skip("runs the command line when imported")
+    module = ".".join(["diabat", *(p for p in parts if p != "__init__")])
+    assert importlib.import_module(module).__doc__

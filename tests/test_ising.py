@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import dimod
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from diabat.ising import Ising, IsingError, from_bqm, pack_couplings, pack_three_body, to_bqm, triple_indices
+from diabat.testing.problems import make_problem, with_visible
+
+F64 = torch.float64
+
+
+def symmetric(n: int, seed: int = 0) -> Tensor:
+    return pack_couplings(torch.randn(n * (n - 1) // 2, generator=torch.Generator().manual_seed(seed)), n)
+
+
+def energy_by_hand(ising: Ising, spins: list[int]) -> float:
+    """One problem, one state, term by term."""
+    assert ising.couplings is not None
+    assert ising.three_body is not None
+    seen = [j for j in range(ising.num_spins) if bool(ising.visible_mask[j])]
+    exponent = sum(float(ising.fields[j]) * spins[j] for j in seen)
+    exponent += sum(
+        float(ising.couplings[j, k]) * spins[j] * spins[k] for j, k in itertools.combinations(seen, 2)
+    )
+    exponent += sum(
+        float(ising.three_body[t]) * math.prod(spins[j] for j in t) for t in itertools.combinations(seen, 3)
+    )
+    return -exponent
+
+
+@pytest.mark.parametrize("visible", [[True] * 4, [True, False, True, True], [False] * 4])
+def test_energy_term_by_term(visible: list[bool]) -> None:
+    ising = with_visible(make_problem((), 4, seed=1, three_body=0.7), torch.tensor(visible))
+    for spins in itertools.product((-1, 1), repeat=4):
+        expected = energy_by_hand(ising, list(spins))
+        assert float(ising.energy(torch.tensor(spins, dtype=torch.int8))) == pytest.approx(
+            expected, abs=1e-12
+        )
+
+
+def test_energy_of_known_numbers() -> None:
+    """h = (1, 2, 3), J_01 = 10, K_012 = 100 at s = (+, -, +): exponent 1 - 2 + 3 - 10 - 100."""
+    K = pack_three_body(torch.tensor([100.0]), 3)
+    ising = Ising(
+        torch.tensor([1.0, 2.0, 3.0]), pack_couplings(torch.tensor([10.0, 0.0, 0.0]), 3), three_body=K
+    )
+    assert float(ising.energy(torch.tensor([1, -1, 1]))) == 108.0
+
+
+def test_energy_broadcasts_samples_heads_and_visibility() -> None:
+    mask = torch.ones(3, 3, dtype=torch.bool).tril()
+    ising = with_visible(make_problem((2, 3), 3, lead="heads", seed=2, three_body=0.5), mask)
+    spins = torch.randint(0, 2, (5, 2, 3, 3)) * 2 - 1
+    energy = ising.energy(spins)
+    assert energy.shape == (5, 2, 3)
+    assert ising.couplings is not None
+    assert ising.three_body is not None
+    for read, head, row in itertools.product(range(5), range(2), range(3)):
+        one = Ising(
+            ising.fields[head, row],
+            ising.couplings[head, 0],
+            mask[row],
+            ising.three_body[head, 0],
+            check=False,
+        )
+        assert float(energy[read, head, row]) == pytest.approx(
+            energy_by_hand(one, spins[read, head, row].tolist())
+        )
+
+
+def test_shape_properties() -> None:
+    ising = make_problem((2, 3), 4)
+    assert (ising.num_spins, ising.num_problems, tuple(ising.batch_shape)) == (4, 6, (2, 3))
+    assert ising.visible_mask.all()
+    assert (make_problem((), 4).num_problems, tuple(make_problem((), 4).batch_shape)) == (1, ())
+
+
+def test_detach_cuts_every_tensor_and_keeps_the_mask() -> None:
+    base = make_problem((2,), 3, three_body=0.5)
+    parts = [
+        t.clone().requires_grad_() for t in (base.fields, base.couplings, base.three_body) if t is not None
+    ]
+    ising = Ising(parts[0], parts[1], torch.tensor([True, True, False]), parts[2])
+    cut = ising.detach()
+    assert not any(t.requires_grad for t in (cut.fields, cut.couplings, cut.three_body) if t is not None)
+    assert torch.equal(cut.visible_mask, ising.visible_mask)
+    assert cut.three_body is not None
+
+
+@given(st.integers(1, 6), st.integers(0, 2**16), st.floats(0.1, 4.0))
+def test_bqm_round_trip_and_sign(n: int, seed: int, beta: float) -> None:
+    """Energies agree with dimod's state by state; from_bqm folds beta into both h and J."""
+    ising = make_problem((), n, seed=seed, lead="shared" if n > 1 else "none")
+    labels = [f"v{j}" for j in reversed(range(n))]
+    bqm = to_bqm(ising, list(labels))
+    back, names = from_bqm(bqm)
+    assert names == labels
+    warm, _ = from_bqm(bqm, beta=beta)
+    assert warm.couplings is not None
+    assert torch.equal(back.fields, ising.fields)
+    for spins in itertools.product((-1, 1), repeat=n):
+        state = torch.tensor(spins)
+        energy = bqm.energy(dict(zip(labels, spins, strict=True)))
+        assert float(ising.energy(state)) == pytest.approx(energy, abs=1e-12)
+        assert float(warm.energy(state)) == pytest.approx(beta * energy, abs=1e-12)
+
+
+def test_positive_bias_of_a_bqm_pushes_the_spin_down() -> None:
+    ising, _ = from_bqm(dimod.BinaryQuadraticModel({"a": 1.5}, {("a", "b"): -0.5}, 0.0, "SPIN"))
+    assert ising.couplings is not None
+    assert ising.fields.tolist() == [-1.5, 0.0]
+    assert float(ising.couplings[0, 1]) == 0.5
+
+
+def test_binary_bqm_has_the_same_energies_up_to_its_offset() -> None:
+    bqm = dimod.BinaryQuadraticModel({0: 1.0, 1: -2.0, 2: 0.5}, {(0, 1): 3.0, (1, 2): -1.0}, 0.0, "BINARY")
+    ising, labels = from_bqm(bqm, dtype=torch.float32)
+    assert ising.fields.dtype == torch.float32
+    gaps = [
+        float(ising.energy(torch.tensor(spins)))
+        - bqm.energy({v: (s + 1) // 2 for v, s in zip(labels, spins, strict=True)})
+        for spins in itertools.product((-1, 1), repeat=3)
+    ]
+    assert gaps == pytest.approx([gaps[0]] * 8, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ising", "message"),
+    [
+        (make_problem((2,), 3), r"fields: expected one problem \[n\], got a batch \[2, 3\]"),
+        (make_problem((), 3, three_body=1.0), "three_body: expected None"),
+        (
+            with_visible(make_problem((), 2), torch.tensor([True, False])),
+            "visible: expected every spin visible",
+        ),
+    ],
+)
+def test_what_a_bqm_cannot_hold_is_refused(ising: Ising, message: str) -> None:
+    with pytest.raises(IsingError, match=message):
+        to_bqm(ising)
+
+
+def test_empty_and_infinite_bqms_are_refused() -> None:
+    with pytest.raises(IsingError, match="n >= 1"):
+        from_bqm(dimod.BinaryQuadraticModel("SPIN"))
+    with pytest.raises(IsingError, match="fields: expected finite values"):
+        from_bqm(dimod.BinaryQuadraticModel({0: math.inf}, {}, 0.0, "SPIN"))
+
+
+@pytest.mark.parametrize(("pack", "order"), [(pack_couplings, 2), (pack_three_body, 3)])
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.parametrize("lead", [(), (2,), (2, 1)])
+def test_packing_is_symmetric_complete_and_differentiable(
+    pack: Any, order: int, n: int, lead: tuple[int, ...]
+) -> None:
+    values = torch.arange(1.0, math.comb(n, order) * math.prod(lead) + 1).reshape(*lead, -1).requires_grad_()
+    packed = pack(values, n)
+    assert packed.shape == (*lead, *(n,) * order)
+    for number, spins in enumerate(itertools.combinations(range(n), order)):
+        for place in itertools.permutations(spins):
+            assert torch.equal(packed[(..., *place)], values[..., number])
+    distinct = math.perm(n, order) * math.prod(lead)
+    assert int((packed != 0).sum()) == distinct  # nothing on the diagonals
+    packed.sum().backward()
+    assert values.grad is not None
+    assert torch.equal(values.grad, torch.full_like(values, math.factorial(order)))
+
+
+def test_triples_are_lexicographic() -> None:
+    triples = list(zip(*(t.tolist() for t in triple_indices(5)), strict=True))
+    assert triples == list(itertools.combinations(range(5), 3))
+
+
+def at(value: float, *index: int, n: int = 3) -> Tensor:
+    """Zeros [n, n] or [n, n, n] with one entry set, and nothing mirrored."""
+    t = torch.zeros((n,) * len(index))
+    t[index] = value
+    return t
+
+
+FIELDS = torch.zeros(2, 3)
+NOT_A_TENSOR: Any = [0.0]
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"fields": NOT_A_TENSOR}, "fields: expected a torch.Tensor, got list"),
+    ({"fields": None}, "fields: expected a torch.Tensor, got NoneType"),
+    ({"fields": FIELDS.int()}, "fields: expected dtype float32 or float64, got torch.int32"),
+    ({"fields": FIELDS.half()}, "fields: expected dtype float32 or float64, got torch.float16"),
+    ({"fields": torch.tensor(1.0)}, r"fields: expected shape \[\*batch, n\].*got shape \[\]"),
+    ({"fields": torch.zeros(2, 0)}, r"n >= 1 spins, got shape \[2, 0\]"),
+    ({"fields": torch.zeros(0, 3)}, r"fields: expected at least one problem, got an empty batch \[0, 3\]"),
+    ({"fields": at(math.nan, 1, 2)}, r"fields: expected finite values, got nan at index \(1, 2\)"),
+    ({"fields": at(-math.inf, 0, 1)}, r"fields: expected finite values, got -inf at index \(0, 1\)"),
+    ({"couplings": 0.5}, "couplings: expected a torch.Tensor, got float"),
+    ({"couplings": symmetric(3).double()}, "couplings: expected dtype torch.float32 .* got torch.float64"),
+    ({"couplings": symmetric(4)}, r"couplings: expected shape \[\*lead, n, n\] with n = 3, got \[4, 4\]"),
+    ({"couplings": torch.zeros(3)}, r"couplings: expected shape .* got \[3\]"),
+    ({"couplings": torch.zeros(3, 3, 3)}, r"couplings: .*broadcast to the batch \[2\], got \[3\]"),
+    ({"couplings": torch.zeros(1, 2, 3, 3)}, r"couplings: .*broadcast to the batch \[2\], got \[1, 2\]"),
+    ({"couplings": at(math.nan, 0, 1)}, r"couplings: expected finite values, got nan at index \(0, 1\)"),
+    ({"couplings": at(math.inf, 2, 1)}, r"couplings: expected finite values, got inf at index \(2, 1\)"),
+    (
+        {"couplings": at(0.25, 0, 1)},
+        "couplings: expected a symmetric tensor, got a largest asymmetry of 0.25",
+    ),
+    (
+        {"couplings": at(0.5, 1, 1)},
+        "couplings: expected zero where two indices coincide, got 0.5 on the diagonal",
+    ),
+    ({"three_body": at(math.nan, 0, 1, 2)}, "three_body: expected finite values, got nan"),
+    ({"three_body": at(1.0, 0, 1, 2)}, "three_body: expected a symmetric tensor"),
+    ({"three_body": at(1.0, 1, 1, 1)}, "three_body: expected zero where two indices coincide"),
+    ({"three_body": torch.zeros(3, 3)}, r"three_body: expected shape \[\*lead, n, n, n\]"),
+    ({"three_body": torch.zeros(4, 3, 3, 3)}, r"three_body: .*broadcast to the batch \[2\], got \[4\]"),
+    ({"visible": [True] * 3}, "visible: expected a torch.Tensor, got list"),
+    ({"visible": torch.ones(3)}, "visible: expected dtype bool, got torch.float32"),
+    ({"visible": torch.ones(4, dtype=torch.bool)}, r"visible: .*broadcasts to \[2, 3\], got \[4\]"),
+    (
+        {"visible": torch.ones(5, 2, 3, dtype=torch.bool)},
+        r"visible: .*broadcasts to \[2, 3\], got \[5, 2, 3\]",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), BAD, ids=[f"{next(iter(a))}-{i}" for i, (a, _) in enumerate(BAD)]
+)
+def test_invalid_problems_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(IsingError, match=message):
+        Ising(**({"fields": FIELDS} | arguments))
+
+
+@pytest.mark.parametrize("arguments", [a for a, _ in BAD if "fields" not in a])
+def test_check_false_skips_validation(arguments: dict[str, Any]) -> None:
+    assert Ising(FIELDS, **arguments, check=False).fields is FIELDS
+
+
+def test_two_equal_indices_of_three_are_refused_in_every_place() -> None:
+    for place in ((0, 0, 1), (0, 1, 0), (1, 0, 0)):
+        K = torch.zeros(3, 3, 3)
+        for permuted in set(itertools.permutations(place)):
+            K[permuted] = 1.0
+        with pytest.raises(IsingError, match="zero where two indices coincide"):
+            Ising(FIELDS, three_body=K)
+
+
+def test_rounding_is_not_asymmetry() -> None:
+    J = symmetric(3)
+    J[0, 1] *= 1 + 1e-7
+    assert Ising(FIELDS, J).couplings is J
+
+
+@pytest.mark.parametrize("lead", [(), (1,), (3,), (2, 1), (1, 3), (2, 3), (1, 1)])
+def test_leads_that_broadcast_are_accepted(lead: tuple[int, ...]) -> None:
+    zeros = torch.zeros(*lead, 4, 4)
+    assert Ising(torch.zeros(2, 3, 4), zeros, three_body=torch.zeros(*lead, 4, 4, 4)).couplings is zeros

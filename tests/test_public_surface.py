@@ -1,0 +1,92 @@
+"""The names of the contract with users, and what importing them costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import diabat
+
+HEAVY = (
+    "qiskit",
+    "qiskit_aer",
+    "dimod",
+    "numba",
+    "matplotlib",
+    "scipy.stats",
+    "rich",
+    "typer",
+    "pydantic",
+    "transformers",
+)
+
+
+def loaded_by(code: str) -> set[str]:
+    """Top-level heavy modules in ``sys.modules`` after running ``code`` in a fresh interpreter."""
+    report = f"import sys\n{code}\nprint(*(name for name in {(*HEAVY, 'torch')!r} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_import_diabat_loads_nothing_heavy() -> None:
+    assert loaded_by("import diabat") == set()
+
+
+def test_circuits_load_no_torch() -> None:
+    assert loaded_by("import diabat.circuits") == set()
+
+
+def test_building_every_backend_and_the_layer_loads_torch_and_nothing_heavy() -> None:
+    """The heavy libraries wait for the first problem, also for ``diabat backends``."""
+    code = (
+        "import diabat; diabat.Ising, diabat.BoltzmannAttention, diabat.spin_probabilities\n"
+        "[diabat.sampler(name) for name in ('exact', 'mean_field', 'dqa')]"
+    )
+    assert loaded_by(code) == {"torch"}
+
+
+def test_first_block_of_the_readme() -> None:
+    """Shapes and dtypes as promised beside each line."""
+    J = diabat.ising.pack_couplings(0.1 * torch.randn(66), 12)
+    problem = diabat.Ising(fields=torch.randn(32, 12), couplings=J)
+    sampler = diabat.sampler("exact")
+    moments = sampler.moments(problem, correlations=True)
+    assert moments.probability.shape == (32, 12)
+    assert moments.correlation is not None
+    assert moments.correlation.shape == (32, 12, 12)
+    assert moments.log_partition is not None
+    assert moments.log_partition.shape == (32,)
+    samples = sampler.sample(problem, num_reads=10, seed=7)
+    assert samples.spins.shape == (10, 32, 12)
+    assert samples.spins.dtype == torch.int8
+    assert samples.info["seed"] == 7
+    fields = torch.randn(32, 12, requires_grad=True)
+    alpha = diabat.spin_probabilities(fields, J, sampler, gradient="straight_through")
+    alpha.sum().backward()
+    assert fields.grad is not None
+    layer = diabat.BoltzmannAttention(embed_dim=64, num_heads=1, window=16, sampler="exact")
+    assert layer(torch.randn(2, 5, 64)).shape == (2, 5, 64)
+
+
+def test_the_names_of_the_dqa_example() -> None:
+    sampler = diabat.sampler("dqa", engine="aer", annealing_time_ns=5.0, schedule="Advantage2_system1")
+    assert sampler.name == "dqa"
+
+
+@pytest.mark.parametrize("name", diabat.__all__)
+def test_every_public_name_exists_and_is_documented(name: str) -> None:
+    assert getattr(diabat, name).__doc__
+    assert name in dir(diabat)
+
+
+@pytest.mark.parametrize("name", ["attention", "ising", "samplers"])
+def test_subpackages_are_reached_from_the_top(name: str) -> None:
+    assert getattr(diabat, name).__name__ == f"diabat.{name}"
+
+
+def test_unknown_names_are_attribute_errors() -> None:
+    with pytest.raises(AttributeError, match="module 'diabat' has no attribute 'Izing'"):
+        diabat.Izing  # noqa: B018 - the access is the test
