@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from diabat.cli import backends, config, fidelity, sample, train
+from diabat.cli import backends, config, fidelity, reproduce, sample, train
 from diabat.cli.failures import handled
 
 
@@ -54,6 +54,7 @@ def options(
 app.command("backends")(backends.show_backends)
 app.command("sample")(sample.sample_problem)
 app.command("train")(train.train_model)
+app.command("reproduce")(reproduce.reproduce_experiment)
 app.command("fidelity")(fidelity.compare_backends)
 app.add_typer(config.app, name="config")
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from diabat.ising import Ising
 from diabat.testing.core import Trial, check, demand, draws_samples
 from diabat.testing.form import FEW_READS, check_form
 from diabat.testing.problems import make_problem
@@ -65,30 +68,38 @@ def inputs_unchanged(trial: Trial) -> None:
 @check()
 def no_live_state(trial: Trial) -> None:
     """Results share no memory with the sampler: writing into one changes no other result."""
-    ising = make_problem((3,), SIZE, seed=trial.seed)
+    ising, other = (make_problem((3,), SIZE, seed=trial.seed + shift) for shift in (0, 1))
+    for method, call in _ways_of_asking(trial).items():
+        first = call(ising)
+        kept = [part.clone() for part in first]
+        # Another problem of the same shape: an overwritten result then holds other values.
+        call(other)
+        demand(
+            _equal(first, kept),
+            f"{method}: expected a result of its own, found it overwritten by the next call.",
+        )
+        for part in first:
+            part.zero_()
+        demand(
+            _equal(call(ising), kept),
+            f"{method}: expected the same values after the caller wrote into a result, found others.",
+        )
 
-    def call(shift: int) -> Tensor:
-        if trial.able.samples:
-            return trial.draw(ising, FEW_READS, shift=shift).spins
-        return trial.sampler.moments(ising).probability
 
-    first = call(0)
-    kept = first.clone()
-    call(1)
-    demand(
-        torch.equal(first, kept),
-        "sample: expected a result of its own, found it overwritten by the next call.",
-    )
-    first.zero_()
-    same = torch.equal(call(0), kept)
-    demand(
-        same,
-        "sample: expected the same draw after the caller wrote into a result, found another one.",
-    )
-    probability = trial.sampler.moments(ising, seed=trial.seed).probability
-    kept = probability.clone()
-    probability.detach().zero_()
-    again = trial.sampler.moments(ising, seed=trial.seed).probability
-    demand(
-        torch.equal(again, kept), "moments: expected the same values after the caller wrote into a result."
-    )
+def _ways_of_asking(trial: Trial) -> dict[str, Callable[[Ising], list[Tensor]]]:
+    """Tensors that a draw and a computation give out."""
+
+    def sample(ising: Ising) -> list[Tensor]:
+        drawn = trial.draw(ising, FEW_READS)
+        return [drawn.spins] if drawn.log_weights is None else [drawn.spins, drawn.log_weights]
+
+    def moments(ising: Ising) -> list[Tensor]:
+        got = trial.sampler.moments(ising, correlations=trial.able.correlations, seed=trial.seed)
+        parts = (got.probability, got.correlation, got.log_partition, got.standard_error)
+        return [part.detach() for part in parts if part is not None]
+
+    return {"sample": sample, "moments": moments} if trial.able.samples else {"moments": moments}
+
+
+def _equal(first: list[Tensor], second: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

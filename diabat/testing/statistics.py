@@ -23,6 +23,13 @@ Array = NDArray[np.float64]
 _MIN_EXPECTED = 25.0
 
 
+def event_frequencies(samples: Samples, events: Tensor) -> tuple[Tensor, Tensor]:
+    """Weighted frequencies of events [reads, *batch, M] and their variances Σ w² (x - x̄)², float64 [*batch, M]."""
+    w, x = samples.weights[..., None].cpu(), events.double().cpu()
+    mean = (w * x).sum(0)
+    return mean, ((w * (x - mean)) ** 2).sum(0)
+
+
 def event_pvalues(samples: Samples, events: Tensor, exact: Tensor) -> Array:
     """Two-sided p-values of the frequencies of events against exact probabilities.
 
@@ -39,11 +46,9 @@ def event_pvalues(samples: Samples, events: Tensor, exact: Tensor) -> Array:
         count = events.sum(0).cpu().numpy()
         lower, upper = stats.binom.cdf(count, n, p), stats.binom.sf(count - 1, n, p)
         return np.minimum(1.0, 2 * np.minimum(lower, upper))
-    w, x = samples.weights[..., None].cpu(), events.double().cpu()
-    mean = (w * x).sum(0)
-    error = ((w * (x - mean)) ** 2).sum(0).sqrt().numpy()
+    mean, variance = event_frequencies(samples, events)
     # An event that no read shows has no variance of its own; one read's worth is added.
-    z = (mean.numpy() - p) / (error + np.sqrt(p * (1 - p)) / n + 1e-300)
+    z = (mean.numpy() - p) / (variance.sqrt().numpy() + np.sqrt(p * (1 - p)) / n + 1e-300)
     return 2 * stats.norm.sf(np.abs(z))
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from scipy import stats
+from torch import Tensor
 
-from diabat.samplers import Capabilities, Sampler
+from diabat.ising import Ising
+from diabat.samplers import Capabilities, Moments, Sampler, Samples
 from diabat.samplers.base import Law
 from diabat.testing import (
     CHECKS,
@@ -221,3 +224,39 @@ def test_power_against_a_beta_off_by_5_percent() -> None:
     variance = exact_mean_variance(problem, exponent)[1]
     shift = 0.05 * math.sqrt(4096 * float(variance.sum()))
     assert shift - stats.norm.isf(1e-6 / 8) > 4.8
+
+
+@pytest.mark.parametrize("law", ["diabatic", "mean-field"])
+def test_mixed_couplings_show_in_the_reads_of_an_own_law(law: Law) -> None:
+    # Reads are held against those of the problem alone: 120 two-sample tests, N = 4096, alpha = 1e-6.
+    mutant = mutants(ReferenceSampler())["first_couplings_for_all"]
+    with pytest.raises(ConformanceError, match=r"against the problem alone.*N = 4096"):
+        run_check("own_couplings", mutant, law=law)
+
+
+def test_wrong_couplings_in_the_reads_alone_show_against_the_moments() -> None:
+    class Divided(ReferenceSampler):
+        """Right moments; reads of the first J for all."""
+
+        def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+            return mutants(ReferenceSampler())["first_couplings_for_all"].sample(ising, num_reads, seed=seed)
+
+    with pytest.raises(ConformanceError, match="samples against moments with J heads"):
+        run_check("samples_agree_with_moments", Divided(analytic=True))
+
+
+def test_an_aliased_buffer_shows_in_moments() -> None:
+    class Buffered(ReferenceSampler):
+        """Draws from its own memory each time, but gives all moments in one buffer."""
+
+        buffer: Tensor | None = None
+
+        def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
+            moments = super()._moments(ising, correlations, seed)
+            assert moments.correlation is not None
+            if self.buffer is None:
+                self.buffer = moments.correlation
+            return replace(moments, correlation=self.buffer.copy_(moments.correlation))
+
+    with pytest.raises(ConformanceError, match="moments: expected a result of its own"):
+        run_check("no_live_state", Buffered(analytic=True))

@@ -1,0 +1,89 @@
+"""``diabat reproduce``: a published table, row by row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from diabat.cli.arguments import JsonOption, OverridesArgument
+from diabat.cli.failures import importing
+from diabat.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from diabat.config.experiments import Outcome
+
+NameArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="EXPERIMENT", help="A YAML file or a shipped experiment; none lists the shipped ones."
+    ),
+]
+OutputOption = Annotated[Path, typer.Option(help="Folder of the runs; each experiment has a folder in it.")]
+SeedsOption = Annotated[list[int] | None, typer.Option("--seed", min=0, help="Seed; may be repeated.")]
+JobsOption = Annotated[int, typer.Option(min=1, help="Runs at the same time.")]
+ProgressOption = Annotated[bool, typer.Option("--progress/--no-progress", help="Progress bar on stderr.")]
+
+
+def reproduce_experiment(
+    name: NameArgument = None,
+    overrides: OverridesArgument = None,
+    output: OutputOption = Path("runs"),
+    seeds: SeedsOption = None,
+    jobs: JobsOption = 1,
+    progress: ProgressOption = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Train the rows of a published table with several seeds and print them beside the published values.
+
+    What is finished is not trained again, and what was interrupted goes on: repeat the command to continue.
+    """
+    with importing():
+        from diabat.config.experiments import (
+            load_experiment,
+            run_experiment,
+            shipped_experiments,
+            table_rows,
+        )
+
+    if name is None:
+        names = list(shipped_experiments())
+        print_json(names) if as_json else typer.echo("\n".join(names))
+        return
+    experiment = load_experiment(name)
+    outcomes = run_experiment(
+        experiment,
+        output / f"reproduce-{Path(name).stem}",
+        seeds=seeds,
+        overrides=overrides or (),
+        jobs=jobs,
+        progress=progress,
+        finished=None if as_json else _announce,
+    )
+    rows = table_rows(experiment, outcomes)
+    if as_json:
+        print_json({"experiment": experiment.model_dump(), "rows": rows, "runs": outcomes})
+    else:
+        columns = (experiment.vary, "every seed", "mean", "σ", "published", "difference")
+        print_table(experiment.title, columns, (_cells(row) for row in rows), right=columns[2:])
+
+
+def _announce(outcome: Outcome) -> None:
+    typer.echo(
+        f"{outcome.value}, seed {outcome.seed}: {outcome.metric:.4f} "
+        f"({outcome.epochs} epochs, {outcome.seconds:.0f} s)",
+        err=True,
+    )
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    value, seeds, mean, deviation, published, difference = row.values()
+    return (
+        value,
+        ", ".join(f"{metric:.4f}" for metric in seeds),
+        f"{mean:.4f}",
+        "" if deviation is None else f"{deviation:.4f}",
+        "" if published is None else f"{published:.4f}",
+        "" if difference is None else f"{difference:+.2%}",
+    )

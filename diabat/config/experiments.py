@@ -1,0 +1,179 @@
+"""Experiments: one configuration trained at several values of one key and several seeds, beside published numbers."""
+
+from __future__ import annotations
+
+import difflib
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from importlib.resources import files
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from diabat.config.build import build_model, build_sampler, build_task, use_threads
+from diabat.config.errors import ConfigError, explain
+from diabat.config.loading import load_config, make_config, to_plain
+from diabat.config.sections import STRICT
+from diabat.config.yaml_files import read_mapping
+
+
+class Experiment(BaseModel):
+    """What is trained, and what was published for it.
+
+    Attributes:
+        title: Heading of the table.
+        config: Name or path of the configuration.
+        vary: Dotted key that changes from row to row.
+        published: Values of that key with the published metric (null if there is none).
+        seeds: Seeds of every row.
+    """
+
+    model_config = STRICT
+
+    title: str
+    config: str
+    vary: str
+    published: Annotated[dict[str, float | None], Field(min_length=1)]
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One finished run: the metric at the lowest validation loss, and what it took."""
+
+    value: str
+    seed: int
+    metric: float
+    epochs: int
+    seconds: float
+
+
+def shipped_experiments() -> dict[str, Path]:
+    """Experiments that come with diabat, by name."""
+    folder = Path(str(files("diabat") / "configs" / "experiments"))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def load_experiment(name: str) -> Experiment:
+    """Read an experiment from a YAML file or by the name of a shipped one.
+
+    Raises:
+        ConfigError: If there is none or it is not valid.
+    """
+    shipped = shipped_experiments()
+    path = Path(name) if Path(name).is_file() else shipped.get(name)
+    if path is None:
+        near = difflib.get_close_matches(name, shipped, n=1)
+        hint = f"Did you mean '{near[0]}'?" if near else f"Shipped are {', '.join(shipped)}."
+        raise ConfigError(f"'{name}': no such file, and no shipped experiment has this name. {hint}")
+    document = read_mapping(path)
+    try:
+        # Lists become tuples as in configurations, which are read as JSON too.
+        return Experiment.model_validate(document | {"seeds": tuple(document.get("seeds", (0, 1, 2)))})
+    except ValidationError as error:
+        raise ConfigError(explain(error, list(Experiment.model_fields))) from error
+
+
+def run_experiment(
+    experiment: Experiment,
+    output: Path,
+    *,
+    seeds: Sequence[int] | None = None,
+    overrides: Iterable[str] = (),
+    jobs: int = 1,
+    progress: bool = True,
+    finished: Callable[[Outcome], None] | None = None,
+) -> list[Outcome]:
+    """Train every row and seed; runs that are finished are read, runs that were cut off go on.
+
+    Args:
+        experiment: What to train.
+        output: Folder of all runs, one folder each.
+        seeds: Seeds instead of the experiment's own.
+        overrides: Further dotted overrides of the configuration.
+        jobs: Runs at the same time, each in a process of its own.
+        progress: Show a progress bar for each run (only with one job).
+        finished: Called with every outcome as it comes.
+
+    Returns:
+        Outcomes in the order of rows and seeds.
+
+    Raises:
+        ConfigError: If an override is not valid.
+        TrainingError: If a run fails.
+    """
+    chosen = tuple(overrides)
+    plans = []
+    for value in experiment.published:
+        for seed in experiment.seeds if seeds is None else seeds:
+            folder = output / f"{value}-seed{seed}"
+            keys = (f"{experiment.vary}={value}", f"seed={seed}")
+            config = load_config(experiment.config, (*chosen, *keys))
+            plans.append((value, seed, to_plain(config) | {"output": str(folder)}))
+    outcomes = {}
+    with _executor(jobs) as executor:
+        futures = {executor.submit(_train, *plan, progress and jobs == 1): plan[:2] for plan in plans}
+        for future in as_completed(futures):
+            outcomes[futures[future]] = outcome = future.result()
+            if finished is not None:
+                finished(outcome)
+    return [outcomes[plan[:2]] for plan in plans]
+
+
+def table_rows(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """One row per value: every seed, mean, standard deviation, the published mean and the difference to it."""
+    rows = []
+    for value, published in experiment.published.items():
+        metrics = [o.metric for o in outcomes if o.value == value]
+        mean = statistics.fmean(metrics)
+        rows.append(
+            {
+                experiment.vary: value,
+                "seeds": metrics,
+                "mean": mean,
+                "std": statistics.stdev(metrics) if len(metrics) > 1 else None,
+                "published": published,
+                "relative_difference": None if published is None else mean / published - 1,
+            }
+        )
+    return rows
+
+
+def _train(value: str, seed: int, document: dict[str, Any], progress: bool) -> Outcome:
+    from diabat.training import train
+
+    config = make_config(document)
+    use_threads(config)
+    sampler = build_sampler(config.sampler)
+    task = build_task(config)
+    model = build_model(config, task, sampler)
+    started = (config.output / "config.json").exists()
+    metadata = to_plain(config)
+    result = train(
+        model,
+        task,
+        config.training,
+        config.output,
+        resume=started,
+        progress=progress,
+        extra_metadata=metadata,
+    )
+    return Outcome(value, seed, result.best_metric, result.epochs, result.seconds)
+
+
+class _Here(Executor):
+    """Runs a job when it is submitted, in this process, so that its progress bar is seen."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+def _executor(jobs: int) -> Executor:
+    # Fresh interpreters: a fork would copy the threads of torch in an unknown state.
+    return _Here() if jobs == 1 else ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))

@@ -1,0 +1,142 @@
+"""README and docs: Python blocks run, links lead somewhere, commands parse."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.core import TyperGroup
+
+from diabat.cli import app
+from diabat.config import load_config
+from diabat.samplers import available_backends
+from diabat.testing import ConformanceError
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINKED = [*PAGES, ROOT / "CHANGELOG.md"]
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    language: str
+    first_line: int
+    text: str
+
+
+def blocks(page: Path, *languages: str) -> list[Block]:
+    content = page.read_text(encoding="utf-8")
+    found = []
+    for match in re.finditer(r"^```(\w*)\n(.*?)^```$", content, re.MULTILINE | re.DOTALL):
+        line = content.count("\n", 0, match.start(2)) + 1
+        found.append(Block(page, match[1], line, match[2]))
+    return [block for block in found if not languages or block.language in languages]
+
+
+def named(paths: list[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("page", paths, ids=[str(path.relative_to(ROOT)) for path in paths])
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[tuple[str, str]]:
+    """Every line of a shell block that calls diabat, with its place."""
+    return [
+        (f"{block.page.name}:{block.first_line + offset}", line)
+        for page in PAGES
+        for block in blocks(page, "sh")
+        for offset, line in enumerate(block.text.splitlines())
+        if line.startswith("diabat ")
+    ]
+
+
+def test_every_block_is_of_a_language_that_is_looked_at() -> None:
+    found = [block for page in PAGES for block in blocks(page)]
+    assert {block.language for block in found} <= {"python", "sh", "toml"}
+    assert sum(page.read_text(encoding="utf-8").count("```") for page in PAGES) == 2 * len(found)
+    for block in found:
+        if block.language == "toml":
+            tomllib.loads(block.text)
+
+
+@named([page for page in PAGES if blocks(page, "python")])
+def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "docs"}
+    for block in blocks(page, "python"):
+        last = block.text.rstrip().splitlines()[-1]
+        refuses = "ConformanceError" in last.partition("#")[2]
+        # Empty lines in front, so that a traceback shows the line of the page.
+        code = compile("\n" * (block.first_line - 1) + block.text, str(page), "exec")
+        with pytest.raises(ConformanceError) if refuses else nullcontext():
+            exec(code, namespace)
+
+
+@named(LINKED)
+def test_relative_links_lead_to_files(page: Path) -> None:
+    missing = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        path, _, anchor = target.partition("#")
+        if "://" in target:
+            continue
+        linked = (page.parent / path).resolve() if path else page
+        if not (linked.is_relative_to(ROOT) and linked.exists()) or (anchor and anchor not in slugs(linked)):
+            missing.append(target)
+    assert not missing
+
+
+def slugs(page: Path) -> set[str]:
+    """Anchors of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ +(.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+@named(LINKED)
+def test_files_and_make_targets_named_in_the_text_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    files = re.findall(r"`((?:diabat|docs|tests|examples|benchmarks|scripts)/[\w./-]+\.\w+)`", text)
+    assert [name for name in files if not (ROOT / name).exists()] == []
+    targets = set(re.findall(r"(?:^|`)make (\w+)", text, re.MULTILINE))
+    rules = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert targets <= rules
+
+
+@pytest.mark.parametrize(("place", "line"), commands(), ids=[place for place, _ in commands()])
+def test_commands_parse(place: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    command, arguments = typer.main.get_command(app), shlex.split(line, comments=True)[1:]
+    while isinstance(command, TyperGroup):
+        name = arguments.pop(0)
+        assert name in command.commands, f"{place}: no command '{name}'"
+        command = command.commands[name]
+    values = command.make_context(line, arguments).params  # refuses unknown options and missing arguments
+    if "config" in values and "/" not in values["config"]:  # else the folder of a run
+        load_config(values["config"], values["overrides"] or ())
+    if "sampler" in values:
+        assert values["sampler"] in available_backends()
+
+
+@named(PAGES)
+def test_commands_named_in_the_text_exist(page: Path) -> None:
+    for words in re.findall(r"`diabat ([a-z ]+)\b", page.read_text(encoding="utf-8")):
+        command: Any = typer.main.get_command(app)
+        for name in words.split():
+            if isinstance(command, TyperGroup):
+                assert name in command.commands, f"no command 'diabat {words}'"
+                command = command.commands[name]
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert len(commands()) >= 5
+    assert sum(len(blocks(page, "python")) for page in PAGES) >= 3
