@@ -143,7 +143,7 @@ class ExactSampler(Sampler):
         for group in grouped(ising):
             energies = _energies(group)
             products = half_products(group.fields.double(), energies, torch.float64)
-            if not float(products.Z.min()) >= _MIN_SCALED_Z[torch.float64]:
+            if not float(products.total.min()) >= _MIN_SCALED_Z[torch.float64]:
                 raise _out_of_range(group)
             u = uniforms[:, :, group.tier.problems]
             states = draw_states(group.fields, energies, products, u, scratch_bytes)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import permutations
 from typing import Any
 
@@ -26,21 +26,35 @@ from torch import Tensor
 from diabat.samplers.row_weights import row_scaled_weights
 
 
-@dataclass(frozen=True, eq=False)
 class HalfTables:
-    """Constants of one half of ``spins`` spins: ±1 states, 0/1 bits, pair and triple products.
+    """Constants of one half of ``spins`` spins, built when they are first needed.
 
     Attributes:
-        signs: [2^spins, spins].
-        bits: [2^spins, spins].
-        pairs: [2^spins, spins(spins-1)/2].
-        triples: [2^spins, spins(spins-1)(spins-2)/6].
+        signs: ±1 states, [2^spins, spins]; bit j of the row index is spin j.
+        bits: 0/1 states, [2^spins, spins].
+        bits_and_one: The same with a column of ones, which sums the weights.
+        pairs: Products s_j s_k for j < k, [2^spins, spins(spins-1)/2].
+        triples: Products s_j s_k s_l for j < k < l, [2^spins, spins(spins-1)(spins-2)/6].
     """
 
-    signs: Tensor
-    bits: Tensor
-    pairs: Tensor
-    triples: Tensor
+    def __init__(self, spins: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.spins = spins
+        index = torch.arange(2**spins, device=device)
+        self.bits = ((index[:, None] >> torch.arange(spins, device=device)) & 1).to(dtype)
+        self.signs = 2 * self.bits - 1
+        self.bits_and_one = torch.cat((self.bits, self.bits.new_ones(len(index), 1)), 1)
+
+    @cached_property
+    def pairs(self) -> Tensor:
+        """Products of two spins."""
+        j, k = torch.triu_indices(self.spins, self.spins, offset=1, device=self.signs.device)
+        return self.signs[:, j] * self.signs[:, k]
+
+    @cached_property
+    def triples(self) -> Tensor:
+        """Products of three spins."""
+        t = torch.combinations(torch.arange(self.spins, device=self.signs.device), 3)
+        return self.signs[:, t[:, 0]] * self.signs[:, t[:, 1]] * self.signs[:, t[:, 2]]
 
     def features(self, three_body: bool) -> Tensor:
         """Spins of the half, followed by their pair products if three-body terms cross the cut."""
@@ -49,17 +63,8 @@ class HalfTables:
 
 @lru_cache(maxsize=128)
 def half_tables(spins: int, device: torch.device, dtype: torch.dtype = torch.float64) -> HalfTables:
-    """Tables of one half; bit j of the row index is spin j."""
-    if dtype != torch.float64:
-        t = half_tables(spins, device)
-        return HalfTables(t.signs.to(dtype), t.bits.to(dtype), t.pairs.to(dtype), t.triples.to(dtype))
-    index = torch.arange(2**spins, device=device)
-    bits = ((index[:, None] >> torch.arange(spins, device=device)) & 1).double()
-    signs = 2 * bits - 1
-    j, k = torch.triu_indices(spins, spins, offset=1, device=device)
-    triples = torch.combinations(torch.arange(spins, device=device), 3)
-    products = signs[:, triples].prod(-1) if spins <= 20 and len(triples) else signs.new_zeros(len(index), 0)
-    return HalfTables(signs, bits, signs[:, j] * signs[:, k], products)
+    """Tables of one half, shared by all calls."""
+    return HalfTables(spins, device, dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,8 +134,8 @@ class HalfProducts:
     Attributes:
         A, V: Left factor and C Wᵀ, [G, Q, 2^a]; left state weights are A ∘ V.
         C, U: Right factor and A W, [G, Q, 2^b]; right state weights are U ∘ C.
-        Z: Scaled partition function, [G, Q].
-        log_scale: float64 [G, Q]; log Z_q = log Z + log_scale.
+        left_sums, right_sums: Weights of the spins at +1 and, last, of all states, [G, Q, a + 1], [G, Q, b + 1].
+        log_scale: float64 [G, Q]; log Z_q = log(total) + log_scale.
         tiles: Rows of W in order, [G, rows, 2^b] each, if they were to be kept, else None.
     """
 
@@ -138,9 +143,15 @@ class HalfProducts:
     V: Tensor
     C: Tensor
     U: Tensor
-    Z: Tensor
+    left_sums: Tensor
+    right_sums: Tensor
     log_scale: Tensor
     tiles: list[Tensor] | None
+
+    @property
+    def total(self) -> Tensor:
+        """Z of every query up to ``log_scale``, [G, Q]."""
+        return self.right_sums[..., -1]
 
 
 _TILE_BYTES = 4 << 20
@@ -190,39 +201,53 @@ def half_products(
     split = _Split(fields.shape[-1], energies, dtype)
     h = fields.double()
     h_L, h_R = h[..., : split.a], h[..., split.a :]
-    right_scale = h_R.abs().sum(-1)
-    C = (h_R @ split.R.signs.T - right_scale[..., None]).to(dtype).exp_()
-    left_exponent = h_L @ split.L.signs.T + energies.left[:, None]  # [G, Q, 2^a]
-    running = torch.full_like(right_scale, -torch.inf)
-    U, A = torch.zeros_like(C), C
+    C, right_scale = row_scaled_weights(h_R, torch.zeros_like(energies.right), split.R.signs, dtype)
+    blocks = split.blocks()
+    if len(blocks) == 1:
+        W, log_scale = split.weights(blocks[0])
+        A, left_scale = row_scaled_weights(h_L, energies.left + log_scale, split.L.signs, dtype)
+        kept = [W] if split.weight_bytes <= keep_bytes else None
+        U, V = A @ W, C @ W.transpose(1, 2)
+    else:
+        A, U, V, left_scale, kept = _tiled_products(split, h_L, C, keep_bytes)
+    left_sums = (A * V) @ split.L_work.bits_and_one
+    right_sums = (U * C) @ split.R_work.bits_and_one
+    return HalfProducts(A, V, C, U, left_sums, right_sums, left_scale + right_scale, kept)
+
+
+def _tiled_products(
+    split: _Split, h_L: Tensor, C: Tensor, keep_bytes: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor] | None]:
+    """A, U, V, the log scale of A per query and the kept tiles, W passing by tile by tile."""
+    dtype = split.dtype
+    exponent = h_L @ split.L.signs.T + split.energies.left[:, None]  # [G, Q, 2^a]
+    running = torch.full_like(exponent[..., 0], -torch.inf)
+    U = torch.zeros_like(C)
     V: list[Tensor] = []
     kept: list[Tensor] | None = [] if split.weight_bytes <= keep_bytes else None
     for rows in split.blocks():
         W, log_scale = split.weights(rows)
-        exponent = left_exponent[..., rows].add_(log_scale[:, None])
-        new = torch.maximum(running, exponent.amax(-1))
-        A = (exponent - new[..., None]).to(dtype).exp_()
-        U = A @ W if rows.start == 0 else U.mul_((running - new).exp_().to(dtype)[..., None]).add_(A @ W)
+        part = exponent[..., rows].add_(log_scale[:, None])
+        new = torch.maximum(running, part.amax(-1))
+        A = (part - new[..., None]).to(dtype).exp_()
+        U.mul_((running - new).exp_().to(dtype)[..., None]).add_(A @ W)
         running = new
         V.append(C @ W.transpose(1, 2))
         if kept is not None:
             kept.append(W)
-    if len(V) > 1:
-        A = (left_exponent - running[..., None]).to(dtype).exp_()
-    return HalfProducts(A, _joined(V), C, U, (U * C).sum(-1), running + right_scale, kept)
+    A = (exponent - running[..., None]).to(dtype).exp_()
+    return A, U, torch.cat(V, -1), running, kept
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
     return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
 
 
-def probabilities(products: HalfProducts, m: int) -> Tensor:
+def probabilities(products: HalfProducts) -> Tensor:
     """P(s_j = +1), [G, Q, m], as ratios of sums of positive numbers."""
-    a = m // 2
-    where = (products.A.device, products.A.dtype)
-    left = (products.A * products.V) @ half_tables(a, *where).bits
-    right = (products.U * products.C) @ half_tables(m - a, *where).bits
-    return torch.cat((left, right), -1) / products.Z[..., None]
+    # Each half is divided by its own sum of weights: the two agree to rounding only.
+    left, right = products.left_sums, products.right_sums
+    return torch.cat((left[..., :-1] / left[..., -1:], right[..., :-1] / right[..., -1:]), -1)
 
 
 class ExactProbabilities(torch.autograd.Function):
@@ -248,11 +273,11 @@ class ExactProbabilities(torch.autograd.Function):
         """Solve the group; keep what the backward pass needs."""
         energies = HalfEnergies(left, right, cross, three_body)
         products = half_products(fields, energies, fields.dtype, keep_bytes)
-        p = probabilities(products, fields.shape[-1])
-        log_partition = (products.Z.double().log() + products.log_scale).to(fields.dtype)
+        p = probabilities(products)
+        log_partition = (products.total.double().log() + products.log_scale).to(fields.dtype)
         ctx.save_for_backward(fields, left, right, cross, p)
         ctx.products, ctx.three_body = products, three_body
-        smallest = products.Z.min()
+        smallest = products.total.min()
         ctx.mark_non_differentiable(smallest)
         return p, log_partition, smallest
 
@@ -274,7 +299,7 @@ def _weighted_states(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Σ p(s)(f - <f> + u) over right states, over left states, and projected on the features of the cut."""
     a = split.a
-    inverse = (1 / t.Z)[..., None]
+    inverse = (1 / t.total)[..., None]
     centre = ((v * p).sum(-1) - u)[..., None]
     f_L = v[..., :a] @ split.L_work.bits.T
     f_R = v[..., a:] @ split.R_work.bits.T
@@ -301,7 +326,7 @@ def pair_correlations(fields: Tensor, energies: HalfEnergies, products: HalfProd
     dtype, a, m = split.dtype, split.a, fields.shape[-1]
     S_L, S_R = split.L_work.signs, split.R_work.signs
     out = torch.empty(*fields.shape, m, dtype=dtype, device=fields.device)
-    inverse = (1 / products.Z)[..., None, None]
+    inverse = (1 / products.total)[..., None, None]
     out[..., :a, :a] = _weighted_pairs(products.A * products.V, S_L) * inverse
     out[..., a:, a:] = _weighted_pairs(products.U * products.C, S_R) * inverse
     crossing = torch.zeros(*fields.shape[:-1], a, m - a, dtype=dtype, device=fields.device)
@@ -327,7 +352,7 @@ def state_probabilities(fields: Tensor, energies: HalfEnergies) -> Tensor:
     split = _Split(fields.shape[-1], energies, torch.float64)
     W = torch.cat([W for _, W in split.tiles(products)], 1)
     joint = products.A[:, :, None, :] * W.transpose(1, 2)[:, None] * products.C[..., None]  # [G, Q, y, x]
-    return (joint / products.Z[..., None, None]).flatten(-2)
+    return (joint / products.total[..., None, None]).flatten(-2)
 
 
 def draw_states(

@@ -77,7 +77,8 @@ def test_rows_far_below_their_bound(
     original = row_weights._exponentials
 
     def spy(c: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-        repaired.append(c.shape[0])
+        if c.ndim == 2:  # single rows; tables too small for the compiled loop come as [G, X, f]
+            repaired.append(c.shape[0])
         return original(c, *rest)
 
     monkeypatch.setattr(row_weights, "_exponentials", spy)

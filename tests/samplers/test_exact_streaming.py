@@ -108,7 +108,8 @@ def test_a_large_problem_without_couplings(tiles: Callable[[int], list[int]]) ->
     seen = tiles(1 << 19)
     moments = FORGETFUL.moments(Ising(fields, torch.zeros(20, 20)))
     assert max(seen) > 4
-    assert (moments.probability - torch.sigmoid(2 * fields)).abs().max() < 1e-6
+    # The promise for float32 is 1e-5 relative in every probability.
+    assert float((moments.probability.double() / torch.sigmoid(2 * fields.double()) - 1).abs().max()) < 1e-5
     assert moments.log_partition is not None
     log_z = (2 * fields.double().cosh()).log().sum(-1)
     assert moments.log_partition.double().tolist() == pytest.approx(log_z.tolist(), rel=1e-6)
