@@ -102,9 +102,10 @@ def test_every_weight_receives_a_gradient() -> None:
 
 
 def test_layers_and_sampler_reach_the_attention() -> None:
-    model = Transformer(TransformerOptions(num_layers=3), 11, 7, 6, "mean_field", num_reads=5)
+    model = Transformer(TransformerOptions(num_layers=3), 11, 7, 6, "exact", "covariance", num_reads=5)
     layers = model.attention_layers()
-    assert [layer.sampler.name for layer in layers] == ["mean_field"] * 3
+    assert [layer.sampler.name for layer in layers] == ["exact"] * 3
+    assert [layer.gradient for layer in layers] == ["covariance"] * 3
     assert [layer.num_reads for layer in layers] == [5] * 3
 
 
