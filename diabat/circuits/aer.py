@@ -52,12 +52,12 @@ class AerEngine:
             ValueError: An argument outside these choices.
         """
         if method != "statevector":
-            raise ValueError(f"AerEngine: expected method 'statevector', got {method!r}")
+            raise ValueError(f"method: expected 'statevector', got {method!r}.")
         if precision not in ("double", "single"):
-            raise ValueError(f"AerEngine: expected precision 'double' or 'single', got {precision!r}")
+            raise ValueError(f"precision: expected 'double' or 'single', got {precision!r}.")
         for key, value, least in (("threads", threads, 0), ("batch_size", batch_size, 1)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"AerEngine: expected {key} as an integer >= {least}, got {value!r}")
+                raise ValueError(f"{key}: expected an integer >= {least}, got {value!r}.")
         self.method, self.precision, self.threads, self.batch_size = method, precision, threads, batch_size
         self._last: tuple[TrotterPlan, FloatArray, ParameterisedCircuit] | None = None
 
@@ -122,7 +122,7 @@ class AerEngine:
     def _problem(self, fields: ArrayLike, couplings: ArrayLike) -> tuple[FloatArray, FloatArray]:
         h = check_fields(fields, ndim=2)
         if h.shape[1] > MAX_SPINS:
-            raise ValueError(f"AerEngine: expected at most {MAX_SPINS} spins, got {h.shape[1]}")
+            raise ValueError(f"fields: expected at most {MAX_SPINS} spins, got {h.shape[1]}.")
         return h, check_couplings(couplings, h.shape[1])
 
     def _tables(

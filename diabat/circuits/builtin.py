@@ -47,7 +47,7 @@ def schedule(name: str, protocol: str = "fast") -> AnnealingSchedule:
             f"schedule: unknown name {name!r}, did you mean {wanted!r}? Expected one of {', '.join(SHEETS)}."
         )
     if protocol not in PROTOCOLS:
-        raise ValueError(f"schedule: expected protocol {' or '.join(map(repr, PROTOCOLS))}, got {protocol!r}")
+        raise ValueError(f"protocol: expected {' or '.join(map(repr, PROTOCOLS))}, got {protocol!r}.")
     table = resources.files(__package__).joinpath("data", "annealing_schedules.npz")
     with table.open("rb") as file, np.load(file, allow_pickle=False) as archive:
         s, a, b = archive[f"{name}.{protocol}"].T

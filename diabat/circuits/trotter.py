@@ -56,10 +56,10 @@ class TrotterPlan:
             angles = np.array(getattr(self, key), dtype=np.float64)
             if angles.ndim != 1 or not len(angles) or len(angles) != np.size(self.field_angles):
                 steps = max(np.size(self.field_angles), 1)
-                raise ValueError(f"TrotterPlan: expected {key} of shape ({steps},), got {angles.shape}")
+                raise ValueError(f"{key}: expected shape ({steps},), got {angles.shape}.")
             if not np.isfinite(angles).all():
                 at = int(np.flatnonzero(~np.isfinite(angles))[0])
-                raise ValueError(f"TrotterPlan: expected finite {key}, got {angles[at]} at step {at}")
+                raise ValueError(f"{key}: expected finite angles, got {angles[at]} at step {at}.")
             angles.flags.writeable = False
             object.__setattr__(self, key, angles)
 
@@ -94,7 +94,7 @@ def trotter_plan(
     time = check_annealing_time(annealing_time_ns)
     steps = default_steps(schedule, time) if steps is None else _check_steps(schedule, time, steps)
     if order not in ("strang", "first"):
-        raise ValueError(f"trotter_plan: expected order 'strang' or 'first', got {order!r}")
+        raise ValueError(f"order: expected 'strang' or 'first', got {order!r}.")
     edges = np.arange(steps + 1) / steps
     mixer_edges = edges
     if order == "strang":
@@ -118,11 +118,11 @@ def default_steps(schedule: AnnealingSchedule, annealing_time_ns: float) -> int:
 
 def _check_steps(schedule: AnnealingSchedule, time: float, steps: int) -> int:
     if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)):
-        raise ValueError(f"trotter_plan: expected steps as an integer, got {steps!r}")
+        raise ValueError(f"steps: expected an integer, got {steps!r}.")
     least = minimum_steps(schedule, time)
     if steps < least:
         raise ValueError(
-            f"trotter_plan: expected steps >= {least} (more than 2·A(0)·t_a for {schedule.name} "
-            f"at {time:g} ns), got {steps}"
+            f"steps: expected at least {least} (more than 2·A(0)·t_a for {schedule.name} "
+            f"at {time:g} ns), got {steps}."
         )
     return int(steps)

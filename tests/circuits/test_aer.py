@@ -132,10 +132,10 @@ def test_draws_at_the_edges_of_the_table() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"method": "magic"}, "expected method 'statevector', got 'magic'"),
-        ({"precision": "half"}, "expected precision 'double' or 'single', got 'half'"),
-        ({"threads": -1}, "expected threads as an integer >= 0, got -1"),
-        ({"batch_size": 0}, "expected batch_size as an integer >= 1, got 0"),
+        ({"method": "magic"}, "method: expected 'statevector', got 'magic'"),
+        ({"precision": "half"}, "precision: expected 'double' or 'single', got 'half'"),
+        ({"threads": -1}, "threads: expected an integer >= 0, got -1"),
+        ({"batch_size": 0}, "batch_size: expected an integer >= 1, got 0"),
     ],
 )
 def test_bad_engines_are_refused(arguments: dict[str, Any], message: str) -> None:

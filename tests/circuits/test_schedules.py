@@ -65,7 +65,7 @@ def test_unknown_name_gets_the_nearest(name: str, nearest: str) -> None:
 
 
 def test_unknown_protocol() -> None:
-    with pytest.raises(ValueError, match="expected protocol 'fast' or 'standard', got 'slow'"):
+    with pytest.raises(ValueError, match="protocol: expected 'fast' or 'standard', got 'slow'"):
         schedule("Advantage2_system1", "slow")
 
 

@@ -73,14 +73,14 @@ def test_too_few_steps_are_refused_with_the_minimum() -> None:
     table = schedule("Advantage2_system1")
     trotter_plan(table, 5.0, 114)
     with pytest.raises(
-        ValueError, match=r"expected steps >= 114 \(more than 2·A\(0\)·t_a for Advantage2.*\), got 113"
+        ValueError, match=r"steps: expected at least 114 \(more than 2·A\(0\)·t_a for Advantage2.*\), got 113"
     ):
         trotter_plan(table, 5.0, 113)
 
 
 @pytest.mark.parametrize("steps", [200.0, "200", True])
 def test_steps_must_be_an_integer(steps: Any) -> None:
-    with pytest.raises(ValueError, match="expected steps as an integer, got"):
+    with pytest.raises(ValueError, match="steps: expected an integer, got"):
         trotter_plan(RAMP, 1.0, steps)
 
 
@@ -91,16 +91,16 @@ def test_bad_annealing_time(time: float) -> None:
 
 
 def test_unknown_order() -> None:
-    with pytest.raises(ValueError, match="expected order 'strang' or 'first', got 'second'"):
+    with pytest.raises(ValueError, match="order: expected 'strang' or 'first', got 'second'"):
         trotter_plan(RAMP, 1.0, 100, "second")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("angles", "message"),
     [
-        (([], [], []), r"expected field_angles of shape \(1,\), got \(0,\)"),
-        (([1.0, 2.0], [1.0], [1.0, 2.0]), r"expected coupling_angles of shape \(2,\), got \(1,\)"),
-        (([1.0], [1.0], [np.nan]), "expected finite mixer_angles, got nan at step 0"),
+        (([], [], []), r"field_angles: expected shape \(1,\), got \(0,\)"),
+        (([1.0, 2.0], [1.0], [1.0, 2.0]), r"coupling_angles: expected shape \(2,\), got \(1,\)"),
+        (([1.0], [1.0], [np.nan]), "mixer_angles: expected finite angles, got nan at step 0"),
     ],
 )
 def test_bad_plans_are_refused(angles: Any, message: str) -> None:

@@ -212,7 +212,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"calibration": "fitted"}, "calibration: expected 'predicted' or 'none', got 'fitted'"),
     ({"schedule": "Advantage2_system9"}, "did you mean 'Advantage2_system"),
     ({"schedule": UNREADABLE}, "schedule: expected a name, a CSV path or an AnnealingSchedule, got 3"),
-    ({"protocol": "slow"}, "expected protocol 'fast' or 'standard', got 'slow'"),
+    ({"protocol": "slow"}, "protocol: expected 'fast' or 'standard', got 'slow'"),
     ({"annealing_time_ns": 0.0}, "annealing"),
     ({"annealing_time_ns": float("nan")}, "annealing"),
     ({"steps": 10}, "steps"),
