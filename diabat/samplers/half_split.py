@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diabat.samplers.row_weights import row_scaled_weights
+from diabat.samplers.row_weights import row_scaled_weights, spin_sums
 
 
 class HalfTables:
@@ -210,8 +210,8 @@ def half_products(
         U, V = A @ W, C @ W.transpose(1, 2)
     else:
         A, U, V, left_scale, kept = _tiled_products(split, h_L, C, keep_bytes)
-    left_sums = (A * V) @ split.L_work.bits_and_one
-    right_sums = (U * C) @ split.R_work.bits_and_one
+    left_sums = spin_sums(A, V, split.L_work.bits_and_one)
+    right_sums = spin_sums(U, C, split.R_work.bits_and_one)
     return HalfProducts(A, V, C, U, left_sums, right_sums, left_scale + right_scale, kept)
 
 

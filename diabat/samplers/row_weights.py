@@ -1,4 +1,4 @@
-"""Row-scaled Boltzmann weights of a bilinear exponent (kernel).
+"""Row-scaled Boltzmann weights of a bilinear exponent, and sums over them (kernel).
 
     W[g,x,y] = exp(E - log_scale[g,x]),   E[g,x,y] = Σ_k c[g,x,k] F[y,k] + e_R[g,y]
 
@@ -65,3 +65,23 @@ def _products(c: Tensor, right: Tensor, dtype: torch.dtype) -> tuple[Tensor, Ten
     decay, up = (-2 * size).exp_(), c > 0
     product_weights(decay.numpy(), up.numpy(), scaled_right.numpy(), W.numpy(), row_max.numpy())
     return W, size.sum(-1) + right_max, row_max
+
+
+def spin_sums(a: Tensor, v: Tensor, bits_and_one: Tensor) -> Tensor:
+    """Sum a∘v over the states in which each spin is +1 and, last, over all states.
+
+    Args:
+        a: Positive weights [G, Q, 2^b].
+        v: Positive weights [G, Q, 2^b].
+        bits_and_one: 0/1 states with a column of ones, [2^b, b + 1].
+
+    Returns:
+        [G, Q, b + 1] in the dtype of the weights.
+    """
+    if a.device.type != "cpu" or a.numel() < _COMPILED_MIN_STATES:
+        return (a * v) @ bits_and_one
+    from diabat.samplers import row_kernel
+
+    out = torch.empty(*a.shape[:2], bits_and_one.shape[1], dtype=a.dtype)
+    row_kernel.spin_sums(a.detach().contiguous().numpy(), v.detach().contiguous().numpy(), out.numpy())
+    return out

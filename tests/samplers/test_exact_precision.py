@@ -10,6 +10,7 @@ from torch import Tensor
 from diabat.ising import Ising
 from diabat.samplers import UnsupportedError, row_weights
 from diabat.samplers.exact import ExactSampler
+from diabat.samplers.half_split import half_tables
 from diabat.testing import brute_force
 from diabat.testing.problems import make_problem
 
@@ -172,3 +173,14 @@ def test_what_exceeds_float64_is_refused_not_returned(
         ising.fields.requires_grad_()
     with pytest.raises(UnsupportedError, match=re.escape("range of the exponent exceeds float64")):
         _ = sampler.sample(ising, 4, seed=0) if call == "sample" else getattr(sampler, call)(ising)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_spin_sums_of_the_compiled_loop_are_those_of_the_matrix_product(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    a, v = (torch.rand(2, 40, 2**7, generator=generator, dtype=torch.float64).to(dtype) for _ in range(2))
+    bits_and_one = half_tables(7, a.device).bits_and_one
+    want = (a.double() * v.double()) @ bits_and_one
+    got = row_weights.spin_sums(a, v, bits_and_one.to(dtype))
+    assert got.dtype == dtype
+    assert float((got.double() / want - 1).abs().max()) < {torch.float32: 1e-6, torch.float64: 1e-14}[dtype]
