@@ -183,15 +183,17 @@ class _Split:
         step = max(1, min(rows, rows * _TILE_BYTES // self.weight_bytes))
         return [slice(i, min(i + step, rows)) for i in range(0, rows, step)]
 
-    def weights(self, rows: slice) -> tuple[Tensor, Tensor]:
+    def weights(self, rows: slice, scratch: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """W of a block of rows, entries at most 1, and the float64 log scale of each row."""
         coefficients = self.F_L[rows] @ self.energies.cross  # [G, rows, f_R]
-        return row_scaled_weights(coefficients, self.energies.right, self.F_R, self.dtype)
+        return row_scaled_weights(coefficients, self.energies.right, self.F_R, self.dtype, scratch)
 
     def tiles(self, products: HalfProducts) -> Iterator[tuple[slice, Tensor]]:
-        """W tile by tile, as kept or formed again."""
+        """W tile by tile, as kept or formed again; a tile is valid until the next one is asked for."""
+        W: Tensor | None = None
         for i, rows in enumerate(self.blocks()):
-            yield rows, self.weights(rows)[0] if products.tiles is None else products.tiles[i]
+            W = self.weights(rows, W)[0] if products.tiles is None else products.tiles[i]
+            yield rows, W
 
 
 def half_products(
@@ -222,25 +224,21 @@ def _tiled_products(
     dtype = split.dtype
     exponent = h_L @ split.L.signs.T + split.energies.left[:, None]  # [G, Q, 2^a]
     running = torch.full_like(exponent[..., 0], -torch.inf)
-    U = torch.zeros_like(C)
-    V: list[Tensor] = []
+    U, V = torch.zeros_like(C), exponent.new_empty(exponent.shape, dtype=dtype)
     kept: list[Tensor] | None = [] if split.weight_bytes <= keep_bytes else None
+    W: Tensor | None = None
     for rows in split.blocks():
-        W, log_scale = split.weights(rows)
+        W, log_scale = split.weights(rows, W if kept is None else None)
         part = exponent[..., rows].add_(log_scale[:, None])
         new = torch.maximum(running, part.amax(-1))
         A = (part - new[..., None]).to(dtype).exp_()
         U.mul_((running - new).exp_().to(dtype)[..., None]).add_(A @ W)
         running = new
-        V.append(C @ W.transpose(1, 2))
+        V[..., rows] = C @ W.transpose(1, 2)
         if kept is not None:
             kept.append(W)
     A = (exponent - running[..., None]).to(dtype).exp_()
-    return A, U, torch.cat(V, -1), running, kept
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+    return A, U, V, running, kept
 
 
 def probabilities(products: HalfProducts) -> Tensor:
@@ -305,17 +303,17 @@ def _weighted_states(
     f_R = v[..., a:] @ split.R_work.bits.T
     A, C = t.A * inverse, t.C
     Af, Cf, Cc = A * f_L, C * f_R, C * (f_R - centre)
-    right_sum, left_parts = torch.zeros_like(C), []
+    right_sum, left_sum = torch.zeros_like(C), torch.empty_like(A)
     F_R = split.R_work.features(split.energies.three_body)
     dX = torch.zeros_like(split.energies.cross) if need_cross else None
     for rows, W in split.tiles(t):
-        left_parts.append(Cf @ W.transpose(1, 2))
+        left_sum[..., rows] = Cf @ W.transpose(1, 2)
         right_sum += Af[..., rows] @ W
         if dX is not None:
             stacked = torch.cat((A[..., rows], Af[..., rows]), 1).transpose(1, 2)
             M = (stacked @ torch.cat((Cc, C), 1)).mul_(W)  # [G, rows, 2^b]
             dX += split.F_L[rows].T @ (M @ F_R).double()
-    GL = A * ((f_L - centre) * t.V + _joined(left_parts))
+    GL = A * ((f_L - centre) * t.V + left_sum)
     GR = C * ((f_R - centre) * t.U * inverse + right_sum)
     return GL, GR, dX
 
@@ -350,7 +348,7 @@ def state_probabilities(fields: Tensor, energies: HalfEnergies) -> Tensor:
     """p(s), [G, Q, 2^m] in float64; bit j of the state index is spin j."""
     products = half_products(fields, energies, torch.float64)
     split = _Split(fields.shape[-1], energies, torch.float64)
-    W = torch.cat([W for _, W in split.tiles(products)], 1)
+    W = torch.cat([split.weights(rows)[0] for rows in split.blocks()], 1)
     joint = products.A[:, :, None, :] * W.transpose(1, 2)[:, None] * products.C[..., None]  # [G, Q, y, x]
     return (joint / products.total[..., None, None]).flatten(-2)
 

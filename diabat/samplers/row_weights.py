@@ -19,7 +19,11 @@ _MIN_ROW_MAX = {torch.float32: 1e-12, torch.float64: 1e-100}
 
 
 def row_scaled_weights(
-    coefficients: Tensor, right_energy: Tensor, right_features: Tensor, dtype: torch.dtype
+    coefficients: Tensor,
+    right_energy: Tensor,
+    right_features: Tensor,
+    dtype: torch.dtype,
+    scratch: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute W with entries of at most 1, and the log scale of each row.
 
@@ -28,6 +32,7 @@ def row_scaled_weights(
         right_energy: e_R, float64 [G, Y].
         right_features: F, float64 [Y, f]; the first log2(Y) columns are the spins of y in bit order.
         dtype: Working precision of W.
+        scratch: [G, X, Y] in ``dtype`` that W may overwrite; without it, memory is taken anew.
 
     Returns:
         W in ``dtype`` [G, X, Y], relative error a few roundings of ``dtype``; log_scale in float64 [G, X].
@@ -36,7 +41,7 @@ def row_scaled_weights(
     columns = len(right_features)
     only_spins = features == columns.bit_length() - 1
     if coefficients.device.type == "cpu" and only_spins and groups * rows * columns >= _COMPILED_MIN_STATES:
-        W, log_scale, row_max = _products(coefficients.detach(), right_energy.detach(), dtype)
+        W, log_scale, row_max = _products(coefficients.detach(), right_energy.detach(), dtype, scratch)
         faint = row_max < _MIN_ROW_MAX[dtype]
         for g in faint.any(1).nonzero()[:, 0].tolist():
             bad = faint[g]
@@ -54,12 +59,15 @@ def _exponentials(c: Tensor, right: Tensor, features: Tensor, dtype: torch.dtype
     return exponent.sub_(log_max[..., None]).to(dtype).exp_(), log_max
 
 
-def _products(c: Tensor, right: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def _products(
+    c: Tensor, right: Tensor, dtype: torch.dtype, scratch: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     from diabat.samplers.row_kernel import product_weights
 
     size = c.abs()
     right_max = right.amax(-1, keepdim=True)
-    W = torch.empty(*c.shape[:2], right.shape[1], dtype=dtype)
+    shape = (*c.shape[:2], right.shape[1])
+    W = scratch if scratch is not None and scratch.shape == shape else torch.empty(shape, dtype=dtype)
     row_max = torch.empty(c.shape[:2], dtype=dtype)
     scaled_right = (right - right_max).to(dtype).exp_()
     decay, up = (-2 * size).exp_(), c > 0

@@ -69,9 +69,9 @@ def test_the_memory_budget_decides_what_is_kept(monkeypatch: pytest.MonkeyPatch)
     formed: list[slice] = []
     original = half_split._Split.weights
 
-    def spy(self: half_split._Split, rows: slice) -> tuple[Tensor, Tensor]:
+    def spy(self: half_split._Split, rows: slice, scratch: Tensor | None = None) -> tuple[Tensor, Tensor]:
         formed.append(rows)
-        return original(self, rows)
+        return original(self, rows, scratch)
 
     monkeypatch.setattr(half_split._Split, "weights", spy)
     ising = make_problem((3,), 10, seed=8)
