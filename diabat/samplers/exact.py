@@ -36,8 +36,9 @@ class ExactSampler(Sampler):
     Precision follows the dtype of the fields.
 
     Args:
-        memory_budget_mb: State weights W of a group larger than this are not kept for the backward pass but
-            formed again, tile by tile; also the scratch memory of sampling.
+        memory_budget_mb: Working memory.  More queries than fit are solved in parts, each of which forms the
+            shared weights W again; a W larger than this is not kept for the backward pass but formed again,
+            tile by tile; also the scratch memory of sampling.
         max_seconds: Refuse problems whose estimated time is longer.
 
     Raises:
@@ -117,10 +118,10 @@ class ExactSampler(Sampler):
     def _solve(self, group: Group, correlations: bool) -> tuple[Tensor, Tensor, Tensor | None, bool]:
         """Moments of one group in its own precision, in float64 where that underflows."""
         energies = _energies(group)
-        keep_bytes = int(self.memory_budget_mb * 2**20)
+        budget_bytes = int(self.memory_budget_mb * 2**20)
         dtype = group.fields.dtype
         for fields in (group.fields, group.fields.double()):
-            p, log_z, smallest = _exact(fields, energies, keep_bytes)
+            p, log_z, smallest = _exact(fields, energies, budget_bytes)
             if smallest >= _MIN_SCALED_Z[fields.dtype]:
                 break
         else:
@@ -128,7 +129,7 @@ class ExactSampler(Sampler):
         pairs = None
         if correlations:
             with torch.no_grad():
-                products = half_products(fields.detach(), _detached(energies), fields.dtype, keep_bytes)
+                products = half_products(fields.detach(), _detached(energies), fields.dtype, budget_bytes)
                 pairs = pair_correlations(fields.detach(), _detached(energies), products).to(dtype)
         return p.to(dtype), log_z.to(dtype), pairs, fields.dtype != dtype
 
@@ -165,7 +166,7 @@ class ExactSampler(Sampler):
             seconds += groups * (
                 states / _STATES_PER_SECOND + 2 * states * queries / _MULTIPLY_ADDS_PER_SECOND
             )
-            memory = max(memory, groups * queries * 2.0 ** ((m + 1) // 2) * 40)
+            memory = max(memory, groups * queries * 2.0 ** ((m + 1) // 2) * _BYTES_PER_HALF_STATE)
             spins = max(spins, m)
         if seconds > self.max_seconds:
             raise UnsupportedError(
@@ -194,7 +195,22 @@ def _detached(e: HalfEnergies) -> HalfEnergies:
     return HalfEnergies(e.left.detach(), e.right.detach(), e.cross.detach(), e.three_body)
 
 
-def _exact(fields: Tensor, e: HalfEnergies, keep_bytes: int) -> tuple[Tensor, Tensor, float]:
+# Four tables of weights and float64 exponents over the states of the larger half.
+_BYTES_PER_HALF_STATE = 40
+
+
+def _exact(fields: Tensor, e: HalfEnergies, budget_bytes: int) -> tuple[Tensor, Tensor, float]:
+    """Probabilities, log Z and smallest scaled Z, the queries in as many parts as the budget asks for."""
+    groups, queries, m = fields.shape
+    part = max(1, budget_bytes // (groups * 2 ** ((m + 1) // 2) * _BYTES_PER_HALF_STATE))
+    if part >= queries:
+        return _exact_part(fields, e, budget_bytes)
+    parts = [_exact_part(some, e, 0) for some in fields.split(part, dim=1)]
+    p, log_z, smallest = zip(*parts, strict=True)
+    return torch.cat(p, 1), torch.cat(log_z, 1), min(smallest)
+
+
+def _exact_part(fields: Tensor, e: HalfEnergies, keep_bytes: int) -> tuple[Tensor, Tensor, float]:
     differentiated = torch.is_grad_enabled() and any(
         t.requires_grad for t in (fields, e.left, e.right, e.cross)
     )
