@@ -166,13 +166,14 @@ class ExactSampler(Sampler):
             seconds += groups * (
                 states / _STATES_PER_SECOND + 2 * states * queries / _MULTIPLY_ADDS_PER_SECOND
             )
-            memory = max(memory, groups * queries * 2.0 ** ((m + 1) // 2) * _BYTES_PER_HALF_STATE)
+            one = groups * 2.0 ** ((m + 1) // 2) * _BYTES_PER_HALF_STATE
+            memory = max(memory, one, min(one * queries, self.memory_budget_mb * 2**20))
             spins = max(spins, m)
         if seconds > self.max_seconds:
             raise UnsupportedError(
                 f"fields: sampler 'exact' expects problems that take at most max_seconds = {self.max_seconds:g}, got "
                 f"{spins} visible spins in {ising.num_problems} problems, which need about {_duration(seconds)} and "
-                f"{memory / 2**20 + 2 * self.memory_budget_mb:.0f} MB; use a sampling backend or raise max_seconds."
+                f"{memory / 2**20:.0f} MB; use a sampling backend or raise max_seconds."
             )
 
 
