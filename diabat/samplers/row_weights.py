@@ -9,6 +9,7 @@ stays far below its bound is formed again from the exponent, as everywhere else.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,6 +43,8 @@ def row_scaled_weights(
     only_spins = features == columns.bit_length() - 1
     if coefficients.device.type == "cpu" and only_spins and groups * rows * columns >= _COMPILED_MIN_STATES:
         W, log_scale, row_max = _products(coefficients.detach(), right_energy.detach(), dtype, scratch)
+        if float(row_max.min()) >= _MIN_ROW_MAX[dtype]:
+            return W, log_scale
         faint = row_max < _MIN_ROW_MAX[dtype]
         for g in faint.any(1).nonzero()[:, 0].tolist():
             bad = faint[g]
@@ -64,15 +67,19 @@ def _products(
 ) -> tuple[Tensor, Tensor, Tensor]:
     from diabat.samplers.row_kernel import product_weights
 
-    size = c.abs()
-    right_max = right.amax(-1, keepdim=True)
-    shape = (*c.shape[:2], right.shape[1])
-    W = scratch if scratch is not None and scratch.shape == shape else torch.empty(shape, dtype=dtype)
-    row_max = torch.empty(c.shape[:2], dtype=dtype)
-    scaled_right = (right - right_max).to(dtype).exp_()
-    decay, up = (-2 * size).exp_(), c > 0
-    product_weights(decay.numpy(), up.numpy(), scaled_right.numpy(), W.numpy(), row_max.numpy())
-    return W, size.sum(-1) + right_max, row_max
+    # numpy: less time per call than torch for tables this small, and huge pages for W.
+    coefficients, energies = c.numpy(), right.numpy()
+    size = np.abs(coefficients)
+    right_max = energies.max(-1, keepdims=True)
+    shape = (*size.shape[:2], energies.shape[1])
+    kind = np.float32 if dtype == torch.float32 else np.float64
+    fits = scratch is not None and scratch.shape == shape
+    W = scratch.numpy() if scratch is not None and fits else np.empty(shape, kind)
+    row_max = np.empty(shape[:2], kind)
+    scaled_right = np.exp((energies - right_max).astype(kind))
+    product_weights(np.exp(-2 * size), coefficients > 0, scaled_right, W, row_max)
+    log_scale = size.sum(-1) + right_max
+    return torch.from_numpy(W), torch.from_numpy(log_scale), torch.from_numpy(row_max)
 
 
 def spin_sums(a: Tensor, v: Tensor, bits_and_one: Tensor) -> Tensor:
