@@ -47,6 +47,8 @@ class BoltzmannAttention(nn.Module):
         UnsupportedError: If the sampler does not support the mode, the window or the estimator.
     """
 
+    _causal_mask: Tensor
+
     def __init__(
         self,
         embed_dim: int,
@@ -173,7 +175,7 @@ class BoltzmannAttention(nn.Module):
         return _normalised(alpha, visible)
 
     def _visible(self, length: int, padding: Tensor | None, device: torch.device) -> Tensor:
-        mask: Tensor = self._causal_mask[:length, :length]  # type: ignore[index]  # a buffer is typed Tensor | Module
+        mask = self._causal_mask[:length, :length]
         if not self.causal:
             mask = torch.ones(length, length, dtype=torch.bool, device=device)
         return mask if padding is None else mask & ~padding[:, None, None, :]

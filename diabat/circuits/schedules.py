@@ -83,11 +83,11 @@ class AnnealingSchedule:
         """Problem energy in GHz at normalised times s in [0, 1], any shape."""
         return np.interp(np.asarray(s, dtype=np.float64), self.s, self.B_GHz)
 
-    def integral_A(self, s: ArrayLike) -> FloatArray:  # noqa: N802
+    def integral_A(self, s: ArrayLike) -> FloatArray:  # noqa: N802 - as above
         """∫_0^s A(s') ds' in GHz, exact for the interpolated table; times t_a [ns] and 2π it is a phase."""
         return _integral(np.asarray(s, dtype=np.float64), self.s, self.A_GHz)
 
-    def integral_B(self, s: ArrayLike) -> FloatArray:  # noqa: N802
+    def integral_B(self, s: ArrayLike) -> FloatArray:  # noqa: N802 - as above
         """∫_0^s B(s') ds' in GHz, exact for the interpolated table; times t_a [ns] and 2π it is a phase."""
         return _integral(np.asarray(s, dtype=np.float64), self.s, self.B_GHz)
 

@@ -37,7 +37,7 @@ def train_model(
     CONFIG may also be the folder of an earlier run.
     """
     with importing():
-        from diabat.config import to_plain
+        from diabat.config import run_training, to_plain
         from diabat.training import TrainingInterrupted
 
     changes = [*(overrides or []), *_as_overrides(output, data)]
@@ -45,7 +45,7 @@ def train_model(
     if resume:
         _require_same_run(resolved)
     try:
-        result = _run(resolved, resume, progress)
+        result = run_training(resolved, resume=resume, progress=progress)
     except (KeyboardInterrupt, TrainingInterrupted) as error:
         options = {"--output": output, "--data": data}
         given = [text for name, path in options.items() if path is not None for text in (name, str(path))]
@@ -76,25 +76,6 @@ def _load(config: str, changes: list[str], data: Path | None) -> Config:
             raise ConfigError(f"--data: the task '{name}' is generated and reads no data, got '{data}'.")
         changes = [*changes, option]
     return load_config(config, changes)
-
-
-def _run(config: Config, resume: bool, progress: bool) -> TrainResult:
-    from diabat.config import build_model, build_sampler, build_task, to_plain, use_threads
-    from diabat.training import train
-
-    use_threads(config)
-    sampler = build_sampler(config.sampler)  # first: it is quick and may refuse its options
-    task = build_task(config)
-    model = build_model(config, task, sampler)
-    return train(
-        model,
-        task,
-        config.training,
-        config.output,
-        resume=resume,
-        progress=progress,
-        extra_metadata=to_plain(config),
-    )
 
 
 def _require_same_run(config: Config) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from diabat.models import Transformer
     from diabat.samplers.base import Sampler
     from diabat.tasks import Task
+    from diabat.training import TrainResult
 
 
 def use_threads(config: Config) -> None:
@@ -82,3 +83,34 @@ def build_model(config: Config, task: Task, backend: Sampler | None = None) -> T
         # The attention layer speaks of its own arguments; the user set them in the sections model and task.
         section = {"mode": "model.", "window": "task."}.get(text.partition(":")[0], "")
         raise ConfigError(f"{section}{text}") from error
+
+
+def run_training(config: Config, *, resume: bool = False, progress: bool = True) -> TrainResult:
+    """Train what the configuration describes, into ``config.output``.
+
+    Args:
+        config: The configuration; it is stored with the run.
+        resume: Continue the run in the folder.
+        progress: Show a progress bar on standard error.
+
+    Raises:
+        ConfigError: If sampler, mode and gradient do not fit together.
+        DataError: If the data cannot be found, verified or downloaded.
+        TrainingError: As :func:`diabat.training.train`.
+    """
+    from diabat.training import train
+
+    use_threads(config)
+    backend = build_sampler(config.sampler)  # first: it is quick and may refuse its options
+    task = build_task(config)
+    model = build_model(config, task, backend)
+    metadata = config.model_dump(mode="json")
+    return train(
+        model,
+        task,
+        config.training,
+        config.output,
+        resume=resume,
+        progress=progress,
+        extra_metadata=metadata,
+    )

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from diabat.config.build import build_model, build_sampler, build_task, use_threads
+from diabat.config.build import run_training
 from diabat.config.errors import ConfigError, explain
 from diabat.config.loading import load_config, make_config, to_plain
 from diabat.config.sections import STRICT
@@ -144,24 +144,9 @@ def table_rows(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[dict
 
 
 def _train(value: str, seed: int, document: dict[str, Any], progress: bool) -> Outcome:
-    from diabat.training import train
-
     config = make_config(document)
-    use_threads(config)
-    sampler = build_sampler(config.sampler)
-    task = build_task(config)
-    model = build_model(config, task, sampler)
     started = (config.output / "config.json").exists()
-    metadata = to_plain(config)
-    result = train(
-        model,
-        task,
-        config.training,
-        config.output,
-        resume=started,
-        progress=progress,
-        extra_metadata=metadata,
-    )
+    result = run_training(config, resume=started, progress=progress)
     return Outcome(value, seed, result.best_metric, result.epochs, result.seconds)
 
 

@@ -50,7 +50,7 @@ class _Loader(yaml.SafeLoader):
 class _Dumper(yaml.SafeDumper):
     """SafeDumper that quotes exactly the strings that the loader would read as something else."""
 
-    yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012
+    yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012  # as above
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

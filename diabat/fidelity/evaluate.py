@@ -73,11 +73,10 @@ def score(ising: Ising, truth: Truth, answer: Answer, *, seed: int) -> dict[str,
     row["attention_max"], row["attention_mean"] = metrics.marginal_errors(*weights, seen)
     row["independent_error"], row["mean_field_error"] = truth.independent_error, truth.mean_field_error
     row["capture"] = metrics.coupling_capture(row["marginal_mean"], truth.independent_error)
-    row["capture_ceiling"] = row["mean_field_capture"] = None
+    row["capture_ceiling"] = None
     if row["marginal_floor"] is not None:
         row["capture_ceiling"] = metrics.coupling_capture(row["marginal_floor"], truth.independent_error)
-    if truth.mean_field_error is not None:
-        row["mean_field_capture"] = metrics.coupling_capture(truth.mean_field_error, truth.independent_error)
+    row["mean_field_capture"] = metrics.coupling_capture(truth.mean_field_error, truth.independent_error)
     row["us_per_query"] = 1e6 * answer.seconds / ising.num_problems
     return row
 

@@ -166,8 +166,10 @@ class ExactSampler(Sampler):
             seconds += groups * (
                 states / _STATES_PER_SECOND + 2 * states * queries / _MULTIPLY_ADDS_PER_SECOND
             )
-            one = groups * 2.0 ** ((m + 1) // 2) * _BYTES_PER_HALF_STATE
-            memory = max(memory, one, min(one * queries, self.memory_budget_mb * 2**20))
+            half = (m + 1) // 2
+            one = groups * 2.0**half * _BYTES_PER_HALF_STATE
+            tables = 2 * 2.0**half * 8 * (half * (half - 1) // 2 + 2 * half + 1)
+            memory = max(memory, tables + max(one, min(one * queries, self.memory_budget_mb * 2**20)))
             spins = max(spins, m)
         if seconds > self.max_seconds:
             raise UnsupportedError(
@@ -177,7 +179,7 @@ class ExactSampler(Sampler):
             )
 
 
-_LOG_2 = 0.6931471805599453
+_LOG_2 = math.log(2.0)
 
 
 def _out_of_range(group: Group) -> UnsupportedError:

@@ -122,9 +122,7 @@ def _pair_energy(J: Tensor, half: HalfTables) -> Tensor:
 
 def _triple_energy(K: Tensor, half: HalfTables) -> Tensor:
     t = torch.combinations(torch.arange(K.shape[1], device=K.device), 3)
-    return (
-        K[:, t[:, 0], t[:, 1], t[:, 2]] @ half.triples.T if len(t) else K.new_zeros(len(K), len(half.signs))
-    )
+    return K[:, t[:, 0], t[:, 1], t[:, 2]] @ half.triples.T
 
 
 @dataclass(eq=False)

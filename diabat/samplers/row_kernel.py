@@ -9,7 +9,7 @@ import numpy as np
 
 
 # No NaN can occur here (inputs are finite), which lets the maximum vectorise.
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"nnan", "nsz"})  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"nnan", "nsz"})  # type: ignore[untyped-decorator]  # no stubs
 def product_weights(decay: Any, up: Any, right: Any, out: Any, row_max: Any) -> None:
     """Fill out[g,x,y] = right[g,y] · Π_k w_k, w_k = 1 where spin k of y has the sign of c[g,x,k], else decay[g,x,k].
 
@@ -48,7 +48,7 @@ def product_weights(decay: Any, up: Any, right: Any, out: Any, row_max: Any) -> 
             row_max[g, x] = best.max()
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "nnan", "nsz"})  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "nnan", "nsz"})  # type: ignore[untyped-decorator]  # no stubs
 def spin_sums(a: Any, v: Any, out: Any) -> None:
     """Fill out[g,q,k] = Σ_x a v over states whose bit k is set, and last out[g,q,-1] = Σ_x a v.
 

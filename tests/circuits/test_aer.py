@@ -152,7 +152,7 @@ def test_bad_calls_are_refused(engine: AerEngine) -> None:
     with pytest.raises(ValueError, match="shots: expected an integer >= 1, got 0"):
         engine.sample(plan, np.zeros((1, 2)), np.zeros((2, 2)), shots=0, seed=1)
     with pytest.raises(ValueError, match="seed: expected an integer >= 0, got None"):
-        engine.sample(plan, np.zeros((1, 2)), np.zeros((2, 2)), shots=1, seed=None)  # type: ignore[arg-type]
+        engine.sample(plan, np.zeros((1, 2)), np.zeros((2, 2)), shots=1, seed=None)  # type: ignore[arg-type]  # on purpose or by keyword
 
 
 def test_importing_circuits_loads_no_heavy_library() -> None:

@@ -92,7 +92,7 @@ def test_openqasm_refuses_the_diagonal_form() -> None:
 
 def test_unknown_form() -> None:
     with pytest.raises(ValueError, match="expected form 'gates' or 'diagonal', got 'matrix'"):
-        anneal_circuit(random_plan(1, seed=0), [0.0], [[0.0]], "matrix")  # type: ignore[arg-type]
+        anneal_circuit(random_plan(1, seed=0), [0.0], [[0.0]], "matrix")  # type: ignore[arg-type]  # on purpose or by keyword
 
 
 @pytest.mark.parametrize(

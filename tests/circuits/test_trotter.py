@@ -92,7 +92,7 @@ def test_bad_annealing_time(time: float) -> None:
 
 def test_unknown_order() -> None:
     with pytest.raises(ValueError, match="order: expected 'strang' or 'first', got 'second'"):
-        trotter_plan(RAMP, 1.0, 100, "second")  # type: ignore[arg-type]
+        trotter_plan(RAMP, 1.0, 100, "second")  # type: ignore[arg-type]  # on purpose or by keyword
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def _register(monkeypatch: pytest.MonkeyPatch, factory: Callable[..., Any]) -> C
 
 
 def test_options_of_a_third_party_backend_come_from_its_signature(monkeypatch: pytest.MonkeyPatch) -> None:
-    def factory(path, *, depth: "Unresolvable" = 3, **unused):  # type: ignore[no-untyped-def, name-defined]  # noqa: F821
+    def factory(path, *, depth: "Unresolvable" = 3, **unused):  # type: ignore[no-untyped-def, name-defined]  # noqa: F821 - that is the test
         return diabat.sampler("exact")
 
     config = _register(monkeypatch, factory)

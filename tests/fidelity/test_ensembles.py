@@ -69,7 +69,7 @@ def test_from_attention_rows_and_per_window_couplings() -> None:
         (lambda: sk([math.nan]), "strengths: expected finite values >= 0, got nan"),
         (lambda: from_attention(torch.zeros(4, 4), None), r"fields: expected shape .* got \[4, 4\]"),
         (lambda: from_attention(torch.zeros(1, 4, 4), None, rows=[4]), "rows: .* between 0 and 3"),
-        (lambda: from_attention(torch.zeros(1, 4, 4), None, rows="first"), "'last', 'random'"),  # type: ignore[arg-type]
+        (lambda: from_attention(torch.zeros(1, 4, 4), None, rows="first"), "'last', 'random'"),  # type: ignore[arg-type]  # on purpose or by keyword
     ],
 )
 def test_bad_arguments(call: object, message: str) -> None:

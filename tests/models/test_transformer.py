@@ -11,7 +11,7 @@ MODES = ("softmax", "h+J", "h", "J", "h+K", "J+K", "h+J+K", "K")
 
 
 def build(seed: int = 0, **changes: object) -> Transformer:
-    options = TransformerOptions(**({"embed_dim": 16, "num_heads": 2, "ffn_dim": 24} | changes))  # type: ignore[arg-type]
+    options = TransformerOptions(**({"embed_dim": 16, "num_heads": 2, "ffn_dim": 24} | changes))  # type: ignore[arg-type]  # on purpose or by keyword
     torch.manual_seed(seed)
     return Transformer(options, vocab_size=11, num_classes=7, window=6)
 
@@ -133,7 +133,7 @@ def test_too_long_sequences_are_refused() -> None:
 )
 def test_options_out_of_range_are_refused(name: str, value: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        TransformerOptions(**{name: value})  # type: ignore[arg-type]
+        TransformerOptions(**{name: value})  # type: ignore[arg-type]  # on purpose or by keyword
 
 
 def test_unknown_modes_are_refused() -> None:

@@ -100,7 +100,7 @@ def test_against_central_differences(visible: Tensor | None, solve: object) -> N
 
     def function(h: Tensor, pairs: Tensor, triples: Tensor) -> tuple[Tensor, Tensor]:
         ising = Ising(h, pack_couplings(pairs, 4), visible, pack_three_body(triples, 4), check=False)
-        return solve(ising)  # type: ignore[operator]
+        return solve(ising)  # type: ignore[operator]  # as above
 
     assert torch.autograd.gradcheck(function, (h, pairs, triples), eps=1e-6, atol=1e-6)
 

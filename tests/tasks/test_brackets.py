@@ -112,4 +112,4 @@ def test_a_vocabulary_without_room_for_validation_is_refused() -> None:
 def test_build_task_dispatches_and_refuses() -> None:
     assert build_task(BracketOptions(num_train=5, num_validation=5)).name == "brackets"
     with pytest.raises(TypeError, match="expected ShakespeareOptions or BracketOptions, got dict"):
-        build_task({})  # type: ignore[arg-type]
+        build_task({})  # type: ignore[arg-type]  # on purpose or by keyword

@@ -63,7 +63,7 @@ def test_a_shorter_text_is_cut_the_same_way(folder: str) -> None:
 )
 def test_options_out_of_range_are_refused(changes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ShakespeareOptions(**changes)  # type: ignore[arg-type]
+        ShakespeareOptions(**changes)  # type: ignore[arg-type]  # on purpose or by keyword
 
 
 def test_metric_values() -> None:

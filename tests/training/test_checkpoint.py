@@ -105,7 +105,7 @@ def test_load_model_refuses_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="expected a run with a best checkpoint, got none in"):
         load_model(tmp_path)
     with pytest.raises(ValueError, match="which: expected 'best' or 'latest', got 'worst'"):
-        load_model(tmp_path, "worst")  # type: ignore[arg-type]
+        load_model(tmp_path, "worst")  # type: ignore[arg-type]  # on purpose or by keyword
 
 
 def test_full_disk_while_saving_keeps_the_previous_checkpoint(tmp_path: Path) -> None:

@@ -275,4 +275,4 @@ def test_epoch_orders_are_permutations_that_differ() -> None:
 )
 def test_options_out_of_range_are_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"{name}: expected .* got {value}"):
-        TrainOptions(**{name: value})  # type: ignore[arg-type]
+        TrainOptions(**{name: value})  # type: ignore[arg-type]  # on purpose or by keyword
