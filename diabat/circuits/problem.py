@@ -57,6 +57,35 @@ def check_couplings(couplings: ArrayLike, n: int | None = None) -> FloatArray:
     return (array + array.T) / 2
 
 
+def check_batch(fields: ArrayLike, couplings: ArrayLike) -> tuple[FloatArray, FloatArray]:
+    """Fields [Q, n] and couplings, [n, n] shared or [Q, n, n], as float64.
+
+    Raises:
+        ValueError: As `check_fields` and `check_couplings`; a matrix of a stack is named by its problem.
+    """
+    h = check_fields(fields, ndim=2)
+    array = np.asarray(couplings, dtype=np.float64)
+    if array.ndim < 3:
+        return h, check_couplings(array, h.shape[1])
+    if array.shape != (*h.shape, h.shape[1]):
+        raise ValueError(
+            f"couplings: expected shape {(h.shape[1],) * 2} or {(*h.shape, h.shape[1])}, got {array.shape}"
+        )
+    if not len(array):
+        return h, array
+    flipped = array.swapaxes(1, 2)
+    with np.errstate(invalid="ignore"):  # inf - inf; such a matrix is refused below
+        gap, size = np.abs(array - flipped).max(axis=(1, 2)), np.abs(array).max(axis=(1, 2))
+    suspects = ~(gap <= 1e-6 * size) | np.diagonal(array, axis1=1, axis2=2).any(axis=1)
+    if suspects.any():
+        at = int(suspects.argmax())
+        try:
+            check_couplings(array[at], h.shape[1])
+        except ValueError as error:
+            raise ValueError(f"{error}, in problem {at}") from None
+    return h, (array + flipped) / 2
+
+
 def spin_table(n: int) -> NDArray[np.int8]:
     """Spins of all states, int8 [2^n, n]: bit j of the row index is spin j, and bit 1 means +1."""
     bits = (np.arange(1 << n)[:, None] >> np.arange(n)) & 1

@@ -1,0 +1,197 @@
+"""What every engine does: run one plan on batches of programmed problems."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from diabat.circuits.problem import check_batch, spin_table
+from diabat.circuits.sampling import draw_spins
+from diabat.circuits.schedules import FloatArray
+from diabat.circuits.trotter import TrotterPlan
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Programmed problems of one size, in diabat's sign.
+
+    Attributes:
+        fields: float64 [Q, n].
+        couplings: float64, symmetric with zero diagonal: [n, n] shared by the Q problems, or [Q, n, n].
+
+    Raises:
+        ValueError: Arrays of wrong shape, not finite, or couplings not symmetric with zero diagonal.
+    """
+
+    fields: FloatArray
+    couplings: FloatArray
+
+    def __post_init__(self) -> None:
+        """Convert to float64 and check."""
+        fields, couplings = check_batch(self.fields, self.couplings)
+        object.__setattr__(self, "fields", fields)
+        object.__setattr__(self, "couplings", couplings)
+
+    @property
+    def num_problems(self) -> int:
+        """Q."""
+        return len(self.fields)
+
+    @property
+    def num_spins(self) -> int:
+        """Number n of spins of each problem."""
+        return self.fields.shape[1]
+
+    @property
+    def shared(self) -> bool:
+        """Whether all problems have the same couplings."""
+        return self.couplings.ndim == 2
+
+
+@dataclass(frozen=True, eq=False)
+class BatchMoments:
+    """First and second moments of the measured spins of one batch.
+
+    Attributes:
+        probability: P(s_j = +1), float64 [Q, n].
+        correlation: <s_j s_k>, float64 [Q, n, n] with 1 on the diagonal; None unless asked for.
+    """
+
+    probability: FloatArray
+    correlation: FloatArray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class BatchGradient:
+    """Derivative of a loss with respect to one batch of programmed problems.
+
+    Attributes:
+        fields: ∂L/∂h, float64 [Q, n].
+        couplings: ∂L/∂J, symmetric with zero diagonal, the exponent being read as ½ Σ_{j≠k} J_jk s_j s_k; [n, n]
+            summed over the problems where they share J, else [Q, n, n].
+    """
+
+    fields: FloatArray
+    couplings: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class PlanGradient:
+    """Derivative of a loss with respect to problems and angles.
+
+    Attributes:
+        batches: One for each batch.
+        field_angles: ∂L/∂b, float64 [steps].
+        coupling_angles: ∂L/∂c, float64 [steps].
+        mixer_angles: ∂L/∂a, float64 [steps].
+    """
+
+    batches: list[BatchGradient]
+    field_angles: FloatArray
+    coupling_angles: FloatArray
+    mixer_angles: FloatArray
+
+
+class Engine(ABC):
+    """Runs a plan: |ψ> = U_{steps-1} … U_0 |+>^n, P(s) = |<s|ψ>|², U_k as in `diabat.circuits.trotter`.
+
+    Problems of different sizes go in one call, as the prefixes of a causal window do. An engine that knows
+    the probabilities of all states inherits the rest; faster ones never form them.
+
+    Attributes:
+        name: What the engine is called in configurations.
+        max_spins: Largest n.
+        exact: Whether moments are those of the circuit itself rather than averages over shots.
+        differentiable: Whether `gradient` is there.
+    """
+
+    name: str
+    max_spins: int
+    exact: bool = True
+    differentiable: bool = False
+
+    @abstractmethod
+    def probabilities(self, plan: TrotterPlan, fields: ArrayLike, couplings: ArrayLike) -> FloatArray:
+        """Probabilities of all spin states.
+
+        Args:
+            plan: Angles of the Trotter steps.
+            fields: Programmed fields in diabat's sign, [Q, n].
+            couplings: Programmed couplings in diabat's sign, [n, n] shared by the Q problems, or [Q, n, n].
+
+        Returns:
+            float64 [Q, 2^n]; bit j of the state index is spin j, bit 1 means +1; rows sum to 1.
+
+        Raises:
+            ValueError: Arrays of wrong shape, not finite, n too large, or couplings not symmetric with zero
+                diagonal.
+        """
+
+    def moments(
+        self, plan: TrotterPlan, batches: Sequence[Batch], *, correlations: bool = False
+    ) -> list[BatchMoments]:
+        """Marginals, and pair correlations if asked for, of every batch."""
+        found = []
+        for batch in batches:
+            table = self.probabilities(plan, batch.fields, batch.couplings)
+            states = spin_table(batch.num_spins).astype(np.float64)
+            pairs = None
+            if correlations:
+                products = (states[:, :, None] * states[:, None, :]).reshape(len(states), -1)
+                pairs = (table @ products).reshape(*batch.fields.shape, -1)
+            found.append(BatchMoments(table @ (states > 0), pairs))
+        return found
+
+    def sample(
+        self, plan: TrotterPlan, batches: Sequence[Batch], num_reads: int, random: np.random.Generator
+    ) -> list[NDArray[np.int8]]:
+        """Independent measurements.
+
+        Args:
+            plan: Angles of the Trotter steps.
+            batches: Programmed problems.
+            num_reads: Measurements R of each problem, at least 1.
+            random: The same state of the generator gives the same draw.
+
+        Returns:
+            Spins ±1, int8 [R, Q, n] for each batch.
+        """
+        return [
+            draw_spins(
+                self.probabilities(plan, batch.fields, batch.couplings),
+                random.random((batch.num_problems, num_reads)),
+            )
+            for batch in batches
+        ]
+
+    def gradient(
+        self,
+        plan: TrotterPlan,
+        batches: Sequence[Batch],
+        cotangents: Sequence[FloatArray],
+        pair_cotangents: Sequence[FloatArray] | None = None,
+    ) -> PlanGradient:
+        """Exact derivative of L = Σ v_j P(s_j = +1) + Σ_{jk} w_jk <s_j s_k> by the adjoint method.
+
+        With O the diagonal operator of L and |λ> = O|ψ>, the steps are undone one by one on |ψ> and |λ>, and
+
+            ∂L/∂θ_k = 2 Re <λ_k| ∂U_k/∂θ_k |ψ_{k-1}>,
+
+        so that the memory does not grow with the number of steps.
+
+        Args:
+            plan: Angles of the Trotter steps.
+            batches: Programmed problems.
+            cotangents: v, [Q, n] for each batch.
+            pair_cotangents: w, symmetric [Q, n, n] for each batch; None for zero.
+
+        Raises:
+            NotImplementedError: The engine cannot (`differentiable` is False).
+        """
+        raise NotImplementedError(
+            f"gradient: engine '{self.name}' has no adjoint gradient; use 'native' or 'torch'."
+        )
