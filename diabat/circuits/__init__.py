@@ -4,36 +4,73 @@ This package takes numpy arrays and imports nothing else from diabat. Qiskit is 
 built.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from diabat.circuits.aer import AerEngine
 from diabat.circuits.builtin import available_schedules, schedule
-from diabat.circuits.calibration import Betas, predicted_beta
+from diabat.circuits.calibration import Betas, plan_betas, predicted_beta
 from diabat.circuits.circuit import anneal_circuit, to_qasm3
+from diabat.circuits.engine import Batch, BatchGradient, BatchMoments, Engine, PlanGradient
+from diabat.circuits.native import NativeEngine
 from diabat.circuits.parameterised import ParameterisedCircuit, parameterised_circuit
+from diabat.circuits.plan_file import available_plans, builtin_plan, load_plan, save_plan
+from diabat.circuits.primitive import PrimitiveEngine
 from diabat.circuits.problem import spin_table
 from diabat.circuits.reference import reference_probabilities
+from diabat.circuits.response import Response, second_order_response
 from diabat.circuits.sampling import draw_spins
 from diabat.circuits.schedule_csv import from_csv
 from diabat.circuits.schedules import AnnealingSchedule, linear_ramp
 from diabat.circuits.trotter import TrotterPlan, default_steps, minimum_steps, trotter_plan
+from diabat.circuits.trotter_error import plan_distance, steps_for_error
+
+if TYPE_CHECKING:
+    from diabat.circuits.torch_engine import TorchEngine
 
 __all__ = [
     "AerEngine",
     "AnnealingSchedule",
+    "Batch",
+    "BatchGradient",
+    "BatchMoments",
     "Betas",
+    "Engine",
+    "NativeEngine",
     "ParameterisedCircuit",
+    "PlanGradient",
+    "PrimitiveEngine",
+    "Response",
+    "TorchEngine",
     "TrotterPlan",
     "anneal_circuit",
+    "available_plans",
     "available_schedules",
+    "builtin_plan",
     "default_steps",
     "draw_spins",
     "from_csv",
     "linear_ramp",
+    "load_plan",
     "minimum_steps",
     "parameterised_circuit",
+    "plan_betas",
+    "plan_distance",
     "predicted_beta",
     "reference_probabilities",
+    "save_plan",
     "schedule",
+    "second_order_response",
     "spin_table",
+    "steps_for_error",
     "to_qasm3",
     "trotter_plan",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load `TorchEngine`, and torch with it, when it is first asked for."""
+    if name == "TorchEngine":
+        from diabat.circuits.torch_engine import TorchEngine
+
+        return TorchEngine
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

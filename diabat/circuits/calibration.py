@@ -1,4 +1,4 @@
-"""Effective inverse temperatures of a diabatic anneal, predicted from its schedule."""
+"""Effective inverse temperatures of a diabatic anneal, predicted from its schedule or from its plan."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from diabat.circuits.schedules import AnnealingSchedule, check_annealing_time
+from diabat.circuits.schedules import AnnealingSchedule, FloatArray, check_annealing_time
+from diabat.circuits.trotter import TrotterPlan
 
 # Six Gauss-Legendre nodes per piece integrate sin over one radian to 1e-13.
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(6)
@@ -40,6 +41,37 @@ def predicted_beta(schedule: AnnealingSchedule, annealing_time_ns: float) -> Bet
     """
     time = check_annealing_time(annealing_time_ns)
     return Betas(_beta(schedule, time, 1), _beta(schedule, time, 2))
+
+
+def plan_betas(plan: TrotterPlan) -> Betas:
+    """Inverse temperatures of any plan, learned ones included: the discrete form of `predicted_beta`.
+
+        beta_h = Σ_k b_k sin(A_k),     beta_J = Σ_k c_k sin(2 A_k),     A_k = Σ_{l ≥ k} a_l
+
+    with the angles a, b, c of `diabat.circuits.trotter`. Derivation: seen from the end of the plan, the mixer
+    layers that follow problem layer k turn its spin operators into S(A_k) = S cos A_k + Y sin A_k with
+    Y = (i/2) [X, S], for which i [S, Y] = 2 X, and X = 1 on |+>. To first order in the problem layers
+    exp(i/2 (b_k Σ h_j S_j + c_k Σ J_ij S_i S_j)) then
+
+        <S_j> = Σ_k (i/2) b_k h_j <[S_j, S_j(A_k)]> = h_j Σ_k b_k sin A_k,
+        <S_i S_j> = Σ_k (i/2) c_k J_ij <[S_i S_j, S_i(A_k) S_j(A_k)]> = J_ij Σ_k 2 c_k sin A_k cos A_k.
+
+    A plan cut from an anneal gives `predicted_beta` up to its Trotter error.
+
+    Args:
+        plan: Angles in radians.
+
+    Returns:
+        beta_h and beta_J, dimensionless; they may be negative or 0 for plans that are no anneal.
+    """
+    ahead = mixer_angle_ahead(plan)
+    beta_h = float(plan.field_angles @ np.sin(ahead))
+    return Betas(beta_h, float(plan.coupling_angles @ np.sin(2 * ahead)))
+
+
+def mixer_angle_ahead(plan: TrotterPlan) -> FloatArray:
+    """A_k = Σ_{l ≥ k} a_l: the turn of all mixer layers after problem layer k, in radians, float64 [steps]."""
+    return np.cumsum(plan.mixer_angles[::-1])[::-1]
 
 
 def _beta(schedule: AnnealingSchedule, time: float, body: int) -> float:

@@ -174,6 +174,8 @@ class Engine(ABC):
         batches: Sequence[Batch],
         cotangents: Sequence[FloatArray],
         pair_cotangents: Sequence[FloatArray] | None = None,
+        *,
+        angles: bool = True,
     ) -> PlanGradient:
         """Exact derivative of L = Σ v_j P(s_j = +1) + Σ_{jk} w_jk <s_j s_k> by the adjoint method.
 
@@ -188,6 +190,7 @@ class Engine(ABC):
             batches: Programmed problems.
             cotangents: v, [Q, n] for each batch.
             pair_cotangents: w, symmetric [Q, n, n] for each batch; None for zero.
+            angles: Whether the derivatives with respect to angles are wanted; else they may be left zero.
 
         Raises:
             NotImplementedError: The engine cannot (`differentiable` is False).

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from diabat.circuits.schedules import AnnealingSchedule
+from diabat.circuits.schedules import MAX_GHZ, AnnealingSchedule, FloatArray, span_hint
 
 COLUMNS = ("s", "A_GHz", "B_GHz")
 
 # A coarser table interpolated linearly cannot place the window s = 0.45 to 0.65 where the samples are made.
 MIN_POINTS = 11
+
+# A column that stays below is in Hz/eV/THz by mistake, or no annealer's.
+LEAST_GHZ = 1e-3
 
 Row = dict[str, str]
 
@@ -48,15 +51,27 @@ def from_csv(
         at = int(falling[0]) + 1
         raise ValueError(
             f"{path}, line {rows[at][0]}: expected s above the {table[at - 1, 0]:g} of the line before, "
-            f"got {table[at, 0]:g}"
+            f"got {table[at, 0]:g} (sort the rows by s)"
         )
     if table[0, 0] != 0.0 or table[-1, 0] != 1.0:
         raise ValueError(
-            f"{path}: expected s to span 0 to 1, got {table[0, 0]:g} to {table[-1, 0]:g} (truncated?)"
+            f"{path}: expected s to span 0 to 1, got {table[0, 0]:g} to {table[-1, 0]:g}"
+            f"{span_hint(table[-1, 0])}"
         )
+    _check_unit(path, table)
     first = rows[0][1]
     name, kind = first.get("solver") or path.stem, first.get("protocol") or protocol or "fast"
     return AnnealingSchedule(name, table[:, 0], table[:, 1], table[:, 2], kind, path.name)
+
+
+def _check_unit(path: Path, table: FloatArray) -> None:
+    """Refuse energies that no annealer has: the table is in another unit."""
+    for key, top in zip(COLUMNS[1:], table[:, 1:].max(axis=0), strict=True):
+        if top > MAX_GHZ or top <= LEAST_GHZ:
+            units = "MHz, Hz or rad/s" if top > MAX_GHZ else "THz, eV or joule"
+            raise ValueError(
+                f"{path}: expected {key} in GHz, got a maximum of {top:.2g}; is the table in {units}?"
+            )
 
 
 def _read(path: Path) -> list[tuple[int, Row]]:

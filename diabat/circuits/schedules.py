@@ -19,6 +19,10 @@ from numpy.typing import ArrayLike, NDArray
 
 FloatArray = NDArray[np.float64]
 
+# No annealer comes near this; a table in MHz or Hz does. There is no lower bound here: a slow simulator of kHz
+# is a schedule as well (files are held to `schedule_csv.LEAST_GHZ`).
+MAX_GHZ = 1000.0
+
 
 @dataclass(frozen=True, eq=False)
 class AnnealingSchedule:
@@ -33,7 +37,8 @@ class AnnealingSchedule:
         source: Where the numbers come from.
 
     Raises:
-        ValueError: The arrays differ in length, are not finite, are negative, or s does not rise from 0 to 1.
+        ValueError: The arrays differ in length, are not finite, are negative, exceed 1000 GHz (a table in
+            another unit), or s does not rise from 0 to 1.
     """
 
     name: str
@@ -50,6 +55,7 @@ class AnnealingSchedule:
         if self.s[0] != 0.0 or self.s[-1] != 1.0:
             raise ValueError(
                 f"schedule {self.name!r}: expected s to span 0 to 1, got {self.s[0]:g} to {self.s[-1]:g}"
+                f"{span_hint(self.s[-1])}"
             )
         falling = np.flatnonzero(np.diff(self.s) <= 0)
         if falling.size:
@@ -71,6 +77,11 @@ class AnnealingSchedule:
             raise ValueError(
                 f"schedule {self.name!r}: expected {key} finite and not negative, "
                 f"got {column[bad[0]]:g} at point {bad[0]}"
+            )
+        if key != "s" and column.max() > MAX_GHZ:
+            raise ValueError(
+                f"schedule {self.name!r}: expected {key} in GHz, got a maximum of {column.max():.2g}; is the table "
+                "in MHz, Hz or rad/s?"
             )
         column.flags.writeable = False
         return column
@@ -114,6 +125,15 @@ def linear_ramp(A0_GHz: float, B1_GHz: float, B0_GHz: float = 0.0) -> AnnealingS
     name = f"linear_ramp({A0_GHz:g}, {B1_GHz:g})"
     ends = np.array([0.0, 1.0]), np.array([A0_GHz, 0.0]), np.array([B0_GHz, B1_GHz])
     return AnnealingSchedule(name, *ends, protocol="linear", source="linear ramp")
+
+
+def span_hint(last: float) -> str:
+    """What the last s of a table that should end at 1 suggests, as the end of a sentence."""
+    if last < 1:
+        return " (truncated?)"
+    if last == 100:
+        return "; is s in percent? Divide it by 100"
+    return "; is it a time? Divide it by its last value" if last > 1 else ""
 
 
 def check_annealing_time(annealing_time_ns: float) -> float:

@@ -19,13 +19,34 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import cast
 
 import numpy as np
 
+from diabat.circuits.grids import (
+    MAX_STEPS,
+    Grid,
+    GridName,
+    Order,
+    check_edges,
+    check_order_and_grid,
+    check_steps,
+    default_steps,
+    grid_edges,
+    layer_edges,
+    minimum_steps,
+)
 from diabat.circuits.schedules import AnnealingSchedule, FloatArray, check_annealing_time
 
-Order = Literal["strang", "first"]
+__all__ = [
+    "TrotterPlan",
+    "default_steps",
+    "minimum_steps",
+    "trotter_plan",
+]
+
+# A mixer that turns a spin by less than this (radians) in the whole anneal leaves it in |+>.
+_LEAST_TURN = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,59 +91,88 @@ class TrotterPlan:
 
 
 def trotter_plan(
-    schedule: AnnealingSchedule, annealing_time_ns: float, steps: int | None = None, order: Order = "strang"
+    schedule: AnnealingSchedule,
+    annealing_time_ns: float,
+    steps: int | None = None,
+    order: Order = "strang",
+    grid: Grid = "uniform",
+    trotter_error: float | None = None,
 ) -> TrotterPlan:
-    """Cut an anneal into equal steps.
+    """Cut an anneal into steps.
 
-    Both orders have `steps` problem layers and `steps` mixer layers; problem layer k takes ∫B over step k.
+    `steps` counts the intervals of s (outer steps). Problem layer k takes ∫B over step k.
 
-    - "first": mixer layer k takes ∫A over step k.
+    - "first": mixer layer k takes ∫A over step k. `plan.steps` = steps; error ∝ 1/steps.
     - "strang": mixer layer k takes ∫A from the middle of step k to the middle of step k+1 (the last one to
-      the end). The symmetric splitting: its opening half step leaves |+> alone. Second order, same cost.
+      the end). The symmetric splitting S2: its opening half step leaves |+> alone. Same cost, error ∝ 1/steps².
+    - "suzuki4": five Strang steps per outer step, S4(τ) = S2(pτ)² S2((1-4p)τ) S2(pτ)² with
+      p = 1/(4 - 4^(1/3)). Each takes the integrals of A and B over its own part of the step, and the negative
+      one those of the part it runs back, with negative angles. `plan.steps` = 5·steps, error ∝ 1/steps⁴ where
+      A(s) and B(s) are smooth. (M. Suzuki, Phys. Lett. A 146, 319 (1990); J. Math. Phys. 32, 400 (1991);
+      time-dependent: Hatano and Suzuki, arXiv:math-ph/0506007 (2005).)
 
     Args:
         schedule: A(s) and B(s) in GHz.
         annealing_time_ns: t_a in ns.
-        steps: Number of steps, more than 2·max(A)·t_a; `default_steps` if None. Programmed |h| or |J| above
-            0.3 want about twice the default.
-        order: "strang" or "first".
+        steps: Number of outer steps, at least `minimum_steps`; `default_steps` if None. Programmed |h| or |J|
+            above 0.3 want about twice the default.
+        order: "first", "strang" or "suzuki4".
+        grid: "uniform" (equal steps), "adaptive" (ds ∝ 1/sqrt(A(s) + max(A)/5) and one step for the end), or
+            one's own edges: s increasing from 0 to 1, float [steps + 1].
+        trotter_error: Choose the number of steps by measurement, `steps_for_error`; excludes `steps` and one's
+            own edges.
 
     Raises:
-        ValueError: A bad time, order or number of steps; too few steps (a mixer layer would turn by π or
-            more, and the result would be an artefact of the grid).
+        ValueError: A bad time, order, grid or number of steps; too few steps (a mixer layer would turn by π or
+            more, and the result would be an artefact of the grid); a time that needs more than 10^6 steps, or
+            that is too short for anything to happen; `trotter_error` together with `steps`.
     """
-    time = check_annealing_time(annealing_time_ns)
-    steps = default_steps(schedule, time) if steps is None else _check_steps(schedule, time, steps)
-    if order not in ("strang", "first"):
-        raise ValueError(f"order: expected 'strang' or 'first', got {order!r}.")
-    edges = np.arange(steps + 1) / steps
-    mixer_edges = edges
-    if order == "strang":
-        mixer_edges = np.append((edges[:-1] + edges[1:]) / 2, 1.0)
-    problem = 2 * np.pi * time * np.diff(schedule.integral_B(edges))
+    time = check_plan_time(schedule, annealing_time_ns)
+    check_order_and_grid(order, grid)
+    if trotter_error is not None and (steps is not None or not isinstance(grid, str)):
+        other = "steps" if steps is not None else "a grid of one's own"
+        raise ValueError(f"trotter_error: expected either it or {other}, got both.")
+    if isinstance(grid, str):
+        name = cast(GridName, grid)
+        if trotter_error is not None:
+            from diabat.circuits.trotter_error import steps_for_error  # which cuts plans itself
+
+            steps = steps_for_error(schedule, time, trotter_error, order, name)
+        elif steps is None:
+            steps = default_steps(schedule, time, order, name)
+        edges = grid_edges(schedule, time, check_steps(schedule, time, steps, order, name), order, name)
+    else:
+        edges = check_edges(schedule, time, grid)
+        if steps not in (None, len(edges) - 1):
+            raise ValueError(f"steps: expected None or the {len(edges) - 1} of the grid, got {steps!r}.")
+    problem_edges, mixer_edges = layer_edges(edges, order)
+    problem = 2 * np.pi * time * np.diff(schedule.integral_B(problem_edges))
     mixer = 2 * np.pi * time * np.diff(schedule.integral_A(mixer_edges))
-    label = f"{schedule.name} ({schedule.protocol}), {time:g} ns, {steps} steps, {order}"
+    label = f"{schedule.name} ({schedule.protocol}), {time:g} ns, {len(edges) - 1} steps, {order}"
+    if not (isinstance(grid, str) and grid == "uniform"):
+        label += f", {grid if isinstance(grid, str) else 'own'} grid"
     return TrotterPlan(problem, problem, mixer, label)
 
 
-def minimum_steps(schedule: AnnealingSchedule, annealing_time_ns: float) -> int:
-    """The least number of equal steps above 2·max(A)·t_a (A in GHz, t_a in ns)."""
-    threshold = 2 * float(schedule.A_GHz.max()) * check_annealing_time(annealing_time_ns)
-    return math.floor(threshold) + 1
+def check_plan_time(schedule: AnnealingSchedule, annealing_time_ns: float) -> float:
+    """The annealing time in ns, within what can be cut into steps and does anything.
 
-
-def default_steps(schedule: AnnealingSchedule, annealing_time_ns: float) -> int:
-    """Steps for a total variation error near 5e-4: 1.75 times the minimum in tens, at least 20."""
-    return max(20, 10 * math.ceil(0.175 * minimum_steps(schedule, annealing_time_ns)))
-
-
-def _check_steps(schedule: AnnealingSchedule, time: float, steps: int) -> int:
-    if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)):
-        raise ValueError(f"steps: expected an integer, got {steps!r}.")
-    least = minimum_steps(schedule, time)
-    if steps < least:
+    Raises:
+        ValueError: It is not positive and finite, needs more than 10^6 steps, or leaves the spins in |+>.
+    """
+    time = check_annealing_time(annealing_time_ns)
+    needed = minimum_steps(schedule, time)
+    if needed > MAX_STEPS:
+        most = MAX_STEPS / (2 * float(schedule.A_GHz.max()))
         raise ValueError(
-            f"steps: expected at least {least} (more than 2·A(0)·t_a for {schedule.name} "
-            f"at {time:g} ns), got {steps}."
+            f"annealing_time_ns: expected at most {most:.4g} ns for {schedule.name} ({MAX_STEPS} steps), "
+            f"got {time:g}, which needs at least {needed} steps."
         )
-    return int(steps)
+    turn = 2 * np.pi * time * float(schedule.integral_A(1.0))
+    if turn < _LEAST_TURN:
+        least = time * _LEAST_TURN / turn if turn else math.inf
+        raise ValueError(
+            f"annealing_time_ns: expected at least {least:.3g} ns for {schedule.name} (in less, the spins never "
+            f"leave |+>), got {time:g}; is it in microseconds? 0.005 microseconds are 5 ns."
+        )
+    return time

@@ -18,6 +18,7 @@ _BUILT_IN = {
     "exact": "diabat.samplers.exact:ExactSampler",
     "mean_field": "diabat.samplers.mean_field:MeanFieldSampler",
     "dqa": "diabat.samplers.dqa:DQASampler",
+    "refine": "diabat.samplers.refine:RefineSampler",
 }
 _registered: dict[str, Callable[..., Sampler]] = {}
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import chi2
 
 from diabat.circuits import (
     AerEngine,
+    Batch,
     draw_spins,
     predicted_beta,
     reference_probabilities,
@@ -17,9 +17,11 @@ from diabat.circuits import (
     spin_table,
     trotter_plan,
 )
+from diabat.circuits import aer as aer_module
 from diabat.circuits import parameterised as parameterised_module
 
-from .conftest import Array, random_plan, random_problem
+from .conftest import random_plan, random_problem
+from .goodness import ALPHA, p_value
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6])
@@ -81,21 +83,16 @@ def test_signs(engine: AerEngine) -> None:
 def test_empty_batch(engine: AerEngine) -> None:
     plan = random_plan(2, seed=1)
     assert engine.probabilities(plan, np.zeros((0, 3)), np.zeros((3, 3))).shape == (0, 8)
-    assert engine.sample(plan, np.zeros((0, 3)), np.zeros((3, 3)), 5, seed=1).shape == (5, 0, 3)
-
-
-def p_value(spins: Any, probabilities: Array) -> float:
-    """Pearson's chi-square of draws of one problem, int8 [shots, n], against probabilities [2^n]."""
-    counts = np.bincount((spins > 0) @ (1 << np.arange(spins.shape[1])), minlength=len(probabilities))
-    expected = len(spins) * probabilities
-    return float(chi2.sf(((counts - expected) ** 2 / expected).sum(), len(probabilities) - 1))
+    assert engine.probabilities(plan, np.zeros((0, 3)), np.zeros((0, 3, 3))).shape == (0, 8)
+    (spins,) = engine.sample(plan, [Batch(np.zeros((0, 3)), np.zeros((3, 3)))], 5, np.random.default_rng(1))
+    assert spins.shape == (5, 0, 3)
 
 
 def test_samples_follow_the_probabilities(engine: AerEngine) -> None:
-    """Chi-square at alpha = 1e-6, N = 20,000 draws, 8 states; flipped fields or couplings fail it by far."""
+    """Chi-square at alpha = 1e-6, N = 20,000 draws of 2 problems, 8 states; mutants fail it by far."""
     plan = trotter_plan(schedule("Advantage2_system1"), 5.0)
     fields, couplings = random_problem(3, 2, seed=7, scale=0.05)
-    spins = engine.sample(plan, fields, couplings, shots=20_000, seed=11)
+    (spins,) = engine.sample(plan, [Batch(fields, couplings)], 20_000, np.random.default_rng(11))
     assert spins.shape == (20_000, 2, 3)
     assert spins.dtype == np.int8
     laws = reference_probabilities(plan, fields, couplings)
@@ -106,19 +103,21 @@ def test_samples_follow_the_probabilities(engine: AerEngine) -> None:
         "problems": laws[::-1],
         "beta": reference_probabilities(plan, 1.2 * fields, 1.2 * couplings),
     }
-    for q in range(2):
-        assert p_value(spins[:, q], laws[q]) > 1e-6
-        for name, mutant in mutants.items():
-            assert p_value(spins[:, q], mutant[q]) < 1e-6, name
+    assert p_value(spins, laws) > ALPHA
+    for name, mutant in mutants.items():
+        assert p_value(spins, mutant) < ALPHA, name
 
 
 def test_same_seed_same_draw_whatever_the_batches_and_threads(engine: AerEngine) -> None:
     plan = random_plan(5, seed=5)
-    fields, couplings = random_problem(3, 7, seed=5)
-    first = engine.sample(plan, fields, couplings, shots=50, seed=3)
-    other = AerEngine(threads=1, batch_size=2).sample(plan, fields, couplings, shots=50, seed=3)
-    assert (first == other).all()
-    assert (first != engine.sample(plan, fields, couplings, shots=50, seed=4)).any()
+    batch = Batch(*random_problem(3, 7, seed=5))
+    small = AerEngine(threads=1, batch_size=2)
+    first, same, other = (
+        runner.sample(plan, [batch], 50, np.random.default_rng(seed))[0]
+        for runner, seed in ((engine, 3), (small, 3), (engine, 4))
+    )
+    assert (first == same).all()
+    assert (first != other).any()
 
 
 def test_draws_at_the_edges_of_the_table() -> None:
@@ -149,10 +148,38 @@ def test_bad_calls_are_refused(engine: AerEngine) -> None:
         engine.probabilities(plan, np.zeros(3), np.zeros((3, 3)))
     with pytest.raises(ValueError, match="expected at most 20 spins, got 21"):
         engine.probabilities(plan, np.zeros((1, 21)), np.zeros((21, 21)))
-    with pytest.raises(ValueError, match="shots: expected an integer >= 1, got 0"):
-        engine.sample(plan, np.zeros((1, 2)), np.zeros((2, 2)), shots=0, seed=1)
-    with pytest.raises(ValueError, match="seed: expected an integer >= 0, got None"):
-        engine.sample(plan, np.zeros((1, 2)), np.zeros((2, 2)), shots=1, seed=None)  # type: ignore[arg-type]  # on purpose or by keyword
+    batch = Batch(np.zeros((1, 2)), np.zeros((2, 2)))
+    with pytest.raises(NotImplementedError, match="gradient: engine 'aer' has no adjoint gradient"):
+        engine.gradient(plan, [batch], [batch.fields])
+
+
+def test_couplings_of_each_problem_run_grouped(engine: AerEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = random_plan(4, seed=6)
+    fields, _ = random_problem(3, 6, seed=6)
+    distinct = [random_problem(3, 1, seed=q)[1] for q in range(2)]
+    couplings = np.stack([distinct[q] for q in (0, 1, 1, 0, 1, 0)])
+    expected = np.concatenate(
+        [reference_probabilities(plan, fields[q : q + 1], couplings[q]) for q in range(6)]
+    )
+    built = []
+    original = parameterised_module.parameterised_circuit
+
+    def counted(*arguments: Any) -> Any:
+        built.append(arguments)
+        return original(*arguments)
+
+    monkeypatch.setattr(aer_module, "parameterised_circuit", counted)
+    assert np.abs(engine.probabilities(plan, fields, couplings) - expected).max() < 1e-10
+    assert len(built) == 2
+
+
+def test_moments_are_those_of_the_probabilities(engine: AerEngine) -> None:
+    plan, (fields, couplings) = random_plan(4, seed=9), random_problem(3, 2, seed=9)
+    table, spins = reference_probabilities(plan, fields, couplings), spin_table(3)
+    (moments,) = engine.moments(plan, [Batch(fields, couplings)], correlations=True)
+    assert np.abs(moments.probability - table @ (spins > 0)).max() < 1e-10
+    assert moments.correlation is not None
+    assert np.abs(moments.correlation - np.einsum("qx,xi,xj->qij", table, spins, spins)).max() < 1e-10
 
 
 def test_importing_circuits_loads_no_heavy_library() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,12 +9,15 @@ import pytest
 from diabat.circuits import (
     AnnealingSchedule,
     linear_ramp,
+    plan_betas,
     predicted_beta,
     reference_probabilities,
     schedule,
     spin_table,
     trotter_plan,
 )
+
+from .conftest import random_plan
 
 TIMES = (5, 7, 10, 20, 100)
 
@@ -70,6 +74,27 @@ def test_weak_problems_come_out_at_beta_one(name: str) -> None:
     assert p @ spins == pytest.approx(h, rel=3e-3)
     pairs = np.einsum("x,xi,xj->ij", p, spins, spins) - np.eye(3)
     assert pairs == pytest.approx(couplings, rel=3e-3, abs=1e-12)
+
+
+@pytest.mark.parametrize("order", ["first", "strang", "suzuki4"])
+def test_the_betas_of_a_fine_plan_are_those_of_the_anneal(order: Any) -> None:
+    table = schedule("Advantage2_system2")
+    steps = 20_000 if order == "first" else 2000
+    plan = trotter_plan(table, 5.0, steps, order)
+    assert tuple(plan_betas(plan)) == pytest.approx(tuple(predicted_beta(table, 5.0)), rel=3e-4)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_any_plan_samples_at_its_betas(seed: int) -> None:
+    """Field and coupling angles apart, both signs: <s_0> = beta_h h_0 and <s_0 s_1> = beta_J J_01."""
+    plan, weak = random_plan(8, seed), 1e-4
+    beta_h, beta_j = plan_betas(plan)
+    spins = spin_table(2).astype(np.float64)
+    coupled = reference_probabilities(plan, [[0.0, 0.0]], weak * (1 - np.eye(2)))[0]
+    assert reference_probabilities(plan, [[weak]], [[0.0]])[0] @ [-1, 1] == pytest.approx(
+        weak * beta_h, abs=1e-9
+    )
+    assert coupled @ (spins[:, 0] * spins[:, 1]) == pytest.approx(weak * beta_j, abs=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,11 @@ def replaced(row: int, text: str) -> list[str]:
     return [HEADER, *ROWS[:row], text, *ROWS[row + 1 :]]
 
 
+def scaled(s: float = 1, a: float = 1, b: float = 1) -> list[str]:
+    """The rows in other units."""
+    return [f"{k / 20 * s},{(10 - k / 2) * a},{k / 4 * b}" for k in range(21)]
+
+
 def test_round_trip_of_a_built_in_table(tmp_path: Path) -> None:
     table = schedule("Advantage_system6", "standard")
     columns = (table.s.tolist(), table.A_GHz.tolist(), table.B_GHz.tolist())
@@ -62,7 +67,20 @@ def test_several_solvers_need_a_choice(tmp_path: Path) -> None:
         (replaced(3, "0.15,nan,1"), "line 5: .* for A_GHz, got 'nan'"),
         (replaced(3, "0.15,1,inf"), "line 5: .* for B_GHz, got 'inf'"),
         (replaced(3, "0.15,1,-2"), "line 5: .* for B_GHz, got '-2'"),
-        (replaced(3, "0.05,1,1"), "line 5: expected s above the 0.1 of the line before, got 0.05"),
+        (
+            replaced(3, "0.05,1,1"),
+            "line 5: expected s above the 0.1 of the line before, got 0.05 .sort the rows",
+        ),
+        ([HEADER, *reversed(ROWS)], "line 3: expected s above the 1 of the line before, got 0.95 .sort"),
+        ([HEADER, *scaled(s=100)], "expected s to span 0 to 1, got 0 to 100; is s in percent"),
+        ([HEADER, *scaled(s=5)], "expected s to span 0 to 1, got 0 to 5; is it a time"),
+        (
+            [HEADER, *scaled(a=1000)],
+            r"expected A_GHz in GHz, got a maximum of 1e\+04; .* in MHz, Hz or rad/s",
+        ),
+        ([HEADER, *scaled(b=1e9)], r"expected B_GHz in GHz, got a maximum of 5e\+09; .* in MHz"),
+        ([HEADER, *scaled(a=4e-6)], r"expected A_GHz in GHz, got a maximum of 4e-05; .* in THz, eV or joule"),
+        ([HEADER, *scaled(b=0)], "expected B_GHz in GHz, got a maximum of 0; "),
     ],
 )
 def test_bad_files_are_refused(tmp_path: Path, lines: list[str], message: str) -> None:

@@ -75,7 +75,11 @@ def test_unknown_protocol() -> None:
         ([0, 0.5, 1], [1, np.nan, 0], "A_GHz finite and not negative, got nan at point 1"),
         ([0, 0.5, 1], [1, 0.5, -1], "A_GHz finite and not negative, got -1 at point 2"),
         ([0, 0.5, 0.4, 1], [1, 1, 1, 0], r"s strictly increasing, got 0.4 after 0.5 at point 2"),
-        ([0, 0.5, 0.9], [1, 1, 0], "s to span 0 to 1, got 0 to 0.9"),
+        ([0, 0.5, 0.9], [1, 1, 0], r"s to span 0 to 1, got 0 to 0.9 \(truncated\?\)"),
+        ([0, 50, 100], [1, 1, 0], r"s to span 0 to 1, got 0 to 100; is s in percent\? Divide it by 100"),
+        ([0, 3, 5], [1, 1, 0], r"s to span 0 to 1, got 0 to 5; is it a time\? Divide it by its last value"),
+        ([0.1, 0.5, 1], [1, 1, 0], "s to span 0 to 1, got 0.1 to 1$"),
+        ([0, 0.5, 1], [11_000, 1, 0], r"A_GHz in GHz, got a maximum of 1\.1e\+04; is the table in MHz, Hz"),
         ([0, 0.5, 1], [1, 0], r"A_GHz as a list of 3 numbers, got shape \(2,\)"),
         ([0], [1], r"s as a list of 2 numbers, got shape \(1,\)"),
     ],
@@ -83,6 +87,15 @@ def test_unknown_protocol() -> None:
 def test_bad_tables_are_refused(s: list[float], a: list[float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AnnealingSchedule("mine", np.array(s), np.array(a), np.ones(len(s)))
+
+
+def test_the_problem_energy_too_is_in_ghz() -> None:
+    with pytest.raises(ValueError, match=r"expected B_GHz in GHz, got a maximum of 1\.5e\+10"):
+        linear_ramp(1.0, 1.5e10)
+
+
+def test_a_slow_simulator_is_a_schedule_too() -> None:
+    assert linear_ramp(1e-6, 1e-6).A(0.0) == 1e-6
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf"), True])

@@ -11,8 +11,10 @@ from diabat.circuits import (
     default_steps,
     linear_ramp,
     minimum_steps,
+    plan_distance,
     reference_probabilities,
     schedule,
+    steps_for_error,
     trotter_plan,
 )
 
@@ -27,12 +29,46 @@ def distance(steps: int, order: Any, exact: Array) -> float:
     return float(np.abs(p - exact).sum(axis=1).max() / 2)
 
 
-@pytest.mark.parametrize(("order", "power"), [("first", 1), ("strang", 2)])
+@pytest.mark.parametrize(("order", "power"), [("first", 1), ("strang", 2), ("suzuki4", 4)])
 def test_order_of_the_trotter_error(order: str, power: int) -> None:
     fields, couplings = random_problem(3, 4, seed=3)
-    exact = reference_probabilities(trotter_plan(RAMP, 1.0, 4000), fields, couplings)
-    errors = np.array([distance(steps, order, exact) for steps in (50, 100, 200)])
-    assert np.log2(errors[:-1] / errors[1:]) == pytest.approx(power, abs=0.15)
+    exact = reference_probabilities(trotter_plan(RAMP, 1.0, 800, "suzuki4"), fields, couplings)
+    errors = np.array([distance(steps, order, exact) for steps in (25, 50, 100)])
+    assert np.log2(errors[:-1] / errors[1:]) == pytest.approx(power, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("order", "least", "most"), [("first", 0.9, 1.1), ("strang", 1.8, 2.4), ("suzuki4", 3.0, 5.0)]
+)
+def test_order_of_the_trotter_error_on_a_table(order: Any, least: float, most: float) -> None:
+    """Above twice the threshold; the kinks of the table cost the fourth order something."""
+    table = schedule("Advantage2_system1")
+    fields, couplings = random_problem(3, 4, seed=3, scale=0.05)
+    exact = trotter_plan(table, 2.0, 800, "suzuki4")
+    errors = [
+        plan_distance(trotter_plan(table, 2.0, steps, order), exact, fields, couplings).max()
+        for steps in (100, 200)
+    ]
+    assert least < np.log2(errors[0] / errors[1]) < most
+
+
+def test_suzuki_steps_run_back_in_time() -> None:
+    plan = trotter_plan(RAMP, 1.0, 10, "suzuki4")
+    assert plan.steps == 50
+    p = 1 / (4 - 4 ** (1 / 3))
+    # B = 2 s: the third sub-step of an outer step of 0.1 runs from 2p to 1 - 2p of it.
+    outer = np.array([0, p, 2 * p, 1 - 2 * p, 1 - p, 1]) / 10
+    assert plan.field_angles[:5] == pytest.approx(2 * np.pi * np.diff(outer**2))
+    assert (plan.field_angles.reshape(10, 5) < 0).tolist() == [[False, False, True, False, False]] * 10
+    assert plan.field_angles.sum() == pytest.approx(2 * np.pi * RAMP.integral_B(1.0))
+    opening = p / 20 - (p / 20) ** 2 / 2  # ∫(1 - s) over the half layer that |+> does not feel
+    assert plan.mixer_angles.sum() == pytest.approx(4 * np.pi * (0.5 - opening))
+
+
+def test_plan_distance_is_the_total_variation_distance() -> None:
+    one, none = TrotterPlan([np.pi / 2], [0.0], [np.pi / 2]), TrotterPlan([0.0], [0.0], [0.0])  # type: ignore[arg-type]
+    # A unit field turns the spin to +1 (P = 1) after a quarter turn of both layers; without it P = 1/2.
+    assert plan_distance(one, none, [[1.0], [0.0]], [[0.0]]) == pytest.approx([0.5, 0.0])
 
 
 def test_strang_is_an_order_of_magnitude_better_at_the_same_cost() -> None:
@@ -78,6 +114,82 @@ def test_too_few_steps_are_refused_with_the_minimum() -> None:
         trotter_plan(table, 5.0, 113)
 
 
+def test_a_grid_of_ones_own() -> None:
+    table = schedule("Advantage2_system1")
+    same = trotter_plan(table, 5.0, grid=np.arange(201) / 200)
+    uniform = trotter_plan(table, 5.0, 200)
+    for key in ("field_angles", "coupling_angles", "mixer_angles"):
+        assert (getattr(same, key) == getattr(uniform, key)).all()
+    assert (uniform.label, same.label) == (
+        "Advantage2_system1 (fast), 5 ns, 200 steps, strang",
+        "Advantage2_system1 (fast), 5 ns, 200 steps, strang, own grid",
+    )
+    with pytest.raises(ValueError, match=r"steps: expected None or the 200 of the grid, got 199"):
+        trotter_plan(table, 5.0, 199, grid=np.arange(201) / 200)
+
+
+@pytest.mark.parametrize(
+    ("order", "grid"),
+    [("first", "uniform"), ("strang", "uniform"), ("strang", "adaptive"), ("suzuki4", "adaptive")],
+)
+def test_steps_for_an_error_keep_it_on_other_problems(order: Any, grid: Any) -> None:
+    """Other problems of the same strength, and no more steps than needed: 0.6 of them break the bound."""
+    table = schedule("Advantage_system4")
+    fields, couplings = random_problem(4, 6, seed=9, scale=0.5)
+    programmed = fields / 4.02, couplings / 4.47
+    exact = trotter_plan(table, 5.0, 400, "suzuki4")
+    plan = trotter_plan(table, 5.0, order=order, grid=grid, trotter_error=5e-3)
+    steps = plan.steps // (5 if order == "suzuki4" else 1)
+    assert steps == steps_for_error(table, 5.0, 5e-3, order, grid)
+    assert plan_distance(plan, exact, *programmed).max() < 5e-3
+    least = minimum_steps(table, 5.0, order, grid)
+    if 0.6 * steps > least:
+        fewer = trotter_plan(table, 5.0, int(0.6 * steps), order, grid)
+        assert plan_distance(fewer, exact, *programmed).max() > 5e-3
+
+
+def test_smaller_errors_take_more_steps_and_are_found_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = schedule("Advantage2_system1")
+    steps = [steps_for_error(table, 2.0, error) for error in (1e-2, 1e-3, 1e-4)]
+    assert steps == sorted(set(steps))
+    assert steps[2] / steps[1] == pytest.approx(10**0.5, rel=0.3)
+    stronger = steps_for_error(table, 2.0, 1e-3, strength=1.0)
+    assert stronger > steps[1]
+
+    def never(*_: Any) -> None:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr("diabat.circuits.trotter_error._measured_steps", never)
+    again = AnnealingSchedule(table.name, table.s, table.A_GHz, table.B_GHz)  # equal, another object
+    assert steps_for_error(again, 2.0, 1e-3) == steps[1]
+    changed = AnnealingSchedule(table.name, table.s, table.A_GHz, 1.01 * table.B_GHz)
+    with pytest.raises(AssertionError, match="measured again"):
+        steps_for_error(changed, 2.0, 1e-3)
+
+
+def test_trotter_error_excludes_steps_and_own_grids() -> None:
+    with pytest.raises(ValueError, match="trotter_error: expected either it or steps, got both"):
+        trotter_plan(RAMP, 1.0, 100, trotter_error=1e-3)
+    with pytest.raises(
+        ValueError, match="trotter_error: expected either it or a grid of one's own, got both"
+    ):
+        trotter_plan(RAMP, 1.0, grid=[0, 0.5, 1], trotter_error=1e-3)
+
+
+@pytest.mark.parametrize("error", [0.0, -1e-3, 1.0, float("nan"), True, "1e-3"])
+def test_bad_trotter_errors(error: Any) -> None:
+    with pytest.raises(ValueError, match="trotter_error: expected a number above 0 and below 1, got"):
+        trotter_plan(RAMP, 1.0, trotter_error=error)
+
+
+def test_an_error_that_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diabat.circuits.trotter_error._MOST_LAYERS", 300)
+    with pytest.raises(
+        ValueError, match=r"that 300 layers resolve, got 1e-09 for linear.* give steps instead"
+    ):
+        trotter_plan(RAMP, 1.0, trotter_error=1e-9)
+
+
 @pytest.mark.parametrize("steps", [200.0, "200", True])
 def test_steps_must_be_an_integer(steps: Any) -> None:
     with pytest.raises(ValueError, match="steps: expected an integer, got"):
@@ -90,8 +202,31 @@ def test_bad_annealing_time(time: float) -> None:
         trotter_plan(RAMP, time, 100)
 
 
+@pytest.mark.parametrize(
+    ("time", "message"),
+    [
+        (
+            0.005,
+            r"expected at least 0\.0273 ns .* got 0\.005; is it in microseconds\? 0\.005 microseconds are 5 ns",
+        ),
+        (
+            5e6,
+            r"expected at most 4\.419e\+04 ns .*1000000 steps\), got 5e\+06, which needs at least 113148162",
+        ),
+    ],
+)
+def test_times_out_of_range(time: float, message: str) -> None:
+    with pytest.raises(ValueError, match=f"annealing_time_ns: {message}"):
+        trotter_plan(schedule("Advantage2_system1"), time)
+
+
+def test_absurd_numbers_of_steps() -> None:
+    with pytest.raises(ValueError, match="steps: expected at most 1000000, got 10000000000"):
+        trotter_plan(RAMP, 1.0, 10**10)
+
+
 def test_unknown_order() -> None:
-    with pytest.raises(ValueError, match="order: expected 'strang' or 'first', got 'second'"):
+    with pytest.raises(ValueError, match="order: expected 'first', 'strang' or 'suzuki4', got 'second'"):
         trotter_plan(RAMP, 1.0, 100, "second")  # type: ignore[arg-type]  # on purpose or by keyword
 
 

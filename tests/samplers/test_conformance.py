@@ -7,20 +7,26 @@ its own and needs no chi-square.
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 
 from diabat.samplers import Sampler, sampler
 from diabat.testing import ConformanceError, Mutant, check_names, check_sampler, mutants, run_check, scaled
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "dqa": {"annealing_time_ns": 2.0, "steps": 60},
+    "refine": {"sampler": "exact"},
+}
+
 
 @cache
 def backend(name: str) -> Sampler:
     """A fifth of the usual annealing time: the second-order response is that of longer anneals."""
-    return sampler(name, annealing_time_ns=2.0, steps=60) if name == "dqa" else sampler(name)
+    return sampler(name, **OPTIONS.get(name, {}))
 
 
-READS = {"exact": 4096, "mean_field": 4096, "dqa": 2048}
+READS = {"exact": 4096, "mean_field": 4096, "dqa": 2048, "refine": 4096}
 
 
 @pytest.mark.parametrize(("name", "check"), [(b, c) for b in READS for c in check_names(backend(b))])

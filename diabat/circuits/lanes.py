@@ -1,0 +1,148 @@
+"""Batches of problems laid out in lanes, and the job table of the compiled kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diabat.circuits.engine import Batch
+from diabat.circuits.schedules import FloatArray
+
+# Up to this size a phase table for every lane costs less than one for all lanes entry by entry.
+_OWN_UP_TO = 6
+
+Floats = NDArray[np.floating]
+
+# Columns of the job table: spins; first row of fields and marginals; first row of couplings; 1 if each lane has
+# couplings of its own; first row and number of rows of the output (pairs, state table or reads).
+SPINS, FIELD_ROW, COUPLING_ROW, OWN, OUT_ROW, OUT_ROWS, COLUMNS = 0, 1, 2, 3, 4, 5, 6
+
+
+@dataclass(frozen=True, eq=False)
+class Lanes:
+    """Problems in blocks of lanes: spin-major rows, one problem per lane, the last block filled up with zeros.
+
+    Attributes:
+        width: Lanes of a block.
+        spins: Spins of each batch as the kernels see them: 2 for problems of one spin, which get an idle second.
+        blocks: Blocks of each batch.
+        own: Whether the lanes of each batch have couplings of their own.
+        out_rows: Rows of output of a block of each batch.
+        jobs: int64 [jobs, COLUMNS].
+        fields: [rows, width].
+        couplings: J_jm at m(m-1)/2 + j, one row each if the lanes have their own, else packed; [rows, width].
+    """
+
+    width: int
+    spins: list[int]
+    blocks: list[int]
+    own: list[bool]
+    out_rows: list[int]
+    jobs: NDArray[np.int64]
+    fields: Floats
+    couplings: Floats
+
+    def pack(self, values: Sequence[FloatArray], rows: Sequence[int] | None = None) -> Floats:
+        """Numbers per problem [Q, m] as rows of the jobs, m filled up to ``rows`` (the spins if None)."""
+        counts = self.spins if rows is None else rows
+        return np.concatenate(
+            [np.zeros((0, self.width), self.fields.dtype)]
+            + [
+                _pack(v, m, blocks, self.width, self.fields.dtype.type)
+                for v, m, blocks in zip(values, counts, self.blocks, strict=True)
+            ]
+        )
+
+    def per_spin(self, rows: Floats, batches: Sequence[Batch]) -> list[FloatArray]:
+        """Rows like ``fields`` as [Q, n] of each batch."""
+        found, start = [], 0
+        for batch, n, blocks in zip(batches, self.spins, self.blocks, strict=True):
+            stop = start + blocks * n
+            found.append(_unpack(rows[start:stop], blocks, n, batch.num_problems)[:, : batch.num_spins])
+            start = stop
+        return found
+
+    def outputs(self, rows: NDArray[Any], batches: Sequence[Batch]) -> list[FloatArray]:
+        """Output rows of every job as [Q, rows of a job] of each batch."""
+        found, start = [], 0
+        for batch, blocks, count in zip(batches, self.blocks, self.out_rows, strict=True):
+            stop = start + blocks * count
+            found.append(_unpack(rows[start:stop], blocks, count, batch.num_problems))
+            start = stop
+        return found
+
+
+def lower_pairs(matrices: FloatArray) -> FloatArray:
+    """Entries (m, j), j < m, of matrices [..., n, n] at m(m-1)/2 + j: [..., n(n-1)/2], one zero for n = 1."""
+    n = matrices.shape[-1]
+    if n < 2:
+        return np.zeros((*matrices.shape[:-2], 1))
+    later, earlier = np.tril_indices(n, -1)
+    pairs: FloatArray = matrices[..., later, earlier]
+    return pairs
+
+
+def in_lanes(
+    batches: Sequence[Batch], dtype: type[np.floating], width: int, out_rows: Sequence[int]
+) -> Lanes:
+    """Lay out batches.
+
+    Args:
+        batches: Programmed problems.
+        dtype: float32 or float64.
+        width: Lanes of a block.
+        out_rows: Rows of output that a job of each batch writes.
+    """
+    spins = [max(2, batch.num_spins) for batch in batches]
+    blocks = [-(-batch.num_problems // width) for batch in batches]
+    own = [not batch.shared or n <= _OWN_UP_TO for batch, n in zip(batches, spins, strict=True)]
+    jobs = np.zeros((sum(blocks), COLUMNS), dtype=np.int64)
+    fields, couplings = [], []
+    at = field_row = coupling_row = out_row = 0
+    for batch, n, count, alone, out in zip(batches, spins, blocks, own, out_rows, strict=True):
+        fields.append(_pack(batch.fields, n, count, width, dtype))
+        part, step = _couplings(batch, count, width, dtype, alone)
+        couplings.append(part)
+        k = np.arange(count)
+        job = jobs[at : at + count]
+        job[:, SPINS], job[:, OWN], job[:, OUT_ROWS] = n, alone, out
+        job[:, FIELD_ROW] = field_row + k * n
+        job[:, COUPLING_ROW] = coupling_row + k * step
+        job[:, OUT_ROW] = out_row + k * out
+        at, field_row, coupling_row = at + count, field_row + count * n, coupling_row + len(part)
+        out_row += count * out
+    empty = np.zeros((0, width), dtype)
+    rows = np.concatenate([empty, *fields]), np.concatenate([empty, *couplings])
+    return Lanes(width, spins, blocks, own, list(out_rows), jobs, *rows)
+
+
+def _couplings(
+    batch: Batch, blocks: int, width: int, dtype: type[np.floating], own: bool
+) -> tuple[Floats, int]:
+    """Rows of couplings, and how many of them a block has to itself."""
+    pairs = lower_pairs(batch.couplings)
+    if not batch.shared:
+        return _pack(pairs, pairs.shape[-1], blocks, width, dtype), pairs.shape[-1]
+    if own:
+        return np.repeat(pairs.astype(dtype)[:, None], width, axis=1), 0
+    rows = np.zeros((-(-len(pairs) // width), width), dtype)
+    rows.reshape(-1)[: len(pairs)] = pairs
+    return rows, 0
+
+
+def _pack(values: FloatArray, n: int, blocks: int, width: int, dtype: type[np.floating]) -> Floats:
+    """[Q, m <= n] as [blocks·n, width]."""
+    padded = np.zeros((blocks * width, n), dtype)
+    padded[: len(values), : values.shape[1]] = values
+    return np.ascontiguousarray(padded.reshape(blocks, width, n).transpose(0, 2, 1)).reshape(-1, width)
+
+
+def _unpack(rows: NDArray[Any], blocks: int, n: int, problems: int) -> FloatArray:
+    """[blocks·n, width] as float64 [problems, n], always in C order: sums by numpy depend on it in the last bit."""
+    width = rows.shape[1]
+    cube = rows.reshape(blocks, n, width).transpose(0, 2, 1).astype(np.float64, order="C")
+    return cube.reshape(blocks * width, n)[:problems]

@@ -1,0 +1,257 @@
+"""The native engine: plans run by compiled code on the CPU, many problems at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from diabat.circuits.engine import Batch, BatchGradient, BatchMoments, Engine, PlanGradient
+from diabat.circuits.lanes import COLUMNS, SPINS, Lanes, in_lanes, lower_pairs
+from diabat.circuits.memory import require_memory
+from diabat.circuits.native_plan import native_plan
+from diabat.circuits.schedules import FloatArray
+from diabat.circuits.trotter import TrotterPlan
+
+MAX_SPINS = 26
+_VECTOR_BYTES = 64
+
+Tables = Literal["states", "pairs", "gradient"]
+# Tables of 2^n rows that a run needs besides the phase tables.
+_STATE_TABLES: dict[Tables, int] = {"states": 2, "pairs": 4, "gradient": 8}
+
+# Probabilities formed in one go (numbers).
+_MAX_TABLE = 1 << 22
+
+
+class NativeEngine(Engine):
+    """Runs plans with compiled code: one problem per SIMD lane, phase tables shared, steps merged.
+
+    Problems of all sizes of a call are cut into blocks of 16 (single precision) or 8 lanes, and threads take
+    blocks.  A block's result does not depend on the others, so that neither ``threads`` nor the rest of the batch
+    changes a bit of it.  The compiled code is cached on disk; the very first call on a machine compiles for about
+    half a minute.
+    """
+
+    name = "native"
+    max_spins = MAX_SPINS
+    differentiable = True
+
+    def __init__(
+        self, precision: Literal["double", "single"] = "double", threads: int | Callable[[], int] = 1
+    ) -> None:
+        """Configure the engine; numba is loaded at the first run.
+
+        Args:
+            precision: "double" or "single" (probabilities to about 1e-6, twice as fast).
+            threads: Threads that share the blocks of a call; a function is asked at every call.
+
+        Raises:
+            ValueError: An argument outside these choices.
+        """
+        if precision not in ("double", "single"):
+            raise ValueError(f"precision: expected 'double' or 'single', got {precision!r}.")
+        if not callable(threads) and (
+            isinstance(threads, bool) or not isinstance(threads, int) or threads < 1
+        ):
+            raise ValueError(f"threads: expected an integer >= 1, got {threads!r}.")
+        self.precision, self.threads = precision, threads
+        self._dtype: type[np.floating] = np.float64 if precision == "double" else np.float32
+        self._width = _VECTOR_BYTES // np.dtype(self._dtype).itemsize
+
+    def probabilities(self, plan: TrotterPlan, fields: ArrayLike, couplings: ArrayLike) -> FloatArray:
+        """Probabilities of all spin states, as `Engine.probabilities`."""
+        from diabat.circuits.native_kernel import run_tables
+
+        whole = Batch(np.asarray(fields), np.asarray(couplings))
+        n, out = whole.num_spins, np.empty((whole.num_problems, 1 << whole.num_spins))
+        size = max(self._width, _MAX_TABLE >> n)
+        for start in range(0, whole.num_problems, size):
+            batch = _part(whole, slice(start, start + size))
+            lanes = self._lanes([batch], [1 << max(2, n)])
+            tables = np.empty((lanes.jobs.shape[0] << max(2, n), self._width), self._dtype)
+            self._run(run_tables, plan, lanes, "states", tables)
+            [table] = lanes.outputs(tables, [batch])
+            table = table[:, : 1 << n] if n > 1 else table.reshape(-1, 2, 2).sum(1)
+            out[start : start + size] = table / table.sum(axis=1, keepdims=True)
+        return out
+
+    def moments(
+        self, plan: TrotterPlan, batches: Sequence[Batch], *, correlations: bool = False
+    ) -> list[BatchMoments]:
+        """Marginals and pair correlations, as `Engine.moments`; no table of states leaves a block."""
+        from diabat.circuits.native_kernel import run_moments
+
+        pairs_of = [n * (n - 1) // 2 if correlations else 0 for n in (max(2, b.num_spins) for b in batches)]
+        lanes = self._lanes(batches, pairs_of)
+        ups = np.empty_like(lanes.fields)
+        totals = np.empty((len(lanes.jobs), self._width), self._dtype)
+        pairs = np.empty(
+            (sum(b * p for b, p in zip(lanes.blocks, pairs_of, strict=True)), self._width), self._dtype
+        )
+        self._run(run_moments, plan, lanes, "pairs" if correlations else "states", ups, totals, pairs)
+        sums = _by_batch(totals, lanes, batches)
+        up = [u / total for u, total in zip(lanes.per_spin(ups, batches), sums, strict=True)]
+        if not correlations:
+            return [BatchMoments(p) for p in up]
+        found = lanes.outputs(pairs, batches)
+        return [
+            BatchMoments(p, _symmetric(c / total, b.num_spins, 1.0))
+            for p, c, total, b in zip(up, found, sums, batches, strict=True)
+        ]
+
+    def sample(
+        self, plan: TrotterPlan, batches: Sequence[Batch], num_reads: int, random: np.random.Generator
+    ) -> list[NDArray[np.int8]]:
+        """Independent measurements, as `Engine.sample`."""
+        from diabat.circuits.native_kernel import run_reads
+
+        lanes = self._lanes(batches, [num_reads] * len(batches))
+        uniforms = np.zeros((len(lanes.jobs) * num_reads, self._width))
+        states = np.empty(uniforms.shape, np.int64)
+        row = 0
+        for batch, blocks in zip(batches, lanes.blocks, strict=True):
+            drawn = np.zeros((blocks * self._width, num_reads))
+            drawn[: batch.num_problems] = random.random((batch.num_problems, num_reads))
+            if batch.num_spins == 1:  # the states with the idle spin down are the lower half
+                drawn /= 2
+            block = drawn.reshape(blocks, self._width, num_reads).transpose(0, 2, 1)
+            uniforms[row : row + blocks * num_reads] = block.reshape(-1, self._width)
+            row += blocks * num_reads
+        self._run(run_reads, plan, lanes, "states", uniforms, states)
+        found = []
+        for batch, index in zip(batches, lanes.outputs(states, batches), strict=True):
+            bits = (index.astype(np.int64).T[..., None] >> np.arange(batch.num_spins)) & 1  # [R, Q, n]
+            found.append((2 * bits - 1).astype(np.int8).reshape(num_reads, *batch.fields.shape))
+        return found
+
+    def gradient(
+        self,
+        plan: TrotterPlan,
+        batches: Sequence[Batch],
+        cotangents: Sequence[FloatArray],
+        pair_cotangents: Sequence[FloatArray] | None = None,
+        *,
+        angles: bool = True,
+    ) -> PlanGradient:
+        """Exact derivative by the adjoint method, as `Engine.gradient`; without ``angles`` their part is left zero."""
+        from diabat.circuits.native_adjoint import run_gradient
+
+        pairs_of = [n * (n - 1) // 2 for n in (max(2, b.num_spins) for b in batches)]
+        _check_cotangents(batches, cotangents, pair_cotangents)
+        lanes = self._lanes(batches, pairs_of)
+        rows = sum(b * p for b, p in zip(lanes.blocks, pairs_of, strict=True))
+        v = lanes.pack(cotangents)
+        w = np.zeros((0, self._width), self._dtype)
+        if pair_cotangents is not None:
+            w = lanes.pack([2 * lower_pairs(c) for c in pair_cotangents], pairs_of)
+        field_part, pair_part = np.empty_like(lanes.fields), np.empty((rows, self._width), self._dtype)
+        by_job = np.zeros((len(lanes.jobs) if angles else 0, 3, plan.steps))
+        self._run(run_gradient, plan, lanes, "gradient", v, w, field_part, pair_part, by_job)
+        dh, dJ = lanes.per_spin(field_part, batches), lanes.outputs(pair_part, batches)
+        parts = []
+        for batch, fields, pairs in zip(batches, dh, dJ, strict=True):
+            matrices = (
+                _symmetric(pairs.sum(0, keepdims=True) if batch.shared else pairs, batch.num_spins, 0.0) / 2
+            )
+            parts.append(BatchGradient(fields, matrices[0] if batch.shared else matrices))
+        turned = by_job.sum(0)
+        return PlanGradient(parts, native_plan(plan, self._dtype).signs * turned[0], turned[1], turned[2])
+
+    def _lanes(self, batches: Sequence[Batch], out_rows: Sequence[int]) -> Lanes:
+        for batch in batches:
+            if batch.num_spins > MAX_SPINS:
+                raise ValueError(f"fields: expected at most {MAX_SPINS} spins, got {batch.num_spins}.")
+        return in_lanes(batches, self._dtype, self._width, out_rows)
+
+    def _run(
+        self, kernel: Callable[..., None], plan: TrotterPlan, lanes: Lanes, tables: Tables, *out: Any
+    ) -> None:
+        """Run all jobs; arrays of ``out`` whose rows follow the jobs' own numbering are shared by the threads."""
+        from diabat.circuits.native_kernel import scratch_rows, small_rows
+
+        if not len(lanes.jobs):
+            return
+        n, own = max(lanes.spins), any(lanes.own)
+        rows, small = (
+            scratch_rows(n, own, self._width, _STATE_TABLES[tables]),
+            small_rows(n, own, self._width),
+        )
+        parts = _split(lanes.jobs, self.threads() if callable(self.threads) else self.threads)
+        needed = (rows + small) * _VECTOR_BYTES * len(parts) + sum(array.nbytes for array in out)
+        require_memory(needed, f"{n} spins on {len(parts)} thread{'s' * (len(parts) > 1)}")
+        reduced = native_plan(plan, self._dtype)
+
+        def work(part: slice) -> None:
+            scratch = _aligned(rows + small, self._width, self._dtype)
+            jobs = lanes.jobs[part]
+            kernel(
+                jobs, part.start, reduced.table, reduced.flip, lanes.fields, lanes.couplings,
+                scratch[:rows], scratch[rows:], *out,
+            )  # fmt: skip
+
+        if len(parts) == 1:
+            work(parts[0])
+            return
+        with ThreadPoolExecutor(len(parts)) as pool:
+            list(pool.map(work, parts))
+
+
+def _split(jobs: NDArray[np.int64], threads: int) -> list[slice]:
+    """Consecutive ranges of jobs of about the same work, at most one per thread."""
+    assert jobs.shape[1] == COLUMNS
+    work = np.cumsum(jobs[:, SPINS] * 2.0 ** jobs[:, SPINS])
+    edges = np.searchsorted(work, work[-1] * np.arange(1, threads) / threads, side="right")
+    cuts = sorted({0, len(jobs), *(int(e) for e in edges)})
+    return [slice(a, b) for a, b in pairwise(cuts)]
+
+
+def _check_cotangents(
+    batches: Sequence[Batch], cotangents: Sequence[FloatArray], pairs: Sequence[FloatArray] | None
+) -> None:
+    """Raise ValueError unless there is one cotangent of the right shape for every batch."""
+    counts = len(cotangents), len(batches) if pairs is None else len(pairs)
+    if counts != (len(batches), len(batches)):
+        raise ValueError(
+            f"cotangents: expected one array per batch ({len(batches)}), got {counts[0]} and {counts[1]} for pairs."
+        )
+    named = [("cotangents", v, b.fields.shape) for v, b in zip(cotangents, batches, strict=True)]
+    for w, b in zip(pairs or (), batches, strict=pairs is not None):
+        named.append(("pair_cotangents", w, (*b.fields.shape, b.num_spins)))
+    for name, array, shape in named:
+        if np.shape(array) != shape:
+            raise ValueError(f"{name}: expected shape {shape}, got {np.shape(array)}.")
+
+
+def _aligned(rows: int, width: int, dtype: type[np.floating]) -> NDArray[np.floating]:
+    """An array [rows, width] that starts on a cache line: a vector that straddles two costs twice."""
+    raw = np.empty(rows * _VECTOR_BYTES + _VECTOR_BYTES, np.uint8)
+    start = -raw.ctypes.data % _VECTOR_BYTES
+    return raw[start : start + rows * _VECTOR_BYTES].view(dtype).reshape(rows, width)
+
+
+def _part(batch: Batch, rows: slice) -> Batch:
+    return Batch(batch.fields[rows], batch.couplings if batch.shared else batch.couplings[rows])
+
+
+def _by_batch(totals: NDArray[np.floating], lanes: Lanes, batches: Sequence[Batch]) -> list[FloatArray]:
+    """Rows of one number per problem, [jobs, width], as [Q, 1] of each batch."""
+    found, start = [], 0
+    for batch, blocks in zip(batches, lanes.blocks, strict=True):
+        flat = totals[start : start + blocks].reshape(-1, 1).astype(np.float64)
+        found.append(flat[: batch.num_problems])
+        start += blocks
+    return found
+
+
+def _symmetric(pairs: FloatArray, n: int, diagonal: float) -> FloatArray:
+    """[Q, n(n-1)/2] as symmetric matrices [Q, n, n]."""
+    later, earlier = np.tril_indices(n, -1)
+    full = np.zeros((len(pairs), n, n))
+    full[:, later, earlier] = full[:, earlier, later] = pairs[:, : len(later)]
+    full[:, range(n), range(n)] = diagonal
+    return full

@@ -1,0 +1,325 @@
+"""Compiled runs of a plan over blocks of lanes; imported on first use.
+
+All arrays of a call are flat over *jobs*, one job being one block of lanes (problems of one size): the job table
+[jobs, COLUMNS] says where a job finds its numbers.  A thread runs a range of jobs with scratch of its own, so
+that results do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diabat.circuits.lanes import COUPLING_ROW, FIELD_ROW, OUT_ROW, OUT_ROWS, OWN, SPINS
+from diabat.circuits.native_steps import (
+    field_phases,
+    forward_step,
+    jit,
+    own_phases,
+    shared_phases,
+)
+from diabat.circuits.simd import add, constant, fma, load, mul, store, sub
+
+
+@jit
+def pair_rows(n: int, own: int, lanes: int) -> int:
+    """Rows that n(n-1)/2 couplings take: one each, or packed."""
+    pairs = n * (n - 1) // 2
+    return pairs if own else -(-pairs // lanes)
+
+
+@jit
+def coupling_sums(sums: Any, pairs: Any, own: bool, n: int) -> None:
+    """R_j = Σ_i J_ij of every lane, rows j of ``sums``."""
+    zero = constant(load(sums, 0), 0.0)
+    for j in range(n):
+        store(sums, j, zero)
+    flat = pairs.reshape(-1)
+    p = 0
+    for m in range(1, n):
+        for j in range(m):
+            v = load(pairs, p) if own else constant(zero, flat[p])
+            store(sums, m, add(load(sums, m), v))
+            store(sums, j, add(load(sums, j), v))
+            p += 1
+
+
+@jit
+def evolve(
+    re: Any,
+    im: Any,
+    table: Any,
+    factor: Any,
+    small: Any,
+    fields: Any,
+    pairs: Any,
+    own: bool,
+    plan: Any,
+    n: int,
+) -> None:
+    """All steps on |+>^n.
+
+    Args:
+        re: Real part of the state, [2^n, lanes], overwritten.
+        im: Imaginary part.
+        table: Scratch for the phase table, [2, rows, lanes].
+        factor: Scratch of the same shape.
+        small: Scratch of at least 3n + 2·rows(pairs) rows.
+        fields: h, [n, lanes].
+        pairs: Couplings, as in `shared_phases` or `own_phases`.
+        own: Whether each lane has its own couplings.
+        plan: b, c, tan(a/2) and cos(a/2) of every step, [4, steps]; |tan| <= 1.
+        n: Number of spins, at least 2.
+    """
+    sums, zr, zi = small[:n], small[n : 2 * n], small[2 * n : 3 * n]
+    rows = pairs.shape[0]
+    phase = small[3 * n : 3 * n + 2 * rows].reshape(2, rows, small.shape[1])
+    coupling_sums(sums, pairs, own, n)
+    amplitude = constant(load(sums, 0), 0.5 ** (0.5 * n))
+    zero = constant(amplitude, 0.0)
+    for x in range(1 << n):
+        store(re, x, amplitude)
+        store(im, x, zero)
+    for k in range(plan.shape[1]):
+        make_phases(table, factor, zr, zi, phase, fields, sums, pairs, own, plan, k, n)
+        forward_step(re, im, table, own, zr, zi, plan[2, k], n)
+
+
+@jit
+def make_phases(
+    table: Any,
+    factor: Any,
+    zr: Any,
+    zi: Any,
+    phase: Any,
+    fields: Any,
+    sums: Any,
+    pairs: Any,
+    own: bool,
+    plan: Any,
+    k: int,
+    n: int,
+) -> None:
+    """Phase table and field phases of step k."""
+    b, c, scale = plan[0, k], plan[1, k], plan[3, k] ** n
+    field_phases(zr, zi, fields, sums, b, c, n)
+    if own:
+        own_phases(table, factor, pairs, c + c, scale, n)
+    else:
+        shared_phases(table, factor, pairs, phase, c + c, scale, n)
+
+
+@jit
+def weigh(re: Any, im: Any, n: int) -> None:
+    """|ψ|² of every state into ``re``."""
+    for x in range(1 << n):
+        a, b = load(re, x), load(im, x)
+        store(re, x, fma(a, a, mul(b, b)))
+
+
+@jit
+def fold_pairs(weights: Any, scratch: Any, out: Any, n: int) -> None:
+    """Σ_x w(x) s_i s_j into row j(j-1)/2 + i of ``out``, for i < j < n.
+
+    From the top bit down: halves that differ in bit j give the difference d(x) over the lower bits, and
+    Σ d s_i follows from d by adding halves; then the halves of w are added.  4·2^n additions in all.
+    ``weights`` is used up.
+    """
+    for j in range(n - 1, 0, -1):
+        half = 1 << j
+        for x in range(half):
+            a, b = load(weights, x), load(weights, half + x)
+            store(scratch, x, sub(b, a))
+            store(weights, x, add(a, b))
+        signed_sums(scratch, out, j * (j - 1) // 2, j)
+
+
+@jit
+def signed_sums(values: Any, out: Any, row: int, n: int) -> None:
+    """Σ_x v(x) s_i into row ``row`` + i, for i < n; ``values`` is used up."""
+    for i in range(n - 1, -1, -1):
+        half = 1 << i
+        total = constant(load(values, 0), 0.0)
+        for x in range(half):
+            a, b = load(values, x), load(values, half + x)
+            total = add(total, sub(b, a))
+            store(values, x, add(a, b))
+        store(out, row + i, total)
+
+
+@jit
+def fold_spins(weights: Any, out: Any, flip: bool, n: int) -> Any:
+    """Σ_x w(x) [s_j = +1] (-1 if ``flip``) into row j of ``out``; returns Σ w; ``weights`` is used up."""
+    for j in range(n - 1, -1, -1):
+        half = 1 << j
+        up = constant(load(weights, 0), 0.0)
+        wanted = 0 if flip else half
+        for x in range(half):
+            up = add(up, load(weights, wanted + x))
+            store(weights, x, add(load(weights, x), load(weights, half + x)))
+        store(out, j, up)
+    return load(weights, 0)
+
+
+@jit
+def run_moments(
+    jobs: Any,
+    first_job: int,
+    plan: Any,
+    flip: bool,
+    fields: Any,
+    couplings: Any,
+    work: Any,
+    small: Any,
+    ups: Any,
+    totals: Any,
+    pairs: Any,
+) -> None:
+    """Moments of a range of jobs, unnormalised.
+
+    Args:
+        jobs: Rows of the job table.
+        first_job: Index of the first of them.
+        plan: As in `evolve`.
+        flip: Whether the state is that of the flipped spins.
+        fields: h of all jobs, [rows, lanes].
+        couplings: J of all jobs, [rows, lanes].
+        work: Scratch [rows, lanes], see `scratch_rows`.
+        small: Scratch of `evolve`.
+        ups: Filled with Σ w [s_j = +1], rows as ``fields``.
+        totals: Filled with Σ w, [jobs, lanes].
+        pairs: Filled with Σ w s_i s_j; no rows if not wanted.
+    """
+    for i in range(jobs.shape[0]):
+        n, own = jobs[i, SPINS], jobs[i, OWN] != 0
+        h, J = job_inputs(jobs[i], fields, couplings)
+        re, im, table, factor = _scratch(work, n, own)
+        evolve(re, im, table, factor, small, h, J, own, plan, n)
+        weigh(re, im, n)
+        if pairs.shape[0]:
+            row = jobs[i, OUT_ROW]
+            copy = work[3 << n : 4 << n]
+            copy[:] = re
+            fold_pairs(copy, im, pairs[row : row + jobs[i, OUT_ROWS]], n)
+        row = jobs[i, FIELD_ROW]
+        store(totals, first_job + i, fold_spins(re, ups[row : row + n], flip, n))
+
+
+@jit
+def run_tables(
+    jobs: Any,
+    first_job: int,
+    plan: Any,
+    flip: bool,
+    fields: Any,
+    couplings: Any,
+    work: Any,
+    small: Any,
+    tables: Any,
+) -> None:
+    """|ψ|² of every state of a range of jobs, 2^n rows of ``tables`` each; arguments as in `run_moments`."""
+    for i in range(jobs.shape[0]):
+        n, own = jobs[i, SPINS], jobs[i, OWN] != 0
+        h, J = job_inputs(jobs[i], fields, couplings)
+        re, im, table, factor = _scratch(work, n, own)
+        evolve(re, im, table, factor, small, h, J, own, plan, n)
+        weigh(re, im, n)
+        first = jobs[i, OUT_ROW]
+        last = (1 << n) - 1
+        for x in range(1 << n):
+            store(tables, first + (last - x if flip else x), load(re, x))
+
+
+@jit
+def run_reads(
+    jobs: Any,
+    first_job: int,
+    plan: Any,
+    flip: bool,
+    fields: Any,
+    couplings: Any,
+    work: Any,
+    small: Any,
+    uniforms: Any,
+    states: Any,
+) -> None:
+    """State index of every read of a range of jobs, by inversion.
+
+    Arguments as in `run_moments`; ``uniforms`` in [0, 1), float64 [rows, lanes], the output rows of a job being its
+    reads, and ``states``, int64 of the same shape, filled.
+    """
+    for i in range(jobs.shape[0]):
+        n, own = jobs[i, SPINS], jobs[i, OWN] != 0
+        h, J = job_inputs(jobs[i], fields, couplings)
+        re, im, table, factor = _scratch(work, n, own)
+        evolve(re, im, table, factor, small, h, J, own, plan, n)
+        weigh(re, im, n)
+        _sum_tree(re, im, n)
+        first, count = jobs[i, OUT_ROW], jobs[i, OUT_ROWS]
+        _descend(re, im, uniforms[first : first + count], states[first : first + count], flip, n)
+
+
+@jit
+def _sum_tree(leaves: Any, nodes: Any, n: int) -> None:
+    """Nodes 1 .. 2^n - 1 of the binary tree of sums whose leaves 2^n + x are ``leaves[x]``."""
+    for x in range(1 << (n - 1)):
+        store(nodes, (1 << (n - 1)) + x, add(load(leaves, 2 * x), load(leaves, 2 * x + 1)))
+    for x in range((1 << (n - 1)) - 1, 0, -1):
+        store(nodes, x, add(load(nodes, 2 * x), load(nodes, 2 * x + 1)))
+
+
+@jit
+def _descend(leaves: Any, nodes: Any, uniforms: Any, states: Any, flip: bool, n: int) -> None:
+    """First state whose cumulative weight exceeds u times the total, found from the top bit down.
+
+    With ``flip`` the states stand in reverse order, and the tree is walked from the other side.
+    """
+    size = 1 << n
+    other = 1 if flip else 0
+    for r in range(uniforms.shape[0]):
+        for q in range(uniforms.shape[1]):
+            target = uniforms[r, q] * nodes[1, q]
+            node = 1
+            for level in range(n):
+                node *= 2
+                if level < n - 1:
+                    left, right = nodes[node + other, q], nodes[node + 1 - other, q]
+                else:
+                    left, right = leaves[node + other - size, q], leaves[node + 1 - other - size, q]
+                if target >= left and right > 0:
+                    target -= left
+                    node += 1 - other
+                else:
+                    node += other
+            state = node - size
+            states[r, q] = size - 1 - state if flip else state
+
+
+@jit
+def job_inputs(job: Any, fields: Any, couplings: Any) -> Any:
+    """Fields and couplings of a job."""
+    n, row, first = job[SPINS], job[FIELD_ROW], job[COUPLING_ROW]
+    rows = pair_rows(n, job[OWN], fields.shape[1])
+    return fields[row : row + n], couplings[first : first + rows]
+
+
+def scratch_rows(n: int, own: bool, lanes: int, tables: int) -> int:
+    """Rows of scratch for jobs of up to n spins: tables over states, phase table and its factor."""
+    return tables * 2**n + 4 * (2**n if own else max(1, 2**n // lanes))
+
+
+def small_rows(n: int, own: bool, lanes: int) -> int:
+    """Rows of scratch for vectors over spins and pairs."""
+    pairs = n * (n - 1) // 2
+    return 3 * n + 2 * (pairs if own else -(-pairs // lanes)) + 1
+
+
+@jit
+def _scratch(work: Any, n: int, own: bool) -> Any:
+    """State, phase table and factor of a job, out of one buffer."""
+    lanes = work.shape[1]
+    size = 1 << n
+    rows = size if own else max(1, size // lanes)
+    base = 2 * size
+    table = work[base : base + 2 * rows].reshape(2, rows, lanes)
+    factor = work[base + 2 * rows : base + 4 * rows].reshape(2, rows, lanes)
+    return work[:size], work[size:base], table, factor

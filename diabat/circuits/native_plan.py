@@ -1,0 +1,40 @@
+"""A plan as the compiled kernels want it: tangents of at most 1, and spins that flip as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diabat.circuits.schedules import FloatArray
+from diabat.circuits.trotter import TrotterPlan
+
+
+@dataclass(frozen=True, eq=False)
+class NativePlan:
+    r"""Angles reduced to -π/2 <= a <= π/2.
+
+    exp(i π/2 X) = iX flips a spin, so that a mixer of angle a = a' + mπ is one of angle a' and m flips of all
+    spins.  A flip of all spins commutes with the couplings and the mixers and turns the sign of the fields.
+    With tan(a'/2) at most 1 in magnitude, leaving out cos(a'/2) until the next phase table loses no range.
+
+    Attributes:
+        table: b with the sign of the flips so far, c, tan(a'/2), cos(a'/2), [4, steps].
+        signs: The sign in b, float64 [steps].
+        flip: Whether the spins of the final state are flipped.
+    """
+
+    table: NDArray[np.floating]
+    signs: FloatArray
+    flip: bool
+
+
+def native_plan(plan: TrotterPlan, dtype: type[np.floating]) -> NativePlan:
+    """Reduce the mixer angles of a plan."""
+    turns = np.rint(plan.mixer_angles / np.pi)
+    angles = plan.mixer_angles - turns * np.pi
+    flips = np.concatenate([[0], np.cumsum(turns.astype(np.int64) % 2)]) % 2
+    signs = 1.0 - 2.0 * flips[:-1]
+    rows = (signs * plan.field_angles, plan.coupling_angles, np.tan(angles / 2), np.cos(angles / 2))
+    return NativePlan(np.ascontiguousarray(np.stack(rows), dtype=dtype), signs, bool(flips[-1]))

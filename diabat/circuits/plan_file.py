@@ -1,0 +1,160 @@
+"""Plans in files: JSON that a person can read, with every angle in radians to the last bit.
+
+    {"format": "diabat-plan", "version": 1, "label": "...", "metadata": {...},
+     "field_angles_rad": [...], "coupling_angles_rad": [...], "mixer_angles_rad": [...]}
+
+The angles are those of `diabat.circuits.trotter`. The metadata is free: what the plan was trained for, its
+errors, the command that made it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from diabat.circuits.schedules import FloatArray
+from diabat.circuits.trotter import TrotterPlan
+
+FORMAT = "diabat-plan"
+VERSION = 1
+ANGLES = ("field_angles", "coupling_angles", "mixer_angles")
+
+
+def save_plan(path: str | Path, plan: TrotterPlan, metadata: Mapping[str, Any] | None = None) -> None:
+    """Write a plan; the file appears whole or not at all.
+
+    Args:
+        path: The file, usually *.json; an old one is replaced.
+        plan: Angles and label.
+        metadata: Anything that JSON can hold, without NaN or infinity.
+
+    Raises:
+        ValueError: Metadata that JSON cannot hold.
+        OSError: The folder does not exist or cannot be written.
+    """
+    path = Path(path)
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "label": plan.label,
+        "metadata": dict(metadata or {}),
+        **{f"{key}_rad": getattr(plan, key).tolist() for key in ANGLES},
+    }
+    try:
+        text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"metadata: expected what JSON can hold, got {error}.") from None
+    # In the same folder, since a file is replaced atomically only within one file system.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def load_plan(path: str | Path) -> tuple[TrotterPlan, dict[str, Any]]:
+    """Read a plan and its metadata.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file is no plan; the message names file, key, expected and got.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path}: no such file, expected a plan in JSON") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected JSON in UTF-8, got byte {error.start} that is not text") from None
+    except OSError as error:
+        raise ValueError(f"{path}: expected a readable plan file, got {error.strerror}") from None
+    return _parse(str(path), text)
+
+
+def available_plans() -> tuple[str, ...]:
+    """Names of the plans that diabat ships, the shorter names first."""
+    names = [entry.name.removesuffix(".json") for entry in _shipped() if entry.name.endswith(".json")]
+    return tuple(sorted(names, key=lambda name: (len(name), name)))
+
+
+def builtin_plan(name: str) -> tuple[TrotterPlan, dict[str, Any]]:
+    """A plan that diabat ships, and its metadata.
+
+    Args:
+        name: One of `available_plans()`.
+
+    Raises:
+        ValueError: Unknown name; the message gives the nearest one.
+    """
+    known = available_plans()
+    if name not in known:
+        near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.0)
+        hint = (
+            f", did you mean {near[0]!r}? Expected one of {', '.join(known)}"
+            if near
+            else "; none is installed"
+        )
+        raise ValueError(f"plan: unknown name {name!r}{hint}.")
+    file = next(entry for entry in _shipped() if entry.name == f"{name}.json")
+    return _parse(f"{name}.json", file.read_text(encoding="utf-8"))
+
+
+def _shipped() -> list[Traversable]:
+    """Entries of the folder of shipped plans; none where it is absent."""
+    folder = resources.files(__package__).joinpath("data", "plans")
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _parse(path: str, text: str) -> tuple[TrotterPlan, dict[str, Any]]:
+    def refuse(constant: str) -> float:
+        raise ValueError(f"{path}: expected finite numbers, got {constant}")
+
+    try:
+        content = json.loads(text, parse_constant=refuse)
+    except json.JSONDecodeError as error:
+        first = text.lstrip().split("\n", 1)[0][:60]
+        hint = "; is it a schedule? diabat.circuits.from_csv reads those" if "A_GHz" in text[:2000] else ""
+        raise ValueError(
+            f"{path}, line {error.lineno}: expected a plan in JSON, got a file that starts {first!r}{hint}"
+        ) from None
+    form = content.get("format") if isinstance(content, dict) else type(content).__name__
+    if form != FORMAT:
+        raise ValueError(f"{path}: expected format {FORMAT!r}, got {form!r}")
+    if content.get("version") != VERSION:
+        raise ValueError(f"{path}: expected version {VERSION}, got {content.get('version')!r}")
+    for key, kind in (("label", str), ("metadata", dict)):
+        if not isinstance(content.get(key, kind()), kind):
+            raise ValueError(f"{path}: expected {key} as a {kind.__name__}, got {content[key]!r}")
+    fields, couplings, mixers = (_angles(path, content, f"{key}_rad") for key in ANGLES)
+    try:
+        plan = TrotterPlan(fields, couplings, mixers, content.get("label", ""))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return plan, content.get("metadata", {})
+
+
+def _angles(path: str, content: dict[str, Any], key: str) -> FloatArray:
+    if key not in content:
+        raise ValueError(f"{path}: expected the key {key!r}, got only {', '.join(content)[:200]}")
+    values = content[key]
+    if not isinstance(values, list):
+        raise ValueError(f"{path}: expected {key} as a list of angles in radians, got {values!r:.60}")
+    for at, value in enumerate(values):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError(f"{path}: expected numbers in {key}, got {value!r:.60} at step {at}")
+    try:
+        return np.array(values, dtype=np.float64)
+    except OverflowError:
+        raise ValueError(f"{path}: expected finite numbers in {key}, got an integer beyond 1e308") from None

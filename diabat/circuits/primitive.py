@@ -1,0 +1,192 @@
+"""Run a Trotter plan on any Qiskit sampler primitive: a simulator, a noise model, a quantum processor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from diabat.circuits.engine import Batch, BatchMoments, Engine
+from diabat.circuits.ising_circuit import IsingCircuit, coupled_pairs, ising_circuit
+from diabat.circuits.primitive_job import Work, run_job
+from diabat.circuits.schedules import FloatArray
+from diabat.circuits.trotter import TrotterPlan
+
+if TYPE_CHECKING:
+    from qiskit.primitives import BaseSamplerV2
+
+# Spins that Qiskit's own state-vector sampler can take in reasonable time.
+_MAX_SIMULATED = 20
+# Compiled circuits kept: one per plan, size and set of coupled pairs; a causal window has one per position.
+_MAX_KEPT = 64
+
+
+class PrimitiveEngine(Engine):
+    """Measures plans through a `qiskit.primitives.BaseSamplerV2`.
+
+    One circuit serves all problems of a size with the same coupled pairs: fields and couplings are its
+    parameters, so new values are bound and nothing is compiled again. All batches of a call go in one job, one
+    PUB (circuit, values [Q, parameters], shots) for each. The engine knows shots, never probabilities: `sample` is
+    all it offers.
+
+    Without a primitive, `qiskit.primitives.StatevectorSampler` is used, seeded from the generator that `sample` is
+    given. **A primitive of the caller's own decides by its own seed**, if it has one: the generator is not used.
+    (A `StatevectorSampler` seeded with an integer reads all problems with the same random numbers; seed it with a
+    numpy Generator.)
+
+    Attributes:
+        max_spins: Qubits of the backend, if one is given; 20 for the built-in sampler.
+    """
+
+    name = "primitive"
+    exact = False
+
+    def __init__(
+        self,
+        primitive: BaseSamplerV2 | None = None,
+        backend: Any = None,
+        optimization_level: int = 1,
+        *,
+        pass_manager: Any = None,
+        max_spins: int | None = None,
+    ) -> None:
+        """Choose what runs the circuits and what they are compiled for.
+
+        Args:
+            primitive: What runs the circuits, e.g. `qiskit_aer.primitives.SamplerV2` with a noise model, or
+                `qiskit_ibm_runtime.SamplerV2(mode=backend)`; None for Qiskit's noiseless `StatevectorSampler`.
+            backend: A Qiskit backend (anything with a `.target`) to compile for. Processors accept nothing else
+                than circuits compiled for them; simulators need none.
+            optimization_level: Of Qiskit's preset pass manager for the backend, 0 to 3; its seed is fixed.
+            pass_manager: A Qiskit pass manager to compile with instead of a backend's.
+            max_spins: Largest n, where neither the backend nor the built-in sampler says it.
+
+        Raises:
+            ValueError: An argument outside these choices, or both a backend and a pass manager.
+        """
+        _check_primitive(primitive)
+        _check_compiler(backend, pass_manager, optimization_level)
+        if max_spins is not None and (
+            isinstance(max_spins, bool) or not isinstance(max_spins, int) or max_spins < 1
+        ):
+            raise ValueError(f"max_spins: expected an integer >= 1, got {max_spins!r}.")
+        self.primitive, self.max_spins = primitive, max_spins or _MAX_SIMULATED
+        self._pass_manager = pass_manager
+        if backend is not None:
+            from qiskit.transpiler import generate_preset_pass_manager
+
+            target = backend.target
+            self._pass_manager = generate_preset_pass_manager(
+                optimization_level, target=target, seed_transpiler=0
+            )
+            self.max_spins = min(max_spins or target.num_qubits, target.num_qubits)
+        self._kept: dict[tuple[bytes, int, tuple[tuple[int, int], ...]], IsingCircuit] = {}
+
+    def probabilities(self, plan: TrotterPlan, fields: ArrayLike, couplings: ArrayLike) -> FloatArray:
+        """Not available.
+
+        Raises:
+            NotImplementedError: Always; a primitive returns shots.
+        """
+        raise NotImplementedError(
+            "probabilities: engine 'primitive' returns shots only; call sample, or use 'native', 'torch' or 'aer'."
+        )
+
+    def moments(
+        self, plan: TrotterPlan, batches: Sequence[Batch], *, correlations: bool = False
+    ) -> list[BatchMoments]:
+        """Not available: averages of reads are the sampler's business, which also knows their errors.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError(
+            "moments: engine 'primitive' returns shots only; average those of sample, or use another engine."
+        )
+
+    def sample(
+        self, plan: TrotterPlan, batches: Sequence[Batch], num_reads: int, random: np.random.Generator
+    ) -> list[NDArray[np.int8]]:
+        """Measurements, in one job; see `Engine.sample`.
+
+        Args:
+            plan: Angles of the Trotter steps.
+            batches: Programmed problems.
+            num_reads: Shots R of each problem, at least 1.
+            random: Seeds the built-in sampler; a primitive of the caller's own does not see it.
+
+        Returns:
+            Spins ±1, int8 [R, Q, n] for each batch.
+
+        Raises:
+            ValueError: A bad number of reads, or too many spins.
+            RuntimeError: The primitive failed; the message carries its own, with anything like a token removed.
+        """
+        if isinstance(num_reads, bool) or not isinstance(num_reads, (int, np.integer)) or num_reads < 1:
+            raise ValueError(f"num_reads: expected an integer >= 1, got {num_reads!r}.")
+        spins = [np.empty((num_reads, *batch.fields.shape), dtype=np.int8) for batch in batches]
+        filled = [i for i, batch in enumerate(batches) if batch.num_problems]
+        works = []
+        for i in filled:
+            compiled, batch = self.circuit(plan, batches[i]), batches[i]
+            works.append(
+                Work(compiled.circuit, compiled.values(batch.fields, batch.couplings), int(num_reads))
+            )
+        primitive = _built_in_sampler(random) if self.primitive is None else self.primitive
+        found = run_job(primitive, works) if works else []
+        for i, bits in zip(filled, found, strict=True):
+            spins[i][...] = 2 * bits.astype(np.int8) - 1
+        return spins
+
+    def circuit(self, plan: TrotterPlan, batch: Batch) -> IsingCircuit:
+        """The compiled circuit that serves this batch; kept for others of its size and coupled pairs.
+
+        Raises:
+            ValueError: Too many spins.
+        """
+        n = batch.num_spins
+        if n > self.max_spins:
+            raise ValueError(f"fields: expected at most {self.max_spins} spins, got {n}.")
+        angles = np.stack([plan.field_angles, plan.coupling_angles, plan.mixer_angles]).tobytes()
+        key = (angles, n, coupled_pairs(batch.couplings))
+        if key not in self._kept:
+            built = ising_circuit(plan, n, key[2])
+            if self._pass_manager is not None:
+                built = built.compiled(self._pass_manager)
+            if len(self._kept) >= _MAX_KEPT:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[key] = built
+        return self._kept[key]
+
+
+def _built_in_sampler(random: np.random.Generator) -> BaseSamplerV2:
+    from qiskit.primitives import StatevectorSampler
+
+    # A generator of its own, not an integer: that would give every problem the same random numbers.
+    return StatevectorSampler(seed=np.random.default_rng(random.integers(2**63)))
+
+
+def _check_primitive(primitive: Any) -> None:
+    if primitive is None:
+        return
+    from qiskit.primitives import BaseSamplerV2
+
+    if not isinstance(primitive, BaseSamplerV2):
+        raise ValueError(
+            f"primitive: expected a qiskit.primitives.BaseSamplerV2, got {type(primitive).__name__}."
+        )
+
+
+def _check_compiler(backend: Any, pass_manager: Any, level: Any) -> None:
+    if backend is not None and pass_manager is not None:
+        raise ValueError("backend: expected a backend or a pass_manager, got both.")
+    if backend is not None and getattr(backend, "target", None) is None:
+        raise ValueError(f"backend: expected a Qiskit backend with a target, got {type(backend).__name__}.")
+    if pass_manager is not None and not callable(getattr(pass_manager, "run", None)):
+        raise ValueError(
+            f"pass_manager: expected an object with a run method, got {type(pass_manager).__name__}."
+        )
+    if isinstance(level, bool) or level not in (0, 1, 2, 3):
+        raise ValueError(f"optimization_level: expected 0, 1, 2 or 3, got {level!r}.")

@@ -1,0 +1,186 @@
+"""Vectors of 64 bytes for compiled kernels: 16 lanes of float32 or 8 of float64.
+
+LLVM does not vectorise a butterfly over many rows of one array by itself, because it cannot prove that the
+rows are distinct.  Here a row of an array [rows, lanes] is loaded as one vector value, and the arithmetic on
+it is written out.  LLVM splits the vectors on processors whose registers are smaller.  Products and sums
+carry the flag ``contract``: they become fused multiply-adds where the processor has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic as _intrinsic
+from numba.extending import models, register_model
+
+BYTES = 64
+_CONTRACT = ("contract",)
+
+
+def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Numba's decorator; what it makes is called without the typing context."""
+    made: Callable[..., Any] = _intrinsic(function)
+    return made
+
+
+def lanes(dtype: Any) -> int:
+    """Number of lanes of a vector of this type: 16 for float32, 8 for float64."""
+    return BYTES // np.dtype(dtype).itemsize
+
+
+class Vector(types.Type):
+    """Numba type of one vector."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = dtype
+        super().__init__(name=f"Vector({dtype})")
+
+
+FLOAT32, FLOAT64 = Vector(types.float32), Vector(types.float64)
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]  # numba has no stubs
+    def __init__(self, manager: Any, frontend: Vector) -> None:
+        element = ir.FloatType() if frontend.dtype == types.float32 else ir.DoubleType()
+        count = BYTES * 8 // frontend.dtype.bitwidth
+        super().__init__(manager, frontend, ir.VectorType(element, count))
+
+
+def _row(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+    """Pointer to row ``index`` of a C-contiguous array [rows, lanes], as a pointer to a vector."""
+    data = context.make_array(array_type)(context, builder, array).data
+    vector = context.get_value_type(FLOAT32 if array_type.dtype == types.float32 else FLOAT64)
+    offset = builder.mul(index, ir.Constant(index.type, vector.count))
+    return builder.bitcast(builder.gep(data, [offset]), vector.as_pointer()), vector
+
+
+def _broadcast(builder: Any, vector: Any, value: Any) -> Any:
+    undefined = ir.Constant(vector, ir.Undefined)
+    single = builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
+    mask = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
+    return builder.shuffle_vector(single, undefined, mask)
+
+
+def _vector_of(dtype: Any) -> Vector:
+    return FLOAT32 if dtype == types.float32 else FLOAT64
+
+
+@intrinsic
+def load(typing_context: Any, array: Any, row: Any) -> Any:
+    """Row of an array [rows, lanes] as a vector."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer, vector = _row(context, builder, signature.args[0], *arguments)
+        value = builder.load(pointer, typ=vector)
+        value.align = BYTES // vector.count
+        return value
+
+    return _vector_of(array.dtype)(array, types.intp), generate
+
+
+@intrinsic
+def store(typing_context: Any, array: Any, row: Any, value: Any) -> Any:
+    """Write a vector to a row of an array [rows, lanes]."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array_value, index, vector_value = arguments
+        pointer, vector = _row(context, builder, signature.args[0], array_value, index)
+        builder.store(vector_value, pointer, align=BYTES // vector.count)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, value), generate
+
+
+@intrinsic
+def splat(typing_context: Any, scalar: Any) -> Any:
+    """The same number in every lane."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _broadcast(builder, context.get_value_type(signature.return_type), arguments[0])
+
+    return _vector_of(scalar)(scalar), generate
+
+
+@intrinsic
+def constant(typing_context: Any, like: Any, scalar: Any) -> Any:
+    """A number in every lane of a vector of the type of ``like``."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = signature.return_type
+        value = context.cast(builder, arguments[1], signature.args[1], kind.dtype)
+        return _broadcast(builder, context.get_value_type(kind), value)
+
+    return like(like, scalar), generate
+
+
+@intrinsic
+def add(typing_context: Any, a: Any, b: Any) -> Any:
+    """A + b."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fadd(*arguments, flags=_CONTRACT)
+
+    return a(a, b), generate
+
+
+@intrinsic
+def sub(typing_context: Any, a: Any, b: Any) -> Any:
+    """A - b."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fsub(*arguments, flags=_CONTRACT)
+
+    return a(a, b), generate
+
+
+@intrinsic
+def mul(typing_context: Any, a: Any, b: Any) -> Any:
+    """A · b."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fmul(*arguments, flags=_CONTRACT)
+
+    return a(a, b), generate
+
+
+@intrinsic
+def fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    """C + a · b."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        x, y, z = arguments
+        return builder.fadd(z, builder.fmul(x, y, flags=_CONTRACT), flags=_CONTRACT)
+
+    return a(a, b, c), generate
+
+
+@intrinsic
+def fnma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    """C - a · b."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        x, y, z = arguments
+        return builder.fsub(z, builder.fmul(x, y, flags=_CONTRACT), flags=_CONTRACT)
+
+    return a(a, b, c), generate
+
+
+@intrinsic
+def nearest(typing_context: Any, a: Any) -> Any:
+    """The nearest whole number."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vector = context.get_value_type(signature.return_type)
+        width = signature.return_type.dtype.bitwidth
+        name = f"llvm.rint.v{vector.count}f{width}"
+        function = builder.module.globals.get(name)
+        if function is None:
+            function = ir.Function(builder.module, ir.FunctionType(vector, [vector]), name)
+        return builder.call(function, arguments)
+
+    return a(a), generate

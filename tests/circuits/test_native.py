@@ -1,0 +1,384 @@
+"""The native engine: lanes, threads, draws, memory, compilation. Its numbers: test_engines_agree.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diabat.circuits import (
+    Batch,
+    NativeEngine,
+    TrotterPlan,
+    draw_spins,
+    memory,
+    reference_probabilities,
+    spin_table,
+)
+from diabat.circuits.native import MAX_SPINS
+
+from .conftest import random_plan, random_problem
+from .goodness import ALPHA, p_value
+
+PRECISIONS = ("double", "single")
+
+
+def turning(parity: int) -> TrotterPlan:
+    """Five steps whose mixers flip all spins an even (0) or odd (1) number of times."""
+    plan = random_plan(5, seed=6)
+    mixers = plan.mixer_angles.copy()
+    mixers[1] += (4 + parity) * np.pi
+    mixers[3] -= 2 * np.pi
+    return TrotterPlan(plan.field_angles, plan.coupling_angles, mixers)
+
+
+def mixed_batches() -> list[Batch]:
+    """Sizes 1 to 9, shared and own couplings, blocks that are full and not, and none at all."""
+    sizes = ((1, 2), (3, 0), (4, 17), (7, 9), (9, 3), (4, 1), (7, 33))
+    batches = []
+    for k, (n, problems) in enumerate(sizes):
+        fields, couplings = random_problem(n, problems, seed=k)
+        if k % 2:
+            couplings = np.array([random_problem(n, 1, seed=50 + q)[1] for q in range(problems)])
+        batches.append(Batch(fields, couplings.reshape(-1, n, n) if k % 2 else couplings))
+    return batches
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_batches_of_several_sizes_equal_separate_calls_bit_for_bit(precision: Any) -> None:
+    plan, engine, batches = turning(1), NativeEngine(precision), mixed_batches()
+    together = engine.moments(plan, batches, correlations=True)
+    assert [m.probability.shape for m in together] == [b.fields.shape for b in batches]
+    for batch, moments in zip(batches, together, strict=True):
+        (alone,) = engine.moments(plan, [batch], correlations=True)
+        assert moments.correlation is not None
+        assert alone.correlation is not None
+        assert moments.correlation.shape == (*batch.fields.shape, batch.num_spins)
+        assert (moments.probability == alone.probability).all()
+        assert (moments.correlation == alone.correlation).all()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("kind", ["shared", "per problem"])
+@pytest.mark.parametrize("n", [4, 8])
+def test_a_problem_does_not_depend_on_the_batch_around_it(n: int, kind: str, precision: Any) -> None:
+    engine, plan = NativeEngine(precision), turning(0)
+    fields, couplings = random_problem(n, 35, seed=n)
+    if kind == "per problem":
+        couplings = np.array([random_problem(n, 1, seed=q)[1] for q in range(35)])
+    (whole,) = engine.moments(plan, [Batch(fields, couplings)], correlations=True)
+    table = engine.probabilities(plan, fields, couplings)
+    random = np.random.default_rng(2)
+    for rows in (random.permutation(35), np.array([34]), np.array([7, 3, 20]), np.arange(17, 35)):
+        part = Batch(fields[rows], couplings if kind == "shared" else couplings[rows])
+        (moments,) = engine.moments(plan, [part], correlations=True)
+        assert (moments.probability == whole.probability[rows]).all()
+        assert moments.correlation is not None
+        assert whole.correlation is not None
+        assert (moments.correlation == whole.correlation[rows]).all()
+        assert (engine.probabilities(plan, part.fields, part.couplings) == table[rows]).all()
+
+
+def test_threads_do_not_change_a_bit() -> None:
+    plan, batches = turning(1), mixed_batches()
+    v = [np.cos(b.fields) for b in batches]
+    results = []
+    for threads in (1, 2, 3, 64):
+        engine = NativeEngine(threads=threads)
+        moments = engine.moments(plan, batches, correlations=True)
+        reads = engine.sample(plan, batches, 20, np.random.default_rng(8))
+        gradient = engine.gradient(plan, batches, v)
+        tables = [engine.probabilities(plan, b.fields, b.couplings) for b in batches]
+        results.append(
+            [
+                *(m.probability for m in moments),
+                *(m.correlation for m in moments),
+                *reads,
+                *(g.fields for g in gradient.batches),
+                *(g.couplings for g in gradient.batches),
+                gradient.field_angles,
+                gradient.coupling_angles,
+                gradient.mixer_angles,
+                *tables,
+            ]
+        )
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            assert np.array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_threads_are_used_and_a_function_is_asked_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    from diabat.circuits import native_kernel
+
+    seen: list[int] = []
+    original = native_kernel.run_moments
+
+    def watched(*arguments: Any) -> None:
+        seen.append(threading.get_ident())
+        original(*arguments)
+
+    monkeypatch.setattr(native_kernel, "run_moments", watched)
+    batch, wanted = Batch(*random_problem(6, 80, seed=1)), [2]
+    engine = NativeEngine(threads=lambda: wanted[0])
+    for count in (2, 1, 3):
+        seen.clear()
+        wanted[0] = count
+        engine.moments(random_plan(2, seed=1), [batch])
+        assert len(seen) == count
+        assert (threading.get_ident() in seen) == (count == 1)
+
+
+def test_one_spin_is_a_spin() -> None:
+    """P(+1) after a quarter turn of the mixer: sin² of half of (π/2 + b h)."""
+    plan = TrotterPlan(np.array([0.7]), np.array([9.0]), np.array([np.pi / 2]))
+    fields = np.array([[0.4], [-1.3], [0.0]])
+    (moments,) = NativeEngine().moments(plan, [Batch(fields, np.zeros((1, 1)))], correlations=True)
+    assert moments.probability == pytest.approx(np.sin((np.pi / 2 + 0.7 * fields) / 2) ** 2, abs=1e-14)
+    assert moments.correlation == pytest.approx(np.ones((3, 1, 1)))
+    table = NativeEngine().probabilities(plan, fields, np.zeros((1, 1)))
+    assert table.shape == (3, 2)
+    assert table[:, 1:] == pytest.approx(moments.probability, abs=1e-14)
+    (spins,) = NativeEngine().sample(plan, [Batch(fields, np.zeros((1, 1)))], 7, np.random.default_rng(1))
+    assert spins.shape == (7, 3, 1)
+
+
+def test_a_small_probability_keeps_its_digits() -> None:
+    """(m + 1)/2 of a magnetisation next to -1 would leave rounding only."""
+    plan = TrotterPlan(np.array([1.0]), np.array([0.0]), np.array([np.pi / 2]))
+    tilt = 1e-9
+    (moments,) = NativeEngine().moments(plan, [Batch(np.array([[tilt - np.pi / 2]]), np.zeros((1, 1)))])
+    assert moments.probability[0, 0] == pytest.approx(np.sin(tilt / 2) ** 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 3, 8])
+@pytest.mark.parametrize("own", [False, True])
+def test_no_problems_give_empty_results_of_the_right_shape(n: int, own: bool) -> None:
+    engine, plan = NativeEngine(), random_plan(3, seed=1)
+    batch = Batch(np.zeros((0, n)), np.zeros((0, n, n) if own else (n, n)))
+    assert engine.probabilities(plan, batch.fields, batch.couplings).shape == (0, 2**n)
+    (moments,) = engine.moments(plan, [batch], correlations=True)
+    assert moments.probability.shape == (0, n)
+    assert moments.correlation is not None
+    assert moments.correlation.shape == (0, n, n)
+    (spins,) = engine.sample(plan, [batch], 5, np.random.default_rng(1))
+    assert spins.shape == (5, 0, n)
+    gradient = engine.gradient(plan, [batch], [np.zeros((0, n))], [np.zeros((0, n, n))])
+    assert gradient.batches[0].fields.shape == (0, n)
+    assert gradient.batches[0].couplings.shape == batch.couplings.shape
+    assert not gradient.mixer_angles.any()
+
+
+def test_no_batches_at_all() -> None:
+    engine, plan = NativeEngine(), random_plan(3, seed=1)
+    assert engine.moments(plan, [], correlations=True) == []
+    assert engine.sample(plan, [], 5, np.random.default_rng(1)) == []
+    for gradient in (engine.gradient(plan, [], []), engine.gradient(plan, [], [], [])):
+        assert gradient.batches == []
+        assert (gradient.field_angles == np.zeros(3)).all()
+
+
+@pytest.mark.parametrize("n", [2, 7])
+def test_without_couplings_spins_are_independent(n: int) -> None:
+    plan, (fields, _) = turning(1), random_problem(n, 3, seed=2)
+    (moments,) = NativeEngine().moments(plan, [Batch(fields, np.zeros((n, n)))], correlations=True)
+    for j in range(n):
+        (alone,) = NativeEngine().moments(plan, [Batch(fields[:, j : j + 1], np.zeros((1, 1)))])
+        assert moments.probability[:, j] == pytest.approx(alone.probability[:, 0], abs=1e-13)
+    m = 2 * moments.probability - 1
+    product = m[:, :, None] * m[:, None, :]
+    product[:, range(n), range(n)] = 1
+    assert moments.correlation == pytest.approx(product, abs=1e-13)
+
+
+def test_inputs_are_left_alone_and_results_are_fresh() -> None:
+    engine, plan, batch = NativeEngine(), random_plan(3, seed=1), Batch(*random_problem(3, 2, seed=1))
+    before = batch.fields.copy(), batch.couplings.copy()
+    first = engine.moments(plan, [batch])[0].probability
+    kept = first.copy()
+    first[:] = 7
+    assert (engine.moments(plan, [batch])[0].probability == kept).all()
+    assert (batch.fields == before[0]).all()
+    assert (batch.couplings == before[1]).all()
+
+
+@pytest.mark.parametrize("parity", [0, 1])
+def test_reads_follow_the_reference(parity: int) -> None:
+    """Chi-square at alpha = 1e-6, N = 20,000 reads of each of 3 problems with 16 states; mutants fail by far."""
+    plan, (fields, couplings) = turning(parity), random_problem(4, 3, seed=4)
+    (spins,) = NativeEngine().sample(plan, [Batch(fields, couplings)], 20_000, np.random.default_rng(1))
+    assert spins.shape == (20_000, 3, 4)
+    assert spins.dtype == np.int8
+    law = reference_probabilities(plan, fields, couplings)
+    assert p_value(spins, law) > ALPHA
+    mutants = {
+        "fields": reference_probabilities(plan, -fields, couplings),
+        "couplings": reference_probabilities(plan, fields, -couplings),
+        "spins in reverse": reference_probabilities(plan, fields[:, ::-1], couplings[::-1, ::-1]),
+        "problems": law[::-1],
+        "states": law[:, ::-1],
+        "beta": reference_probabilities(plan, 1.2 * fields, 1.2 * couplings),
+    }
+    for name, mutant in mutants.items():
+        assert p_value(spins, mutant) < ALPHA, name
+
+
+@pytest.mark.parametrize("parity", [0, 1])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_reads_equal_inversion_of_the_probabilities_draw_for_draw(precision: Any, parity: int) -> None:
+    """The generator is used batch by batch; in single precision a read in 10^4 lies within rounding of an edge."""
+    plan, engine, batches = turning(parity), NativeEngine(precision), mixed_batches()
+    reads = engine.sample(plan, batches, 101, np.random.default_rng(9))
+    random = np.random.default_rng(9)
+    for batch, spins in zip(batches, reads, strict=True):
+        table = engine.probabilities(plan, batch.fields, batch.couplings)
+        want = draw_spins(table, random.random((batch.num_problems, 101)))
+        assert spins.shape == want.shape
+        differ = (spins != want).any(-1).sum()
+        assert differ <= (0 if precision == "double" else 2)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_reads_at_the_edges_of_the_table(n: int) -> None:
+    """The state is one basis state: uniform numbers next to 0 and 1 read it as well."""
+    plan = TrotterPlan(np.array([1.0]), np.array([0.0]), np.array([np.pi / 2]))
+    states = np.array([1.0, -1.0, 1.0])[:n]
+
+    class Edges(np.random.Generator):
+        def random(self, *_: Any, **__: Any) -> Any:
+            return np.array([[1e-9, 0.5, np.nextafter(1.0, 0.0)]])
+
+    batch = Batch(np.pi / 2 * states[None], np.zeros((n, n)))
+    (spins,) = NativeEngine().sample(plan, [batch], 3, Edges(np.random.PCG64(0)))
+    assert (spins == states).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_same_seed_same_draw_on_any_number_of_threads(threads: int) -> None:
+    plan, batches = turning(1), mixed_batches()
+    first = NativeEngine().sample(plan, batches, 30, np.random.default_rng(3))
+    again = NativeEngine(threads=threads).sample(plan, batches, 30, np.random.default_rng(3))
+    other = NativeEngine(threads=threads).sample(plan, batches, 30, np.random.default_rng(4))
+    assert all((a == b).all() for a, b in zip(first, again, strict=True))
+    assert any((a != b).any() for a, b in zip(first, other, strict=True))
+
+
+def test_what_does_not_fit_into_memory_is_refused_with_amounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 27)
+    plan, n = random_plan(2, seed=1), 23
+    batch = Batch(np.zeros((9, n)), np.zeros((n, n)))
+    got = r"got 0\.125 GiB available"
+    # Two tables of 2^23 rows of 64 bytes and a phase table, on each thread that has a block.
+    with pytest.raises(ValueError, match=rf"^fields: 23 spins on 1 thread need 1\.25 GiB of memory, {got}"):
+        NativeEngine().moments(plan, [batch])
+    with pytest.raises(ValueError, match=rf"^fields: 23 spins on 2 threads need 2\.5 GiB of memory, {got}"):
+        NativeEngine(threads=2).moments(plan, [batch])
+    with pytest.raises(ValueError, match=rf"23 spins on 1 thread need 2\.25 GiB of memory, {got}"):
+        NativeEngine().moments(plan, [batch], correlations=True)
+    with pytest.raises(ValueError, match=rf"23 spins on 1 thread need 4\.25 GiB of memory, {got}"):
+        NativeEngine().gradient(plan, [batch], [batch.fields])
+    # The table of states itself counts as well: 2^23 numbers of one block of lanes.
+    with pytest.raises(ValueError, match=rf"23 spins on 1 thread need 1\.75 GiB of memory, {got}"):
+        NativeEngine().probabilities(plan, batch.fields[:1], batch.couplings)
+
+
+def test_small_problems_do_not_ask_about_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: pytest.fail("asked"))
+    NativeEngine().moments(random_plan(2, seed=1), [Batch(*random_problem(8, 3, seed=1))])
+
+
+def test_more_spins_than_the_limit_are_refused() -> None:
+    n = MAX_SPINS + 1
+    plan, batch, engine = random_plan(2, seed=1), Batch(np.zeros((1, n)), np.zeros((n, n))), NativeEngine()
+    assert engine.max_spins == MAX_SPINS
+    for call in (
+        lambda: engine.moments(plan, [batch]),
+        lambda: engine.sample(plan, [batch], 3, np.random.default_rng(1)),
+        lambda: engine.gradient(plan, [batch], [batch.fields]),
+        lambda: engine.probabilities(plan, batch.fields, batch.couplings),
+    ):
+        with pytest.raises(ValueError, match=f"fields: expected at most {MAX_SPINS} spins, got {n}"):
+            call()
+
+
+BAD_PRECISION: Any = "half"
+BAD_THREADS: Any = [0, -1, True, 1.5, "2", None]
+
+
+def test_bad_engines_are_refused() -> None:
+    with pytest.raises(ValueError, match="precision: expected 'double' or 'single', got 'half'"):
+        NativeEngine(BAD_PRECISION)
+    for threads in BAD_THREADS:
+        with pytest.raises(ValueError, match="threads: expected an integer >= 1, got "):
+            NativeEngine(threads=threads)
+
+
+def test_bad_calls_are_refused() -> None:
+    plan, engine, batch = random_plan(2, seed=1), NativeEngine(), Batch(*random_problem(3, 2, seed=1))
+    with pytest.raises(ValueError, match=r"fields: expected shape \[Q, n\] with n >= 1, got \(3,\)"):
+        engine.probabilities(plan, np.zeros(3), np.zeros((3, 3)))
+    with pytest.raises(ValueError, match="fields"):
+        engine.probabilities(plan, np.full((1, 3), np.nan), np.zeros((3, 3)))
+    with pytest.raises(ValueError, match=r"cotangents: expected one array per batch \(1\), got 0 and 1"):
+        engine.gradient(plan, [batch], [])
+    with pytest.raises(ValueError, match=r"cotangents: expected shape \(2, 3\), got \(3,\)"):
+        engine.gradient(plan, [batch], [np.zeros(3)])
+    with pytest.raises(ValueError, match=r"pair_cotangents: expected shape \(2, 3, 3\), got \(3, 3\)"):
+        engine.gradient(plan, [batch], [batch.fields], [np.zeros((3, 3))])
+
+
+def all_kernels(engine: NativeEngine, n: int, own: bool, parity: int) -> None:
+    fields, couplings = random_problem(n, 3, seed=1)
+    batch = Batch(fields, np.stack([couplings] * 3) if own else couplings)
+    plan = turning(parity)
+    engine.moments(plan, [batch])
+    engine.moments(plan, [batch], correlations=True)
+    engine.sample(plan, [batch], 5, np.random.default_rng(1))
+    engine.gradient(plan, [batch], [batch.fields], angles=False)
+    engine.gradient(plan, [batch], [batch.fields], [np.zeros((3, n, n))])
+    engine.probabilities(plan, batch.fields, batch.couplings)
+
+
+def test_nothing_is_compiled_for_a_second_engine() -> None:
+    """One compiled version of every kernel for each precision serves all sizes, couplings and plans."""
+    from diabat.circuits import native_adjoint, native_kernel
+
+    kernels: list[Any] = [
+        native_kernel.run_moments,
+        native_kernel.run_tables,
+        native_kernel.run_reads,
+        native_adjoint.run_gradient,
+    ]
+    for precision in PRECISIONS:
+        all_kernels(NativeEngine(precision), 3, False, 0)  # type: ignore[arg-type]  # a literal
+    before = [list(k.signatures) for k in kernels]
+    assert [len(signatures) for signatures in before] == [2] * 4
+    for n, own, parity in ((1, False, 1), (2, True, 0), (8, False, 0), (9, True, 1)):
+        for precision in PRECISIONS:
+            all_kernels(NativeEngine(precision, threads=2), n, own, parity)  # type: ignore[arg-type]  # a literal
+    assert [list(k.signatures) for k in kernels] == before
+
+
+def test_a_second_process_reads_the_compiled_code_from_disk() -> None:
+    code = """
+import numpy as np
+from diabat.circuits import Batch, NativeEngine, TrotterPlan
+from diabat.circuits.native_kernel import run_moments
+plan = TrotterPlan(np.ones(2), np.ones(2), np.ones(2))
+NativeEngine().moments(plan, [Batch(np.zeros((1, 3)), np.zeros((3, 3)))])
+print(sum(run_moments.stats.cache_hits.values()), sum(run_moments.stats.cache_misses.values()))
+"""
+    NativeEngine().moments(random_plan(2, seed=1), [Batch(*random_problem(3, 1, seed=1))])  # compiled by now
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["1", "0"]
+
+
+def test_states_are_in_order() -> None:
+    """A plan that reads 1 out of n spins up: bit j of the state index is spin j."""
+    plan = TrotterPlan(np.array([1.0]), np.array([0.0]), np.array([np.pi / 2]))
+    for j, state in enumerate(spin_table(3)[[1, 2, 4]]):
+        table = NativeEngine().probabilities(plan, np.pi / 2 * state[None].astype(float), np.zeros((3, 3)))
+        assert table[0, 1 << j] == pytest.approx(1, abs=1e-14)

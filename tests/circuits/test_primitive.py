@@ -1,0 +1,355 @@
+"""The primitive engine: its law, its bit order, what it compiles and runs, and how it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from qiskit.primitives import BaseSamplerV2, StatevectorEstimator, StatevectorSampler
+from qiskit.providers.fake_provider import GenericBackendV2
+from qiskit.transpiler import CouplingMap, generate_preset_pass_manager
+
+from diabat.circuits import (
+    Batch,
+    PrimitiveEngine,
+    TrotterPlan,
+    reference_probabilities,
+    schedule,
+    trotter_plan,
+)
+from diabat.circuits.scrubbing import scrubbed
+
+from .conftest import Array, random_plan, random_problem
+from .goodness import ALPHA, p_value
+
+N = 4000
+TOKEN = "b7Q-x_0123456789abcdefABCDEFxyz0123456789"
+
+
+class Recorder(BaseSamplerV2):  # type: ignore[misc]  # Qiskit has no types
+    """Passes everything on to Qiskit's own sampler and keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.jobs: list[list[Any]] = []
+
+    def run(self, pubs: Iterable[Any], *, shots: int | None = None) -> Any:
+        """Run on the state-vector sampler."""
+        self.jobs.append(list(pubs))
+        return StatevectorSampler(seed=7).run(self.jobs[-1], shots=shots)
+
+
+class CountingPassManager:
+    """Counts what it compiles."""
+
+    def __init__(self) -> None:
+        self.compiled = 0
+        self.inner = generate_preset_pass_manager(1, basis_gates=["rz", "sx", "cx"], seed_transpiler=0)
+
+    def run(self, circuit: Any) -> Any:
+        """Compile."""
+        self.compiled += 1
+        return self.inner.run(circuit)
+
+
+class Failing(BaseSamplerV2):  # type: ignore[misc]  # Qiskit has no types
+    """Says its account in its error and in its repr."""
+
+    def run(self, pubs: Iterable[Any], *, shots: int | None = None) -> Any:
+        """Fail."""
+        raise ConnectionError(f"job refused for token={TOKEN}\n queue closed")
+
+    def __repr__(self) -> str:
+        return f"Failing({TOKEN})"
+
+
+class OneShot(BaseSamplerV2):  # type: ignore[misc]  # Qiskit has no types
+    """Takes one shot, whatever it is asked for."""
+
+    def run(self, pubs: Iterable[Any], *, shots: int | None = None) -> Any:
+        """Run with one shot."""
+        return StatevectorSampler(seed=1).run([(circuit, values, 1) for circuit, values, _ in pubs])
+
+
+def draw(engine: PrimitiveEngine, plan: TrotterPlan, batch: Batch, seed: int = 1) -> NDArray[np.int8]:
+    (spins,) = engine.sample(plan, [batch], N, np.random.default_rng(seed))
+    return spins
+
+
+def line_backend(qubits: int = 5) -> GenericBackendV2:
+    """A noiseless target whose qubits are coupled along a line, so that compiling must swap them."""
+    return GenericBackendV2(qubits, coupling_map=CouplingMap.from_line(qubits), seed=3)
+
+
+def test_reads_follow_the_reference() -> None:
+    """Chi-square at alpha = 1e-6, N = 4000 reads of each of 3 problems with 16 states; mutants fail by far."""
+    plan = random_plan(3, seed=4)
+    fields, couplings = random_problem(4, 3, seed=4)
+    spins = draw(PrimitiveEngine(), plan, Batch(fields, couplings))
+    assert spins.shape == (N, 3, 4)
+    assert spins.dtype == np.int8
+    law = reference_probabilities(plan, fields, couplings)
+    assert p_value(spins, law) > ALPHA
+    mutants = {
+        "fields": reference_probabilities(plan, -fields, couplings),
+        "couplings": reference_probabilities(plan, fields, -couplings),
+        "spins in reverse": reference_probabilities(plan, fields[:, ::-1], couplings[::-1, ::-1]),
+        "problems": law[::-1],
+        "spins": law[:, ::-1],
+        "fields 1.2 times": reference_probabilities(plan, 1.2 * fields, couplings),
+    }
+    for name, mutant in mutants.items():
+        assert p_value(spins, mutant) < ALPHA, name
+
+
+def test_couplings_of_each_problem() -> None:
+    """As above; some problems lack pairs that others have."""
+    plan = random_plan(3, seed=5)
+    fields, _ = random_problem(3, 3, seed=5)
+    couplings = np.stack([random_problem(3, 1, seed=q)[1] for q in range(3)])
+    couplings[0, 0, 1] = couplings[0, 1, 0] = 0.0
+    law = np.concatenate([reference_probabilities(plan, fields[q : q + 1], couplings[q]) for q in range(3)])
+    spins = draw(PrimitiveEngine(), plan, Batch(fields, couplings))
+    assert p_value(spins, law) > ALPHA
+    assert p_value(spins, reference_probabilities(plan, fields, couplings[1])) < ALPHA
+
+
+@pytest.mark.parametrize("level", [0, 1, 3])
+def test_compiling_for_a_backend_keeps_the_bits_in_order(level: int) -> None:
+    """All pairs of 4 spins on a line of 5 qubits; fields tell every spin from the others. alpha = 1e-6, N = 4000."""
+    plan = random_plan(3, seed=6)
+    fields, couplings = np.array([[1.5, 0.2, -0.6, -1.2]]), random_problem(4, 1, seed=6)[1]
+    batch = Batch(fields, couplings)
+    engine = PrimitiveEngine(backend=line_backend(), optimization_level=level)
+    compiled = engine.circuit(plan, batch).circuit
+    assert compiled.num_qubits == 5
+    assert set(compiled.count_ops()) <= {"rz", "sx", "x", "cx", "measure", "barrier"}
+    assert p_value(draw(engine, plan, batch), reference_probabilities(plan, fields, couplings)) > ALPHA
+
+
+def test_a_scrambled_layout_keeps_the_bits_in_order() -> None:
+    plan = random_plan(3, seed=7)
+    fields, couplings = np.array([[1.5, 0.2, -1.1]]), random_problem(3, 1, seed=7)[1]
+    passes = generate_preset_pass_manager(
+        1, target=line_backend().target, initial_layout=[4, 0, 2], seed_transpiler=0
+    )
+    engine = PrimitiveEngine(pass_manager=passes)
+    circuit = engine.circuit(plan, Batch(fields, couplings)).circuit
+    assert circuit.layout.initial_index_layout(filter_ancillas=True) == [4, 0, 2]
+    law = reference_probabilities(plan, fields, couplings)
+    assert p_value(draw(engine, plan, Batch(fields, couplings)), law) > ALPHA
+
+
+def test_compiled_once_per_plan_and_coupled_pairs() -> None:
+    passes = CountingPassManager()
+    engine = PrimitiveEngine(pass_manager=passes)
+    plan, same, other = random_plan(2, seed=1), random_plan(2, seed=1), random_plan(2, seed=2)
+    fields, couplings = random_problem(3, 2, seed=1)
+    sparse = couplings * np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]])
+
+    def compiled(plan: TrotterPlan, *batches: Batch) -> int:
+        before = passes.compiled
+        engine.sample(plan, batches, 5, np.random.default_rng(1))
+        return passes.compiled - before
+
+    assert compiled(plan, Batch(fields, couplings), Batch(-fields, 2 * couplings)) == 1
+    assert compiled(plan, Batch(fields[:1], 3 * couplings)) == 0
+    assert compiled(same, Batch(fields, couplings)) == 0
+    assert compiled(plan, Batch(fields, np.stack([couplings, -couplings]))) == 0
+    assert compiled(plan, Batch(fields, sparse)) == 1
+    assert compiled(plan, Batch(fields[:, :2], couplings[:2, :2])) == 1
+    assert compiled(other, Batch(fields, couplings)) == 1
+    assert compiled(plan, Batch(fields, couplings), Batch(fields, sparse)) == 0
+
+
+def test_kept_circuits_are_bounded() -> None:
+    engine = PrimitiveEngine()
+    batch = Batch(np.zeros((1, 1)), np.zeros((1, 1)))
+    first = engine.circuit(random_plan(1, seed=0), batch)
+    assert engine.circuit(random_plan(1, seed=0), batch) is first
+    for seed in range(1, 65):
+        engine.circuit(random_plan(1, seed=seed), batch)
+    assert engine.circuit(random_plan(1, seed=0), batch) is not first
+
+
+def test_one_job_with_one_pub_per_batch() -> None:
+    recorder = Recorder()
+    plan = random_plan(2, seed=1)
+    batches = [Batch(*random_problem(n, problems, seed=n)) for n, problems in ((1, 2), (3, 0), (3, 4))]
+    spins = PrimitiveEngine(recorder).sample(plan, batches, 6, np.random.default_rng(1))
+    assert [s.shape for s in spins] == [(6, 2, 1), (6, 0, 3), (6, 4, 3)]
+    (job,) = recorder.jobs
+    assert [(circuit.num_qubits, values.shape, shots) for circuit, values, shots in job] == [
+        (1, (2, 1), 6),
+        (3, (4, 6), 6),
+    ]
+
+
+def test_nothing_runs_for_nothing() -> None:
+    recorder = Recorder()
+    engine = PrimitiveEngine(recorder)
+    empty = Batch(np.zeros((0, 2)), np.zeros((2, 2)))
+    assert engine.sample(random_plan(1, seed=1), [empty], 3, np.random.default_rng(1))[0].shape == (3, 0, 2)
+    assert engine.sample(random_plan(1, seed=1), [], 3, np.random.default_rng(1)) == []
+    assert not recorder.jobs
+
+
+def test_the_built_in_sampler_is_seeded_by_the_generator() -> None:
+    plan, batch = random_plan(2, seed=2), Batch(*random_problem(3, 2, seed=2))
+    engine = PrimitiveEngine()
+    assert (draw(engine, plan, batch, seed=1) == draw(PrimitiveEngine(), plan, batch, seed=1)).all()
+    assert (draw(engine, plan, batch, seed=1) != draw(engine, plan, batch, seed=2)).any()
+    random = np.random.default_rng(1)
+    first, second = (engine.sample(plan, [batch], N, random)[0] for _ in range(2))
+    assert (first != second).any()
+
+
+@pytest.mark.parametrize("aer", [False, True])
+def test_equal_problems_are_read_independently(aer: bool) -> None:
+    """All reads of 40 equal problems, pooled, follow the law (alpha = 1e-6); shared random numbers would not."""
+    plan, (fields, couplings) = random_plan(2, seed=2), random_problem(2, 1, seed=2)
+    batch = Batch(np.repeat(fields, 40, axis=0), couplings)
+    engine = PrimitiveEngine(noisy_sampler(0.0) if aer else None)
+    spins = np.concatenate(engine.sample(plan, [batch, batch], 100, np.random.default_rng(3)), axis=1)
+    assert len(np.unique(spins, axis=1)[0]) == 80
+    law = reference_probabilities(plan, fields, couplings)
+    assert p_value(spins.reshape(-1, 1, 2), law) > ALPHA
+
+
+def test_a_long_anneal() -> None:
+    """The default 200 steps at 5 ns, four coupled spins; chi-square at alpha = 1e-6, N = 4000."""
+    plan = trotter_plan(schedule("Advantage2_system1"), 5.0, 200)
+    fields, couplings = random_problem(4, 2, seed=3, scale=0.05)
+    spins = draw(PrimitiveEngine(), plan, Batch(fields, couplings))
+    assert p_value(spins, reference_probabilities(plan, fields, couplings)) > ALPHA
+
+
+@pytest.mark.parametrize("aer", [False, True])
+@pytest.mark.parametrize("mixer", [0.0, 1.0])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_parameters_that_fall_away(aer: bool, mixer: float, compiled: bool) -> None:
+    """Angles of zero make no gate, and compiling drops phases before the readout: all states are alike.
+
+    Aer's sampler returns zeros for all problems but the first if a circuit without parameters has several.
+    """
+    angle = np.array([0.0 if mixer else 1.0])
+    plan = TrotterPlan(angle, angle, np.array([mixer]))
+    engine = PrimitiveEngine(
+        noisy_sampler(0.0) if aer else None, line_backend() if compiled else None, optimization_level=3
+    )
+    spins = draw(engine, plan, Batch(*random_problem(2, 3, seed=1)))
+    assert p_value(spins, np.full((3, 4), 0.25)) > ALPHA
+
+
+def noisy_sampler(strength: float) -> Any:
+    """Aer's sampler with a depolarizing channel after every RX."""
+    from qiskit_aer.noise import NoiseModel, depolarizing_error
+    from qiskit_aer.primitives import SamplerV2
+
+    model = NoiseModel()
+    if strength:
+        model.add_all_qubit_quantum_error(depolarizing_error(strength, 1), ["rx"])
+    return SamplerV2(seed=5, options={"backend_options": {"noise_model": model}})
+
+
+def test_depolarizing_noise_shrinks_the_marginals() -> None:
+    """One step: <s> -> (1 - p) <s>, so P(+1) = 1/2 + (1 - p)(P_0(+1) - 1/2). alpha = 1e-6, N = 4000, p = 0.4."""
+    plan = TrotterPlan(np.array([1.0]), np.array([0.0]), np.array([np.pi / 2]))
+    fields, couplings = np.array([[0.9, -0.4]]), np.zeros((2, 2))
+    law = reference_probabilities(plan, fields, couplings)
+    up = law @ np.array([[0, 0], [1, 0], [0, 1], [1, 1]])
+    for strength in (0.0, 0.4):
+        shrunk = 0.5 + (1 - strength) * (up[0] - 0.5)
+        noisy: Array = np.kron([1 - shrunk[1], shrunk[1]], [1 - shrunk[0], shrunk[0]])[None]
+        spins = draw(PrimitiveEngine(noisy_sampler(strength)), plan, Batch(fields, couplings))
+        assert p_value(spins, noisy) > ALPHA
+        assert (p_value(spins, law) > ALPHA) == (strength == 0)
+
+
+def test_probabilities_and_moments_are_not_there() -> None:
+    engine, plan, batch = PrimitiveEngine(), random_plan(1, seed=1), Batch(np.zeros((1, 2)), np.zeros((2, 2)))
+    assert not engine.exact
+    with pytest.raises(
+        NotImplementedError, match="probabilities: engine 'primitive' returns shots only; call sample"
+    ):
+        engine.probabilities(plan, batch.fields, batch.couplings)
+    with pytest.raises(NotImplementedError, match="moments: engine 'primitive' returns shots only; average"):
+        engine.moments(plan, [batch])
+    with pytest.raises(NotImplementedError, match="gradient: engine 'primitive' has no adjoint gradient"):
+        engine.gradient(plan, [batch], [batch.fields])
+
+
+def test_failures_are_one_sentence_without_credentials() -> None:
+    batch = Batch(np.zeros((3, 2)), np.zeros((2, 2)))
+    with pytest.raises(RuntimeError) as caught:
+        PrimitiveEngine(Failing()).sample(random_plan(1, seed=1), [batch], 10, np.random.default_rng(1))
+    assert str(caught.value) == (
+        "engine 'primitive': Failing failed on 1 circuit (3 problems, 10 shots each): "
+        "ConnectionError: job refused for *** queue closed"
+    )
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def test_a_primitive_that_ignores_the_number_of_shots_is_noticed() -> None:
+    batch = Batch(np.zeros((3, 2)), np.zeros((2, 2)))
+    with pytest.raises(RuntimeError, match=r"expected measured bits of shape \(3, 10, 2\), got \(3, 1, 2\)"):
+        PrimitiveEngine(OneShot()).sample(random_plan(1, seed=1), [batch], 10, np.random.default_rng(1))
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (f"bad key {TOKEN} given", "bad key *** given"),
+        ("Authorization: Bearer abc.def", "Authorization: ***"),
+        ("sent bearer abc", "sent bearer ***"),
+        ("{'api_key': 'short'}", "{'api_key': ***"),
+        ("password = hunter2, again", "password = ***, again"),
+        ("API token not defined", "API token not defined"),
+        (
+            "The instruction rzz on qubits (0, 1) is not supported",
+            "The instruction rzz on qubits (0, 1) is not supported",
+        ),
+        ("a\n  b", "a b"),
+        ("x y" * 200, ("x y" * 200)[:299] + "…"),
+    ],
+)
+def test_scrubbing(message: str, expected: str) -> None:
+    assert scrubbed(message) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"primitive": "aer"}, r"primitive: expected a qiskit\.primitives\.BaseSamplerV2, got str\."),
+        ({"primitive": StatevectorEstimator()}, "BaseSamplerV2, got StatevectorEstimator"),
+        ({"backend": 1, "pass_manager": 1}, "backend: expected a backend or a pass_manager, got both"),
+        ({"backend": "ibm"}, "backend: expected a Qiskit backend with a target, got str"),
+        (
+            {"backend": line_backend(), "optimization_level": 4},
+            "optimization_level: expected 0, 1, 2 or 3, got 4",
+        ),
+        ({"optimization_level": True}, "optimization_level: expected 0, 1, 2 or 3, got True"),
+        ({"pass_manager": 3}, "pass_manager: expected an object with a run method, got int"),
+        ({"max_spins": 0}, "max_spins: expected an integer >= 1, got 0"),
+    ],
+)
+def test_bad_engines_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PrimitiveEngine(**arguments)
+
+
+def test_bad_calls_are_refused() -> None:
+    plan, random = random_plan(1, seed=1), np.random.default_rng(1)
+    batch = Batch(np.zeros((1, 6)), np.zeros((6, 6)))
+    with pytest.raises(ValueError, match="num_reads: expected an integer >= 1, got 0"):
+        PrimitiveEngine().sample(plan, [batch], 0, random)
+    with pytest.raises(ValueError, match="fields: expected at most 5 spins, got 6"):
+        PrimitiveEngine(backend=line_backend()).sample(plan, [batch], 1, random)
+    with pytest.raises(ValueError, match="fields: expected at most 4 spins, got 6"):
+        PrimitiveEngine(max_spins=4).sample(plan, [batch], 1, random)
+    assert PrimitiveEngine().max_spins == 20
+    assert PrimitiveEngine(backend=line_backend(), max_spins=3).max_spins == 3
+    assert PrimitiveEngine(Recorder(), max_spins=127).max_spins == 127

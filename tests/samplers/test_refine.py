@@ -1,0 +1,301 @@
+"""Backend ``refine``: its law at every k against the transition matrix of the sweep, and its limits."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import diabat
+from diabat.config import ConfigError, build_sampler, make_config
+from diabat.config.yaml_files import parse_yaml
+from diabat.ising import Ising
+from diabat.samplers import Capabilities, Sampler, Samples, UnsupportedError, sampler
+from diabat.samplers.refine import RefineSampler
+from diabat.testing import (
+    RecorderSampler,
+    ReferenceSampler,
+    WeightedSampler,
+    brute_force_states,
+    run_check,
+)
+from diabat.testing.problems import Lead, causal_problem, make_problem, with_visible
+
+from .goodness import g_test
+
+ALPHA = 1e-6
+READS = 40_000
+
+
+class AllUp(ReferenceSampler):
+    """As wrong as a base can be: every visible spin is up in every read."""
+
+    name = "all_up"
+
+    def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+        up = torch.where(ising.visible_mask, 1, -1).to(torch.int8)
+        return Samples(up.expand(num_reads, *up.shape).clone(), ising.visible_mask, info={"mark": "up"})
+
+
+def pvalue(backend: Sampler, ising: Ising, law: Tensor, *, seed: int = 1) -> float:
+    """G-test of all states of all problems, READS reads each."""
+    spins = backend.sample(ising, READS, seed=seed).spins
+    return g_test(spins.reshape(READS, -1, ising.num_spins), law.reshape(-1, 2**ising.num_spins))
+
+
+def sweep_matrix(p: Tensor) -> Tensor:
+    """Transition matrix [2^n, 2^n] of a sweep over spins 0, 1, ... whose invariant law is p [2^n].
+
+    Resampling spin j leaves the state or flips bit j, with the probabilities of the two states given the rest.
+    """
+    states = torch.arange(len(p))
+    steps = []
+    for j in range(len(p).bit_length() - 1):
+        step = torch.zeros(len(p), len(p), dtype=p.dtype)
+        for end in (states, states ^ (1 << j)):
+            step[states, end] = p[end] / (p[states] + p[states ^ (1 << j)])
+        steps.append(step)
+    return reduce(torch.matmul, steps)
+
+
+def after(start: Tensor, p: Tensor, sweeps: int) -> Tensor:
+    """Law after some sweeps, of problems [Q, 2^n]."""
+    rows = [s @ torch.linalg.matrix_power(sweep_matrix(q), sweeps) for s, q in zip(start, p, strict=True)]
+    return torch.stack(rows)
+
+
+def all_up(ising: Ising) -> Tensor:
+    law = torch.zeros(ising.num_problems, 2**ising.num_spins, dtype=torch.float64)
+    law[:, -1] = 1
+    return law
+
+
+@pytest.mark.parametrize("three_body", [0.0, 0.4])
+def test_the_exact_law_is_invariant(three_body: float) -> None:
+    """N = 40,000 reads of 6 problems of 6 spins; a heat bath at beta = 1.05 gives p < 1e-60."""
+    ising = make_problem((6,), 6, seed=3, three_body=three_body)
+    assert pvalue(RefineSampler("exact", sweeps=3), ising, brute_force_states(ising)) > ALPHA
+
+
+@pytest.mark.parametrize("sweeps", [1, 2])
+@pytest.mark.parametrize("lead", ["none", "shared", "heads", "per_problem"])
+def test_few_sweeps_of_a_wrong_base_give_the_law_of_the_transition_matrix(lead: Lead, sweeps: int) -> None:
+    """Far from equilibrium every probability and the order of the spins show."""
+    ising = make_problem((2, 2), 5, lead=lead, seed=4)
+    law = after(all_up(ising), brute_force_states(ising).flatten(0, 1), sweeps)
+    assert pvalue(RefineSampler(AllUp(), sweeps=sweeps), ising, law) > ALPHA
+
+
+def test_many_sweeps_of_a_wrong_base_give_the_boltzmann_law() -> None:
+    ising = make_problem((4,), 5, seed=5, three_body=0.2)
+    exact = brute_force_states(ising)
+    assert pvalue(RefineSampler(AllUp(), sweeps=50), ising, exact) > ALPHA
+    assert pvalue(RefineSampler(AllUp(), sweeps=0), ising, exact) < ALPHA
+    assert pvalue(RefineSampler(AllUp(), sweeps=1), ising, exact) < ALPHA
+
+
+def test_invisible_spins_stay_down_and_enter_no_local_field() -> None:
+    ising = causal_problem(5, seed=6)
+    assert pvalue(RefineSampler(AllUp(), sweeps=50), ising, brute_force_states(ising)) > ALPHA
+    nothing = with_visible(ising, torch.zeros(5, dtype=torch.bool))
+    assert (RefineSampler(AllUp()).sample(nothing, 3).spins == -1).all()
+
+
+def total_variation(law: Tensor, exact: Tensor) -> float:
+    return float((law - exact).abs().sum(-1).mean() / 2)
+
+
+def test_refined_anneals_are_closer_to_boltzmann() -> None:
+    """SK, g = 0.6, n = 6.  The law after k sweeps is known, so that its total variation has no noise."""
+    ising = make_problem((4,), 6, seed=7, fields=0.6, couplings=0.6 / 6**0.5)
+    base: Any = sampler("dqa", annealing_time_ns=2.0, steps=60)
+    exact, start = brute_force_states(ising), base.state_probabilities(ising)
+    laws = [after(start, exact, sweeps) for sweeps in (0, 1, 2)]
+    tv = [total_variation(law, exact) for law in laws]
+    assert tv[0] > 0.08
+    assert tv[1] < 0.5 * tv[0]
+    assert tv[2] < 0.5 * tv[1]
+    for sweeps, law in enumerate(laws):
+        refined = RefineSampler("dqa", options={"annealing_time_ns": 2.0, "steps": 60}, sweeps=sweeps)
+        assert pvalue(refined, ising, law) > ALPHA
+        assert sweeps == 2 or pvalue(refined, ising, laws[sweeps + 1]) < ALPHA
+
+
+def test_weights_of_the_base_stay_right() -> None:
+    """The conformance suite's z-tests of the exponent, alpha = 1e-6, N = 4096 reads of 16 problems."""
+    weighted = WeightedSampler(ReferenceSampler())
+    run_check("state_distribution", RefineSampler(weighted, sweeps=1))
+    refined = RefineSampler(weighted).sample(make_problem((3,), 4, seed=8), 10, seed=1)
+    assert refined.log_weights is not None
+    assert refined.log_weights.shape == (10, 3)
+
+
+def test_no_sweeps_give_the_reads_of_the_base_with_its_own_seed() -> None:
+    ising, base = make_problem((2, 3), 5, lead="heads", seed=9), ReferenceSampler()
+    samples = RefineSampler(base, sweeps=0).sample(ising, 50, seed=11)
+    inner = samples.info["base"]["seed"]
+    assert inner != 11
+    assert torch.equal(samples.spins, base.sample(ising, 50, seed=inner).spins)
+    # The sweeps have a stream of their own: their number does not change the reads they start from.
+    swept = RefineSampler(base, sweeps=1).sample(ising, 50, seed=11)
+    assert swept.info["base"]["seed"] == inner
+    assert not torch.equal(swept.spins, samples.spins)
+
+
+def test_reads_reach_the_base_in_one_call() -> None:
+    recorder = RecorderSampler(ReferenceSampler())
+    refined = RefineSampler(recorder, num_reads=37)
+    assert refined.moments(make_problem((2, 3), 4, seed=10), seed=5).num_reads == 37
+    assert [(call.method, call.num_reads, call.shape) for call in recorder.calls] == [
+        ("sample", 37, (2, 3, 4))
+    ]
+
+
+def test_seeds_and_threads() -> None:
+    ising, refined = causal_problem(5, seed=12), RefineSampler("exact")
+    first = refined.sample(ising, 500, seed=3).spins
+    torch.set_num_threads(2)
+    assert torch.equal(refined.sample(ising, 500, seed=3).spins, first)
+    assert not torch.equal(refined.sample(ising, 500, seed=4).spins, first)
+
+
+def test_float32_fields_give_the_draw_of_the_same_numbers_in_float64() -> None:
+    single = make_problem((2, 3), 5, lead="heads", seed=13, dtype=torch.float32)
+    assert single.couplings is not None
+    double = Ising(single.fields.double(), single.couplings.double())
+    backend = RefineSampler(AllUp())
+    drawn = [backend.sample(ising, 200, seed=1).spins for ising in (single, double)]
+    assert torch.equal(*drawn)
+    assert backend.moments(single).probability.dtype == torch.float32
+
+
+def test_info() -> None:
+    samples = RefineSampler(AllUp(), sweeps=3).sample(make_problem((2,), 3, seed=14), 4, seed=6)
+    assert {k: samples.info[k] for k in ("backend", "seed", "sweeps")} == {
+        "backend": "refine",
+        "seed": 6,
+        "sweeps": 3,
+    }
+    assert (samples.info["base"]["backend"], samples.info["base"]["mark"]) == ("all_up", "up")
+
+
+def test_capabilities_are_those_of_reads_of_the_base() -> None:
+    exact = RefineSampler("exact").capabilities
+    assert (exact.exact, exact.law, exact.log_partition, exact.three_body) == (
+        False,
+        "boltzmann",
+        False,
+        True,
+    )
+    assert exact.gradients == ("straight_through", "covariance")
+    assert exact.max_spins == sampler("exact").capabilities.max_spins
+    dqa = diabat.sampler("refine")
+    base = sampler("dqa").capabilities
+    assert dqa.capabilities == replace(base, gradients=("straight_through", "covariance"))
+    assert (dqa.capabilities.law, dqa.capabilities.three_body) == ("diabatic", False)
+
+
+class Shared(ReferenceSampler):
+    """A base that does not take a J for every problem."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, per_problem_couplings=False)
+
+
+def test_limits_of_the_base_are_refused() -> None:
+    with pytest.raises(
+        UnsupportedError, match="three_body: sampler 'refine' accepts fields and couplings only"
+    ):
+        RefineSampler("dqa").moments(make_problem((2,), 4, three_body=0.1))
+    with pytest.raises(
+        UnsupportedError, match=r"sampler 'refine' accepts at most 14 visible spins, got 15\."
+    ):
+        RefineSampler(ReferenceSampler()).moments(Ising(torch.zeros(15)))
+    with pytest.raises(UnsupportedError, match="sampler 'refine' needs couplings shared by the batch"):
+        RefineSampler(Shared()).moments(make_problem((3,), 4, lead="per_problem"))
+
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"sweeps": -1}, ValueError, "sweeps: expected an integer >= 0, got -1."),
+    ({"sweeps": 1.0}, ValueError, "sweeps: expected an integer >= 0, got 1.0."),
+    ({"sweeps": True}, ValueError, "sweeps: expected an integer >= 0, got True."),
+    ({"num_reads": 0}, ValueError, "num_reads: expected an integer >= 1, got 0."),
+    (
+        {"sampler": "mean_field"},
+        ValueError,
+        "sampler: expected a backend that draws samples, got 'mean_field', which computes moments only.",
+    ),
+    (
+        {"sampler": "dqa", "options": {"learn_schedule": True}},
+        ValueError,
+        "sampler: expected a base without learnable parameters, which reads cannot train, got 'dqa' with 1.",
+    ),
+    ({"sampler": 3}, TypeError, "sampler: expected a diabat Sampler or its name, got int."),
+    ({"sampler": "exat"}, ValueError, "got 'exat'. Did you mean 'exact'?"),
+    (
+        {"sampler": ReferenceSampler(), "options": {"analytic": True}},
+        ValueError,
+        "options: expected None with a sampler that is built already, got ['analytic'].",
+    ),
+    (
+        {"options": {"anealing_time_ns": 5.0}},
+        TypeError,
+        "options: sampler 'dqa' has no option 'anealing_time_ns'. Did you mean 'annealing_time_ns'?",
+    ),
+    (
+        {"sampler": "exact", "options": {"max_seconds": -1}},
+        ValueError,
+        "options: max_seconds: expected a positive number, got -1.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), BAD, ids=[f"{i}" for i in range(len(BAD))])
+def test_bad_options(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        RefineSampler(**options)
+
+
+def test_configuration() -> None:
+    text = "sampler: {backend: refine, sampler: exact, options: {max_seconds: 7.0}, sweeps: 3}"
+    built: Any = build_sampler(make_config(parse_yaml(text, "text")).sampler)
+    assert (built.name, built.base.name, built.base.max_seconds, built.sweeps) == ("refine", "exact", 7.0, 3)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"sampler": 3}, "sampler.sampler: expected a string, got 3 (integer)."),
+        ({"options": [1]}, "sampler.options: expected a mapping, got [1] (list)."),
+        ({"sweep": 1}, "sampler.sweep: unknown key. Did you mean 'sampler.sweeps'?"),
+        ({"sampler": "mean_field"}, "sampler.sampler: expected a backend that draws samples"),
+        (
+            {"options": {"stepz": 9}},
+            "sampler.options: sampler 'dqa' has no option 'stepz'. Did you mean 'steps'?",
+        ),
+        ({"options": {"steps": "ten"}}, "sampler.options: steps: expected an integer, got 'ten'."),
+    ],
+)
+def test_a_bad_configuration_is_one_sentence(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_sampler(make_config({"sampler": {"backend": "refine", **section}}).sampler)
+    assert str(caught.value).startswith(message)
+
+
+def test_it_is_a_base_like_any_other() -> None:
+    ising = make_problem((2,), 4, seed=15)
+    law = after(all_up(ising), brute_force_states(ising), 2)
+    assert pvalue(RefineSampler(RefineSampler(AllUp(), sweeps=1), sweeps=1), ising, law) > ALPHA
+
+
+def test_the_transition_matrix_of_these_tests_leaves_its_law_invariant() -> None:
+    p = brute_force_states(make_problem((), 4, seed=16))
+    step = sweep_matrix(p)
+    assert (step.sum(1) - 1).abs().max() < 1e-12
+    assert (p @ step - p).abs().max() < 1e-12
