@@ -40,6 +40,7 @@ class BoltzmannAttention(nn.Module):
 
     Attributes:
         coupling_pairs: J_jk for j < k, [H, window(window-1)/2], in modes with J.
+        schedule_angles: Learnable angles of the sampler's anneal, if it has some; each layer has its own.
         coupling_triples: K_jkl for j < k < l, [H, window(window-1)(window-2)/6], in modes with K.
 
     Raises:
@@ -69,7 +70,7 @@ class BoltzmannAttention(nn.Module):
             check_num_reads(num_reads)
         self.embed_dim, self.num_heads, self.window = embed_dim, num_heads, window
         self.mode, self.gradient, self.causal, self.num_reads = mode, gradient, causal, num_reads
-        self.sampler = as_sampler(sampler)
+        self.sampler = as_sampler(sampler).with_own_parameters()
         self.query = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.key = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.value = nn.Linear(embed_dim, embed_dim, bias=bias)
@@ -77,6 +78,8 @@ class BoltzmannAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
         pairs, triples = window * (window - 1) // 2, math.comb(window, 3)
         terms = mode.split("+")
+        # Registered here, so that they are saved and trained with the layer.
+        self.schedule_angles = nn.ParameterList(self.sampler.parameters) if self.sampler.parameters else None
         self.coupling_pairs = nn.Parameter(torch.zeros(num_heads, pairs)) if "J" in terms else None
         self.coupling_triples = nn.Parameter(torch.zeros(num_heads, triples)) if "K" in terms else None
         estimator = choose_estimator(self.sampler, gradient)
@@ -156,6 +159,9 @@ class BoltzmannAttention(nn.Module):
         if "h" not in self.mode.split("+"):
             fields = torch.zeros_like(fields)
         self._recorded = (fields.detach(), None if J is None else J.detach())
+        if self.schedule_angles is not None:
+            # load_state_dict(assign=True) and functional_call put other tensors in place of the parameters.
+            self.sampler.parameters = tuple(self.schedule_angles)
         seed = None
         reads = self.num_reads is not None or choose_estimator(self.sampler, self.gradient) == "covariance"
         if reads or not self.sampler.capabilities.exact:

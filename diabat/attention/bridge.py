@@ -6,10 +6,11 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from diabat.attention import estimators
 from diabat.ising import Ising
-from diabat.samplers.base import Estimator, Sampler, UnsupportedError, check_num_reads
+from diabat.samplers.base import Estimator, Sampler, UnsupportedError, check_num_reads, draw_seed
 from diabat.samplers.registry import as_sampler
 
 
@@ -31,8 +32,8 @@ def spin_probabilities(
         fields: h, [*batch, n], float32 or float64.
         couplings: J, [*lead, n, n], symmetric with zero diagonal, or None.
         sampler: A sampler or the name of one.
-        gradient: ``exact`` (the sampler's own derivative), ``straight_through``, ``covariance``, or ``auto``
-            (the best that the sampler supports).
+        gradient: ``exact`` (the sampler's own derivative by autograd), ``straight_through``, ``covariance``,
+            ``adjoint`` (the exact derivative of a simulated anneal), or ``auto`` (the sampler's first choice).
         visible: bool, broadcastable to [*batch, n].
         three_body: K, [*lead, n, n, n], or None.
         num_reads: Reads for sampling backends; None takes the sampler's own setting.
@@ -59,7 +60,10 @@ def spin_probabilities(
                 f"expected None, got {num_reads}."
             )
         return sampler.moments(ising, seed=seed).smoothed_probability
-    result: Any = _Bridge.apply(fields, couplings, three_body, visible, sampler, estimator, num_reads, seed)
+    if estimator == "adjoint":
+        seed = draw_seed(seed)  # forward and backward are to see the same law
+    problem = (fields, couplings, three_body, visible)
+    result: Any = _Bridge.apply(*problem, sampler, estimator, num_reads, seed, *sampler.parameters)
     return result
 
 
@@ -97,6 +101,7 @@ class _Bridge(torch.autograd.Function):
         estimator: Estimator,
         num_reads: int | None,
         seed: int | None,
+        *parameters: Tensor,
     ) -> Tensor:
         ising = Ising(fields, couplings, visible, three_body, check=False)
         ctx.shapes = tuple(None if t is None else t.shape for t in (couplings, three_body))
@@ -110,24 +115,39 @@ class _Bridge(torch.autograd.Function):
                 moments = sampler.moments(ising.detach(), seed=seed)
             else:
                 moments = sampler.sample(ising, num_reads, seed=seed).moments(dtype=fields.dtype)
-            ctx.save_for_backward(mask, moments.probability)
-        ctx.estimator = estimator
+            p = moments.probability
+            if estimator == "adjoint":
+                ctx.save_for_backward(mask, fields, couplings)
+            elif sampler.capabilities.law == "boltzmann":
+                ctx.save_for_backward(mask, p)
+            else:
+                response_at = estimators.mean_field_probability(fields, couplings, three_body, p, mask)
+                ctx.save_for_backward(mask, p, response_at)
+        ctx.estimator, ctx.sampler, ctx.seed = estimator, sampler, seed
         return moments.smoothed_probability.clone()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         (v,) = cotangents
         mask, *state = ctx.saved_tensors
+        if ctx.estimator == "adjoint":
+            ising = Ising(state[0], state[1], mask, check=False)
+            exact = ctx.sampler.adjoint(ising, v, seed=ctx.seed)
+            return exact.fields, exact.couplings, *(None,) * 6, *exact.parameters
         pair_shape, triple_shape = ctx.shapes
         wanted = {"couplings": ctx.needs_input_grad[1], "three_body": ctx.needs_input_grad[2]}
         if ctx.estimator == "covariance":
             gradient = estimators.covariance(v, state[0], mask, weights=state[1], **wanted)
         else:
-            gradient = estimators.straight_through(v, state[0], mask, **wanted)
+            p, *response_at = state
+            gradient = estimators.straight_through(
+                v, p, mask, response_at=next(iter(response_at), None), **wanted
+            )
         dJ, dK = gradient.couplings, gradient.three_body
         return (
             gradient.fields,
             None if dJ is None else dJ.sum_to_size(pair_shape),
             None if dK is None else dK.sum_to_size(triple_shape),
-            *(None,) * 5,
+            *(None,) * (len(ctx.needs_input_grad) - 3),
         )

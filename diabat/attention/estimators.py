@@ -22,11 +22,23 @@ class ProblemGradient(NamedTuple):
 
 
 def straight_through(
-    cotangent: Tensor, probability: Tensor, visible: Tensor, *, couplings: bool, three_body: bool
+    cotangent: Tensor,
+    probability: Tensor,
+    visible: Tensor,
+    *,
+    couplings: bool,
+    three_body: bool,
+    response_at: Tensor | None = None,
 ) -> ProblemGradient:
-    r"""Mean-field response at the given magnetization, without feedback through J (DESIGN §6).
+    r"""Mean-field response, without feedback through J (DESIGN §6).
 
-        dm_j = (1 - m_j²)(dh_j + Σ_k dJ_jk m_k + Σ_{k<l} dK_jkl m_k m_l),    P = (1 + m)/2
+        dm_j = (1 - t_j²)(dh_j + Σ_k dJ_jk m_k + Σ_{k<l} dK_jkl m_k m_l),    P = (1 + m)/2
+
+    with m as sampled.  For a Boltzmann law t = m: 1 - m_j² is the variance of the spin, its exact response to its
+    own field.  A sampler with a law of its own may answer strong fields with less than full magnetization: that
+    of a 5 ns anneal peaks near h = 6 and falls back to 0.96 at h = 60.  There 1 - m² promises a response that is not
+    there, and fields trained with it run away (to 10^7 in one run); t_j = tanh(h_j + Σ_k J_jk m_k), that is
+    `mean_field_probability`, promises none.
 
     Biased wherever spins are correlated, but defined for any sampler and without variance of its own.
 
@@ -36,9 +48,11 @@ def straight_through(
         visible: bool [*batch, n].
         couplings: Also return ∂L/∂J.
         three_body: Also return ∂L/∂K.
+        response_at: (1 + t)/2, [*batch, n]; None for t = m.
     """
-    # (1 - m²)/2 = 2 P (1 - P), which keeps its relative precision near P = 0.
-    response = torch.where(visible, 2 * probability * (1 - probability) * cotangent, 0)
+    at = probability if response_at is None else response_at
+    # (1 - t²)/2 = 2 P (1 - P), which keeps its relative precision near P = 0.
+    response = torch.where(visible, 2 * at * (1 - at) * cotangent, 0)
     m = torch.where(visible, 2 * probability - 1, 0)
     dJ = dK = None
     if couplings:
@@ -46,6 +60,27 @@ def straight_through(
     if three_body:
         dK = _symmetric_triples(response, m)
     return ProblemGradient(response, dJ, dK)
+
+
+def mean_field_probability(
+    fields: Tensor, couplings: Tensor | None, three_body: Tensor | None, probability: Tensor, visible: Tensor
+) -> Tensor:
+    r"""Compute σ(2 f_j), f_j = h_j + Σ_k J_jk m_k + Σ_{k<l} K_jkl m_k m_l: one step of mean field from sampled m.
+
+    Args:
+        fields: h, [*batch, n].
+        couplings: J, [*lead, n, n], or None.
+        three_body: K, [*lead, n, n, n], or None.
+        probability: P(s_j = +1) as sampled, [*batch, n].
+        visible: bool [*batch, n].
+    """
+    m = torch.where(visible, 2 * probability - 1, 0)
+    local = fields
+    if couplings is not None:
+        local = local + (m[..., None, :] @ couplings)[..., 0, :]
+    if three_body is not None:
+        local = local + torch.einsum("...jkl,...k,...l->...j", three_body, m, m) / 2
+    return torch.sigmoid(2 * local)
 
 
 def covariance(

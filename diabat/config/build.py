@@ -42,7 +42,8 @@ def build_sampler(choice: SamplerChoice, key: str = "sampler") -> Sampler:
         text = " ".join(str(error).split()).rstrip(".")
         # "annealing_time_ns: expected ..." is about an option; other sentences are about the whole section.
         separator = "." if re.match(r"\w+: ", text) else ": "
-        raise ConfigError(f"{key}{separator}{text}.") from error
+        end = "" if text.endswith("?") else "."
+        raise ConfigError(f"{key}{separator}{text}{end}") from error
 
 
 def build_task(config: Config) -> Task:

@@ -16,7 +16,7 @@ from diabat.models import TransformerOptions
 from diabat.tasks import BracketOptions
 from diabat.training.options import PROTOCOLS, TrainOptions
 
-Gradient = Literal["auto", "exact", "straight_through", "covariance"]
+Gradient = Literal["auto", "exact", "straight_through", "covariance", "adjoint"]
 Ensemble = Literal["sk", "ferromagnet"]
 _SECTIONS = ("task", "model", "sampler", "training", "fidelity")
 Count = Annotated[int, Field(ge=1)]

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from diabat.fidelity import metrics, states
-from diabat.fidelity.beta import fit_betas
 from diabat.fidelity.truth import Truth
 from diabat.ising import Ising
 from diabat.samplers.base import Moments, Sampler, Samples
+from diabat.samplers.pseudolikelihood import fit_betas
+from diabat.samplers.refine import RefineSampler
 
 T = TypeVar("T")
 _REPEATS, _REPEAT_BELOW_S = 3, 0.5
@@ -29,12 +30,14 @@ class Answer:
         samples: Its reads, None for analytic backends.
         states: Its distribution over states, float64 [*batch, 2^n], None if it has none.
         seconds: Wall time of the call, the fastest of up to three if they take less than half a second.
+        base_states: Frequencies of the reads that ``refine`` started from, None for other backends.
     """
 
     moments: Moments
     samples: Samples | None
     states: Tensor | None
     seconds: float
+    base_states: Tensor | None = None
 
 
 def ask(backend: Sampler, ising: Ising, *, num_reads: int, seed: int) -> Answer:
@@ -47,7 +50,8 @@ def ask(backend: Sampler, ising: Ising, *, num_reads: int, seed: int) -> Answer:
     if able.samples and not is_analytic(backend):
         seconds, samples = _timed(lambda: backend.sample(ising, num_reads, seed=seed))
         table = states.states_of_samples(samples) if states.countable(ising) else None
-        return Answer(samples.moments(correlations=True, dtype=torch.float64), samples, table, seconds)
+        start = _base_states(backend, ising, samples)
+        return Answer(samples.moments(correlations=True, dtype=torch.float64), samples, table, seconds, start)
     seconds, moments = _timed(lambda: backend.moments(ising, seed=seed))
     if able.correlations:
         moments = backend.moments(ising, correlations=True, seed=seed)
@@ -66,7 +70,7 @@ def score(ising: Ising, truth: Truth, answer: Answer, *, seed: int) -> dict[str,
     row["pair_max"] = row["pair_mean"] = None
     if got.correlation is not None and exact.correlation is not None:
         row["pair_max"], row["pair_mean"] = metrics.pair_errors(got.correlation, exact.correlation, seen)
-    row |= _state_scores(truth.states, answer.states, reads, seed)
+    row |= _state_scores(truth.states, answer, seed)
     row |= _beta_scores(ising, answer)
     row["ess"] = None if answer.samples is None else metrics.effective_sample_size(answer.samples)
     weights = metrics.attention_weights(got), metrics.attention_weights(exact)
@@ -86,13 +90,16 @@ def is_analytic(backend: Sampler) -> bool:
     return backend.moments(Ising(torch.full((1,), 0.1)), seed=0).num_reads is None
 
 
-def _state_scores(exact: Tensor | None, got: Tensor | None, reads: int | None, seed: int) -> dict[str, Any]:
-    row: dict[str, Any] = dict.fromkeys(("tv", "kl", "tv_floor", "kl_floor"))
+def _state_scores(exact: Tensor | None, answer: Answer, seed: int) -> dict[str, Any]:
+    row: dict[str, Any] = dict.fromkeys(("tv", "tv_base", "kl", "tv_floor", "kl_floor"))
+    got, samples = answer.states, answer.samples
     if exact is not None and got is not None:
         row["tv"] = float(states.total_variation(got, exact).mean())
         row["kl"] = float(states.kl_divergence(got, exact).mean())
-        if reads is not None:
-            row["tv_floor"], row["kl_floor"] = states.perfect_reads(exact, reads, seed=seed)
+        if samples is not None:
+            row["tv_floor"], row["kl_floor"] = states.perfect_reads(exact, samples.num_reads, seed=seed)
+        if answer.base_states is not None:
+            row["tv_base"] = float(states.total_variation(answer.base_states, exact).mean())
     return row
 
 
@@ -126,6 +133,14 @@ def _analytic_states(backend: Sampler, ising: Ising, moments: Moments) -> Tensor
     return (
         states.states_of_marginals(moments.probability) if backend.capabilities.law == "mean-field" else None
     )
+
+
+def _base_states(backend: Sampler, ising: Ising, samples: Samples) -> Tensor | None:
+    """Frequencies of the reads before the sweeps, drawn once more with the seed that they were drawn with."""
+    if not isinstance(backend, RefineSampler) or not states.countable(ising):
+        return None
+    reads = backend.base.sample(ising, samples.num_reads, seed=samples.info["base"]["seed"])
+    return states.states_of_samples(reads)
 
 
 def _timed(call: Callable[[], T]) -> tuple[float, T]:

@@ -14,6 +14,7 @@ from diabat.fidelity.evaluate import ask, score
 from diabat.fidelity.table import DEFINITIONS, render
 from diabat.fidelity.truth import Truth, find_truth
 from diabat.samplers.base import Sampler, UnsupportedError, check_num_reads, draw_seed
+from diabat.samplers.refine import RefineSampler
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -26,7 +27,8 @@ class FidelityReport:
 
     Attributes:
         rows: One plain dict for each ensemble, strength and backend; keys as in ``DEFINITIONS``, and
-            ``refused`` with the backend's sentence where it does not support the problems.
+            ``refused`` with the backend's sentence where it does not support the problems, ``base`` with the
+            name of the backend that ``refine`` starts from.
         num_reads: Reads per problem of sampling backends.
         seed: Seed of all draws.
     """
@@ -116,6 +118,7 @@ def _row(
         "num_spins": case.ising.num_spins,
         "queries": case.ising.num_problems,
         "law": backend.capabilities.law,
+        "base": backend.base.name if isinstance(backend, RefineSampler) else None,
         "refused": None,
     }
     try:

@@ -15,6 +15,7 @@ DEFINITIONS = {
     "pair_max": "largest |<s_j s_k> - exact| over visible pairs",
     "pair_mean": "mean of the same",
     "tv": "total variation to the exact distribution over states, mean over problems",
+    "tv_base": "tv of the reads that refine started from, with the same floor; null for other backends",
     "kl": "KL(backend || exact) over states in nats, mean over problems",
     "tv_floor": "tv of independent exact reads at this number of reads (plug-in bias), simulated",
     "kl_floor": "kl of the same",
@@ -47,6 +48,8 @@ _COLUMNS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("us_per_query",), "µs per\nquery", ".1f"),
 )
 _NARROW = {"marginal_mean", "tv", "beta_h", "beta_J", "capture", "us_per_query"}
+# Key -> key of the value before the sweeps of ``refine``, shown in front of it.
+_BEFORE = {"tv": "tv_base"}
 
 
 def render(rows: Sequence[dict[str, Any]], *, narrow: bool = False) -> Table:
@@ -54,10 +57,10 @@ def render(rows: Sequence[dict[str, Any]], *, narrow: bool = False) -> Table:
     from rich import box
     from rich.table import Table
 
-    columns = list(_COLUMNS)
+    columns = _columns(rows)
     if narrow:
         columns = [
-            ((n[0],), h.split("\n")[0].removesuffix(" per"), f) for n, h, f in _COLUMNS if n[0] in _NARROW
+            ((n[0],), h.split("\n")[0].removesuffix(" per"), f) for n, h, f in columns if n[0] in _NARROW
         ]
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -80,6 +83,12 @@ def render(rows: Sequence[dict[str, Any]], *, narrow: bool = False) -> Table:
     return table
 
 
+def _columns(rows: Sequence[dict[str, Any]]) -> list[tuple[tuple[str, ...], str, str]]:
+    """Columns of a wide table; a header says so where some cell shows a value of the base as well."""
+    refined = {key for key, before in _BEFORE.items() if any(row.get(before) is not None for row in rows)}
+    return [(names, f"base→{h}" if names[0] in refined else h, form) for names, h, form in _COLUMNS]
+
+
 def _place(row: dict[str, Any]) -> tuple[Any, Any]:
     return row["ensemble"], row["strength"]
 
@@ -89,6 +98,9 @@ def _cell(row: dict[str, Any], names: tuple[str, ...], form: str) -> str:
     if values[0] is None:
         return "–"
     shown = [format(value, form) for value in values if value is not None]
+    before = row.get(_BEFORE.get(names[0], ""))
+    if before is not None:
+        shown[0] = f"{before:{form}}→{shown[0]}"
     if names[-1].endswith(("floor", "ceiling")):
         return shown[0] if len(shown) == 1 else f"{shown[0]} ({shown[1]})"
     return "/".join(shown)

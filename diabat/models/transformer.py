@@ -18,6 +18,11 @@ COUPLING_SUFFIXES = ("coupling_pairs", "coupling_triples")
 """Ends of the names of the parameters that hold J and K."""
 
 
+def is_schedule(name: str) -> bool:
+    """Whether the parameter of this name holds learnable angles of an attention layer's anneal."""
+    return "schedule_angles" in name
+
+
 def is_coupling(name: str) -> bool:
     """Whether the parameter of this name holds couplings (J or K) of an attention layer."""
     return name.endswith(COUPLING_SUFFIXES)
@@ -109,8 +114,9 @@ class Transformer(nn.Module):
     """Symbols to class logits, one per position: embeddings, pre-LN blocks, a final LayerNorm, a linear head.
 
     Initialisation: every matrix and embedding is N(0, 0.02²), biases are 0, LayerNorms are 1 and 0,
-    couplings are left as the attention layer made them.  The draws of a parameter depend on torch's global
-    seed and on its name only, so that models of all modes built from one seed start from the same weights.
+    couplings and learnable anneals are left as the attention layer made them.  The draws of a parameter depend
+    on torch's global seed and on its name only, so that models of all modes built from one seed start from the
+    same weights.
 
     Args:
         options: Size and mode.
@@ -176,7 +182,7 @@ class Transformer(nn.Module):
 def _initialise(model: nn.Module, seed: int) -> None:
     norms = {f"{n}.weight" for n, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
     for name, parameter in model.named_parameters():
-        if is_coupling(name) or name in norms:
+        if is_coupling(name) or is_schedule(name) or name in norms:
             continue
         if parameter.ndim < 2:
             parameter.zero_()

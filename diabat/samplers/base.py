@@ -11,15 +11,15 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, final
+from typing import Any, Literal, NamedTuple, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from diabat.ising import Ising
 
 Law = Literal["boltzmann", "mean-field", "diabatic"]
-Estimator = Literal["exact", "straight_through", "covariance"]
+Estimator = Literal["exact", "straight_through", "covariance", "adjoint"]
 
 MAX_SEED = 2**63 - 1
 
@@ -151,6 +151,21 @@ class Samples:
         )
 
 
+class AdjointGradient(NamedTuple):
+    """Derivative of a loss through the sampler's own law.
+
+    Attributes:
+        fields: ∂L/∂h, [*batch, n].
+        couplings: ∂L/∂J in the shape of J, symmetric, the energy being read as ½ Σ_{j≠k} J_jk s_j s_k; None
+            without J.
+        parameters: ∂L/∂θ for each of the sampler's ``parameters``.
+    """
+
+    fields: Tensor
+    couplings: Tensor | None
+    parameters: tuple[Tensor, ...] = ()
+
+
 class Sampler(ABC):
     """Base class of all backends.
 
@@ -160,10 +175,12 @@ class Sampler(ABC):
     Attributes:
         name: Registry name.
         num_reads: Reads that ``moments`` averages over, for sampling backends.
+        parameters: Learnable numbers that the law depends on, differentiated by ``adjoint``.
     """
 
     name: str
     num_reads: int = 1000
+    parameters: tuple[nn.Parameter, ...] = ()
 
     @property
     @abstractmethod
@@ -223,6 +240,23 @@ class Sampler(ABC):
         if moments.num_reads is not None:
             info.setdefault("seed", drawn)
         return replace(moments, info=info)
+
+    def adjoint(self, ising: Ising, cotangent: Tensor, *, seed: int) -> AdjointGradient:
+        """Exact derivative of L = Σ_j v_j P(s_j = +1) under the sampler's own law.
+
+        Args:
+            ising: The batch of problems.
+            cotangent: v, [*batch, n].
+            seed: That of the forward call, for whatever is random in the law.
+
+        Raises:
+            UnsupportedError: If the backend has no adjoint gradient.
+        """
+        raise UnsupportedError(f"gradient: sampler '{self.name}' has no adjoint gradient.")
+
+    def with_own_parameters(self) -> Sampler:
+        """Return a sampler whose ``parameters`` are copies; itself if it has none."""
+        return self
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         raise UnsupportedError(f"sampler '{self.name}' cannot draw samples.")

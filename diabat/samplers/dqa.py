@@ -2,58 +2,76 @@
 
 from __future__ import annotations
 
-import os
+import copy
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from diabat.circuits import (
-    AerEngine,
-    AnnealingSchedule,
-    Betas,
-    anneal_circuit,
-    available_schedules,
-    draw_spins,
-    from_csv,
-    predicted_beta,
-    spin_table,
-    trotter_plan,
-)
-from diabat.circuits import schedule as built_in_schedule
-from diabat.circuits.aer import MAX_SPINS
+from diabat.circuits import AnnealingSchedule, Betas, Engine, TrotterPlan, anneal_circuit
+from diabat.circuits.calibration import plan_betas
 from diabat.ising import Ising, IsingError
-from diabat.samplers.base import Capabilities, Moments, Sampler, Samples, UnsupportedError, check_num_reads
-from diabat.samplers.grouping import grouped, unpadded_cost
+from diabat.samplers.anneals import Grid, Order, Protocol, resolve_anneal
+from diabat.samplers.base import (
+    AdjointGradient,
+    Capabilities,
+    Estimator,
+    Moments,
+    Sampler,
+    Samples,
+    UnsupportedError,
+    check_num_reads,
+)
+from diabat.samplers.calibrated import MODES, Calibration, corrected, fit_reads, reference_problems
+from diabat.samplers.engines import Precision, build_engine
+from diabat.samplers.programming import ControlNoise, Placed, program, scatter_moments
+from diabat.samplers.pseudolikelihood import fit_betas, fit_state_betas
 
 if TYPE_CHECKING:
     from qiskit import QuantumCircuit
 
-FloatArray = NDArray[np.float64]
+_FIT_READS = 64
+_NONE = Betas(1.0, 1.0)
 
 
 class DQASampler(Sampler):
     r"""Fast quantum anneal from |+>^n, read in the Z basis.
 
     To first order in the couplings the reads follow exp(beta_h Σ h s + beta_J Σ J s s) of the programmed h and
-    J (physics: beta_k = 2π ∫ B(t) sin(2πk ∫_t^{t_a} A dt') dt, k = 1 for fields, 2 for couplings), so that
-    h/beta_h and J/beta_J are programmed to sample at beta = 1.  **The law is not Boltzmann**: at second order
-    the response of a spin to a field through a coupling is about 0.42, and <s_1 s_3> through two couplings
-    about 0.61, of the Boltzmann value, at any strength.
+    J (beta_k = 2π ∫ B(t) sin(2πk ∫_t^{t_a} A dt') dt, k = 1 for fields, 2 for couplings), so that h/beta_h and
+    J/beta_J are programmed to sample at beta = 1.  **The law is not Boltzmann**: at second order the response of
+    a spin to a field through a coupling is about 0.42, and <s_1 s_3> through two couplings about 0.61, of the
+    Boltzmann value, at any strength.  Learned plans (``schedule="boltzmann-8"``) repair most of it.
 
     Args:
-        engine: ``aer`` (Qiskit Aer state vector).
-        schedule: Name of a built-in schedule, path of a CSV file (s, A_GHz, B_GHz), or an AnnealingSchedule.
-        protocol: ``fast`` or ``standard``, for built-in schedules.
-        annealing_time_ns: t_a in ns.
+        engine: ``native`` (compiled, CPU), ``aer`` (Qiskit Aer), ``torch`` (any torch device), ``primitive``
+            (Qiskit's StatevectorSampler), or an Engine, such as PrimitiveEngine(primitive) for a processor.
+        schedule: Name of a built-in schedule (``Advantage2_system1``) or learned plan (``boltzmann-8``), path of a
+            CSV file (s, A_GHz, B_GHz) or of a saved plan (.json), an AnnealingSchedule or a TrotterPlan.
+        protocol: ``fast`` (the default) or ``standard``, for built-in schedules.
+        annealing_time_ns: t_a in ns; None for 5 ns.
         steps: Trotter steps; None chooses them from A and t_a.
-        order: ``strang`` or ``first``.
-        calibration: ``predicted`` (program h/beta_h, J/beta_J) or ``none`` (program h and J as they are).
+        order: ``strang`` (the default), ``first`` or ``suzuki4``.
+        grid: ``uniform`` (the default) or ``adaptive`` steps.
+        trotter_error: Choose the steps for this total variation distance from the continuous anneal.
+        calibration: ``predicted`` (by the formula above; the default for schedules), ``fitted`` (corrected once
+            by a fit to reference problems of strength ``calibration_strength``), ``per_batch`` (corrected by a
+            fit to reads of the very problems), or ``none`` (program h and J as they are; the default for
+            learned plans, which sample at beta = 1).
+        calibration_strength: g of the reference problems, h ~ N(0, g), J ~ N(0, g/√n).
+        betas: (beta_h, beta_J) to program with instead, measured on hardware say; excludes ``calibration``.
+        field_noise: Standard deviation of each programmed field, in hardware units, anew for every problem.
+        coupling_noise: Standard deviation of each programmed coupling.
         num_reads: Reads behind ``moments``; None uses the exact probabilities of the circuit.
-        precision: ``double`` or ``single`` state vectors.
+        precision: ``double`` (the default) or ``single`` state vectors, of engines by name that have them.
+        device: Device of the torch engine; ``cpu`` if left out.
+        learn_schedule: Make the angles of the plan parameters, trained with the model through ``adjoint``.
+
+    Attributes:
+        anneal: What is run, with its plan and first-order inverse temperatures.
 
     Raises:
         ValueError: If an option is invalid; the message names it.
@@ -64,47 +82,103 @@ class DQASampler(Sampler):
     def __init__(
         self,
         *,
-        engine: str = "aer",
-        schedule: str | AnnealingSchedule = "Advantage2_system1",
-        protocol: Literal["fast", "standard"] = "fast",
-        annealing_time_ns: float = 5.0,
+        engine: str | Engine = "native",
+        schedule: str | AnnealingSchedule | TrotterPlan = "Advantage2_system1",
+        protocol: Protocol | None = None,
+        annealing_time_ns: float | None = None,
         steps: int | None = None,
-        order: Literal["strang", "first"] = "strang",
-        calibration: Literal["predicted", "none"] = "predicted",
+        order: Order | None = None,
+        grid: Grid | None = None,
+        trotter_error: float | None = None,
+        calibration: Calibration | None = None,
+        calibration_strength: float = 0.5,
+        betas: tuple[float, float] | None = None,
+        field_noise: float = 0.0,
+        coupling_noise: float = 0.0,
         num_reads: int | None = None,
-        precision: Literal["double", "single"] = "double",
+        precision: Precision | None = None,
+        device: str | None = None,
+        learn_schedule: bool = False,
     ) -> None:
-        if engine != "aer":
-            raise ValueError(f"engine: expected 'aer', got {engine!r}.")
-        if calibration not in ("predicted", "none"):
-            raise ValueError(f"calibration: expected 'predicted' or 'none', got {calibration!r}.")
+        self.engine = build_engine(engine, precision, device)
+        self.anneal = resolve_anneal(
+            schedule,
+            protocol=protocol,
+            annealing_time_ns=annealing_time_ns,
+            steps=steps,
+            order=order,
+            grid=grid,
+            trotter_error=trotter_error,
+        )
+        self.noise = ControlNoise(field_noise, coupling_noise)
+        self._given = _check_betas(betas, calibration)
+        self.calibration = calibration or ("none" if self.anneal.learned else "predicted")
+        if self.calibration not in MODES:
+            raise ValueError(f"calibration: expected one of {', '.join(MODES)}, got {calibration!r}.")
+        if not 0 < calibration_strength <= 10:
+            raise ValueError(
+                f"calibration_strength: expected a coupling strength in (0, 10], got {calibration_strength!r}."
+            )
+        self.calibration_strength = calibration_strength
         if num_reads is not None:
             check_num_reads(num_reads)
             self.num_reads = num_reads
-        self.sampled = num_reads is not None
-        self.schedule = _resolve_schedule(schedule, protocol)
-        self.annealing_time_ns, self.calibration = float(annealing_time_ns), calibration
-        self.plan = trotter_plan(self.schedule, annealing_time_ns, steps, order)
-        self.engine = AerEngine(precision=precision)
-        self.betas: Betas = predicted_beta(self.schedule, annealing_time_ns)
+        self.sampled = num_reads is not None or not self.engine.exact
+        if learn_schedule:
+            self._learn()
 
     @property
     def capabilities(self) -> Capabilities:
         """State-vector simulation; its own (diabatic) law."""
+        gradients: tuple[Estimator, ...] = ("straight_through", "covariance")
+        if self.engine.differentiable:
+            gradients = (*gradients, "adjoint")
         return Capabilities(
             exact=False,
             law="diabatic",
-            max_spins=MAX_SPINS,
+            max_spins=self.engine.max_spins,
             three_body=False,
             per_problem_couplings=True,
             samples=True,
             correlations=True,
             log_partition=False,
-            gradients=("straight_through", "covariance"),
+            gradients=("adjoint",) if self.parameters else gradients,
         )
+
+    @property
+    def plan(self) -> TrotterPlan:
+        """Angles of the steps; those of the parameters where they are learned."""
+        if not self.parameters:
+            return self.anneal.plan
+        b, c, a = self.parameters[0].detach().double().cpu().numpy()
+        return TrotterPlan(b, c, a, self.anneal.plan.label)
+
+    @property
+    def predicted_betas(self) -> Betas:
+        """First-order inverse temperatures of the plan as it stands."""
+        return plan_betas(self.plan) if self.parameters else self.anneal.betas
+
+    @property
+    def betas(self) -> Betas:
+        """Inverse temperatures that h and J are divided by; in mode ``per_batch`` those before the fit."""
+        if self._given is not None:
+            return self._given
+        if self.calibration == "none":
+            return _NONE
+        return self._fitted_once if self.calibration == "fitted" else self.anneal.betas
+
+    def with_own_parameters(self) -> DQASampler:
+        """Return a sampler with copies of the learnable angles; itself if they are fixed."""
+        if not self.parameters:
+            return self
+        other = copy.copy(self)
+        other.parameters = tuple(nn.Parameter(p.detach().clone()) for p in self.parameters)
+        return other
 
     def circuit(self, ising: Ising) -> QuantumCircuit:
         """The anneal of one problem [n] as a circuit of rz, rzz and rx gates, to draw or export.
+
+        Control noise is left out, and ``per_batch`` programs with the predicted inverse temperatures.
 
         Raises:
             IsingError: If the problem is a batch.
@@ -114,99 +188,160 @@ class DQASampler(Sampler):
         if ising.fields.ndim != 1:
             raise IsingError(f"fields: expected one problem [n], got a batch {list(ising.fields.shape)}.")
         J = torch.zeros(ising.num_spins, ising.num_spins) if ising.couplings is None else ising.couplings
-        return anneal_circuit(self.plan, *self._programmed(ising.fields, J.reshape(J.shape[-2:])))
+        h, J = ising.fields.detach().double().cpu(), J.detach().double().cpu().reshape(J.shape[-2:])
+        return anneal_circuit(self.plan, h / self.betas.beta_h, J / self.betas.beta_J)
 
     def state_probabilities(self, ising: Ising) -> Tensor:
         """P(s) of the circuit, float64 [*batch, 2^n]; bit j of the index is spin j, bit 1 means +1.
 
         Raises:
-            UnsupportedError: If some spin is invisible or the problem is too large.
+            UnsupportedError: If some spin is invisible, the problem is too large, or the engine knows reads only.
         """
         self._require(ising)
         if ising.visible is not None and not bool(ising.visible.all()):
             raise UnsupportedError(
                 "visible: state probabilities need every spin visible, got invisible spins."
             )
+        if not self.engine.exact:
+            raise UnsupportedError(f"engine: '{self.engine.name}' draws reads and knows no probabilities.")
         out = torch.empty(ising.num_problems, 2**ising.num_spins, dtype=torch.float64)
-        for rows, _, table in self._tables(ising.detach()):
-            out[rows] = torch.from_numpy(table)
+        plan = self.plan
+        for part in program(ising, self._betas_for(ising, 0), self.noise, 0):
+            table = self.engine.probabilities(plan, part.batch.fields, part.batch.couplings)
+            out[part.rows] = torch.from_numpy(table)
         return out.reshape(*ising.batch_shape, -1)
+
+    def adjoint(self, ising: Ising, cotangent: Tensor, *, seed: int) -> AdjointGradient:
+        """Exact derivative of the moments of the circuit; inverse temperatures and noise are held constant."""
+        self._require(ising)
+        betas = self._betas_for(ising, seed)
+        parts = program(ising, betas, self.noise, seed)
+        v = cotangent.detach().double().cpu().reshape(ising.num_problems, -1)
+        cotangents = [v[part.rows[:, None], part.spins].numpy() for part in parts]
+        batches = [part.batch for part in parts]
+        gradient = self.engine.gradient(self.plan, batches, cotangents, angles=bool(self.parameters))
+        like = ising.fields
+        h = scatter_moments(parts, [g.fields / betas.beta_h for g in gradient.batches], ising)
+        J = None
+        if ising.couplings is not None:
+            shares = [g.couplings / betas.beta_J for g in gradient.batches]
+            J = _gather_couplings(parts, shares, ising.couplings).to(ising.couplings)
+        turned = (gradient.field_angles, gradient.coupling_angles, gradient.mixer_angles)
+        own = tuple(torch.from_numpy(np.stack(turned)).to(p) for p in self.parameters)
+        return AdjointGradient(h.reshape(like.shape).to(like), J, own)
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         if self.sampled:
             return super()._moments(ising, correlations, seed)
-        n, total = ising.num_spins, ising.num_problems
-        probability = torch.zeros(total, n, dtype=torch.float64)
-        pairs = torch.zeros(total, n, n, dtype=torch.float64) if correlations else None
-        for rows, spins, table in self._tables(ising.detach()):
-            states = spin_table(len(spins)).astype(np.float64)
-            probability[rows[:, None], spins] = torch.from_numpy(table @ (states > 0))
-            if pairs is not None:
-                products = (states[:, :, None] * states[:, None, :]).reshape(len(states), -1)
-                block = torch.from_numpy(table @ products).reshape(-1, len(spins), len(spins))
-                pairs[rows[:, None, None], spins[:, None], spins] = block
-        like = ising.fields
+        betas = self._betas_for(ising, seed)
+        parts = program(ising, betas, self.noise, seed)
+        found = self.engine.moments(self.plan, [part.batch for part in parts], correlations=correlations)
+        like, pairs = ising.fields, None
+        if correlations:
+            tables = [m.correlation for m in found if m.correlation is not None]
+            pairs = scatter_moments(parts, tables, ising, pairs=True).reshape(*like.shape, -1).to(like)
         return Moments(
-            probability=probability.reshape(like.shape).to(like),
+            probability=scatter_moments(parts, [m.probability for m in found], ising)
+            .reshape(like.shape)
+            .to(like),
             visible=ising.visible_mask,
-            correlation=None if pairs is None else pairs.reshape(*like.shape, n).to(like),
-            info=self._info(),
+            correlation=pairs,
+            info=self._info(betas, seed),
         )
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+        betas = self._betas_for(ising, seed)
+        spins = self._read(ising, betas, num_reads, seed)
+        return Samples(spins, ising.visible_mask, info=self._info(betas, seed))
+
+    def _read(self, ising: Ising, betas: Betas, num_reads: int, seed: int) -> Tensor:
         n, total = ising.num_spins, ising.num_problems
-        uniforms = np.random.default_rng(seed).random((total, num_reads))
+        parts = program(ising, betas, self.noise, seed)
+        random = np.random.default_rng(seed)
+        reads = self.engine.sample(self.plan, [part.batch for part in parts], num_reads, random)
         out = torch.full((num_reads, total, n), -1, dtype=torch.int8)
-        for rows, spins, table in self._tables(ising):
-            drawn = torch.from_numpy(draw_spins(table, uniforms[rows.numpy()]))
-            out[:, rows[:, None], spins] = drawn
-        shape = (num_reads, *ising.fields.shape)
-        return Samples(out.reshape(shape).to(ising.fields.device), ising.visible_mask, info=self._info())
+        for part, spins in zip(parts, reads, strict=True):
+            out[:, part.rows[:, None], part.spins] = torch.from_numpy(spins)
+        return out.reshape(num_reads, *ising.fields.shape).to(ising.fields.device)
 
-    def _tables(self, ising: Ising) -> Iterator[tuple[Tensor, Tensor, FloatArray]]:
-        """Problem rows, visible spins and state probabilities of every group with the same J and visibility."""
-        for group in grouped(ising, unpadded_cost):
-            tier = group.tier
-            for g in range(len(tier.coupling)):
-                valid = tier.problems[g] < ising.num_problems
-                m = tier.spins.shape[1]
-                J = torch.zeros(m, m) if group.couplings is None else group.couplings[g]
-                h, J_programmed = self._programmed(group.fields[g][valid], J)
-                table = self.engine.probabilities(self.plan, h, J_programmed)
-                yield tier.problems[g][valid].cpu(), tier.spins[g].cpu(), table
+    def _betas_for(self, ising: Ising, seed: int) -> Betas:
+        """Inverse temperatures to divide by, fitted to these problems in mode ``per_batch``."""
+        if self.calibration != "per_batch" or self._given is not None:
+            return self.betas
+        # A stream of its own: the reads of the fit are not those of the answer.
+        spawned = int(np.random.default_rng([seed, 2]).integers(2**31))
 
-    def _programmed(self, fields: Tensor, couplings: Tensor) -> tuple[FloatArray, FloatArray]:
-        """Fields and couplings that make the reads come out at beta = 1 to first order."""
-        beta_h, beta_J = self.betas if self.calibration == "predicted" else (1.0, 1.0)
-        return (
-            fields.detach().double().cpu().numpy() / beta_h,
-            couplings.detach().double().cpu().numpy() / beta_J,
-        )
+        def draw(problems: Ising) -> Samples:
+            spins = self._read(problems, self.anneal.betas, _FIT_READS, spawned)
+            return Samples(spins, problems.visible_mask)
 
-    def _info(self) -> dict[str, Any]:
-        programmed = self.calibration == "predicted"
-        return {
+        return corrected(self.anneal.betas, fit_reads(ising.detach(), draw))
+
+    @cached_property
+    def _fitted_once(self) -> Betas:
+        problems = reference_problems(self.calibration_strength)
+        [part] = program(problems, self.anneal.betas, self.noise, 0)
+        if not self.engine.exact:
+            spins = self._read(problems, self.anneal.betas, 1000, 0)
+            weights = torch.full(spins.shape[:-1], 1 / len(spins), dtype=torch.float64)
+            return corrected(self.anneal.betas, fit_betas(problems, spins, weights))
+        table = self.engine.probabilities(self.anneal.plan, part.batch.fields, part.batch.couplings)
+        return corrected(self.anneal.betas, fit_state_betas(problems, torch.from_numpy(table)))
+
+    def _learn(self) -> None:
+        if not self.engine.differentiable:
+            raise ValueError(
+                f"learn_schedule: expected engine native or torch, which have gradients, got '{self.engine.name}'."
+            )
+        plan = self.anneal.plan
+        angles = np.stack((plan.field_angles, plan.coupling_angles, plan.mixer_angles))
+        self.parameters = (nn.Parameter(torch.from_numpy(angles).to(torch.get_default_dtype())),)
+
+    def _info(self, betas: Betas, seed: int) -> dict[str, Any]:
+        predicted = self.predicted_betas
+        facts: dict[str, Any] = {
             "law": "diabatic",
-            "engine": "aer",
-            "schedule": self.schedule.name,
-            "annealing_time_ns": self.annealing_time_ns,
+            "engine": self.engine.name,
+            "schedule": self.anneal.name,
+            "annealing_time_ns": self.anneal.annealing_time_ns,
             "steps": self.plan.steps,
-            "calibration": self.calibration,
-            "beta_h": self.betas.beta_h,
-            "beta_J": self.betas.beta_J,
+            "calibration": "given" if self._given is not None else self.calibration,
+            # First-order inverse temperatures of the anneal, and those that h and J were divided by.
+            "beta_h": predicted.beta_h,
+            "beta_J": predicted.beta_J,
+            "programmed_with": tuple(betas),
             # First-order inverse temperatures of what comes out, relative to the h and J asked for.
-            "effective_beta": (1.0, 1.0) if programmed else (self.betas.beta_h, self.betas.beta_J),
+            "effective_beta": (predicted.beta_h / betas.beta_h, predicted.beta_J / betas.beta_J),
         }
+        if self.noise.present:
+            facts |= {"field_noise": self.noise.fields, "coupling_noise": self.noise.couplings, "seed": seed}
+        return facts
 
 
-def _resolve_schedule(
-    value: str | AnnealingSchedule, protocol: Literal["fast", "standard"]
-) -> AnnealingSchedule:
-    if isinstance(value, AnnealingSchedule):
-        return value
-    if not isinstance(value, str):
-        raise ValueError(f"schedule: expected a name, a CSV path or an AnnealingSchedule, got {value!r}.")
-    # A name with a separator or a suffix is meant as a file; then a missing file is the error to report.
-    if value not in available_schedules() and (value.endswith(".csv") or os.sep in value):
-        return from_csv(value)
-    return built_in_schedule(value, protocol)
+def _check_betas(betas: tuple[float, float] | None, calibration: str | None) -> Betas | None:
+    if betas is None:
+        return None
+    if calibration is not None:
+        raise ValueError(f"calibration: expected none beside betas, got {calibration!r}.")
+    values = tuple(betas) if isinstance(betas, (tuple, list)) else ()
+    if len(values) != 2 or not all(isinstance(b, (int, float)) and 0 < b < float("inf") for b in values):
+        raise ValueError(f"betas: expected two positive numbers (beta_h, beta_J), got {betas!r}.")
+    return Betas(float(values[0]), float(values[1]))
+
+
+def _gather_couplings(parts: list[Placed], shares: list[np.ndarray], couplings: Tensor) -> Tensor:
+    """Sum the gradients of all parts into the shape of J."""
+    n = couplings.shape[-1]
+    out = torch.zeros(couplings.shape[:-2].numel(), n, n, dtype=torch.float64)
+    for index, spins, share in _by_coupling(parts, shares):
+        out.index_put_((index[:, None, None], spins[:, :, None], spins[:, None, :]), share, accumulate=True)
+    return out.reshape(couplings.shape)
+
+
+def _by_coupling(parts: list[Placed], shares: list[np.ndarray]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    for part, share in zip(parts, shares, strict=True):
+        block = torch.from_numpy(share)
+        if block.ndim == 2:  # one J for all problems of the part
+            yield part.couplings[:1], part.spins[:1], block[None]
+        else:
+            yield part.couplings, part.spins, block

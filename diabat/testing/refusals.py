@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from diabat.ising import Ising
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.base import Estimator, UnsupportedError
 from diabat.testing.core import ConformanceError, Trial, check, demand
 from diabat.testing.form import check_form
 from diabat.testing.problems import make_problem
@@ -114,7 +114,7 @@ def declared_capabilities(trial: Trial) -> None:
         able.law == "boltzmann" or not able.exact,
         f"exact: expected False for the law '{able.law}', got True.",
     )
-    known = {"exact", "straight_through", "covariance"}
+    known = set(get_args(Estimator))
     demand(
         set(able.gradients) <= known,
         f"gradients: expected names among {sorted(known)}, got {able.gradients}.",

@@ -14,6 +14,7 @@ class TrainOptions:
     Attributes:
         learning_rate: AdamW learning rate of everything except the couplings.
         coupling_learning_rate: AdamW learning rate of J and K.
+        schedule_learning_rate: AdamW learning rate of learnable anneals, radians per step; they do not decay.
         weight_decay: Decoupled weight decay of everything except the couplings.
         coupling_weight_decay: Decoupled weight decay of J and K.
         clip: Largest Euclidean norm of the gradient of all parameters together.
@@ -29,6 +30,7 @@ class TrainOptions:
 
     learning_rate: float = 1e-3
     coupling_learning_rate: float = 3e-5
+    schedule_learning_rate: float = 1e-3
     weight_decay: float = 0.01
     coupling_weight_decay: float = 0.01
     clip: float = 1.0
@@ -42,7 +44,8 @@ class TrainOptions:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "coupling_learning_rate", "weight_decay", "coupling_weight_decay"):
+        rates = ("learning_rate", "coupling_learning_rate", "schedule_learning_rate")
+        for name in (*rates, "weight_decay", "coupling_weight_decay"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}: expected a finite number >= 0, got {getattr(self, name)}.")
         if not self.clip > 0:

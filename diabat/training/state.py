@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from diabat.models.transformer import is_coupling
+from diabat.models.transformer import is_coupling, is_schedule
 from diabat.tasks.base import Task
 from diabat.training.options import TrainOptions
 
@@ -69,9 +69,11 @@ def epoch_order(seed: int, epoch: int, count: int) -> Tensor:
 
 
 def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.AdamW:
-    """AdamW with the couplings J and K in a group of their own (the second, absent if the mode has none)."""
-    couplings = [p for name, p in model.named_parameters() if is_coupling(name)]
-    others = [p for name, p in model.named_parameters() if not is_coupling(name)]
+    """AdamW with groups of their own for the couplings J and K and for learnable anneals, where there are any."""
+    named = list(model.named_parameters())
+    couplings = [p for name, p in named if is_coupling(name)]
+    schedules = [p for name, p in named if is_schedule(name)]
+    others = [p for name, p in named if not (is_coupling(name) or is_schedule(name))]
     groups = [
         {"params": others, "lr": options.learning_rate, "weight_decay": options.weight_decay},
         {
@@ -79,6 +81,8 @@ def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.AdamW
             "lr": options.coupling_learning_rate,
             "weight_decay": options.coupling_weight_decay,
         },
+        # Decay would pull the angles away from an anneal.
+        {"params": schedules, "lr": options.schedule_learning_rate, "weight_decay": 0.0},
     ]
     # One fused kernel for all parameters: small models spend their time in Python otherwise.
     return torch.optim.AdamW([group for group in groups if group["params"]], fused=True)

@@ -70,7 +70,12 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ),
     ({"sampler": "exat"}, ValueError, r"Did you mean 'exact'\?"),
     ({"sampler": 3}, TypeError, "sampler: expected a diabat Sampler or its name, got int"),
-    ({"gradient": "adjoint"}, UnsupportedError, "gradient: expected auto, .*, got 'adjoint'"),
+    ({"gradient": "adjont"}, UnsupportedError, "gradient: expected auto, .*, adjoint, got 'adjont'"),
+    (
+        {"gradient": "adjoint"},
+        UnsupportedError,
+        "gradient: sampler 'exact' supports exact, .*, got 'adjoint'",
+    ),
     (
         {"sampler": "mean_field", "gradient": "covariance"},
         UnsupportedError,

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from diabat.attention import spin_probabilities
 from diabat.attention.bridge import choose_estimator
+from diabat.circuits import Batch, BatchMoments, NativeEngine, PlanGradient, TrotterPlan
 from diabat.ising import Ising, IsingError, pack_couplings, pack_three_body
 from diabat.samplers import Sampler, UnsupportedError
 from diabat.samplers.base import Estimator
@@ -18,11 +21,15 @@ from diabat.testing import FIFOSampler, RecorderSampler, ReferenceSampler, Weigh
 from diabat.testing.problems import make_problem
 
 F64 = torch.float64
+PLAN = TrotterPlan(*np.random.default_rng(3).normal(size=(3, 4)))
 SAMPLERS: dict[str, Sampler] = {
     "exact": ExactSampler(),
     "mean_field": MeanFieldSampler(),
     "dqa": DQASampler(annealing_time_ns=2.0, steps=60),
     "dqa_reads": DQASampler(annealing_time_ns=2.0, steps=60, num_reads=64),
+    "dqa_aer": DQASampler(annealing_time_ns=2.0, steps=60, engine="aer"),
+    "dqa_primitive": DQASampler(schedule=PLAN, engine="primitive", num_reads=64),
+    "dqa_learned": DQASampler(schedule=PLAN, learn_schedule=True),
     "reference": ReferenceSampler(num_reads=64),
     "weighted": WeightedSampler(ReferenceSampler()),
 }
@@ -31,6 +38,9 @@ BEST = {
     "mean_field": "exact",
     "dqa": "straight_through",
     "dqa_reads": "straight_through",
+    "dqa_aer": "straight_through",
+    "dqa_primitive": "straight_through",
+    "dqa_learned": "adjoint",
     "reference": "straight_through",
     "weighted": "straight_through",
 }
@@ -81,7 +91,7 @@ def test_support_matrix(name: str, gradient: str) -> None:
 def test_unknown_estimator() -> None:
     with pytest.raises(
         UnsupportedError,
-        match="gradient: expected auto, exact, straight_through, covariance, got 'reinforce'",
+        match="gradient: expected auto, exact, straight_through, covariance, adjoint, got 'reinforce'",
     ):
         spin_probabilities(torch.zeros(2), None, "exact", gradient="reinforce")
 
@@ -231,3 +241,147 @@ def test_without_couplings_only_fields_are_differentiated() -> None:
         spin_probabilities(h, None, "exact", gradient=gradient, num_reads=None).sum().backward()
     assert h.grad is not None
     assert torch.isfinite(h.grad).all()
+
+
+QUICK: dict[str, Any] = {"annealing_time_ns": 2.0, "steps": 60}
+ADJOINT: dict[str, DQASampler] = {
+    "native": DQASampler(**QUICK),
+    "torch": DQASampler(schedule=PLAN, engine="torch"),
+    "plan": DQASampler(schedule=PLAN),
+    "noise": DQASampler(**QUICK, field_noise=0.05, coupling_noise=0.05),
+}
+
+
+@pytest.mark.parametrize("name", ADJOINT)
+def test_adjoint_is_the_derivative_of_the_forward_pass(name: str) -> None:
+    """gradcheck in float64: two heads with J of their own, causal mask, one padded key; noise of one seed."""
+    visible = (
+        torch.ones(3, 3, dtype=torch.bool).tril()
+        & torch.tensor([[True] * 3, [False, True, True]])[:, None, None]
+    )
+    h = make_problem((2, 2, 3), 3, seed=1).fields.requires_grad_()
+    pairs = (0.4 * torch.randn(2, 1, 3, dtype=F64)).requires_grad_()
+
+    def alpha(h: Tensor, pairs: Tensor) -> Tensor:
+        J = pack_couplings(pairs, 3)
+        return spin_probabilities(h, J, ADJOINT[name], gradient="adjoint", visible=visible, seed=2)
+
+    assert torch.autograd.gradcheck(alpha, (h, pairs), atol=1e-7, rtol=1e-6)
+    # One alone gets the same derivative.
+    both = torch.autograd.grad(alpha(h, pairs).pow(2).sum(), (h, pairs))
+    (of_h,) = torch.autograd.grad(alpha(h, pairs.detach()).pow(2).sum(), h)
+    (of_pairs,) = torch.autograd.grad(alpha(h.detach(), pairs).pow(2).sum(), pairs)
+    assert torch.equal(of_h, both[0])
+    assert torch.equal(of_pairs, both[1])
+
+
+def test_adjoint_without_couplings() -> None:
+    h = torch.randn(2, 3, dtype=F64, requires_grad=True)
+
+    def alpha(h: Tensor) -> Tensor:
+        return spin_probabilities(h, None, ADJOINT["native"], gradient="adjoint")
+
+    assert torch.autograd.gradcheck(alpha, h, atol=1e-7)
+
+
+def test_adjoint_with_reads_is_sampled_forward_and_exact_backward() -> None:
+    h, J, _ = problem()
+    sampler = DQASampler(**QUICK)
+    v = torch.randn(2, 3, 4, dtype=F64)
+    sampled = spin_probabilities(h, J, sampler, gradient="adjoint", num_reads=20, seed=5)
+    spins = sampler.sample(Ising(h.detach(), J.detach()), 20, seed=5).spins
+    assert torch.allclose(sampled, ((spins > 0).double().sum(0) + 0.5) / 21)
+    exact = spin_probabilities(h, J, sampler, gradient="adjoint")
+    assert not torch.allclose(sampled, exact, atol=1e-3)
+    # A sampler that always reads does so without being asked.
+    reading = spin_probabilities(h, J, SAMPLERS["dqa_reads"], gradient="adjoint", seed=5)
+    assert not torch.allclose(reading, exact, atol=1e-3)
+    grads = [torch.autograd.grad((v * alpha).sum(), (h, J)) for alpha in (exact, sampled, reading)]
+    for got in grads[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(got, grads[0], strict=True))
+
+
+class Watched(NativeEngine):
+    """Writes down the problems of every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[Batch] = []
+
+    def moments(self, plan: TrotterPlan, batches: Sequence[Batch], **options: Any) -> list[BatchMoments]:
+        """Record and answer."""
+        self.batches += batches
+        return super().moments(plan, batches, **options)
+
+    def gradient(
+        self, plan: TrotterPlan, batches: Sequence[Batch], *rest: Any, **options: Any
+    ) -> PlanGradient:
+        """Record and answer."""
+        self.batches += batches
+        return super().gradient(plan, batches, *rest, **options)
+
+
+def test_adjoint_sees_the_noise_of_the_forward_pass_when_no_seed_is_given() -> None:
+    """The seed that the bridge draws goes to both passes: the gradient is that of the value returned."""
+    engine = Watched()
+    sampler = DQASampler(**QUICK, engine=engine, field_noise=0.05, coupling_noise=0.05)
+    h, J, _ = problem()
+    for _ in range(2):
+        spin_probabilities(h, J, sampler, gradient="adjoint").sum().backward()
+    first, second = engine.batches[:4], engine.batches[4:]
+    for run in (first, second):
+        for forward, backward in zip(run[:2], run[2:], strict=True):
+            assert (forward.fields == backward.fields).all()
+            assert (forward.couplings == backward.couplings).all()
+    assert (first[0].fields != second[0].fields).all()
+
+
+@pytest.mark.parametrize("name", ["exact", "mean_field", "dqa_aer", "dqa_primitive", "reference"])
+def test_adjoint_is_refused_by_what_has_none(name: str) -> None:
+    supported = ", ".join(SAMPLERS[name].capabilities.gradients)
+    with pytest.raises(
+        UnsupportedError,
+        match=f"gradient: sampler '{SAMPLERS[name].name}' supports {supported}, got 'adjoint'",
+    ):
+        spin_probabilities(torch.zeros(2, 3), None, SAMPLERS[name], gradient="adjoint")
+
+
+@pytest.mark.parametrize("name", ["exact", "mean_field"])
+def test_samplers_without_adjoint_say_so_themselves(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"gradient: sampler '{name}' has no adjoint gradient"):
+        SAMPLERS[name].adjoint(Ising(torch.zeros(3)), torch.ones(3), seed=0)
+
+
+def test_adjoint_beats_straight_through_towards_the_derivative_of_the_anneal() -> None:
+    """What it is for: the estimator that ignores the dynamics misses by far."""
+    h, J, _ = problem()
+    v = torch.randn(2, 3, 4, dtype=F64)
+    grads = {
+        gradient: torch.autograd.grad(
+            (v * spin_probabilities(h, J, ADJOINT["native"], gradient=gradient)).sum(), J
+        )[0]
+        for gradient in ("adjoint", "straight_through")
+    }
+    assert (grads["adjoint"] - grads["straight_through"]).norm() > 0.1 * grads["adjoint"].norm()
+
+
+def test_straight_through_of_an_own_law_vanishes_at_strong_fields() -> None:
+    """An anneal answers h = -40 with P near 0.01, not 0: 4 P (1 - P) there made trained fields run away."""
+    h = torch.tensor([[-40.0, 0.3]], dtype=F64, requires_grad=True)
+    J = torch.tensor([[0.0, 0.2], [0.2, 0.0]], dtype=F64)
+    alpha = spin_probabilities(h, J, DQASampler(), gradient="straight_through")
+    assert float(alpha[0, 0].detach()) > 5e-3
+    alpha.sum().backward()
+    assert h.grad is not None
+    assert abs(float(h.grad[0, 0])) < 1e-12
+    local = 0.3 + 0.2 * (2 * float(alpha[0, 0].detach()) - 1)
+    p = 1 / (1 + np.exp(-2 * local))
+    assert float(h.grad[0, 1]) == pytest.approx(2 * p * (1 - p), rel=1e-9)
+
+
+def test_second_derivatives_are_refused_rather_than_left_out() -> None:
+    h, J, _ = problem()
+    alpha = spin_probabilities(h, J, SAMPLERS["dqa"], gradient="straight_through")
+    (first,) = torch.autograd.grad((alpha**2).sum(), h, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from diabat.attention.estimators import covariance, straight_through
+from diabat.attention.estimators import covariance, mean_field_probability, straight_through
 from diabat.ising import Ising
 from diabat.samplers.exact import ExactSampler
 from diabat.testing.problems import make_problem
@@ -156,3 +156,32 @@ def test_covariance_is_unbiased_for_boltzmann_reads() -> None:
         # Power: the mean is known to better than a tenth of its largest component.
         assert float((blocks.std(0) / 8).max()) < 0.1 * float(want.abs().max())
     assert math.isfinite(float(got.fields.sum()))
+
+
+def test_straight_through_responds_where_it_is_told() -> None:
+    """With t apart from m, dm_j = (1 - t_j²)(dh_j + Σ_k dJ_jk m_k)."""
+    v, p = torch.tensor([2.0, -1.0, 0.5], dtype=F64), torch.tensor([0.9, 0.25, 0.6], dtype=F64)
+    t, m = [0.2, -0.4, 0.99], [0.8, -0.5, 0.2]
+    r = [float(x) * (1 - y * y) / 2 for x, y in zip(v, t, strict=True)]
+    at = (1 + torch.tensor(t, dtype=F64)) / 2
+    gradient = straight_through(v, p, SEEN, couplings=True, three_body=False, response_at=at)
+    assert gradient.fields.tolist() == pytest.approx(r)
+    assert gradient.couplings is not None
+    assert float(gradient.couplings[0, 1]) == pytest.approx((r[0] * m[1] + r[1] * m[0]) / 2)
+
+
+def test_mean_field_probability_is_one_step_of_mean_field() -> None:
+    """σ(2 f), f_j = h_j + Σ_k J_jk m_k + Σ_{k<l} K_jkl m_k m_l over visible spins, term by term."""
+    ising = make_problem((2,), 4, seed=1, three_body=0.3)
+    assert ising.couplings is not None
+    assert ising.three_body is not None
+    p = torch.sigmoid(torch.randn(2, 4, dtype=F64, generator=torch.Generator().manual_seed(0)))
+    visible = torch.tensor([True, True, False, True])
+    m = torch.where(visible, 2 * p - 1, 0)
+    got = mean_field_probability(ising.fields, ising.couplings, ising.three_body, p, visible)
+    for q, j in itertools.product(range(2), range(4)):
+        f = float(ising.fields[q, j] + ising.couplings[j] @ m[q])
+        f += sum(
+            float(ising.three_body[j, k, i] * m[q, k] * m[q, i]) for k in range(4) for i in range(k + 1, 4)
+        )
+        assert float(got[q, j]) == pytest.approx(1 / (1 + math.exp(-2 * f)))

@@ -1,4 +1,4 @@
-"""Metrics on cases computed by hand, and the fit of temperatures on samplers whose scales are known."""
+"""Metrics on cases computed by hand."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from diabat.fidelity import BetaFit, fit_betas, metrics, sk, states
-from diabat.ising import Ising, pack_couplings
+from diabat.fidelity import metrics, states
+from diabat.ising import Ising
 from diabat.samplers.base import Moments, Samples
-from diabat.testing import ReferenceSampler, brute_force, brute_force_states, scaled
+from diabat.testing import ReferenceSampler, brute_force, brute_force_states
 from diabat.testing.problems import causal_problem, make_problem
 
 
@@ -94,71 +94,3 @@ def test_marginal_floor_is_the_mean_deviation_of_exact_reads() -> None:
     floor = metrics.marginal_floor(exact.probability, exact.visible, 400)
     error = metrics.marginal_errors(got, exact.probability, exact.visible)[1]
     assert error == pytest.approx(floor, rel=5 * 0.76 / math.sqrt(600) * 1.5)
-
-
-def _fit_states(problem: Ising, law: Ising) -> BetaFit:
-    table = states.all_states(problem.num_spins)
-    return fit_betas(problem, table, brute_force_states(law).movedim(-1, 0), sampled=False)
-
-
-def test_fit_recovers_scales_from_state_probabilities() -> None:
-    problem = make_problem((3, 2), 5, lead="heads", seed=1, three_body=0.3)
-    law = scaled(problem, 0.8, 1.1)
-    fit = _fit_states(problem, law)
-    assert fit.field == pytest.approx(0.8, abs=1e-9)
-    assert fit.coupling == pytest.approx(1.1, abs=1e-9)
-    assert fit.three_body == pytest.approx(1.1, abs=1e-9)
-    assert fit.field_error == fit.coupling_error == 0
-
-
-def test_fit_sees_only_visible_spins() -> None:
-    problem = causal_problem(5, seed=2)
-    fit = _fit_states(problem, scaled(problem, 1.3, 0.6))
-    assert (fit.field, fit.coupling) == pytest.approx((1.3, 0.6), abs=1e-9)
-    assert fit.three_body is None
-
-
-def test_fit_of_reads_is_within_its_interval_and_the_interval_is_right() -> None:
-    # N = 2000 reads of 4 problems, 30 draws: z of both scales; chi-square of 60 z-scores.  They are taken as
-    # independent of each other; alpha is about 1e-6 on each side even if h and J fully correlate.
-    problem = make_problem((4,), 5, seed=3)
-    z = []
-    for seed in range(30):
-        samples = ReferenceSampler().sample(scaled(problem, 0.9, 1.2), 2000, seed=seed)
-        fit = fit_betas(problem, samples.spins, samples.weights)
-        assert fit.field is not None
-        assert fit.field_error is not None
-        assert fit.coupling is not None
-        assert fit.coupling_error is not None
-        z += [(fit.field - 0.9) / fit.field_error, (fit.coupling - 1.2) / fit.coupling_error]
-    square = sum(value**2 for value in z) / len(z)
-    assert 0.25 < square < 2.4
-    assert max(abs(value) for value in z) < 5.5
-
-
-def test_fit_of_weighted_reads() -> None:
-    # Reads at beta 0.7 with weights for beta 1, N = 20,000: 4.9 standard errors, alpha 1e-6.
-    problem = make_problem((4,), 5, seed=4)
-    drawn = ReferenceSampler().sample(scaled(problem, 0.7, 0.7), 20_000, seed=0)
-    weighted = Samples(drawn.spins, drawn.visible, -0.3 * problem.energy(drawn.spins))
-    for samples, truth in ((drawn, 0.7), (weighted, 1.0)):
-        fit = fit_betas(problem, samples.spins, samples.weights)
-        assert fit.field == pytest.approx(truth, abs=4.9 * (fit.field_error or 0))
-        assert fit.coupling == pytest.approx(truth, abs=4.9 * (fit.coupling_error or 0))
-
-
-def test_fit_without_terms_or_without_optimum_is_none() -> None:
-    zeros = Ising(torch.zeros(2, 3), torch.zeros(3, 3))
-    spins = torch.ones(5, 2, 3, dtype=torch.int8)
-    weights = torch.full((5, 2), 0.2)
-    assert fit_betas(zeros, spins, weights).field is None
-    # All reads equal and along the field: the likelihood grows without bound.
-    aligned = fit_betas(Ising(torch.ones(2, 3), pack_couplings(torch.ones(3), 3)), spins, weights)
-    assert aligned.field is None
-    assert aligned.coupling_error is None
-
-
-def test_strong_ensembles_are_fitted() -> None:
-    problem = sk([3.0], instances=3, queries=2)[0].ising
-    fit = _fit_states(problem, problem)
-    assert (fit.field, fit.coupling) == pytest.approx((1, 1), abs=1e-7)

@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from diabat.circuits import linear_ramp, predicted_beta, reference_probabilities, schedule, to_qasm3
+from diabat.circuits import (
+    NativeEngine,
+    PrimitiveEngine,
+    TrotterPlan,
+    linear_ramp,
+    plan_betas,
+    predicted_beta,
+    reference_probabilities,
+    save_plan,
+    schedule,
+    steps_for_error,
+    to_qasm3,
+)
 from diabat.ising import Ising, IsingError
 from diabat.samplers import UnsupportedError
 from diabat.samplers.dqa import DQASampler
@@ -16,6 +28,7 @@ from diabat.testing import brute_force, state_table
 from diabat.testing.problems import causal_problem, make_problem, with_visible
 
 from .goodness import g_test
+from .recording_engine import RecordingEngine
 
 ALPHA = 1e-6
 F64 = torch.float64
@@ -52,15 +65,159 @@ def test_moments_are_sums_over_the_states() -> None:
     assert (moments.correlation - torch.einsum("qx,xj,xk->qjk", p, s, s)).abs().max() < 1e-12
 
 
-def test_calibration_none_programs_the_numbers_as_they_are() -> None:
-    plain, calibrated = quick(calibration="none"), quick()
+@pytest.mark.parametrize("lead", ["none", "shared", "heads", "per_problem"])
+def test_all_engines_give_the_same_moments(lead: Any) -> None:
+    """To 1e-10 in double precision; reads of the primitive within 6 standard errors at N = 2000 (alpha < 1e-6)."""
+    ising = make_problem((2, 2), 4, lead=lead, seed=1)
+    visible = torch.tensor([[True, True, False, True], [True, True, True, True]])
+    ising = with_visible(ising, visible)
+    want = quick().moments(ising, correlations=True)
+    assert want.correlation is not None
+    for engine, tolerance in (("aer", 1e-10), ("torch", 1e-10)):
+        got = quick(engine=engine).moments(ising, correlations=True)
+        assert got.info["engine"] == engine
+        assert got.num_reads is None
+        assert got.correlation is not None
+        assert (got.probability - want.probability).abs().max() < tolerance
+        assert (got.correlation - want.correlation).abs().max() < tolerance
+    for engine in ("native", "torch"):
+        single = quick(engine=engine, precision="single").moments(ising).probability
+        assert 1e-10 < float((single - want.probability).abs().max()) < 1e-5
+    if lead in ("heads", "none"):
+        got = quick(engine="primitive", num_reads=2000).moments(ising, seed=1)
+        assert (got.num_reads, got.info["engine"]) == (2000, "primitive")
+        assert got.standard_error is not None
+        error = (got.probability - want.probability).abs()
+        assert bool((error <= 6 * got.standard_error).all())
+        wrong = quick().moments(Ising(-ising.fields, ising.couplings, visible)).probability
+        assert bool(((got.probability - wrong).abs() > 6 * got.standard_error).any())
+
+
+def test_an_engine_of_ones_own_is_used() -> None:
+    engine = RecordingEngine()
+    sampler, ising = quick(engine=engine), make_problem((3,), 4, seed=2)
+    assert sampler.engine is engine
+    assert sampler.capabilities.max_spins == 12
+    assert torch.equal(sampler.moments(ising).probability, quick().moments(ising).probability)
+    (batch,) = engine.taken()
+    assert ising.couplings is not None
+    assert np.abs(batch.fields - ising.fields.numpy() / sampler.betas.beta_h).max() < 1e-15
+    assert np.abs(batch.couplings - ising.couplings.numpy() / sampler.betas.beta_J).max() < 1e-15
+
+
+def test_problems_of_a_causal_window_go_in_one_call_without_padding() -> None:
+    """Position i of each head is a problem of i + 1 spins; each head has its own J."""
+    engine = RecordingEngine()
+    mask = torch.ones(4, 4, dtype=torch.bool).tril()
+    h, J = (
+        make_problem((5, 2, 4), 4, seed=3).fields,
+        make_problem((2, 1), 4, lead="per_problem", seed=4).couplings,
+    )
+    quick(engine=engine).moments(Ising(h, J, mask))
+    assert len(engine.plans) == 1
+    shapes = sorted(batch.fields.shape for batch in engine.taken())
+    assert shapes == sorted((5, n) for n in (1, 2, 3, 4) for _ in range(2))
+
+
+def test_padding_masks_of_every_sequence() -> None:
+    """Each problem as if its padding were not there; a query that sees nothing gets zeros."""
+    sampler, base = quick(), make_problem((3, 2, 4), 4, lead="heads", seed=5)
+    padding = torch.tensor([[False, False, False, True], [False, True, False, True], [True] * 4])
+    visible = torch.ones(4, 4, dtype=torch.bool).tril() & ~padding[:, None, None, :]
+    ising = Ising(base.fields, base.couplings, visible)
+    moments, seen = sampler.moments(ising, correlations=True), ising.visible_mask
+    assert torch.equal(moments.probability > 0, seen)
+    assert moments.correlation is not None
+    assert not moments.correlation[2].any()
+    assert base.couplings is not None
+    for b, h, i in ((0, 0, 3), (1, 1, 3), (1, 0, 0), (0, 1, 2)):
+        keep = seen[b, h, i].nonzero()[:, 0]
+        J = base.couplings[h, 0][keep][:, keep]
+        want = sampler.moments(Ising(base.fields[b, h, i, keep], J)).probability
+        assert (moments.probability[b, h, i, keep] - want).abs().max() < 1e-12
+    reads = sampler.sample(ising, 3, seed=1).spins
+    assert (reads[:, ~seen] == -1).all()
+
+
+def test_a_batch_in_which_nothing_is_visible() -> None:
+    ising = with_visible(make_problem((2,), 3, seed=1), torch.zeros(3, dtype=torch.bool))
+    moments = quick().moments(ising, correlations=True)
+    assert not moments.probability.any()
+    assert moments.correlation is not None
+    assert moments.correlation.shape == (2, 3, 3)
+    assert (quick().sample(ising, 4, seed=1).spins == -1).all()
+    gradient = quick().adjoint(ising, torch.ones(2, 3), seed=1)
+    assert not gradient.fields.any()
+    assert gradient.couplings is not None
+    assert not gradient.couplings.any()
+
+
+def test_a_learned_plan_samples_at_beta_one(tmp_path: Path) -> None:
+    """Given as a plan or a saved file: h and J are programmed as they are, and there is no annealing time."""
+    b, c, a = np.random.default_rng(1).normal(size=(3, 4))
+    plan = TrotterPlan(b, c, a, "mine")
+    path = tmp_path / "mine.json"
+    save_plan(path, plan)
     ising = make_problem((3,), 4, seed=3)
     assert ising.couplings is not None
-    beta_h, beta_J = plain.betas
-    rescaled = Ising(ising.fields / beta_h, ising.couplings / beta_J)
-    assert (plain.state_probabilities(rescaled) - calibrated.state_probabilities(ising)).abs().max() < 1e-12
-    assert plain.moments(ising).info["effective_beta"] == (beta_h, beta_J)
-    assert calibrated.moments(ising).info["effective_beta"] == (1.0, 1.0)
+    want = reference_probabilities(plan, ising.fields.numpy(), ising.couplings.numpy())
+    for given in (plan, str(path)):
+        sampler = DQASampler(schedule=given)
+        assert np.abs(sampler.state_probabilities(ising).numpy() - want).max() < 1e-12
+        info = sampler.moments(ising).info
+        assert (info["calibration"], info["programmed_with"]) == ("none", (1.0, 1.0))
+        assert (info["schedule"], info["annealing_time_ns"], info["steps"]) == ("mine", None, 4)
+        assert (info["beta_h"], info["beta_J"]) == tuple(plan_betas(plan))
+    # Calibrated on request.
+    calibrated = DQASampler(schedule=plan, calibration="predicted")
+    assert calibrated.betas == plan_betas(plan)
+    with pytest.raises(FileNotFoundError, match=r"none\.json"):
+        DQASampler(schedule=str(tmp_path / "none.json"))
+
+
+def test_the_trotter_error_chooses_the_steps() -> None:
+    ramp = linear_ramp(6.0, 1.0, 4.0)
+    sampler = DQASampler(schedule=ramp, annealing_time_ns=2.0, trotter_error=0.02)
+    assert sampler.plan.steps == steps_for_error(ramp, 2.0, 0.02)
+    finer = DQASampler(schedule=ramp, annealing_time_ns=2.0, trotter_error=0.001)
+    assert finer.plan.steps > sampler.plan.steps
+    assert DQASampler(schedule=ramp, annealing_time_ns=2.0).moments(make_problem((), 2)).info["steps"] > 24
+
+
+def test_the_default_engine_is_native_on_the_threads_of_torch() -> None:
+    engine = quick().engine
+    assert isinstance(engine, NativeEngine)
+    assert callable(engine.threads)
+    torch.set_num_threads(2)
+    assert engine.threads() == 2
+    ising = causal_problem(5, seed=1)
+    two = quick().sample(ising, 20, seed=1).spins
+    torch.set_num_threads(1)
+    assert torch.equal(quick().sample(ising, 20, seed=1).spins, two)
+
+
+def test_estimators_follow_from_the_engine() -> None:
+    both = ("straight_through", "covariance")
+    assert (
+        quick().capabilities.gradients == quick(engine="torch").capabilities.gradients == (*both, "adjoint")
+    )
+    assert quick(engine="aer").capabilities.gradients == both
+    assert quick(engine="primitive").capabilities.gradients == both
+    assert quick(learn_schedule=True).capabilities.gradients == ("adjoint",)
+    with pytest.raises(
+        NotImplementedError, match="gradient: engine 'aer' has no adjoint gradient; use 'native'"
+    ):
+        quick(engine="aer").adjoint(make_problem((), 2), torch.ones(2), seed=0)
+
+
+def test_engines_that_know_reads_only() -> None:
+    sampler, ising = quick(engine=PrimitiveEngine(max_spins=5), num_reads=16), make_problem((2,), 3, seed=9)
+    assert sampler.moments(ising, seed=1).num_reads == 16
+    assert quick(engine="primitive").moments(ising, seed=1).num_reads == 1000
+    with pytest.raises(UnsupportedError, match="engine: 'primitive' draws reads and knows no probabilities"):
+        sampler.state_probabilities(ising)
+    with pytest.raises(UnsupportedError, match="accepts at most 5 visible spins, got 6"):
+        sampler.moments(Ising(torch.zeros(6)))
 
 
 @pytest.mark.parametrize("time", [2.0, 5.0])
@@ -152,13 +309,15 @@ def test_info() -> None:
     expected = {
         "backend": "dqa",
         "law": "diabatic",
-        "engine": "aer",
+        "engine": "native",
         "schedule": "Advantage2_system1",
         "annealing_time_ns": 2.0,
         "steps": 60,
         "calibration": "predicted",
         "beta_h": sampler.betas.beta_h,
         "beta_J": sampler.betas.beta_J,
+        "programmed_with": tuple(sampler.betas),
+        "effective_beta": (1.0, 1.0),
         "seed": 11,
     }
     assert {key: samples.info[key] for key in expected} == expected
@@ -206,19 +365,73 @@ def test_other_protocol_order_and_precision() -> None:
     assert 0 < single < 1e-4
 
 
-UNREADABLE: Any = 3
+PLAN = TrotterPlan(np.ones(2), np.ones(2), np.ones(2))
+FREE: dict[str, Any] = {"annealing_time_ns": None, "steps": None}
 OPTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"engine": "qpu"}, "engine: expected 'aer'.*, got 'qpu'"),
-    ({"calibration": "fitted"}, "calibration: expected 'predicted' or 'none', got 'fitted'"),
-    ({"schedule": "Advantage2_system9"}, "did you mean 'Advantage2_system"),
-    ({"schedule": UNREADABLE}, "schedule: expected a name, a CSV path or an AnnealingSchedule, got 3"),
+    ({"engine": "qpu"}, "engine: expected one of native, aer, torch, primitive or an Engine, got 'qpu'"),
+    ({"engine": "nativ"}, r"got 'nativ'\. Did you mean 'native'\?"),
+    ({"engine": 3}, "engine: expected one of native, .* or an Engine, got 3"),
+    (
+        {"calibration": "measured"},
+        "calibration: expected one of predicted, fitted, per_batch, none, got 'measured'",
+    ),
+    (
+        {"calibration_strength": 0.0},
+        r"calibration_strength: expected a coupling strength in \(0, 10\], got 0.0",
+    ),
+    ({"calibration_strength": float("nan")}, "calibration_strength: expected a coupling strength .* got nan"),
+    ({"calibration": "fitted", "betas": (9.0, 9.0)}, "calibration: expected none beside betas, got 'fitted'"),
+    ({"betas": (9.0,)}, r"betas: expected two positive numbers \(beta_h, beta_J\), got \(9.0,\)"),
+    ({"betas": (9.0, 0.0)}, r"betas: expected two positive numbers .*, got \(9.0, 0.0\)"),
+    ({"betas": (float("nan"), 1.0)}, r"betas: expected two positive numbers .*, got \(nan, 1.0\)"),
+    ({"betas": (float("inf"), 1.0)}, r"betas: expected two positive numbers .*, got \(inf, 1.0\)"),
+    ({"betas": ("9", 1.0)}, r"betas: expected two positive numbers .*, got \('9', 1.0\)"),
+    ({"betas": 9.0}, r"betas: expected two positive numbers .*, got 9.0"),
+    ({"field_noise": -0.1}, "field_noise: expected a standard deviation >= 0 in hardware units, got -0.1"),
+    ({"coupling_noise": float("inf")}, "coupling_noise: expected a standard deviation >= 0 .*, got inf"),
+    ({"coupling_noise": "small"}, "coupling_noise: expected a standard deviation >= 0 .*, got 'small'"),
+    (
+        {"schedule": "Advantage2_system9"},
+        "unknown name 'Advantage2_system9', did you mean 'Advantage2_system",
+    ),
+    ({"schedule": "advantage_system4"}, "did you mean 'Advantage_system4'"),
+    ({"schedule": 3}, "schedule: expected a name, a path, an AnnealingSchedule or a TrotterPlan, got 3"),
+    ({"schedule": PLAN, "steps": 60, "annealing_time_ns": None}, "steps: expected none .* got 60"),
+    (
+        {"schedule": PLAN, "steps": None},
+        "annealing_time_ns: expected none with a plan of angles.*, got 2.0",
+    ),
+    ({"schedule": PLAN, **FREE, "trotter_error": 0.1}, "trotter_error: expected none .* got 0.1"),
+    ({"schedule": PLAN, **FREE, "order": "strang"}, "order: expected none .* got 'strang'"),
+    ({"schedule": PLAN, **FREE, "grid": "adaptive"}, "grid: expected none .* got 'adaptive'"),
+    ({"schedule": PLAN, **FREE, "protocol": "fast"}, "protocol: expected none .* got 'fast'"),
+    ({"device": "cpu"}, "device: expected none with an engine other than 'torch', got 'cpu'"),
+    (
+        {"engine": "primitive", "precision": "single"},
+        "precision: expected none with an engine that has its own",
+    ),
+    (
+        {"engine": NativeEngine(), "precision": "single"},
+        "precision: expected none with an engine that has its",
+    ),
     ({"protocol": "slow"}, "protocol: expected 'fast' or 'standard', got 'slow'"),
     ({"annealing_time_ns": 0.0}, "annealing"),
     ({"annealing_time_ns": float("nan")}, "annealing"),
     ({"steps": 10}, "steps"),
     ({"order": "second"}, "order"),
-    ({"precision": "half"}, "precision"),
+    ({"grid": "tight"}, "grid"),
+    ({"trotter_error": 0.1}, "trotter_error: expected either it or steps, got both"),
+    ({"trotter_error": 2.0, "steps": None}, "trotter_error: expected a number above 0 and below 1, got 2.0"),
+    ({"precision": "half"}, "precision: expected 'double' or 'single', got 'half'"),
+    ({"precision": "half", "engine": "aer"}, "precision: expected 'double' or 'single', got 'half'"),
+    ({"precision": "half", "engine": "torch"}, "precision: expected 'double' or 'single', got 'half'"),
+    ({"device": "abacus", "engine": "torch"}, "device: expected a torch device with float64, got 'abacus'"),
     ({"num_reads": 0}, "num_reads: expected an integer >= 1, got 0"),
+    (
+        {"learn_schedule": True, "engine": "aer"},
+        "learn_schedule: expected engine native or torch, .* got 'aer'",
+    ),
+    ({"learn_schedule": True, "engine": "primitive"}, "learn_schedule: expected engine .* got 'primitive'"),
 ]
 
 

@@ -263,6 +263,11 @@ def test_epoch_orders_are_permutations_that_differ() -> None:
     [
         ("learning_rate", -1.0),
         ("learning_rate", math.nan),
+        ("coupling_learning_rate", -1e-9),
+        ("schedule_learning_rate", -1.0),
+        ("schedule_learning_rate", math.inf),
+        ("schedule_learning_rate", math.nan),
+        ("weight_decay", -0.1),
         ("clip", 0.0),
         ("batch_size", 0),
         ("max_epochs", 0),

@@ -1,0 +1,54 @@
+"""Inverse temperatures to program with: predicted, fitted once, or fitted to every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+
+from diabat.circuits import Betas
+from diabat.ising import Ising, pack_couplings
+from diabat.samplers.base import Samples
+from diabat.samplers.beta_fit import BetaFit
+from diabat.samplers.pseudolikelihood import fit_betas
+
+Calibration = Literal["predicted", "fitted", "per_batch", "none"]
+MODES: tuple[Calibration, ...] = ("predicted", "fitted", "per_batch", "none")
+
+REFERENCE_STRENGTH = 0.5
+"""g of the reference problems of mode ``fitted``: h ~ N(0, g), J ~ N(0, g/√n), n = 6."""
+
+# A fit is an estimate of a number that theory puts near 1: 1 ± this, combined by inverse variances.
+_PRIOR = 0.3
+
+
+def reference_problems(strength: float = REFERENCE_STRENGTH) -> Ising:
+    """16 Sherrington-Kirkpatrick problems of 6 spins from a fixed seed, J of their own, float64 [16, 6]."""
+    generator = torch.Generator().manual_seed(0)
+    n, instances = 6, 16
+    h = strength * torch.randn(instances, n, generator=generator, dtype=torch.float64)
+    J = strength / n**0.5 * torch.randn(instances, n * (n - 1) // 2, generator=generator, dtype=torch.float64)
+    return Ising(h, pack_couplings(J, n))
+
+
+def corrected(betas: Betas, fit: BetaFit) -> Betas:
+    """Inverse temperatures times what a fit says came out of 1; a vague or missing fit changes little."""
+    return Betas(
+        betas.beta_h * _shrunk(fit.field, fit.field_error),
+        betas.beta_J * _shrunk(fit.coupling, fit.coupling_error),
+    )
+
+
+def fit_reads(ising: Ising, draw: Callable[[Ising], Samples]) -> BetaFit:
+    """Fit to reads of these very problems."""
+    samples = draw(ising)
+    return fit_betas(ising, samples.spins, samples.weights)
+
+
+def _shrunk(value: float | None, error: float | None) -> float:
+    if value is None or error is None:
+        return 1.0
+    weight = _PRIOR**2 / (_PRIOR**2 + error**2)
+    # Scales outside are the mark of a fit gone wrong, and dividing by one near 0 or below would be worse.
+    return min(max(1.0 + weight * (value - 1.0), 0.2), 5.0)

@@ -1,0 +1,56 @@
+"""Engines of the ``dqa`` backend by name."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Literal
+
+import torch
+
+from diabat.circuits import AerEngine, Engine, NativeEngine
+
+ENGINES = ("native", "aer", "torch", "primitive")
+
+Precision = Literal["double", "single"]
+
+
+def build_engine(engine: str | Engine, precision: Precision | None, device: str | None) -> Engine:
+    """An engine by name, or the one that was given.
+
+    Args:
+        engine: ``native``, ``aer``, ``torch``, ``primitive``, or an Engine.
+        precision: Of the state vectors; None for ``double``.
+        device: Of the torch engine; None for ``cpu``.
+
+    Raises:
+        ValueError: If there is none of that name, or an option is not valid or not one of this engine.
+    """
+    named = isinstance(engine, str)
+    if named and engine not in ENGINES:
+        raise ValueError(_unknown(engine))
+    if device is not None and engine != "torch":
+        raise ValueError(f"device: expected none with an engine other than 'torch', got {device!r}.")
+    if precision is not None and (not named or engine == "primitive"):
+        raise ValueError(f"precision: expected none with an engine that has its own, got {precision!r}.")
+    if engine == "native":
+        # As many threads as torch uses at the time of the call.
+        return NativeEngine(precision or "double", torch.get_num_threads)
+    if engine == "aer":
+        return AerEngine(precision=precision or "double")
+    if engine == "torch":
+        from diabat.circuits.torch_engine import TorchEngine
+
+        return TorchEngine(device or "cpu", precision or "double")
+    if engine == "primitive":
+        from diabat.circuits.primitive import PrimitiveEngine
+
+        return PrimitiveEngine()
+    if not isinstance(engine, Engine):
+        raise ValueError(_unknown(engine))
+    return engine
+
+
+def _unknown(engine: Any) -> str:
+    near = difflib.get_close_matches(str(engine), ENGINES, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"engine: expected one of {', '.join(ENGINES)} or an Engine, got {engine!r}.{hint}"

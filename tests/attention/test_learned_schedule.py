@@ -1,0 +1,219 @@
+"""Angles of an anneal that are trained with the attention layer."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from diabat.attention import BoltzmannAttention
+from diabat.circuits import TrotterPlan
+from diabat.models import Transformer, TransformerOptions
+from diabat.models.transformer import is_coupling, is_schedule
+from diabat.samplers import UnsupportedError
+from diabat.samplers.dqa import DQASampler
+
+F64 = torch.float64
+PLAN = TrotterPlan(*np.random.default_rng(3).normal(size=(3, 4)))
+
+
+def learning(**options: Any) -> DQASampler:
+    return DQASampler(schedule=PLAN, learn_schedule=True, **options)
+
+
+def layer(**options: Any) -> BoltzmannAttention:
+    torch.manual_seed(0)
+    built = BoltzmannAttention(6, 2, 4, **({"sampler": learning()} | options))
+    assert built.coupling_pairs is not None
+    with torch.no_grad():
+        built.coupling_pairs.normal_(std=0.5)
+    return built
+
+
+def inputs(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def angles_of(module: BoltzmannAttention) -> Tensor:
+    assert module.schedule_angles is not None
+    (angles,) = module.schedule_angles
+    return angles
+
+
+def model(num_layers: int = 2) -> Transformer:
+    torch.manual_seed(0)
+    options = TransformerOptions(embed_dim=8, num_heads=2, ffn_dim=0, num_layers=num_layers, dropout=0.0)
+    return Transformer(options, 11, 7, 4, learning())
+
+
+@pytest.mark.parametrize("engine", ["native", "torch"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_gradient_of_the_angles_equals_central_differences_of_the_loss(engine: str, padded: bool) -> None:
+    built, x = layer(sampler=learning(engine=engine)).double(), inputs(F64)
+    angles = angles_of(built)
+    assert angles.dtype == F64
+    mask = torch.zeros(3, 4, dtype=torch.bool)
+    mask[1, 2:] = mask[2] = padded
+
+    def loss() -> Tensor:
+        return built(x, mask).square().sum()
+
+    loss().backward()
+    assert angles.grad is not None
+    assert angles.grad.shape == (3, 4)
+    start, e = angles.detach().clone(), 1e-4
+    for kind in range(3):
+        for step in (0, 2, 3):
+            values = []
+            for sign in (1, -1):
+                with torch.no_grad():
+                    angles[kind, step] = start[kind, step] + sign * e
+                    values.append(float(loss()))
+            with torch.no_grad():
+                angles.copy_(start)
+            want = (values[0] - values[1]) / (2 * e)
+            assert float(angles.grad[kind, step]) == pytest.approx(want, rel=1e-5, abs=1e-7)
+
+
+def test_every_parameter_of_the_layer_has_a_gradient() -> None:
+    built = layer()
+    assert not any(p.grad is not None for p in built.parameters())
+    built(inputs()).square().sum().backward()
+    for name, p in built.named_parameters():
+        assert p.grad is not None, name
+        assert bool(p.grad.isfinite().all()), name
+        assert bool((p.grad != 0).any()), name
+
+
+def test_angles_are_parameters_under_their_name() -> None:
+    names = [name for name, _ in layer().named_parameters() if is_schedule(name)]
+    assert names == ["schedule_angles.0"]
+    assert not is_coupling(names[0])
+    fixed = BoltzmannAttention(6, 2, 4, sampler=DQASampler(schedule=PLAN))
+    assert fixed.schedule_angles is None
+    assert not any(is_schedule(name) for name, _ in fixed.named_parameters())
+
+
+def test_each_layer_has_angles_of_its_own() -> None:
+    sampler = learning()
+    first, second = layer(sampler=sampler), layer(sampler=sampler)
+    x = inputs()
+    before, one = second(x), first(x)
+    with torch.no_grad():
+        angles_of(first).mul_(0.5)
+    assert torch.equal(second(x), before)
+    assert not torch.allclose(first(x), one, atol=1e-4)
+    assert np.allclose(sampler.plan.mixer_angles, PLAN.mixer_angles, atol=1e-6)
+    stacked = model(3)
+    found = [angles_of(attention) for attention in stacked.attention_layers()]
+    assert len({id(a) for a in found}) == 3
+    stacked(torch.tensor([[1, 2, 3, 4]])).square().sum().backward()
+    grads = [a.grad for a in found]
+    assert all(g is not None and bool((g != 0).any()) for g in grads)
+    assert grads[0] is not None
+    assert grads[1] is not None
+    assert not torch.equal(grads[0], grads[1])
+
+
+def test_state_dict_round_trip() -> None:
+    source, target, x = layer(), layer(), inputs()
+    with torch.no_grad():
+        angles_of(source).add_(torch.randn(3, 4))
+        source.query.weight.normal_()
+    state = source.state_dict()
+    assert state["schedule_angles.0"].shape == (3, 4)
+    assert not torch.allclose(target(x), source(x))
+    target.load_state_dict(state)
+    assert torch.equal(target(x), source(x))
+    with pytest.raises(RuntimeError, match=r"schedule_angles\.0"):
+        BoltzmannAttention(6, 2, 4, sampler=DQASampler(schedule=PLAN)).load_state_dict(state)
+
+
+def test_angles_that_are_replaced_are_the_ones_used() -> None:
+    """``load_state_dict(assign=True)`` and ``functional_call`` put other tensors in place of the parameters."""
+    source, target, x = layer(), layer(), inputs()
+    with torch.no_grad():
+        angles_of(source).mul_(0.5)
+    want = source(x)
+    called = torch.func.functional_call(target, dict(source.named_parameters()), (x,))
+    assert torch.equal(called, want)
+    target.load_state_dict(copy.deepcopy(source.state_dict()), assign=True)
+    assert torch.equal(target(x), want)
+    target(x).square().sum().backward()
+    assert angles_of(target).grad is not None
+
+
+def test_deepcopy_is_independent() -> None:
+    built, x = layer(), inputs()
+    twin = copy.deepcopy(built)
+    before = built(x)
+    assert torch.equal(twin(x), before)
+    with torch.no_grad():
+        angles_of(twin).mul_(0.5)
+    assert torch.equal(built(x), before)
+    assert not torch.allclose(twin(x), before, atol=1e-4)
+
+
+def test_initialisation_leaves_the_angles_alone() -> None:
+    want = torch.from_numpy(np.stack((PLAN.field_angles, PLAN.coupling_angles, PLAN.mixer_angles))).float()
+    for attention in model().attention_layers():
+        assert torch.equal(angles_of(attention).detach(), want)
+    plain = Transformer(
+        TransformerOptions(embed_dim=8, num_heads=2, ffn_dim=0, num_layers=2, dropout=0.0), 11, 7, 4
+    )
+    assert {n for n, _ in model().named_parameters()} - {n for n, _ in plain.named_parameters()} == {
+        "blocks.0.attention.schedule_angles.0",
+        "blocks.1.attention.schedule_angles.0",
+    }
+
+
+def test_learned_angles_do_not_change_the_initial_weights() -> None:
+    torch.manual_seed(0)
+    options = TransformerOptions(embed_dim=8, num_heads=2, ffn_dim=0, num_layers=2, dropout=0.0)
+    plain = dict(Transformer(options, 11, 7, 4).named_parameters())
+    for name, p in model().named_parameters():
+        if not is_schedule(name):
+            assert torch.equal(p, plain[name]), name
+
+
+def test_a_few_steps_move_the_angles_and_lower_the_loss() -> None:
+    built, x = layer(), inputs()
+    target, before = torch.randn(3, 4, 6), angles_of(built).detach().clone()
+    optimizer = torch.optim.Adam([angles_of(built)], lr=0.02)
+    losses = []
+    for _ in range(12):
+        loss = (built(x) - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+    assert bool((angles_of(built) != before).all())
+
+
+@pytest.mark.parametrize("gradient", ["straight_through", "covariance", "exact"])
+def test_other_estimators_are_refused(gradient: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"gradient: sampler 'dqa' supports adjoint, got '{gradient}'"):
+        layer(gradient=gradient)
+    assert layer(gradient="adjoint").gradient == "adjoint"
+
+
+def test_reads_forward_train_the_angles_as_well() -> None:
+    built = layer(num_reads=30)
+    torch.manual_seed(1)
+    built(inputs()).square().sum().backward()
+    grad = angles_of(built).grad
+    assert grad is not None
+    assert bool(grad.any())
+
+
+def test_softmax_layers_have_no_angles_in_their_output() -> None:
+    built = BoltzmannAttention(6, 2, 4, sampler=learning(), mode="softmax")
+    built(inputs()).square().sum().backward()
+    for name, p in built.named_parameters():
+        assert (p.grad is None) == is_schedule(name)
+    assert isinstance(built.schedule_angles, nn.ParameterList)

@@ -1,0 +1,190 @@
+"""What reaches the engine: grouping, scales, control noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from diabat.circuits import Betas
+from diabat.ising import Ising
+from diabat.samplers.dqa import DQASampler
+from diabat.samplers.programming import ControlNoise, program, scatter_moments
+from diabat.testing.problems import causal_problem, make_problem, with_visible
+
+from .recording_engine import Array, RecordingEngine
+
+ALPHA = 1e-6
+BETAS = Betas(4.0, 5.0)
+QUIET = ControlNoise()
+
+
+def quick(engine: RecordingEngine, **options: Any) -> DQASampler:
+    return DQASampler(engine=engine, annealing_time_ns=2.0, steps=60, **options)
+
+
+@pytest.mark.parametrize("lead", ["none", "shared", "heads", "per_problem"])
+def test_every_visible_spin_is_programmed_once_in_its_place(lead: Any) -> None:
+    base = make_problem((3, 2, 4), 4, lead=lead, seed=1)
+    padding = torch.tensor([[False] * 4, [False, False, True, True], [True, True, False, False]])
+    ising = with_visible(base, torch.ones(4, 4, dtype=torch.bool).tril() & ~padding[:, None, None])
+    seen = ising.visible_mask.reshape(-1, 4)
+    h, times = base.fields.reshape(-1, 4), torch.zeros(24, 4)
+    J = torch.zeros(4, 4) if base.couplings is None else base.couplings
+    J = J.expand(3, 2, 4, 4, 4).reshape(-1, 4, 4)
+    distinct = 1 if base.couplings is None else base.couplings.shape[:-2].numel()
+    for part in program(ising, BETAS, QUIET, 0):
+        assert part.batch.fields.shape == part.spins.shape
+        assert (part.couplings < distinct).all()
+        for q, (row, spins) in enumerate(zip(part.rows, part.spins, strict=True)):
+            times[row, spins] += 1
+            own = part.batch.couplings if part.batch.shared else part.batch.couplings[q]
+            assert np.abs(part.batch.fields[q] - h[row, spins].numpy() / 4).max() < 1e-15
+            assert np.abs(own - J[row][spins][:, spins].numpy() / 5).max() < 1e-15
+            if base.couplings is not None:
+                index = torch.arange(distinct).reshape(base.couplings.shape[:-2]).expand(3, 2, 4).reshape(-1)
+                assert part.couplings[q] == index[row]
+    assert torch.equal(times, seen.float())
+
+
+def test_couplings_are_shared_where_they_are_and_stacked_where_each_problem_has_its_own() -> None:
+    shared = program(make_problem((3, 2, 5), 4, lead="heads", seed=2), BETAS, QUIET, 0)
+    assert [(p.batch.num_problems, p.batch.shared) for p in shared] == [(15, True)] * 2
+    (own,) = program(make_problem((6,), 4, lead="per_problem", seed=2), BETAS, QUIET, 0)
+    assert (own.batch.num_problems, own.batch.shared) == (6, False)
+
+
+def test_float32_problems_are_programmed_in_float64() -> None:
+    ising = make_problem((3,), 4, seed=2, dtype=torch.float32)
+    (part,) = program(ising, BETAS, QUIET, 0)
+    assert part.batch.fields.dtype == part.batch.couplings.dtype == np.float64
+    assert (part.batch.fields == ising.fields.double().numpy() / 4).all()
+
+
+def test_moments_go_back_where_the_problems_came_from() -> None:
+    ising = causal_problem(4, seed=1)
+    parts = program(ising, BETAS, QUIET, 0)
+    back = scatter_moments(parts, [4 * p.batch.fields for p in parts], ising)
+    assert torch.allclose(back, torch.where(ising.visible_mask, ising.fields, 0))
+    assert ising.couplings is not None
+    matrices = [np.broadcast_to(5 * p.batch.couplings, (p.batch.num_problems, *p.batch.couplings.shape[-2:])).copy()
+                for p in parts]  # fmt: skip
+    pairs = scatter_moments(parts, matrices, ising, pairs=True)
+    seen = ising.visible_mask
+    assert torch.allclose(pairs, ising.couplings * (seen[:, :, None] & seen[:, None, :]))
+
+
+def errors(ising: Ising, noise: ControlNoise, seed: int) -> tuple[Array, Array]:
+    """Errors of all programmed fields, and of all pairs of couplings, of problems of one size."""
+    (clean,), (noisy,) = program(ising, BETAS, QUIET, seed), program(ising, BETAS, noise, seed)
+    later, earlier = np.tril_indices(ising.num_spins, -1)
+    J = noisy.batch.couplings - clean.batch.couplings
+    assert (J.swapaxes(-1, -2) == J).all()
+    assert not np.diagonal(J, axis1=-2, axis2=-1).any()
+    return noisy.batch.fields - clean.batch.fields, J[..., later, earlier]
+
+
+def test_the_noise_is_normal_with_the_deviations_stated() -> None:
+    """Chi-square of the variance and Kolmogorov-Smirnov of the law, N = 3000 and 7500, alpha = 1e-6.
+
+    A deviation 15 % off is refused all but surely.
+    """
+    ising = make_problem((500,), 6, seed=1)
+    h, J = errors(ising, ControlNoise(0.02, 0.01), seed=3)
+    assert (h.shape, J.shape) == ((500, 6), (500, 15))
+    for values, sigma in ((h.ravel(), 0.02), (J.ravel(), 0.01)):
+        for assumed, right in ((1.0, True), (1.15, False), (0.87, False)):
+            statistic = float((values**2).sum() / (assumed * sigma) ** 2)
+            tail = min(stats.chi2.sf(statistic, len(values)), stats.chi2.cdf(statistic, len(values)))
+            assert (tail > ALPHA) == right
+        assert stats.kstest(values, "norm", args=(0, sigma)).pvalue > ALPHA
+    # Anew for every problem, spin and pair; fields and couplings apart.
+    assert len(np.unique(h)) == h.size
+    assert len(np.unique(J)) == J.size
+    assert abs(np.corrcoef(h[:, 0], J[:, 0])[0, 1]) < 5 / 500**0.5
+
+
+def test_each_kind_of_noise_leaves_the_other_alone() -> None:
+    ising = make_problem((20,), 4, seed=1)
+    h, J = errors(ising, ControlNoise(fields=0.1), seed=3)
+    assert h.all()
+    assert J.shape == (6,)  # still shared by the problems
+    assert not J.any()
+    h, J = errors(ising, ControlNoise(couplings=0.1), seed=3)
+    assert not h.any()
+    assert J.shape == (20, 6)
+    assert J.all()
+
+
+def test_noise_hits_problems_without_couplings_too() -> None:
+    _, J = errors(make_problem((20,), 4, lead="none", seed=1), ControlNoise(couplings=0.1), seed=3)
+    assert J.shape == (20, 6)
+    assert J.all()
+
+
+def test_same_seed_same_noise() -> None:
+    ising, noise = make_problem((5, 2), 4, lead="heads", seed=1), ControlNoise(0.1, 0.1)
+    first, again, other = (program(ising, BETAS, noise, seed) for seed in (3, 3, 4))
+    for a, b, c in zip(first, again, other, strict=True):
+        assert (a.batch.fields == b.batch.fields).all()
+        assert (a.batch.couplings == b.batch.couplings).all()
+        assert (a.batch.fields != c.batch.fields).all()
+    # No two parts of a batch share their errors.
+    clean = program(ising, BETAS, QUIET, 3)
+    one, two = (first[k].batch.fields - clean[k].batch.fields for k in (0, 1))
+    assert (one != two).all()
+
+
+def test_moments_samples_and_gradients_with_one_seed_see_the_same_noise() -> None:
+    engine, ising = RecordingEngine(), make_problem((4,), 3, seed=1)
+    sampler = quick(engine, field_noise=0.02, coupling_noise=0.01)
+    moments = sampler.moments(ising, seed=5)
+    seen = engine.taken()
+    assert (moments.info["seed"], moments.info["field_noise"], moments.info["coupling_noise"]) == (
+        5,
+        0.02,
+        0.01,
+    )
+    sampler.sample(ising, 3, seed=5)
+    sampler.adjoint(ising, torch.ones(4, 3), seed=5)
+    for batch in engine.taken():
+        assert (batch.fields == seen[0].fields).all()
+        assert (batch.couplings == seen[0].couplings).all()
+    assert torch.equal(sampler.moments(ising, seed=5).probability, moments.probability)
+    # Without a seed one is drawn and reported.
+    drawn = sampler.moments(ising)
+    assert not torch.equal(drawn.probability, moments.probability)
+    assert torch.equal(sampler.moments(ising, seed=drawn.info["seed"]).probability, drawn.probability)
+
+
+def test_the_reads_do_not_use_the_random_numbers_of_the_noise() -> None:
+    """The first uniform numbers of the reads, mapped to normal ones, are not the errors of the fields."""
+    ising = make_problem((4,), 3, seed=1)
+    h, _ = errors(ising, ControlNoise(fields=1.0), seed=5)
+    reads = np.random.default_rng(5).standard_normal(h.shape)
+    assert np.abs(h - reads).max() > 0.1
+
+
+def test_noise_is_in_hardware_units_whatever_the_betas() -> None:
+    engine, ising = RecordingEngine(), make_problem((4,), 3, seed=1)
+    found = []
+    for betas in ((1.0, 1.0), (10.0, 5.0)):
+        for sigma in (0.0, 0.02):
+            quick(engine, betas=betas, field_noise=sigma, coupling_noise=sigma).moments(ising, seed=5)
+        clean, noisy = engine.taken()
+        found.append((noisy.fields - clean.fields, noisy.couplings - clean.couplings))
+    assert found[0][0] == pytest.approx(found[1][0], abs=1e-14)
+    assert found[0][1] == pytest.approx(found[1][1], abs=1e-14)
+
+
+def test_zero_noise_changes_nothing() -> None:
+    ising = causal_problem(4, seed=2)
+    silent = quick(RecordingEngine(), field_noise=0.0, coupling_noise=0.0)
+    plain = quick(RecordingEngine())
+    moments = silent.moments(ising, seed=7)
+    assert torch.equal(moments.probability, plain.moments(ising).probability)
+    assert torch.equal(silent.sample(ising, 9, seed=7).spins, plain.sample(ising, 9, seed=7).spins)
+    assert "field_noise" not in moments.info
