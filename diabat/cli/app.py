@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from diabat.cli import backends, config, fidelity, reproduce, sample, train
+from diabat.cli import anneal, backends, calibrate, config, fidelity, reproduce, sample, train
 from diabat.cli.failures import handled
 
 
@@ -56,6 +56,8 @@ app.command("sample")(sample.sample_problem)
 app.command("train")(train.train_model)
 app.command("reproduce")(reproduce.reproduce_experiment)
 app.command("fidelity")(fidelity.compare_backends)
+app.command("calibrate")(calibrate.calibrate_schedule)
+app.add_typer(anneal.app, name="anneal")
 app.add_typer(config.app, name="config")
 
 

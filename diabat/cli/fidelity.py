@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +9,10 @@ import typer
 
 from diabat.cli.arguments import ConfigArgument, JsonOption, OverridesArgument
 from diabat.cli.failures import importing
+from diabat.cli.figures import require_writable
 from diabat.cli.output import console
 
 _WIDE = 130
-_FIGURES = (".png", ".pdf", ".svg")
 
 FigureOption = Annotated[Path | None, typer.Option(help="Write the figure, error against coupling strength.")]
 ProgressOption = Annotated[bool, typer.Option("--progress/--no-progress", help="Progress bar on stderr.")]
@@ -41,7 +39,7 @@ def compare_backends(
     options = resolved.fidelity
     use_threads(resolved)
     if figure is not None:
-        _require_writable(figure)
+        require_writable(figure)
     backends = {
         label: build_sampler(choice, f"fidelity.backends.{label}")
         for label, choice in options.backends.items()
@@ -61,12 +59,3 @@ def compare_backends(
         (screen := console()).print(report.table(narrow=screen.width < _WIDE))
         if figure is not None:
             typer.echo(f"Figure: {figure}")
-
-
-def _require_writable(path: Path) -> None:
-    """Fail before the computation rather than after it."""
-    if path.suffix not in _FIGURES or path.is_dir():
-        raise ValueError(f"--figure: expected a file ending in {', '.join(_FIGURES)}, got '{path}'.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))

@@ -22,6 +22,7 @@ NameArgument = Annotated[
 ]
 OutputOption = Annotated[Path, typer.Option(help="Folder of the runs; each experiment has a folder in it.")]
 SeedsOption = Annotated[list[int] | None, typer.Option("--seed", min=0, help="Seed; may be repeated.")]
+RowsOption = Annotated[list[str] | None, typer.Option("--row", help="Train this row only; may be repeated.")]
 JobsOption = Annotated[int, typer.Option(min=1, help="Runs at the same time.")]
 ProgressOption = Annotated[bool, typer.Option("--progress/--no-progress", help="Progress bar on stderr.")]
 
@@ -31,6 +32,7 @@ def reproduce_experiment(
     overrides: OverridesArgument = None,
     output: OutputOption = Path("runs"),
     seeds: SeedsOption = None,
+    row: RowsOption = None,
     jobs: JobsOption = 1,
     progress: ProgressOption = True,
     as_json: JsonOption = False,
@@ -56,6 +58,7 @@ def reproduce_experiment(
         experiment,
         output / f"reproduce-{Path(name).stem}",
         seeds=seeds,
+        rows=row,
         overrides=overrides or (),
         jobs=jobs,
         progress=progress,
@@ -65,7 +68,7 @@ def reproduce_experiment(
     if as_json:
         print_json({"experiment": experiment.model_dump(), "rows": rows, "runs": outcomes})
     else:
-        columns = (experiment.vary, "every seed", "mean", "σ", "published", "difference")
+        columns = (experiment.vary, "every seed", "mean", "σ", "published", "difference", "s/epoch")
         print_table(experiment.title, columns, (_cells(row) for row in rows), right=columns[2:])
 
 
@@ -78,7 +81,7 @@ def _announce(outcome: Outcome) -> None:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    value, seeds, mean, deviation, published, difference = row.values()
+    value, seeds, mean, deviation, published, difference, seconds = row.values()
     return (
         value,
         ", ".join(f"{metric:.4f}" for metric in seeds),
@@ -86,4 +89,5 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         "" if deviation is None else f"{deviation:.4f}",
         "" if published is None else f"{published:.4f}",
         "" if difference is None else f"{difference:+.2%}",
+        f"{seconds:.1f}",
     )

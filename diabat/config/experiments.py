@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
@@ -12,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from diabat.config.build import run_training
 from diabat.config.errors import ConfigError, explain
@@ -27,8 +28,9 @@ class Experiment(BaseModel):
     Attributes:
         title: Heading of the table.
         config: Name or path of the configuration.
-        vary: Dotted key that changes from row to row.
-        published: Values of that key with the published metric (null if there is none).
+        vary: Dotted key that changes from row to row, or what the rows differ in if they have ``variants``.
+        published: Rows with the published metric (null if there is none); a row is named by its value of the key.
+        variants: Overrides of rows that differ in more than the one key, KEY=VALUE each.
         seeds: Seeds of every row.
     """
 
@@ -38,7 +40,19 @@ class Experiment(BaseModel):
     config: str
     vary: str
     published: Annotated[dict[str, float | None], Field(min_length=1)]
+    variants: dict[str, tuple[str, ...]] = {}
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)
+
+    @model_validator(mode="after")
+    def _variants_are_rows(self) -> Experiment:
+        for name in self.variants:
+            if name not in self.published:
+                raise ValueError(f"variants: expected rows of published, got '{name}'.")
+        return self
+
+    def overrides(self, row: str) -> tuple[str, ...]:
+        """Overrides of the configuration that make a row."""
+        return self.variants.get(row, (f"{self.vary}={row}",))
 
 
 @dataclass(frozen=True)
@@ -72,8 +86,8 @@ def load_experiment(name: str) -> Experiment:
         raise ConfigError(f"'{name}': no such file, and no shipped experiment has this name. {hint}")
     document = read_mapping(path)
     try:
-        # Lists become tuples as in configurations, which are read as JSON too.
-        return Experiment.model_validate(document | {"seeds": tuple(document.get("seeds", (0, 1, 2)))})
+        # As JSON, lists become tuples, as in configurations.
+        return Experiment.model_validate_json(json.dumps(document))
     except ValidationError as error:
         raise ConfigError(explain(error, list(Experiment.model_fields))) from error
 
@@ -83,6 +97,7 @@ def run_experiment(
     output: Path,
     *,
     seeds: Sequence[int] | None = None,
+    rows: Sequence[str] | None = None,
     overrides: Iterable[str] = (),
     jobs: int = 1,
     progress: bool = True,
@@ -94,6 +109,7 @@ def run_experiment(
         experiment: What to train.
         output: Folder of all runs, one folder each.
         seeds: Seeds instead of the experiment's own.
+        rows: Some of the rows instead of all.
         overrides: Further dotted overrides of the configuration.
         jobs: Runs at the same time, each in a process of its own.
         progress: Show a progress bar for each run (only with one job).
@@ -103,15 +119,18 @@ def run_experiment(
         Outcomes in the order of rows and seeds.
 
     Raises:
-        ConfigError: If an override is not valid.
+        ConfigError: If an override is not valid or there is no such row.
         TrainingError: If a run fails.
     """
     chosen = tuple(overrides)
+    for row in rows or ():
+        if row not in experiment.published:
+            raise ConfigError(f"row: expected one of {', '.join(experiment.published)}, got '{row}'.")
     plans = []
-    for value in experiment.published:
+    for value in (v for v in experiment.published if not rows or v in rows):
         for seed in experiment.seeds if seeds is None else seeds:
             folder = output / f"{value}-seed{seed}"
-            keys = (f"{experiment.vary}={value}", f"seed={seed}")
+            keys = (*experiment.overrides(value), f"seed={seed}")
             config = load_config(experiment.config, (*chosen, *keys))
             plans.append((value, seed, to_plain(config) | {"output": str(folder)}))
     outcomes = {}
@@ -125,10 +144,13 @@ def run_experiment(
 
 
 def table_rows(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """One row per value: every seed, mean, standard deviation, the published mean and the difference to it."""
+    """One row per value: every seed, mean, standard deviation, published mean, difference to it, time."""
     rows = []
     for value, published in experiment.published.items():
-        metrics = [o.metric for o in outcomes if o.value == value]
+        runs = [o for o in outcomes if o.value == value]
+        metrics = [o.metric for o in runs]
+        if not runs:
+            continue
         mean = statistics.fmean(metrics)
         rows.append(
             {
@@ -138,6 +160,7 @@ def table_rows(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[dict
                 "std": statistics.stdev(metrics) if len(metrics) > 1 else None,
                 "published": published,
                 "relative_difference": None if published is None else mean / published - 1,
+                "seconds_per_epoch": sum(o.seconds for o in runs) / sum(o.epochs or 1 for o in runs),
             }
         )
     return rows

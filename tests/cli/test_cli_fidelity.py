@@ -7,6 +7,7 @@ from typer.testing import Result
 
 QUICK = [
     "fidelity.backends.dqa-5ns=null",
+    "fidelity.backends.boltzmann-8=null",
     "fidelity.strengths=[0.5]",
     "fidelity.sizes=[3]",
     "fidelity.instances=2",

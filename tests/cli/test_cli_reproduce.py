@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cli_runs import SMALL, run, run_json
 
 from diabat.config import ConfigError, load_config
-from diabat.config.experiments import Outcome, load_experiment, shipped_experiments, table_rows
+from diabat.config.experiments import Experiment, Outcome, load_experiment, shipped_experiments, table_rows
 
 LIMITS = ["training.max_steps=3", "training.checkpoint_every=1"]
 
@@ -59,11 +61,77 @@ def test_table_statistics() -> None:
     experiment = load_experiment("brackets-t12")
     outcomes = [Outcome("softmax", s, m, 1, 1.0) for s, m in enumerate((0.90, 0.94))]
     outcomes += [Outcome(v, 0, 0.5, 1, 1.0) for v in ("h+J", "h")]
+    outcomes[1] = replace(outcomes[1], epochs=3, seconds=11.0)
     row = table_rows(experiment, outcomes)[0]
+    # (1 + 11) seconds in 1 + 3 epochs.
+    assert row["seconds_per_epoch"] == pytest.approx(3.0)
     assert row["mean"] == pytest.approx(0.92)
     assert row["std"] == pytest.approx(0.04 / 2**0.5)
     assert row["relative_difference"] == pytest.approx(0.92 / 0.9336 - 1)
     assert table_rows(experiment, outcomes)[1]["std"] is None
+
+
+def test_a_run_without_a_whole_epoch_counts_as_one() -> None:
+    experiment = Experiment(title="x", config="brackets-t8", vary="model.mode", published={"h": None})
+    (row,) = table_rows(experiment, [Outcome("h", 0, 0.5, 0, 4.0)])
+    assert (row["seconds_per_epoch"], row["relative_difference"]) == (4.0, None)
+
+
+@pytest.fixture
+def varied(tmp_path: Path) -> str:
+    """Rows that differ in several keys, one of them without overrides of its own."""
+    path = tmp_path / "varied.yaml"
+    path.write_text(
+        "title: Varied\nconfig: brackets-t8\nvary: model.mode\n"
+        "published: {small: 0.5, anneal: null, h: null}\nseeds: [3]\n"
+        "variants:\n"
+        "  small: [model.embed_dim=4, gradient=straight_through]\n"
+        "  anneal: [sampler.backend=dqa, sampler.annealing_time_ns=2, sampler.steps=60, gradient=adjoint]\n"
+    )
+    return str(path)
+
+
+def test_variants_override_several_keys(tmp_path: Path, varied: str) -> None:
+    output = str(tmp_path / "runs")
+    report = run_json("reproduce", varied, *SMALL, *LIMITS, "--output", output, "--no-progress")
+    assert [row["model.mode"] for row in report["rows"]] == ["small", "anneal", "h"]
+    assert report["experiment"]["variants"]["small"] == ["model.embed_dim=4", "gradient=straight_through"]
+    stored = {
+        value: load_config(tmp_path / "runs" / "reproduce-varied" / f"{value}-seed3" / "config.json")
+        for value in ("small", "anneal", "h")
+    }
+    assert [c.model.embed_dim for c in stored.values()] == [4, 8, 8]
+    assert [c.model.mode for c in stored.values()] == ["h+J", "h+J", "h"]
+    assert [c.sampler.backend for c in stored.values()] == ["exact", "dqa", "exact"]
+    assert [c.gradient for c in stored.values()] == ["straight_through", "adjoint", "auto"]
+    assert stored["anneal"].sampler.options["steps"] == 60
+    for row, outcome in zip(report["rows"], report["runs"], strict=True):
+        assert row["seconds_per_epoch"] == pytest.approx(outcome["seconds"] / max(outcome["epochs"], 1))
+        assert row["seconds_per_epoch"] > 0
+
+
+def test_the_table_shows_the_time_of_an_epoch(tmp_path: Path, varied: str) -> None:
+    result = run("reproduce", varied, *SMALL, *LIMITS, "--output", str(tmp_path / "runs"), "--no-progress")
+    assert result.exit_code == 0, result.stderr
+    assert "s/epoch" in result.stdout
+    lines = [line.strip(" │┃|") for line in result.stdout.splitlines()]
+    for name in ("small", "anneal", "h"):
+        (line,) = [line for line in lines if line.split(" ")[0] == name]
+        assert re.search(r"\d+\.\d$", line)
+
+
+def test_variants_must_be_rows(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(
+        "title: x\nconfig: brackets-t8\nvary: model.mode\npublished: {h: 0.5}\nvariants: {hJ: [seed=1]}\n"
+    )
+    with pytest.raises(ConfigError, match="variants: expected rows of published, got 'hJ'"):
+        load_experiment(str(path))
+    path.write_text(
+        "title: x\nconfig: brackets-t8\nvary: model.mode\npublished: {h: 0.5}\nvariants: {h: seed=1}\n"
+    )
+    with pytest.raises(ConfigError, match=r"variants\.h: expected a list"):
+        load_experiment(str(path))
 
 
 def test_shipped_experiments_load_with_their_configurations() -> None:
@@ -72,7 +140,7 @@ def test_shipped_experiments_load_with_their_configurations() -> None:
     for name in listed:
         loaded = load_experiment(name)
         for value in loaded.published:
-            load_config(loaded.config, [f"{loaded.vary}={value}"])
+            load_config(loaded.config, loaded.overrides(value))
 
 
 def test_errors_are_one_sentence(tmp_path: Path) -> None:

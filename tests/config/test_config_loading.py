@@ -22,6 +22,7 @@ from diabat.config import (
     to_yaml,
 )
 from diabat.samplers import registry
+from diabat.samplers.dqa import DQASampler
 from diabat.tasks import BracketOptions, ShakespeareOptions
 from diabat.training import PROTOCOLS
 
@@ -75,7 +76,8 @@ def test_the_resolved_configuration_names_every_option() -> None:
     plain = to_plain(load_config("brackets-t4-dqa"))
     assert plain["task"]["name"] == "brackets"
     assert plain["sampler"]["backend"] == "dqa"
-    assert plain["sampler"]["calibration"] == "predicted"
+    assert (plain["sampler"]["engine"], plain["sampler"]["learn_schedule"]) == ("native", False)
+    assert plain["training"]["schedule_learning_rate"] == 1e-3
     assert set(plain["task"]) == {"name", *(f.name for f in dataclasses.fields(BracketOptions))}
 
 
@@ -103,7 +105,8 @@ def test_overrides_reach_every_kind_of_section() -> None:
     assert config.task == ShakespeareOptions(window=6)
     assert config.model.mode == "h"
     assert config.sampler.options["steps"] == 9
-    assert list(config.fidelity.backends) == ["mean_field", "b"]
+    shipped = set(load_config("fidelity").fidelity.backends)
+    assert set(config.fidelity.backends) == (shipped | {"b"}) - {"dqa-5ns"}
     assert config.fidelity.sizes == (3,)
 
 
@@ -118,6 +121,20 @@ def test_the_built_objects_are_those_of_the_configuration() -> None:
     model = build_model(config, task, sampler)
     assert model.attention_layers()[0].sampler is sampler
     assert model.options == config.model
+
+
+def test_options_of_the_annealing_backend_reach_it() -> None:
+    options = {"betas": [9.0, 10.0], "field_noise": 0.01, "coupling_noise": 0.02, "engine": "torch",
+               "learn_schedule": True, "annealing_time_ns": 2.0, "grid": "adaptive", "trotter_error": 0.05}  # fmt: skip
+    config = make_config(SMALL | {"sampler": {"backend": "dqa", **options}, "model": {"embed_dim": 8}})
+    sampler = build_sampler(config.sampler)
+    assert isinstance(sampler, DQASampler)
+    assert tuple(sampler.betas) == (9.0, 10.0)
+    assert (sampler.noise.fields, sampler.noise.couplings) == (0.01, 0.02)
+    assert (sampler.engine.name, len(sampler.parameters)) == ("torch", 1)
+    model = build_model(config, build_task(config), sampler)
+    assert any("schedule_angles" in name for name, _ in model.named_parameters())
+    assert make_config(to_plain(config)) == config
 
 
 def test_the_seed_decides_the_initial_weights() -> None:

@@ -25,7 +25,7 @@ BAD = [
     ({"model": {"mode": "hJ"}},
      "model.mode: expected one of softmax, h+J, h, J, h+K, J+K, h+J+K, K, got 'hJ'. Did you mean 'h+J'?"),
     ({"gradient": "exac"},
-     "gradient: expected 'auto', 'exact', 'straight_through' or 'covariance', got 'exac' (string)."),
+     "gradient: expected 'auto', 'exact', 'straight_through', 'covariance' or 'adjoint', got 'exac' (string)."),
     ({"fidelity": {"ensembles": ["sk", "x"]}},
      "fidelity.ensembles[1]: expected 'sk' or 'ferromagnet', got 'x' (string)."),
     # types
@@ -44,6 +44,8 @@ BAD = [
     ({"sampler": {"backend": "dqa", "steps": "ten"}},
      "sampler.steps: expected an integer, got 'ten' (string)."),
     ({"sampler": {"backend": "dqa", "schedule": 5}}, "sampler.schedule: expected a string, got 5 (integer)."),
+    ({"sampler": {"backend": "dqa", "learn_schedule": 1}},
+     "sampler.learn_schedule: expected true or false, got 1 (integer)."),
     # ranges
     ({"seed": -1}, "seed: expected a number >= 0, got -1 (integer)."),
     ({"task": {"name": "brackets", "window": 2}}, "task.window: expected an integer >= 4, got 2."),
@@ -55,6 +57,10 @@ BAD = [
      "training.learning_rate: expected a finite number, got nan (number)."),
     ({"training": {"learning_rate": float("inf")}},
      "training.learning_rate: expected a finite number, got inf (number)."),
+    ({"training": {"schedule_learning_rate": -1.0}},
+     "training.schedule_learning_rate: expected a finite number >= 0, got -1.0."),
+    ({"training": {"schedule_learning_rate": float("inf")}},
+     "training.schedule_learning_rate: expected a finite number, got inf (number)."),
     ({"sampler": {"backend": "dqa", "annealing_time_ns": float("inf")}},
      "sampler.annealing_time_ns: expected a finite number, got inf (number)."),
 ]  # fmt: skip
@@ -92,6 +98,38 @@ def test_values_that_only_the_backend_knows_are_refused_when_it_is_built() -> No
         build_sampler(config.sampler)
 
 
+DQA_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"engine": "nativ"}, r"sampler\.engine: expected one of native, .* Did you mean 'native'\?"),
+    ({"calibration": "measured"}, r"sampler\.calibration: expected .*, got 'measured'"),
+    (
+        {"calibration_strength": 0.0},
+        r"sampler\.calibration_strength: expected a coupling strength in .*, got 0",
+    ),
+    (
+        {"calibration": "fitted", "betas": [1.0, 2.0]},
+        r"sampler\.calibration: expected none beside betas, got 'fitted'",
+    ),
+    ({"betas": [1.0, -2.0]}, r"sampler\.betas: expected two positive numbers"),
+    ({"field_noise": -0.1}, r"sampler\.field_noise: expected a standard deviation >= 0"),
+    ({"coupling_noise": -0.1}, r"sampler\.coupling_noise: expected a standard deviation >= 0"),
+    (
+        {"schedule": "Advantage2_system9"},
+        r"sampler\.schedule: unknown name .*, did you mean 'Advantage2_system",
+    ),
+    ({"trotter_error": 0.1, "steps": 300}, r"sampler\.trotter_error: expected either it or steps, got both"),
+    ({"engine": "aer", "learn_schedule": True}, r"sampler\.learn_schedule: expected engine native or torch"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), DQA_OPTIONS, ids=[" ".join(o) for o, _ in DQA_OPTIONS])
+def test_options_of_the_annealing_backend_are_refused_in_one_sentence(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        build_sampler(make_config({"sampler": {"backend": "dqa", **options}}).sampler)
+    assert "\n" not in str(caught.value)
+
+
 def test_parts_that_do_not_fit_together_are_refused_when_the_model_is_built() -> None:
     small = {"name": "brackets", "window": 4, "num_train": 8, "num_validation": 8}
     for document, message in (
@@ -101,8 +139,16 @@ def test_parts_that_do_not_fit_together_are_refused_when_the_model_is_built() ->
             r"model\.mode: sampler 'dqa' has no three-body",
         ),
         (
-            {"sampler": {"backend": "dqa"}, "task": small | {"window": 21}},
-            r"task\.window: sampler 'dqa' accepts",
+            {"sampler": {"backend": "dqa"}, "task": small | {"window": 27}},
+            r"task\.window: sampler 'dqa' accepts at most 26 spins, got 27",
+        ),
+        (
+            {"sampler": {"backend": "dqa", "engine": "aer"}, "gradient": "adjoint"},
+            r"gradient: sampler 'dqa' supports straight_through, covariance, got 'adjoint'",
+        ),
+        (
+            {"sampler": {"backend": "dqa", "learn_schedule": True}, "gradient": "straight_through"},
+            r"gradient: sampler 'dqa' supports adjoint, got 'straight_through'",
         ),
     ):
         config = make_config({"task": small, **document})

@@ -1,0 +1,27 @@
+"""Learned anneals: short plans whose angles are trained so that their reads follow Boltzmann's law at beta = 1."""
+
+from diabat.learned.angles import canonical
+from diabat.learned.figure import plot_plan
+from diabat.learned.instances import held_out_instances, random_instances
+from diabat.learned.objective import Objective
+from diabat.learned.optimise import learn_plan
+from diabat.learned.recorded import Instances, recorded_instances, split_windows
+from diabat.learned.report import COLUMNS, Row, error_table
+from diabat.learned.search import Search, Watcher
+
+__all__ = [
+    "COLUMNS",
+    "Instances",
+    "Objective",
+    "Row",
+    "Search",
+    "Watcher",
+    "canonical",
+    "error_table",
+    "held_out_instances",
+    "learn_plan",
+    "plot_plan",
+    "random_instances",
+    "recorded_instances",
+    "split_windows",
+]

@@ -1,0 +1,91 @@
+"""Random instances: problems on which plans are trained and judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from diabat.fidelity.ensembles import sk
+from diabat.learned.recorded import MAX_SPINS, Instances, recorded_instances
+
+_TRAINING, _HELD_OUT = 0, 1
+
+
+def random_instances(
+    strengths: Sequence[float],
+    num_spins: Sequence[int],
+    instances: int,
+    *,
+    seed: int,
+    weights: Sequence[float] | None = None,
+) -> list[Instances]:
+    """Sherrington-Kirkpatrick problems h ~ N(0, g), J ~ N(0, g/√n), each with couplings of its own.
+
+    g and g/√n are standard deviations.
+
+    Args:
+        strengths: Values of g > 0, dimensionless.
+        num_spins: Values of n, 2 to 16.
+        instances: Problems for each n and g.
+        seed: Seed; no other seed and no `held_out_instances` draw the same problems.
+        weights: Weight of each strength in the loss, not negative; None for 1.
+
+    Returns:
+        One entry for each n and g.
+
+    Raises:
+        ValueError: A value out of range; weights that do not match the strengths.
+    """
+    return _draw(strengths, num_spins, instances, (seed, _TRAINING), weights)
+
+
+def held_out_instances(
+    strengths: Sequence[float], num_spins: Sequence[int], instances: int, *, seed: int
+) -> list[Instances]:
+    """Problems as `random_instances` draws them, but never the same ones, whatever the seeds."""
+    return _draw(strengths, num_spins, instances, (seed, _HELD_OUT), None)
+
+
+def _draw(
+    strengths: Sequence[float],
+    num_spins: Sequence[int],
+    instances: int,
+    key: tuple[int, int],
+    weights: Sequence[float] | None,
+) -> list[Instances]:
+    _check(strengths, num_spins, instances, weights)
+    weights = [1.0] * len(strengths) if weights is None else weights
+    drawn = []
+    for n in num_spins:
+        seed = int(np.random.SeedSequence([*key, n]).generate_state(1, np.uint64)[0] >> 1)
+        ensembles = sk(strengths, num_spins=n, instances=instances, queries=1, seed=seed)
+        for ensemble, weight in zip(ensembles, weights, strict=True):
+            drawn += recorded_instances(ensemble, weight=weight)
+    return drawn
+
+
+def _check(
+    strengths: Sequence[float], num_spins: Sequence[int], instances: int, weights: Sequence[float] | None
+) -> None:
+    for name, values in (("strengths", strengths), ("num_spins", num_spins)):
+        if not len(values):
+            raise ValueError(f"{name}: expected at least one, got none.")
+    for g in strengths:
+        if not (math.isfinite(g) and g > 0):
+            raise ValueError(f"strengths: expected finite numbers > 0, got {g!r}.")
+    for n in num_spins:
+        if isinstance(n, bool) or not isinstance(n, int) or not 2 <= n <= MAX_SPINS:
+            raise ValueError(f"num_spins: expected integers from 2 to {MAX_SPINS}, got {n!r}.")
+    if isinstance(instances, bool) or not isinstance(instances, int) or instances < 1:
+        raise ValueError(f"instances: expected an integer >= 1, got {instances!r}.")
+    if weights is None:
+        return
+    if len(weights) != len(strengths):
+        raise ValueError(f"weights: expected {len(strengths)}, one for each strength, got {len(weights)}.")
+    for weight in weights:
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ValueError(f"weights: expected finite numbers >= 0, got {weight!r}.")
+    if not sum(weights) > 0:
+        raise ValueError("weights: expected one above 0, got only zeros.")
