@@ -1,0 +1,166 @@
+"""The native engine against Qiskit Aer, its cost per query and step, and the adjoint gradient against the forward pass.
+
+python -m benchmarks.dqa [--json]
+
+Times are CPU seconds of one thread; Aer counts the threads it starts.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure import report
+from diabat.circuits import (
+    AerEngine,
+    Batch,
+    Engine,
+    NativeEngine,
+    TrotterPlan,
+    anneal_circuit,
+    builtin_plan,
+    schedule,
+    trotter_plan,
+)
+
+STEPS, QUERIES, ROUNDS = 200, 64, 5
+
+_FIRST_CALL = """
+import time, numpy as np
+import torch
+from diabat.circuits import Batch, NativeEngine, schedule, trotter_plan
+plan = trotter_plan(schedule("Advantage2_system1"), 5.0)
+batch = Batch(np.full((64, 8), 0.01), np.zeros((8, 8)))
+start = time.perf_counter()
+NativeEngine("single").moments(plan, [batch])
+print(time.perf_counter() - start)
+"""
+
+
+def anneal() -> TrotterPlan:
+    return trotter_plan(schedule("Advantage2_system1"), 5.0, STEPS)
+
+
+def problems(n: int, queries: int = QUERIES) -> Batch:
+    random = np.random.default_rng(0)
+    J = np.triu(random.normal(0, 0.02, (n, n)), 1)
+    return Batch(random.normal(0, 0.02, (queries, n)), J + J.T)
+
+
+def cpu_seconds(call: Callable[[], Any], rounds: int = 1) -> float:
+    """Least CPU seconds of a call over some rounds."""
+    best = float("inf")
+    for _ in range(rounds):
+        start = time.process_time()
+        call()
+        best = min(best, time.process_time() - start)
+    return best
+
+
+def gates(n: int, queries: int) -> float:
+    """CPU seconds per problem with a circuit of rz, rzz and rx gates built and run for each."""
+    from qiskit_aer import AerSimulator
+    from qiskit_aer.library import SaveProbabilities
+
+    plan, batch = anneal(), problems(n, queries)
+    simulator = AerSimulator(method="statevector", max_parallel_threads=1)
+
+    def run() -> None:
+        circuits = []
+        for row in batch.fields:
+            circuit = anneal_circuit(plan, row, batch.couplings)
+            circuit.append(SaveProbabilities(n), circuit.qubits)
+            circuits.append(circuit)
+        simulator.run(circuits, shots=1).result()
+
+    return cpu_seconds(run) / queries
+
+
+def against_aer() -> list[dict[str, Any]]:
+    """Per query: plain gates, Aer's best form with the circuit at hand, native."""
+    plan, rows = anneal(), []
+    engines: list[Engine] = [
+        AerEngine(threads=1, batch_size=64),
+        NativeEngine("single"),
+        NativeEngine("double"),
+    ]
+    for n in (4, 8, 10, 12):
+        batch = problems(n)
+        best = [float("inf")] * 3
+        for engine in engines:  # circuit built, code compiled
+            engine.moments(plan, [batch])
+        for _ in range(ROUNDS if n < 12 else 3):
+            for i, engine in enumerate(engines):
+                best[i] = min(best[i], cpu_seconds(partial(engine.moments, plan, [batch])) / QUERIES)
+        plain = gates(n, 4)
+        rows.append(
+            {
+                "n": n,
+                "gates [ms]": plain * 1e3,
+                "Aer, shared J [ms]": best[0] * 1e3,
+                "native, single [ms]": best[1] * 1e3,
+                "Aer / native": best[0] / best[1],
+                "gates / native": plain / best[1],
+                "µs per query-step": best[1] / STEPS * 1e6,
+                "double [ms]": best[2] * 1e3,
+                "Aer / double": best[0] / best[2],
+            }
+        )
+    return rows
+
+
+def adjoint() -> list[dict[str, Any]]:
+    """The gradient with respect to fields and couplings, and to the angles as well, in units of the moments."""
+    rows = []
+    for label, plan in (("200 steps", anneal()), ("boltzmann-8", builtin_plan("boltzmann-8")[0])):
+        for engine in (NativeEngine("single"), NativeEngine("double")):
+            for n in (4, 8, 10):
+                batch = problems(n)
+                v = np.random.default_rng(1).normal(size=(QUERIES, n))
+                calls: tuple[Callable[[], Any], ...] = (
+                    partial(engine.moments, plan, [batch]),
+                    partial(engine.gradient, plan, [batch], [v], angles=False),
+                    partial(engine.gradient, plan, [batch], [v]),
+                )
+                best = [float("inf")] * 3
+                for call in calls:
+                    call()
+                for _ in range(10):
+                    best = [min(b, cpu_seconds(call)) for b, call in zip(best, calls, strict=True)]
+                rows.append(
+                    {
+                        "plan": label,
+                        "precision": engine.precision,
+                        "n": n,
+                        "moments [ms]": best[0] / QUERIES * 1e3,
+                        "gradient / moments": best[1] / best[0],
+                        "with angles": best[2] / best[0],
+                    }
+                )
+    return rows
+
+
+def first_call() -> list[dict[str, Any]]:
+    """Seconds of the first call of a process, numba's import included, when the compiled code is on disk."""
+    subprocess.run([sys.executable, "-c", _FIRST_CALL], check=True, capture_output=True)
+    times = [
+        float(subprocess.run([sys.executable, "-c", _FIRST_CALL], check=True, capture_output=True).stdout)
+        for _ in range(5)
+    ]
+    return [{"first call of a process, median of 5 [s]": sorted(times)[2], "fastest": min(times)}]
+
+
+def main() -> None:
+    report(f"Anneal of {STEPS} Strang steps, CPU per query, batch {QUERIES}", against_aer())
+    report(f"Adjoint gradient, CPU per query, batch {QUERIES}", adjoint())
+    report("Start", first_call())
+
+
+if __name__ == "__main__":
+    main()
