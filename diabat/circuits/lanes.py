@@ -12,9 +12,6 @@ from numpy.typing import NDArray
 from diabat.circuits.engine import Batch
 from diabat.circuits.schedules import FloatArray
 
-# Up to this size a phase table for every lane costs less than one for all lanes entry by entry.
-_OWN_UP_TO = 6
-
 Floats = NDArray[np.floating]
 
 # Columns of the job table: spins; first row of fields and marginals; first row of couplings; 1 if each lane has
@@ -30,7 +27,7 @@ class Lanes:
         width: Lanes of a block.
         spins: Spins of each batch as the kernels see them: 2 for problems of one spin, which get an idle second.
         blocks: Blocks of each batch.
-        own: Whether the lanes of each batch have couplings of their own.
+        own: Whether the problems of each batch have couplings of their own.
         out_rows: Rows of output of a block of each batch.
         jobs: int64 [jobs, COLUMNS].
         fields: [rows, width].
@@ -99,13 +96,13 @@ def in_lanes(
     """
     spins = [max(2, batch.num_spins) for batch in batches]
     blocks = [-(-batch.num_problems // width) for batch in batches]
-    own = [not batch.shared or n <= _OWN_UP_TO for batch, n in zip(batches, spins, strict=True)]
+    own = [not batch.shared for batch in batches]
     jobs = np.zeros((sum(blocks), COLUMNS), dtype=np.int64)
     fields, couplings = [], []
     at = field_row = coupling_row = out_row = 0
     for batch, n, count, alone, out in zip(batches, spins, blocks, own, out_rows, strict=True):
         fields.append(_pack(batch.fields, n, count, width, dtype))
-        part, step = _couplings(batch, count, width, dtype, alone)
+        part, step = _couplings(batch, count, width, dtype)
         couplings.append(part)
         k = np.arange(count)
         job = jobs[at : at + count]
@@ -120,15 +117,11 @@ def in_lanes(
     return Lanes(width, spins, blocks, own, list(out_rows), jobs, *rows)
 
 
-def _couplings(
-    batch: Batch, blocks: int, width: int, dtype: type[np.floating], own: bool
-) -> tuple[Floats, int]:
+def _couplings(batch: Batch, blocks: int, width: int, dtype: type[np.floating]) -> tuple[Floats, int]:
     """Rows of couplings, and how many of them a block has to itself."""
     pairs = lower_pairs(batch.couplings)
     if not batch.shared:
         return _pack(pairs, pairs.shape[-1], blocks, width, dtype), pairs.shape[-1]
-    if own:
-        return np.repeat(pairs.astype(dtype)[:, None], width, axis=1), 0
     rows = np.zeros((-(-len(pairs) // width), width), dtype)
     rows.reshape(-1)[: len(pairs)] = pairs
     return rows, 0

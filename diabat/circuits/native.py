@@ -179,7 +179,7 @@ class NativeEngine(Engine):
         n, own = max(lanes.spins), any(lanes.own)
         rows, small = (
             scratch_rows(n, own, self._width, _STATE_TABLES[tables]),
-            small_rows(n, own, self._width),
+            small_rows(n, self._width),
         )
         parts = _split(lanes.jobs, self.threads() if callable(self.threads) else self.threads)
         needed = (rows + small) * _VECTOR_BYTES * len(parts) + sum(array.nbytes for array in out)

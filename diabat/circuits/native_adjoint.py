@@ -14,7 +14,14 @@ from __future__ import annotations
 from typing import Any
 
 from diabat.circuits.lanes import FIELD_ROW, OUT_ROW, OUT_ROWS, OWN, SPINS
-from diabat.circuits.native_kernel import evolve, fold_pairs, job_inputs, make_phases, signed_sums
+from diabat.circuits.native_kernel import (
+    evolve,
+    fold_pairs,
+    job_inputs,
+    make_phases,
+    signed_sums,
+    small_parts,
+)
 from diabat.circuits.native_steps import CHUNK, STRIP, jit, mixed, phase_at, rotated
 from diabat.circuits.simd import add, constant, fma, fnma, load, mul, splat, store, sub
 
@@ -340,12 +347,10 @@ def _walk_back(
     wanted: bool,
     angles: Any,
 ) -> None:
-    """Undo all steps from the last to the first; ``small`` still holds the coupling sums of `evolve`."""
-    sums, zr, zi = small[:n], small[n : 2 * n], small[2 * n : 3 * n]
-    rows = J.shape[0]
-    phase = small[3 * n : 3 * n + 2 * rows].reshape(2, rows, small.shape[1])
+    """Undo all steps from the last to the first; ``small`` still holds what `evolve` put there."""
+    sums, zr, zi, turns, phase = small_parts(small, n)
     for k in range(plan.shape[1] - 1, -1, -1):
-        make_phases(table, factor, zr, zi, phase, h, sums, J, own, plan, k, n)
+        make_phases(table, factor, zr, zi, turns, phase, h, sums, J, own, plan, k, n)
         if wanted:
             angles[0, 2, k] = mixer_derivative(state, adjoint, row, n)
         undo_mixers(state[0], state[1], zr, zi, plan[2, k], n)

@@ -16,6 +16,8 @@ from diabat.circuits.native_steps import (
     jit,
     own_phases,
     shared_phases,
+    shared_turns,
+    turn_rows,
 )
 from diabat.circuits.simd import add, constant, fma, load, mul, store, sub
 
@@ -63,16 +65,16 @@ def evolve(
         im: Imaginary part.
         table: Scratch for the phase table, [2, rows, lanes].
         factor: Scratch of the same shape.
-        small: Scratch of at least 3n + 2·rows(pairs) rows.
+        small: Scratch, see `small_rows`; the first 3n + `turn_rows` are kept for a walk back.
         fields: h, [n, lanes].
         pairs: Couplings, as in `shared_phases` or `own_phases`.
         own: Whether each lane has its own couplings.
         plan: b, c, tan(a/2) and cos(a/2) of every step, [4, steps]; |tan| <= 1.
         n: Number of spins, at least 2.
     """
-    sums, zr, zi = small[:n], small[n : 2 * n], small[2 * n : 3 * n]
-    rows = pairs.shape[0]
-    phase = small[3 * n : 3 * n + 2 * rows].reshape(2, rows, small.shape[1])
+    sums, zr, zi, turns, phase = small_parts(small, n)
+    if not own:
+        shared_turns(turns, pairs, n)
     coupling_sums(sums, pairs, own, n)
     amplitude = constant(load(sums, 0), 0.5 ** (0.5 * n))
     zero = constant(amplitude, 0.0)
@@ -80,7 +82,7 @@ def evolve(
         store(re, x, amplitude)
         store(im, x, zero)
     for k in range(plan.shape[1]):
-        make_phases(table, factor, zr, zi, phase, fields, sums, pairs, own, plan, k, n)
+        make_phases(table, factor, zr, zi, turns, phase, fields, sums, pairs, own, plan, k, n)
         forward_step(re, im, table, own, zr, zi, plan[2, k], n)
 
 
@@ -90,6 +92,7 @@ def make_phases(
     factor: Any,
     zr: Any,
     zi: Any,
+    turns: Any,
     phase: Any,
     fields: Any,
     sums: Any,
@@ -105,7 +108,7 @@ def make_phases(
     if own:
         own_phases(table, factor, pairs, c + c, scale, n)
     else:
-        shared_phases(table, factor, pairs, phase, c + c, scale, n)
+        shared_phases(table, factor, turns, phase, c + c, scale, n)
 
 
 @jit
@@ -307,10 +310,19 @@ def scratch_rows(n: int, own: bool, lanes: int, tables: int) -> int:
     return tables * 2**n + 4 * (2**n if own else max(1, 2**n // lanes))
 
 
-def small_rows(n: int, own: bool, lanes: int) -> int:
-    """Rows of scratch for vectors over spins and pairs."""
-    pairs = n * (n - 1) // 2
-    return 3 * n + 2 * (pairs if own else -(-pairs // lanes)) + 1
+def small_rows(n: int, lanes: int) -> int:
+    """Rows of scratch for vectors over spins and pairs, and one to add lanes in."""
+    return 3 * n + 3 * turn_rows(n, lanes) + 1
+
+
+@jit
+def small_parts(small: Any, n: int) -> Any:
+    """Coupling sums, field phases (real, imaginary), turns of the phase table and their phases."""
+    lanes = small.shape[1]
+    rows = turn_rows(n, lanes)
+    end = 3 * n + rows
+    phase = small[end : end + 2 * rows].reshape(2, rows, lanes)
+    return small[:n], small[n : 2 * n], small[2 * n : 3 * n], small[3 * n : end], phase
 
 
 @jit

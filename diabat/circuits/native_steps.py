@@ -12,7 +12,8 @@ four multiply-adds, and cos(a/2)^n goes into the phase table.  (2) In bits, s = 
 
 up to a global phase: the first factor is one number per qubit and problem and merges with the butterfly of that
 qubit, the second is a table that all problems with the same J share.  (3) The table of m+1 spins is the table
-of m spins twice, the second copy multiplied by a table that doubles in the same way: no sine per state.
+of m spins twice, the second copy multiplied by a table that doubles in the same way: no sine per state.  It is made
+anew for every block and step, which costs a few per cent of the step.
 """
 
 from __future__ import annotations
@@ -100,60 +101,94 @@ def field_phases(zr: Any, zi: Any, fields: Any, sums: Any, b: Any, c: Any, n: in
 
 
 @jit
-def shared_phases(table: Any, factor: Any, pairs: Any, phase: Any, angle: Any, scale: Any, n: int) -> None:
+def lane_bits(lanes: int) -> int:
+    """Bits of a lane number: 4 for 16 lanes, 3 for 8."""
+    bits = 0
+    while 1 << bits < lanes:
+        bits += 1
+    return bits
+
+
+@jit
+def turn_rows(n: int, lanes: int) -> int:
+    """Rows of `shared_turns`."""
+    high = max(0, n - lane_bits(lanes))
+    return 1 + high + -(-(high * (high - 1) // 2) // lanes)
+
+
+@jit
+def shared_turns(turns: Any, pairs: Any, n: int) -> None:
+    """Numbers whose unit phases, at angle 2c, make up a phase table that the lanes share.
+
+    Entry x of the table stands in lane x mod lanes, so that the lowest 4 (or 3) spins are bits of the lane number.
+    Row 0 is Σ J β β over pairs of these spins; row 1 + m - bits is Σ_j J_jm β_j over them, for each higher spin m;
+    then come the pairs of higher spins, packed.
+
+    Args:
+        turns: Filled, [turn_rows, lanes].
+        pairs: J_jm at m(m-1)/2 + j, [rows, lanes], packed.
+        n: Number of spins.
+    """
+    lanes = turns.shape[1]
+    bits, flat = lane_bits(lanes), pairs.reshape(-1)
+    turns[:] = 0
+    out = turns.reshape(-1)
+    place = (1 + max(0, n - bits)) * lanes
+    for m in range(1, n):
+        for j in range(m):
+            J = flat[m * (m - 1) // 2 + j]
+            if j >= bits:
+                out[place] = J
+                place += 1
+                continue
+            row = 0 if m < bits else 1 + m - bits
+            for q in range(lanes):
+                if (q >> j) & 1 and (m >= bits or (q >> m) & 1):
+                    turns[row, q] += J
+
+
+@jit
+def shared_phases(table: Any, factor: Any, turns: Any, phase: Any, angle: Any, scale: Any, n: int) -> None:
     """Scale · exp(2i c Σ J β β) of all 2^n states, for couplings that the lanes share.
 
     Args:
         table: Filled; [2, rows, lanes], real and imaginary parts of entry x at row x // lanes.
         factor: Scratch of the same shape.
-        pairs: J_jm at m(m-1)/2 + j, [rows, lanes], filled up with zeros.
-        phase: Scratch [2, rows, lanes] for exp(2i c J).
+        turns: From `shared_turns`.
+        phase: Scratch [2, turn_rows, lanes].
         angle: 2 c.
         scale: Magnitude of every entry.
         n: Number of spins.
     """
     lanes = table.shape[2]
-    for r in range(pairs.shape[0]):
-        k, s = unit_phase(mul(splat(angle), load(pairs, r)))
+    bits = lane_bits(lanes)
+    va, vs = splat(angle), splat(scale)
+    for r in range(turns.shape[0]):
+        k, s = unit_phase(mul(va, load(turns, r)))
         store(phase[0], r, k)
         store(phase[1], r, s)
     tr, ti, fr, fi = table[0], table[1], factor[0], factor[1]
-    sr, si = tr.reshape(-1), ti.reshape(-1)
-    gr, gi = fr.reshape(-1), fi.reshape(-1)
     er, ei = phase[0].reshape(-1), phase[1].reshape(-1)
-    sr[0], si[0], sr[1], si[1] = scale, 0.0, scale, 0.0
-    p = 0
-    for m in range(1, n):
-        gr[0], gi[0] = 1.0, 0.0
-        for j in range(m):
-            _double(fr, fi, gr, gi, er[p], ei[p], 1 << j)
+    store(tr, 0, mul(vs, load(phase[0], 0)))
+    store(ti, 0, mul(vs, load(phase[1], 0)))
+    p = (1 + max(0, n - bits)) * lanes
+    for m in range(bits, n):
+        # The factor of spin m: the lowest spins by lane, then one doubling for each higher spin below m.
+        store(fr, 0, load(phase[0], 1 + m - bits))
+        store(fi, 0, load(phase[1], 1 + m - bits))
+        for j in range(bits, m):
+            vr, vi = splat(er[p]), splat(ei[p])
             p += 1
-        size = 1 << m
-        if size < lanes:
-            for x in range(size):
-                sr[size + x] = sr[x] * gr[x] - si[x] * gi[x]
-                si[size + x] = sr[x] * gi[x] + si[x] * gr[x]
-        else:
-            for r in range(size // lanes):
-                xr, xi = rotated(load(tr, r), load(ti, r), load(fr, r), load(fi, r))
-                store(tr, size // lanes + r, xr)
-                store(ti, size // lanes + r, xi)
-
-
-@jit
-def _double(fr: Any, fi: Any, gr: Any, gi: Any, er: Any, ei: Any, size: int) -> None:
-    """Second half of a table of 2·size entries, the first times the number e; g is the table as a flat array."""
-    lanes = fr.shape[1]
-    if size < lanes:
-        for x in range(size):
-            gr[size + x] = gr[x] * er - gi[x] * ei
-            gi[size + x] = gr[x] * ei + gi[x] * er
-        return
-    vr, vi = splat(er), splat(ei)
-    for r in range(size // lanes):
-        xr, xi = rotated(load(fr, r), load(fi, r), vr, vi)
-        store(fr, size // lanes + r, xr)
-        store(fi, size // lanes + r, xi)
+            size = 1 << (j - bits)
+            for r in range(size):
+                xr, xi = rotated(load(fr, r), load(fi, r), vr, vi)
+                store(fr, size + r, xr)
+                store(fi, size + r, xi)
+        size = 1 << (m - bits)
+        for r in range(size):
+            xr, xi = rotated(load(tr, r), load(ti, r), load(fr, r), load(fi, r))
+            store(tr, size + r, xr)
+            store(ti, size + r, xi)
 
 
 @jit
