@@ -25,10 +25,11 @@ import numba
 
 from diabat.circuits.simd import constant, fma, fnma, load, mul, nearest, splat, store
 
-# Rows of a chunk that stays in the first-level cache: 2^6 rows of two vectors are 8 KiB.
-CHUNK = 6
+# Log2 of the rows of a chunk that is taken through all its qubits before the next: 2^10 rows of two vectors are
+# 128 KiB, within the second-level cache of a core.  Smaller ones cost more in calls than they save in loads.
+CHUNK = 10
 # Rows of a chunk that are taken through all higher qubits together.
-STRIP = 8
+STRIP = 32
 
 F = TypeVar("F", bound=Callable[..., Any])
 
