@@ -37,6 +37,8 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.exact
 	$(BIN)/python -m benchmarks.training_step
 	$(BIN)/python -m benchmarks.aer
+	$(BIN)/python -m benchmarks.dqa
+	$(BIN)/python -m benchmarks.dqa_fidelity
 
 clean:
 	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache
