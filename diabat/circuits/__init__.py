@@ -10,7 +10,7 @@ from diabat.circuits.aer import AerEngine
 from diabat.circuits.builtin import available_schedules, schedule
 from diabat.circuits.calibration import Betas, plan_betas, predicted_beta
 from diabat.circuits.circuit import anneal_circuit, to_qasm3
-from diabat.circuits.engine import Batch, BatchGradient, BatchMoments, Engine, PlanGradient
+from diabat.circuits.engine import Batch, BatchGradient, BatchMoments, Engine, EngineError, PlanGradient
 from diabat.circuits.native import NativeEngine
 from diabat.circuits.parameterised import ParameterisedCircuit, parameterised_circuit
 from diabat.circuits.plan_file import available_plans, builtin_plan, load_plan, save_plan
@@ -35,6 +35,7 @@ __all__ = [
     "BatchMoments",
     "Betas",
     "Engine",
+    "EngineError",
     "NativeEngine",
     "ParameterisedCircuit",
     "PlanGradient",

@@ -15,6 +15,10 @@ from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
 
 
+class EngineError(ValueError):
+    """The engine does not do what it was asked for; the message says what does."""
+
+
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Programmed problems of one size, in diabat's sign.
@@ -193,8 +197,24 @@ class Engine(ABC):
             angles: Whether the derivatives with respect to angles are wanted; else they may be left zero.
 
         Raises:
-            NotImplementedError: The engine cannot (`differentiable` is False).
+            EngineError: The engine cannot (`differentiable` is False).
+            ValueError: The cotangents do not have the shapes of the batches.
         """
-        raise NotImplementedError(
-            f"gradient: engine '{self.name}' has no adjoint gradient; use 'native' or 'torch'."
+        raise EngineError(f"gradient: engine '{self.name}' has no adjoint gradient; use 'native' or 'torch'.")
+
+
+def check_cotangents(
+    batches: Sequence[Batch], cotangents: Sequence[FloatArray], pairs: Sequence[FloatArray] | None
+) -> None:
+    """Raise ValueError unless there is one cotangent of the right shape for every batch; see `Engine.gradient`."""
+    counts = len(cotangents), len(batches) if pairs is None else len(pairs)
+    if counts != (len(batches), len(batches)):
+        raise ValueError(
+            f"cotangents: expected one array per batch ({len(batches)}), got {counts[0]} and {counts[1]} for pairs."
         )
+    named = [("cotangents", v, b.fields.shape) for v, b in zip(cotangents, batches, strict=True)]
+    for w, b in zip(pairs or (), batches, strict=pairs is not None):
+        named.append(("pair_cotangents", w, (*b.fields.shape, b.num_spins)))
+    for name, array, shape in named:
+        if np.shape(array) != shape:
+            raise ValueError(f"{name}: expected shape {shape}, got {np.shape(array)}.")

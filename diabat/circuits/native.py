@@ -10,7 +10,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from diabat.circuits.engine import Batch, BatchGradient, BatchMoments, Engine, PlanGradient
+from diabat.circuits.engine import (
+    Batch,
+    BatchGradient,
+    BatchMoments,
+    Engine,
+    PlanGradient,
+    check_cotangents,
+)
 from diabat.circuits.lanes import COLUMNS, SPINS, Lanes, in_lanes, lower_pairs
 from diabat.circuits.memory import require_memory
 from diabat.circuits.native_plan import native_plan
@@ -142,7 +149,7 @@ class NativeEngine(Engine):
         from diabat.circuits.native_adjoint import run_gradient
 
         pairs_of = [n * (n - 1) // 2 for n in (max(2, b.num_spins) for b in batches)]
-        _check_cotangents(batches, cotangents, pair_cotangents)
+        check_cotangents(batches, cotangents, pair_cotangents)
         lanes = self._lanes(batches, pairs_of)
         rows = sum(b * p for b, p in zip(lanes.blocks, pairs_of, strict=True))
         v = lanes.pack(cotangents)
@@ -208,23 +215,6 @@ def _split(jobs: NDArray[np.int64], threads: int) -> list[slice]:
     edges = np.searchsorted(work, work[-1] * np.arange(1, threads) / threads, side="right")
     cuts = sorted({0, len(jobs), *(int(e) for e in edges)})
     return [slice(a, b) for a, b in pairwise(cuts)]
-
-
-def _check_cotangents(
-    batches: Sequence[Batch], cotangents: Sequence[FloatArray], pairs: Sequence[FloatArray] | None
-) -> None:
-    """Raise ValueError unless there is one cotangent of the right shape for every batch."""
-    counts = len(cotangents), len(batches) if pairs is None else len(pairs)
-    if counts != (len(batches), len(batches)):
-        raise ValueError(
-            f"cotangents: expected one array per batch ({len(batches)}), got {counts[0]} and {counts[1]} for pairs."
-        )
-    named = [("cotangents", v, b.fields.shape) for v, b in zip(cotangents, batches, strict=True)]
-    for w, b in zip(pairs or (), batches, strict=pairs is not None):
-        named.append(("pair_cotangents", w, (*b.fields.shape, b.num_spins)))
-    for name, array, shape in named:
-        if np.shape(array) != shape:
-            raise ValueError(f"{name}: expected shape {shape}, got {np.shape(array)}.")
 
 
 def _aligned(rows: int, width: int, dtype: type[np.floating]) -> NDArray[np.floating]:

@@ -22,10 +22,8 @@ from diabat.circuits.native_kernel import (
     signed_sums,
     small_parts,
 )
-from diabat.circuits.native_steps import CHUNK, STRIP, jit, mixed, phase_at, rotated
+from diabat.circuits.native_steps import CHUNK, STRIP, jit, load_four, mixed, phase_at, rotated, store_four
 from diabat.circuits.simd import add, constant, fma, fnma, load, mul, splat, store, sub
-
-GRADIENT_TABLES = 8  # ψ and λ (two each), two gradients, two exponents; in units of 2^n rows
 
 
 @jit
@@ -79,23 +77,15 @@ def undo_two(
     for top in range(start, stop, 4 * a):
         for middle in range(top, top + a, step):
             for x in range(middle + low, middle + high):
-                ar, ai, br, bi = mixed(load(re, x), load(im, x), load(re, x + a), load(im, x + a), t)
-                cr, ci, dr, di = mixed(
-                    load(re, x + 2 * a), load(im, x + 2 * a), load(re, x + 3 * a), load(im, x + 3 * a), t
-                )
+                ar, ai, br, bi, cr, ci, dr, di = load_four(re, im, x, a)
+                ar, ai, br, bi = mixed(ar, ai, br, bi, t)
+                cr, ci, dr, di = mixed(cr, ci, dr, di, t)
                 ar, ai, cr, ci = mixed(ar, ai, cr, ci, t)
                 br, bi, dr, di = mixed(br, bi, dr, di, t)
                 br, bi = rotated(br, bi, ur, ui)
                 cr, ci = rotated(cr, ci, vr, vi)
                 dr, di = rotated(dr, di, wr, wi)
-                store(re, x, ar)
-                store(im, x, ai)
-                store(re, x + a, br)
-                store(im, x + a, bi)
-                store(re, x + 2 * a, cr)
-                store(im, x + 2 * a, ci)
-                store(re, x + 3 * a, dr)
-                store(im, x + 3 * a, di)
+                store_four(re, im, x, a, ar, ai, br, bi, cr, ci, dr, di)
 
 
 @jit

@@ -164,6 +164,17 @@ def fold_spins(weights: Any, out: Any, flip: bool, n: int) -> Any:
 
 
 @jit
+def job_weights(job: Any, plan: Any, fields: Any, couplings: Any, work: Any, small: Any) -> Any:
+    """|ψ|² of every state of one job, the buffer of as many rows that is free again, and n."""
+    n, own = job[SPINS], job[OWN] != 0
+    h, J = job_inputs(job, fields, couplings)
+    re, im, table, factor = _scratch(work, n, own)
+    evolve(re, im, table, factor, small, h, J, own, plan, n)
+    weigh(re, im, n)
+    return re, im, n
+
+
+@jit
 def run_moments(
     jobs: Any,
     first_job: int,
@@ -193,18 +204,14 @@ def run_moments(
         pairs: Filled with Σ w s_i s_j; no rows if not wanted.
     """
     for i in range(jobs.shape[0]):
-        n, own = jobs[i, SPINS], jobs[i, OWN] != 0
-        h, J = job_inputs(jobs[i], fields, couplings)
-        re, im, table, factor = _scratch(work, n, own)
-        evolve(re, im, table, factor, small, h, J, own, plan, n)
-        weigh(re, im, n)
+        weights, free, n = job_weights(jobs[i], plan, fields, couplings, work, small)
         if pairs.shape[0]:
             row = jobs[i, OUT_ROW]
             copy = work[3 << n : 4 << n]
-            copy[:] = re
-            fold_pairs(copy, im, pairs[row : row + jobs[i, OUT_ROWS]], n)
+            copy[:] = weights
+            fold_pairs(copy, free, pairs[row : row + jobs[i, OUT_ROWS]], n)
         row = jobs[i, FIELD_ROW]
-        store(totals, first_job + i, fold_spins(re, ups[row : row + n], flip, n))
+        store(totals, first_job + i, fold_spins(weights, ups[row : row + n], flip, n))
 
 
 @jit
@@ -221,15 +228,11 @@ def run_tables(
 ) -> None:
     """|ψ|² of every state of a range of jobs, 2^n rows of ``tables`` each; arguments as in `run_moments`."""
     for i in range(jobs.shape[0]):
-        n, own = jobs[i, SPINS], jobs[i, OWN] != 0
-        h, J = job_inputs(jobs[i], fields, couplings)
-        re, im, table, factor = _scratch(work, n, own)
-        evolve(re, im, table, factor, small, h, J, own, plan, n)
-        weigh(re, im, n)
+        weights, _, n = job_weights(jobs[i], plan, fields, couplings, work, small)
         first = jobs[i, OUT_ROW]
         last = (1 << n) - 1
         for x in range(1 << n):
-            store(tables, first + (last - x if flip else x), load(re, x))
+            store(tables, first + (last - x if flip else x), load(weights, x))
 
 
 @jit
@@ -251,14 +254,10 @@ def run_reads(
     reads, and ``states``, int64 of the same shape, filled.
     """
     for i in range(jobs.shape[0]):
-        n, own = jobs[i, SPINS], jobs[i, OWN] != 0
-        h, J = job_inputs(jobs[i], fields, couplings)
-        re, im, table, factor = _scratch(work, n, own)
-        evolve(re, im, table, factor, small, h, J, own, plan, n)
-        weigh(re, im, n)
-        _sum_tree(re, im, n)
+        weights, free, n = job_weights(jobs[i], plan, fields, couplings, work, small)
+        _sum_tree(weights, free, n)
         first, count = jobs[i, OUT_ROW], jobs[i, OUT_ROWS]
-        _descend(re, im, uniforms[first : first + count], states[first : first + count], flip, n)
+        _descend(weights, free, uniforms[first : first + count], states[first : first + count], flip, n)
 
 
 @jit

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from diabat.circuits.engine import Batch, BatchMoments, Engine
+from diabat.circuits.engine import Batch, BatchMoments, Engine, EngineError
 from diabat.circuits.ising_circuit import IsingCircuit, coupled_pairs, ising_circuit
 from diabat.circuits.primitive_job import Work, run_job
 from diabat.circuits.schedules import FloatArray
@@ -88,9 +88,9 @@ class PrimitiveEngine(Engine):
         """Not available.
 
         Raises:
-            NotImplementedError: Always; a primitive returns shots.
+            EngineError: Always; a primitive returns shots.
         """
-        raise NotImplementedError(
+        raise EngineError(
             "probabilities: engine 'primitive' returns shots only; call sample, or use 'native', 'torch' or 'aer'."
         )
 
@@ -100,9 +100,9 @@ class PrimitiveEngine(Engine):
         """Not available: averages of reads are the sampler's business, which also knows their errors.
 
         Raises:
-            NotImplementedError: Always.
+            EngineError: Always.
         """
-        raise NotImplementedError(
+        raise EngineError(
             "moments: engine 'primitive' returns shots only; average those of sample, or use another engine."
         )
 

@@ -118,56 +118,54 @@ def constant(typing_context: Any, like: Any, scalar: Any) -> Any:
     return like(like, scalar), generate
 
 
-@intrinsic
-def add(typing_context: Any, a: Any, b: Any) -> Any:
-    """A + b."""
+def _binary(name: str, build: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
+    """Arithmetic on two vectors of one type; ``build`` takes the LLVM builder and both values."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fadd(*arguments, flags=_CONTRACT)
+    def typed(typing_context: Any, a: Any, b: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return build(builder, *arguments)
 
-    return a(a, b), generate
+        return a(a, b), generate
 
-
-@intrinsic
-def sub(typing_context: Any, a: Any, b: Any) -> Any:
-    """A - b."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fsub(*arguments, flags=_CONTRACT)
-
-    return a(a, b), generate
+    typed.__name__ = name
+    return intrinsic(typed)
 
 
-@intrinsic
-def mul(typing_context: Any, a: Any, b: Any) -> Any:
-    """A · b."""
+def _ternary(name: str, build: Callable[[Any, Any, Any, Any], Any]) -> Callable[..., Any]:
+    """The same on three vectors."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fmul(*arguments, flags=_CONTRACT)
+    def typed(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return build(builder, *arguments)
 
-    return a(a, b), generate
+        return a(a, b, c), generate
 
-
-@intrinsic
-def fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
-    """C + a · b."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        x, y, z = arguments
-        return builder.fadd(z, builder.fmul(x, y, flags=_CONTRACT), flags=_CONTRACT)
-
-    return a(a, b, c), generate
+    typed.__name__ = name
+    return intrinsic(typed)
 
 
-@intrinsic
-def fnma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
-    """C - a · b."""
+def _add(builder: Any, a: Any, b: Any) -> Any:
+    return builder.fadd(a, b, flags=_CONTRACT)
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        x, y, z = arguments
-        return builder.fsub(z, builder.fmul(x, y, flags=_CONTRACT), flags=_CONTRACT)
 
-    return a(a, b, c), generate
+def _sub(builder: Any, a: Any, b: Any) -> Any:
+    return builder.fsub(a, b, flags=_CONTRACT)
+
+
+def _mul(builder: Any, a: Any, b: Any) -> Any:
+    return builder.fmul(a, b, flags=_CONTRACT)
+
+
+add = _binary("add", _add)
+"""A + b."""
+sub = _binary("sub", _sub)
+"""A - b."""
+mul = _binary("mul", _mul)
+"""A · b."""
+fma = _ternary("fma", lambda builder, a, b, c: _add(builder, c, _mul(builder, a, b)))
+"""C + a · b."""
+fnma = _ternary("fnma", lambda builder, a, b, c: _sub(builder, c, _mul(builder, a, b)))
+"""C - a · b."""
 
 
 @intrinsic

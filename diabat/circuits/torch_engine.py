@@ -10,7 +10,14 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from diabat.circuits.engine import Batch, BatchGradient, BatchMoments, Engine, PlanGradient
+from diabat.circuits.engine import (
+    Batch,
+    BatchGradient,
+    BatchMoments,
+    Engine,
+    PlanGradient,
+    check_cotangents,
+)
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.torch_adjoint import observable, part_gradient
 from diabat.circuits.torch_states import HalvedStates
@@ -104,12 +111,8 @@ class TorchEngine(Engine):
         Raises:
             ValueError: Too many spins, or cotangents that do not have the shapes of the batches.
         """
-        pairs = [None] * len(batches) if pair_cotangents is None else list(pair_cotangents)
-        if len(cotangents) != len(batches) or len(pairs) != len(batches):
-            raise ValueError(
-                f"cotangents: expected one array per batch ({len(batches)}), "
-                f"got {len(cotangents)} and {len(pairs)} for pairs."
-            )
+        check_cotangents(batches, cotangents, pair_cotangents)
+        pairs = [None] * len(batches) if pair_cotangents is None else pair_cotangents
         total = torch.zeros(3, plan.steps, dtype=torch.float64, device=self.device)
         found = [
             self._batch_gradient(plan, batch, v, w, total if angles else None)
@@ -132,9 +135,8 @@ class TorchEngine(Engine):
         self, plan: TrotterPlan, batch: Batch, v: FloatArray, w: FloatArray | None, total: Tensor | None
     ) -> BatchGradient:
         """The gradient of one batch; that of the angles, if wanted, is added to `total` [3, steps]."""
-        n = self._spins(batch)
-        v = _checked("cotangents", v, batch.fields.shape)
-        w = None if w is None else _checked("pair_cotangents", w, (batch.num_problems, n, n))
+        self._spins(batch)
+        v, w = np.asarray(v), None if w is None else np.asarray(w)
         fields, couplings = np.zeros(batch.fields.shape), np.zeros(batch.couplings.shape)
         for part, steps in self._parts(plan, batch):
             pairs = None if w is None else self._tensor(w[part])
@@ -184,13 +186,6 @@ def _normalised(state: Tensor) -> Tensor:
     """Probabilities float64 [A, B, Q] of a state [1, A, B, Q]."""
     weight = torch.view_as_real(state[0]).double().square().sum(-1)
     return weight / weight.sum((0, 1))
-
-
-def _checked(name: str, array: FloatArray, shape: tuple[int, ...]) -> FloatArray:
-    values = np.asarray(array, dtype=np.float64)
-    if values.shape != shape:
-        raise ValueError(f"{name}: expected shape {shape}, got {values.shape}.")
-    return values
 
 
 def _usable_device(device: str) -> torch.device:

@@ -10,6 +10,7 @@ import pytest
 from diabat.circuits import (
     AerEngine,
     Batch,
+    EngineError,
     draw_spins,
     predicted_beta,
     reference_probabilities,
@@ -149,7 +150,7 @@ def test_bad_calls_are_refused(engine: AerEngine) -> None:
     with pytest.raises(ValueError, match="expected at most 20 spins, got 21"):
         engine.probabilities(plan, np.zeros((1, 21)), np.zeros((21, 21)))
     batch = Batch(np.zeros((1, 2)), np.zeros((2, 2)))
-    with pytest.raises(NotImplementedError, match="gradient: engine 'aer' has no adjoint gradient"):
+    with pytest.raises(EngineError, match="gradient: engine 'aer' has no adjoint gradient"):
         engine.gradient(plan, [batch], [batch.fields])
 
 

@@ -286,8 +286,18 @@ def test_what_does_not_fit_into_memory_is_refused_with_amounts(monkeypatch: pyte
 
 
 def test_small_problems_do_not_ask_about_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: pytest.fail("asked"))
-    NativeEngine().moments(random_plan(2, seed=1), [Batch(*random_problem(8, 3, seed=1))])
+    asked: list[int] = []
+
+    def nothing_left() -> int:
+        asked.append(1)
+        return 0
+
+    monkeypatch.setattr(memory, "available_bytes", nothing_left)
+    plan, batch = random_plan(2, seed=1), Batch(*random_problem(8, 3, seed=1))
+    (found,) = NativeEngine().moments(plan, [batch])
+    want = reference_probabilities(plan, batch.fields, batch.couplings) @ (spin_table(8) > 0)
+    assert np.abs(found.probability - want).max() < 1e-12
+    assert not asked
 
 
 def test_more_spins_than_the_limit_are_refused() -> None:

@@ -14,6 +14,7 @@ from qiskit.transpiler import CouplingMap, generate_preset_pass_manager
 
 from diabat.circuits import (
     Batch,
+    EngineError,
     PrimitiveEngine,
     TrotterPlan,
     reference_probabilities,
@@ -271,13 +272,14 @@ def test_depolarizing_noise_shrinks_the_marginals() -> None:
 def test_probabilities_and_moments_are_not_there() -> None:
     engine, plan, batch = PrimitiveEngine(), random_plan(1, seed=1), Batch(np.zeros((1, 2)), np.zeros((2, 2)))
     assert not engine.exact
+    assert issubclass(EngineError, ValueError)
     with pytest.raises(
-        NotImplementedError, match="probabilities: engine 'primitive' returns shots only; call sample"
+        EngineError, match="probabilities: engine 'primitive' returns shots only; call sample"
     ):
         engine.probabilities(plan, batch.fields, batch.couplings)
-    with pytest.raises(NotImplementedError, match="moments: engine 'primitive' returns shots only; average"):
+    with pytest.raises(EngineError, match="moments: engine 'primitive' returns shots only; average"):
         engine.moments(plan, [batch])
-    with pytest.raises(NotImplementedError, match="gradient: engine 'primitive' has no adjoint gradient"):
+    with pytest.raises(EngineError, match="gradient: engine 'primitive' has no adjoint gradient"):
         engine.gradient(plan, [batch], [batch.fields])
 
 

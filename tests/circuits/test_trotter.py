@@ -66,7 +66,7 @@ def test_suzuki_steps_run_back_in_time() -> None:
 
 
 def test_plan_distance_is_the_total_variation_distance() -> None:
-    one, none = TrotterPlan([np.pi / 2], [0.0], [np.pi / 2]), TrotterPlan([0.0], [0.0], [0.0])  # type: ignore[arg-type]
+    one, none = TrotterPlan([np.pi / 2], [0.0], [np.pi / 2]), TrotterPlan([0.0], [0.0], [0.0])  # type: ignore[arg-type]  # lists
     # A unit field turns the spin to +1 (P = 1) after a quarter turn of both layers; without it P = 1/2.
     assert plan_distance(one, none, [[1.0], [0.0]], [[0.0]]) == pytest.approx([0.5, 0.0])
 
