@@ -74,10 +74,12 @@ def resolve_anneal(
         ValueError: If nothing of that name exists, or an option does not apply.
         FileNotFoundError: If the file does not exist.
     """
-    found = _find(schedule, protocol or "fast")
+    found = find_schedule(schedule, protocol)
     if isinstance(found, AnnealingSchedule):
         time = DEFAULT_TIME_NS if annealing_time_ns is None else annealing_time_ns
-        plan = trotter_plan(found, time, steps, order or "strang", grid or "uniform", trotter_error)
+        order = "strang" if order is None else order
+        grid = "uniform" if grid is None else grid
+        plan = trotter_plan(found, time, steps, order, grid, trotter_error)
         return Anneal(found.name, plan, predicted_beta(found, time), False, float(time))
     of_schedules = {
         "protocol": protocol,
@@ -95,7 +97,17 @@ def resolve_anneal(
     return Anneal(found.label or "plan", found, plan_betas(found), True, None)
 
 
-def _find(value: Any, protocol: Protocol) -> AnnealingSchedule | TrotterPlan:
+def find_schedule(value: Any, protocol: Protocol | None = None) -> AnnealingSchedule | TrotterPlan:
+    """The schedule or plan that ``schedule`` of :func:`resolve_anneal` means.
+
+    Args:
+        value: A name, a path, a schedule or a plan.
+        protocol: For built-in schedules; None for ``fast``.
+
+    Raises:
+        ValueError: If nothing of that name exists, or the schedule has no such protocol.
+        FileNotFoundError: If the file does not exist.
+    """
     if isinstance(value, (AnnealingSchedule, TrotterPlan)):
         return value
     if not isinstance(value, str):
@@ -103,7 +115,7 @@ def _find(value: Any, protocol: Protocol) -> AnnealingSchedule | TrotterPlan:
             f"schedule: expected a name, a path, an AnnealingSchedule or a TrotterPlan, got {value!r}."
         )
     if value in available_schedules():
-        return built_in_schedule(value, protocol)
+        return built_in_schedule(value, "fast" if protocol is None else protocol)
     if value in available_plans():
         return builtin_plan(value)[0]
     # A name with a separator or a suffix is meant as a file; then a missing file is the error to report.

@@ -112,10 +112,12 @@ class DQASampler(Sampler):
         )
         self.noise = ControlNoise(field_noise, coupling_noise)
         self._given = _check_betas(betas, calibration)
-        self.calibration = calibration or ("none" if self.anneal.learned else "predicted")
-        if self.calibration not in MODES:
+        if calibration is None:
+            calibration = "none" if self.anneal.learned else "predicted"
+        if calibration not in MODES:
             raise ValueError(f"calibration: expected one of {', '.join(MODES)}, got {calibration!r}.")
-        if not 0 < calibration_strength <= 10:
+        self.calibration = calibration
+        if not (_is_number(calibration_strength) and 0 < calibration_strength <= 10):
             raise ValueError(
                 f"calibration_strength: expected a coupling strength in (0, 10], got {calibration_strength!r}."
             )
@@ -124,6 +126,8 @@ class DQASampler(Sampler):
             check_num_reads(num_reads)
             self.num_reads = num_reads
         self.sampled = num_reads is not None or not self.engine.exact
+        if not isinstance(learn_schedule, bool):
+            raise ValueError(f"learn_schedule: expected True or False, got {learn_schedule!r}.")
         if learn_schedule:
             self._learn()
 
@@ -212,7 +216,15 @@ class DQASampler(Sampler):
         return out.reshape(*ising.batch_shape, -1)
 
     def adjoint(self, ising: Ising, cotangent: Tensor, *, seed: int) -> AdjointGradient:
-        """Exact derivative of the moments of the circuit; inverse temperatures and noise are held constant."""
+        """Exact derivative of the moments of the circuit; inverse temperatures and noise are held constant.
+
+        Raises:
+            UnsupportedError: If the engine has no adjoint gradient.
+        """
+        if not self.engine.differentiable:
+            raise UnsupportedError(
+                f"gradient: engine '{self.engine.name}' has no adjoint gradient; use 'native' or 'torch'."
+            )
         self._require(ising)
         betas = self._betas_for(ising, seed)
         parts = program(ising, betas, self.noise, seed)
@@ -318,13 +330,17 @@ class DQASampler(Sampler):
         return facts
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def _check_betas(betas: tuple[float, float] | None, calibration: str | None) -> Betas | None:
     if betas is None:
         return None
     if calibration is not None:
         raise ValueError(f"calibration: expected none beside betas, got {calibration!r}.")
     values = tuple(betas) if isinstance(betas, (tuple, list)) else ()
-    if len(values) != 2 or not all(isinstance(b, (int, float)) and 0 < b < float("inf") for b in values):
+    if len(values) != 2 or not all(_is_number(b) and 0 < b < float("inf") for b in values):
         raise ValueError(f"betas: expected two positive numbers (beta_h, beta_J), got {betas!r}.")
     return Betas(float(values[0]), float(values[1]))
 

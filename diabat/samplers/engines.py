@@ -32,15 +32,16 @@ def build_engine(engine: str | Engine, precision: Precision | None, device: str 
         raise ValueError(f"device: expected none with an engine other than 'torch', got {device!r}.")
     if precision is not None and (not named or engine == "primitive"):
         raise ValueError(f"precision: expected none with an engine that has its own, got {precision!r}.")
+    chosen: Precision = "double" if precision is None else precision
     if engine == "native":
         # As many threads as torch uses at the time of the call.
-        return NativeEngine(precision or "double", torch.get_num_threads)
+        return NativeEngine(chosen, torch.get_num_threads)
     if engine == "aer":
-        return AerEngine(precision=precision or "double")
+        return AerEngine(precision=chosen)
     if engine == "torch":
         from diabat.circuits.torch_engine import TorchEngine
 
-        return TorchEngine(device or "cpu", precision or "double")
+        return TorchEngine("cpu" if device is None else device, chosen)
     if engine == "primitive":
         from diabat.circuits.primitive import PrimitiveEngine
 

@@ -84,8 +84,9 @@ def _parts(ising: Ising, betas: Betas) -> Iterator[Placed]:
             J = np.zeros((groups, m, m))
         else:
             J = group.couplings.detach().double().cpu().numpy() / betas.beta_J
-        if problems == 1:
-            # Every problem has couplings of its own: one batch of them all.
+        if problems == 1 and groups > 1:
+            # Every problem has couplings of its own: one batch of them all.  (A single problem needs no phase table
+            # per lane, which would double its memory and more.)
             yield Placed(Batch(h[:, 0], J), *_places(tier, ising.num_problems, together=True)[0])
             continue
         places = _places(tier, ising.num_problems, together=False)

@@ -204,10 +204,12 @@ def test_estimators_follow_from_the_engine() -> None:
     assert quick(engine="aer").capabilities.gradients == both
     assert quick(engine="primitive").capabilities.gradients == both
     assert quick(learn_schedule=True).capabilities.gradients == ("adjoint",)
-    with pytest.raises(
-        NotImplementedError, match="gradient: engine 'aer' has no adjoint gradient; use 'native'"
-    ):
-        quick(engine="aer").adjoint(make_problem((), 2), torch.ones(2), seed=0)
+    for engine in ("aer", "primitive"):
+        with pytest.raises(
+            UnsupportedError,
+            match=f"gradient: engine '{engine}' has no adjoint gradient; use 'native' or 'torch'",
+        ):
+            quick(engine=engine).adjoint(make_problem((), 2), torch.ones(2), seed=0)
 
 
 def test_engines_that_know_reads_only() -> None:
@@ -380,14 +382,24 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
         r"calibration_strength: expected a coupling strength in \(0, 10\], got 0.0",
     ),
     ({"calibration_strength": float("nan")}, "calibration_strength: expected a coupling strength .* got nan"),
+    ({"calibration_strength": True}, "calibration_strength: expected a coupling strength .* got True"),
+    ({"calibration_strength": "a"}, "calibration_strength: expected a coupling strength .* got 'a'"),
+    ({"calibration_strength": None}, "calibration_strength: expected a coupling strength .* got None"),
+    ({"calibration": ""}, "calibration: expected one of predicted, .*, got ''"),
+    ({"calibration": False}, "calibration: expected one of predicted, .*, got False"),
     ({"calibration": "fitted", "betas": (9.0, 9.0)}, "calibration: expected none beside betas, got 'fitted'"),
     ({"betas": (9.0,)}, r"betas: expected two positive numbers \(beta_h, beta_J\), got \(9.0,\)"),
     ({"betas": (9.0, 0.0)}, r"betas: expected two positive numbers .*, got \(9.0, 0.0\)"),
     ({"betas": (float("nan"), 1.0)}, r"betas: expected two positive numbers .*, got \(nan, 1.0\)"),
     ({"betas": (float("inf"), 1.0)}, r"betas: expected two positive numbers .*, got \(inf, 1.0\)"),
     ({"betas": ("9", 1.0)}, r"betas: expected two positive numbers .*, got \('9', 1.0\)"),
+    ({"betas": (True, 2.0)}, r"betas: expected two positive numbers .*, got \(True, 2.0\)"),
+    ({"betas": (2.0, True)}, r"betas: expected two positive numbers .*, got \(2.0, True\)"),
     ({"betas": 9.0}, r"betas: expected two positive numbers .*, got 9.0"),
     ({"field_noise": -0.1}, "field_noise: expected a standard deviation >= 0 in hardware units, got -0.1"),
+    ({"field_noise": True}, "field_noise: expected a standard deviation >= 0 .*, got True"),
+    ({"field_noise": None}, "field_noise: expected a standard deviation >= 0 .*, got None"),
+    ({"coupling_noise": True}, "coupling_noise: expected a standard deviation >= 0 .*, got True"),
     ({"coupling_noise": float("inf")}, "coupling_noise: expected a standard deviation >= 0 .*, got inf"),
     ({"coupling_noise": "small"}, "coupling_noise: expected a standard deviation >= 0 .*, got 'small'"),
     (
@@ -414,18 +426,38 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
         {"engine": NativeEngine(), "precision": "single"},
         "precision: expected none with an engine that has its",
     ),
+    ({"protocol": ""}, "protocol: expected 'fast' or 'standard', got ''"),
     ({"protocol": "slow"}, "protocol: expected 'fast' or 'standard', got 'slow'"),
     ({"annealing_time_ns": 0.0}, "annealing"),
     ({"annealing_time_ns": float("nan")}, "annealing"),
+    ({"annealing_time_ns": True}, "annealing_time_ns: expected a positive finite time in ns, got True"),
+    ({"annealing_time_ns": "5"}, "annealing_time_ns: expected a positive finite time in ns, got '5'"),
     ({"steps": 10}, "steps"),
+    ({"steps": True}, "steps: expected an integer, got True"),
+    ({"steps": 60.0}, "steps: expected an integer, got 60.0"),
+    ({"steps": "60"}, "steps: expected an integer, got '60'"),
     ({"order": "second"}, "order"),
+    ({"order": ""}, "order: expected 'first', 'strang' or 'suzuki4', got ''"),
+    ({"grid": ""}, "grid: expected 'uniform', 'adaptive' or an array of edges, got ''"),
     ({"grid": "tight"}, "grid"),
     ({"trotter_error": 0.1}, "trotter_error: expected either it or steps, got both"),
     ({"trotter_error": 2.0, "steps": None}, "trotter_error: expected a number above 0 and below 1, got 2.0"),
+    (
+        {"trotter_error": True, "steps": None},
+        "trotter_error: expected a number above 0 and below 1, got True",
+    ),
+    ({"precision": ""}, "precision: expected 'double' or 'single', got ''"),
+    ({"precision": False, "engine": "aer"}, "precision: expected 'double' or 'single', got False"),
+    ({"precision": True, "engine": "torch"}, "precision: expected 'double' or 'single', got True"),
     ({"precision": "half"}, "precision: expected 'double' or 'single', got 'half'"),
     ({"precision": "half", "engine": "aer"}, "precision: expected 'double' or 'single', got 'half'"),
     ({"precision": "half", "engine": "torch"}, "precision: expected 'double' or 'single', got 'half'"),
     ({"device": "abacus", "engine": "torch"}, "device: expected a torch device with float64, got 'abacus'"),
+    ({"device": "", "engine": "torch"}, "device: expected a torch device with float64, got ''"),
+    ({"num_reads": True}, "num_reads: expected an integer >= 1, got True"),
+    ({"learn_schedule": "yes"}, "learn_schedule: expected True or False, got 'yes'"),
+    ({"learn_schedule": 1}, "learn_schedule: expected True or False, got 1"),
+    ({"learn_schedule": None}, "learn_schedule: expected True or False, got None"),
     ({"num_reads": 0}, "num_reads: expected an integer >= 1, got 0"),
     (
         {"learn_schedule": True, "engine": "aer"},

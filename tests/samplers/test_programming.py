@@ -57,6 +57,29 @@ def test_couplings_are_shared_where_they_are_and_stacked_where_each_problem_has_
     assert (own.batch.num_problems, own.batch.shared) == (6, False)
 
 
+def test_a_single_problem_has_no_phase_table_of_its_own_per_lane() -> None:
+    """Its couplings are shared by the batch of one; the results are those of the same problem among others."""
+    ising = make_problem((), 4, lead="per_problem", seed=2)
+    (part,) = program(ising, BETAS, QUIET, 0)
+    assert (part.batch.fields.shape, part.batch.couplings.shape) == ((1, 4), (4, 4))
+    assert ising.couplings is not None
+    twice = Ising(ising.fields.expand(2, 4), ising.couplings.reshape(1, 4, 4).repeat(2, 1, 1))
+    (own,) = program(twice, BETAS, QUIET, 0)
+    assert not own.batch.shared
+    sampler, v = quick(RecordingEngine()), torch.tensor([0.3, -1.0, 0.5, 2.0], dtype=torch.float64)
+    one, two = (sampler.moments(problem, correlations=True) for problem in (ising, twice))
+    assert one.correlation is not None
+    assert two.correlation is not None
+    assert (one.probability - two.probability[0]).abs().max() < 1e-12
+    assert (one.correlation - two.correlation[0]).abs().max() < 1e-12
+    gradient, among = sampler.adjoint(ising, v, seed=0), sampler.adjoint(twice, v.expand(2, 4), seed=0)
+    assert gradient.couplings is not None
+    assert among.couplings is not None
+    assert gradient.couplings.shape == ising.couplings.shape
+    assert (gradient.fields - among.fields[0]).abs().max() < 1e-12
+    assert (gradient.couplings - among.couplings[0]).abs().max() < 1e-12
+
+
 def test_float32_problems_are_programmed_in_float64() -> None:
     ising = make_problem((3,), 4, seed=2, dtype=torch.float32)
     (part,) = program(ising, BETAS, QUIET, 0)
