@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -51,11 +52,14 @@ def main() -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=sum(len(section.jobs) for section in chosen.values()))
+
+        def show(name: str, label: str) -> None:
+            bar.update(task, description=f"{name}: {label}")
+
         found = {
-            name: run(section, lambda label, name=name: bar.update(task, description=f"{name}: {label}"),  # type: ignore[misc]
-                      lambda: bar.advance(task))
+            name: run(section, partial(show, name), partial(bar.advance, task))
             for name, section in chosen.items()
-        }  # fmt: skip
+        }
     for name, tables in found.items():
         for title, rows in tables.items():
             report(f"{name}: {title}\n{chosen[name].ensemble}", rows)

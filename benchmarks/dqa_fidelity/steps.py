@@ -116,7 +116,7 @@ def cpu_per_query() -> dict[int, float]:
     for _ in range(ROUNDS):
         for plan in plans:
             calls = 1 + 400 // plan.steps  # of short plans many, which find the caches warm
-            spent = _cpu(lambda plan=plan: engine.moments(plan, [batch]), calls)  # type: ignore[misc]
+            spent = _cpu(partial(engine.moments, plan, [batch]), calls)
             best[plan.steps] = min(best[plan.steps], spent / 64 * 1e6)
     return best
 

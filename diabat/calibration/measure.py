@@ -65,10 +65,7 @@ def measure(
         spins, weights = states.all_states(ising.num_spins), law.movedim(-1, 0)
         fit = fit_state_betas(ising, law, groups=groups)
     else:
-        raise ValueError(
-            f"num_reads: expected a number of reads, got None; the state probabilities of sampler '{backend.name}' "
-            f"on {ising.num_problems} problems of {ising.num_spins} spins are not at hand."
-        )
+        raise ValueError(f"num_reads: expected a number of reads, got None; {_why_no_law(backend, ising)}.")
     judged = goodness(ising, fit, spins, weights, law=law)
     if law is None:
         return Measurement(fit, judged, None, None)
@@ -88,6 +85,17 @@ def _law(backend: Sampler, ising: Ising) -> Tensor | None:
             return states.states_of(backend, ising)
     except UnsupportedError:  # a processor knows reads only
         return None
+
+
+def _why_no_law(backend: Sampler, ising: Ising) -> str:
+    n, problems = ising.num_spins, ising.num_problems
+    if n > states.MAX_SPINS:
+        return f"without reads expected at most {states.MAX_SPINS} spins, got {n}"
+    if not states.countable(ising):
+        return (
+            f"without reads expected fewer than {problems} problems of {n} spins, whose states are too many"
+        )
+    return f"sampler '{backend.name}' does not know its state probabilities"
 
 
 def _distance(law: Tensor | None, target: Tensor) -> float | None:

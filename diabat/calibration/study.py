@@ -10,10 +10,10 @@ import torch
 
 from diabat.calibration.measure import Measurement, measure
 from diabat.calibration.table import CalibrationRow, CalibrationTable
-from diabat.circuits import AnnealingSchedule, Engine, available_schedules
+from diabat.circuits import AnnealingSchedule, Engine, TrotterPlan, available_schedules
 from diabat.fidelity.ensembles import sk
 from diabat.ising import Ising
-from diabat.samplers.anneals import Anneal, Protocol
+from diabat.samplers.anneals import Anneal, Protocol, find_schedule
 from diabat.samplers.base import check_num_reads, draw_seed
 from diabat.samplers.dqa import DQASampler
 
@@ -68,6 +68,7 @@ def calibration_table(
         raise ValueError(f"level: expected a number between 0 and 1, got {level!r}.")
     if num_reads is not None:
         check_num_reads(num_reads)
+    _refuse_plans(schedule, protocol)
     seed = draw_seed(seed)
     (ensemble,) = sk([strength], num_spins=num_spins, instances=instances, queries=queries, seed=seed)
     backends = [
@@ -123,6 +124,15 @@ def _row(anneal: Anneal, ising: Ising, found: Measurement, level: float) -> Cali
         explained=judged.get("explained"),
         pseudo_r2=judged.get("pseudo_r2"),
     )
+
+
+def _refuse_plans(schedule: str | AnnealingSchedule, protocol: Protocol | None) -> None:
+    if isinstance(find_schedule(schedule, protocol), TrotterPlan):
+        what = f"'{schedule}'" if isinstance(schedule, str) else "one"
+        raise ValueError(
+            f"schedule: expected an annealing schedule, which runs at any annealing time, got {what}: a plan of "
+            "angles, which has none."
+        )
 
 
 def _protocol(schedule: str | AnnealingSchedule, protocol: str | None) -> str | None:

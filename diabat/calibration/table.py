@@ -24,11 +24,11 @@ class CalibrationRow:
     fitted_beta_h: float | None
     fitted_beta_h_low: float | None
     fitted_beta_h_high: float | None
-    fitted_beta_J: float | None  # noqa: N815
-    fitted_beta_J_low: float | None  # noqa: N815
-    fitted_beta_J_high: float | None  # noqa: N815
+    fitted_beta_J: float | None  # noqa: N815 - as above
+    fitted_beta_J_low: float | None  # noqa: N815 - as above
+    fitted_beta_J_high: float | None  # noqa: N815 - as above
     programmed_h_rms: float
-    programmed_J_rms: float  # noqa: N815
+    programmed_J_rms: float  # noqa: N815 - as above
     tv_before: float | None
     tv_after: float | None
     tv_own: float | None

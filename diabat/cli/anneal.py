@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from diabat.cli.anneal_files import FIGURES, choose_plan, require_new
+from diabat.cli.anneal_files import choose_plan, require_new
 from diabat.cli.arguments import JsonOption
 from diabat.cli.failures import importing
+from diabat.cli.figures import FIGURES
 from diabat.cli.output import print_json
 
 app = typer.Typer(

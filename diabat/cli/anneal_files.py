@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from diabat.cli.figures import require_writable
+
 if TYPE_CHECKING:
     from diabat.circuits import TrotterPlan
     from diabat.circuits.schedules import FloatArray
-
-FIGURES = (".png", ".pdf", ".svg")
 
 
 def choose_plan(name: str) -> tuple[TrotterPlan, dict[str, Any]]:
@@ -42,9 +41,8 @@ def choose_problem(
         got = "neither" if path is None else "both"
         raise ConfigError(f"--problem, --fields: expected one of them, got {got}.")
     if path is not None:
-        for option, value in (("--couplings", couplings),):
-            if value is not None:
-                raise ConfigError(f"{option}: expected none beside --problem, got {value!r}.")
+        if couplings is not None:
+            raise ConfigError(f"--couplings: expected none beside --problem, got {couplings!r}.")
         ising = read_problem(path, beta=beta).ising
         if ising.three_body is not None:
             raise ConfigError(
@@ -115,12 +113,4 @@ def require_new(path: Path, option: str, suffixes: tuple[str, ...], force: bool)
     """
     from diabat.config.errors import ConfigError
 
-    if path.suffix not in suffixes or path.is_dir():
-        raise ConfigError(f"{option}: expected a file ending in {', '.join(suffixes)}, got '{path}'.")
-    if path.exists() and not force:
-        raise ConfigError(
-            f"{option}: expected a new file, or --force to replace it, got '{path}', which exists."
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    require_writable(path, option, suffixes, new=not force, error=ConfigError)

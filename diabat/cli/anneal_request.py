@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from diabat.cli.anneal_files import integers, numbers
+from diabat.cli.failures import naming
 from diabat.config.errors import ConfigError
 
 
@@ -91,11 +92,6 @@ _OPTIONS = {
 @contextmanager
 def naming_options() -> Iterator[None]:
     """Refusals of the library, in the words of the command line."""
-    try:
+    names = {name: f"--{name.replace('_', '-')}" for name in Request.__dataclass_fields__}
+    with naming({**names, **_OPTIONS}, ConfigError):
         yield
-    except ValueError as error:
-        name, colon, rest = str(error).partition(": ")
-        known = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
-        if colon and (name in _OPTIONS or name in Request.__dataclass_fields__):
-            raise ConfigError(f"{known}: {rest}") from error
-        raise

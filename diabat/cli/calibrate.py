@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import typer
 
 from diabat.cli.arguments import JsonOption
-from diabat.cli.failures import importing
+from diabat.cli.failures import importing, naming
 from diabat.cli.figures import require_writable
-from diabat.cli.output import console
+from diabat.cli.output import print_fitting
 
-_WIDE = 140
+# The options of the library's arguments, in whose names it refuses.
+_OPTIONS = {
+    "annealing_time_ns": "--times",
+    "num_spins": "--spins",
+    "num_reads": "--num-reads",
+    **{
+        name: f"--{name}"
+        for name in ("schedule", "strength", "steps", "instances", "queries", "engine", "seed")
+    },
+}
 
 ScheduleOption = Annotated[
     str, typer.Option(metavar="NAME|CSV", help="Built-in schedule, or a table with columns s, A_GHz, B_GHz.")
 ]
-ProtocolOption = Annotated[str, typer.Option(help="fast or standard, for built-in schedules.")]
+ProtocolOption = Annotated[
+    str | None, typer.Option(help="fast or standard, for built-in schedules; fast if left out.")
+]
 TimesOption = Annotated[str, typer.Option(metavar="NS,...", help="Annealing times in ns.")]
 SpinsOption = Annotated[int, typer.Option("--spins", min=2, help="Spins of each problem.")]
 StrengthOption = Annotated[float, typer.Option(help="g: fields N(0, g), couplings N(0, g/√n).")]
@@ -42,7 +53,7 @@ ProgressOption = Annotated[bool, typer.Option("--progress/--no-progress", help="
 
 def calibrate_schedule(
     schedule: ScheduleOption = "Advantage2_system1",
-    protocol: ProtocolOption = "fast",
+    protocol: ProtocolOption = None,
     times: TimesOption = "2,5,7,10,20",
     spins: SpinsOption = 6,
     strength: StrengthOption = 0.3,
@@ -67,26 +78,27 @@ def calibrate_schedule(
     with importing():
         from diabat.calibration import calibration_table, plot_calibration
 
-    found = calibration_table(
-        wanted,
-        schedule=schedule,
-        protocol=_protocol(protocol),
-        engine=engine,
-        steps=steps,
-        num_spins=spins,
-        strength=strength,
-        instances=instances,
-        queries=queries,
-        num_reads=num_reads,
-        seed=seed,
-        progress=progress,
-    )
+    with naming(_OPTIONS):
+        found = calibration_table(
+            wanted,
+            schedule=schedule,
+            protocol=_protocol(protocol),
+            engine=engine,
+            steps=steps,
+            num_spins=spins,
+            strength=strength,
+            instances=instances,
+            queries=queries,
+            num_reads=num_reads,
+            seed=seed,
+            progress=progress,
+        )
     if figure is not None:
         plot_calibration(found, figure)
     if as_json:
         typer.echo(found.to_json())
     else:
-        (screen := console()).print(found.table(narrow=screen.width < _WIDE))
+        print_fitting(found.table)
         if figure is not None:
             typer.echo(f"Figure: {figure}")
 
@@ -101,7 +113,7 @@ def _times(text: str) -> list[float]:
     return times
 
 
-def _protocol(text: str) -> Literal["fast", "standard"]:
-    if text not in ("fast", "standard"):
+def _protocol(text: str | None) -> Literal["fast", "standard"] | None:
+    if text not in (None, "fast", "standard"):
         raise ValueError(f"--protocol: expected fast or standard, got '{text}'.")
-    return "fast" if text == "fast" else "standard"
+    return cast(Literal["fast", "standard"] | None, text)

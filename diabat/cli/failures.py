@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
@@ -44,6 +44,23 @@ def handled(*, debug: bool) -> Iterator[None]:
             traceback.print_exc()
         typer.echo(f"Error: {sentence(error)}", err=True)
         raise typer.Exit(_code(error)) from None
+
+
+@contextmanager
+def naming(options: Mapping[str, str], error: type[ValueError] = ValueError) -> Iterator[None]:
+    """Say the library's refusals in the words of the command line: "name: ..." becomes "--option: ...".
+
+    Args:
+        options: The option of each name; other refusals pass as they are.
+        error: What is raised instead.
+    """
+    try:
+        yield
+    except ValueError as refused:
+        name, colon, rest = str(refused).partition(": ")
+        if colon and name in options:
+            raise error(f"{options[name]}: {rest}") from refused
+        raise
 
 
 @contextmanager

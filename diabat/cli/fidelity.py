@@ -10,9 +10,7 @@ import typer
 from diabat.cli.arguments import ConfigArgument, JsonOption, OverridesArgument
 from diabat.cli.failures import importing
 from diabat.cli.figures import require_writable
-from diabat.cli.output import console
-
-_WIDE = 130
+from diabat.cli.output import print_fitting
 
 FigureOption = Annotated[Path | None, typer.Option(help="Write the figure, error against coupling strength.")]
 ProgressOption = Annotated[bool, typer.Option("--progress/--no-progress", help="Progress bar on stderr.")]
@@ -56,6 +54,6 @@ def compare_backends(
     if as_json:
         typer.echo(report.to_json())
     else:
-        (screen := console()).print(report.table(narrow=screen.width < _WIDE))
+        print_fitting(report.table)
         if figure is not None:
             typer.echo(f"Figure: {figure}")

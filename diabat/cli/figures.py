@@ -1,4 +1,4 @@
-"""Where figures may be written."""
+"""Where figures and other files may be written."""
 
 from __future__ import annotations
 
@@ -6,18 +6,34 @@ import errno
 import os
 from pathlib import Path
 
-_SUFFIXES = (".png", ".pdf", ".svg")
+FIGURES = (".png", ".pdf", ".svg")
 
 
-def require_writable(path: Path) -> None:
+def require_writable(
+    path: Path,
+    option: str = "--figure",
+    suffixes: tuple[str, ...] = FIGURES,
+    *,
+    new: bool = False,
+    error: type[ValueError] = ValueError,
+) -> None:
     """Fail before the computation rather than after it; missing folders are made.
 
+    Args:
+        path: The file to be written.
+        option: What names it on the command line.
+        suffixes: Those it may have.
+        new: Refuse a file that exists.
+        error: What refusals are raised as.
+
     Raises:
-        ValueError: If the suffix is that of no figure, or the path is a folder.
+        ValueError: If the suffix is another, the path is a folder, or the file exists though it should be new.
         PermissionError: If the file cannot be written.
     """
-    if path.suffix not in _SUFFIXES or path.is_dir():
-        raise ValueError(f"--figure: expected a file ending in {', '.join(_SUFFIXES)}, got '{path}'.")
+    if path.suffix not in suffixes or path.is_dir():
+        raise error(f"{option}: expected a file ending in {', '.join(suffixes)}, got '{path}'.")
+    if new and path.exists():
+        raise error(f"{option}: expected a new file, or --force to replace it, got '{path}', which exists.")
     path.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 # In a pipe there is no width to fit: a row stays on one line for grep and awk.
 _UNBOUNDED = 1000
@@ -57,6 +58,28 @@ def print_table(
         table.add_row(*(Text(cell) for cell in row))  # Text: "[hf]" is not markup
     console().print(table)
     typer.echo()
+
+
+def print_fitting(build: Callable[..., Table]) -> None:
+    """Print a table in the widest form that the screen holds without cutting a cell.
+
+    Args:
+        build: Makes the table; with ``narrow=True`` the form with fewer columns, whose cells are folded onto
+            further lines where even that is too wide.
+    """
+    screen = console()
+    table = build(narrow=False)
+    if _width(table, screen) > screen.width:
+        table = build(narrow=True)
+    if _width(table, screen) > screen.width:
+        for column in table.columns:
+            column.no_wrap, column.overflow = False, "fold"
+    screen.print(table)
+
+
+def _width(table: Table, screen: Console) -> int:
+    """Characters that the table takes when nothing limits it."""
+    return screen.measure(table, options=screen.options.update(width=_UNBOUNDED)).maximum
 
 
 def print_json(value: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -114,9 +115,9 @@ class _Run:
         return float(result.fun), np.asarray(result.x)
 
     def _reporter(self, layers: int) -> Callable[..., None]:
-        def report(intermediate_result: object) -> None:
+        def report(intermediate_result: Any) -> None:  # scipy's OptimizeResult, and its keyword
             self.done += layers
-            self._tell(float(intermediate_result.fun), intermediate_result.x)  # type: ignore[attr-defined]
+            self._tell(float(intermediate_result.fun), intermediate_result.x)
 
         return report
 

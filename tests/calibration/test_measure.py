@@ -14,6 +14,7 @@ from diabat.calibration.goodness import own_log_pseudolikelihood
 from diabat.fidelity import states
 from diabat.ising import Ising
 from diabat.samplers import Moments, Samples
+from diabat.samplers.dqa import DQASampler
 from diabat.samplers.pseudolikelihood import BetaFit, fit_state_betas
 from diabat.testing import ReferenceSampler, brute_force_states, state_table
 from diabat.testing.problems import causal_problem, make_problem
@@ -80,7 +81,10 @@ def test_groups_reach_the_fit() -> None:
 
 def test_a_sampler_without_a_law_needs_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states, "MAX_SPINS", 3)  # a law too large to hold is as good as none
-    with pytest.raises(ValueError, match="num_reads: expected a number of reads, got None"):
+    with pytest.raises(
+        ValueError,
+        match="num_reads: expected a number of reads, got None; without reads expected at most 3 spins, got",
+    ):
         measure(ReferenceSampler(), PROBLEM)
     found = measure(ReferenceSampler(), PROBLEM, num_reads=200, seed=0)
     assert found.fit.exists
@@ -88,6 +92,19 @@ def test_a_sampler_without_a_law_needs_reads(monkeypatch: pytest.MonkeyPatch) ->
     assert found.goodness is not None
     assert found.goodness.explained is found.goodness.tv is None
     assert 0 < found.goodness.pseudo_r2 < 1
+
+
+def test_too_many_states_in_all_need_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "_MAX_CELLS", 16)
+    n, problems = PROBLEM.num_spins, PROBLEM.num_problems
+    with pytest.raises(ValueError, match=f"expected fewer than {problems} problems of {n} spins"):
+        measure(ReferenceSampler(), PROBLEM)
+
+
+def test_a_sampler_that_knows_reads_only_says_so() -> None:
+    sampler = DQASampler(engine="primitive", annealing_time_ns=2.0)
+    with pytest.raises(ValueError, match="got None; sampler 'dqa' does not know its state probabilities"):
+        measure(sampler, PROBLEM)
 
 
 def test_goodness_of_coin_flips_and_of_certain_spins() -> None:

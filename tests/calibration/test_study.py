@@ -122,7 +122,12 @@ def test_one_instance_has_no_interval_and_own_schedules_have_no_protocol() -> No
         ({"level": 95}, "level: expected a number between 0 and 1, got 95"),
         ({"num_reads": 0}, "num_reads: expected an integer >= 1, got 0"),
         ({"engine": "qpu"}, "engine: expected"),
-        ({"schedule": PLAN}, "annealing_time_ns: expected none with a plan of angles"),
+        ({"schedule": PLAN}, "schedule: expected an annealing schedule, .*, got one: a plan of angles"),
+        (
+            {"schedule": "boltzmann-8"},
+            "schedule: expected .*, got 'boltzmann-8': a plan of angles, which has none",
+        ),
+        ({"schedule": "boltzmann-8", "protocol": "fast"}, "schedule: expected .*, got 'boltzmann-8'"),
         ({"instances": 0}, "instances: expected an integer >= 1, got 0"),
     ],
 )
@@ -189,7 +194,7 @@ def test_figure(small: CalibrationTable, rows: str, tmp_path: Path) -> None:
     chosen = {
         "all": small.rows,
         "one": small.rows[:1],
-        "without fit": [dataclasses.replace(row, **EMPTY) for row in small.rows],  # type: ignore[arg-type]
+        "without fit": [dataclasses.replace(row, **EMPTY) for row in small.rows],  # type: ignore[arg-type]  # None, all of them
     }[rows]
     path = plot_calibration(dataclasses.replace(small, rows=chosen), tmp_path / "figure.svg")
     text = path.read_text()

@@ -51,10 +51,18 @@ def test_a_schedule_from_a_file_with_reads(tmp_path: Path) -> None:
         (["--figure", "f.xyz"], "--figure: expected a file ending in .png, .pdf, .svg, got 'f.xyz'."),
         (["--schedule", "Advantage2_system9"], "did you mean 'Advantage2_system"),
         (["--schedule", "none.csv"], "none.csv: no such file"),
-        (["--strength", "nan"], "strength: expected a finite number > 0, got nan."),
-        (["--engine", "qpu"], "engine: expected"),
-        (["--steps", "50", "--times", "5"], "steps: expected at least 114"),
-        (["--engine", "primitive"], "num_reads: expected a number of reads, got None"),
+        (
+            ["--schedule", "boltzmann-8"],
+            "--schedule: expected an annealing schedule, which runs at any annealing",
+        ),
+        (["--schedule", "boltzmann-8"], "got 'boltzmann-8': a plan of angles, which has none."),
+        (["--protocol", ""], "--protocol: expected fast or standard, got ''."),
+        (["--spins", "30"], "got None; without reads expected at most 16 spins, got 30."),
+        (["--strength", "nan"], "--strength: expected a finite number > 0, got nan."),
+        (["--engine", "qpu"], "--engine: expected"),
+        (["--times", "1e-6"], "--times: expected at least"),
+        (["--steps", "50", "--times", "5"], "--steps: expected at least 114"),
+        (["--engine", "primitive"], "--num-reads: expected a number of reads, got None; sampler 'dqa' does"),
     ],
 )
 def test_refusals_are_one_sentence(arguments: list[str], message: str) -> None:
@@ -66,3 +74,13 @@ def test_refusals_are_one_sentence(arguments: list[str], message: str) -> None:
 
 def test_a_wrong_option_is_a_usage_error() -> None:
     assert calibrate("--instances", "0").exit_code == 2
+
+
+def test_the_protocol_is_fast_unless_given() -> None:
+    found = {
+        given: json.loads(calibrate("--json", *(("--protocol", given) if given else ())).stdout)
+        for given in (None, "fast", "standard")
+    }
+    assert found[None] == found["fast"]
+    assert (found["fast"]["protocol"], found["standard"]["protocol"]) == ("fast", "standard")
+    assert found["fast"]["rows"] != found["standard"]["rows"]

@@ -46,6 +46,34 @@ def test_fidelity_on_a_trained_checkpoint_with_a_figure(tmp_path: Path) -> None:
     assert figure.read_text().startswith("<?xml")
 
 
+LONG = "mean_field_with_a_name_of_one_s_own"
+
+
+@pytest.mark.parametrize("width", [80, 130, 150, 200])
+@pytest.mark.parametrize("backend", ["mean_field", LONG])
+def test_nothing_of_the_table_is_cut_at_any_width(
+    width: int, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wide where it fits, else narrow, else folded; every number of the narrow form is there in full."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    renamed = () if backend == "mean_field" else (
+        "fidelity.backends.mean_field=null", f"fidelity.backends.{backend}.backend=mean_field"
+    )  # fmt: skip
+    rows = json.loads(fidelity(*renamed, "--json").stdout)["rows"]
+    text = fidelity(*renamed).stdout
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in text
+    assert len(rows) == 2
+    for row in rows:
+        for key, form in (("marginal_mean", ".4f"), ("tv", ".3f"), ("beta_h", ".3f"), ("capture", "z.2f")):
+            assert format(row[key], form) in text
+    # A folded name goes on below itself.
+    assert "".join(word for word in text.split() if word in backend).count(backend) == 2
+    if width != 150:  # about what the wide form needs, whose times are not the same every time
+        assert ("nats" in text) == (width == 200)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

@@ -31,7 +31,7 @@ def test_packing_and_unpacking_are_inverse(shared: bool) -> None:
 
 def test_two_kinds_of_angles_are_not_shared() -> None:
     with pytest.raises(ValueError, match=r"^shared: expected a plan with equal field and coupling angles"):
-        from_plan(TrotterPlan([1.0], [2.0], [3.0]), shared=True)  # type: ignore[arg-type]
+        from_plan(TrotterPlan([1.0], [2.0], [3.0]), shared=True)  # type: ignore[arg-type]  # lists
 
 
 def test_a_shared_angle_collects_both_derivatives() -> None:
