@@ -97,6 +97,42 @@ class Ising:
             exponent = exponent + torch.einsum("...jkl,...j,...k,...l->...", self.three_body, s, s, s) / 6
         return -exponent
 
+    def clamp(self, spins: Tensor) -> Ising:
+        """Hold some spins at given values: the problem of the others, P(s_free | s_clamped), for any sampler.
+
+        Clamped spins c become invisible, and act through what remains of their terms:
+
+            h'_j = h_j + Σ_c J_jc s_c + Σ_{c<d} K_jcd s_c s_d,        J'_jk = J_jk + Σ_c K_jkc s_c
+
+        Energies of the clamped problem lack the constant ``ising.energy(spins)`` (0 stands for a free spin):
+        E(s) = E'(s) + ising.energy(spins) for every s that agrees with ``spins``, and its log Z is
+        log Σ_{s_free} exp(-E(s)) + ising.energy(spins).
+
+        Args:
+            spins: -1 and +1 where a spin is clamped, 0 where it is free; int8 or float, broadcast against the
+                fields [*batch, n], so that one problem can be clamped in many ways.  A value given for an
+                invisible spin changes nothing.
+
+        Returns:
+            A problem of the same dtype with the broadcast batch, differentiable in h, J and K.  J is shared as
+            before unless there is a K.
+
+        Raises:
+            IsingError: If ``spins`` has the wrong type or shape, or a value other than -1, 0 and +1.
+        """
+        shape = _check_clamped(spins, self.fields)
+        visible = self.visible_mask
+        held = torch.where(visible, spins.to(self.fields), 0)
+        fields, couplings = self.fields.expand(shape), self.couplings
+        if self.couplings is not None:
+            fields = fields + torch.einsum("...jk,...k->...j", self.couplings, held)
+        if self.three_body is not None:
+            response = torch.einsum("...jkl,...l->...jk", self.three_body, held)
+            fields = fields + torch.einsum("...jk,...k->...j", response, held) / 2
+            couplings = response if couplings is None else couplings + response
+        free = visible & (spins.to(visible.device) == 0)
+        return Ising(fields, couplings, free, self.three_body, check=False)
+
     def detach(self) -> Ising:
         """Return the same problem cut from the autograd graph."""
 
@@ -175,6 +211,28 @@ def _check_symmetric(name: str, value: Tensor, order: int) -> None:
             )
 
 
+def _check_clamped(spins: Any, fields: Tensor) -> torch.Size:
+    """Shape of the clamped batch."""
+    _check_tensor("spins", spins)
+    if spins.dtype == torch.bool or spins.is_complex():
+        raise IsingError(f"spins: expected integers or floats (-1, 0, +1), got dtype {spins.dtype}.")
+    wrong = (spins != 0) & (spins.abs() != 1)
+    if bool(wrong.any()):
+        index = tuple(int(i) for i in wrong.nonzero()[0])
+        raise IsingError(
+            f"spins: expected -1, 0 (free) or +1, got {spins[index].item()} at index {list(index)}."
+        )
+    try:
+        shape = torch.broadcast_shapes(spins.shape, fields.shape)
+    except RuntimeError:
+        shape = torch.Size()
+    if shape[-1:] != fields.shape[-1:]:
+        raise IsingError(
+            f"spins: expected a shape that broadcasts against {list(fields.shape)}, got {list(spins.shape)}."
+        )
+    return shape
+
+
 def _check_visible(visible: Any, fields: Tensor) -> None:
     if visible is None:
         return
@@ -232,12 +290,21 @@ def from_bqm(
     """
     spin = bqm.change_vartype("SPIN", inplace=False)
     labels = list(spin.variables)
-    index = {label: i for i, label in enumerate(labels)}
-    fields = torch.tensor([-beta * float(spin.linear[v]) for v in labels], dtype=dtype)
+    linear, (rows, columns, biases), _ = spin.to_numpy_vectors(variable_order=labels)
+    fields = torch.tensor(-beta * linear.astype(float), dtype=dtype)
     couplings = torch.zeros(len(labels), len(labels), dtype=dtype)
-    for (u, v), bias in spin.quadratic.items():
-        couplings[index[u], index[v]] = couplings[index[v], index[u]] = -beta * float(bias)
+    couplings[rows, columns] = couplings[columns, rows] = torch.tensor(
+        -beta * biases.astype(float), dtype=dtype
+    )
     return Ising(fields, couplings), labels
+
+
+def to_minimised(values: Tensor, beta: float = 1.0) -> Tensor:
+    """Biases -values/beta of the energy +Σ h s + Σ J s s that dimod and D-Wave minimise.
+
+    A device that samples exp(-beta · energy) of them follows exp(Σ h s + Σ J s s) of ``values``.
+    """
+    return values / -beta
 
 
 def to_bqm(ising: Ising, labels: list[Hashable] | None = None) -> Any:

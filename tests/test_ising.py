@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from diabat.ising import Ising, IsingError, from_bqm, pack_couplings, pack_three_body, to_bqm, triple_indices
+from diabat.testing import brute_force, state_table
 from diabat.testing.problems import make_problem, with_visible
 
 F64 = torch.float64
@@ -261,3 +262,101 @@ def test_rounding_is_not_asymmetry() -> None:
 def test_leads_that_broadcast_are_accepted(lead: tuple[int, ...]) -> None:
     zeros = torch.zeros(*lead, 4, 4)
     assert Ising(torch.zeros(2, 3, 4), zeros, three_body=torch.zeros(*lead, 4, 4, 4)).couplings is zeros
+
+
+def conditional(ising: Ising, spins: Tensor) -> tuple[Tensor, Tensor]:
+    """P(s_j = +1 | clamped) and log Σ exp(-E) over the states that agree with ``spins``, by enumeration."""
+    states = state_table(ising.num_spins)  # [2^n, n]
+    table = states.reshape(len(states), *(1,) * len(ising.batch_shape), ising.num_spins)
+    exponent = -ising.energy(table.expand(-1, *ising.fields.shape))  # [2^n, *batch]
+    agrees = ((spins == 0) | ~ising.visible_mask | (table == spins)).all(-1)
+    # Each state was counted once for each value of the invisible spins.
+    copies = (~ising.visible_mask).sum(-1) * math.log(2)
+    exponent = torch.where(agrees, exponent, -torch.inf)
+    law = torch.softmax(exponent, 0)
+    return torch.einsum("x...,xj->...j", law, (states > 0).to(F64)), exponent.logsumexp(0) - copies
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float32, torch.float64])
+@pytest.mark.parametrize("three_body", [0.0, 0.5])
+@pytest.mark.parametrize("lead", ["none", "shared", "heads", "per_problem"])
+def test_clamped_spins_act_as_given(lead: Any, three_body: float, dtype: torch.dtype) -> None:
+    ising = make_problem((2, 3), 5, lead=lead, seed=21, three_body=three_body)
+    spins = torch.tensor([[1, 0, -1, 0, 0], [0, 0, 0, 0, 0], [-1, 1, 1, -1, 0]]).to(dtype)
+    p, log_sum = conditional(ising, spins)
+    clamped = ising.clamp(spins)
+    got = brute_force(clamped)
+    free = (spins == 0).expand(2, 3, 5)
+    assert torch.equal(clamped.visible_mask, free)
+    assert torch.allclose(got.probability[free], p[free], atol=1e-13)
+    assert got.log_partition is not None
+    assert torch.allclose(got.log_partition, log_sum + ising.energy(spins), atol=1e-12)
+    assert clamped.fields.dtype == F64
+
+
+def test_clamped_energies_lack_the_constant() -> None:
+    ising = make_problem((), 4, seed=22, three_body=0.5)
+    spins = torch.tensor([0, 1, 0, -1])
+    for a, b in itertools.product((-1, 1), repeat=2):
+        state = torch.tensor([a, 1, b, -1])
+        gap = ising.energy(state) - ising.clamp(spins).energy(state)
+        assert float(gap) == pytest.approx(float(ising.energy(spins)), abs=1e-13)
+
+
+def test_clamping_an_invisible_spin_changes_nothing() -> None:
+    ising = with_visible(
+        make_problem((2,), 4, seed=23, three_body=0.5), torch.tensor([True, False, True, True])
+    )
+    one, other = ising.clamp(torch.tensor([0, 1, -1, 0])), ising.clamp(torch.tensor([0, 0, -1, 0]))
+    for a, b in ((one.fields, other.fields), (one.couplings, other.couplings), (one.visible, other.visible)):
+        assert a is not None
+        assert b is not None
+        assert torch.equal(a, b)
+    p, _ = conditional(ising, torch.tensor([0, 1, -1, 0]))
+    assert torch.allclose(brute_force(one).probability[:, [0, 3]], p[:, [0, 3]], atol=1e-13)
+
+
+def test_one_problem_clamped_in_many_ways() -> None:
+    ising = make_problem((), 4, seed=24)
+    spins = torch.tensor([[1, 0, 0, 0], [-1, 0, 0, 0], [0, 0, 0, 1]], dtype=torch.int8)
+    many = ising.clamp(spins)
+    assert many.batch_shape == (3,)
+    assert many.couplings is ising.couplings  # still shared
+    for row, one in zip(brute_force(many).probability, spins, strict=True):
+        assert torch.equal(row, brute_force(ising.clamp(one)).probability)
+
+
+def test_clamping_is_differentiable() -> None:
+    base = make_problem((2,), 4, seed=25, three_body=0.4)
+    assert base.couplings is not None
+    assert base.three_body is not None
+
+    def fields(h: Tensor, J: Tensor, K: Tensor) -> tuple[Tensor, Tensor]:
+        clamped = Ising(h, J, three_body=K, check=False).clamp(torch.tensor([1, 0, -1, 0]))
+        assert clamped.couplings is not None
+        return clamped.fields, clamped.couplings
+
+    inputs = [t.clone().requires_grad_() for t in (base.fields, base.couplings, base.three_body)]
+    assert torch.autograd.gradcheck(fields, inputs)
+    single = make_problem((2,), 4, seed=25, three_body=0.4, dtype=torch.float32).clamp(torch.ones(4))
+    assert single.fields.dtype == torch.float32
+
+
+BAD_CLAMPS: list[tuple[Any, str]] = [
+    ([1, 0], r"spins: expected a torch.Tensor, got list"),
+    (torch.tensor([1, 2, 0]), r"spins: expected -1, 0 \(free\) or \+1, got 2 at index \[1\]"),
+    (torch.tensor([1.0, 0.5, 0.0]), r"spins: expected -1, 0 .* got 0.5 at index \[1\]"),
+    (torch.tensor([1.0, 0.0, math.nan]), r"spins: expected -1, 0 .* got nan at index \[2\]"),
+    (
+        torch.tensor([True, False, True]),
+        r"spins: expected integers or floats \(-1, 0, \+1\), got dtype torch.bool",
+    ),
+    (torch.zeros(4), r"spins: expected a shape that broadcasts against \[2, 3\], got \[4\]"),
+    (torch.zeros(5, 3), r"spins: expected a shape that broadcasts against \[2, 3\], got \[5, 3\]"),
+]
+
+
+@pytest.mark.parametrize(("spins", "message"), BAD_CLAMPS)
+def test_bad_clamps_are_refused(spins: Any, message: str) -> None:
+    with pytest.raises(IsingError, match=message):
+        Ising(torch.zeros(2, 3)).clamp(spins)
