@@ -35,6 +35,16 @@ KERNELS = [
     "samplers/row_kernel.py",
     "samplers/heat_bath.py",
     "samplers/heat_bath_kernel.py",
+    "samplers/tempering/counter_random.py",
+    "samplers/tempering/lanes.py",
+    "samplers/tempering/layout.py",
+    "samplers/tempering/decisions.py",
+    "samplers/tempering/sweep.py",
+    "samplers/tempering/kernel.py",
+    "samplers/tempering/run.py",
+    "samplers/tempering/averages.py",
+    "samplers/tempering/ladder.py",
+    "samplers/tempering/chain_statistics.py",
 ]
 # Themselves imported on first use, so that numba is loaded only then.
 COMPILED = [
@@ -44,6 +54,11 @@ COMPILED = [
     "circuits/simd.py",
     "samplers/row_kernel.py",
     "samplers/heat_bath_kernel.py",
+    "samplers/tempering/lanes.py",
+    "samplers/tempering/layout.py",
+    "samplers/tempering/decisions.py",
+    "samplers/tempering/sweep.py",
+    "samplers/tempering/kernel.py",
 ]
 CIRCUITS = [f for f in FILES if f.startswith("circuits/")]
 
@@ -165,11 +180,17 @@ def test_compiled_kernels_are_imported_on_first_use(file: str) -> None:
         )
 
 
+# Converts by ising.py, and is imported by those who ask for a dimod.Sampler, which has to be a subclass.
+EDGES = {"samplers/ocean.py"}
+# Hand arrays that ising.py made to dimod, and take reads.
+CARRIERS = {"samplers/dimod/submit.py", "testing/strict_qpu.py", "testing/strict_qpu_law.py"}
+
+
 def test_the_sign_of_dimod_is_flipped_in_one_file() -> None:
     """Only ising.py reads or writes biases; problem files build models as they stand in the file."""
     users = {f for f in FILES if imports_package(f, "dimod")}
     assert "ising.py" in users
-    assert {unit(f) for f in users} <= {"ising", "problem_files"}
+    assert {unit(f) for f in users - EDGES - CARRIERS} <= {"ising", "problem_files"}
     for file in FILES:
         for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and node.attr in ("linear", "quadratic"):
@@ -185,7 +206,7 @@ HEAVY = ("qiskit", "qiskit_aer", "dimod", "matplotlib", "transformers", "dwave")
 @pytest.mark.parametrize("file", FILES)
 def test_heavy_libraries_are_imported_where_they_are_used(file: str) -> None:
     top = {name.split(".")[0] for name in imports(file, at_module_level=True)}
-    assert not top & set(HEAVY)
+    assert not top & set(HEAVY) - ({"dimod"} if file in EDGES else set())
     if file not in COMPILED:
         assert "numba" not in top
 

@@ -19,6 +19,7 @@ _BUILT_IN = {
     "mean_field": "diabat.samplers.mean_field:MeanFieldSampler",
     "dqa": "diabat.samplers.dqa:DQASampler",
     "refine": "diabat.samplers.refine:RefineSampler",
+    "tempering": "diabat.samplers.tempering:TemperingSampler",
 }
 _registered: dict[str, Callable[..., Sampler]] = {}
 

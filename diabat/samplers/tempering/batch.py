@@ -1,0 +1,193 @@
+"""A batch of Ising models as simulations of parallel tempering, and the chains that one call leaves to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from diabat.circuits.memory import require_memory
+from diabat.ising import Ising
+from diabat.samplers.grouping import Group, Tier, grouped, scatter_problems
+from diabat.samplers.tempering.run import Simulation
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """Chains between two calls.
+
+    Attributes:
+        spins: By rung, int8 [C, R, *batch, n].
+        couplings: Number of distinct couplings of the batch; None if unknown.
+        betas: Ladder of every problem of the flat batch, float64 [N, R]; None if it is still to be tuned.
+    """
+
+    spins: Tensor
+    couplings: int | None
+    betas: Array | None
+
+    @classmethod
+    def checked(cls, spins: Any, replicas: int) -> Kept:
+        """Take over a copy of spins that a caller gives.
+
+        Raises:
+            ValueError: If they are no int8 ±1 of shape [C, R, *batch, n].
+        """
+        expected = f"chains: expected int8 spins of -1 and +1, [num_chains, {replicas}, *batch, n]"
+        if not isinstance(spins, Tensor):
+            raise ValueError(f"{expected}, got {type(spins).__name__}.")
+        if spins.dtype != torch.int8 or spins.ndim < 3 or spins.shape[1] != replicas:
+            raise ValueError(f"{expected}, got {spins.dtype} of shape {list(spins.shape)}.")
+        if not bool((spins.abs() == 1).all()):
+            raise ValueError(f"{expected}, got other values among them.")
+        return cls(spins.detach().cpu().clone(), None, None)
+
+    def fits(self, ising: Ising, chains: int, replicas: int, couplings: int) -> bool:
+        """Whether a call can go on from here."""
+        shape = (chains, replicas, *ising.fields.shape)
+        return tuple(self.spins.shape) == shape and self.couplings in (None, couplings)
+
+
+class Part:
+    """Problems of one tier: a simulation, and where its numbers belong.
+
+    Attributes:
+        tier: The tier.
+        filled: Slots that hold a problem, bool [G, Q]; those are the P problems of the simulation, in this order.
+        seen: Spins that are no phantoms, bool [P, m].
+        simulation: The simulation.
+    """
+
+    def __init__(self, group: Group, batch: Batch, chains: int, ladder: Array) -> None:
+        self.tier: Tier = group.tier
+        total = batch.ising.num_problems
+        self.filled = (self.tier.problems < total).cpu().numpy()
+        queries = self.tier.problems.cpu().numpy()[self.filled]
+        self._cells = self.tier.cells.cpu().numpy()[self.filled]  # [P, m]
+        self.seen = self._cells < batch.ising.fields.numel()
+        fields, couplings, three_body = (
+            None if t is None else t.detach().cpu().numpy()
+            for t in (group.fields, group.couplings, group.three_body)
+        )
+        assert fields is not None
+        kept = batch.start
+        self.simulation = Simulation(
+            couplings,
+            three_body,
+            fields[self.filled],
+            np.nonzero(self.filled)[0],
+            queries,
+            chains=chains,
+            betas=np.tile(ladder, (len(queries), 1))
+            if kept is None or kept.betas is None
+            else kept.betas[queries],
+            spins=None if kept is None else self._gather(kept.spins),
+        )
+
+    def _gather(self, spins: Tensor) -> Array:
+        """Spins [C, R, *batch, n] as [P, C, R, m]; phantoms are up."""
+        flat = spins.reshape(*spins.shape[:2], -1).numpy()
+        padded = np.concatenate((flat, np.ones((*flat.shape[:2], 1), np.int8)), axis=-1)
+        return np.ascontiguousarray(padded[..., self._cells].transpose(2, 0, 1, 3))
+
+    def write_spins(self, flat: Array) -> None:
+        """Write the spins of all replicas into [C, R, N·n + 1]."""
+        flat[..., self._cells] = self.simulation.spins().transpose(1, 2, 0, 3)
+
+    def write_reads(self, reads: Array, flat: Array) -> None:
+        """Write reads [t, P, C, m] into [N·n + 1, reads], all chains at one time before the next time."""
+        by_cell = reads.transpose(1, 3, 0, 2).reshape(*self._cells.shape, -1)
+        flat[self._cells] = by_cell[..., : flat.shape[1]]
+
+    def write_chain(self, reads: Array, flat: Array) -> None:
+        """Write reads [t, P, C, m] into [t, C, N·n + 1]."""
+        flat[..., self._cells] = reads.transpose(0, 2, 1, 3)
+
+    def dense(self, values: Array) -> Tensor:
+        """Values [P, ...] in the slots of the tier, [G, Q, ...]; zero elsewhere."""
+        out = np.zeros((*self.filled.shape, *values.shape[1:]), values.dtype)
+        out[self.filled] = values
+        return torch.from_numpy(out)
+
+
+class Batch:
+    """All problems of a call.
+
+    Args:
+        ising: The batch, cut from the autograd graph.
+        chains: C.
+        ladder: β of the rungs, [R].
+        kept: Chains of the call before, used if they fit.
+
+    Attributes:
+        ising: The batch.
+        parts: One per tier; none if nothing is visible.
+        start: The kept chains that this call goes on with, or None.
+        visible_spins: Visible spins of all problems.
+
+    Raises:
+        ValueError: If the chains do not fit into memory.
+    """
+
+    def __init__(self, ising: Ising, chains: int, ladder: Array, kept: Kept | None) -> None:
+        self.ising, self._shape = ising, (chains, len(ladder))
+        leads = [
+            t.shape[:-order] for t, order in ((ising.couplings, 2), (ising.three_body, 3)) if t is not None
+        ]
+        self._couplings = torch.Size(torch.broadcast_shapes(*leads)).numel() if leads else 0
+        self.start = kept if kept is not None and kept.fits(ising, *self._shape, self._couplings) else None
+        # The spins of all replicas, and a copy of them as a result.
+        needed = 2 * chains * len(ladder) * ising.fields.numel()
+        require_memory(needed, f"{chains} chains of {len(ladder)} replicas of {ising.num_problems} problems")
+        self.parts = [Part(group, self, chains, ladder) for group in grouped(ising, _cost)]
+        self.visible_spins = sum(int(part.seen.sum()) for part in self.parts)
+
+    @property
+    def continued(self) -> bool:
+        """Whether the chains are those of the call before."""
+        return self.start is not None
+
+    @property
+    def has_ladder(self) -> bool:
+        """Whether the ladder was tuned in a call before."""
+        return self.start is not None and self.start.betas is not None
+
+    def kept(self) -> Kept:
+        """The chains as they are now."""
+        total, replicas = self.ising.num_problems, self._shape[1]
+        spins = np.full((*self._shape, self.ising.fields.numel() + 1), -1, np.int8)
+        betas = np.ones((total, replicas))
+        for part in self.parts:
+            part.write_spins(spins)
+            betas[part.tier.problems.cpu().numpy()[part.filled]] = part.simulation.betas
+        by_batch = torch.from_numpy(spins[..., :-1].copy()).reshape(*self._shape, *self.ising.fields.shape)
+        return Kept(by_batch, self._couplings, betas)
+
+    def per_problem(self, values: Sequence[Array]) -> Tensor:
+        """Values [P, k] of every part as float64 [*batch, k]; NaN for problems that see nothing."""
+        width = values[0].shape[1] if values else 0
+        if not width:
+            return torch.empty(*self.ising.batch_shape, 0, dtype=torch.float64)
+        return torch.stack([self.one_per_problem([v[:, i] for v in values]) for i in range(width)], dim=-1)
+
+    def one_per_problem(self, values: Sequence[Array], fill: float = float("nan")) -> Tensor:
+        """Values [P] of every part as float64 [*batch]."""
+        if not values:
+            return torch.full(self.ising.batch_shape, fill, dtype=torch.float64)
+        pairs = zip(self.parts, values, strict=True)
+        device = self.ising.fields.device
+        return scatter_problems(
+            [(part.tier, part.dense(v.astype(np.float64)).to(device)) for part, v in pairs], self.ising, fill
+        )
+
+
+def _cost(groups: int, problems: int, spins: int) -> float:
+    """Additions of a sweep, plus a constant for the calls of one tier, in the same unit at 16 chains."""
+    return 1e5 + groups * problems * float(spins) ** 2

@@ -1,0 +1,58 @@
+"""Random numbers as a function of a key and a counter: Philox4x32-10 in numpy.
+
+    (w_0, w_1, w_2, w_3) = Philox(counter c_0 .. c_3, key k_0, k_1),        words of 32 bits
+
+Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011); 10 rounds, the
+authors' default (7 pass BigCrush).  A number has no predecessor, so that neither threads nor blocks nor the rest of a
+batch can change it.  The tempering backend counts as follows, and its compiled loops draw from the same table:
+
+    c_0 = purpose · 2^28 + index // 4 (word index % 4),   c_1 = sweep,   c_2 = lane,   c_3 = query,   key = seed
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+# Purposes: what a number is drawn for.
+UPDATE, START, SWAP, ORDER = range(4)
+PURPOSE_SHIFT = 28
+
+_MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
+def philox(counter: ArrayLike, key: ArrayLike, rounds: int = 10) -> NDArray[np.uint32]:
+    """Words [..., 4] of counters [..., 4] under keys [..., 2]; entries below 2^32.
+
+    Args:
+        counter: c, broadcast against ``key``.
+        key: k.
+        rounds: Number of rounds.
+    """
+    c0, c1, c2, c3 = np.moveaxis(np.asarray(counter, np.uint64), -1, 0)
+    k0, k1 = np.moveaxis(np.asarray(key, np.uint64), -1, 0)
+    for _ in range(rounds):
+        a, b = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (b >> _HALF) ^ c1 ^ k0, b & _LOW, (a >> _HALF) ^ c3 ^ k1, a & _LOW
+        k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
+    return np.stack(np.broadcast_arrays(c0, c1, c2, c3), axis=-1).astype(np.uint32)
+
+
+def seed_key(seed: int) -> tuple[int, int]:
+    """The two words of a seed below 2^64, low word first."""
+    return seed & 0xFFFFFFFF, seed >> 32
+
+
+def visiting_orders(seed: int, first_sweep: int, sweeps: int, n: int) -> NDArray[np.int64]:
+    """A random permutation of n spins for every sweep, [sweeps, n].
+
+    Spins are sorted by numbers of their own: the order of some of them does not depend on how many others there are.
+    """
+    quads = -(-n // 4)
+    counter = np.zeros((sweeps, quads, 4), np.uint64)
+    counter[..., 0] = (ORDER << PURPOSE_SHIFT) + np.arange(quads, dtype=np.uint64)
+    counter[..., 1] = (first_sweep + np.arange(sweeps, dtype=np.uint64))[:, None]
+    words = philox(counter, seed_key(seed)).reshape(sweeps, -1)[:, :n]
+    return np.argsort(words, axis=1, kind="stable")

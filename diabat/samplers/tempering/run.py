@@ -1,0 +1,207 @@
+"""Chains of many problems at once: blocks of lanes for the compiled sweeps, and threads over blocks."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diabat.samplers.tempering.counter_random import seed_key, visiting_orders
+
+Array = NDArray[Any]
+Method = Literal["heat_bath", "metropolis"]
+Order = Literal["sequential", "random"]
+
+_LINE = 64
+# Larger fields decide a spin just as surely, and their sums stay within float32.
+_LARGEST = 1e30
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How chains move.
+
+    Attributes:
+        seed: Below 2^64.
+        method: ``heat_bath`` or ``metropolis``.
+        order: ``sequential`` or ``random``, a new permutation for every sweep.
+        threads: Threads that share the blocks.
+        block: Chains of a block at most; None fills the lanes.
+    """
+
+    seed: int
+    method: Method = "heat_bath"
+    order: Order = "sequential"
+    threads: int = 1
+    block: int | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What some sweeps gave for problems P and chains C; what was not wanted has no elements.
+
+    Attributes:
+        ups: Σ of P(s = +1 | rest), float32 [P, C, n].
+        sums: Σ of s, float32 [P, C, n].
+        rejections: Σ of 1 - probability over attempted swaps, float64 [P, C, R - 1].
+        exponents: -E on every rung, float32 [sweeps, P, C, R].
+        reads: int8 [reads, P, C, n].
+    """
+
+    ups: Array
+    sums: Array
+    rejections: Array
+    exponents: Array
+    reads: Array
+
+
+class Simulation:
+    """C chains of R replicas for each of P problems, in G groups that share couplings.
+
+    No number of a chain depends on blocks, threads or the other problems: problems have names of their own, which
+    with chain, replica, sweep and spin are the counter of the random numbers.
+
+    Args:
+        couplings: J, [G, n, n], or None.
+        three_body: K, [G, n, n, n], or None.
+        fields: h, [P, n].
+        groups: Group of each problem, ascending, [P].
+        queries: Name of each problem, below 2^32, [P].
+        chains: C.
+        betas: Ladder of each problem, [P, R]; the last rung is read.
+        spins: Spins to start from, int8 [P, C, R, n] by rung; None for random ones.
+
+    Attributes:
+        betas: The ladder; may be replaced between calls.
+        sweeps: Sweeps done.
+    """
+
+    def __init__(
+        self,
+        couplings: Array | None,
+        three_body: Array | None,
+        fields: Array,
+        groups: Array,
+        queries: Array,
+        *,
+        chains: int,
+        betas: Array,
+        spins: Array | None = None,
+    ) -> None:
+        count, n = fields.shape
+        replicas = betas.shape[1]
+        size = int(groups[-1]) + 1
+        self._couplings = np.zeros((size, n, n), np.float32) if couplings is None else _single(couplings)
+        self._three_body = (
+            np.zeros((size, 0, 0, 0), np.float32) if three_body is None else _single(three_body)
+        )
+        self._fields, self._queries = _single(fields), queries.astype(np.uint32)
+        self._last = np.append(np.flatnonzero(np.diff(groups)) + 1, count)  # first problem of the next group
+        self._groups = groups[self._last - 1]
+        self.chains, self.betas, self.sweeps = chains, betas, 0
+        self._fresh = spins is None
+        shape = (count * chains, replicas, n)
+        self._spins = np.empty(shape, np.int8) if spins is None else spins.reshape(shape).copy()
+        self._rungs = np.tile(np.arange(replicas), (count * chains, 1))
+
+    def run(
+        self, rules: Rules, sweeps: int, *, average: bool = False, exponents: bool = False, every: int = 0
+    ) -> Found:
+        """Do some sweeps under the present ladder.
+
+        Args:
+            rules: How.
+            sweeps: How many, at least 1.
+            average: Sum probabilities and spins on the last rung.
+            exponents: Note -E on every rung after every sweep, if there are several.
+            every: Sweeps from read to read; 0 for none.
+        """
+        from diabat.samplers.tempering import layout
+        from diabat.samplers.tempering.kernel import run_blocks
+
+        total, replicas, n = self._spins.shape
+        shuffled = rules.order == "random"
+        orders = visiting_orders(rules.seed, self.sweeps, sweeps, n) if shuffled else np.arange(n)[None]
+        low, high = seed_key(rules.seed)
+        found = layout.Results(
+            np.zeros((total if average else 0, n), np.float32),
+            np.zeros((total if average else 0, n), np.float32),
+            np.zeros((total, replicas - 1)),
+            np.empty((sweeps if exponents and replicas > 1 else 0, total, replicas), np.float32),
+            np.empty((sweeps // every if every else 0, total, n), np.int8),
+        )
+        stretch = layout.Stretch(
+            self.sweeps, sweeps, orders, (np.uint32(low), np.uint32(high)), self._fresh,
+            rules.method == "metropolis", shuffled, average, every,
+        )  # fmt: skip
+        problems = layout.Problems(self._couplings, self._three_body, self._fields, self._queries)
+        state = layout.Chains(self._spins, self._rungs, np.ascontiguousarray(self.betas), self.chains)
+        blocks = self._blocks(rules.block, layout.STRIP)
+        strips = -(-int(blocks[:, 2].max()) * replicas // layout.STRIP)
+
+        def work(part: Array) -> None:
+            numbers = _aligned(strips * layout.scratch_rows(n), np.float32)
+            words = _aligned(strips * layout.word_rows(n), np.uint32)
+            run_blocks(part, problems, state, stretch, found, numbers, words)
+
+        _share(work, blocks, rules.threads)
+        self.sweeps += sweeps
+        self._fresh = False
+        return self._by_problem(found)
+
+    def spins(self) -> Array:
+        """Spins by rung, a copy, int8 [P, C, R, n]."""
+        by_rung = np.argsort(self._rungs, axis=1)[..., None]  # slot on each rung
+        spins = np.take_along_axis(self._spins, by_rung, axis=1)
+        return spins.reshape(len(self._fields), self.chains, *self._spins.shape[1:])
+
+    def _blocks(self, limit: int | None, strip: int) -> Array:
+        """Rows (group, first chain, number of chains); a block has one group, and whole chains."""
+        replicas = self._spins.shape[1]
+        lanes = -(-replicas // strip) * strip
+        size = min(limit or lanes, lanes // replicas)
+        rows, start = [], 0
+        for group, last in zip(self._groups, self._last, strict=True):
+            stop = int(last) * self.chains
+            rows.append([(group, first, min(size, stop - first)) for first in range(start, stop, size)])
+            start = stop
+        return np.array([row for part in rows for row in part], np.int64)
+
+    def _by_problem(self, found: Any) -> Found:
+        def split(array: Array, axis: int = 0) -> Array:
+            shape = array.shape
+            if shape[axis] == 0:  # not wanted
+                return array
+            return array.reshape(*shape[:axis], len(self._fields), self.chains, *shape[axis + 1 :])
+
+        return Found(
+            split(found.ups),
+            split(found.sums),
+            split(found.rejections),
+            split(found.exponents, 1),
+            split(found.reads, 1),
+        )
+
+
+def _share(work: Any, blocks: Array, threads: int) -> None:
+    """Run ranges of blocks, on threads that end with the call: none is left to spin."""
+    parts = [part for part in np.array_split(blocks, min(threads, len(blocks))) if len(part)]
+    if len(parts) == 1:
+        work(parts[0])
+        return
+    with ThreadPoolExecutor(len(parts)) as pool:
+        list(pool.map(work, parts))
+
+
+def _single(values: Array) -> Array:
+    return np.ascontiguousarray(np.clip(values, -_LARGEST, _LARGEST), dtype=np.float32)
+
+
+def _aligned(rows: int, dtype: Any) -> Array:
+    """An array [rows, 16] of 32-bit numbers that starts on a cache line."""
+    raw = np.empty((rows + 1) * _LINE, np.uint8)
+    start = -raw.ctypes.data % _LINE
+    return raw[start : start + rows * _LINE].view(dtype).reshape(rows, 16)

@@ -1,0 +1,237 @@
+"""Backend ``tempering``: many Markov chains at once, with parallel tempering."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from diabat.ising import Ising
+from diabat.samplers.base import Capabilities, Moments, Sampler, Samples, check_num_reads
+from diabat.samplers.tempering.averages import averages, burn_in
+from diabat.samplers.tempering.batch import Batch, Kept, Part
+from diabat.samplers.tempering.ladder import even_ladder
+from diabat.samplers.tempering.results import assembled
+from diabat.samplers.tempering.run import Method, Order, Rules
+
+Array = NDArray[Any]
+
+_DEFAULT_REPLICAS, _MOST_REPLICAS = 8, 256
+
+
+class TemperingSampler(Sampler):
+    r"""Heat bath or Metropolis at beta = 1, helped by replicas at smaller beta with which it changes places.
+
+    Every chain has R replicas at the inverse temperatures 0 = β_0 < ... < β_{R-1} = 1 of a ladder; replica r is
+    drawn from P(s)^β_r.  After every sweep neighbours change places with probability
+    min(1, exp((β_i - β_{i+1})(A_{i+1} - A_i))), A = -E, the pairs with even i and with odd i in turn.  The ladder of
+    each problem is moved during the burn-in so that neighbours reject equally often, and then stays.
+
+    ``sample``: **a read is the last state of a chain of its own**, which began at random and ran ``burn_in``
+    sweeps; reads are independent, and as far from the Boltzmann law as ``burn_in`` leaves them.  With ``thin``
+    there are ``num_chains`` chains, each read every ``thin`` sweeps after its burn-in (read r is from chain
+    r mod num_chains).
+
+    ``moments``: averages over ``num_chains`` chains and ``sweeps`` sweeps after the burn-in of P(s_j = +1 | rest), the
+    Rao-Blackwell form of the average of s_j.  ``Moments.num_reads``, which smoothing uses, is num_chains · sweeps, the
+    states that were seen.  The standard error is that of independent chains (of segments, if there is one chain),
+    but not less than two thirds of that of num_reads independent reads: chains cannot vouch for what none of them saw.
+
+    Fields and couplings are rounded to float32.  P(s | rest) is right to about 1e-6 of itself and to 2^-33: a spin
+    is never found against a local field of more than about 11.4, where it should be less than once in 2^33 draws.
+    Random numbers are Philox4x32-10 of (seed, problem, chain, replica, sweep, spin): the draw of a problem
+    depends on its place in the batch, not on the other problems, threads, or blocks.
+
+    Args:
+        num_replicas: R, from 1 (plain chains at beta = 1) to 256.
+        betas: The ladder, ascending to 1.0; excludes ``num_replicas`` and is not moved.
+        burn_in: Sweeps before the first read, at least 1.
+        sweeps: Sweeps of each chain that ``moments`` averages over.
+        num_chains: Chains of each problem behind ``moments`` and thinned reads.
+        thin: Sweeps from read to read of one chain; None gives every read a chain of its own.
+        method: ``heat_bath`` or ``metropolis``.
+        order: Spins are visited in ``sequential`` or in ``random`` order: a new permutation for every sweep, which
+            all chains share.
+        num_reads: Reads that the ``covariance`` estimator draws.
+        persistent: Chains go on where they were at the end of the last call (see ``chains``), if that had as
+            many of them, the same batch shape and as many couplings; the ladder stays as well.  What is drawn then
+            depends on the calls before, and each call should have a seed of its own.
+        store_chain: Put every state that ``moments`` averages over into ``info["chain"]``, int8
+            [sweeps, num_chains, *batch, n].
+        threads: Threads; None for as many as torch uses.
+
+    Raises:
+        ValueError: If an option is out of range.
+    """
+
+    name = "tempering"
+
+    def __init__(
+        self,
+        *,
+        num_replicas: int | None = None,
+        betas: tuple[float, ...] | None = None,
+        burn_in: int = 64,
+        sweeps: int = 64,
+        num_chains: int = 16,
+        thin: int | None = None,
+        method: Method = "heat_bath",
+        order: Order = "sequential",
+        num_reads: int = 1000,
+        persistent: bool = False,
+        store_chain: bool = False,
+        threads: int | None = None,
+    ) -> None:
+        counts = {
+            "burn_in": burn_in,
+            "sweeps": sweeps,
+            "num_chains": num_chains,
+            "thin": thin,
+            "threads": threads,
+        }
+        for name, value in counts.items():
+            _check_count(name, value, optional=name in ("thin", "threads"))
+        for name, choice, known in (("method", method, get_args(Method)), ("order", order, get_args(Order))):
+            if choice not in known:
+                raise ValueError(f"{name}: expected one of {', '.join(known)}, got {choice!r}.")
+        check_num_reads(num_reads)
+        self.ladder = _check_ladder(num_replicas, betas)
+        self.tuned = betas is None
+        self.burn_in, self.sweeps, self.num_chains, self.thin = burn_in, sweeps, num_chains, thin
+        self.method, self.order, self.num_reads = method, order, num_reads
+        self.persistent, self.store_chain, self.threads = persistent, store_chain, threads
+        self._kept: Kept | None = None
+
+    @property
+    def num_replicas(self) -> int:
+        """R."""
+        return len(self.ladder)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Any problem that fits into memory; log Z if the ladder begins at β = 0."""
+        return Capabilities(
+            exact=False,
+            law="boltzmann",
+            max_spins=None,
+            three_body=True,
+            per_problem_couplings=True,
+            samples=True,
+            correlations=True,
+            log_partition=bool(self.ladder[0] == 0),
+            gradients=("straight_through", "covariance"),
+        )
+
+    @property
+    def chains(self) -> Tensor | None:
+        """Spins of the kept chains by rung, a copy, int8 ±1 [num_chains, num_replicas, *batch, n], or None.
+
+        May be set, to go on from a checkpoint: the next call starts from them if their shape is that of its chains.
+
+        Raises:
+            ValueError: If set on a sampler that is not ``persistent``, or to something else than such spins.
+        """
+        return None if self._kept is None else self._kept.spins.clone()
+
+    @chains.setter
+    def chains(self, spins: Tensor) -> None:
+        if not self.persistent:
+            raise ValueError("chains: expected a sampler with persistent=True, got one that keeps no chains.")
+        self._kept = Kept.checked(spins, self.num_replicas)
+
+    def reset(self) -> None:
+        """Drop the kept chains and their ladder: the next call starts at random."""
+        self._kept = None
+
+    def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+        chains = num_reads if self.thin is None else min(self.num_chains, num_reads)
+        batch, rules = self._begin(ising, chains, seed)
+        reads = torch.full((ising.fields.numel() + 1, num_reads), -1, dtype=torch.int8)
+        acceptance, thin = [], self.thin or 0
+        sweeps = self.burn_in + thin * -(-num_reads // chains)
+        for part in batch.parts:
+            acceptance.append(self._burn_in(part, batch, rules))
+            simulation = part.simulation
+            if thin:
+                found = simulation.run(rules, sweeps - self.burn_in, every=thin).reads
+            else:
+                found = simulation.spins()[None, :, :, -1]
+            part.write_reads(found, reads.numpy())
+        self._end(batch)
+        info = self._info(batch, chains, sweeps) | {"swap_rates": batch.per_problem(acceptance)}
+        spins = reads[:-1].T.contiguous().reshape(num_reads, *ising.fields.shape)
+        return Samples(spins.to(ising.fields.device), ising.visible_mask, info=info)
+
+    def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
+        ising = ising.detach()
+        batch, rules = self._begin(ising, self.num_chains, seed)
+        wanted = {
+            "pairs": correlations,
+            "bridge": self.capabilities.log_partition,
+            "reads": self.store_chain,
+        }
+        found = []
+        for part in batch.parts:
+            self._burn_in(part, batch, rules)
+            found.append(averages(part.simulation, rules, self.sweeps, **wanted))
+        self._end(batch)
+        info = self._info(batch, self.num_chains, self.burn_in + self.sweeps)
+        return assembled(batch, found, self.num_chains * self.sweeps, wanted, info)
+
+    def _begin(self, ising: Ising, chains: int, seed: int) -> tuple[Batch, Rules]:
+        kept = self._kept if self.persistent else None
+        batch = Batch(ising, chains, self.ladder, kept)
+        threads = torch.get_num_threads() if self.threads is None else self.threads
+        return batch, Rules(seed, self.method, self.order, threads)
+
+    def _burn_in(self, part: Part, batch: Batch, rules: Rules) -> Array:
+        return burn_in(part.simulation, rules, self.burn_in, tune=self.tuned and not batch.has_ladder)
+
+    def _end(self, batch: Batch) -> None:
+        if self.persistent:
+            self._kept = batch.kept()
+
+    def _info(self, batch: Batch, chains: int, sweeps: int) -> dict[str, Any]:
+        return {
+            "method": self.method,
+            "order": self.order,
+            "num_chains": chains,
+            "num_replicas": self.num_replicas,
+            "sweeps": sweeps,
+            "updates": batch.visible_spins * chains * self.num_replicas * sweeps,
+            "betas": batch.per_problem([part.simulation.betas for part in batch.parts]),
+            "continued": batch.continued,
+        }
+
+
+def _check_count(name: str, value: Any, *, optional: bool) -> None:
+    if optional and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}: expected an integer >= 1{' or None' * optional}, got {value!r}.")
+
+
+def _check_ladder(num_replicas: Any, betas: Any) -> Array:
+    """The ladder to begin with."""
+    if betas is None:
+        count = _DEFAULT_REPLICAS if num_replicas is None else num_replicas
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST_REPLICAS:
+            raise ValueError(
+                f"num_replicas: expected an integer between 1 and {_MOST_REPLICAS}, got {num_replicas!r}."
+            )
+        return even_ladder(count)
+    if num_replicas is not None:
+        raise ValueError(f"num_replicas: expected None with betas, which say how many, got {num_replicas!r}.")
+    rungs = list(betas) if isinstance(betas, list | tuple) else []
+    numbers = all(isinstance(b, int | float) and not isinstance(b, bool) and math.isfinite(b) for b in rungs)
+    ascending = numbers and all(a < b for a, b in pairwise(rungs))
+    if not (rungs and len(rungs) <= _MOST_REPLICAS and ascending and rungs[0] >= 0 and rungs[-1] == 1):
+        raise ValueError(
+            f"betas: expected up to {_MOST_REPLICAS} ascending numbers from 0 or more to 1.0, got {betas!r}."
+        )
+    return np.array(rungs, dtype=np.float64)

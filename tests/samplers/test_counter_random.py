@@ -1,0 +1,61 @@
+"""Philox against its published vectors, in numpy and compiled."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from diabat.samplers.tempering.counter_random import (
+    PURPOSE_SHIFT,
+    START,
+    SWAP,
+    philox,
+    seed_key,
+    visiting_orders,
+)
+from diabat.samplers.tempering.kernel import _SWAP, random_word
+from diabat.samplers.tempering.sweep import draw_words
+
+PI = "243f6a88 85a308d3 13198a2e 03707344 a4093822 299f31d0"
+# Random123, file kat_vectors: rounds, counter and key, words.
+KNOWN = [
+    (7, "0 0 0 0 0 0", "5f6fb709 0d893f64 4f121f81 4f730a48"),
+    (7, " ".join(["ffffffff"] * 6), "5207ddc2 45165e59 4d8ee751 8c52f662"),
+    (7, PI, "4dfccaba 190a87f0 c47362ba b6b5242a"),
+    (10, "0 0 0 0 0 0", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    (10, " ".join(["ffffffff"] * 6), "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    (10, PI, "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]
+
+
+@pytest.mark.parametrize(("rounds", "given", "words"), KNOWN)
+def test_known_answers(rounds: int, given: str, words: str) -> None:
+    numbers = [int(w, 16) for w in given.split()]
+    assert philox(numbers[:4], numbers[4:], rounds).tolist() == [int(w, 16) for w in words.split()]
+
+
+def test_compiled_vectors_are_the_same_numbers() -> None:
+    """Also at counters and keys that use all 32 bits."""
+    random = np.random.default_rng(1)
+    lanes, queries = (random.integers(0, 2**32, (4, 16), dtype=np.uint32) for _ in range(2))
+    key = (np.uint32(0xFFFFFFFE), np.uint32(0xDEADBEEF))
+    got = np.zeros((16, 16), np.uint32)
+    index, sweep = (START << PURPOSE_SHIFT) + 77, 2**32 - 1
+    draw_words(got, 0, index, sweep, lanes, queries, key)
+    counter = np.stack(np.broadcast_arrays(index, sweep, lanes, queries), axis=-1)
+    assert np.array_equal(got.reshape(4, 4, 16), np.moveaxis(philox(counter, key), -1, 0))
+
+
+def test_compiled_numbers_of_swaps_are_the_same() -> None:
+    key = seed_key(2**62 + 12345)
+    for index in range(9):
+        word = philox([(SWAP << PURPOSE_SHIFT) + index // 4, 3, 5, 7], key)[index % 4]
+        assert random_word(index, 3, 5, 7, key, _SWAP) == (float(word) + 0.5) / 2**32
+
+
+def test_visiting_orders_are_permutations_that_do_not_depend_on_the_number_of_spins() -> None:
+    orders = visiting_orders(5, 3, 40, 7)
+    assert np.array_equal(np.sort(orders, axis=1), np.tile(np.arange(7), (40, 1)))
+    assert len(np.unique(orders, axis=0)) > 30
+    more = visiting_orders(5, 0, 43, 10)[3:]
+    assert np.array_equal(more[more < 7].reshape(40, 7), orders)

@@ -1,0 +1,459 @@
+"""Backend ``tempering``: its law against enumeration, its errors, what its draws depend on, and its options."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+import diabat
+from diabat.config import ConfigError, build_sampler, make_config
+from diabat.config.yaml_files import parse_yaml
+from diabat.ising import Ising, pack_couplings
+from diabat.samplers.tempering import TemperingSampler
+from diabat.testing import brute_force, brute_force_states
+from diabat.testing.problems import Lead, causal_problem, make_problem, with_visible
+
+from .goodness import g_test
+
+ALPHA = 1e-6
+READS = 10_000
+
+
+def tempering(**options: Any) -> TemperingSampler:
+    return TemperingSampler(**({"num_replicas": 3, "burn_in": 32} | options))
+
+
+def pvalue(backend: TemperingSampler, ising: Ising, *, seed: int = 1) -> float:
+    """G-test of all states of all problems, N = 10,000 reads each."""
+    spins = backend.sample(ising, READS, seed=seed).spins.reshape(READS, -1, ising.num_spins)
+    return g_test(spins, brute_force_states(ising).reshape(-1, 2**ising.num_spins))
+
+
+def sampling_z(backend: TemperingSampler, ising: Ising, *, seed: int = 1) -> Tensor:
+    """Errors of P(s = +1) in reported standard errors, visible spins only."""
+    moments = backend.moments(ising, seed=seed)
+    assert moments.standard_error is not None
+    exact = diabat.sampler("exact").moments(ising)
+    seen = ising.visible_mask
+    return ((moments.probability - exact.probability)[seen] / moments.standard_error[seen]).double()
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "tempered": {},
+    "plain": {"num_replicas": 1},
+    "metropolis": {"method": "metropolis"},
+    "plain metropolis": {"num_replicas": 1, "method": "metropolis"},
+    "random": {"order": "random"},
+    "random metropolis": {"order": "random", "method": "metropolis", "num_replicas": 1},
+    "given ladder": {"num_replicas": None, "betas": (0.2, 0.5, 0.7, 1.0)},
+    "thinned": {"thin": 24, "num_chains": 500},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
+def test_reads_have_the_boltzmann_law(options: dict[str, Any]) -> None:
+    """Six problems of 5 spins; the next test has the power."""
+    assert pvalue(tempering(**options), make_problem((6,), 5, seed=3)) > ALPHA
+
+
+@pytest.mark.parametrize("options", [{}, {"num_replicas": 1, "method": "metropolis", "order": "random"}])
+def test_reads_with_three_body_terms(options: dict[str, Any]) -> None:
+    assert pvalue(tempering(**options), make_problem((6,), 5, seed=3, three_body=0.4)) > ALPHA
+
+
+def test_these_tests_see_a_wrong_beta() -> None:
+    """Everything 10 % too large is refused at the same N."""
+    ising = make_problem((6,), 5, seed=3)
+    assert ising.couplings is not None
+    spins = tempering().sample(Ising(1.1 * ising.fields, 1.1 * ising.couplings), READS, seed=1).spins
+    assert g_test(spins, brute_force_states(ising)) < ALPHA
+
+
+@pytest.mark.parametrize("lead", ["none", "heads", "per_problem"])
+def test_couplings_of_every_lead(lead: Lead) -> None:
+    ising = make_problem((2, 3), 4, lead=lead, seed=4)
+    assert pvalue(tempering(), ising) > ALPHA
+    assert (sampling_z(tempering(), ising).abs() < 5).all()
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_one_and_two_spins(n: int) -> None:
+    ising = make_problem((3,), n, seed=5)
+    for options in ({}, {"num_replicas": 1}, {"order": "random"}):
+        assert pvalue(tempering(**options), ising) > ALPHA
+        assert (sampling_z(tempering(**options), ising).abs() < 5).all()
+
+
+def test_a_causal_window() -> None:
+    ising = causal_problem(5, seed=6)
+    assert pvalue(tempering(), ising) > ALPHA
+    assert (sampling_z(tempering(), ising).abs() < 5).all()
+
+
+def test_a_clamped_problem() -> None:
+    ising = make_problem((4,), 5, seed=7, three_body=0.4).clamp(torch.tensor([0, 1, 0, 0, -1]))
+    assert pvalue(tempering(), ising) > ALPHA
+
+
+@pytest.mark.parametrize("method", ["heat_bath", "metropolis"])
+def test_strong_fields_are_safe(method: str) -> None:
+    """h = ±30: P is 1 to 1e-26, and is reported so on both sides."""
+    h = torch.tensor([30.0, -30.0, 30.0, -30.0, 0.1])
+    ising = Ising(h, make_problem((), 5, seed=8, dtype=torch.float32).couplings)
+    sampler = tempering(method=method)
+    assert (sampler.sample(ising, 500, seed=1).spins[:, :4] == torch.sign(h[:4])).all()
+    moments = sampler.moments(ising, seed=1, correlations=True)
+    assert torch.equal(moments.probability[[0, 2]], torch.ones(2))
+    assert (moments.probability[[1, 3]] < 1e-20).all()
+    for value in (moments.probability, moments.standard_error, moments.correlation, moments.log_partition):
+        assert value is not None
+        assert torch.isfinite(value).all()
+
+
+def test_float32_fields_give_the_draw_of_the_same_numbers_in_float64() -> None:
+    single = make_problem((2, 3), 5, lead="heads", seed=9, dtype=torch.float32)
+    assert single.couplings is not None
+    double = Ising(single.fields.double(), single.couplings.double())
+    one, other = (tempering().sample(ising, 100, seed=1).spins for ising in (single, double))
+    assert torch.equal(one, other)
+    assert tempering().moments(single).probability.dtype == torch.float32
+
+
+def frustrated(seed: int) -> Ising:
+    """Sherrington-Kirkpatrick with fields at beta = 3, n = 16: a few deep modes."""
+    g = torch.Generator().manual_seed(seed)
+    J = pack_couplings(3 * torch.randn(120, generator=g) / 4, 16)
+    return Ising((0.9 * torch.randn(1, 16, generator=g)).double(), J.double())
+
+
+@pytest.mark.parametrize("seed", [5, 30])
+def test_deep_modes_need_tempering(seed: int) -> None:
+    """z-tests of 16 marginals, alpha = 1e-6; N = 64 chains of 512 + 1024 sweeps.
+
+    Plain chains fall into the mode near which they begin, and are refused by the same test; R-hat says so too.
+    """
+    ising = frustrated(seed)
+    long: dict[str, Any] = {"burn_in": 512, "sweeps": 1024, "num_chains": 64}
+    plain, tempered = (TemperingSampler(num_replicas=r, **long) for r in (1, 8))
+    threshold = float(stats.norm.isf(ALPHA / 2 / 16))
+    assert sampling_z(tempered, ising).abs().max() < threshold
+    assert sampling_z(plain, ising).abs().max() > threshold
+    assert tempered.moments(ising, seed=1).info["rhat_max"] < 1.1
+    assert plain.moments(ising, seed=1).info["rhat_max"] > 1.3
+
+
+def test_the_ladder_is_moved_until_neighbours_swap_equally_often() -> None:
+    ising = frustrated(30)
+    info = (
+        TemperingSampler(num_replicas=8, burn_in=800, sweeps=1500, num_chains=32).moments(ising, seed=2).info
+    )
+    rates, betas = info["swap_rates"][0], info["betas"][0]
+    assert float(rates.max() - rates.min()) < 0.08
+    assert (betas.diff() > 0).all()
+    assert betas[[0, -1]].tolist() == [0.0, 1.0]
+    assert float((betas - torch.linspace(0, 1, 8)).abs().max()) > 0.05
+    even = TemperingSampler(
+        betas=tuple(np.linspace(0, 1, 8).tolist()), burn_in=800, sweeps=1500, num_chains=32
+    )
+    untuned = even.moments(ising, seed=2).info
+    assert float(untuned["swap_rates"].max() - untuned["swap_rates"].min()) > 0.2
+    assert untuned["betas"][0].tolist() == np.linspace(0, 1, 8).tolist()
+
+
+def test_standard_errors_are_honest() -> None:
+    """z of 64 problems x 6 spins, N = 32 chains: their mean square is that of t with 31 degrees, 1.07, to 0.35.
+
+    The measured error, that is, without its lower bound.  A spin counts as one draw of z, dependent within its problem.
+    """
+    ising = make_problem((64,), 6, lead="per_problem", seed=10, couplings=0.6)
+    sampler = TemperingSampler(num_replicas=1, num_chains=32, sweeps=128, burn_in=256)
+    moments = sampler.moments(ising, seed=3)
+    exact = brute_force(ising)
+    z = (moments.probability - exact.probability) / moments.info["measured_error"]
+    assert float((z**2).mean()) == pytest.approx(1.07, abs=0.35)
+    assert moments.standard_error is not None
+    assert (moments.standard_error >= moments.info["measured_error"] - 1e-15).all()
+
+
+def test_conditional_probabilities_are_the_better_average() -> None:
+    """Squared errors of the average of P(s = +1 | rest) and of that of s, from the same chains."""
+    ising = make_problem((64,), 6, seed=11, couplings=0.3)
+    sampler = TemperingSampler(num_replicas=1, store_chain=True)
+    moments = sampler.moments(ising, seed=4)
+    raw = (moments.info["chain"] > 0).double().mean((0, 1))
+    exact = brute_force(ising).probability
+    assert ((moments.probability - exact) ** 2).sum() < 0.5 * ((raw - exact) ** 2).sum()
+
+
+def test_diagnostics_of_free_spins() -> None:
+    """Without J every sweep is a new read: τ = 1, R-hat = 1, and P(s = +1 | rest) has no error at all."""
+    ising = Ising(torch.linspace(-1, 1, 48, dtype=torch.float64).reshape(8, 6))
+    moments = tempering(num_chains=64).moments(ising, seed=5)
+    assert moments.probability == pytest.approx(torch.sigmoid(2 * ising.fields), abs=1e-6)
+    # 63 degrees of freedom for each of 48 spins: a standard error of 2.6 % over all.
+    assert float(moments.info["autocorrelation_time"].mean()) == pytest.approx(1, abs=0.12)
+    assert moments.info["rhat_max"] == pytest.approx(1, abs=0.02)
+    assert (moments.info["effective_sample_size"] > 1e6).all()
+    assert moments.num_reads == 64 * 64
+    assert moments.standard_error is not None
+    binomial = (moments.probability * (1 - moments.probability) / (64 * 64)).sqrt()
+    assert moments.standard_error == pytest.approx(2 / 3 * binomial, rel=1e-2)
+
+
+def test_correlations() -> None:
+    """z-tests of 8 problems x 15 pairs from N = 200 chains of 64 sweeps, errors as if every other state counted."""
+    ising = make_problem((2, 4), 6, lead="heads", seed=12)
+    moments = tempering(num_chains=200).moments(ising, correlations=True, seed=6)
+    exact = brute_force(ising)
+    assert moments.correlation is not None
+    assert exact.correlation is not None
+    j, k = torch.triu_indices(6, 6, offset=1)
+    got, want = moments.correlation[..., j, k], exact.correlation[..., j, k]
+    z = (got - want) / ((1 - want**2) / (200 * 64 / 2)).sqrt()
+    assert float(z.abs().max()) < 5.5
+    assert 0.2 < float((z**2).mean()) < 2
+
+
+def test_log_partition_lies_within_its_error() -> None:
+    """z-tests of 12 problems, alpha = 1e-6: N = 64 chains; invisible spins count no states."""
+    ising = causal_problem(6, seed=13)
+    ising = with_visible(make_problem((2, 6), 6, seed=13, couplings=0.8), ising.visible_mask)
+    moments = TemperingSampler(num_replicas=6, num_chains=64).moments(ising, seed=7)
+    exact = brute_force(ising).log_partition
+    assert moments.log_partition is not None
+    assert exact is not None
+    error = moments.info["log_partition_error"]
+    assert ((moments.log_partition - exact).abs() < 5.5 * error + 1e-6).all()
+    assert (error < 0.05).all()
+    assert not TemperingSampler(num_replicas=1).capabilities.log_partition
+    assert not TemperingSampler(betas=(0.5, 1.0)).capabilities.log_partition
+
+
+def test_stored_chains() -> None:
+    ising = causal_problem(5, seed=14)
+    moments = tempering(store_chain=True, sweeps=70, num_chains=3).moments(ising, correlations=True, seed=8)
+    chain = moments.info["chain"]
+    assert chain.shape == (70, 3, *ising.fields.shape)
+    assert chain.dtype == torch.int8
+    assert (chain[:, :, ~ising.visible_mask] == -1).all()
+    s = torch.where(ising.visible_mask, chain, 0).double()
+    assert moments.correlation is not None
+    assert torch.allclose(moments.correlation.double(), torch.einsum("tc...j,tc...k->...jk", s, s) / 210)
+
+
+def test_seeds_threads_and_replay() -> None:
+    ising = causal_problem(6, seed=15)
+    results = []
+    for threads in (1, 2, None):
+        torch.set_num_threads(2 if threads is None else 1)
+        sampler = tempering(threads=threads)
+        results.append((sampler.sample(ising, 200, seed=3).spins, sampler.moments(ising, seed=3).probability))
+    for spins, p in results[1:]:
+        assert torch.equal(spins, results[0][0])
+        assert torch.equal(p, results[0][1])
+    assert not torch.equal(tempering().sample(ising, 200, seed=4).spins, results[0][0])
+    # Both words of a seed count.
+    assert not torch.equal(tempering().sample(ising, 200, seed=3 + 2**40).spins, results[0][0])
+
+
+@pytest.mark.parametrize("lead", ["shared", "per_problem"])
+def test_a_draw_does_not_depend_on_the_rest_of_the_batch(lead: Lead) -> None:
+    """Tuned ladders included: the first problem of five, alone, among others, and among others it sees less of."""
+    five = make_problem((5,), 6, lead=lead, seed=16)
+    assert five.couplings is not None
+    J = five.couplings if lead == "shared" else five.couplings[:1]
+    alone = Ising(five.fields[:1], J)
+    mask = torch.ones(5, 6, dtype=torch.bool)
+    mask[2:, 3:] = False
+    for options in ({}, {"order": "random", "num_replicas": 8}):
+        sampler = tempering(**options)
+        spins = sampler.sample(alone, 50, seed=5).spins[:, 0]
+        p = sampler.moments(alone, seed=5).probability[0]
+        for others in (five, with_visible(five, mask)):
+            assert torch.equal(sampler.sample(others, 50, seed=5).spins[:, 0], spins)
+            assert torch.equal(sampler.moments(others, seed=5).probability[0], p)
+
+
+def test_persistent_chains_go_on() -> None:
+    """One sweep from the equilibrium of the call before is in equilibrium: N = 10,000 chains, alpha = 1e-6."""
+    ising = make_problem((2,), 5, seed=17, couplings=0.9)
+    sampler = tempering(persistent=True, burn_in=64)
+    nothing: Any = sampler.chains
+    assert nothing is None
+    assert not sampler.sample(ising, READS, seed=1).info["continued"]
+    first: Any = sampler.chains
+    assert first.shape == (READS, 3, 2, 5)
+    sampler.burn_in = 1
+    second = sampler.sample(ising, READS, seed=2)
+    assert second.info["continued"]
+    assert g_test(second.spins, brute_force_states(ising)) > ALPHA
+    assert pvalue(tempering(burn_in=1), ising) < ALPHA
+    kept: Any = sampler.chains
+    assert torch.equal(kept[:, -1], second.spins)
+    sampler.reset()
+    dropped: Any = sampler.chains
+    assert dropped is None
+    assert not sampler.sample(ising, READS, seed=2).info["continued"]
+
+
+def test_a_checkpoint_of_the_chains_replays_what_followed() -> None:
+    ising = causal_problem(5, seed=18)
+    sampler = tempering(persistent=True, num_replicas=1)
+    sampler.moments(ising, seed=1)
+    saved = sampler.chains
+    assert saved is not None
+    expected = sampler.moments(ising, seed=2).probability
+    other = tempering(persistent=True, num_replicas=1)
+    other.chains = saved
+    saved.fill_(1)  # what was set is a copy
+    assert torch.equal(other.moments(ising, seed=2).probability, expected)
+    out = other.chains
+    assert out is not None
+    out.fill_(-1)  # what was got is a copy
+    again = other.chains
+    assert again is not None
+    assert (again == 1).any()
+
+
+@pytest.mark.parametrize("change", ["batch", "chains", "couplings"])
+def test_chains_of_another_call_are_not_gone_on_with(change: str) -> None:
+    sampler = tempering(persistent=True)
+    sampler.moments(make_problem((4,), 5, seed=19), seed=1)
+    lead: Lead = "per_problem" if change == "couplings" else "shared"
+    ising = make_problem((3,) if change == "batch" else (4,), 5, lead=lead, seed=19)
+    if change == "chains":
+        sampler.num_chains = 7
+    fresh = tempering(num_chains=sampler.num_chains).moments(ising, seed=2)
+    moments = sampler.moments(ising, seed=2)
+    assert not moments.info["continued"]
+    assert torch.equal(moments.probability, fresh.probability)
+
+
+def test_the_ladder_of_persistent_chains_stays() -> None:
+    ising = make_problem((4,), 6, lead="per_problem", seed=20, couplings=1.5)
+    sampler = tempering(persistent=True, num_replicas=5)
+    first, second = (sampler.moments(ising, seed=s).info["betas"] for s in (1, 2))
+    assert torch.equal(first, second)
+    assert not torch.equal(first[0], first[1])
+
+
+def test_without_persistence_nothing_is_kept() -> None:
+    ising, sampler = make_problem((2,), 4, seed=21), tempering()
+    first = sampler.moments(ising, seed=1).probability
+    assert sampler.chains is None
+    sampler.moments(ising, seed=2)
+    assert torch.equal(sampler.moments(ising, seed=1).probability, first)
+    with pytest.raises(ValueError, match="chains: expected a sampler with persistent=True"):
+        sampler.chains = torch.ones(16, 3, 2, 4, dtype=torch.int8)
+
+
+@pytest.mark.parametrize(
+    ("spins", "message"),
+    [
+        ([1], "got list."),
+        (torch.ones(2, 3, 4), "got torch.float32 of shape [2, 3, 4]."),
+        (torch.ones(2, 2, 4, dtype=torch.int8), "got torch.int8 of shape [2, 2, 4]."),
+        (torch.zeros(2, 3, 4, dtype=torch.int8), "got other values among them."),
+    ],
+)
+def test_bad_chains_are_refused(spins: Any, message: str) -> None:
+    text = "chains: expected int8 spins of -1 and +1, [num_chains, 3, *batch, n], " + message
+    with pytest.raises(ValueError, match=re.escape(text)):
+        tempering(persistent=True).chains = spins
+
+
+def test_info() -> None:
+    ising = causal_problem(4, seed=22)
+    moments = tempering(num_chains=5, sweeps=20, burn_in=12).moments(ising, seed=9)
+    info, batch = moments.info, ising.batch_shape
+    counts = {"num_chains": 5, "num_replicas": 3, "sweeps": 32, "seed": 9, "continued": False}
+    assert {k: info[k] for k in counts} == counts
+    assert info["updates"] == int(ising.visible_mask.sum()) * 5 * 3 * 32
+    assert moments.num_reads == 100
+    for key in ("rhat", "effective_sample_size", "autocorrelation_time", "log_partition_error"):
+        assert info[key].shape == batch
+    assert info["betas"].shape == (*batch, 3)
+    assert info["swap_rates"].shape == (*batch, 2)
+    assert ((info["swap_rates"] > 0.2) & (info["swap_rates"] <= 1)).all()
+    drawn = tempering().sample(ising, 10, seed=9).info
+    assert drawn["num_chains"] == 10
+    assert drawn["updates"] == int(ising.visible_mask.sum()) * 10 * 3 * 32
+
+
+@pytest.mark.parametrize(("num_chains", "sweeps"), [(1, 1), (1, 2), (1, 100), (2, 1), (3, 7)])
+def test_few_chains_and_sweeps(num_chains: int, sweeps: int) -> None:
+    ising = make_problem((3,), 4, seed=23)
+    for options in ({}, {"num_replicas": 1}):
+        sampler = tempering(num_chains=num_chains, sweeps=sweeps, burn_in=3, **options)
+        moments = sampler.moments(ising, correlations=True, seed=1)
+        assert moments.standard_error is not None
+        assert torch.isfinite(moments.standard_error).all()
+        assert (moments.standard_error > 0).all()
+        assert moments.num_reads == num_chains * sweeps
+
+
+def test_gradients_reach_the_fields_and_couplings() -> None:
+    J = make_problem((), 4, seed=24).couplings
+    assert J is not None
+    for estimator in ("straight_through", "covariance"):
+        h, couplings = torch.zeros(3, 4, dtype=torch.float64, requires_grad=True), J.clone().requires_grad_()
+        p = diabat.spin_probabilities(h, couplings, tempering(num_reads=64), gradient=estimator, seed=1)
+        p[:, 0].sum().backward()
+        assert h.grad is not None
+        assert couplings.grad is not None
+        assert (h.grad[:, 0] > 0).all()
+        assert (couplings.grad != 0).any()
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"num_replicas": 0}, "num_replicas: expected an integer between 1 and 256, got 0."),
+    ({"num_replicas": True}, "num_replicas: expected an integer between 1 and 256, got True."),
+    ({"num_replicas": 257}, "num_replicas: expected an integer between 1 and 256, got 257."),
+    ({"num_replicas": 2, "betas": (0.0, 1.0)}, "num_replicas: expected None with betas"),
+    *(
+        ({"betas": bad}, "betas: expected up to 256 ascending numbers from 0 or more to 1.0, got")
+        for bad in (
+            (),
+            (0.5,),
+            (0.5, 0.5, 1.0),
+            (-0.1, 1.0),
+            (0.0, 1.1),
+            (0.0, float("nan"), 1.0),
+            (True,),
+            "1",
+            1.0,
+        )
+    ),
+    *(
+        ({name: bad}, f"{name}: expected an integer >= 1")
+        for name in ("burn_in", "sweeps", "num_chains", "thin", "threads", "num_reads")
+        for bad in (0, -1, 1.5, True, "4")
+    ),
+    ({"method": "gibbs"}, "method: expected one of heat_bath, metropolis, got 'gibbs'."),
+    ({"order": "shuffled"}, "order: expected one of sequential, random, got 'shuffled'."),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD, ids=[f"{i}" for i in range(len(BAD))])
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        TemperingSampler(**options)
+
+
+def test_a_misspelt_option_names_the_nearest() -> None:
+    with pytest.raises(TypeError, match=r"has no option 'num_replica'\. Did you mean 'num_replicas'"):
+        diabat.sampler("tempering", num_replica=3)
+
+
+def test_configuration() -> None:
+    text = "sampler: {backend: tempering, betas: [0.0, 0.5, 1.0], sweeps: 12, method: metropolis}"
+    built: Any = build_sampler(make_config(parse_yaml(text, "text")).sampler)
+    assert (built.ladder.tolist(), built.sweeps, built.method) == ([0.0, 0.5, 1.0], 12, "metropolis")
+    with pytest.raises(ConfigError, match=r"sampler.burn_in: expected an integer >= 1, got 0"):
+        build_sampler(make_config({"sampler": {"backend": "tempering", "burn_in": 0}}).sampler)

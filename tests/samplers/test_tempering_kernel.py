@@ -1,0 +1,260 @@
+"""Single decisions of the compiled loops, and chains as the kernel runs them: blocks, threads, rungs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from diabat.circuits.simd import load, store
+from diabat.ising import Ising
+from diabat.samplers.tempering.decisions import heat_bath, metropolis
+from diabat.samplers.tempering.lanes import load_words
+from diabat.samplers.tempering.run import Rules, Simulation
+from diabat.testing import brute_force_states
+from diabat.testing.problems import make_problem
+
+from .goodness import g_test
+
+Array = NDArray[Any]
+ALPHA = 1e-6
+LOG2E = 1.4426950408889634
+
+
+@numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]  # no stubs
+def decide(use_metropolis: bool, fields: Any, scale: Any, words: Any, old: Any, new: Any, p: Any) -> None:
+    for r in range(fields.shape[0]):
+        f, s, w = load(fields, r), load(scale, r), load_words(words, r)
+        if use_metropolis:
+            a, b = metropolis(f, s, w, load(old, r))
+        else:
+            a, b = heat_bath(f, s, w)
+        store(new, r, a)
+        store(p, r, b)
+
+
+def decisions(
+    fields: Array, words: Array, *, beta: float = 1.0, old: float = 1.0, use_metropolis: bool = False
+) -> tuple[Array, Array]:
+    """New spins and P(s = +1 | rest) of as many draws."""
+    size = -(-fields.size // 16) * 16
+    padded = [np.zeros(size, t) for t in (np.float32, np.uint32)]
+    padded[0][: fields.size], padded[1][: fields.size] = fields, words
+    f, w = (a.reshape(-1, 16) for a in padded)
+    scale, before = np.full_like(f, -2 * beta * LOG2E), np.full_like(f, old)
+    new, p = np.empty_like(f), np.empty_like(f)
+    decide(use_metropolis, f, scale, w, before, new, p)
+    return new.reshape(-1)[: fields.size], p.reshape(-1)[: fields.size]
+
+
+def words_below(holds: Callable[[Array], Array], fields: Array, bits: int) -> Array:
+    """Number of words k < 2^bits for which a decision holds, it being monotone in k: by bisection."""
+    count = np.zeros(fields.size, np.int64)
+    for bit in range(bits - 1, -1, -1):
+        more = count + (1 << bit)
+        count = np.where(holds(more - 1), more, count)
+    return count + holds(count)
+
+
+FIELDS = np.concatenate((np.linspace(-9, 9, 91), [0.0, 1e-6, -1e-6, 11.0, -11.0])).astype(np.float32)
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.3])
+def test_heat_bath_has_the_right_probability(beta: float) -> None:
+    """Counted over all 2^32 words: right to 1e-6 of min(P, 1 - P), and to 2^-32."""
+    up = words_below(lambda k: decisions(FIELDS, k.astype(np.uint32), beta=beta)[0] > 0, FIELDS, 31)
+    far = words_below(
+        lambda k: decisions(FIELDS, (k + 2**31).astype(np.uint32), beta=beta)[0] < 0, FIELDS, 31
+    )
+    exact = 1 / (1 + np.exp(-2 * beta * FIELDS.astype(np.float64)))
+    for count, p in ((up, np.minimum(exact, 0.5)), (far, np.minimum(1 - exact, 0.5))):
+        assert (np.abs(count / 2**32 - p) < 1e-6 * p + 2**-32).all()
+    # Down with probability far/2^32, up otherwise, where both halves count.
+    assert (np.abs((up + 2**31 - far) / 2**32 - exact) < 1e-6 * np.minimum(exact, 1 - exact) + 2**-31).all()
+
+
+def test_metropolis_has_the_right_probability() -> None:
+    """As above, of the flip of a spin that is up."""
+
+    def flips(k: Array) -> Array:
+        return decisions(FIELDS, k.astype(np.uint32), use_metropolis=True)[0] < 0
+
+    count = words_below(flips, FIELDS, 32).clip(max=2**32)
+    exact = np.minimum(1, np.exp(-2 * FIELDS.astype(np.float64)))
+    assert (np.abs(count / 2**32 - exact) < 2e-6 * exact + 2**-32).all()
+
+
+@pytest.mark.parametrize("use_metropolis", [False, True])
+@pytest.mark.parametrize("old", [-1.0, 1.0])
+def test_conditional_probabilities(use_metropolis: bool, old: float) -> None:
+    """Relative 1e-6 on both sides, whatever the word."""
+    words = np.random.default_rng(1).integers(0, 2**32, FIELDS.size, dtype=np.uint32)
+    _, p = decisions(FIELDS, words, old=old, use_metropolis=use_metropolis)
+    exact = 1 / (1 + np.exp(-2 * FIELDS.astype(np.float64)))
+    assert (np.abs(p - exact) < 2e-6 * exact).all()
+
+
+@pytest.mark.parametrize("use_metropolis", [False, True])
+def test_huge_fields_decide_and_overflow_nothing(use_metropolis: bool) -> None:
+    fields = np.array([30.0, -30.0, 1e30, -1e30], np.float32).repeat(1000)
+    words = np.random.default_rng(2).integers(0, 2**32, fields.size, dtype=np.uint32)
+    new, p = decisions(fields, words, use_metropolis=use_metropolis)
+    assert np.array_equal(new, np.sign(fields))
+    assert (np.abs(p - (fields > 0)) < 1e-25).all()
+    assert np.isfinite(p).all()
+
+
+def simulation(
+    ising: Ising, ladder: list[float], *, chains: int, names: Array | None = None, spins: Array | None = None
+) -> Simulation:
+    """Problems [P, n] with one J."""
+    assert ising.couplings is not None
+    count = ising.num_problems
+    K = None if ising.three_body is None else ising.three_body.numpy()[None]
+    return Simulation(
+        ising.couplings.numpy()[None],
+        K,
+        ising.fields.numpy(),
+        np.zeros(count, np.int64),
+        np.arange(count) if names is None else names,
+        chains=chains,
+        betas=np.tile(ladder, (count, 1)),
+        spins=spins,
+    )
+
+
+LADDER = [0.1, 0.35, 0.6, 0.8, 1.0]
+
+
+def rung_pvalues(ising: Ising, spins: Array) -> list[float]:
+    """G-test of the states on every rung against P^β, from spins [P, C, R, n]."""
+    found = []
+    for r, beta in enumerate(LADDER):
+        assert ising.couplings is not None
+        K = None if ising.three_body is None else beta * ising.three_body
+        law = brute_force_states(Ising(beta * ising.fields, beta * ising.couplings, three_body=K))
+        found.append(g_test(torch.from_numpy(spins[:, :, r].swapaxes(0, 1).copy()), law))
+    return found
+
+
+@pytest.mark.parametrize("three_body", [0.0, 0.4])
+def test_every_rung_has_its_own_law_and_labels_matter(three_body: float) -> None:
+    """N = 8000 chains of 3 problems with 5 replicas, alpha = 1e-6 for each rung.
+
+    Labels that are the inverse of the permutation of the replicas give p < 1e-12 on some rung: with five replicas after
+    41 sweeps, most permutations are not their own inverse.
+    """
+    ising = make_problem((3,), 4, seed=1, fields=0.8, couplings=0.8, three_body=three_body)
+    run = simulation(ising, LADDER, chains=8000)
+    run.run(Rules(seed=3), 41)
+    assert min(rung_pvalues(ising, run.spins())) > ALPHA
+    rungs = run._rungs.reshape(3, 8000, 5)
+    slots = np.argsort(rungs, axis=2)
+    assert (rungs != slots).any(2).mean() > 0.5
+    by_slot = np.take_along_axis(run.spins(), rungs[..., None], axis=2)
+    mislabelled = np.take_along_axis(by_slot, rungs[..., None], axis=2)
+    assert min(rung_pvalues(ising, mislabelled)) < 1e-12
+
+
+def test_time_averages_are_of_the_last_rung_only() -> None:
+    """The sums over sweeps are those of the spins there, chain by chain."""
+    run = simulation(make_problem((2,), 5, seed=2), LADDER, chains=30)
+    run.run(Rules(seed=4), 10)
+    even, odd = (run.run(Rules(seed=4), 1, average=True, every=1) for _ in range(2))
+    # The pair of the last rung swaps after odd sweeps: what it saw then stands, and the read is of the newcomer.
+    assert np.array_equal(even.sums, even.reads[0])
+    assert 0.2 < (odd.sums == odd.reads[0]).all(-1).mean() < 0.95
+    alone = simulation(make_problem((2,), 5, seed=2), [1.0], chains=30)
+    both = alone.run(Rules(seed=4), 48, average=True, every=1)
+    assert np.array_equal(both.sums, both.reads.astype(np.float32).sum(0))
+
+
+def test_exponents_are_those_of_the_spins() -> None:
+    """Followed through 130 sweeps by differences, with two renewals in between; relative 1e-5."""
+    ising = make_problem((2,), 6, seed=3, three_body=0.3)
+    run = simulation(ising, LADDER, chains=20)
+    found = run.run(Rules(seed=5), 130, exponents=True)
+    spins = torch.from_numpy(run.spins()).permute(1, 2, 0, 3)  # [C, R, P, n]
+    exact = -ising.energy(spins).permute(2, 0, 1).numpy()
+    assert np.abs(found.exponents[-1] - exact).max() < 1e-5 * np.abs(exact).max()
+
+
+def everything(run: Simulation, rules: Rules) -> list[Array]:
+    run.run(rules, 7)
+    found = run.run(rules, 9, average=True, exponents=True, every=3)
+    return [run.spins(), found.ups, found.sums, found.rejections, found.exponents, found.reads]
+
+
+@pytest.mark.parametrize("order", ["sequential", "random"])
+@pytest.mark.parametrize("ladder", [[1.0], LADDER])
+def test_neither_threads_nor_blocks_nor_other_problems_change_a_bit(ladder: list[float], order: Any) -> None:
+    ising = make_problem((5,), 6, seed=4)
+    expected = everything(simulation(ising, ladder, chains=37), Rules(9, order=order))
+    for threads, block in ((2, None), (1, 1), (3, 5)):
+        got = everything(
+            simulation(ising, ladder, chains=37), Rules(9, order=order, threads=threads, block=block)
+        )
+        assert all(np.array_equal(a, b) for a, b in zip(got, expected, strict=True))
+    fourth = Ising(ising.fields[3:4], ising.couplings)
+    alone = everything(simulation(fourth, ladder, chains=37, names=np.array([3])), Rules(9, order=order))
+    parts = [e[:, 3:4] if i in (4, 5) else e[3:4] for i, e in enumerate(expected)]
+    assert all(np.array_equal(a, b) for a, b in zip(alone, parts, strict=True))
+
+
+def test_more_replicas_than_lanes_of_a_strip() -> None:
+    """70 replicas take two strips; the last rung has the right law: N = 4000 chains, alpha = 1e-6."""
+    ising = make_problem((1,), 4, seed=5, fields=0.8, couplings=0.8)
+    run = simulation(ising, np.linspace(0, 1, 70).tolist(), chains=4000)
+    run.run(Rules(seed=6), 30)
+    reads = torch.from_numpy(run.spins()[:, :, -1].swapaxes(0, 1).copy())
+    assert g_test(reads, brute_force_states(ising)) > ALPHA
+
+
+def test_phantom_spins_change_nothing() -> None:
+    """A spin without field and couplings at the end, as padding adds it."""
+    ising = make_problem((3,), 5, seed=6)
+    assert ising.couplings is not None
+    padded = Ising(
+        torch.nn.functional.pad(ising.fields, (0, 1)), torch.nn.functional.pad(ising.couplings, (0, 1, 0, 1))
+    )
+    for order in ("sequential", "random"):
+        plain, more = (partial(simulation, chains=20)(problem, LADDER) for problem in (ising, padded))
+        for run in (plain, more):
+            run.run(Rules(3, order=order), 20)
+        assert np.array_equal(more.spins()[..., :5], plain.spins())
+
+
+def test_given_spins_are_where_the_chains_begin() -> None:
+    """By rung; at huge fields against them nothing moves but by choice."""
+    ising = Ising(torch.full((1, 3), 20.0), torch.zeros(3, 3))
+    start = np.ones((1, 2, 5, 3), np.int8)
+    run = simulation(ising, [1.0, 2.0, 3.0, 4.0, 5.0], chains=2, spins=start)
+    assert np.array_equal(run.spins(), start)
+    run.run(Rules(1), 5)
+    assert np.array_equal(run.spins(), start)
+    assert run.spins().base is not run._spins
+
+
+def test_equal_problems_and_chains_and_replicas_get_numbers_of_their_own() -> None:
+    """Free spins: two lanes agree in half of 2 x 20 x 5 x 64 spins, never in all of one lane."""
+    free = Ising(torch.zeros(2, 64), torch.zeros(64, 64))
+    run = simulation(free, LADDER, chains=20)
+    run.run(Rules(seed=8), 3)
+    lanes = run.spins().reshape(-1, 64).astype(np.int64)
+    overlap = lanes @ lanes.T - 64 * np.eye(len(lanes), dtype=np.int64)
+    assert np.abs(overlap).max() < 56  # beyond 7 standard deviations
+
+
+def test_sweeps_and_calls_get_numbers_of_their_own() -> None:
+    free = Ising(torch.zeros(1, 64), torch.zeros(64, 64))
+    run = simulation(free, [1.0], chains=2)
+    reads = np.concatenate([run.run(Rules(seed=8), 20, every=1).reads[:, 0] for _ in range(2)])
+    lanes = reads.reshape(-1, 64).astype(np.int64)
+    overlap = lanes @ lanes.T - 64 * np.eye(len(lanes), dtype=np.int64)
+    assert np.abs(overlap).max() < 56
