@@ -16,6 +16,8 @@ from typer.core import TyperGroup
 
 from diabat.cli import app
 from diabat.config import load_config
+from diabat.config.loading import make_config
+from diabat.config.yaml_files import parse_yaml
 from diabat.samplers import available_backends
 from diabat.testing import ConformanceError
 
@@ -62,11 +64,13 @@ def commands() -> list[tuple[str, str]]:
 
 def test_every_block_is_of_a_language_that_is_looked_at() -> None:
     found = [block for page in PAGES for block in blocks(page)]
-    assert {block.language for block in found} <= {"python", "sh", "toml"}
+    assert {block.language for block in found} <= {"python", "sh", "toml", "yaml"}
     assert sum(page.read_text(encoding="utf-8").count("```") for page in PAGES) == 2 * len(found)
     for block in found:
         if block.language == "toml":
             tomllib.loads(block.text)
+        if block.language == "yaml":  # part of a configuration
+            make_config(parse_yaml(block.text, f"{block.page.name}:{block.first_line}"))
 
 
 @named([page for page in PAGES if blocks(page, "python")])

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from diabat.attention.bridge import choose_estimator, spin_probabilities
-from diabat.ising import pack_couplings, pack_three_body
+from diabat.ising import pack_three_body
+from diabat.samplers.banded import BandedSampler
+from diabat.samplers.banded.layout import pack_band
 from diabat.samplers.base import Sampler, UnsupportedError, check_num_reads
 from diabat.samplers.registry import as_sampler
 
@@ -37,9 +39,12 @@ class BoltzmannAttention(nn.Module):
         dropout: Dropout of the normalised attention weights.
         bias: Bias of the projections.
         num_reads: Reads per query for sampling backends.
+        bandwidth: w; J_jk is a parameter for |j - k| <= w and 0 beyond.  None makes every pair a parameter.  The
+            ``banded`` backend needs it at long windows, and takes it from here if it has none of its own.
 
     Attributes:
-        coupling_pairs: J_jk for j < k, [H, window(window-1)/2], in modes with J.
+        coupling_pairs: J_jk for j < k, [H, window(window-1)/2], in modes with J; with a bandwidth the pairs with
+            k - j <= w, [H, Σ_{d=1..w} (window-d)], in the same row-major order.
         schedule_angles: Learnable angles of the sampler's anneal, if it has some; each layer has its own.
         coupling_triples: K_jkl for j < k < l, [H, window(window-1)(window-2)/6], in modes with K.
 
@@ -63,21 +68,28 @@ class BoltzmannAttention(nn.Module):
         dropout: float = 0.0,
         bias: bool = True,
         num_reads: int | None = None,
+        bandwidth: int | None = None,
     ) -> None:
         super().__init__()
         _check_sizes(embed_dim, num_heads, window, mode)
+        _check_bandwidth(bandwidth)
         if num_reads is not None:
             check_num_reads(num_reads)
         self.embed_dim, self.num_heads, self.window = embed_dim, num_heads, window
         self.mode, self.gradient, self.causal, self.num_reads = mode, gradient, causal, num_reads
+        self.bandwidth = bandwidth
         self.sampler = as_sampler(sampler).with_own_parameters()
         self.query = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.key = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.value = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.output = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.dropout = nn.Dropout(dropout)
-        pairs, triples = window * (window - 1) // 2, math.comb(window, 3)
+        reach = window - 1 if bandwidth is None else min(bandwidth, window - 1)
+        pairs, triples = sum(window - d for d in range(1, reach + 1)), math.comb(window, 3)
         terms = mode.split("+")
+        if "J" in terms and isinstance(self.sampler, BandedSampler):
+            # Couplings start from zero, where no sampler sees which of them are parameters.
+            self.sampler = self.sampler.for_window(window, reach)
         # Registered here, so that they are saved and trained with the layer.
         self.schedule_angles = nn.ParameterList(self.sampler.parameters) if self.sampler.parameters else None
         self.coupling_pairs = nn.Parameter(torch.zeros(num_heads, pairs)) if "J" in terms else None
@@ -132,7 +144,8 @@ class BoltzmannAttention(nn.Module):
         if self.coupling_pairs is None:
             return None
         T = self.window if length is None else length
-        return pack_couplings(self.coupling_pairs, self.window)[:, None, :T, :T]
+        reach = self.window - 1 if self.bandwidth is None else self.bandwidth
+        return pack_band(self.coupling_pairs, self.window, reach)[:, None, :T, :T]
 
     def three_body(self, length: int | None = None) -> Tensor | None:
         """Symmetric K over the first ``length`` positions, [H, 1, T, T, T]; None in modes without K."""
@@ -202,7 +215,8 @@ class BoltzmannAttention(nn.Module):
 
     def extra_repr(self) -> str:
         """Show what the parameters do not."""
-        return f"mode={self.mode!r}, sampler={self.sampler.name!r}, gradient={self.gradient!r}, window={self.window}"
+        shown = f"mode={self.mode!r}, sampler={self.sampler.name!r}, gradient={self.gradient!r}, window={self.window}"
+        return shown if self.bandwidth is None else f"{shown}, bandwidth={self.bandwidth}"
 
 
 def _masked_softmax(fields: Tensor, visible: Tensor) -> Tensor:
@@ -229,6 +243,13 @@ def _check_sizes(embed_dim: int, num_heads: int, window: int, mode: str) -> None
         near = [lower[m] for m in difflib.get_close_matches(str(mode).lower(), lower, n=1)]
         hint = f" Did you mean '{near[0]}'?" if near else ""
         raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}.{hint}")
+
+
+def _check_bandwidth(bandwidth: int | None) -> None:
+    if bandwidth is not None and (
+        isinstance(bandwidth, bool) or not isinstance(bandwidth, int) or bandwidth < 1
+    ):
+        raise ValueError(f"bandwidth: expected None or an integer >= 1, got {bandwidth!r}.")
 
 
 def _check_backend(sampler: Sampler, window: int, three_body: bool) -> None:

@@ -42,6 +42,7 @@ class TransformerOptions:
         mode: ``softmax``, or the terms of the energy: ``h+J``, ``h``, ``J``, ``h+K``, ``J+K``, ``h+J+K``,
             ``K``.
         causal: Whether position i sees positions j <= i only.
+        bandwidth: w, if only couplings J_jk with |j - k| <= w are parameters; None makes all of them parameters.
     """
 
     embed_dim: int = 64
@@ -52,6 +53,7 @@ class TransformerOptions:
     attention_dropout: float | None = None
     mode: str = "h+J"
     causal: bool = True
+    bandwidth: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("embed_dim", 1), ("num_heads", 1), ("num_layers", 1), ("ffn_dim", 0)):
@@ -65,6 +67,8 @@ class TransformerOptions:
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise ValueError(f"{name}: expected a probability in [0, 1), got {value}.")
+        if self.bandwidth is not None and self.bandwidth < 1:
+            raise ValueError(f"bandwidth: expected None or an integer >= 1, got {self.bandwidth}.")
 
 
 class Block(nn.Module):
@@ -91,6 +95,7 @@ class Block(nn.Module):
             causal=options.causal,
             dropout=options.dropout if options.attention_dropout is None else options.attention_dropout,
             num_reads=num_reads,
+            bandwidth=options.bandwidth,
         )
         self.dropout = nn.Dropout(options.dropout)
         self.ffn: nn.Sequential | None = None

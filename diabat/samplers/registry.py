@@ -16,6 +16,7 @@ GROUP = "diabat.samplers"
 # Built-in backends are known without the installed metadata, so that a source checkout works as it is.
 _BUILT_IN = {
     "exact": "diabat.samplers.exact:ExactSampler",
+    "banded": "diabat.samplers.banded:BandedSampler",
     "mean_field": "diabat.samplers.mean_field:MeanFieldSampler",
     "dqa": "diabat.samplers.dqa:DQASampler",
     "refine": "diabat.samplers.refine:RefineSampler",

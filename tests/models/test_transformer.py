@@ -128,6 +128,7 @@ def test_too_long_sequences_are_refused() -> None:
         ("num_layers", 0, "num_layers: expected an integer >= 1, got 0"),
         ("ffn_dim", -1, "ffn_dim: expected an integer >= 0, got -1"),
         ("dropout", 1.0, r"^dropout: expected a probability in \[0, 1\), got 1.0"),
+        ("bandwidth", 0, r"^bandwidth: expected None or an integer >= 1, got 0\.$"),
         ("attention_dropout", -0.1, r"^attention_dropout: expected a probability in \[0, 1\), got -0.1"),
     ],
 )

@@ -1,0 +1,192 @@
+"""Backend ``banded``: exact in linear time where couplings reach a few spins only."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from typing import Any, Literal
+
+import torch
+
+from diabat.ising import Ising
+from diabat.samplers.banded.engines import BandEngine, BandProbabilities, BandTensors, NativeBand, TorchBand
+from diabat.samplers.banded.lanes import scratch_bytes
+from diabat.samplers.banded.layout import Layout, band_layout, bandwidth_of, beyond_band
+from diabat.samplers.base import Capabilities, Moments, Sampler, Samples, UnsupportedError
+
+ENGINES = ("auto", "native", "torch")
+# One state of one query on one thread, forward and backward.
+_SECONDS_PER_STATE = 2e-9
+_LANES = 16
+
+
+class BandedSampler(Sampler):
+    r"""Exact moments and independent exact samples of problems with J_jk = 0 for \|j - k\| > w.
+
+    Forward-backward over the 2^w states of the last w spins: O(n·2^w) per query, with the analytic gradient, and
+    O(n²·2^w) for the correlations of all pairs.  Precision follows the dtype of the fields.
+
+    Couplings outside a given ``bandwidth`` are no parameters: their gradient is 0.  Without one, the band is taken
+    from J at each call, and is all of J where J is differentiated, since a coupling that is 0 now is a parameter too.
+
+    Args:
+        bandwidth: w >= 0; None takes it from J.
+        engine: ``native`` (compiled, CPU), ``torch`` (any device), or ``auto`` by the device of the fields.
+        memory_budget_mb: Refuse problems that need more working memory.
+        max_seconds: Refuse problems whose estimated time is longer.
+
+    Raises:
+        ValueError: If an option is out of range.
+    """
+
+    name = "banded"
+
+    def __init__(
+        self,
+        *,
+        bandwidth: int | None = None,
+        engine: Literal["auto", "native", "torch"] = "auto",
+        memory_budget_mb: float = 1024.0,
+        max_seconds: float = 600.0,
+    ) -> None:
+        check_bandwidth(bandwidth)
+        if engine not in ENGINES:
+            near = difflib.get_close_matches(str(engine), ENGINES, n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, got {engine!r}.{hint}")
+        for label, value in (("memory_budget_mb", memory_budget_mb), ("max_seconds", max_seconds)):
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not 0 < value < float("inf"):
+                raise ValueError(f"{label}: expected a positive finite number, got {value!r}.")
+        self.bandwidth, self.engine = bandwidth, engine
+        self.memory_budget_mb, self.max_seconds = memory_budget_mb, max_seconds
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Everything but three-body terms, for any number of spins."""
+        return Capabilities(
+            exact=True,
+            law="boltzmann",
+            max_spins=None,
+            three_body=False,
+            per_problem_couplings=True,
+            samples=True,
+            correlations=True,
+            log_partition=True,
+            gradients=("exact", "straight_through", "covariance"),
+        )
+
+    def for_window(self, num_spins: int, bandwidth: int) -> BandedSampler:
+        """Return the sampler for couplings that reach ``bandwidth`` spins; its own bandwidth, if given, must do.
+
+        Raises:
+            UnsupportedError: If it is narrower, or one problem of ``num_spins`` spins would already be refused.
+        """
+        if self.bandwidth is not None and self.bandwidth < bandwidth:
+            raise UnsupportedError(
+                f"bandwidth: sampler 'banded' was built for {self.bandwidth}, "
+                f"expected at least the {bandwidth} of the couplings."
+            )
+        other = copy.copy(self)
+        other.bandwidth = bandwidth if self.bandwidth is None else self.bandwidth
+        other._refuse_excess(num_spins, min(other.bandwidth, num_spins - 1))
+        return other
+
+    def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
+        engine, layout, width = self._prepare(ising, ising.num_spins / 2 if correlations else 1)
+        problems = _tensors(layout)
+        result: Any = BandProbabilities.apply(*problems, engine)
+        p, log_z = result
+        shape, pairs = ising.fields.shape, None
+        if correlations:
+            pairs = layout.per_pair(engine.pairs(_detached(problems))).reshape(*shape, shape[-1])
+        return Moments(
+            probability=layout.per_spin(p).reshape(shape),
+            visible=ising.visible_mask,
+            correlation=pairs,
+            log_partition=log_z.reshape(ising.batch_shape),
+            info={
+                "engine": engine.name,
+                "arithmetic": engine.arithmetic(_detached(problems)),
+                "bandwidth": width,
+            },
+        )
+
+    def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+        engine, layout, width = self._prepare(ising, 1 + num_reads / 2**4)
+        problems = _tensors(layout)
+        spins = layout.per_spin(engine.reads(problems, num_reads, seed), fill=-1)
+        # Reads are drawn in float64 at least.
+        wide = engine.arithmetic(problems) == "logarithms"
+        info = {
+            "effective_beta": 1.0,
+            "engine": engine.name,
+            "arithmetic": "logarithms" if wide else "float64",
+            "bandwidth": width,
+        }
+        return Samples(spins.reshape(num_reads, *ising.fields.shape), ising.visible_mask, info=info)
+
+    def _prepare(self, ising: Ising, effort: float) -> tuple[BandEngine, Layout, int]:
+        """Engine, problems and bandwidth; ``effort`` is the time in units of the marginals'."""
+        width = self._width(ising)
+        distinct = 1 if ising.couplings is None else ising.couplings.shape[:-2].numel()
+        self._refuse_excess(
+            ising.num_spins, width, problems=ising.num_problems, distinct=distinct, effort=effort
+        )
+        return self._engine(ising.fields.device), band_layout(ising, width), width
+
+    def _width(self, ising: Ising) -> int:
+        J, n = ising.couplings, ising.num_spins
+        if self.bandwidth is None:
+            trained = J is not None and J.requires_grad and torch.is_grad_enabled()
+            return n - 1 if trained else bandwidth_of(J)
+        if J is not None and (pair := beyond_band(J, self.bandwidth)) is not None:
+            j, k = pair
+            raise UnsupportedError(
+                f"couplings: sampler 'banded' expects J_jk = 0 for |j - k| > bandwidth = {self.bandwidth}, "
+                f"got a coupling of spins {j} and {k}."
+            )
+        return min(self.bandwidth, n - 1)
+
+    def _engine(self, device: torch.device) -> BandEngine:
+        budget = int(self.memory_budget_mb * 2**20)
+        if self.engine == "torch" or (self.engine == "auto" and device.type != "cpu"):
+            return TorchBand(budget)
+        if device.type != "cpu":
+            raise UnsupportedError(
+                f"fields: engine 'native' expects a tensor on the CPU, got {device}; use engine 'torch'."
+            )
+        return NativeBand(budget)
+
+    def _refuse_excess(
+        self, n: int, width: int, *, problems: int = 1, distinct: int = 1, effort: float = 1.0
+    ) -> None:
+        """Refuse what would take longer than ``max_seconds`` or more memory than ``memory_budget_mb``."""
+        states = 2.0 ** max(1, width)
+        seconds = _SECONDS_PER_STATE * max(_LANES, problems) * n * states * effort
+        memory = 16.0 * (n + 4) * distinct * states
+        if width < 40:  # beyond that, integers; it is refused anyway
+            memory += scratch_bytes(n, max(1, width), tangent=True, keep=effort > 1)
+        if seconds > self.max_seconds or memory > self.memory_budget_mb * 2**20:
+            raise UnsupportedError(
+                f"couplings: sampler 'banded' expects problems that take at most max_seconds = {self.max_seconds:g} "
+                f"and memory_budget_mb = {self.memory_budget_mb:g}, got a bandwidth of {width} with {n} spins in "
+                f"{problems} problems, which need about {seconds:.3g} s and {memory / 2**20:.3g} MB; "
+                "give a smaller bandwidth or use a sampling backend."
+            )
+
+
+def check_bandwidth(bandwidth: int | None) -> None:
+    """Raise ValueError unless a bandwidth is None or an integer of at least 0."""
+    if bandwidth is not None and (
+        isinstance(bandwidth, bool) or not isinstance(bandwidth, int) or bandwidth < 0
+    ):
+        raise ValueError(f"bandwidth: expected None or an integer >= 0, got {bandwidth!r}.")
+
+
+def _tensors(layout: Layout) -> BandTensors:
+    return BandTensors(layout.fields, layout.bands, layout.tables, layout.lengths)
+
+
+def _detached(problems: BandTensors) -> BandTensors:
+    return BandTensors(*(t.detach() for t in problems))

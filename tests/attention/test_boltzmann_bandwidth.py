@@ -1,0 +1,120 @@
+"""Couplings in a band: fewer parameters, the same attention, and windows that only the banded backend can solve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from diabat.attention import BoltzmannAttention
+from diabat.samplers import UnsupportedError
+from diabat.samplers.banded import BandedSampler
+from diabat.samplers.exact import ExactSampler
+
+F64 = torch.float64
+
+
+def built(window: int, **options: Any) -> BoltzmannAttention:
+    torch.manual_seed(0)
+    layer = BoltzmannAttention(8, 2, window, **options).to(F64)
+    if layer.coupling_pairs is not None:
+        torch.nn.init.normal_(layer.coupling_pairs, std=0.5)
+    return layer
+
+
+def inputs(window: int, batch: int = 3) -> torch.Tensor:
+    return torch.randn(batch, window, 8, generator=torch.Generator().manual_seed(1), dtype=F64)
+
+
+@pytest.mark.parametrize("bandwidth", [1, 3, 7, 20])
+def test_only_couplings_in_the_band_are_parameters(bandwidth: int) -> None:
+    layer = built(8, bandwidth=bandwidth)
+    J = layer.couplings()
+    assert layer.coupling_pairs is not None
+    assert J is not None
+    reach = min(bandwidth, 7)
+    assert layer.coupling_pairs.shape == (2, sum(8 - d for d in range(1, reach + 1)))
+    apart = (torch.arange(8)[:, None] - torch.arange(8)).abs()
+    inside = (apart > 0) & (apart <= bandwidth)
+    assert torch.equal((J != 0)[:, 0], inside.expand(2, -1, -1))
+    assert torch.equal(J, J.mT)
+    assert torch.equal(J[:, 0][:, inside.triu()], layer.coupling_pairs)
+
+
+def test_without_a_bandwidth_checkpoints_keep_their_layout() -> None:
+    """The full triangle in row-major order, which a bandwidth of window - 1 is too."""
+    whole, wide = built(5), built(5, bandwidth=4)
+    wide.load_state_dict(whole.state_dict())
+    J = whole.couplings()
+    assert whole.coupling_pairs is not None
+    assert J is not None
+    assert torch.equal(J[:, 0, *torch.triu_indices(5, 5, 1)], whole.coupling_pairs)
+    assert torch.equal(whole(inputs(5)), wide(inputs(5)))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("mode", ["h+J", "J", "h"])
+def test_banded_and_exact_backends_agree(mode: str, causal: bool) -> None:
+    """Outputs and gradients of every parameter, with padding."""
+    padding = torch.zeros(3, 9, dtype=torch.bool)
+    padding[0, 6:] = True
+    padding[1, :2] = True
+    found = []
+    for sampler in (BandedSampler(), ExactSampler()):
+        layer = built(9, bandwidth=3, sampler=sampler, mode=mode, causal=causal)
+        out = layer(inputs(9), key_padding_mask=padding)
+        out.square().sum().backward()
+        found.append((out, [p.grad for p in layer.parameters()]))
+    (got, got_grads), (want, want_grads) = found
+    assert (got - want).abs().max() < 1e-12
+    for g, w in zip(got_grads, want_grads, strict=True):
+        assert (g is None) == (w is None)
+        if g is not None and w is not None:
+            assert (g - w).abs().max() < 1e-10 * max(1.0, float(w.abs().max()))
+
+
+def test_couplings_train_from_zero() -> None:
+    """At J = 0 the band cannot be read off J; the layer tells its sampler."""
+    layer = BoltzmannAttention(8, 1, 12, sampler="banded", bandwidth=3)
+    layer(inputs(12).float()).square().sum().backward()
+    assert layer.coupling_pairs is not None
+    assert layer.coupling_pairs.grad is not None
+    assert (layer.coupling_pairs.grad != 0).all()
+
+
+def test_shorter_sequences_and_long_windows() -> None:
+    layer = built(256, sampler="banded", bandwidth=3)
+    short = built(20, sampler="exact", bandwidth=3)
+    state = layer.state_dict()
+    J = layer.couplings(20)
+    assert J is not None
+    upper = torch.triu_indices(20, 20, 1)
+    state["coupling_pairs"] = J[:, 0, upper[0], upper[1]][:, upper[1] - upper[0] <= 3]
+    short.load_state_dict(state)
+    assert (layer(inputs(8)) - short(inputs(8))).abs().max() < 1e-12
+    assert torch.isfinite(layer(inputs(256, batch=1))).all()
+
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"bandwidth": 0}, ValueError, r"^bandwidth: expected None or an integer >= 1, got 0\.$"),
+    ({"bandwidth": True}, ValueError, r"^bandwidth: expected None or an integer >= 1, got True\.$"),
+    (
+        {"bandwidth": 4, "sampler": BandedSampler(bandwidth=3)},
+        UnsupportedError,
+        r"^bandwidth: sampler 'banded' was built for 3, expected at least the 4 of the couplings\.$",
+    ),
+    ({"sampler": "banded"}, UnsupportedError, "bandwidth of 63 with 64 spins .* give a smaller bandwidth"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), BAD)
+def test_refusals_at_construction(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        BoltzmannAttention(8, 1, 64, **options)
+
+
+def test_a_mode_without_couplings_takes_any_bandwidth() -> None:
+    layer = BoltzmannAttention(8, 1, 64, mode="h", sampler="banded", bandwidth=4)
+    assert layer.coupling_pairs is None
+    assert layer(inputs(64).float()).shape == (3, 64, 8)

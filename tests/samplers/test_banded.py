@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from diabat.ising import Ising
+from diabat.samplers import Moments, UnsupportedError
+from diabat.samplers.banded import BandedSampler
+from diabat.samplers.exact import ExactSampler
+from diabat.testing import brute_force
+from diabat.testing.problems import Lead, make_problem
+
+from .banded_problems import PATTERNS, banded_problem
+from .enumeration import relative_error
+
+F64 = torch.float64
+Engine = Literal["native", "torch"]
+ENGINES: tuple[Engine, ...] = ("native", "torch")
+LEADS: tuple[Lead, ...] = ("none", "shared", "heads", "per_problem")
+# A few roundings per spin in the working precision.
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+
+
+def assert_equal(got: Moments, want: Moments, dtype: torch.dtype) -> None:
+    for name in ("probability", "correlation", "log_partition"):
+        value, expected = getattr(got, name), getattr(want, name)
+        assert value.dtype == dtype
+        assert value.shape == expected.shape
+        scale = max(1.0, float(expected.abs().max()))
+        assert float((value.double() - expected).abs().max()) < TOLERANCE[dtype] * scale, name
+
+
+def check(ising: Ising, bandwidth: int | None, engine: Engine) -> None:
+    got = BandedSampler(bandwidth=bandwidth, engine=engine).moments(ising, correlations=True)
+    assert got.info["engine"] == engine
+    assert_equal(got, brute_force(ising), ising.fields.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", range(9))
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_bandwidth_against_enumeration(engine: Engine, width: int, dtype: torch.dtype) -> None:
+    """Also n <= w, and no couplings at all (w = 0)."""
+    for n in (1, 2, 5, 9):
+        check(banded_problem((3,), n, width, seed=n, dtype=dtype), width, engine)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", range(1, 9))
+def test_sixteen_spins_against_the_exact_backend(width: int, dtype: torch.dtype) -> None:
+    ising = banded_problem((20,), 16, width, seed=width, dtype=dtype)
+    want = ExactSampler().moments(Ising(ising.fields.double(), _double(ising)), correlations=True)
+    assert_equal(BandedSampler(bandwidth=width).moments(ising, correlations=True), want, dtype)
+
+
+def _double(ising: Ising) -> torch.Tensor:
+    assert ising.couplings is not None
+    return ising.couplings.double()
+
+
+@pytest.mark.parametrize("lead", LEADS)
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_visibility(engine: Engine, pattern: str, lead: Lead) -> None:
+    check(banded_problem((2, 6), 6, 2, lead=lead, seed=5, visible=PATTERNS[pattern]), 2, engine)
+
+
+@pytest.mark.parametrize("batch", [(), (1,), (2, 3), (2, 2, 3), (40,)])
+@pytest.mark.parametrize("lead", LEADS)
+def test_every_lead(lead: Lead, batch: tuple[int, ...]) -> None:
+    check(banded_problem(batch, 5, 3, lead=lead, seed=1), 3, "native")
+
+
+def test_few_queries_per_coupling_matrix() -> None:
+    """Lanes with couplings of their own, some of them equal: 12 problems, 6 J."""
+    base = banded_problem((6, 2), 6, 3, lead="heads", seed=2)
+    J = banded_problem((6,), 6, 3, lead="per_problem", seed=3).couplings
+    assert J is not None
+    check(Ising(base.fields, J[:, None]), 3, "native")
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_the_band_is_found_in_the_couplings(n: int) -> None:
+    ising = banded_problem((3,), 9, n, seed=4)
+    moments = BandedSampler().moments(ising)
+    assert moments.info["bandwidth"] == n
+    assert torch.allclose(moments.probability, brute_force(ising).probability, atol=1e-12)
+    assert BandedSampler().moments(make_problem((3,), 9, lead="none")).info["bandwidth"] == 0
+
+
+def test_segments_are_formed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments of a few spins: most messages are formed twice."""
+    monkeypatch.setattr("diabat.samplers.banded.lanes._SEGMENT_BYTES", 1 << 12)
+    ising = banded_problem((40, 29), 29, 3, seed=6, dtype=torch.float32)
+    causal = torch.ones(29, 29, dtype=torch.bool).tril()
+    ising = Ising(ising.fields, ising.couplings, causal)
+    got = BandedSampler(bandwidth=3).moments(ising)
+    want = BandedSampler(bandwidth=3, engine="torch").moments(ising)
+    assert got.log_partition is not None
+    assert want.log_partition is not None
+    assert (got.probability - want.probability).abs().max() < 2e-6
+    assert relative_error(got.log_partition, want.log_partition) < 1e-6
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_log_z_of_the_chain(engine: Engine) -> None:
+    """Uniform field h and coupling J: Z = aᵀ Tⁿ⁻¹ a with T(s, s') = exp(J s s' + h (s + s')/2), a(s) = exp(h s/2)."""
+    n, h, J = 700, 0.3, -0.8
+    chain = torch.diag_embed(torch.full((n - 1,), J, dtype=F64), 1)
+    moments = BandedSampler(bandwidth=1, engine=engine).moments(
+        Ising(torch.full((n,), h, dtype=F64), chain + chain.T)
+    )
+    transfer = torch.tensor([[math.exp(J + h), math.exp(-J)], [math.exp(-J), math.exp(J - h)]], dtype=F64)
+    values, vectors = torch.linalg.eigh(transfer)
+    ends = vectors.T @ torch.tensor([math.exp(h / 2), math.exp(-h / 2)], dtype=F64)
+    top = float(values.max())
+    want = (n - 1) * math.log(top) + math.log(float((ends**2 * (values / top) ** (n - 1)).sum()))
+    assert moments.log_partition is not None
+    assert abs(float(moments.log_partition) - want) < 1e-10 * want
+    # Far from the ends the magnetization of the infinite chain, sinh h / sqrt(sinh² h + exp(-4J)).
+    bulk = math.sinh(h) / math.sqrt(math.sinh(h) ** 2 + math.exp(-4 * J))
+    assert abs(float(moments.magnetization[n // 2]) - bulk) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_hundreds_of_spins(dtype: torch.dtype) -> None:
+    """n = 512: float32 and float64 messages against float64 logarithms."""
+    ising = banded_problem((3,), 512, 5, seed=7, couplings=0.4, dtype=dtype)
+    got = BandedSampler(bandwidth=5, engine="native").moments(ising)
+    want = BandedSampler(bandwidth=5, engine="torch").moments(Ising(ising.fields.double(), _double(ising)))
+    assert got.info["arithmetic"] == str(dtype).removeprefix("torch.")
+    assert (got.probability - want.probability).abs().max() < TOLERANCE[dtype]
+    assert got.log_partition is not None
+    assert want.log_partition is not None
+    assert relative_error(got.log_partition, want.log_partition) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("fields", "couplings", "arithmetic"),
+    [(60.0, 0.5, "float64"), (4.0, 6.0, "float64"), (60.0, 20.0, "logarithms"), (0.0, 300.0, "logarithms")],
+)
+def test_strong_problems(fields: float, couplings: float, arithmetic: str, dtype: torch.dtype) -> None:
+    """|h| or |J| all equal in size: messages leave the range of the narrower types, and nothing is lost."""
+    signs = banded_problem((16,), 12, 4, seed=8, dtype=dtype)
+    assert signs.couplings is not None
+    h, J = fields * signs.fields.sign() + signs.fields, couplings * signs.couplings.sign()
+    got = BandedSampler(bandwidth=4).moments(Ising(h, J), correlations=True)
+    assert got.info["arithmetic"] == arithmetic
+    assert_equal(got, brute_force(Ising(h, J)), dtype)
+
+
+@pytest.mark.parametrize("fields", [-12.0, -30.0, -42.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_small_probabilities_keep_their_relative_precision(fields: float, dtype: torch.dtype) -> None:
+    base = banded_problem((8,), 10, 3, seed=9, dtype=dtype)
+    ising = Ising(base.fields + fields, base.couplings)
+    got, want = BandedSampler(bandwidth=3).moments(ising).probability, brute_force(ising).probability
+    assert want.max() < math.exp(1.5 * fields)
+    assert relative_error(got, want) < 10 * TOLERANCE[dtype]
+
+
+def test_fields_are_not_written_to() -> None:
+    ising = banded_problem((3,), 6, 2, seed=1)
+    assert ising.couplings is not None
+    kept = ising.fields.clone(), ising.couplings.clone()
+    BandedSampler(bandwidth=2).moments(ising, correlations=True)
+    assert torch.equal(ising.fields, kept[0])
+    assert torch.equal(ising.couplings, kept[1])
+
+
+def test_threads_change_no_bit() -> None:
+    ising = banded_problem((70, 12), 12, 4, seed=10, dtype=torch.float32)
+    ising = Ising(ising.fields, ising.couplings, torch.ones(12, 12, dtype=torch.bool).tril())
+    found = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            h, J = ising.fields.clone().requires_grad_(), _grad(ising)
+            moments = BandedSampler(bandwidth=4).moments(Ising(h, J, ising.visible), correlations=True)
+            assert moments.log_partition is not None
+            (moments.probability.square().sum() + moments.log_partition.sum()).backward()
+            reads = BandedSampler(bandwidth=4).sample(ising, 5, seed=11).spins
+            found.append((moments.probability.detach(), moments.correlation, h.grad, J.grad, reads))
+    finally:
+        torch.set_num_threads(before)
+    for one, two in zip(*found, strict=True):
+        assert one is not None
+        assert two is not None
+        assert torch.equal(one, two)
+
+
+def _grad(ising: Ising) -> torch.Tensor:
+    assert ising.couplings is not None
+    return ising.couplings.clone().requires_grad_()
+
+
+@pytest.mark.parametrize("far", [4, 5, 7])
+def test_a_coupling_outside_the_band_is_named(far: int) -> None:
+    """The first place outside counts as well: spins 1 and 4 are 3 apart."""
+    ising = banded_problem((2,), 8, 2, seed=12)
+    assert ising.couplings is not None
+    J = ising.couplings.clone()
+    J[1, far] = J[far, 1] = 0.5
+    message = rf"^couplings: .* for \|j - k\| > bandwidth = 2, got a coupling of spins 1 and {far}\.$"
+    with pytest.raises(UnsupportedError, match=message):
+        BandedSampler(bandwidth=2).moments(Ising(ising.fields, J))
+    with pytest.raises(UnsupportedError, match=message):
+        BandedSampler(bandwidth=2).sample(Ising(ising.fields, torch.stack((ising.couplings, J))), 2)
+
+
+def test_what_would_not_fit_is_refused_with_its_size() -> None:
+    ising = make_problem((2,), 40, seed=13)
+    with pytest.raises(
+        UnsupportedError, match=r"a bandwidth of 39 with 40 spins in 2 problems, .* s and .* MB"
+    ):
+        BandedSampler().moments(ising)
+    with pytest.raises(UnsupportedError, match=r"max_seconds = 1e-06"):
+        BandedSampler(max_seconds=1e-6).moments(make_problem((2,), 12, seed=13))
+    with pytest.raises(UnsupportedError, match=r"memory_budget_mb = 0\.1"):
+        BandedSampler(memory_budget_mb=0.1).sample(make_problem((2,), 12, seed=13), 2)
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"bandwidth": -1}, r"^bandwidth: expected None or an integer >= 0, got -1\.$"),
+    ({"bandwidth": True}, r"^bandwidth: expected None or an integer >= 0, got True\.$"),
+    ({"bandwidth": 2.0}, r"^bandwidth: expected None or an integer >= 0, got 2\.0\.$"),
+    ({"engine": "nativ"}, r"^engine: .* got 'nativ'\. Did you mean 'native'\?$"),
+    ({"memory_budget_mb": 0}, r"^memory_budget_mb: expected a positive finite number, got 0\.$"),
+    ({"max_seconds": float("nan")}, r"^max_seconds: expected a positive finite number, got nan\.$"),
+    ({"max_seconds": True}, r"^max_seconds: expected a positive finite number, got True\.$"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BandedSampler(**options)
+
+
+def test_the_native_engine_wants_fields_on_the_cpu() -> None:
+    ising = Ising(torch.zeros(2, 3, device="meta"), check=False)
+    with pytest.raises(UnsupportedError, match="expects a tensor on the CPU, got meta; use engine 'torch'"):
+        BandedSampler(bandwidth=1, engine="native").moments(ising)
+
+
+def test_numba_is_loaded_at_the_first_solution() -> None:
+    code = (
+        "import sys, torch, diabat; s = diabat.sampler('banded'); assert 'numba' not in sys.modules;"
+        "s.moments(diabat.Ising(torch.zeros(2, 3))); assert 'numba' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
