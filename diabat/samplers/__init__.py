@@ -1,5 +1,10 @@
 """Sampling backends behind one interface; see :mod:`diabat.samplers.base`."""
 
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
 from diabat.samplers.base import Capabilities, Moments, Sampler, Samples, UnsupportedError
 from diabat.samplers.registry import available_backends, sampler
 
@@ -12,3 +17,16 @@ __all__ = [
     "available_backends",
     "sampler",
 ]
+
+# Reached as attributes of the package, and imported then: one loads dimod, the other serves scripts.
+_MODULES = ("executor", "ocean")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"diabat.samplers.{name}")
+    raise AttributeError(f"module 'diabat.samplers' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

@@ -79,7 +79,7 @@ def grouped(ising: Ising, cost: Cost = enumeration_cost) -> list[Group]:
     """Split a batch into tiers and gather h, J and K; differentiable in all three."""
     n = ising.num_spins
     fields = _with_dump(ising.fields.reshape(-1))
-    lead = _common_lead(ising)
+    lead = common_lead(ising)
     J, K = (
         None if t is None else _with_dump(t.expand(*lead, *t.shape[-order:]).reshape(-1))
         for t, order in ((ising.couplings, 2), (ising.three_body, 3))
@@ -97,7 +97,7 @@ def grouped(ising: Ising, cost: Cost = enumeration_cost) -> list[Group]:
 
 def tiers(ising: Ising, cost: Cost = enumeration_cost) -> tuple[Tier, ...]:
     """Tiers of a batch.  Problems without a visible spin are in none of them."""
-    lead, device = _common_lead(ising), ising.fields.device
+    lead, device = common_lead(ising), ising.fields.device
     shape = tuple(ising.fields.shape)
     if ising.visible is None:
         return _cached_tiers(None, (), shape, lead, cost, device)
@@ -162,7 +162,7 @@ def _interaction_cells(spins: Tensor, coupling: Tensor, n: int, order: int, dump
     return torch.where(valid, cells, dump)
 
 
-def _common_lead(ising: Ising) -> torch.Size:
+def common_lead(ising: Ising) -> torch.Size:
     """Leading shape shared by J and K, padded with ones to the batch's number of dimensions."""
     lead = torch.Size(())
     for value, order in ((ising.couplings, 2), (ising.three_body, 3)):

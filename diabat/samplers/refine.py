@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,8 @@ import torch
 from torch import Tensor
 
 from diabat.ising import Ising
-from diabat.samplers import registry
 from diabat.samplers.base import Capabilities, Sampler, Samples, check_num_reads
+from diabat.samplers.composite import build_base
 from diabat.samplers.grouping import Group, grouped
 from diabat.samplers.heat_bath import heat_bath
 
@@ -54,7 +53,7 @@ class RefineSampler(Sampler):
         if isinstance(sweeps, bool) or not isinstance(sweeps, int) or sweeps < 0:
             raise ValueError(f"sweeps: expected an integer >= 0, got {sweeps!r}.")
         check_num_reads(num_reads)
-        self.base, self.sweeps, self.num_reads = _build(sampler, options), sweeps, num_reads
+        self.base, self.sweeps, self.num_reads = build_base(sampler, options), sweeps, num_reads
         if not self.base.capabilities.samples:
             raise ValueError(
                 f"sampler: expected a backend that draws samples, got '{self.base.name}', "
@@ -92,21 +91,6 @@ class RefineSampler(Sampler):
             spins = _swept(spins, ising, self.sweeps, np.random.Generator(np.random.PCG64(of_sweeps)))
         info = {"base": dict(drawn.info), "sweeps": self.sweeps}
         return Samples(spins, ising.visible_mask, drawn.log_weights, info)
-
-
-def _build(sampler: str | Sampler, options: Mapping[str, Any] | None) -> Sampler:
-    if not isinstance(sampler, str):
-        if options is not None:
-            raise ValueError(
-                f"options: expected None with a sampler that is built already, got {sorted(options)}."
-            )
-        return registry.as_sampler(sampler)
-    registry.backend_factory(sampler)  # an unknown name is about ``sampler``, what follows about ``options``
-    try:
-        return registry.sampler(sampler, **(options or {}))
-    except (ValueError, TypeError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"options: {error}") from error
 
 
 def _cost(groups: int, problems: int, spins: int) -> float:

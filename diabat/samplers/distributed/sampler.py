@@ -1,0 +1,192 @@
+"""Backend ``distributed``: another backend, with the batch spread over processes or a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from torch import Tensor
+
+from diabat.ising import Ising
+from diabat.samplers.base import AdjointGradient, Capabilities, Moments, Sampler, Samples
+from diabat.samplers.composite import build_base, refuse_memory
+from diabat.samplers.distributed.chunks import Box, Chunks
+from diabat.samplers.distributed.jobs import Answer, Job, make_job, pack, run, run_packed
+from diabat.samplers.distributed.workers import Workers
+from diabat.samplers.facts import condensed
+from diabat.samplers.seeds import child_seed
+
+
+class DistributedSampler(Sampler):
+    """Splits a batch into chunks, has the base solve them side by side, and puts the results together.
+
+    Chunks and their seeds (``numpy.random.SeedSequence(seed)``, one child per chunk) follow from the shapes,
+    ``chunk`` and ``read_chunk``, never from the number of workers: any number gives the same tensors, none at
+    all included.  Couplings shared by problems stay shared: a chunk carries one J for all its problems, or one J
+    for each group of them.
+
+    The workers start with the first call, are kept for the next ones, and stop with :meth:`close`, at the end of
+    a ``with`` block, or with the program.  Scripts that use processes need ``if __name__ == "__main__":``.
+
+    Whatever the base estimates from a whole batch (``calibration="per_batch"`` of ``dqa``) or draws once for it,
+    it estimates and draws for each chunk.
+
+    Args:
+        sampler: The base: a name, or a sampler.
+        options: Options of the base, if it is given by name.
+        workers: Processes with one thread each; 0 for none, in this process; None for one per processor.
+        chunk: Problems per job, at most.
+        read_chunk: Reads per job of ``sample``, at most; None keeps the reads of a problem together.  For backends
+            whose reads are expensive: each part of the reads pays for its own burn-in.  Log-weights of the base
+            must mean the same in every call (log p/q up to a constant of the problem).
+        executor: None for processes of this machine; a ``concurrent.futures.Executor``; ``"dask"`` or the address
+            of a dask scheduler (``"tcp://host:8786"``), with the extra ``[cluster]``.
+
+    Attributes:
+        base: The base.
+
+    Raises:
+        ValueError: If an option has a bad value, or the base has learnable parameters or is persistent.
+        TypeError: If an argument has the wrong type, or the base has no such option.
+    """
+
+    name = "distributed"
+
+    # The name comes first in the unions: a configuration reports their first member.
+    def __init__(
+        self,
+        sampler: str | Sampler = "dqa",
+        *,
+        options: dict[str, Any] | None = None,
+        workers: int | None = None,
+        chunk: int = 64,
+        read_chunk: int | None = None,
+        executor: str | Executor | None = None,
+    ) -> None:
+        _check_size("chunk", chunk)
+        if read_chunk is not None:
+            _check_size("read_chunk", read_chunk)
+        self.workers = Workers(executor, workers)
+        self.base, self.chunk, self.read_chunk = build_base(sampler, options), chunk, read_chunk
+        self.num_reads = self.base.num_reads
+        refuse_memory(self.base)
+        if self.base.parameters:
+            raise ValueError(
+                "sampler: expected a base without learnable parameters, which other processes do not see, "
+                f"got '{self.base.name}' with {len(self.base.parameters)}."
+            )
+        self._packed: bytes | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the base, without ``exact`` gradients: autograd ends at the border of a process."""
+        base = self.base.capabilities
+        gradients = tuple(name for name in base.gradients if name != "exact")
+        return replace(base, gradients=gradients or ("straight_through",))
+
+    def adjoint(self, ising: Ising, cotangent: Tensor, *, seed: int) -> AdjointGradient:
+        """The base's derivative, chunk by chunk; ∂L/∂J is summed over the chunks that share J."""
+        self._require(ising)
+        chunks = Chunks(ising.detach(), self.chunk)
+        plan = _plan(chunks, seed, None, None)
+        jobs = (
+            make_job("adjoint", chunks.problem(p.box), p.seed, cotangent=chunks.cotangent(cotangent, p.box))
+            for p in plan
+        )
+        answers = list(self._run(jobs))
+        h = chunks.assemble(_parts(plan, answers, "fields"), ())
+        J = None
+        if ising.couplings is not None:
+            J = chunks.add_couplings(
+                [(p.box, a.arrays["couplings"]) for p, a in zip(plan, answers, strict=True)]
+            )
+        return AdjointGradient(h.to(ising.fields), J)
+
+    def close(self) -> None:
+        """Stop the workers; the next call starts new ones.  A given executor stays open."""
+        self.workers.close()
+
+    def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
+        chunks = Chunks(ising.detach(), self.chunk)
+        plan = _plan(chunks, seed, None, None)
+        jobs = (make_job("moments", chunks.problem(p.box), p.seed, correlations=correlations) for p in plan)
+        answers = list(self._run(jobs))
+        found = {name: chunks.assemble(_parts(plan, answers, name), ()) for name in answers[0].arrays}
+        info = self._info(plan, answers)
+        return Moments(**found, visible=ising.visible_mask, num_reads=answers[0].num_reads, info=info)
+
+    def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+        chunks = Chunks(ising, self.chunk)
+        plan = _plan(chunks, seed, num_reads, self.read_chunk)
+        jobs = (
+            make_job("sample", chunks.problem(p.box), p.seed, num_reads=p.reads.stop - p.reads.start)
+            for p in plan
+        )
+        answers = list(self._run(jobs))
+        spins = chunks.assemble(_parts(plan, answers, "spins", reads=True), (num_reads,))
+        weights = None
+        if "log_weights" in answers[0].arrays:
+            weights = chunks.assemble(_parts(plan, answers, "log_weights", reads=True), (num_reads,))
+        return Samples(spins, ising.visible_mask, weights, self._info(plan, answers))
+
+    def _run(self, jobs: Iterable[Job]) -> Iterator[Answer]:
+        if self.workers.here:
+            return self.workers.results(run, ((self.base, job) for job in jobs))
+        if self._packed is None:
+            self._packed = pack(self.base)
+        packed = self._packed
+        return self.workers.results(run_packed, ((packed, job) for job in jobs))
+
+    def _info(self, plan: list[_Part], answers: list[Answer]) -> dict[str, Any]:
+        base = condensed([{k: v for k, v in a.info.items() if k != "seed"} for a in answers])
+        return {
+            "base": base,
+            "chunks": len(plan),
+            "chunk_seeds": [part.seed for part in plan],
+            "workers": self.workers.label,
+            "busy_s": sum(answer.info["wall_s"] for answer in answers),
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Part(NamedTuple):
+    """One job: which problems, which reads, and its seed."""
+
+    box: Box
+    reads: slice
+    seed: int
+
+
+def _plan(chunks: Chunks, seed: int, num_reads: int | None, read_chunk: int | None) -> list[_Part]:
+    """All jobs of a batch.  The first reads of a box have the seed of its moments and adjoint."""
+    total = num_reads or 1
+    size = min(read_chunk or total, total)
+    plan = []
+    for number, box in enumerate(chunks.boxes):
+        for part, start in enumerate(range(0, total, size)):
+            own = child_seed(seed, number, part) if part else child_seed(seed, number)
+            plan.append(_Part(box, slice(start, min(start + size, total)), own))
+    return plan
+
+
+def _parts(plan: list[_Part], answers: list[Answer], name: str, *, reads: bool = False) -> list[Any]:
+    """Arrays of one name with their places, as :meth:`Chunks.assemble` takes them."""
+    return [
+        ((part.reads,) if reads else (), part.box, answer.arrays[name])
+        for part, answer in zip(plan, answers, strict=True)
+    ]
+
+
+def _check_size(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}: expected an integer >= 1, got {value!r}.")

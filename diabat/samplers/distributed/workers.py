@@ -1,0 +1,234 @@
+"""Where sampling jobs run: in this process, in processes of this machine, on a dask cluster, or as the caller says."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from types import TracebackType
+from typing import Any, Self
+
+from diabat.samplers.distributed.processes import InProcess, WorkerPool, available_cpus
+
+_ADDRESSES = ("tcp://", "tls://", "ucx://", "ws://", "wss://", "inproc://")
+Progress = Callable[[int], None]
+"""Called with the number of jobs done."""
+
+
+class WorkerLostError(RuntimeError):
+    """A worker process ended in the middle of a job."""
+
+
+class Workers:
+    """A lazily opened ``concurrent.futures`` executor.
+
+    Args:
+        executor: None for processes of this machine; any Executor; ``"dask"`` for what dask's configuration says
+            (a scheduler address, else a cluster on this machine); or the address of a dask scheduler
+            (``"tcp://host:8786"``).
+        workers: Number of processes, 0 to run in this one, None for one per available processor.
+
+    Raises:
+        ValueError: If an argument is out of range, or dask is asked for and not installed.
+        TypeError: If ``executor`` is neither a string nor an Executor.
+    """
+
+    def __init__(self, executor: str | Executor | None = None, workers: int | None = None) -> None:
+        if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
+            raise ValueError(f"workers: expected an integer >= 0 or None, got {workers!r}.")
+        if executor is not None:
+            _check_executor(executor)
+            if workers is not None:
+                raise ValueError(
+                    f"workers: expected None beside an executor, which has its own, got {workers}."
+                )
+        self.executor, self.workers = executor, workers
+        self._forget()
+
+    def _forget(self) -> None:
+        self._opened: Executor | None = None
+        self._client: Any = None
+        self._lost: tuple[type[BaseException], ...] = (BrokenExecutor,)
+        self._lock = threading.Lock()
+
+    @property
+    def here(self) -> bool:
+        """Whether jobs run in this process, one after the other."""
+        return self.workers == 0
+
+    @property
+    def label(self) -> int | str:
+        """Number of processes, or what runs the jobs instead."""
+        if self.executor is None:
+            return available_cpus() if self.workers is None else self.workers
+        return self.executor if isinstance(self.executor, str) else type(self.executor).__name__
+
+    def results(self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+        """Run ``function(*job)`` for all jobs and yield the results in their order.
+
+        Raises:
+            WorkerLostError: If a worker process ended in the middle of a job.
+            ConnectionError: If the dask scheduler does not answer.
+            Exception: Whatever a job raised; jobs that have not begun are cancelled.
+        """
+        for future in self.finished(function, jobs):
+            yield self.result(future)
+
+    def finished(
+        self,
+        function: Callable[..., Any],
+        jobs: Iterable[tuple[Any, ...]],
+        *,
+        ahead: int | None = None,
+        progress: Progress | None = None,
+        waiting: deque[Future[Any]] | None = None,
+    ) -> Iterator[Future[Any]]:
+        """Run jobs and yield their futures in order, each when it is done.
+
+        Args:
+            function: A function of a module that the workers can import.
+            jobs: Its arguments, job by job.
+            ahead: Jobs that are handed out before the first result is taken; None hands out all at once.
+            progress: Told the number of jobs done, in this thread.
+            waiting: Holds the futures that are handed out and not yielded yet, for the caller to look at.
+        """
+        if self.here:
+            ahead = 1
+        waiting = deque() if waiting is None else waiting
+        counter = _Counter(progress)
+        try:
+            executor = self._open()
+            for job in jobs:
+                waiting.append(self._submit(executor, function, job))
+                while ahead is not None and len(waiting) >= ahead:
+                    counter.wait(waiting)
+                    yield waiting.popleft()
+            while waiting:
+                counter.wait(waiting)
+                yield waiting.popleft()
+        except (KeyboardInterrupt, SystemExit):
+            self._kill()
+            raise
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def result(self, future: Future[Any]) -> Any:
+        """Result of a future that is done.
+
+        Raises:
+            WorkerLostError: As :meth:`results`.
+        """
+        try:
+            return future.result()
+        except self._lost as error:
+            raise self._loss() from error
+
+    def close(self) -> None:
+        """Stop the workers that were started here; the next job starts new ones.  A given executor stays open."""
+        with self._lock:
+            opened, client = self._opened, self._client
+            self._opened = self._client = None
+        if opened is not None and opened is not self.executor:
+            opened.shutdown(wait=True, cancel_futures=True) if client is None else client.close()
+
+    def _kill(self) -> None:
+        if isinstance(self._opened, WorkerPool):
+            self._opened.kill()
+        self.close()
+
+    def _open(self) -> Executor:
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._start()
+            return self._opened
+
+    def _start(self) -> Executor:
+        if isinstance(self.executor, Executor):
+            return self.executor
+        if self.executor is None:
+            return InProcess() if self.here else WorkerPool(self.workers or available_cpus())
+        from distributed import Client, KilledWorker
+
+        try:
+            self._client = Client() if self.executor == "dask" else Client(self.executor)
+        except OSError as error:
+            raise ConnectionError(
+                f"executor: expected a dask scheduler at {self.executor}, got no answer ({error})."
+            ) from error
+        self._lost = (BrokenExecutor, KilledWorker)
+        # Jobs draw random numbers: equal arguments are no reason to keep an old answer.
+        executor: Executor = self._client.get_executor(pure=False)
+        return executor
+
+    def _submit(self, executor: Executor, function: Callable[..., Any], job: tuple[Any, ...]) -> Future[Any]:
+        try:
+            return executor.submit(function, *job)
+        except self._lost as error:  # told in its turn, after the results that are there already
+            future: Future[Any] = Future()
+            future.set_exception(error)
+            return future
+
+    def _loss(self) -> WorkerLostError:
+        self.close()
+        return WorkerLostError(
+            "workers: expected every worker process to finish its job, but one ended in the middle of it (killed, "
+            "out of memory, crashed, or started by a script whose code is not under if __name__ == '__main__')."
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, in this process or another, starts workers of its own."""
+        return {"executor": self.executor, "workers": self.workers}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+
+class _Counter:
+    """Waits for the first of some futures and reports how many are done meanwhile."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.progress, self.taken, self.told = progress, 0, 0
+
+    def wait(self, waiting: deque[Future[Any]]) -> None:
+        self._tell(waiting)
+        while not waiting[0].done():
+            pending = [future for future in waiting if not future.done()]
+            wait(pending if self.progress else pending[:1], return_when=FIRST_COMPLETED)
+            self._tell(waiting)
+        self.taken += 1
+
+    def _tell(self, waiting: deque[Future[Any]]) -> None:
+        if self.progress is not None:
+            done = self.taken + sum(future.done() for future in waiting)
+            if done > self.told:
+                self.told = done
+                self.progress(done)
+
+
+def _check_executor(executor: Any) -> None:
+    if isinstance(executor, Executor):
+        return
+    if not isinstance(executor, str):
+        raise TypeError(
+            f"executor: expected an Executor, 'dask' or a scheduler address, got {type(executor).__name__}."
+        )
+    if executor != "dask" and not executor.startswith(_ADDRESSES):
+        raise ValueError(
+            f"executor: expected 'dask' or a scheduler address such as tcp://host:8786, got {executor!r}."
+        )
+    if importlib.util.find_spec("distributed") is None:
+        raise ValueError(
+            f"executor: expected the package distributed for {executor!r}, got none; pip install 'diabat[cluster]'."
+        )

@@ -1,0 +1,155 @@
+"""Many independent sampling jobs over processes or a cluster, results in order, for scripts."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from concurrent.futures import Executor, Future, wait
+from typing import Any, NamedTuple
+
+import torch
+
+from diabat.ising import Ising
+from diabat.samplers.base import Sampler, Samples, UnsupportedError, check_num_reads, draw_seed
+from diabat.samplers.composite import build_base, refuse_memory
+from diabat.samplers.distributed.jobs import Answer, Job, make_job, pack, run, run_packed
+from diabat.samplers.distributed.workers import Workers
+from diabat.samplers.seeds import child_seed
+
+Progress = Callable[[int, int | None], None]
+"""Called with the number of jobs done and their total, None if that is not known."""
+
+
+class SampleJob(NamedTuple):
+    """One call of ``sample``.
+
+    Attributes:
+        problem: The problems.
+        num_reads: Reads per problem.
+        seed: None for one that follows from the seed of the whole and the place of the job.
+        name: What error messages call it.
+    """
+
+    problem: Ising
+    num_reads: int
+    seed: int | None = None
+    name: str | None = None
+
+
+class JobError(RuntimeError):
+    """A job that failed; ``__cause__`` is the reason.
+
+    Attributes:
+        index: Place of the job.
+        name: Its name, if it has one.
+        finished: Results of later jobs that were done or under way, by place.
+    """
+
+    def __init__(self, index: int, name: str | None, reason: str, finished: Mapping[int, Samples]) -> None:
+        super().__init__(f"job {index}{f' ({name})' if name else ''}: {reason}")
+        self.index, self.name, self.finished = index, name, dict(finished)
+
+
+def map_samples(
+    sampler: str | Sampler,
+    jobs: Iterable[SampleJob],
+    *,
+    options: dict[str, Any] | None = None,
+    seed: int | None = None,
+    workers: int | None = None,
+    executor: str | Executor | None = None,
+    ahead: int = 256,
+    progress: Progress | None = None,
+) -> Iterator[Samples]:
+    """Draw reads of many jobs side by side.
+
+    The results do not depend on the number of workers: job i without a seed of its own has that of
+    ``SeedSequence(seed).spawn(...)[i]``, recorded in its ``info``.  Workers that are started here stop with the
+    last result, or when the iterator is closed; to keep them for several calls pass
+    ``executor=WorkerPool(4)`` of :mod:`diabat.samplers.distributed.processes`.
+
+    Args:
+        sampler: A backend that draws samples: a name, or a sampler.
+        jobs: The jobs; an iterator is read only ``ahead`` jobs in front of the results.
+        options: Options of the backend, if it is given by name.
+        seed: Seed of the whole; None draws one.
+        workers: As for :class:`~diabat.samplers.distributed.sampler.DistributedSampler`.
+        executor: Likewise.
+        ahead: Jobs handed out before the first result is taken, at least 1.
+        progress: Called in this thread as jobs are done, while a result is waited for.
+
+    Returns:
+        Iterator over the samples of each job, in the order of the jobs.
+
+    Raises:
+        UnsupportedError: If the backend does not draw samples.
+        JobError: While iterating, at the first job that failed or whose worker was lost.  Jobs that have not
+            begun are cancelled, those under way are waited for, and their results are in its ``finished``.
+        ValueError: If an argument is out of range, or the backend is persistent.
+        TypeError: If an argument, or a job, has the wrong type.
+    """
+    if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1:
+        raise ValueError(f"ahead: expected an integer >= 1, got {ahead!r}.")
+    base = build_base(sampler, options)
+    refuse_memory(base)
+    if not base.capabilities.samples:
+        raise UnsupportedError(f"sampler '{base.name}' computes moments only and cannot draw samples.")
+    total = len(jobs) if isinstance(jobs, Sized) else None
+    tell = None if progress is None else lambda done: progress(done, total)
+    return _Campaign(base, Workers(executor, workers), draw_seed(seed)).run(jobs, ahead, tell)
+
+
+class _Campaign:
+    """The jobs that are handed out, and the futures that will answer them, in the same order."""
+
+    def __init__(self, base: Sampler, workers: Workers, seed: int) -> None:
+        self.base, self.workers, self.seed = base, workers, seed
+        self.handed: deque[tuple[int, SampleJob]] = deque()
+        self.waiting: deque[Future[Answer]] = deque()
+
+    def run(
+        self, jobs: Iterable[SampleJob], ahead: int, tell: Callable[[int], None] | None
+    ) -> Iterator[Samples]:
+        function = run if self.workers.here else run_packed
+        calls = self._calls(jobs)
+        with self.workers:
+            for future in self.workers.finished(
+                function, calls, ahead=ahead, progress=tell, waiting=self.waiting
+            ):
+                index, job = self.handed.popleft()
+                try:
+                    answer = self.workers.result(future)
+                except Exception as error:
+                    raise JobError(index, job.name, str(error), self._rest()) from error
+                yield _samples(job, answer)
+
+    def _calls(self, jobs: Iterable[SampleJob]) -> Iterator[tuple[Sampler | bytes, Job]]:
+        sent: Sampler | bytes = self.base if self.workers.here else pack(self.base)
+        job: Any  # jobs come from callers that no type checker has seen
+        for index, job in enumerate(jobs):
+            if not isinstance(job, SampleJob) or not isinstance(job.problem, Ising):
+                kind = type(getattr(job, "problem", job)).__name__
+                raise TypeError(f"jobs: expected a SampleJob with an Ising, got a {kind} at place {index}.")
+            try:
+                check_num_reads(job.num_reads)
+                seed = child_seed(self.seed, index) if job.seed is None else draw_seed(job.seed)
+            except ValueError as error:
+                raise ValueError(f"jobs: place {index}: {error}") from error
+            self.handed.append((index, job))
+            yield sent, make_job("sample", job.problem, seed, num_reads=job.num_reads)
+
+    def _rest(self) -> dict[int, Samples]:
+        """Results of the jobs behind the one that failed."""
+        under_way = [future for future in self.waiting if not future.cancel()]
+        wait(under_way)
+        return {
+            index: _samples(job, future.result())
+            for (index, job), future in zip(self.handed, self.waiting, strict=True)
+            if not future.cancelled() and future.exception() is None
+        }
+
+
+def _samples(job: SampleJob, answer: Answer) -> Samples:
+    device = job.problem.fields.device
+    tensors = {name: torch.from_numpy(array).to(device) for name, array in answer.arrays.items()}
+    return Samples(**tensors, visible=job.problem.visible_mask, info=answer.info)

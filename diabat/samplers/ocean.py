@@ -1,0 +1,144 @@
+r"""Any backend as a ``dimod.Sampler``, for Ocean's composites and tools.
+
+    from diabat.samplers.ocean import OceanSampler
+
+    sampleset = OceanSampler("tempering").sample(bqm, num_reads=100, beta=2.0, seed=7)
+
+**A Boltzmann sampler never anneals silently.**  Reads follow P(x) ∝ exp(-beta · E(x)) at the beta that is asked for,
+1 unless said otherwise; they are no attempt at the ground state.  For optimisation ask for a large beta, or use a
+solver.  Backends with a law of their own (``dqa``) draw from that law for the fields and couplings scaled by beta.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from numbers import Real
+from typing import Any
+
+import dimod
+import numpy as np
+
+from diabat.ising import from_bqm
+from diabat.samplers.base import MAX_SEED, Sampler, Samples, check_num_reads, draw_seed
+from diabat.samplers.composite import build_base
+from diabat.samplers.facts import plain
+
+
+class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
+    """A backend behind dimod's interface.
+
+    Args:
+        sampler: A backend that draws samples: a name, or a sampler.
+        **options: Options of the backend, if it is given by name.
+
+    Attributes:
+        sampler: The backend.
+
+    Raises:
+        ValueError: If the backend does not draw samples, or an option has a bad value.
+        TypeError: If ``sampler`` is neither name nor sampler, or the backend has no such option.
+    """
+
+    def __init__(self, sampler: str | Sampler = "tempering", /, **options: Any) -> None:
+        self.sampler = build_base(sampler, options or None)
+        able = self.sampler.capabilities
+        if not able.samples:
+            raise ValueError(
+                f"sampler: expected a backend that draws samples, got '{self.sampler.name}', "
+                "which computes moments only."
+            )
+        self._properties = {
+            "backend": self.sampler.name,
+            **{name: plain(value) for name, value in dataclasses.asdict(able).items()},
+            "default_beta": 1.0,
+            "seed_range": [0, MAX_SEED],
+        }
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        """Name and capabilities of the backend as plain data, the default beta, and the range of seeds."""
+        return dict(self._properties)
+
+    @property
+    def parameters(self) -> dict[str, list[str]]:
+        """Keywords of :meth:`sample`, each with the properties that bear on it."""
+        return {"num_reads": ["samples"], "seed": ["seed_range"], "beta": ["default_beta", "law", "exact"]}
+
+    def sample(
+        self,
+        bqm: dimod.BinaryQuadraticModel,
+        *,
+        num_reads: int = 1,
+        seed: int | None = None,
+        beta: float = 1.0,
+        **unknown: Any,
+    ) -> dimod.SampleSet:
+        """Draw reads at inverse temperature beta: P(x) ∝ exp(-beta · E(x)), E the energy of the model.
+
+        Args:
+            bqm: The model, SPIN or BINARY, with any labels.
+            num_reads: Reads.
+            seed: The same seed gives the same samples.  None draws one, recorded in ``info["seed"]``.
+            beta: Inverse temperature in units of 1/energy, >= 0.  It is a number, not a schedule: nothing is
+                annealed, and at the default 1.0 a model with weak biases gives nearly random reads.
+            **unknown: Ignored with a SamplerUnknownArgWarning, as Ocean's composites expect.
+
+        Returns:
+            One row per read in the order in which they were drawn, int8, not aggregated.  ``info`` is that of the
+            backend, as plain data, with ``beta``.  Log-weights, of backends that weight their reads, are the
+            vector ``log_weight`` of the record.
+
+        Raises:
+            UnsupportedError: If the backend does not support the model, for instance its number of variables.
+            IsingError: If a bias is not finite.
+            ValueError: If an argument is out of range.
+        """
+        self.remove_unknown_kwargs(**unknown)
+        num_reads, seed = _integer(num_reads), None if seed is None else _integer(seed)
+        check_num_reads(num_reads)
+        _check_beta(beta)
+        if not bqm.num_variables:
+            empty = {"backend": self.sampler.name, "seed": draw_seed(seed)}
+            return _sampleset(bqm, None, [], num_reads, {**empty, "beta": float(beta)})
+        ising, labels = from_bqm(bqm, beta=float(beta))
+        drawn = self.sampler.sample(ising, num_reads, seed=seed)
+        return _sampleset(bqm, drawn, labels, num_reads, {**plain(drawn.info), "beta": float(beta)})
+
+    def close(self) -> None:
+        """Release what the backend holds, such as worker processes."""
+        close = getattr(self.sampler, "close", None)  # most backends hold nothing
+        if close is not None:
+            close()
+
+
+def _sampleset(
+    bqm: dimod.BinaryQuadraticModel,
+    drawn: Samples | None,
+    labels: list[Any],
+    num_reads: int,
+    info: dict[str, Any],
+) -> dimod.SampleSet:
+    """Rows in the vartype of the model with its own energies; ``drawn`` is None for the empty model."""
+    vectors = {}
+    if drawn is None:
+        rows = np.empty((num_reads, 0), dtype=np.int8)
+    else:
+        rows = drawn.spins.cpu().numpy()
+        if drawn.log_weights is not None:
+            vectors["log_weight"] = drawn.log_weights.double().cpu().numpy()
+    if bqm.vartype is dimod.BINARY:
+        rows = (rows > 0).astype(np.int8)
+    energy = bqm.energies((rows, labels))
+    return dimod.SampleSet.from_samples((rows, labels), bqm.vartype, energy, info=info, **vectors)
+
+
+def _integer(value: Any) -> Any:
+    """Accept the integers of numpy, which Ocean's tools hand around."""
+    return int(value) if isinstance(value, np.integer) else value
+
+
+def _check_beta(beta: Any) -> None:
+    number = isinstance(beta, Real) and not isinstance(beta, bool)
+    if not number or not math.isfinite(beta) or beta < 0:
+        raise ValueError(f"beta: expected a finite number >= 0, got {beta!r}.")
