@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,9 +10,11 @@ import typer
 
 from diabat.cli.arguments import JsonOption
 from diabat.cli.failures import importing
+from diabat.cli.output import print_json
 from diabat.cli.sample_report import report_moments, report_samples
 
 if TYPE_CHECKING:
+    from diabat.ising import Ising
     from diabat.samplers.base import Sampler
 
 ProblemArgument = Annotated[
@@ -32,6 +35,8 @@ BetaOption = Annotated[float | None, typer.Option(help="Inverse temperature fold
 KindOption = Annotated[bool, typer.Option("--moments/--samples", help="Marginals, or the reads themselves.")]
 PairsOption = Annotated[bool, typer.Option("--correlations", help="Also report pair correlations.")]
 
+DryOption = Annotated[bool, typer.Option("--dry-run", help="Say what 'dimod' would submit; submit nothing.")]
+
 
 def sample_problem(
     problem: ProblemArgument,
@@ -42,6 +47,7 @@ def sample_problem(
     beta: BetaOption = None,
     moments: KindOption = True,
     correlations: PairsOption = False,
+    dry_run: DryOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Sample one Ising problem.
@@ -54,7 +60,9 @@ def sample_problem(
 
     backend = _build(sampler, options or [])
     loaded = read_problem(problem, beta=beta)
-    if not moments:
+    if dry_run:
+        _report_dry_run(backend, loaded.ising, num_reads or backend.num_reads, seed, as_json)
+    elif not moments:
         samples = backend.sample(loaded.ising, num_reads or type(backend).num_reads, seed=seed)
         report_samples(loaded, samples, as_json)
     elif num_reads is None:
@@ -63,6 +71,18 @@ def sample_problem(
         samples = backend.sample(loaded.ising, num_reads, seed=seed)
         dtype = loaded.ising.fields.dtype
         report_moments(loaded, samples.moments(correlations=correlations, dtype=dtype), as_json)
+
+
+def _report_dry_run(backend: Sampler, ising: Ising, num_reads: int, seed: int | None, as_json: bool) -> None:
+    from diabat.samplers.dimod import DimodSampler
+
+    if not isinstance(backend, DimodSampler):
+        raise ValueError(f"--dry-run: expected backend 'dimod', which submits, got '{backend.name}'.")
+    report = backend.dry_run(ising, num_reads, seed=seed or 0)
+    if as_json:
+        print_json(dataclasses.asdict(report))
+    else:
+        typer.echo(str(report))
 
 
 def _build(name: str, options: list[str]) -> Sampler:

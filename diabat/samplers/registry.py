@@ -21,6 +21,7 @@ _BUILT_IN = {
     "dqa": "diabat.samplers.dqa:DQASampler",
     "refine": "diabat.samplers.refine:RefineSampler",
     "tempering": "diabat.samplers.tempering:TemperingSampler",
+    "dimod": "diabat.samplers.dimod:DimodSampler",
     "distributed": "diabat.samplers.distributed:DistributedSampler",
 }
 _registered: dict[str, Callable[..., Sampler]] = {}

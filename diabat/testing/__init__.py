@@ -8,6 +8,8 @@ The suite compares with plain enumeration in float64, states alpha and N in ever
 ships with mutants (samplers with one mistake each) that must fail it.
 """
 
+from typing import Any
+
 from diabat.testing.conformance import check_names, check_sampler, run_check
 from diabat.testing.core import CHECKS, Check, ConformanceError, Trial
 from diabat.testing.fakes import Call, FIFOSampler, RecorderSampler, WeightedSampler, scaled
@@ -34,3 +36,12 @@ __all__ = [
     "scaled",
     "state_table",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Make ``StrictMockQPU``, the stand-in of a D-Wave processor, when it is first asked for (extra ``dwave``)."""
+    if name == "StrictMockQPU":
+        from diabat.testing import strict_qpu
+
+        return strict_qpu.StrictMockQPU
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,6 +17,14 @@ from diabat.testing import ConformanceError, Mutant, check_names, check_sampler,
 OPTIONS: dict[str, dict[str, Any]] = {
     "dqa": {"annealing_time_ns": 2.0, "steps": 60},
     "refine": {"sampler": "exact"},
+    "tempering": {"num_replicas": 3, "burn_in": 32},
+    "dimod": {
+        "sampler": "dwave.samplers:SimulatedAnnealingSampler",
+        "parameters": {"beta_schedule_type": "custom", "beta_schedule": [1.0] * 25},
+        "beta": 1.0,
+        "law": "boltzmann",
+    },
+    "distributed": {"sampler": "exact", "workers": 0, "chunk": 3, "read_chunk": 1000},
 }
 
 
@@ -26,7 +34,16 @@ def backend(name: str) -> Sampler:
     return sampler(name, **OPTIONS.get(name, {}))
 
 
-READS = {"exact": 4096, "mean_field": 4096, "dqa": 2048, "refine": 4096}
+READS = {
+    "exact": 4096,
+    "banded": 4096,
+    "mean_field": 4096,
+    "dqa": 2048,
+    "refine": 4096,
+    "distributed": 4096,
+    "dimod": 4096,
+    "tempering": 4096,
+}
 
 
 @pytest.mark.parametrize(("name", "check"), [(b, c) for b in READS for c in check_names(backend(b))])
@@ -91,3 +108,42 @@ DQA_MUTANTS = {
 def test_mutants_of_dqa_are_refused(name: str, check: str) -> None:
     with pytest.raises(ConformanceError):
         run_check(check, mutants(backend("dqa"))[name], num_reads=READS["dqa"])
+
+
+# The whole suite passes over tempering, and each mistake is seen by the check whose subject it is.
+TEMPERING_MUTANTS = {
+    "aliased_buffer": "no_live_state",
+    "cached_result": "no_live_state",
+    "beta_times_1.05": "state_distribution",
+    "bits_for_spins": "number_of_reads",
+    "constant": "state_distribution",
+    "double_counted_couplings": "state_distribution",
+    "first_couplings_for_all": "marginals_and_pairs",
+    "float_spins": "number_of_reads",
+    "half_fields": "state_distribution",
+    "identical_reads": "independent_reads",
+    "ignored_couplings": "state_distribution",
+    "ignored_seed": "seeds",
+    "ignored_three_body": "three_body_law",
+    "ignored_visibility": "causal_visibility",
+    "ignored_weights": "state_distribution",
+    "mixed_temperatures": "state_distribution",
+    "negated_couplings": "signs",
+    "negated_fields": "signs",
+    "one_read_short": "number_of_reads",
+    "permuted_columns": "column_order",
+    "sorted_reads": "independent_reads",
+    "sticky_reads": "independent_reads",
+    "swapped_problems": "marginals_and_pairs",
+    "unseeded": "seeds",
+}
+
+
+def test_every_mistake_of_tempering_is_in_the_table() -> None:
+    assert TEMPERING_MUTANTS.keys() == mutants(backend("tempering")).keys()
+
+
+@pytest.mark.parametrize(("name", "check"), TEMPERING_MUTANTS.items())
+def test_mutants_of_tempering_are_refused(name: str, check: str) -> None:
+    with pytest.raises(ConformanceError):
+        run_check(check, mutants(backend("tempering"))[name], num_reads=READS["tempering"])

@@ -1,0 +1,5 @@
+"""Backend ``dimod``: any dimod sampler or composite, up to a D-Wave processor."""
+
+from diabat.samplers.dimod.sampler import DimodSampler
+
+__all__ = ["DimodSampler"]

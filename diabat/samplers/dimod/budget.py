@@ -1,0 +1,135 @@
+"""How long a submission occupies the processor, and what may be spent in all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from diabat.samplers.dimod.target import DimodLike, device_properties, family
+
+AccessTime = Callable[[int, Mapping[str, Any]], float]
+"""Access time in microseconds of (qubits, keywords of the call)."""
+
+
+def access_time(sampler: DimodLike) -> AccessTime | None:
+    """How to estimate the access time of a sampler: by the solver's own estimate, else by its timing data.
+
+    Returns:
+        None where neither is known, as for samplers that are no processor.
+    """
+    for member in family(sampler):
+        for owner in (member, getattr(member, "solver", None)):
+            estimate = getattr(owner, "estimate_qpu_access_time", None)
+            if callable(estimate):
+                return lambda qubits, keywords: float(estimate(qubits, **_timed(keywords)))
+    data = device_properties(sampler).get("problem_timing_data")
+    if not data:
+        return None
+    return lambda qubits, keywords: estimated_access_us(data, qubits, **_timed(keywords))
+
+
+_TIMED = (
+    "num_reads",
+    "annealing_time",
+    "anneal_schedule",
+    "programming_thermalization",
+    "readout_thermalization",
+    "reduce_intersample_correlation",
+)
+
+
+def _timed(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: keywords[name] for name in _TIMED if name in keywords}
+
+
+def estimated_access_us(
+    data: Mapping[str, Any],
+    qubits: int,
+    *,
+    num_reads: int = 1,
+    annealing_time: float | None = None,
+    anneal_schedule: list[Any] | None = None,
+    programming_thermalization: float | None = None,
+    readout_thermalization: float | None = None,
+    reduce_intersample_correlation: bool = False,
+) -> float:
+    """Access time = programming + reads · (anneal + readout + delay), in microseconds.
+
+    D-Wave's timing model 1.0 ("Estimating access time" in the Ocean documentation) for forward anneals; times in
+    microseconds.
+
+    Args:
+        data: The solver property ``problem_timing_data``.
+        qubits: Qubits of the submission, on which the readout time depends.
+        num_reads: Reads.
+        annealing_time: As submitted.
+        anneal_schedule: As submitted.
+        programming_thermalization: As submitted.
+        readout_thermalization: As submitted.
+        reduce_intersample_correlation: As submitted.
+    """
+    anneal = annealing_time or (
+        float(anneal_schedule[-1][0]) if anneal_schedule else data["default_annealing_time"]
+    )
+    programming = data["typical_programming_time"] + (
+        programming_thermalization or data["default_programming_thermalization"]
+    )
+    points = np.asarray(data["readout_time_model_parameters"], dtype=np.float64)
+    at, times = np.split(points, 2)
+    if data["readout_time_model"] == "pwl_log_log":
+        readout = float(10 ** np.interp(math.log10(qubits), at, times))
+    else:
+        readout = float(np.interp(qubits, at, times))
+    pause = readout_thermalization or data["default_readout_thermalization"]
+    if reduce_intersample_correlation:
+        low, high = data["decorrelation_time_range"]
+        spread = anneal / data["decorrelation_max_nominal_anneal_time"] * (high - low) + low
+        pause = max(pause, spread)
+    return float(programming + num_reads * (anneal + readout + data["qpu_delay_time_per_sample"] + pause))
+
+
+@dataclass
+class Budget:
+    """What has been spent, and the limits; answers from the cache cost nothing.
+
+    Attributes:
+        max_reads: Reads in all; None for no limit.
+        max_seconds: Processor access in all, in seconds.
+        reads: Reads answered so far.
+        seconds: Access time so far: that of the answers, or the estimate where they tell none.
+    """
+
+    max_reads: int | None = None
+    max_seconds: float | None = None
+    reads: int = 0
+    seconds: float = 0.0
+
+    def require(self, reads: int, seconds: float | None) -> None:
+        """Refuse what would go beyond a limit.
+
+        Args:
+            reads: Reads to come.
+            seconds: Estimated access time to come.
+
+        Raises:
+            ValueError: Names the limit, what is used and what was asked for.
+        """
+        if self.max_reads is not None and self.reads + reads > self.max_reads:
+            raise ValueError(
+                f"max_reads: expected at most {self.max_reads} reads in all, got {self.reads} used and {reads} more "
+                "asked for."
+            )
+        if self.max_seconds is not None and seconds is not None and self.seconds + seconds > self.max_seconds:
+            raise ValueError(
+                f"max_qpu_seconds: expected at most {self.max_seconds:g} s of access in all, got {self.seconds:.4g} s "
+                f"used and an estimated {seconds:.4g} s more asked for."
+            )
+
+    def spend(self, reads: int, seconds: float) -> None:
+        """Count an answer."""
+        self.reads += reads
+        self.seconds += seconds

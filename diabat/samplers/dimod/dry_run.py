@@ -1,0 +1,78 @@
+"""What a call would submit, without submitting it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from diabat.samplers.dimod.submit import Submitter, Work
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """Cost of a call of ``sample``.
+
+    Attributes:
+        problems: Problems of the batch.
+        submissions: Calls of the dimod sampler, those in the cache included.
+        cached: Of these, answered before.
+        reads: Reads of the submissions that are not in the cache.
+        logical_variables: Most spins of one submission.
+        qubits: Most variables (on a chip: qubits) of one submission.
+        longest_chain: Most qubits of one spin.
+        scale: Factor of the programmed values.
+        access_s: Estimated access time in seconds of what is not in the cache; None where it cannot be estimated.
+        reads_left: What ``max_reads`` leaves before the call; None without it.
+        seconds_left: What ``max_qpu_seconds`` leaves before the call; None without it.
+    """
+
+    problems: int
+    submissions: int
+    cached: int
+    reads: int
+    logical_variables: int
+    qubits: int
+    longest_chain: int
+    scale: float
+    access_s: float | None
+    reads_left: int | None
+    seconds_left: float | None
+
+    def __str__(self) -> str:
+        """One line per fact."""
+        lines = [
+            f"{self.problems} problems in {self.submissions} submissions, {self.cached} of them in the cache",
+            f"{self.reads} reads to submit",
+            f"at most {self.logical_variables} spins on {self.qubits} qubits in one submission, "
+            f"chains of up to {self.longest_chain}",
+            f"scale of the programmed values: {self.scale:g}",
+            "access time: unknown" if self.access_s is None else f"access time: about {self.access_s:.4g} s",
+        ]
+        if self.reads_left is not None:
+            lines.append(f"{self.reads_left} reads left of max_reads")
+        if self.seconds_left is not None:
+            lines.append(f"{self.seconds_left:.4g} s left of max_qpu_seconds")
+        return "\n".join(lines)
+
+
+def dry_run(submitter: Submitter, works: Sequence[Work], problems: int) -> DryRun:
+    """Add up what is not in the cache."""
+    cached = [submitter.is_cached(work) for work in works]
+    new = [work for work, known in zip(works, cached, strict=True) if not known]
+    times = [submitter.seconds(work.packed, work.reads) for work in new]
+    known = [time for time in times if time is not None]
+    packed = [work.packed for work in works]
+    budget = submitter.budget
+    return DryRun(
+        problems=problems,
+        submissions=len(works),
+        cached=sum(cached),
+        reads=sum(work.reads for work in new),
+        logical_variables=max((len(one.rows) for one in packed), default=0),
+        qubits=max((len(one.labels) for one in packed), default=0),
+        longest_chain=max((int(one.lengths.max()) for one in packed), default=0),
+        scale=works[0].factor if works else 1.0,
+        access_s=None if submitter.access is None else sum(known),
+        reads_left=None if budget.max_reads is None else budget.max_reads - budget.reads,
+        seconds_left=None if budget.max_seconds is None else budget.max_seconds - budget.seconds,
+    )

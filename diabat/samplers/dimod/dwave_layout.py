@@ -1,0 +1,194 @@
+"""Problems on the tiles of a chip: several small ones in a tile, hundreds of tiles in a submission."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from diabat.samplers.dimod.dwave_options import QPU
+from diabat.samplers.dimod.dwave_tiles import Tiling
+from diabat.samplers.dimod.layout import Packed
+from diabat.samplers.dimod.programming import FloatArray, IntArray, Problem
+
+# Ocean's uniform_torque_compensation.
+_TORQUE = 1.414
+
+
+@dataclass(frozen=True, eq=False)
+class _Logical:
+    """Logical problems of the tiles of one submission; the ancilla or gauge spin, if any, is the last of a tile.
+
+    Attributes:
+        fields: Linear biases, [T, K].
+        couplings: Quadratic biases, [T, K, K].
+        used: bool [T, K].
+        rows: int64 [T, K], problem of each spin.
+        spins: int64 [T, K], spin within the problem.
+    """
+
+    fields: FloatArray
+    couplings: FloatArray
+    used: np.ndarray
+    rows: IntArray
+    spins: IntArray
+
+
+def pack_tiles(
+    problems: Sequence[Problem], tiling: Tiling, qpu: QPU, strongest: float | None, num_qubits: int
+) -> list[Packed]:
+    """Pack problems into tiles.
+
+    Args:
+        problems: None larger than a tile.
+        tiling: With one logical spin more than the problems have where fields need an ancilla or a gauge spin.
+        qpu: Fields and chains.
+        strongest: Largest strength of a chain that the processor can program; None if it does not say.
+        num_qubits: Length of the list of flux biases.
+    """
+    room = tiling.spins - (qpu.fields != "direct")
+    bins = _fill(problems, room)
+    parts = [bins[i : i + tiling.tiles] for i in range(0, len(bins), tiling.tiles)]
+    return [_pack(_logical(part, tiling.spins, qpu), tiling, qpu, strongest, num_qubits) for part in parts]
+
+
+def _fill(problems: Sequence[Problem], room: int) -> list[list[Problem]]:
+    """Tiles of at most ``room`` spins: the largest problems first, each into the fullest tile that takes it.
+
+    Problems that share a tile do not couple.  They share its ancilla, which is held, or its gauge spin: the product
+    of spin and gauge of one problem is independent of that of another.
+    """
+    bins: list[list[Problem]] = []
+    by_room: dict[int, list[list[Problem]]] = {left: [] for left in range(room + 1)}
+    for problem in sorted(problems, key=lambda one: -len(one.spins)):
+        size = len(problem.spins)
+        left = next((r for r in range(size, room + 1) if by_room[r]), None)
+        if left is None:
+            chosen: list[Problem] = []
+            bins.append(chosen)
+            left = room
+        else:
+            chosen = by_room[left].pop()
+        chosen.append(problem)
+        by_room[left - size].append(chosen)
+    return bins
+
+
+def _logical(bins: list[list[Problem]], width: int, qpu: QPU) -> _Logical:
+    tiles = len(bins)
+    h, J = np.zeros((tiles, width)), np.zeros((tiles, width, width))
+    used = np.zeros((tiles, width), dtype=bool)
+    rows, spins = (np.full((tiles, width), -1, dtype=np.int64) for _ in range(2))
+    for t, members in enumerate(bins):
+        start = 0
+        for problem in members:
+            here = slice(start, start + len(problem.spins))
+            J[t, here, here] = problem.couplings
+            rows[t, here], spins[t, here], h[t, here] = problem.row, problem.spins, problem.fields
+            start = here.stop
+        used[t, :start] = True
+    if qpu.fields != "direct":
+        # h_i s_i s_a with s_a = +1 (ancilla), or in the spins s_i s_a themselves (gauge).
+        J[:, :, -1] += h
+        used[:, -1], h = True, np.zeros_like(h)
+    return _Logical(h, J, used, rows, spins)
+
+
+def _pack(logical: _Logical, tiling: Tiling, qpu: QPU, strongest: float | None, num_qubits: int) -> Packed:
+    tiles, width = logical.used.shape
+    extra = qpu.fields != "direct"
+    chain_of = _number(logical.used, extra)  # [T, K], -1 where unused
+    t, i, qubit = tiling.qubits[tiling.qubits[:, 0] < tiles].T
+    chain = chain_of[t, i]
+    order = np.argsort(chain, kind="stable")[np.count_nonzero(chain < 0) :]
+    labels, chain = qubit[order], chain[order]
+    position = np.full(num_qubits, -1, dtype=np.int64)
+    position[labels] = np.arange(len(labels))
+    starts = np.searchsorted(chain, np.arange(chain_of.max() + 1))
+    lengths = np.diff(starts, append=len(labels))
+    pairs, couplings, chains = _couplers(logical, tiling, qpu, strongest)
+    inner = chain_of[:, : width - extra]
+    places = np.argsort(inner[inner >= 0])
+    rows, spins = (table[:, : width - extra][inner >= 0][places] for table in (logical.rows, logical.spins))
+    t_of = np.nonzero(inner >= 0)[0][places]
+    ancillas = labels[starts[len(rows)] :] if extra else labels[:0]
+    return Packed(
+        labels=labels,
+        fields=(logical.fields[t, i] / _length_of(chain_of, lengths)[t, i])[order],
+        pairs=position[pairs],
+        couplings=couplings,
+        chains=chains,
+        rows=rows,
+        spins=spins,
+        members=np.arange(len(labels)),
+        starts=starts,
+        gauges=chain_of[t_of, -1] if qpu.fields == "gauge" else None,
+        parameters=_flux(ancillas, qpu, num_qubits) if qpu.fields == "ancilla" else {},
+    )
+
+
+def _number(used: np.ndarray, extra: bool) -> IntArray:
+    """Numbers of the chains in use: spins of problems tile by tile, then the ancillas or gauge spins."""
+    number = np.full(used.shape, -1, dtype=np.int64)
+    inner = used[:, : used.shape[1] - extra]
+    number[:, : inner.shape[1]][inner] = np.arange(inner.sum())
+    if extra:
+        number[:, -1] = inner.sum() + np.arange(len(used))
+    return number
+
+
+def _length_of(chain_of: IntArray, lengths: IntArray) -> IntArray:
+    """Length of each chain, [T, K]; 1 where there is none."""
+    return np.where(chain_of >= 0, lengths[chain_of], 1)
+
+
+def _couplers(
+    logical: _Logical, tiling: Tiling, qpu: QPU, strongest: float | None
+) -> tuple[IntArray, FloatArray, FloatArray]:
+    """Qubit pairs [E, 2] with the biases of the problems and those of the chains."""
+    kept = tiling.couplers[:, 0] < len(logical.used)
+    (t, i, j), pairs, shares = tiling.couplers[kept, :3].T, tiling.couplers[kept, 3:], tiling.shares[kept]
+    values = logical.couplings[t, i, j] * shares
+    held = (i == j) & logical.used[t, i]
+    strength = chain_strength(logical.couplings, qpu, strongest) if held.any() else 0.0
+    chains = np.where(held, -strength, 0.0)
+    if qpu.chain_strength == "uniform_torque":  # it scales with the problem
+        values, chains = values + chains, np.zeros_like(chains)
+    some = (values != 0) | (chains != 0)
+    return pairs[some], values[some], chains[some]
+
+
+def chain_strength(couplings: FloatArray, qpu: QPU, strongest: float | None) -> float:
+    """Strength of the chains of one submission.
+
+    Args:
+        couplings: Logical biases [T, K, K], from their upper triangles.
+        qpu: Says which.
+        strongest: As in :func:`pack_tiles`.
+
+    Raises:
+        ValueError: If none is given and the processor does not state the strongest.
+    """
+    if qpu.chain_strength is None:
+        if strongest is None:
+            raise ValueError(
+                "qpu.chain_strength: expected a number for a device without a j_range, got None."
+            )
+        return strongest
+    if qpu.chain_strength != "uniform_torque":
+        return float(qpu.chain_strength)
+    upper = np.triu(couplings, 1)
+    present = upper != 0
+    if not present.any():
+        return 1.0
+    degree = present.sum((1, 2)) * 2 / np.maximum((present | present.swapaxes(1, 2)).any(2).sum(1), 1)
+    return _TORQUE * math.sqrt(float((upper[present] ** 2).mean()) * float(degree.max()))
+
+
+def _flux(ancillas: IntArray, qpu: QPU, num_qubits: int) -> dict[str, list[float]]:
+    """Positive flux biases hold +1: their sign is opposite to that of h."""
+    biases = np.zeros(num_qubits)
+    biases[ancillas] = qpu.flux_bias
+    return {"flux_biases": biases.tolist()}

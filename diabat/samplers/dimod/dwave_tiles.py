@@ -1,0 +1,145 @@
+"""Many small cliques side by side on one chip: searched for once, reused for all queries.
+
+A tile is an embedding of the complete graph of K logical spins; tiles share no qubit.  The chip is walked window
+by window (the smallest sublattice of its topology that holds a tile), and each window is filled with as many as
+fit into its free qubits, so that missing qubits cost only the tiles that need them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from diabat.samplers.dimod.programming import FloatArray, IntArray
+
+Chains = list[tuple[int, ...]]
+"""Qubits of each logical spin of one tile."""
+
+# A first, local search is quick; a window in which it fails is taken as full.
+_TRIES = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Tiling:
+    """T tiles of K logical spins.
+
+    Attributes:
+        spins: K.
+        tiles: T.
+        qubits: int64 [Q, 3]: tile, logical spin, qubit; sorted.
+        couplers: int64 [E, 5]: tile, logical spins i <= j, qubits u and v in them; i = j inside a chain.
+        shares: float64 [E]: 1/(number of couplers of that pair), 1 inside a chain.
+    """
+
+    spins: int
+    tiles: int
+    qubits: IntArray
+    couplers: IntArray
+    shares: FloatArray
+
+    @property
+    def longest_chain(self) -> int:
+        """Qubits of the longest chain."""
+        _, counts = np.unique(self.qubits[:, 0] * self.spins + self.qubits[:, 1], return_counts=True)
+        return int(counts.max())
+
+
+def find_tiling(graph: Any, spins: int, *, most: int | None = None, seed: int = 0) -> Tiling:
+    """Search for disjoint cliques.
+
+    Args:
+        graph: The working graph of the chip, from ``to_networkx_graph()``.
+        spins: K, logical spins of a tile.
+        most: Stop after so many tiles.
+        seed: Of the heuristic search.
+
+    Raises:
+        ValueError: If not even one fits.
+    """
+    found: list[Chains] = []
+    for tile in _search(graph, spins, seed):
+        found.append(tile)
+        if most is not None and len(found) == most:
+            break
+    if not found:
+        raise ValueError(
+            f"qpu.spins: expected problems that fit on the chip, got {spins} spins that all couple to each other "
+            "(ancilla or gauge included), for which no embedding was found."
+        )
+    return _tabulate(graph, found)
+
+
+def _search(graph: Any, spins: int, seed: int) -> Iterator[Chains]:
+    longest: int | None = None
+    free = set(graph.nodes)
+    for window in _windows(graph, spins, seed):
+        while (tile := _embed(graph.subgraph(free.intersection(window)), spins, seed)) is not None:
+            length = max(len(chain) for chain in tile)
+            longest = length if longest is None else longest
+            if length > longest + 1:  # the last tile of a full window is a tangle of leftovers
+                break
+            free.difference_update(*tile)
+            yield tile
+
+
+def _embed(graph: Any, spins: int, seed: int) -> Chains | None:
+    """One embedding, or None if none is found."""
+    import minorminer
+    import networkx
+
+    if len(graph) < spins:
+        return None
+    clique = networkx.complete_graph(spins)
+    try:
+        found = minorminer.find_embedding(clique, graph, random_seed=seed, tries=_TRIES, max_no_improvement=5)
+    except RuntimeError:  # what is left falls into parts that are all too small
+        return None
+    return [tuple(sorted(found[i])) for i in range(spins)] if found else None
+
+
+def _windows(graph: Any, spins: int, seed: int) -> Iterator[list[int]]:
+    """Qubits of each window, over the whole chip; the chip itself where its topology is not known."""
+    from dwave import graphs
+
+    family = graph.graph.get("family")
+    if family not in ("chimera", "pegasus", "zephyr"):
+        yield list(graph.nodes)
+        return
+    make = getattr(graphs, f"{family}_graph")
+    rows, columns, tile = (graph.graph[key] for key in ("rows", "columns", "tile"))
+    for size in range(2 if family == "pegasus" else 1, rows):
+        source = {
+            "chimera": lambda m=size: make(m, m, tile),
+            "pegasus": lambda m=size: make(m),
+            "zephyr": lambda m=size: make(m, tile),
+        }[family]()
+        if size <= columns and _embed(source, spins, seed) is not None:
+            for place in getattr(graphs, f"{family}_sublattice_mappings")(source, graph):
+                yield [place(node) for node in source]
+            return
+    yield list(graph.nodes)
+
+
+def _tabulate(graph: Any, tiles: list[Chains]) -> Tiling:
+    qubits = [(t, i, q) for t, chains in enumerate(tiles) for i, chain in enumerate(chains) for q in chain]
+    couplers, shares = [], []
+    for t, chains in enumerate(tiles):
+        for i, chain in enumerate(chains):
+            inside = [(t, i, i, u, v) for u, v in combinations(chain, 2) if graph.has_edge(u, v)]
+            couplers += inside
+            shares += [1.0] * len(inside)
+        for i, j in combinations(range(len(chains)), 2):
+            between = [(t, i, j, u, v) for u in chains[i] for v in chains[j] if graph.has_edge(u, v)]
+            couplers += between
+            shares += [1 / len(between)] * len(between)
+    return Tiling(
+        spins=len(tiles[0]),
+        tiles=len(tiles),
+        qubits=np.array(qubits, dtype=np.int64),
+        couplers=np.array(couplers, dtype=np.int64).reshape(-1, 5),
+        shares=np.array(shares),
+    )

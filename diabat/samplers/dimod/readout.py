@@ -1,0 +1,113 @@
+"""From a dimod sample set to reads, and from reads of variables to spins of problems."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diabat.samplers.dimod.layout import Packed
+from diabat.samplers.dimod.programming import FloatArray
+
+Spins = NDArray[np.int8]
+
+
+@dataclass(frozen=True, eq=False)
+class Reads:
+    """Reads of one answer.
+
+    Attributes:
+        spins: ±1, int8 [R, V], columns in the order of the variables that were submitted.
+        chain_breaks: Fraction of broken chains of each read, float64 [R], where the sampler reports it.
+        access_us: Access time that the answer reports, in microseconds.
+    """
+
+    spins: Spins
+    chain_breaks: FloatArray | None = None
+    access_us: float | None = None
+
+
+def expand(sampleset: Any, labels: list[int], random: np.random.Generator) -> Reads:
+    """One row per read, from a sample set whose rows count ``num_occurrences`` times.
+
+    Draw order is that of ``record``; rows that count more than once have lost it, and are put in a random
+    order, so that any part of the reads is a fair sample.
+
+    Args:
+        sampleset: A dimod.SampleSet, SPIN or BINARY.
+        labels: Variables in the order of the columns wanted.
+        random: For that order.
+
+    Raises:
+        ValueError: If the answer lacks a variable, or has an energy, a value or a count that cannot be.
+    """
+    record = sampleset.record
+    energies, counts = np.asarray(record.energy), np.asarray(record.num_occurrences)
+    if not np.isfinite(energies).all():
+        raise ValueError("answer: expected finite energies, got NaN or infinity.")
+    if not np.issubdtype(counts.dtype, np.integer) or (counts < 0).any():
+        raise ValueError("answer: expected num_occurrences as counts, got other numbers.")
+    values = _columns(sampleset, labels)
+    rows = np.repeat(np.arange(len(values)), counts)
+    if (counts != 1).any():
+        rows = random.permutation(rows)
+    broken = record["chain_break_fraction"] if "chain_break_fraction" in record.dtype.names else None
+    timing = sampleset.info.get("timing")
+    access = timing.get("qpu_access_time") if isinstance(timing, dict) else None
+    return Reads(
+        values[rows],
+        None if broken is None else np.asarray(broken, dtype=np.float64)[rows],
+        None if access is None else float(access),
+    )
+
+
+def _columns(sampleset: Any, labels: list[int]) -> Spins:
+    """Values ±1 of the rows, columns by label: dimod sorts them its own way."""
+    variables = list(sampleset.variables)
+    place = {label: column for column, label in enumerate(variables)}
+    missing = [label for label in labels if label not in place]
+    if missing:
+        raise ValueError(f"answer: expected a value for every variable, got none for {missing[0]!r}.")
+    values = np.asarray(sampleset.record.sample)[:, [place[label] for label in labels]]
+    low = {"SPIN": -1, "BINARY": 0}.get(sampleset.vartype.name)
+    if low is None or not np.isin(values, (low, 1)).all():
+        raise ValueError(f"answer: expected spins or bits, got values of type {sampleset.vartype.name}.")
+    return (values if low else 2 * values - 1).astype(np.int8)
+
+
+@dataclass(frozen=True, eq=False)
+class Logical:
+    """Spins of problems, read from chains.
+
+    Attributes:
+        spins: ±1, int8 [R, L].
+        broken: Fraction of the chains of each read whose variables disagree, float64 [R].
+        flipped: Fraction of reads in which an ancilla is -1 and turns the fields around; None without ancillas.
+    """
+
+    spins: Spins
+    broken: FloatArray
+    flipped: float | None = None
+
+
+def logical_spins(spins: Spins, packed: Packed, random: np.random.Generator) -> Logical:
+    """Majority of each chain, a tie broken at random, times the gauge spin where there is one.
+
+    Args:
+        spins: int8 [R, V].
+        packed: The submission that was answered.
+        random: For ties.
+    """
+    if len(packed.members) == len(packed.rows):
+        return Logical(spins[:, packed.members], np.zeros(len(spins)))
+    sums = np.add.reduceat(spins[:, packed.members], packed.starts, axis=1, dtype=np.int64)
+    broken = (np.abs(sums) != packed.lengths).mean(axis=1)
+    tied = np.flatnonzero(sums == 0)
+    sums.reshape(-1)[tied] = 2 * random.integers(0, 2, len(tied)) - 1
+    values = np.where(sums > 0, 1, -1).astype(np.int8)
+    logical, others = values[:, : len(packed.rows)], values[:, len(packed.rows) :]
+    if packed.gauges is not None:
+        return Logical(logical * values[:, packed.gauges], broken)
+    return Logical(logical, broken, float((others < 0).mean()) if others.size else None)

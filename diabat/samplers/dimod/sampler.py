@@ -1,0 +1,300 @@
+"""Backend ``dimod``: any dimod sampler or composite, up to a quantum annealer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from diabat.circuits import Betas
+from diabat.ising import Ising
+from diabat.samplers.base import Capabilities, Sampler, Samples, check_num_reads
+from diabat.samplers.dimod.budget import Budget, access_time
+from diabat.samplers.dimod.cache import AnswerCache
+from diabat.samplers.dimod.dry_run import DryRun, dry_run
+from diabat.samplers.dimod.dwave_options import QPU, qpu_options
+from diabat.samplers.dimod.dwave_placement import Placement
+from diabat.samplers.dimod.dwave_rules import check_anneal, longest_run
+from diabat.samplers.dimod.info import Tally
+from diabat.samplers.dimod.layout import Packed, pack_plain
+from diabat.samplers.dimod.options import (
+    Scale,
+    call_keywords,
+    check_law,
+    check_scale,
+    count_or_none,
+    seconds_or_none,
+)
+from diabat.samplers.dimod.programming import Problem, program
+from diabat.samplers.dimod.ranges import stated_ranges
+from diabat.samplers.dimod.readout import logical_spins
+from diabat.samplers.dimod.submit import Submitter, Work, iterate, split_reads
+from diabat.samplers.dimod.target import (
+    DimodLike,
+    check_parameters,
+    device_properties,
+    resolve,
+)
+from diabat.samplers.dimod.temperature import (
+    ESTIMATE_READS,
+    check_beta,
+    check_held,
+    estimate,
+    fit_report,
+)
+
+DEFAULT_SAMPLER = "dwave.samplers:SimulatedAnnealingSampler"
+_DEFAULT_PARAMETERS: dict[str, Any] = {"beta_schedule_type": "custom", "beta_schedule": [1.0] * 100}
+
+
+class DimodSampler(Sampler):
+    r"""Reads of a dimod sampler that is programmed with h/beta_h and J/beta_J.
+
+    A device at inverse temperatures (beta_h, beta_J) then follows P(s) ∝ exp(scale · (Σ h s + Σ J s s)).  The
+    temperature has to be said (``beta``): a sampler that anneals to a temperature of its own answers
+    another problem.  Its law is declared Boltzmann only if you say so; otherwise it is taken as the sampler's
+    own (``diabatic``), of which nothing but first-order agreement is expected.
+
+    Problems are submitted one after the other, ``together`` or tiled over a chip (``qpu``) many at a time: this is
+    the one backend with a Python loop over problems.  Every read counts once (``num_occurrences`` are
+    expanded), and there are exactly as many as asked for.
+
+    Args:
+        sampler: A dimod sampler or composite, or ``module:name`` of one.  None is dwave's simulated annealer held at
+            beta = 1 for 100 sweeps, with law ``boltzmann``.
+        options: Keywords of its constructor, if it is given by name; no tokens.
+        parameters: Keywords of its ``sample``.
+        beta: Inverse temperature at which it answers programmed values: a number, (beta_h, beta_J), ``estimate`` (by
+            maximum pseudo-likelihood on 16 small problems, before the first answer; also fits every answer),
+            or ``predicted`` (from ``qpu.schedule``, for chains of one qubit).
+        law: ``boltzmann`` if the answers follow it at that temperature; None for a law of its own.
+        scale: Factor of the programmed values, which changes the effective temperature: None is 1, ``fit`` the
+            largest that keeps the values of a call in range.
+        num_reads: Reads behind ``moments``.
+        reads_per_call: Reads of one submission at most; None takes what the sampler states.
+        together: Problems in one submission, as independent parts of one model.
+        qpu: How problems are put on a D-Wave chip; see :class:`diabat.samplers.dimod.dwave_options.QPU`.  None
+            submits the model as it is, to a sampler or composite that takes any.
+        cache_dir: Folder in which answers are kept; the same call with the same seed is then answered from it.
+        max_reads: Reads that may be submitted in all, over the life of this object.
+        max_qpu_seconds: Seconds of processor access in all, estimated before and counted after each submission.
+        retries: Further attempts after a failure of the network.
+        retry_wait_s: First wait before one, doubled each time.
+
+    Attributes:
+        budget: What has been spent.
+
+    Raises:
+        ValueError: If an option is invalid or the temperature is not declared; the message names it.
+        TypeError: If an option is of another type, or ``sample`` has no such parameter.
+    """
+
+    name = "dimod"
+
+    # The name comes first in the union: a configuration reports its first member.
+    def __init__(
+        self,
+        sampler: str | DimodLike | None = None,
+        *,
+        options: dict[str, Any] | None = None,
+        parameters: dict[str, Any] | None = None,
+        beta: Literal["estimate", "predicted"] | float | tuple[float, float] | None = None,
+        law: Literal["boltzmann"] | None = None,
+        scale: Literal["fit"] | float | None = None,
+        num_reads: int = 1000,
+        reads_per_call: int | None = None,
+        together: int = 1,
+        qpu: dict[str, Any] | QPU | None = None,
+        cache_dir: str | Path | None = None,
+        max_reads: int | None = None,
+        max_qpu_seconds: float | None = None,
+        retries: int = 5,
+        retry_wait_s: float = 1.0,
+    ) -> None:
+        if sampler is None:
+            _refuse_beside_default(options=options, parameters=parameters, beta=beta, qpu=qpu)
+            sampler, parameters, beta, law = DEFAULT_SAMPLER, _DEFAULT_PARAMETERS, 1.0, "boltzmann"
+        check_num_reads(num_reads)
+        self.num_reads, self.together = num_reads, count_or_none("together", together) or 1
+        self._reads_per_call = count_or_none("reads_per_call", reads_per_call)
+        self.qpu = None if qpu is None else qpu_options(qpu)
+        if self.qpu is not None and self.together != 1:
+            raise ValueError(f"together: expected 1 beside qpu, which tiles the chip, got {together}.")
+        self._beta = check_beta(beta)
+        self._scale: Scale = check_scale(scale)
+        check_law(law, self._scale, self._beta == "estimate")
+        self._law: Literal["boltzmann", "diabatic"] = law or "diabatic"
+        if self._beta == "predicted" and self.qpu is None:
+            raise ValueError("beta: 'predicted' needs qpu.schedule, the schedule of the solver, got no qpu.")
+        self.budget = Budget(
+            count_or_none("max_reads", max_reads, 0), seconds_or_none("max_qpu_seconds", max_qpu_seconds)
+        )
+        self._cache = None if cache_dir is None else AnswerCache(Path(cache_dir))
+        self._retries = count_or_none("retries", retries, 0) or 0
+        self._wait_s = seconds_or_none("retry_wait_s", retry_wait_s) or 0.0
+        self._given = (sampler, options, dict(parameters or {}))
+        if sampler is not DEFAULT_SAMPLER:
+            self._submitter  # noqa: B018 - built now, so that a mistake shows now; the default waits for its import
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Fields and couplings, reads only, with the declared law."""
+        return Capabilities(
+            exact=False,
+            law=self._law,
+            max_spins=None if self.qpu is None else self.qpu.spins,
+            three_body=False,
+            per_problem_couplings=True,
+            samples=True,
+            correlations=True,
+            log_partition=False,
+            gradients=("straight_through", "covariance"),
+        )
+
+    @property
+    def target(self) -> DimodLike:
+        """The dimod sampler that answers."""
+        return self._submitter.sampler
+
+    @property
+    def betas(self) -> Betas:
+        """Inverse temperatures that h and J are divided by; estimated now if they have to be."""
+        if isinstance(self._beta, Betas):
+            return self._beta if self.qpu is None else self.qpu.programmed(self._beta)
+        return self._estimated if self._beta == "estimate" else self._predicted
+
+    def dry_run(self, ising: Ising, num_reads: int, *, seed: int = 0) -> DryRun:
+        """What :meth:`sample` would submit; nothing is.
+
+        With ``beta="estimate"`` and no estimate yet, the problems are programmed as at beta = 1, and the
+        submissions of the estimate are not counted.
+
+        Args:
+            ising: The problems.
+            num_reads: Reads per problem.
+            seed: That of the call, by which answers in the cache are found.
+        """
+        check_num_reads(num_reads)
+        self._require(ising)
+        estimated = self._beta != "estimate" or "_estimated" in self.__dict__
+        works = self._works(ising.detach(), self.betas if estimated else Betas(1.0, 1.0), num_reads, seed)
+        return dry_run(self._submitter, works, ising.num_problems)
+
+    def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+        betas = self.betas
+        samples, facts = self._draw(ising, betas, num_reads, seed)
+        if self._beta == "estimate":
+            facts["beta_fit"] = fit_report(ising, samples)
+        return Samples(samples.spins, samples.visible, info=facts)
+
+    def _draw(self, ising: Ising, betas: Betas, num_reads: int, seed: int) -> tuple[Samples, dict[str, Any]]:
+        n, total = ising.num_spins, ising.num_problems
+        out = torch.full((num_reads, total, n), -1, dtype=torch.int8)
+        spins, tally = out.numpy(), Tally()
+        works = self._works(ising, betas, num_reads, seed)
+        for work, reads, cached in iterate(self._submitter, works):
+            random = np.random.Generator(np.random.PCG64(work.stream(0, 2)))
+            logical = logical_spins(reads.spins, work.packed, random)
+            start = work.part * works[0].reads
+            rows, columns = work.packed.rows, work.packed.spins
+            spins[start : start + work.reads, rows, columns] = logical.spins
+            tally.add(work, reads, logical, cached)
+        samples = Samples(
+            out.reshape(num_reads, *ising.fields.shape).to(ising.fields.device), ising.visible_mask
+        )
+        return samples, tally.info() | self._facts(betas, works[0].factor if works else 1.0)
+
+    def _works(self, ising: Ising, betas: Betas, num_reads: int, seed: int) -> list[Work]:
+        """Program, pack, scale and check; nothing is submitted."""
+        packed = self._pack(program(ising, betas))
+        submitter, properties = self._submitter, device_properties(self.target)
+        ranges = stated_ranges(properties)
+        factor = self._scale if not isinstance(self._scale, str) else ranges.fitting(packed)
+        for one in packed:
+            ranges.check(one, factor)
+            if self._beta == "predicted" and (longest := int(one.lengths.max())) > 1:
+                raise ValueError(
+                    "beta: 'predicted' holds for spins of one qubit each, got chains of up to "
+                    f"{longest}, which anneal more slowly; use 'estimate', or declare what you measured."
+                )
+            if submitter.parameters.get("fast_anneal") and one.fields.any():
+                raise ValueError(
+                    "fields: expected 0 with fast_anneal, which has no h, got others; give qpu={'fields': 'ancilla'} "
+                    "or 'gauge'."
+                )
+        limits = (self._reads_per_call, longest_run(submitter.parameters, properties))
+        most = min((limit for limit in limits if limit is not None), default=None)
+        return split_reads(packed, factor, num_reads, seed, most)
+
+    def _pack(self, problems: Sequence[Problem]) -> list[Packed]:
+        if self.qpu is None:
+            return pack_plain(problems, self.together)
+        return self._placement.pack(problems)
+
+    @cached_property
+    def _placement(self) -> Placement:
+        assert self.qpu is not None
+        return Placement(self.qpu, self.target)
+
+    @cached_property
+    def _submitter(self) -> Submitter:
+        sampler, options, parameters = self._given
+        target = resolve(sampler, options)
+        check_parameters(target, parameters)
+        check_held(target, parameters, self._beta)
+        keywords = call_keywords(target, parameters, self.qpu)
+        check_anneal(keywords, device_properties(target))
+        access = access_time(target)
+        if self.budget.max_seconds is not None and access is None:
+            raise ValueError(
+                "max_qpu_seconds: expected a sampler that states its timing (problem_timing_data), got "
+                f"{type(target).__name__}, which does not."
+            )
+        return Submitter(
+            target,
+            keywords,
+            cache=self._cache,
+            budget=self.budget,
+            access=access,
+            retries=self._retries,
+            wait_s=self._wait_s,
+        )
+
+    @cached_property
+    def _estimated(self) -> Betas:
+        def draw(problems: Ising, betas: Betas) -> Samples:
+            return self._draw(problems, betas, ESTIMATE_READS, 0)[0]
+
+        found, self._estimate_fit = estimate(draw)
+        return found if self.qpu is None else self.qpu.programmed(found)
+
+    @cached_property
+    def _predicted(self) -> Betas:
+        assert self.qpu is not None
+        return self.qpu.programmed(self.qpu.predicted())
+
+    def _facts(self, betas: Betas, factor: float) -> dict[str, Any]:
+        submitter = self._submitter
+        facts: dict[str, Any] = {
+            "law": self._law,
+            "sampler": type(self.target).__name__,
+            "beta": self._beta if isinstance(self._beta, str) else "declared",
+            "programmed_with": tuple(betas),
+            "scale": factor,
+            "effective_beta": (factor, factor),
+            "reads_spent": self.budget.reads,
+            "qpu_seconds_spent": self.budget.seconds,
+        }
+        if not submitter.seeded and submitter.cache is None:
+            facts["seed"] = None  # the sampler takes none: the reads cannot be drawn again
+        return facts
+
+
+def _refuse_beside_default(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"sampler: expected a dimod sampler or its name beside {name}, got None.")

@@ -1,0 +1,200 @@
+"""One submission after the other: from the cache, or within the budget, tried again where that helps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from diabat.samplers.dimod.budget import AccessTime, Budget
+from diabat.samplers.dimod.cache import AnswerCache, submission_key
+from diabat.samplers.dimod.layout import Packed
+from diabat.samplers.dimod.readout import Reads, expand
+from diabat.samplers.dimod.retries import SubmissionError, with_retries
+from diabat.samplers.dimod.target import DimodLike, accepted_parameters, identity
+
+# A sampler that keeps returning fewer reads than asked for is refused after this many submissions.
+_MOST_PARTS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Reads wanted of one packed model.
+
+    Attributes:
+        packed: The model.
+        factor: Scale of the problems' biases.
+        reads: Reads wanted, within what one submission may ask for.
+        seed: Seed of the whole call.
+        part: Number of this submission among those of the same model.
+    """
+
+    packed: Packed
+    factor: float
+    reads: int
+    seed: int
+    part: int
+
+    def stream(self, *kind: int) -> np.random.SeedSequence:
+        """Random numbers of this submission alone: from the seed, the first problem and the part."""
+        return np.random.SeedSequence(self.seed, spawn_key=(self.packed.first_row, self.part, *kind))
+
+
+def split_reads(
+    packed: Sequence[Packed], factor: float, reads: int, seed: int, most: int | None
+) -> list[Work]:
+    """Cut every model into submissions of at most ``most`` reads."""
+    size = reads if most is None else min(reads, most)
+    return [
+        Work(one, factor, min(size, reads - start), seed, part)
+        for one in packed
+        for part, start in enumerate(range(0, reads, size))
+    ]
+
+
+class Submitter:
+    """Answers work; everything that costs money goes through :meth:`answer`.
+
+    Args:
+        sampler: The dimod sampler.
+        parameters: Keywords of every call.
+        cache: Where answers are kept; None keeps none.
+        budget: What may be spent.
+        access: Estimate of the access time; None where there is none.
+        retries: Attempts after a transient failure.
+        wait_s: First wait before one.
+
+    Attributes:
+        seeded: Whether the sampler takes a seed.
+    """
+
+    def __init__(
+        self,
+        sampler: DimodLike,
+        parameters: Mapping[str, Any],
+        *,
+        cache: AnswerCache | None,
+        budget: Budget,
+        access: AccessTime | None,
+        retries: int,
+        wait_s: float,
+    ) -> None:
+        self.sampler, self.parameters, self.cache = sampler, dict(parameters), cache
+        self.budget, self.access, self.retries, self.wait_s = budget, access, retries, wait_s
+        self.seeded = "seed" in accepted_parameters(sampler)
+        self._identity: dict[str, Any] | None = None
+
+    def require(self, works: Sequence[Work]) -> None:
+        """Refuse a call as a whole if what the cache does not hold would exceed the budget."""
+        missing = [work for work in works if not self.is_cached(work)]
+        seconds = [self.seconds(work.packed, work.reads) for work in missing]
+        known = [value for value in seconds if value is not None]
+        self.budget.require(sum(work.reads for work in missing), sum(known) if known else None)
+
+    def is_cached(self, work: Work) -> bool:
+        """Whether the first submission of this work was answered before."""
+        return self.cache is not None and self.cache.holds(self._key(work, work.reads, 0))
+
+    def seconds(self, packed: Packed, reads: int) -> float | None:
+        """Estimated access time of a submission, in seconds."""
+        if self.access is None:
+            return None
+        return self.access(len(packed.labels), self._keywords(packed, reads)) / 1e6
+
+    def answer(self, work: Work) -> tuple[Reads, bool]:
+        """Reads of one piece of work, exactly as many as it asks for, and whether all came from the cache.
+
+        A short answer is completed by further submissions.
+
+        Raises:
+            SubmissionError: If the sampler fails or returns too few reads.
+            ValueError: If the budget does not allow it, or the answer cannot be.
+        """
+        parts: list[Reads] = []
+        cached, missing = True, work.reads
+        for part in range(_MOST_PARTS):
+            reads, found = self._call(work, missing, part)
+            cached &= found
+            parts.append(reads)
+            missing -= len(reads.spins)
+            if missing <= 0:
+                return _joined(parts, work.reads), cached
+            if not len(reads.spins):
+                break
+        raise SubmissionError(
+            f"sampler: {type(self.sampler).__name__} was asked for {work.reads} reads and returned "
+            f"{work.reads - missing} in {len(parts)} submissions."
+        )
+
+    def _call(self, work: Work, reads: int, part: int) -> tuple[Reads, bool]:
+        key = self._key(work, reads, part) if self.cache is not None else ""
+        if self.cache is not None and (stored := self.cache.load(key)) is not None:
+            return stored, True
+        seconds = self.seconds(work.packed, reads)
+        self.budget.require(reads, seconds)
+        keywords = self._keywords(work.packed, reads) | self._seed(work, part)
+        labels = work.packed.labels.tolist()
+
+        def submit() -> Any:
+            sampleset = self.sampler.sample(_model(work, labels), **keywords)
+            sampleset.resolve()  # remote samplers answer later, and fail here
+            return sampleset
+
+        name = type(self.sampler).__name__
+        sampleset = with_retries(submit, retries=self.retries, wait_s=self.wait_s, what=name)
+        found = expand(sampleset, labels, np.random.Generator(np.random.PCG64(work.stream(part, 1))))
+        used = seconds if found.access_us is None else found.access_us / 1e6
+        self.budget.spend(len(found.spins), used or 0.0)
+        if self.cache is not None:
+            self.cache.store(key, found)
+        return found, False
+
+    def _keywords(self, packed: Packed, reads: int) -> dict[str, Any]:
+        return {**self.parameters, **packed.parameters, "num_reads": reads}
+
+    def _seed(self, work: Work, part: int) -> dict[str, Any]:
+        """Keyword seed, below 2^31 as samplers in C expect it."""
+        return {"seed": int(work.stream(part).generate_state(1)[0] >> 1)} if self.seeded else {}
+
+    def _key(self, work: Work, reads: int, part: int) -> str:
+        if self._identity is None:
+            self._identity = identity(self.sampler)
+        place = {"seed": work.seed, "row": work.packed.first_row, "part": [work.part, part]}
+        keywords = self._keywords(work.packed, reads)
+        return submission_key(work.packed, work.factor, keywords, {**self._identity, **place})
+
+
+def _model(work: Work, labels: list[int]) -> Any:
+    import dimod
+
+    h, J = work.packed.scaled(work.factor)
+    first, second = work.packed.pairs.T
+    return dimod.BinaryQuadraticModel.from_numpy_vectors(
+        h, (first, second, J), 0.0, "SPIN", variable_order=labels
+    )
+
+
+def _joined(parts: list[Reads], reads: int) -> Reads:
+    """The first ``reads`` reads of all parts."""
+    if len(parts) == 1 and len(parts[0].spins) == reads:
+        return parts[0]
+    breaks = [part.chain_breaks for part in parts if part.chain_breaks is not None]
+    times = [part.access_us for part in parts if part.access_us is not None]
+    return Reads(
+        np.concatenate([part.spins for part in parts])[:reads],
+        np.concatenate(breaks)[:reads] if len(breaks) == len(parts) else None,
+        sum(times) if times else None,
+    )
+
+
+def iterate(submitter: Submitter, works: Sequence[Work]) -> Iterator[tuple[Work, Reads, bool]]:
+    """Answer all work in order; **the one Python loop over problems of this package**.
+
+    dimod takes one model at a time; ``together`` and tiling put many problems into one.
+    """
+    submitter.require(works)
+    for work in works:
+        reads, cached = submitter.answer(work)
+        yield work, reads, cached

@@ -1,0 +1,143 @@
+"""The dimod sampler behind the backend: found by name, asked what it accepts, told apart from others."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from diabat.samplers.dimod.secrets import refuse_secrets, safe_message
+
+
+@runtime_checkable
+class DimodLike(Protocol):
+    """What is used of a ``dimod.Sampler`` or composite."""
+
+    parameters: Any
+    properties: Any
+
+    def sample(self, bqm: Any, **parameters: Any) -> Any:
+        """Answer a binary quadratic model with a sample set."""
+
+
+def resolve(sampler: str | DimodLike, options: Mapping[str, Any] | None) -> DimodLike:
+    """Build a sampler from ``module:name`` and options, or take one that is built.
+
+    Raises:
+        ValueError: If the name leads nowhere, the package is not installed, or building it fails.
+        TypeError: If it is no dimod sampler.
+    """
+    if isinstance(sampler, str):
+        refuse_secrets("options", options or {})
+        sampler = _build(sampler, dict(options or {}))
+    elif options is not None:
+        raise ValueError(
+            f"options: expected None with a sampler that is built already, got {sorted(options)}."
+        )
+    if isinstance(sampler, type) or not isinstance(sampler, DimodLike):
+        kind = f"the class {sampler.__name__}" if isinstance(sampler, type) else type(sampler).__name__
+        raise TypeError(f"sampler: expected a dimod sampler or its name 'module:name', got {kind}.")
+    return sampler
+
+
+def _build(name: str, options: dict[str, Any]) -> Any:
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise ValueError(
+            "sampler: expected a dimod sampler or its name 'module:name', such as "
+            f"'dwave.samplers:SimulatedAnnealingSampler', got {name!r}."
+        )
+    try:
+        factory = getattr(importlib.import_module(module), attribute)
+    except ImportError as error:
+        raise ValueError(missing_package(error, f"sampler: '{name}'")) from None
+    except AttributeError:
+        raise ValueError(f"sampler: expected a name in the module {module}, got '{attribute}'.") from None
+    try:
+        return factory(**options)
+    except Exception as error:  # whatever a client does on construction, its message may hold a token
+        raise ValueError(f"sampler: '{name}' cannot be built: {safe_message(error)}") from None
+
+
+def missing_package(error: ImportError, what: str) -> str:
+    """One sentence on what to install."""
+    package = (error.name or "").partition(".")[0]
+    if package in ("dwave", "minorminer", "networkx"):
+        return f"{what} needs the extra dwave: pip install 'diabat[dwave]'."
+    return f"{what} needs a package that is not installed: {error}."
+
+
+def family(sampler: Any) -> Iterator[Any]:
+    """The sampler and its children, outermost first."""
+    yield sampler
+    for child in getattr(sampler, "children", None) or ():
+        yield from family(child)
+
+
+def device_properties(sampler: DimodLike) -> Mapping[str, Any]:
+    """Properties of the whole family; those of the innermost win, since the device is there."""
+    found: dict[str, Any] = {}
+    for member in family(sampler):
+        found |= dict(getattr(member, "properties", None) or {})
+    return found
+
+
+def accepted_parameters(sampler: DimodLike) -> set[str]:
+    """Keywords of ``sample``: those declared, and those of its signature, which declarations may miss."""
+    named = inspect.signature(sampler.sample).parameters.values()
+    own = {p.name for p in named if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)} - {"bqm", "self"}
+    return own | set(sampler.parameters)
+
+
+def check_parameters(sampler: DimodLike, parameters: Mapping[str, Any]) -> None:
+    """Refuse keywords that the sampler does not know, which many dimod samplers silently ignore.
+
+    Raises:
+        TypeError: With the nearest keyword.
+        ValueError: If a keyword is the backend's own business, or named like a token.
+    """
+    refuse_secrets("parameters", parameters)
+    known = accepted_parameters(sampler)
+    for name in parameters:
+        if name in ("num_reads", "seed"):
+            raise ValueError(f"parameters: expected no '{name}', which is given to sample().")
+        if name == "max_answers":
+            raise ValueError("parameters: expected no 'max_answers', which would cut the reads.")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else f" It accepts {', '.join(sorted(known))}."
+            raise TypeError(f"parameters: {type(sampler).__name__} has no parameter '{name}'.{hint}")
+    if "num_reads" not in known:
+        raise ValueError(
+            f"sampler: expected one that accepts num_reads, got {type(sampler).__name__}, which does not."
+        )
+
+
+def identity(sampler: DimodLike) -> dict[str, Any]:
+    """What tells this sampler from others, for the answer cache: classes, solver, graph and properties."""
+    members = []
+    for member in family(sampler):
+        solver = getattr(member, "solver", None)
+        members.append(
+            {
+                "class": f"{type(member).__module__}.{type(member).__qualname__}",
+                "solver": str(getattr(solver, "name", "")),
+                "graph": str(getattr(solver, "graph_id", "")),
+                "properties": _digest(getattr(member, "properties", None) or {}),
+            }
+        )
+    return {"sampler": members}
+
+
+# Load and statistics change from day to day; a device with another calibration has another graph or range.
+_VOLATILE = ("avg_load", "problem_timing_data", "child_properties")
+
+
+def _digest(properties: Mapping[str, Any]) -> str:
+    kept = {str(key): value for key, value in properties.items() if key not in _VOLATILE}
+    text = json.dumps(kept, sort_keys=True, default=lambda value: type(value).__name__)
+    return hashlib.sha256(text.encode()).hexdigest()

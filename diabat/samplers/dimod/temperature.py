@@ -1,0 +1,151 @@
+"""The temperature of a device: declared, predicted or estimated, and never left to chance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from diabat.circuits import Betas
+from diabat.ising import Ising
+from diabat.samplers.base import Samples
+from diabat.samplers.beta_fit import BetaFit
+from diabat.samplers.calibrated import reference_problems
+from diabat.samplers.dimod.target import accepted_parameters
+from diabat.samplers.pseudolikelihood import fit_betas, log_pseudolikelihood
+
+Mode = Literal["estimate", "predicted"]
+Beta = Mode | float | tuple[float, float]
+
+# The first guess of an estimate: reference problems programmed at 1/16 of their strength are weak on any device
+# of beta up to about 50, and still show at beta = 1.
+_FIRST_GUESS = 16.0
+_ROUNDS = 3
+ESTIMATE_READS = 1000
+
+# Keywords of simulated annealers that hold a temperature.
+_HELD = ("beta_schedule", "beta_range", "beta")
+
+
+def check_beta(beta: Beta | None) -> Mode | Betas:
+    """Inverse temperatures, or how they are to be found.
+
+    Raises:
+        ValueError: If there is neither.
+    """
+    if beta is None:
+        raise ValueError(
+            "beta: expected the inverse temperature at which the sampler answers programmed values (a number, or two "
+            "for fields and couplings), 'estimate', or 'predicted' with qpu.schedule, got None; an annealer's own "
+            "temperature is not that of your problem."
+        )
+    if isinstance(beta, str):
+        if beta in ("estimate", "predicted"):
+            return beta
+    else:
+        values = tuple(beta) if isinstance(beta, (tuple, list)) else (beta, beta)
+        if len(values) == 2 and all(_positive(value) for value in values):
+            return Betas(float(values[0]), float(values[1]))
+    raise ValueError(
+        f"beta: expected a positive number, two of them, 'estimate' or 'predicted', got {beta!r}."
+    )
+
+
+def check_held(sampler: Any, parameters: Mapping[str, Any], beta: Mode | Betas) -> None:
+    """Refuse a declared beta beside a simulated annealer that would run to another temperature.
+
+    Raises:
+        ValueError: If the keywords hold no temperature, or end at another.
+    """
+    offered = [name for name in _HELD if name in accepted_parameters(sampler)]
+    if not offered or isinstance(beta, str):
+        return
+    given = next((parameters[name] for name in offered if parameters.get(name) is not None), None)
+    if given is None:
+        raise ValueError(
+            f"parameters: expected {' or '.join(offered)}, since {type(sampler).__name__} anneals to a temperature of "
+            "its own choice otherwise, got none; beta_schedule_type='custom', beta_schedule=[1.0] * 100 stays at 1."
+        )
+    last = float(np.asarray(given, dtype=np.float64).reshape(-1)[-1])
+    if any(not math.isclose(last, one, rel_tol=1e-9) for one in beta):
+        raise ValueError(
+            f"beta: expected the last inverse temperature of the schedule, {last:g}, got {tuple(beta)}."
+        )
+
+
+def _positive(value: Any) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and 0 < value < math.inf
+
+
+def estimate(draw: Callable[[Ising, Betas], Samples]) -> tuple[Betas, BetaFit]:
+    """Inverse temperatures by maximum pseudo-likelihood on 16 reference problems of 6 spins.
+
+    Three rounds, each programmed with the result of the one before.
+
+    Args:
+        draw: Reads of problems that are programmed with given inverse temperatures.
+
+    Returns:
+        The estimate, and the last fit, of scales relative to it.
+
+    Raises:
+        ValueError: If no finite temperature explains the answers.
+    """
+    problems, betas = reference_problems(), Betas(_FIRST_GUESS, _FIRST_GUESS)
+    for _ in range(_ROUNDS):
+        samples = draw(problems, betas)
+        fit = fit_betas(problems, samples.spins, samples.weights)
+        if fit.field is None or fit.coupling is None or fit.field <= 0 or fit.coupling <= 0:
+            raise ValueError(
+                "beta: expected answers that some positive temperature explains, got a fit of "
+                f"({fit.field}, {fit.coupling}); declare beta, or look at the sampler's parameters."
+            )
+        betas = Betas(betas.beta_h * fit.field, betas.beta_J * fit.coupling)
+    return betas, fit
+
+
+def fit_report(ising: Ising, samples: Samples) -> dict[str, Any]:
+    """What the answers themselves say: fitted scales relative to the problems asked for, and how well they fit.
+
+    Returns:
+        ``beta_h``, ``beta_J`` and their 95 % intervals (None where there is no such term or no finite fit),
+        ``log_pseudolikelihood`` in nats per spin, ``pseudo_r2`` = 1 - ℓ/ℓ(0), and ``calibration_error``.
+    """
+    fit = fit_betas(ising, samples.spins, samples.weights)
+    value = log_pseudolikelihood(ising, samples.spins, samples.weights, fit.scales)
+    return {
+        "beta_h": fit.field,
+        "beta_h_interval": fit.interval("field"),
+        "beta_J": fit.coupling,
+        "beta_J_interval": fit.interval("coupling"),
+        "log_pseudolikelihood": value,
+        "pseudo_r2": 1 + value / math.log(2),
+        "calibration_error": calibration_error(ising, samples, fit.scales),
+    }
+
+
+def calibration_error(ising: Ising, samples: Samples, scales: tuple[float, float, float]) -> float:
+    """Largest gap between P(s_j = +1 | rest) of the fitted Boltzmann law and its frequency, over ten bins.
+
+    Bins hold equal numbers of conditionals.  For reads of a Boltzmann law it is of the order of
+    sqrt(10/(4 · reads · spins)); a larger one tells that no pair of temperatures describes the answers.
+
+    Args:
+        ising: The problems asked for.
+        samples: Reads with equal weights.
+        scales: (β_h, β_J, β_K) of the fit.
+    """
+    s = torch.where(samples.visible, samples.spins.double(), 0)
+    local = scales[0] * ising.fields.double()
+    if ising.couplings is not None:
+        local = local + scales[1] * torch.einsum("...jk,r...k->r...j", ising.couplings.double(), s)
+    seen = samples.visible.expand(s.shape)
+    p = torch.sigmoid(2 * local.expand(s.shape)[seen])
+    order = p.argsort()
+    gap = (s[seen] > 0).double()[order] - p[order]
+    bins = [part for part in gap.chunk(10) if len(part)]
+    return max((abs(float(part.mean())) for part in bins), default=0.0)

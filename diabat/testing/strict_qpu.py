@@ -1,0 +1,155 @@
+"""An offline stand-in for a D-Wave processor that refuses what the processor refuses.
+
+``dwave.system.testing.MockDWaveSampler`` checks the graph and the names of keywords only, and returns ground states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from diabat.samplers.dimod.budget import estimated_access_us
+from diabat.samplers.dimod.target import missing_package
+from diabat.testing import strict_qpu_law as law
+from diabat.testing import strict_qpu_rules as rules
+
+# Typical values of an Advantage processor, in the form of its property problem_timing_data; microseconds.
+TIMING = {
+    "version": "1.0.0",
+    "typical_programming_time": 14072.88,
+    "reverse_annealing_with_reinit_prog_time_delta": 0.0,
+    "reverse_annealing_without_reinit_prog_time_delta": 4.55,
+    "default_programming_thermalization": 1000.0,
+    "default_annealing_time": 20.0,
+    "readout_time_model": "pwl_log_log",
+    "readout_time_model_parameters": [0.0, 0.77, 1.72, 2.71, 3.16, 3.75, 1.54, 1.87, 2.13, 2.33, 2.37, 2.37],
+    "qpu_delay_time_per_sample": 20.54,
+    "reverse_annealing_with_reinit_delay_time_delta": -4.5,
+    "reverse_annealing_without_reinit_delay_time_delta": -2.5,
+    "default_readout_thermalization": 0.0,
+    "decorrelation_max_nominal_anneal_time": 2000.0,
+    "decorrelation_time_range": [500.0, 10000.0],
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Make the class when it is first asked for: dwave-system is an extra."""
+    if name == "StrictMockQPU":
+        return _strict_mock_qpu()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@cache
+def _strict_mock_qpu() -> type:
+    try:
+        import dimod
+        from dwave.samplers import SimulatedAnnealingSampler
+        from dwave.system.testing import MockDWaveSampler
+    except ImportError as error:
+        raise ImportError(missing_package(error, "StrictMockQPU"), name=error.name) from None
+
+    class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has no stubs
+        """A ``MockDWaveSampler`` that keeps the rules of a processor and answers with Boltzmann reads.
+
+        Refused with one sentence: values outside h_range, extended_j_range or per_qubit_coupling_range with
+        ``auto_scale=False`` (True, the default, scales to full range as the processor does); h other than 0, a schedule
+        of other than two points, reverse anneals, h gains and times out of range with ``fast_anneal``; schedules that
+        are no anneal; flux biases of another number or beside auto_scale; too many reads, too long runs, unknown
+        keywords.  Answers are histograms unless ``answer_mode="raw"``.
+
+        The law: P(s) ∝ exp(-beta · E(s)) of the programmed values, by simulated annealing held at beta.  Like a
+        processor it takes no seed per call: answer number k follows from ``seed`` and k.
+
+        Args:
+            beta: Inverse temperature of the answers, for fields and couplings alike.
+            sweeps: Sweeps from a random start.
+            seed: Of all answers; None draws one.
+            tied_below: Qubits joined by couplings J at or below this move as one, which is the limit of strong chains;
+                None moves every qubit alone.
+            fail_at: Numbers, from 1, of the calls that fail with a ConnectionError.
+            properties: Replace those of the mock.
+            **chip: Arguments of ``MockDWaveSampler``, such as topology_type and topology_shape.
+
+        Attributes:
+            calls: Calls of ``sample`` so far.
+            answered: Calls that were answered.
+            reads: Reads answered.
+        """
+
+        def __init__(
+            self,
+            *,
+            beta: float = 1.0,
+            sweeps: int = 100,
+            seed: int | None = 0,
+            tied_below: float | None = None,
+            fail_at: Iterable[int] = (),
+            properties: dict[str, Any] | None = None,
+            **chip: Any,
+        ) -> None:
+            if not beta > 0:
+                raise ValueError(f"beta: expected a positive number, got {beta!r}.")
+            stated = {"problem_timing_data": TIMING, "beta": beta, "seed": seed, "sweeps": sweeps}
+            super().__init__(
+                properties={**stated, "tied_below": tied_below, **(properties or {})},
+                substitute_sampler=SimulatedAnnealingSampler(),
+                substitute_kwargs={"beta_schedule_type": "custom", "beta_schedule": [beta] * sweeps},
+                **chip,
+            )
+            self.parameters["max_answers"] = ["parameters"]
+            self.tied_below, self.fail_at = tied_below, frozenset(fail_at)
+            self._seeds = np.random.SeedSequence(seed)
+            self.calls = self.answered = self.reads = 0
+
+        @dimod.bqm_structured  # type: ignore[untyped-decorator]  # dimod has no stubs
+        def sample(self, bqm: Any, **keywords: Any) -> Any:
+            """Answer like the processor; see the class."""
+            self.calls += 1
+            if self.calls in self.fail_at:
+                raise ConnectionError("the connection was lost")
+            rules.check_keywords(keywords, self.properties, set(self.parameters))
+            spin = bqm.change_vartype("SPIN", inplace=False)
+            reads = keywords.get("num_reads", 1)
+            spins = self._spins(spin, reads, keywords)
+            self.answered += 1
+            self.reads += reads
+            info = {"timing": self._timing(len(bqm), keywords), "problem_id": f"stand-in-{self.calls}"}
+            found = dimod.SampleSet.from_samples_bqm((spins, list(spin.variables)), spin, info=info)
+            return self._formatted(found, keywords).change_vartype(bqm.vartype, inplace=False)
+
+        def _spins(self, spin: Any, reads: int, keywords: dict[str, Any]) -> np.ndarray:
+            qubits = list(spin.variables)
+            h, (first, second, J), _ = spin.to_numpy_vectors(variable_order=qubits)
+            pairs = np.stack((first, second), axis=1).astype(np.int64)
+            h, J = rules.programmed(
+                h.astype(np.float64), pairs, J.astype(np.float64), keywords, self.properties
+            )
+            if (biases := keywords.get("flux_biases")) is not None:
+                h = h + law.flux_as_fields(biases, qubits)
+            model, group = law.tie(law.Model(h, pairs, J), self.tied_below)
+            (child,) = self._seeds.spawn(1)
+            seed = {"seed": int(child.generate_state(1)[0] >> 1)}
+            drawn = law.draw(model, self.substitute_sampler, reads, {**self.substitute_kwargs, **seed})
+            return drawn[:, group]
+
+        def _timing(self, qubits: int, keywords: dict[str, Any]) -> dict[str, float]:
+            named = ("num_reads", "annealing_time", "anneal_schedule")
+            given = {name: keywords[name] for name in named if name in keywords}
+            access = estimated_access_us(self.properties["problem_timing_data"], max(qubits, 1), **given)
+            return {"qpu_access_time": access}
+
+        def _formatted(self, found: Any, keywords: dict[str, Any]) -> Any:
+            """Histogram, the default, or raw; at most ``max_answers`` rows."""
+            raw = keywords.get("answer_mode", "histogram") == "raw"
+            if not raw:
+                found = found.aggregate()
+                found = found.slice(sorted_by="energy") if len(found) else found
+            most = keywords.get("max_answers")
+            return found if most is None else found.slice(most, sorted_by=None)
+
+    StrictMockQPU.__module__ = __name__
+    StrictMockQPU.__qualname__ = "StrictMockQPU"
+    return StrictMockQPU

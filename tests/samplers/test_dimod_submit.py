@@ -1,0 +1,323 @@
+"""Paying once: retries, the answer cache, budgets, the dry run; and tokens that stay out of all of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dwave.cloud.exceptions import (
+    PollingTimeout,
+    SolverAuthenticationError,
+    SolverFailureError,
+    SolverOfflineError,
+)
+from requests.exceptions import ConnectTimeout, InvalidURL
+
+from diabat.ising import Ising
+from diabat.samplers.dimod import DimodSampler
+from diabat.samplers.dimod.budget import estimated_access_us
+from diabat.samplers.dimod.cache import _encode
+from diabat.samplers.dimod.readout import Reads
+from diabat.samplers.dimod.retries import SubmissionError, is_transient
+from diabat.testing import StrictMockQPU
+from diabat.testing.problems import make_problem
+from diabat.testing.strict_qpu import TIMING
+
+from .dimod_fakes import Failing, Scripted, all_up, annealed
+
+ONE = Ising(torch.zeros(1))
+TOKEN = "DEV-0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(autouse=True)
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that would have been waited."""
+    waited: list[float] = []
+    monkeypatch.setattr("diabat.samplers.dimod.retries.time.sleep", waited.append)
+    return waited
+
+
+def backend(fake: Scripted, **options: Any) -> DimodSampler:
+    return DimodSampler(fake, beta=1.0, **options)
+
+
+# retries
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ConnectionResetError(), TimeoutError(), ConnectTimeout(), SolverOfflineError(), PollingTimeout()],
+    ids=lambda error: type(error).__name__,
+)
+def test_transient_failures_are_tried_again(error: Exception, waits: list[float]) -> None:
+    fake = Scripted(Failing(error, error))
+    assert backend(fake, retry_wait_s=2.0).sample(ONE, 3, seed=0).num_reads == 3
+    assert len(fake.calls) == 3
+    assert 1 <= waits[0] <= 3  # 2 s, times 0.5 to 1.5
+    assert 2 <= waits[1] <= 6
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("bad"),
+        InvalidURL("bad"),
+        SolverFailureError("bad"),
+        SolverAuthenticationError("bad"),
+        OSError("bad"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_everything_else_is_raised_at_once(error: Exception, waits: list[float]) -> None:
+    fake = Scripted(Failing(error))
+    with pytest.raises(SubmissionError, match=f"Scripted failed: {type(error).__name__}: bad"):
+        backend(fake).sample(ONE, 3, seed=0)
+    assert (len(fake.calls), waits) == (1, [])
+    assert not is_transient(error)
+
+
+def test_the_last_attempt_tells(waits: list[float]) -> None:
+    fake = Scripted(Failing(*[ConnectionError("gone")] * 9))
+    with pytest.raises(
+        SubmissionError, match="failed 3 times in a row, the last time with ConnectionError: gone"
+    ):
+        backend(fake, retries=2).sample(ONE, 3, seed=0)
+    assert len(fake.calls) == 3
+
+
+# tokens
+
+
+@pytest.mark.parametrize("token", [TOKEN, "short"])
+def test_no_token_in_exceptions(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DWAVE_API_TOKEN", token)
+    fake = Scripted(Failing(RuntimeError(f"401 for X-Auth-Token {token}")))
+    with pytest.raises(SubmissionError) as caught:
+        backend(fake).sample(ONE, 1, seed=0)
+    assert token not in "".join(traceback.format_exception(caught.value))
+    # Neither cause nor context is shown, whose texts hold the token.
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def _leaky(**options: Any) -> Any:
+    raise RuntimeError(f"cannot log in with token={TOKEN}")
+
+
+def test_no_token_when_a_client_cannot_be_built() -> None:
+    with pytest.raises(ValueError, match="cannot be built: RuntimeError: cannot log in") as caught:
+        DimodSampler(f"{__name__}:_leaky", beta=1.0)
+    assert TOKEN not in str(caught.value)
+
+
+def test_no_token_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DWAVE_API_TOKEN", TOKEN)
+    fake = Scripted(all_up, default={"token": TOKEN})
+    sampler = backend(fake, cache_dir=tmp_path)
+    samples = sampler.sample(ONE, 1, seed=0)
+    assert TOKEN not in repr(sampler) + repr(samples.info)
+    for path in tmp_path.iterdir():
+        assert TOKEN.encode() not in path.read_bytes()
+        assert TOKEN not in path.name
+
+
+# the cache
+
+
+def test_the_same_call_is_answered_from_the_cache(tmp_path: Path) -> None:
+    ising, fake = make_problem((3,), 4, seed=1), Scripted(annealed)
+    sampler = backend(fake, cache_dir=tmp_path, max_reads=150)
+    first = sampler.sample(ising, 50, seed=7)
+    assert (first.info["cached_submissions"], first.info["seed"]) == (0, 7)
+    other = Scripted(all_up)
+    again = backend(other, cache_dir=tmp_path).sample(ising, 50, seed=7)
+    assert torch.equal(first.spins, again.spins)
+    assert not other.calls
+    assert again.info["cached_submissions"] == 3
+    sampler.sample(ising, 50, seed=7)  # costs nothing, so that it stays in the budget
+    assert sampler.budget.reads == 150
+
+
+@pytest.mark.parametrize(
+    "change", ["seed", "reads", "fields", "couplings", "parameters", "properties", "scale"]
+)
+def test_anything_else_is_another_submission(change: str, tmp_path: Path) -> None:
+    ising = make_problem((2,), 3, seed=1)
+    h, J = ising.fields, ising.couplings
+    assert J is not None
+    backend(Scripted(annealed, "label"), cache_dir=tmp_path).sample(ising, 10, seed=0)
+    problem = {"fields": Ising(h + 1e-9, J), "couplings": Ising(h, J * (1 + 1e-12))}.get(change, ising)
+    fake = Scripted(annealed, "label", **({"chip": 2} if change == "properties" else {}))
+    options: dict[str, Any] = {"parameters": {"label": "x"}} if change == "parameters" else {}
+    options |= {"scale": 0.5} if change == "scale" else {}
+    sampler = backend(fake, cache_dir=tmp_path, **options)
+    sampler.sample(problem, 11 if change == "reads" else 10, seed=1 if change == "seed" else 0)
+    assert len(fake.calls) == 2
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "pickle", "exchanged"])
+def test_a_damaged_answer_is_asked_for_again(damage: str, tmp_path: Path) -> None:
+    fake = Scripted(annealed)
+    sampler = backend(fake, cache_dir=tmp_path)
+    sampler.sample(ONE, 10, seed=0)
+    (path,) = tmp_path.iterdir()
+    content = bytearray(path.read_bytes())
+    other = _encode(Reads(np.ones((10, 1), dtype=np.int8)))
+    exchanged = bytes(content[:32]) + other[32:]  # a sound archive, with the checksum of another
+    content[60] ^= 1
+    path.write_bytes(
+        {
+            "cut": bytes(content[:-9]),
+            "flipped": bytes(content),
+            "empty": b"",
+            "pickle": b"\x80\x04N.",
+            "exchanged": exchanged,
+        }[damage]
+    )
+    with pytest.warns(UserWarning, match=r"cache_dir: the answer '\w+.npz' is damaged .* asked for again"):
+        sampler.sample(ONE, 10, seed=0)
+    assert len(fake.calls) == 2
+    sampler.sample(ONE, 10, seed=0)
+    assert len(fake.calls) == 2
+
+
+def test_the_cache_keeps_chain_breaks_and_times(tmp_path: Path) -> None:
+    def answer(bqm: Any, keywords: dict[str, Any]) -> Any:
+        import dimod
+
+        found = all_up(bqm, keywords)
+        found.info["timing"] = {"qpu_access_time": 5000.0}
+        return dimod.append_data_vectors(found, chain_break_fraction=[0.0, 0.5])
+
+    sampler = backend(Scripted(answer), cache_dir=tmp_path)
+    first, again = sampler.sample(ONE, 2, seed=0).info, sampler.sample(ONE, 2, seed=0).info
+    assert first["chain_break_fraction"] == again["chain_break_fraction"] == {"mean": 0.25, "max": 0.5}
+    assert (first["qpu_access_s"], again["qpu_access_s"]) == (0.005, None)  # paid once
+
+
+def test_a_file_is_no_cache(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("")
+    with pytest.raises(ValueError, match="cache_dir: expected a folder"):
+        backend(Scripted(all_up), cache_dir=tmp_path / "x")
+
+
+def test_an_interrupted_run_pays_nothing_twice(tmp_path: Path) -> None:
+    """Five problems; the network fails for good at the third.  A second run submits the other three."""
+    ising = make_problem((5,), 3, seed=4)
+    first = Scripted(Failing(None, None, *[ConnectionError()] * 9))
+    with pytest.raises(SubmissionError):
+        backend(first, cache_dir=tmp_path, retries=1).sample(ising, 20, seed=3)
+    second = Scripted(annealed)
+    resumed = backend(second, cache_dir=tmp_path).sample(ising, 20, seed=3)
+    assert (len(second.calls), resumed.info["cached_submissions"]) == (3, 2)
+    third = Scripted(annealed)
+    assert torch.equal(backend(third, cache_dir=tmp_path).sample(ising, 20, seed=3).spins, resumed.spins)
+    assert not third.calls
+
+
+def interrupted(cache: Path, fail_at: range = range(0)) -> int:
+    """Five problems in five submissions to the stand-in, whose network may fail; how many it answered."""
+    mock = StrictMockQPU(topology_type="zephyr", topology_shape=[1, 4], beta=2.0, sweeps=5, fail_at=fail_at)
+    options: dict[str, Any] = {"qpu": {"tiles": 1, "spins": 3}, "cache_dir": cache, "retries": 0}
+    with suppress(SubmissionError):
+        DimodSampler(mock, beta=2.0, **options).sample(make_problem((5,), 3, seed=4), 10, seed=3)
+    return int(mock.answered)
+
+
+def test_another_process_resumes_on_the_stand_in(tmp_path: Path) -> None:
+    assert interrupted(tmp_path, range(3, 99)) == 2
+    code = f"from pathlib import Path; from {__name__} import interrupted; print(interrupted(Path({str(tmp_path)!r})))"
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    assert done.stdout.strip() == "3"
+    assert interrupted(tmp_path) == 0
+
+
+# budgets
+
+
+def test_reads_beyond_the_budget_are_refused_before_submission() -> None:
+    fake = Scripted(all_up)
+    sampler = backend(fake, max_reads=25)
+    ising = Ising(torch.zeros(2, 1))
+    assert sampler.sample(ising, 10, seed=0).info["reads_spent"] == 20
+    with pytest.raises(
+        ValueError, match="max_reads: expected at most 25 reads in all, got 20 used and 6 more"
+    ):
+        sampler.sample(ising, 3, seed=0)
+    assert len(fake.calls) == 2
+    sampler.sample(ONE, 5, seed=0)
+
+
+def test_seconds_are_estimated_before_and_counted_after() -> None:
+    def answer(bqm: Any, keywords: dict[str, Any]) -> Any:
+        found = all_up(bqm, keywords)
+        found.info["timing"] = {"qpu_access_time": 30_000.0}
+        return found
+
+    fake = Scripted(answer, problem_timing_data=TIMING)
+    sampler = backend(fake, max_qpu_seconds=0.07)
+    info = sampler.sample(ONE, 10, seed=0).info
+    assert info["qpu_seconds_spent"] == info["qpu_access_s"] == 0.03
+    sampler.sample(ONE, 10, seed=1)  # estimated 0.016 s, took 0.03
+    with pytest.raises(ValueError, match=r"max_qpu_seconds: expected at most 0.07 s .* got 0.06 s used"):
+        sampler.sample(ONE, 10, seed=2)
+    assert len(fake.calls) == 2
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {},
+        {"num_reads": 100},
+        {"num_reads": 100, "annealing_time": 0.005},
+        {"anneal_schedule": [[0, 0], [50.0, 1]], "programming_thermalization": 10.0},
+        {"readout_thermalization": 3.0, "reduce_intersample_correlation": True, "num_reads": 7},
+    ],
+)
+def test_the_estimate_is_that_of_the_client(keywords: dict[str, Any]) -> None:
+    from types import SimpleNamespace
+
+    from dwave.cloud.solver import StructuredSolver
+
+    solver: Any = SimpleNamespace(properties={"problem_timing_data": TIMING})
+    for qubits in (1, 17, 2000):
+        theirs = StructuredSolver.estimate_qpu_access_time(solver, qubits, **keywords)
+        assert estimated_access_us(TIMING, qubits, **keywords) == pytest.approx(theirs, rel=1e-12)
+
+
+def test_the_solvers_own_estimate_is_used() -> None:
+    class Solver:
+        def estimate_qpu_access_time(self, qubits: int, **keywords: Any) -> float:
+            return 1e6 * qubits * keywords["num_reads"]
+
+    fake: Any = Scripted(all_up)
+    fake.solver = Solver()
+    assert backend(fake).dry_run(Ising(torch.zeros(3)), 5).access_s == 15.0
+
+
+# the dry run
+
+
+def test_a_dry_run_submits_nothing_and_knows_the_cache(tmp_path: Path) -> None:
+    fake = Scripted(annealed, problem_timing_data=TIMING)
+    sampler = backend(fake, cache_dir=tmp_path, together=2, max_reads=100, max_qpu_seconds=9.0)
+    ising = make_problem((5,), 4, seed=1)
+    sampler.sample(Ising(ising.fields[:2], ising.couplings), 10, seed=3)
+    report = sampler.dry_run(ising, 10, seed=3)
+    assert len(fake.calls) == 1
+    assert (report.problems, report.submissions, report.cached, report.reads) == (5, 3, 1, 20)
+    assert (report.logical_variables, report.qubits, report.longest_chain) == (8, 8, 1)
+    wanted = sum(estimated_access_us(TIMING, qubits, num_reads=10) for qubits in (8, 4)) / 1e6
+    assert report.access_s == pytest.approx(wanted)
+    assert report.reads_left == 90
+    assert "5 problems in 3 submissions, 1 of them in the cache" in str(report)
+    assert sampler.sample(ising, 10, seed=3).info["cached_submissions"] == 1
+    assert len(fake.calls) == 3
