@@ -34,8 +34,12 @@ format: $(VENV)/.installed
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m benchmarks.exact
 	$(BIN)/python -m benchmarks.training_step
+	$(BIN)/python -m benchmarks.tempering
+	$(BIN)/python -m benchmarks.banded
+	$(BIN)/python -m benchmarks.executor
 	$(BIN)/python -m benchmarks.aer
 	$(BIN)/python -m benchmarks.dqa
 	$(BIN)/python -m benchmarks.dqa_fidelity
