@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from diabat.attention import BoltzmannAttention, spin_probabilities
+    from diabat.attention import BoltzmannAttention, NeuroGameAttention, spin_probabilities
     from diabat.ising import Ising, IsingError
     from diabat.samplers import (
         Capabilities,
@@ -28,6 +28,7 @@ _LAZY = {
     "Ising": "diabat.ising",
     "IsingError": "diabat.ising",
     "Moments": "diabat.samplers",
+    "NeuroGameAttention": "diabat.attention",
     "Sampler": "diabat.samplers",
     "Samples": "diabat.samplers",
     "UnsupportedError": "diabat.samplers",
@@ -43,6 +44,7 @@ __all__ = [
     "Ising",
     "IsingError",
     "Moments",
+    "NeuroGameAttention",
     "Sampler",
     "Samples",
     "UnsupportedError",

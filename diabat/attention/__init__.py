@@ -2,5 +2,7 @@
 
 from diabat.attention.boltzmann import BoltzmannAttention
 from diabat.attention.bridge import spin_probabilities
+from diabat.attention.explanation import NeuroGameExplanation
+from diabat.attention.neurogame import NeuroGameAttention
 
-__all__ = ["BoltzmannAttention", "spin_probabilities"]
+__all__ = ["BoltzmannAttention", "NeuroGameAttention", "NeuroGameExplanation", "spin_probabilities"]

@@ -1,0 +1,47 @@
+"""What NeuroGame attention says about its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from diabat.attention.games import Estimate
+
+
+@dataclass(frozen=True, eq=False)
+class NeuroGameExplanation:
+    """What a decision of one layer is made of; entries of padding are 0.
+
+    Attributes:
+        alpha: α_i = P(s_i = +1), [B, H, T].
+        expected_active: Σ_i α_i, the expected number of active tokens, [B, H].
+        fields: J_i, before the division by γ, [B, H, T].
+        interactions: J_ij, before the division by γ, [B, H, T, T].
+        shapley: φ_i before normalisation, [B, H, T], with standard errors and effective numbers of samples.
+        banzhaf: β_i, likewise.
+        pairs: The estimate behind ``interactions``, [B, H, T, T].
+        gate: λ_i, [B, H, T].
+        temperature: γ of each head, [H].
+        residual: max_i |P_i - σ(2 (J_i + Σ_j J_ij m_j)/γ)|, m = 2P - 1, [B, H]: how far α is from the naive mean-field
+            equations.  For ``mean_field`` this is its convergence; exact marginals are not meant to satisfy them.
+        info: What the sampler says of the whole batch (for ``mean_field``: ``converged``, ``iterations``).
+        num_coalitions: K.
+        seed: Of coalitions and reads; passing it to the layer gives the same answer again.
+    """
+
+    alpha: Tensor
+    expected_active: Tensor
+    fields: Tensor
+    interactions: Tensor
+    shapley: Estimate
+    banzhaf: Estimate
+    pairs: Estimate
+    gate: Tensor
+    temperature: Tensor
+    residual: Tensor
+    info: Mapping[str, Any]
+    num_coalitions: int
+    seed: int

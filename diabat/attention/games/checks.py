@@ -1,0 +1,52 @@
+"""Checks that the games share."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Temperature = float | Tensor
+"""γ > 0: a number, or a tensor that broadcasts to the leading dimensions of the values."""
+
+
+def inverse_temperature(temperature: Temperature, like: Tensor) -> Tensor:
+    """1/γ as a tensor, differentiable in γ.
+
+    Raises:
+        TypeError: If it is neither a number nor a floating tensor.
+        ValueError: If a value is not positive and finite.
+    """
+    if isinstance(temperature, Tensor):
+        if not temperature.is_floating_point():
+            raise TypeError(f"temperature: expected a number or a floating tensor, got {temperature.dtype}.")
+        if not bool(((temperature > 0) & torch.isfinite(temperature)).all()):
+            worst = float(temperature.detach().min())
+            raise ValueError(f"temperature: expected positive finite numbers, got a smallest of {worst:g}.")
+        return 1 / temperature.to(like)
+    check_positive("temperature", temperature)
+    return torch.full((), 1 / temperature, dtype=like.dtype, device=like.device)
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Raise TypeError or ValueError unless the value is a positive finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name}: expected a number, got {type(value).__name__}.")
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name}: expected a positive finite number, got {value!r}.")
+
+
+def check_count(name: str, value: Any, *, even: bool = False) -> None:
+    """Raise ValueError unless the value is an integer >= 1, even if asked."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}: expected an integer >= 1, got {value!r}.")
+    if even and value % 2:
+        raise ValueError(f"{name}: expected an even number with antithetic=True, got {value}.")
+
+
+def check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
+    """Raise ValueError unless the value is one of the known names."""
+    if value not in known:
+        raise ValueError(f"{name}: expected one of {', '.join(known)}, got {value!r}.")

@@ -1,0 +1,116 @@
+r"""Random coalitions and permutations.
+
+Every problem of a batch has a stream of its own, keyed by (seed, kind of draw, position in the batch), from
+which its players take numbers in their order: a draw depends neither on padding nor on the size of the batch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_SUBSETS, _SIZES, _PERMUTATIONS = range(3)
+
+
+def half_coalitions(players: Tensor, count: int, seed: int, *, antithetic: bool = False) -> Tensor:
+    r"""Coalitions with every player in with probability 1/2, as the Banzhaf index takes them.
+
+    Without player i (or i and j) each is uniform on the subsets of the others, so that one draw serves all players
+    and pairs.
+
+    Args:
+        players: bool [*batch, n].
+        count: K, even if antithetic.
+        seed: See the module.
+        antithetic: Coalition 2m+1 is the complement of coalition 2m.
+
+    Returns:
+        bool [*batch, K, n], on the device of ``players``; False where there is no player.
+    """
+    drawn = count // 2 if antithetic else count
+    uniforms, _ = _uniforms(players, drawn, seed, _SUBSETS)
+    return _with_complements(torch.from_numpy(uniforms < 0.5), players, antithetic)
+
+
+def sized_coalitions(
+    players: Tensor, count: int, seed: int, *, antithetic: bool = False, stratified: bool = False
+) -> Tensor:
+    r"""Coalitions whose size is uniform on 0 .. n, and which are uniform given their size.
+
+    Without player i the size is uniform on 0 .. n-1, which is the law of the predecessors of i in a random
+    permutation; without i and j it is uniform on 0 .. n-2: one draw serves the Shapley values of all players and
+    the Shapley interactions of all pairs.
+
+    Args:
+        players: bool [*batch, n].
+        count: K, even if antithetic.
+        seed: See the module.
+        antithetic: Coalition 2m+1 is the complement of coalition 2m.
+        stratified: One size from each of K (K/2 if antithetic) equal strata of 0 .. n.
+
+    Returns:
+        bool [*batch, K, n], on the device of ``players``.
+    """
+    drawn = count // 2 if antithetic else count
+    uniforms, levels = _uniforms(players, drawn, seed, _SIZES)
+    if stratified:
+        levels = (np.arange(drawn) + levels) / drawn
+    present = players.sum(-1, keepdim=True).cpu().numpy()  # [*batch, 1]
+    size = np.floor(levels * (present + 1)).clip(0, present)  # rounding at the top stratum
+    return _with_complements(torch.from_numpy(_ranks(uniforms) < size[..., None]), players, antithetic)
+
+
+def permutations(players: Tensor, count: int, seed: int, *, antithetic: bool = False) -> Tensor:
+    """Positions of the players in K random permutations.
+
+    Args:
+        players: bool [*batch, n].
+        count: K, even if antithetic.
+        seed: See the module.
+        antithetic: Permutation 2m+1 is permutation 2m reversed.
+
+    Returns:
+        int64 [*batch, K, n], on the device of ``players``: players are at 0, 1, ...; what is no player comes after.
+    """
+    drawn = count // 2 if antithetic else count
+    uniforms, _ = _uniforms(players, drawn, seed, _PERMUTATIONS)
+    position = torch.from_numpy(_ranks(uniforms)).to(players.device)
+    if not antithetic:
+        return position
+    last = players.sum(-1)[..., None, None] - 1
+    reverse = torch.where(players[..., None, :], last - position, position)
+    return torch.stack((position, reverse), -2).flatten(-3, -2)
+
+
+def _uniforms(
+    players: Tensor, count: int, seed: int, kind: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Uniforms [*batch, K, n] of the players, 2 elsewhere, and [*batch, K] of the draws."""
+    there = players.cpu().numpy()
+    *batch, n = there.shape
+    problems = there.reshape(-1, n)
+    uniforms = np.full((len(problems), count, n), 2.0)
+    levels = np.empty((len(problems), count))
+    for index, row in enumerate(problems):
+        stream = np.random.SeedSequence(seed, spawn_key=(kind, index))
+        rng = np.random.Generator(np.random.PCG64(stream))
+        levels[index] = rng.random(count)
+        uniforms[index][:, row] = rng.random((count, int(row.sum())))
+    return uniforms.reshape(*batch, count, n), levels.reshape(*batch, count)
+
+
+def _ranks(uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Rank of every entry in its row; what is no player ranks last."""
+    order = np.argsort(uniforms, axis=-1, kind="stable")
+    ranks = np.empty_like(order)
+    np.put_along_axis(ranks, order, np.arange(order.shape[-1]), axis=-1)
+    return ranks
+
+
+def _with_complements(coalitions: Tensor, players: Tensor, antithetic: bool) -> Tensor:
+    coalitions = coalitions.to(players.device)
+    if antithetic:
+        coalitions = torch.stack((coalitions, ~coalitions & players[..., None, :]), -2).flatten(-3, -2)
+    return coalitions

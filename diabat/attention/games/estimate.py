@@ -1,0 +1,56 @@
+"""What a Monte Carlo estimate returns, and how weighted draws become one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """A Monte Carlo estimate of an index.
+
+    Attributes:
+        value: [*batch, n], or [*batch, n, n] for pairs (symmetric, zero diagonal); differentiable.
+        standard_error: Of the same shape, detached; infinite with a single independent draw, None where not
+            asked for.  Draws are taken as independent (antithetic pairs as units); for stratified sizes that is
+            an upper estimate on average.  For Gibbs weights it is the first-order error of a ratio, and too small
+            where ``effective_samples`` is below about 10.
+        effective_samples: 1/Σ w² of the normalised weights, detached; K for uniform weights.
+        num_samples: K.
+    """
+
+    value: Tensor
+    standard_error: Tensor | None
+    effective_samples: Tensor | None
+    num_samples: int
+
+
+def weighted_mean(terms: Tensor, log_weights: Tensor | None, *, unit: int, diagnostics: bool) -> Estimate:
+    r"""Σ_k w_k x_k over dimension -2, with w = softmax of the log-weights, or 1/K.
+
+    Args:
+        terms: x, [*batch, K, m].
+        log_weights: The same shape, or None.
+        unit: Consecutive draws that are not independent: 2 for antithetic pairs, else 1.
+        diagnostics: Also return the standard error and the effective number of samples.
+    """
+    count = terms.shape[-2]
+    weights = torch.full_like(terms, 1 / count) if log_weights is None else torch.softmax(log_weights, -2)
+    value = (weights * terms).sum(-2)
+    if not diagnostics:
+        return Estimate(value, None, None, count)
+    with torch.no_grad():
+        deviations = weights * (terms - value[..., None, :])
+        squares = deviations.unflatten(-2, (-1, unit)).sum(-2).square().sum(-2)
+        effective = 1 / weights.square().sum(-2)
+    return Estimate(value.clone(), standard_error(squares, count // unit), effective, count)
+
+
+def standard_error(squares: Tensor, units: int) -> Tensor:
+    """Root of M/(M-1) Σ_units (Σ_k w_k (x_k - mean))²; infinite for M = 1."""
+    if units < 2:
+        return torch.full_like(squares, torch.inf)
+    return (squares * (units / (units - 1))).sqrt()

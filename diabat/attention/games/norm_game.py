@@ -1,0 +1,214 @@
+r"""The token game v(C) = f(‖Σ_{i ∈ C} V_i‖), computed from the Gram matrix G = V Vᵀ alone.
+
+With S = Σ_{i ∈ C} V_i: ‖S‖² = Σ_{i ∈ C} a_i, a_i = S·V_i = Σ_{j ∈ C} G_ij, so that adding or removing a player is
+scalar arithmetic, ‖S ± V_i‖² = ‖S‖² ± 2 a_i + G_ii.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from diabat.attention.games.checks import check_choice
+from diabat.attention.games.pair_tile import TILE, Coalitions, Values
+from diabat.attention.games.tables import MAX_PLAYERS, all_coalitions
+
+NONLINEARITIES = ("identity", "relu", "tanh")
+
+
+class Toggles(NamedTuple):
+    """Values around K coalitions C.
+
+    Attributes:
+        whole: v(C), [*batch, K].
+        single: v(C with i toggled), [*batch, K, n].
+    """
+
+    whole: Tensor
+    single: Tensor
+
+
+class NormGame:
+    r"""v(C) = f(‖Σ_{i ∈ C} V_i‖₂), one game for every problem of the batch (arXiv:2603.18761, eq. 2).
+
+    The derivative of the norm at 0 is taken as 0 (a subgradient).  A squared norm counts as 0 up to
+    8 ulp of Σ_{i ∈ C} ‖V_i‖² + 2 max_i ‖V_i‖², the rounding of the arithmetic; v(∅) is f(0) = 0 exactly.
+
+    Args:
+        vectors: V = W_v x, floating [*batch, n, d]; half precision is computed in float32.
+        f: ``identity``, ``relu`` (the same thing, since a norm is not negative) or ``tanh``.
+        players: bool, broadcastable to [*batch, n]; False where there is no player (padding).  None: all.
+
+    Raises:
+        TypeError: If the vectors are not a floating tensor.
+        ValueError: If a shape, the mask or f is wrong.
+    """
+
+    def __init__(self, vectors: Tensor, f: str = "identity", players: Tensor | None = None) -> None:
+        if not isinstance(vectors, Tensor) or not vectors.is_floating_point():
+            got = vectors.dtype if isinstance(vectors, Tensor) else type(vectors).__name__
+            raise TypeError(f"vectors: expected a floating tensor, got {got}.")
+        if vectors.ndim < 2 or vectors.shape[-2] < 1:
+            raise ValueError(
+                f"vectors: expected shape [*batch, n, d] with n >= 1, got {list(vectors.shape)}."
+            )
+        check_choice("f", f, NONLINEARITIES)
+        self.f = f
+        self.players = _players(players, vectors)
+        if vectors.dtype in (torch.float16, torch.bfloat16):
+            vectors = vectors.float()
+        vectors = torch.where(self.players[..., None], vectors, 0)
+        self.gram = vectors @ vectors.mT
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Leading shape of the games."""
+        return self.gram.shape[:-2]
+
+    def value(self, coalitions: Tensor) -> Tensor:
+        """Values of coalitions, bool [*batch, K, n] or [K, n], as [*batch, K]."""
+        return self.toggles(coalitions.expand(*self.batch_shape, *coalitions.shape[-2:])).whole
+
+    def table(self) -> Tensor:
+        """Values of all coalitions, [*batch, 2^n], n <= 20.
+
+        Raises:
+            ValueError: If n > 20.
+        """
+        n = self.gram.shape[-1]
+        if n > MAX_PLAYERS:
+            raise ValueError(f"vectors: expected at most {MAX_PLAYERS} players for a table, got {n}.")
+        few = n // 2
+        low, high = (all_coalitions(k, self.gram.device).to(self.gram) for k in (few, n - few))
+        G = self.gram
+        squares = [
+            torch.einsum("xi,...ij,xj->...x", half, part, half)
+            for half, part in ((low, G[..., :few, :few]), (high, G[..., few:, few:]))
+        ]
+        mixed = 2 * high @ G[..., few:, :few] @ low.T
+        square = mixed + squares[1][..., :, None] + squares[0][..., None, :]
+        sizes = self._sizes()
+        small = (sizes[..., few:] @ high.T)[..., :, None] + (sizes[..., :few] @ low.T)[..., None, :]
+        return self.activate(square, self._floor(small)).flatten(-2)
+
+    def toggles(self, coalitions: Tensor) -> Toggles:
+        """Values v(C) and v(C with i toggled) of coalitions, bool [*batch, K, n]."""
+        values, _ = self._around(coalitions)
+        return Toggles(values.whole, values.single)
+
+    def along(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Values of the predecessors of every player in permutations, without and with the player.
+
+        ‖S_r+1‖² = ‖S_r‖² + 2 a + G_ii by a running sum along the permutation.
+
+        Args:
+            positions: Position of every player, int64 [*batch, K, n].
+
+        Returns:
+            v(P_i) and v(P_i + i), each [*batch, K, n].
+        """
+        sizes = self._sizes()[..., None, :].expand(positions.shape)
+        dots: Any = _PredecessorDots.apply(self.gram, positions)
+        order = positions.argsort(-1)
+        rising = (2 * dots + sizes).gather(-1, order).cumsum(-1)
+        floor = self._floor(sizes.gather(-1, order).cumsum(-1))
+        after = self.activate(rising, floor)
+        before = torch.cat((torch.zeros_like(after[..., :1]), after[..., :-1]), -1)
+        return before.gather(-1, positions), after.gather(-1, positions)
+
+    def pair_values(self, coalitions: Tensor, beta: Tensor, log_proposal: Tensor | None) -> Any:
+        """Arguments of :func:`pair_sum.pair_means`, the batch flattened to N problems."""
+        n, count = self.gram.shape[-1], coalitions.shape[-2]
+        values, fixed = self._around(coalitions)
+        flat = Values(
+            self.gram.reshape(-1, n, n),
+            values.square.reshape(-1, count),
+            values.change.reshape(-1, count, n),
+            values.whole.reshape(-1, count),
+            values.single.reshape(-1, count, n),
+            beta.expand(self.batch_shape).reshape(-1),
+        )
+        return flat, Coalitions(
+            fixed.sign.reshape(-1, count, n),
+            fixed.member.reshape(-1, count, n),
+            fixed.floor.reshape(-1, count),
+            None if log_proposal is None else log_proposal.reshape(-1, count, 3),
+            self.f == "tanh",
+        )
+
+    def activate(self, square: Tensor, floor: Tensor) -> Tensor:
+        """f(√square), f(0) with derivative 0 where the square is at most ``floor``."""
+        positive = square > floor
+        norm = torch.where(positive, torch.where(positive, square, 1).sqrt(), 0)
+        return torch.tanh(norm) if self.f == "tanh" else norm
+
+    def _around(self, coalitions: Tensor) -> tuple[Values, Coalitions]:
+        member = (coalitions & self.players[..., None, :]).to(self.gram)
+        sizes = self._sizes()[..., None, :]
+        dots = member @ self.gram
+        square = (member * dots).sum(-1)
+        sign = (1 - 2 * member) * self.players[..., None, :]
+        change = 2 * sign * dots + sizes
+        floor = self._floor((member @ sizes.mT)[..., 0])
+        whole = self.activate(square, floor)
+        single = self.activate(square[..., None] + change, floor[..., None])
+        values = Values(self.gram, square, change, whole, single, square)
+        return values, Coalitions(sign, member, floor, None, self.f == "tanh")
+
+    def _sizes(self) -> Tensor:
+        """Squared norms G_ii, [*batch, n]."""
+        return self.gram.diagonal(dim1=-2, dim2=-1)
+
+    def _floor(self, total: Tensor) -> Tensor:
+        """What Σ_{i ∈ C} ‖V_i‖² = total leaves of a vanishing squared norm in floating point."""
+        largest = self._sizes().detach().amax(-1)
+        largest = largest.reshape(*largest.shape, *(1,) * (total.ndim - largest.ndim))
+        return 8 * torch.finfo(self.gram.dtype).eps * (total.detach() + 2 * largest)
+
+
+class _PredecessorDots(torch.autograd.Function):
+    """a_ki = Σ_j G_ij [j before i in permutation k], [*batch, K, n]; a few permutations at a time, both ways."""
+
+    @staticmethod
+    def forward(ctx: Any, gram: Tensor, positions: Tensor) -> Tensor:
+        ctx.save_for_backward(positions)
+        parts = positions.split(_permutations_at_a_time(gram), -2)
+        return torch.cat([(gram[..., None, :, :] * _before(p)).sum(-1) for p in parts], -2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        (positions,), (u,) = ctx.saved_tensors, cotangents
+        n = u.shape[-1]
+        gradient = u.new_zeros(*u.shape[:-2], n, n)
+        step = _permutations_at_a_time(gradient)
+        for part, p in zip(u.split(step, -2), positions.split(step, -2), strict=True):
+            gradient += (part[..., :, None] * _before(p)).sum(-3)
+        return gradient, None
+
+
+def _permutations_at_a_time(gram: Tensor) -> int:
+    return max(1, TILE // gram.numel())
+
+
+def _before(position: Tensor) -> Tensor:
+    """[j before i] as bool [*batch, n, n]."""
+    return position[..., None, :] < position[..., :, None]
+
+
+def _players(players: Tensor | None, vectors: Tensor) -> Tensor:
+    shape = vectors.shape[:-1]
+    if players is None:
+        return torch.ones(shape, dtype=torch.bool, device=vectors.device)
+    if not isinstance(players, Tensor) or players.dtype != torch.bool:
+        got = players.dtype if isinstance(players, Tensor) else type(players).__name__
+        raise ValueError(f"players: expected a bool tensor, got {got}.")
+    try:
+        return players.expand(shape)
+    except RuntimeError:
+        raise ValueError(
+            f"players: expected a shape that broadcasts to {list(shape)}, got {list(players.shape)}."
+        ) from None

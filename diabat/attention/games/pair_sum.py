@@ -1,0 +1,124 @@
+r"""Weighted mean interaction of all pairs over K coalitions, in memory of K n + n² instead of K n².
+
+Let ε_i = +1 where player i is not in the coalition C and -1 where it is, S = Σ_{i ∈ C} V_i,
+
+    Q = v(C),    R_i = v(C with i toggled) = f(‖S + ε_i V_i‖),    T_ij = f(‖S + ε_i V_i + ε_j V_j‖).
+
+Of the four coalitions in Δ_ij(C \ {i,j}) one is C, two differ from it by one player and one by two, whatever C is:
+
+    Δ_ij = ε_i ε_j (T_ij - R_i - R_j + Q),
+    ‖S + ε_i V_i + ε_j V_j‖² = ‖S‖² + t_i + t_j + 2 ε_i ε_j G_ij,    t_i = 2 ε_i S·V_i + G_ii
+
+so that one root per pair and coalition is all there is to compute.  The sum over k runs in tiles, with a running
+maximum of the log-weights; the backward pass computes the tiles again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from diabat.attention.games.pair_tile import TILE, Coalitions, Tile, Values
+
+
+def pair_means(values: Values, coalitions: Coalitions) -> tuple[Tensor, Tensor]:
+    r"""Σ_k w_k Δ_ij(C_k \ {i,j}) of every pair, and the log of the normaliser of the weights.
+
+    w_k = 1/K, or w_k ∝ exp(v(C_k \ {i,j})/γ)/p with Gibbs weights.  Differentiable once in all ``values``.
+
+    Returns:
+        [N, n, n], symmetric up to rounding, with a meaningless diagonal; and log Σ_k exp(v/γ)/p [N, n, n],
+        detached, zero for uniform weights.
+    """
+    mean, normaliser = _PairMeans.apply(*values, coalitions)
+    return mean, normaliser
+
+
+@torch.no_grad()
+def pair_errors(
+    values: Values, coalitions: Coalitions, mean: Tensor, normaliser: Tensor, unit: int
+) -> tuple[Tensor, Tensor]:
+    """Σ_units (Σ_k w_k (Δ_k - mean))² and Σ_k w_k², each [N, n, n]: a second pass over the tiles."""
+    squares, weight = torch.zeros_like(mean), torch.zeros_like(mean)
+    for rows, draws in _tiles(values, unit):
+        tile = Tile(values, coalitions, rows, draws)
+        w = tile.weights(normaliser[rows])
+        deviation = w * (tile.interaction() - mean[rows, None])
+        squares[rows] += deviation.unflatten(1, (-1, unit)).sum(2).square_().sum(1)
+        weight[rows] += w.square().sum(1)
+    return squares, weight
+
+
+class _PairMeans(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        gram: Tensor,
+        square: Tensor,
+        change: Tensor,
+        whole: Tensor,
+        single: Tensor,
+        beta: Tensor,
+        coalitions: Coalitions,
+    ) -> tuple[Tensor, Tensor]:
+        values = Values(gram, square, change, whole, single, beta)
+        mean, normaliser = torch.zeros_like(gram), torch.zeros_like(gram)
+        if coalitions.log_proposal is None:
+            for rows, draws in _tiles(values):
+                mean[rows] += Tile(values, coalitions, rows, draws).interaction().sum(1)
+            mean /= square.shape[1]
+        else:
+            _gibbs_mean(values, coalitions, mean, normaliser)
+        ctx.save_for_backward(*values, mean, normaliser)
+        ctx.coalitions = coalitions
+        ctx.mark_non_differentiable(normaliser)
+        return mean.clone(), normaliser
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        *parts, mean, normaliser = ctx.saved_tensors
+        values = Values(*parts)
+        gradient = Values(*(torch.zeros_like(part) for part in values))
+        u = (cotangents[0] + cotangents[0].mT) / 2
+        for rows, draws in _tiles(values):
+            tile = Tile(values, ctx.coalitions, rows, draws)
+            tile.add_gradient(gradient, u[rows, None], mean[rows, None], normaliser[rows])
+        return *gradient, None
+
+
+def _gibbs_mean(values: Values, coalitions: Coalitions, mean: Tensor, normaliser: Tensor) -> None:
+    """Self-normalised mean with the running maximum of a streamed softmax, written into the last two."""
+    for rows, parts in _tiles_by_rows(values):
+        largest = torch.full_like(mean[rows], -torch.inf)
+        total, weighted = torch.zeros_like(largest), torch.zeros_like(largest)
+        for draws in parts:
+            tile = Tile(values, coalitions, rows, draws)
+            logits, interaction = tile.log_weights(), tile.interaction()
+            previous, largest = largest, torch.maximum(largest, logits.amax(1))
+            w = logits.sub_(largest[:, None]).exp_()
+            shrink = previous.sub_(largest).exp_()
+            total.mul_(shrink).add_(w.sum(1))
+            weighted.mul_(shrink).add_(interaction.mul_(w).sum(1))
+        mean[rows] = weighted / total
+        normaliser[rows] = largest + total.log()
+
+
+def _tiles(values: Values, unit: int = 1) -> Iterator[tuple[slice, slice]]:
+    """Slices of problems and of coalitions, the latter in multiples of ``unit``."""
+    for rows, parts in _tiles_by_rows(values, unit):
+        for draws in parts:
+            yield rows, draws
+
+
+def _tiles_by_rows(values: Values, unit: int = 1) -> Iterator[tuple[slice, list[slice]]]:
+    problems, count, n = values.change.shape
+    pairs = max(1, n * n)
+    few = max(1, TILE // (pairs * unit))  # problems in a tile
+    step = unit * max(1, TILE // (pairs * unit * min(few, max(1, problems))))
+    for first in range(0, problems, few):
+        yield slice(first, first + few), [slice(k, k + step) for k in range(0, count, step)]

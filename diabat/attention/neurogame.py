@@ -1,0 +1,318 @@
+r"""NeuroGame attention: tokens as players of a game and as spins of an Ising model (arXiv:2603.18761).
+
+Value vectors V_i = W_v x_i of each head define the game v(C) = f(‖Σ_{i ∈ C} V_i‖).  Its Shapley values φ and Banzhaf
+indices β, normalised and mixed by a gate λ, are external fields; its pair interactions are couplings:
+
+    J_i = λ_i φ_i/‖φ‖₁ + (1 - λ_i) β_i/‖β‖₁,   λ_i = σ(w·x_i + b),   H(S) = -Σ_i J_i s_i - Σ_{i<j} J_ij s_i s_j
+
+and the attention weight of a token is its marginal α_i = P(s_i = +1) under P ∝ exp(-H/γ).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from diabat.attention.bridge import choose_estimator, spin_probabilities
+from diabat.attention.explanation import NeuroGameExplanation
+from diabat.attention.games import Estimate, NormGame, sample_banzhaf, sample_interaction, sample_shapley
+from diabat.attention.games.checks import check_choice, check_count, check_positive
+from diabat.attention.games.norm_game import NONLINEARITIES
+from diabat.attention.token_ising import mean_field_residual, token_ising
+from diabat.ising import Ising
+from diabat.samplers.base import Sampler, UnsupportedError, check_num_reads, draw_seed
+from diabat.samplers.registry import as_sampler
+from diabat.samplers.registry import sampler as build_sampler
+
+NORMALISATIONS = ("l1", "sum", "none")
+OUTPUTS = ("pooled", "tokens")
+PAPER_MEAN_FIELD = {"damping": 0.7, "max_iterations": 25, "tolerance": 1e-4}
+
+
+class NeuroGameAttention(nn.Module):
+    r"""Multi-head NeuroGame attention: z_h = Σ_i α_i V_i of each head, concatenated and projected by W_O.
+
+    Each head has its own W_v, gate and temperature.  Output ``pooled`` is [B, D], the paper's; ``tokens`` is
+    [B, T, D] with α_i V_i in place of the sum, for use inside a stack: its sum over T is the pooled output
+    (without bias), and tokens act on each other through α alone.
+
+    Args:
+        embed_dim: D, divisible by ``num_heads``.
+        num_heads: H.
+        sampler: Backend of the marginals, or its name.  ``"mean_field"`` by name has the paper's damping 0.7, 25
+            iterations and tolerance 1e-4; pass ``diabat.sampler("mean_field", ...)`` for others.
+        gradient: Estimator, see :func:`diabat.spin_probabilities`.
+        temperature: γ at the start; also that of the Gibbs weights.
+        learn_temperature: Train log γ of each head; else γ stays what it is.
+        weighting: ``gibbs`` (the paper's estimators) or ``uniform`` (unbiased), see
+            :mod:`diabat.attention.games.sampling`.
+        num_coalitions: K in training mode.
+        eval_coalitions: K in evaluation mode.
+        eval_seed: Seed in evaluation mode; None draws one as in training.
+        f: ``identity``, ``relu`` or ``tanh``.
+        normalisation: Of φ and β: ``l1`` (Algorithm 1), ``sum`` (section 3.4, Σ φ; it may vanish or change sign) or
+            ``none``.  All-zero values stay zero.
+        output: ``pooled`` or ``tokens``.
+        dropout: Of α.
+        bias: Bias of W_O.
+        num_reads: Reads per problem for sampling backends.
+
+    Attributes:
+        value: W_v of all heads, without bias, so that a sum of values is the value of a sum.
+        gate: w and b of all heads.
+        output_projection: W_O.
+
+    Raises:
+        ValueError: If an option is out of range.
+        UnsupportedError: If the sampler has no couplings of their own for every problem, or not the estimator.
+    """
+
+    log_temperature: Tensor
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        sampler: Sampler | str = "mean_field",
+        *,
+        gradient: str = "auto",
+        temperature: float = 0.25,
+        learn_temperature: bool = False,
+        weighting: Literal["gibbs", "uniform"] = "gibbs",
+        num_coalitions: int = 15,
+        eval_coalitions: int = 25,
+        eval_seed: int | None = None,
+        f: str = "identity",
+        normalisation: str = "l1",
+        output: str = "pooled",
+        dropout: float = 0.0,
+        bias: bool = False,
+        num_reads: int | None = None,
+    ) -> None:
+        super().__init__()
+        counts = {"embed_dim": embed_dim, "num_heads": num_heads}
+        for name, count in (
+            counts | {"num_coalitions": num_coalitions, "eval_coalitions": eval_coalitions}
+        ).items():
+            check_count(name, count)
+        if embed_dim % num_heads:
+            raise ValueError(f"embed_dim: expected a multiple of num_heads = {num_heads}, got {embed_dim}.")
+        check_positive("temperature", temperature)
+        check_choice("weighting", weighting, ("gibbs", "uniform"))
+        check_choice("f", f, NONLINEARITIES)
+        check_choice("normalisation", normalisation, NORMALISATIONS)
+        check_choice("output", output, OUTPUTS)
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.gradient, self.num_reads, self.weighting = gradient, num_reads, weighting
+        self.num_coalitions, self.eval_coalitions = num_coalitions, eval_coalitions
+        self.eval_seed = None if eval_seed is None else draw_seed(eval_seed)
+        self.f, self.normalisation, self.output = f, normalisation, output
+        self.sampler = _checked_sampler(sampler, gradient, num_reads)
+        # Registered here, so that they are saved and trained with the layer.
+        self.schedule_angles = nn.ParameterList(self.sampler.parameters) if self.sampler.parameters else None
+        self.value = nn.Linear(embed_dim, embed_dim, bias=False)
+        self.gate = nn.Linear(embed_dim, num_heads)
+        self.output_projection = nn.Linear(embed_dim, embed_dim, bias=bias)
+        # Fields are normalised, couplings grow with W_v: of this size they stay below the strength at which mean
+        # field on inputs of unit variance has several fixed points, (Σ_j J_ij²)^½ ≈ γ/2.
+        nn.init.normal_(self.value.weight, std=temperature / (8 * math.sqrt(embed_dim)))
+        self.dropout = nn.Dropout(dropout)
+        start = torch.full((num_heads,), math.log(temperature))
+        if learn_temperature:
+            self.log_temperature = nn.Parameter(start)
+        else:
+            self.register_buffer("log_temperature", start)
+
+    @property
+    def temperature(self) -> Tensor:
+        """γ of each head, [H]."""
+        return self.log_temperature.exp()
+
+    def forward(
+        self,
+        x: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_explanation: bool = False,
+        seed: int | None = None,
+    ) -> Tensor | tuple[Tensor, NeuroGameExplanation]:
+        """Attend.
+
+        Args:
+            x: Token embeddings [B, T, D].
+            key_padding_mask: bool [B, T], True where a token is padding (as in torch.nn.MultiheadAttention).  Padding
+                is neither player nor spin, and the coalitions of a sequence do not depend on it.
+            need_explanation: Also return what the answer is made of, as part of the graph.
+            seed: Of coalitions and reads.  None takes ``eval_seed`` in evaluation mode, or draws one from torch's
+                global generator, so that ``torch.manual_seed`` repeats it.
+
+        Returns:
+            [B, D] or [B, T, D], or that and the explanation.  A sequence without tokens gets zeros (and the bias).
+
+        Raises:
+            ValueError: If a shape or dtype is wrong.
+            UnsupportedError: If a sequence has more tokens than the sampler accepts spins.
+        """
+        self._check_input(x, key_padding_mask)
+        tokens = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        if key_padding_mask is not None:
+            tokens = ~key_padding_mask
+        self._check_length(tokens)
+        used_seed = self._seed(seed)
+        x = torch.where(tokens[..., None], x, 0)  # whatever padding holds, NaN included, goes nowhere
+        V = self.value(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [B, H, T, D/H]
+        players = tokens[:, None].expand(V.shape[:-1])
+        phi, beta, pairs = self._indices(V, players, used_seed, need_explanation)
+        gate = torch.sigmoid(self.gate(x)).transpose(1, 2).to(phi.value) * players
+        fields = gate * self._normalised(phi.value) + (1 - gate) * self._normalised(beta.value)
+        h, J = token_ising(fields, pairs.value, self.temperature.to(fields))
+        alpha = self._marginals(h, J, players, used_seed)
+        out = self._combine(self.dropout(alpha).to(V), V)
+        if not need_explanation:
+            return out
+        return out, NeuroGameExplanation(
+            alpha=alpha,
+            expected_active=alpha.sum(-1),
+            fields=fields,
+            interactions=pairs.value,
+            shapley=phi,
+            banzhaf=beta,
+            pairs=pairs,
+            gate=gate,
+            temperature=self.temperature,
+            residual=mean_field_residual(h, J, alpha, players),
+            info=self._sampler_info(h, J, players, used_seed),
+            num_coalitions=phi.num_samples,
+            seed=used_seed,
+        )
+
+    @torch.no_grad()
+    def explain(
+        self, x: Tensor, key_padding_mask: Tensor | None = None, seed: int | None = None
+    ) -> NeuroGameExplanation:
+        """Explain the answer to x; arguments and errors as in :meth:`forward`, no gradients."""
+        answer = self.forward(x, key_padding_mask, need_explanation=True, seed=seed)
+        return answer[1]  # type: ignore[return-value]  # a pair, as need_explanation is set
+
+    def _indices(
+        self, V: Tensor, players: Tensor, seed: int, diagnostics: bool
+    ) -> tuple[Estimate, Estimate, Estimate]:
+        """φ, β [B, H, T] and J_ij [B, H, T, T]; β and J_ij share their coalitions."""
+        with torch.autocast(V.device.type, enabled=False):
+            game = NormGame(V, self.f, players)
+            options: dict[str, Any] = {
+                "weighting": self.weighting,
+                "temperature": self.temperature,
+                "seed": seed,
+                "diagnostics": diagnostics,
+            }
+            count = self.num_coalitions if self.training else self.eval_coalitions
+            return (
+                sample_shapley(game, count, **options),
+                sample_banzhaf(game, count, **options),
+                sample_interaction(game, count, **options),
+            )
+
+    def _normalised(self, index: Tensor) -> Tensor:
+        if self.normalisation == "none":
+            return index
+        total = (index.abs() if self.normalisation == "l1" else index).sum(-1, keepdim=True)
+        return torch.where(total == 0, 0, index / torch.where(total == 0, 1, total))
+
+    def _marginals(self, h: Tensor, J: Tensor, players: Tensor, seed: int) -> Tensor:
+        """α, [B, H, T]; 0 for padding."""
+        if not bool(players.any()):
+            return h * 0
+        if self.schedule_angles is not None:
+            # load_state_dict(assign=True) and functional_call put other tensors in place of the parameters.
+            self.sampler.parameters = tuple(self.schedule_angles)
+        return spin_probabilities(
+            h,
+            J,
+            self.sampler,
+            gradient=self.gradient,
+            visible=players,
+            num_reads=self.num_reads,
+            seed=_sampler_seed(seed),
+            check=False,
+        )
+
+    @torch.no_grad()
+    def _sampler_info(self, h: Tensor, J: Tensor, players: Tensor, seed: int) -> Mapping[str, Any]:
+        if not bool(players.any()):
+            return {}
+        ising = Ising(h, J, players, check=False).detach()
+        if self.num_reads is not None:
+            return self.sampler.sample(ising, self.num_reads, seed=_sampler_seed(seed)).info
+        return self.sampler.moments(ising, seed=_sampler_seed(seed)).info
+
+    def _combine(self, alpha: Tensor, V: Tensor) -> Tensor:
+        weighted = alpha[..., None] * V  # [B, H, T, D/H]
+        if self.output == "pooled":
+            return self.output_projection(weighted.sum(-2).flatten(-2))
+        return self.output_projection(weighted.transpose(1, 2).flatten(-2))
+
+    def _seed(self, seed: int | None) -> int:
+        if seed is None and not self.training:
+            seed = self.eval_seed
+        # From torch's global generator, so that restoring its state repeats the draw.
+        return int(torch.randint(2**31, ())) if seed is None else draw_seed(seed)
+
+    def _check_input(self, x: Tensor, padding: Tensor | None) -> None:
+        if not x.is_floating_point():
+            raise ValueError(f"x: expected a floating dtype, got {x.dtype}.")
+        if x.ndim != 3 or x.shape[-1] != self.embed_dim or x.shape[0] == 0 or x.shape[1] == 0:
+            raise ValueError(
+                f"x: expected shape [B, T, {self.embed_dim}] with B, T >= 1, got {list(x.shape)}."
+            )
+        if padding is not None and (padding.dtype != torch.bool or padding.shape != x.shape[:2]):
+            raise ValueError(
+                f"key_padding_mask: expected bool {list(x.shape[:2])}, got {padding.dtype} {list(padding.shape)}."
+            )
+
+    def _check_length(self, tokens: Tensor) -> None:
+        limit = self.sampler.capabilities.max_spins
+        if limit is not None and tokens.shape[-1] > limit:
+            longest = int(tokens.sum(-1).max())
+            if longest > limit:
+                raise UnsupportedError(
+                    f"x: sampler '{self.sampler.name}' accepts at most {limit} tokens, got {longest}."
+                )
+
+    def extra_repr(self) -> str:
+        """Show what the parameters do not."""
+        return (
+            f"sampler={self.sampler.name!r}, weighting={self.weighting!r}, f={self.f!r}, "
+            f"coalitions={self.num_coalitions}/{self.eval_coalitions}, output={self.output!r}"
+        )
+
+
+def _sampler_seed(seed: int) -> int:
+    """A seed of its own for the reads, so that they do not repeat the numbers behind the coalitions."""
+    state = np.random.SeedSequence(seed, spawn_key=(3,)).generate_state(1, np.uint64)
+    return int(state[0] >> 1)  # seeds are below 2^63
+
+
+def _checked_sampler(sampler: Sampler | str, gradient: str, num_reads: int | None) -> Sampler:
+    """Build the backend and refuse at construction what it would refuse at the first batch."""
+    if sampler == "mean_field":
+        built: Sampler = build_sampler("mean_field", **PAPER_MEAN_FIELD)
+    else:
+        built = as_sampler(sampler).with_own_parameters()
+    if not built.capabilities.per_problem_couplings:
+        raise UnsupportedError(
+            f"sampler: expected one that takes couplings of their own for every sequence and head, got '{built.name}'."
+        )
+    estimator = choose_estimator(built, gradient)
+    if num_reads is not None:
+        check_num_reads(num_reads)
+        if estimator == "exact":
+            raise UnsupportedError(
+                "num_reads: gradient 'exact' differentiates the sampler's own moments, "
+                f"expected None, got {num_reads}."
+            )
+    return built

@@ -1,0 +1,367 @@
+"""The NeuroGame attention layer."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import diabat
+from diabat.attention import NeuroGameAttention, NeuroGameExplanation, games
+from diabat.attention.games import draws
+from diabat.samplers import UnsupportedError
+from diabat.samplers.mean_field import MeanFieldSampler
+from diabat.testing import ReferenceSampler
+
+F64 = torch.float64
+
+
+def layer(dim: int = 8, heads: int = 2, *, strength: float = 4.0, **options: Any) -> NeuroGameAttention:
+    """A layer in float64, with couplings that are felt."""
+    torch.manual_seed(1)
+    built = NeuroGameAttention(dim, heads, **options).double()
+    with torch.no_grad():
+        built.value.weight *= strength
+    return built
+
+
+def inputs(batch: int = 3, length: int = 6, dim: int = 8) -> Tensor:
+    return torch.randn(batch, length, dim, generator=torch.Generator().manual_seed(2), dtype=F64)
+
+
+def padding(batch: int = 3, length: int = 6) -> Tensor:
+    mask = torch.zeros(batch, length, dtype=torch.bool)
+    mask[0, 4:] = True
+    mask[1, 1:] = True
+    return mask
+
+
+@pytest.mark.parametrize("f", ["identity", "tanh"])
+@pytest.mark.parametrize("weighting", ["gibbs", "uniform"])
+@pytest.mark.parametrize("normalisation", ["l1", "sum", "none"])
+def test_algorithm_1_written_out(weighting: str, f: str, normalisation: str) -> None:
+    """From the drawn coalitions to z, sequence by sequence and head by head, with norms from scratch."""
+    built = layer(weighting=weighting, f=f, normalisation=normalisation, sampler="exact").eval()
+    x, pad = inputs(), padding()
+    z, told = built(x, pad, need_explanation=True, seed=5)
+    gamma, heads = float(built.temperature[0]), []
+    for h in range(2):
+        W = built.value.weight[4 * h : 4 * h + 4]
+        rows = []
+        for b in range(3):
+            tokens = x[b, ~pad[b]]
+            V, n = tokens @ W.T, len(tokens)
+
+            def value(masks: Tensor, V: Tensor = V) -> Tensor:
+                norms = (masks.to(F64) @ V).norm(dim=-1)
+                return norms.tanh() if f == "tanh" else norms
+
+            # The stream of coalitions belongs to (sequence, head): the function game is told them.
+            phi, beta, J = (
+                recorded_indices(value, n, b * 2 + h, s, weighting, gamma)
+                for s in (games.sample_shapley, games.sample_banzhaf, games.sample_interaction)
+            )
+            gate = torch.sigmoid(tokens @ built.gate.weight[h] + built.gate.bias[h])
+            size = {"l1": lambda t: t.abs().sum(), "sum": lambda t: t.sum(), "none": lambda t: 1}[
+                normalisation
+            ]
+            fields = gate * phi / size(phi) + (1 - gate) * beta / size(beta)
+            assert (told.fields[b, h, :n] - fields).abs().max() < 1e-11
+            assert (told.interactions[b, h, :n, :n] - J).abs().max() < 1e-12
+            problem = diabat.Ising(fields / gamma, J / gamma)
+            alpha = diabat.sampler("exact").moments(problem).probability
+            assert (told.alpha[b, h, :n] - alpha).abs().max() < 1e-10
+            rows.append(alpha @ V)
+        heads.append(torch.stack(rows))
+    expected = torch.cat(heads, -1) @ built.output_projection.weight.T
+    assert (z - expected).abs().max() < 1e-10
+
+
+def recorded_indices(value: Any, n: int, problem: int, sampled: Any, weighting: str, gamma: float) -> Tensor:
+    """The index of one problem of a batch, from the coalitions of that place in the batch."""
+    every = torch.ones(problem + 1, n, dtype=torch.bool)
+    original = {name: getattr(draws, name) for name in ("half_coalitions", "permutations")}
+
+    def of_last(name: str) -> Any:
+        return lambda players, *args, **options: original[name](every, *args, **options)[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in original:
+            patch.setattr(draws, name, of_last(name))
+        game = games.FunctionGame(value, n)
+        return sampled(game, 25, weighting=weighting, temperature=gamma, seed=5, diagnostics=False).value
+
+
+def test_shapes_of_both_outputs_and_their_relation() -> None:
+    pooled, tokens = layer(), layer(output="tokens")
+    x, pad = inputs(), padding()
+    z, each = pooled(x, pad, seed=3), tokens(x, pad, seed=3)
+    assert z.shape == (3, 8)
+    assert each.shape == (3, 6, 8)
+    assert (each.sum(1) - z).abs().max() < 1e-13
+    assert not each[pad].any()
+
+
+def test_explanation() -> None:
+    built = layer(sampler="mean_field").eval()
+    x, pad = inputs(), padding()
+    told = built.explain(x, pad, seed=4)
+    assert isinstance(told, NeuroGameExplanation)
+    _, again = built(x, pad, need_explanation=True, seed=4)
+    assert torch.equal(told.alpha, again.alpha)
+    assert not told.alpha.requires_grad
+    assert again.alpha.requires_grad
+    for tensor in (told.alpha, told.fields, told.gate, told.shapley.value, told.banzhaf.value):
+        assert tensor.shape == (3, 2, 6)
+        assert not tensor.transpose(1, 2)[pad].any()
+    assert told.interactions.shape == (3, 2, 6, 6)
+    assert torch.equal(told.interactions, told.interactions.mT)
+    assert (told.expected_active - told.alpha.sum(-1)).abs().max() < 1e-13
+    assert told.temperature.tolist() == pytest.approx([0.25, 0.25])
+    assert (told.num_coalitions, told.seed, told.info["backend"]) == (25, 4, "mean_field")
+    assert told.info["converged"] == (float(told.residual.max()) < 1e-4)
+    for estimate in (told.shapley, told.banzhaf, told.pairs):
+        assert estimate.standard_error is not None
+        assert estimate.effective_samples is not None
+        assert float(estimate.effective_samples.max()) <= 25 + 1e-9
+
+
+def test_default_sampler_has_the_settings_of_the_paper() -> None:
+    for built in (NeuroGameAttention(4, 1), NeuroGameAttention(4, 1, sampler="mean_field")):
+        assert isinstance(built.sampler, MeanFieldSampler)
+        assert (built.sampler.damping, built.sampler.max_iterations, built.sampler.tolerance) == (
+            0.7,
+            25,
+            1e-4,
+        )
+    own = diabat.sampler("mean_field", max_iterations=3)
+    assert NeuroGameAttention(4, 1, sampler=own).sampler is own
+    parameters = inspect.signature(NeuroGameAttention).parameters
+    assert (parameters["num_coalitions"].default, parameters["eval_coalitions"].default) == (15, 25)
+
+
+def test_mean_field_converges_at_the_start() -> None:
+    """Inputs of unit variance, n = 32 and 128: couplings start below the strength of several fixed points.
+
+    Measured 3e-5 and 0.017; with weights as torch draws them, some eighteen times larger, 0.06 and 0.4.
+    """
+    for heads, length, bound in ((4, 32, 1e-3), (1, 128, 5e-2)):
+        torch.manual_seed(0)
+        told = NeuroGameAttention(64, heads).explain(torch.randn(4, length, 64))
+        assert float(told.residual.max()) < bound
+
+
+@pytest.mark.parametrize("sampler", ["mean_field", "exact"])
+@pytest.mark.parametrize("weighting", ["gibbs", "uniform"])
+def test_gradcheck(sampler: str, weighting: str) -> None:
+    """Float64, exact and implicit derivatives, coalitions fixed by the seed; all parameters, γ included."""
+    backends: dict[str, Any] = {
+        "mean_field": diabat.sampler("mean_field", tolerance=1e-14, max_iterations=1000),
+        "exact": "exact",
+    }
+    built = layer(
+        4, 2, sampler=backends[sampler], weighting=weighting, learn_temperature=True, temperature=0.8
+    )
+    names = [name for name, _ in built.named_parameters()]
+    assert sorted(names) == [
+        "gate.bias", "gate.weight", "log_temperature", "output_projection.weight", "value.weight",
+    ]  # fmt: skip
+    pad = torch.tensor([[False, True, False, False]])
+
+    def function(x: Tensor, *values: Tensor) -> Tensor:
+        bound = dict(zip(names, values, strict=True))
+        return torch.func.functional_call(built, bound, (x, pad), {"seed": 6})
+
+    arguments = [inputs(1, 4, 4), *(p.detach() for p in built.parameters())]
+    assert torch.autograd.gradcheck(function, [a.requires_grad_() for a in arguments], eps=1e-6, atol=1e-6)
+
+
+def test_gradients_reach_every_parameter_through_a_sampled_backend() -> None:
+    built = layer(sampler="dqa", num_reads=50, learn_temperature=True)
+    built(inputs(2, 4)).square().sum().backward()
+    for name, parameter in built.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+        assert parameter.grad.any(), name
+
+
+@pytest.mark.parametrize("output", ["pooled", "tokens"])
+def test_padding_changes_nothing(output: str) -> None:
+    built = layer(output=output)
+    x = inputs(1, 5)
+    alone = built(x, seed=7)
+    for places in ([0, 1, 2, 3, 4], [2, 3, 4, 6, 7]):
+        for junk in (9.0, float("nan")):
+            padded, mask = torch.full((1, 8, 8), junk, dtype=F64), torch.ones(1, 8, dtype=torch.bool)
+            padded[:, places], mask[:, places] = x, False
+            got = built(padded, mask, seed=7)
+            assert (got[:, places] if output == "tokens" else got).sub(alone).abs().max() < 1e-12
+            built.zero_grad()
+            got.sum().backward()
+            assert all(bool(torch.isfinite(p.grad).all()) for p in built.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("sampler", ["mean_field", "exact"])
+def test_degenerate_sequences(sampler: str, bias: bool) -> None:
+    """One token, padding only, zero embeddings, tokens that cancel: finite values and gradients."""
+    built = layer(sampler=sampler, bias=bias)
+    empty = built.output_projection.bias if bias else torch.zeros(8, dtype=F64)
+    x = inputs(4, 2)
+    x[1] = 0
+    x[2, 1] = -x[2, 0]
+    pad = torch.tensor([[False, True], [False, False], [False, False], [True, True]])
+    x.requires_grad_()
+    z, told = built(x, pad, need_explanation=True, seed=8)
+    z.square().sum().backward()
+    assert x.grad is not None
+    assert torch.isfinite(z).all()
+    assert torch.isfinite(x.grad).all()
+    assert torch.equal(z[3], empty)
+    assert not x.grad[pad].any()
+    one = torch.sigmoid(torch.tensor(8.0, dtype=F64))  # J_1 = 1, α = σ(2/γ)
+    assert (told.alpha[0, :, 0] - one).abs().max() < 1e-7
+    assert (told.alpha[1] - 0.5).abs().max() < 1e-12
+    assert not told.alpha[3].any()
+    assert built(x[3:], pad[3:], seed=8).sub(empty).abs().max() == 0  # nothing at all
+
+
+def test_same_generator_state_same_answer() -> None:
+    built, x = layer(dropout=0.2), inputs()
+    torch.manual_seed(9)
+    first, second = built(x), built(x)
+    torch.manual_seed(9)
+    assert torch.equal(built(x), first)
+    assert not torch.equal(first, second)
+
+
+def test_seeds_in_evaluation() -> None:
+    x = inputs()
+    free, fixed = layer().eval(), layer(eval_seed=11).eval()
+    assert not torch.equal(free(x), free(x))
+    assert torch.equal(free(x, seed=11), free(x, seed=11))
+    assert torch.equal(fixed(x), fixed(x))
+    assert torch.equal(fixed(x), free(x, seed=11))
+    assert not torch.equal(fixed(x, seed=12), fixed(x))
+    fixed.train()
+    assert not torch.equal(fixed(x), fixed(x))
+
+
+def test_training_and_evaluation_take_their_own_number_of_coalitions() -> None:
+    built = layer(num_coalitions=3, eval_coalitions=7)
+    assert built.explain(inputs()).num_coalitions == 3
+    assert built.eval().explain(inputs()).num_coalitions == 7
+
+
+def test_temperatures() -> None:
+    built = layer(temperature=0.5)
+    assert "log_temperature" not in dict(built.named_parameters())
+    assert built.temperature.tolist() == pytest.approx([0.5, 0.5])
+    with torch.no_grad():
+        built.log_temperature.fill_(20.0)
+    assert (built.explain(inputs()).alpha - 0.5).abs().max() < 1e-7  # γ → ∞: every token 1/2
+    restored = layer(temperature=2.0)
+    restored.load_state_dict(built.state_dict())
+    assert torch.equal(restored.temperature, built.temperature)
+    trained = layer(temperature=0.5, learn_temperature=True)
+    trained(inputs()).square().sum().backward()
+    assert trained.log_temperature.grad is not None
+    assert bool((trained.log_temperature.grad != 0).all())
+
+
+def test_state_round_trip_copy_and_half_precision() -> None:
+    built, x = layer(eval_seed=1).eval(), inputs()
+    other = layer(eval_seed=1, strength=1.0).eval()
+    assert not torch.equal(other(x), built(x))
+    other.load_state_dict(built.state_dict())
+    assert torch.equal(other(x), built(x))
+    assert torch.equal(copy.deepcopy(built)(x), built(x))
+    single = copy.deepcopy(built).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        z = single(x.float())
+    assert torch.isfinite(z).all()
+    assert (z.double() - built(x)).abs().max() < 0.1 * built(x).abs().max() + 0.05
+
+
+def test_inside_a_stack() -> None:
+    stack = nn.Sequential(layer(output="tokens"), layer())
+    stack(inputs()).sum().backward()
+    assert all(p.grad is not None for p in stack.parameters())
+
+
+class SharedOnly(ReferenceSampler):
+    @property
+    def capabilities(self) -> Any:
+        return replace(super().capabilities, per_problem_couplings=False)
+
+
+class Three(ReferenceSampler):
+    @property
+    def capabilities(self) -> Any:
+        return replace(super().capabilities, max_spins=3)
+
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"embed_dim": 0}, ValueError, "embed_dim: expected an integer >= 1, got 0"),
+    ({"embed_dim": 7}, ValueError, "embed_dim: expected a multiple of num_heads = 2, got 7"),
+    ({"num_heads": True}, ValueError, "num_heads: expected an integer >= 1, got True"),
+    ({"num_coalitions": 0}, ValueError, "num_coalitions: expected an integer >= 1, got 0"),
+    ({"eval_coalitions": 2.0}, ValueError, "eval_coalitions: expected an integer >= 1, got 2.0"),
+    ({"temperature": 0.0}, ValueError, "temperature: expected a positive finite number, got 0.0"),
+    ({"temperature": -1}, ValueError, "temperature: expected a positive finite number, got -1"),
+    ({"temperature": float("nan")}, ValueError, "temperature: expected a positive finite number, got nan"),
+    ({"temperature": True}, TypeError, "temperature: expected a number, got bool"),
+    ({"weighting": "boltzmann"}, ValueError, "weighting: expected one of gibbs, uniform, got 'boltzmann'"),
+    ({"f": "gelu"}, ValueError, "f: expected one of identity, relu, tanh, got 'gelu'"),
+    ({"normalisation": "l2"}, ValueError, "normalisation: expected one of l1, sum, none, got 'l2'"),
+    ({"output": "mean"}, ValueError, "output: expected one of pooled, tokens, got 'mean'"),
+    ({"eval_seed": -1}, ValueError, "seed: expected an integer between 0"),
+    ({"gradient": "adjoint"}, UnsupportedError, "gradient: sampler 'mean_field' supports"),
+    ({"num_reads": 10}, UnsupportedError, "num_reads: gradient 'exact' differentiates"),
+    ({"num_reads": 0, "sampler": "dqa"}, ValueError, "num_reads: expected an integer >= 1, got 0"),
+    ({"sampler": SharedOnly()}, UnsupportedError, "sampler: expected one that takes couplings of their own"),
+    ({"sampler": 3}, TypeError, "sampler: expected a diabat Sampler or its name, got int"),
+]
+
+
+@pytest.mark.parametrize(("options", "kind", "message"), BAD)
+def test_bad_options(options: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        NeuroGameAttention(**({"embed_dim": 8, "num_heads": 2} | options))
+
+
+@pytest.mark.parametrize(
+    ("x", "pad", "message"),
+    [
+        (torch.zeros(2, 3, 8, dtype=torch.int64), None, "x: expected a floating dtype, got torch.int64"),
+        (torch.zeros(2, 3, 7), None, r"x: expected shape \[B, T, 8\] with B, T >= 1, got \[2, 3, 7\]"),
+        (torch.zeros(2, 0, 8), None, "x: expected shape"),
+        (torch.zeros(3, 8), None, "x: expected shape"),
+        (
+            torch.zeros(2, 3, 8),
+            torch.zeros(2, 3),
+            r"key_padding_mask: expected bool \[2, 3\], got torch.float32",
+        ),
+        (torch.zeros(2, 3, 8), torch.zeros(2, 4, dtype=torch.bool), "key_padding_mask: expected bool"),
+    ],
+)
+def test_bad_inputs(x: Tensor, pad: Tensor | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        NeuroGameAttention(8, 2)(x, pad)
+
+
+def test_more_tokens_than_spins_are_refused() -> None:
+    built = layer(sampler=Three())
+    with pytest.raises(UnsupportedError, match="x: sampler 'reference' accepts at most 3 tokens, got 6"):
+        built(inputs(3, 6), padding())
+    assert built(inputs(1, 6), padding()[1:2]).shape == (1, 8)  # padding is not counted
+
+
+def test_bad_seed() -> None:
+    with pytest.raises(ValueError, match="seed: expected an integer between 0"):
+        layer()(inputs(), seed=-3)
