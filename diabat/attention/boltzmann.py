@@ -191,7 +191,7 @@ class BoltzmannAttention(nn.Module):
             seed=seed,
             check=False,
         )
-        return _normalised(alpha, visible)
+        return normalised_weights(alpha, visible)
 
     def _visible(self, length: int, padding: Tensor | None, device: torch.device) -> Tensor:
         mask = self._causal_mask[:length, :length]
@@ -225,7 +225,7 @@ def _masked_softmax(fields: Tensor, visible: Tensor) -> Tensor:
     return weights.masked_fill(~visible, 0)
 
 
-def _normalised(alpha: Tensor, visible: Tensor) -> Tensor:
+def normalised_weights(alpha: Tensor, visible: Tensor) -> Tensor:
     """Alpha / Σ alpha; uniform over the visible keys where every alpha underflows, zero where there is none."""
     # Too small to change an alpha that matters, and its inverse leaves room for a cotangent.
     positive = (alpha + torch.finfo(alpha.dtype).tiny ** 0.75).masked_fill(~visible, 0)

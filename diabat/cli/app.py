@@ -7,7 +7,18 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from diabat.cli import anneal, backends, calibrate, config, fidelity, reproduce, sample, train
+from diabat.cli import (
+    anneal,
+    backends,
+    calibrate,
+    config,
+    evaluate,
+    explain,
+    fidelity,
+    reproduce,
+    sample,
+    train,
+)
 from diabat.cli.failures import handled
 
 
@@ -55,6 +66,8 @@ app.command("backends")(backends.show_backends)
 app.command("sample")(sample.sample_problem)
 app.command("train")(train.train_model)
 app.command("reproduce")(reproduce.reproduce_experiment)
+app.command("evaluate")(evaluate.evaluate_model)
+app.command("explain")(explain.explain_prediction)
 app.command("fidelity")(fidelity.compare_backends)
 app.command("calibrate")(calibrate.calibrate_schedule)
 app.add_typer(anneal.app, name="anneal")

@@ -108,11 +108,14 @@ def _require_same_run(config: Config) -> None:
 
 def _print_summary(config: Config, result: TrainResult) -> None:
     from diabat.cli.output import print_table
+    from diabat.models import PairModelOptions
 
-    metric = {"brackets": "accuracy", "shakespeare": "perplexity"}.get(config.task_name, "metric")
+    metric = "perplexity" if config.task_name == "shakespeare" else "accuracy"
+    model = config.model
+    kind = f"{model.pooling} pooling" if isinstance(model, PairModelOptions) else model.mode
     rows = [
         ("task", f"{config.task_name}, T = {config.task.window}"),
-        ("attention", f"{config.model.mode} with {config.sampler.backend}"),
+        ("attention", f"{kind} with {config.sampler.backend}"),
         (f"best validation {metric}", f"{result.best_metric:.4f} at step {result.best_step}"),
         ("best validation loss", f"{result.best_loss:.4f} nats"),
         ("trained", f"{result.epochs} epochs, {result.steps} steps, {result.seconds:.1f} s"),

@@ -13,6 +13,8 @@ from diabat.config.errors import ConfigError
 from diabat.config.loading import load_config
 from diabat.config.schema import Config
 from diabat.fidelity import Ensemble, ferromagnet, from_attention, sk
+from diabat.models import Transformer, TransformerOptions
+from diabat.tasks import Task
 from diabat.training import load_model
 
 _WINDOWS = 16
@@ -64,12 +66,17 @@ def attention_ensembles(run_dir: Path, *, seed: int) -> list[Ensemble]:
             f"fidelity.checkpoint: expected the folder of a run, got '{run_dir}' without config.json."
         )
     config = load_config(stored)
+    task = build_task(config) if isinstance(config.model, TransformerOptions) else None
+    if not isinstance(config.model, TransformerOptions) or not isinstance(task, Task):
+        raise ConfigError(
+            f"fidelity.checkpoint: expected a run of a transformer, got '{run_dir}', a classifier of pairs."
+        )
     if config.model.mode == "softmax":
         raise ConfigError(
             f"fidelity.checkpoint: expected a run with couplings, got '{run_dir}' with model.mode=softmax."
         )
-    task = build_task(config)
     model = build_model(config, task)
+    assert isinstance(model, Transformer)
     model.load_state_dict(load_model(run_dir))
     model.eval()
     generator = torch.Generator().manual_seed(seed)

@@ -118,7 +118,7 @@ def explain(error: ValidationError, known: Iterable[str], prefix: Sequence[str |
 def _without_tags(detail: Any) -> tuple[str | int, ...]:
     """Key path without the members of unions: ("task", "brackets", "window"), ("steps", "int")."""
     location = detail["loc"]
-    if len(location) > 1 and location[0] == "task":
+    if len(location) > 1 and location[0] in ("task", "model"):
         return (location[0], *location[2:])
     while len(location) > 1 and location[-1] in _MEMBERS:
         location = location[:-1]

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from importlib.resources import files
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from diabat.config.build import run_training
 from diabat.config.errors import ConfigError, explain
 from diabat.config.loading import load_config, make_config, to_plain
+from diabat.config.runs import evaluate_run, load_run
 from diabat.config.sections import STRICT
 from diabat.config.yaml_files import read_mapping
 
@@ -32,6 +33,7 @@ class Experiment(BaseModel):
         published: Rows with the published metric (null if there is none); a row is named by its value of the key.
         variants: Overrides of rows that differ in more than the one key, KEY=VALUE each.
         seeds: Seeds of every row.
+        split: Examples that the metric of the table is of, with the weights of the lowest validation loss.
     """
 
     model_config = STRICT
@@ -42,6 +44,7 @@ class Experiment(BaseModel):
     published: Annotated[dict[str, float | None], Field(min_length=1)]
     variants: dict[str, tuple[str, ...]] = {}
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)
+    split: Literal["validation", "test"] = "validation"
 
     @model_validator(mode="after")
     def _variants_are_rows(self) -> Experiment:
@@ -57,7 +60,7 @@ class Experiment(BaseModel):
 
 @dataclass(frozen=True)
 class Outcome:
-    """One finished run: the metric at the lowest validation loss, and what it took."""
+    """One finished run: the metric of the weights of the lowest validation loss, and what it took."""
 
     value: str
     seed: int
@@ -135,7 +138,8 @@ def run_experiment(
             plans.append((value, seed, to_plain(config) | {"output": str(folder)}))
     outcomes = {}
     with _executor(jobs) as executor:
-        futures = {executor.submit(_train, *plan, progress and jobs == 1): plan[:2] for plan in plans}
+        shown = progress and jobs == 1
+        futures = {executor.submit(_train, *plan, experiment.split, shown): plan[:2] for plan in plans}
         for future in as_completed(futures):
             outcomes[futures[future]] = outcome = future.result()
             if finished is not None:
@@ -166,11 +170,14 @@ def table_rows(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[dict
     return rows
 
 
-def _train(value: str, seed: int, document: dict[str, Any], progress: bool) -> Outcome:
+def _train(value: str, seed: int, document: dict[str, Any], split: str, progress: bool) -> Outcome:
     config = make_config(document)
     started = (config.output / "config.json").exists()
     result = run_training(config, resume=started, progress=progress)
-    return Outcome(value, seed, result.best_metric, result.epochs, result.seconds)
+    metric = result.best_metric
+    if split != "validation":
+        metric = evaluate_run(load_run(config.output), split).value
+    return Outcome(value, seed, metric, result.epochs, result.seconds)
 
 
 class _Here(Executor):

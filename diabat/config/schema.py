@@ -10,15 +10,27 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, field_serializer, model_validator
 
 from diabat.attention.boltzmann import MODES
-from diabat.config.sections import STRICT, TASKS, SamplerChoice, TaskOptions, options_model, task_name
+from diabat.config.sections import (
+    PAIR_MODEL,
+    PAIR_TASKS,
+    STRICT,
+    TASKS,
+    ModelOptions,
+    SamplerChoice,
+    TaskOptions,
+    options_model,
+    task_name,
+)
 from diabat.fidelity.ensembles import DEFAULT_STRENGTHS
-from diabat.models import TransformerOptions
+from diabat.models import PairModelOptions, TransformerOptions
 from diabat.tasks import BracketOptions
-from diabat.training.options import PROTOCOLS, TrainOptions
+from diabat.training.options import PAIR_PROTOCOL, PROTOCOLS, TrainOptions
 
 Gradient = Literal["auto", "exact", "straight_through", "covariance", "adjoint"]
 Ensemble = Literal["sk", "ferromagnet"]
 _SECTIONS = ("task", "model", "sampler", "training", "fidelity")
+_PAPER_MEAN_FIELD = {"damping": 0.7, "max_iterations": 25, "tolerance": 1e-4}
+"""Mean field as in the paper on sentence pairs (arXiv:2603.18761, sec. 7.3)."""
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -58,8 +70,9 @@ class Config(BaseModel):
         output: Folder of the run.
         threads: CPU threads of torch; null leaves torch's own choice.  The models here are so small that one
             is fastest, several times so when the machine has other work.
+        device: Where the model is trained and evaluated; ``auto`` takes a CUDA device if there is one.
         task: Options of the task; its type says which.
-        model: Options of the transformer.
+        model: Options of the transformer, or of the pair classifier if the task has sentence pairs.
         sampler: Backend behind the attention.
         gradient: Estimator of the gradient through the sampler.
         training: Options of the training loop.
@@ -71,8 +84,9 @@ class Config(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     output: Path = Path("runs/default")
     threads: Count | None = 1
+    device: Literal["cpu", "cuda", "auto"] = "cpu"
     task: TaskOptions = BracketOptions()
-    model: TransformerOptions = TransformerOptions()
+    model: ModelOptions = TransformerOptions()
     sampler: SamplerChoice = SamplerChoice()
     gradient: Gradient = "auto"
     training: TrainOptions = TrainOptions()
@@ -85,6 +99,12 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _known_mode(self) -> Config:
+        pairs = isinstance(self.model, PairModelOptions)
+        if pairs != (self.task_name in PAIR_TASKS):
+            kind = "a transformer" if pairs else "a pair classifier"
+            raise ValueError(f"model: expected the options of {kind} for the task '{self.task_name}'.")
+        if isinstance(self.model, PairModelOptions):
+            return self
         mode = self.model.mode
         if mode not in MODES:
             near = difflib.get_close_matches(mode, MODES, n=1)
@@ -107,7 +127,17 @@ def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
     ):
         filled["fidelity"] = {**fidelity, "backends": {k: v for k, v in named.items() if v is not None}}
     training = filled.get("training", {})
-    protocol = PROTOCOLS.get(str(task_name(filled.get("task", Config.model_fields["task"].default))))
+    name = str(task_name(filled.get("task", Config.model_fields["task"].default)))
+    protocol = PROTOCOLS.get(name)
+    if name not in TASKS:  # which is refused; what the model section should hold is not known then
+        filled.pop("model", None)
+    if name in PAIR_TASKS:
+        protocol = PAIR_PROTOCOL
+        if isinstance(model := filled.get("model", {}), dict):
+            filled["model"] = {**model, PAIR_MODEL: True}
+        sampler = filled.get("sampler", {})
+        if isinstance(sampler, dict) and "backend" not in sampler:
+            filled["sampler"] = {"backend": "mean_field", **_PAPER_MEAN_FIELD, **sampler}
     if protocol is None or not isinstance(training, dict):
         return filled
     defaults = dataclasses.asdict(protocol) | ({"seed": filled["seed"]} if "seed" in filled else {})
@@ -120,6 +150,8 @@ def valid_keys(document: dict[str, Any]) -> list[str]:
     name = task_name(document.get("task"))
     sections: dict[str, Any] = {"model": TransformerOptions, "training": TrainOptions}
     sections["task"] = TASKS.get(str(name), BracketOptions)
+    if name in PAIR_TASKS:
+        sections["model"] = PairModelOptions
     for section, options in sections.items():
         keys += [f"{section}.{field.name}" for field in dataclasses.fields(options)]
     keys += [

@@ -11,10 +11,31 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Tag, create_model, model_validator
 
 from diabat.config.errors import shown
+from diabat.models import PairModelOptions, TransformerOptions
 from diabat.samplers.registry import available_backends, backend_factory
-from diabat.tasks import BracketOptions, ShakespeareOptions
+from diabat.tasks import (
+    BracketOptions,
+    MnliOptions,
+    PairFileOptions,
+    PairOptions,
+    ShakespeareOptions,
+    SickOptions,
+    SnliOptions,
+)
 
-TASKS: dict[str, type] = {"brackets": BracketOptions, "shakespeare": ShakespeareOptions}
+TASKS: dict[str, type] = {
+    "brackets": BracketOptions,
+    "shakespeare": ShakespeareOptions,
+    "sick": SickOptions,
+    "snli": SnliOptions,
+    "mnli": MnliOptions,
+    "pairs": PairFileOptions,
+}
+PAIR_TASKS = frozenset(name for name, options in TASKS.items() if issubclass(options, PairOptions))
+"""Tasks of sentence pairs, whose model is a pair classifier."""
+
+PAIR_MODEL = "pair classifier"
+"""Key that marks a model section as that of a pair classifier; the task decides, not the user."""
 
 # JSON mode tells lists from tuples for us; strict mode keeps "3" from becoming 3 and true from becoming 1.
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -40,14 +61,37 @@ def _known_task(value: Any) -> Any:
 
 
 def _without_name(value: Any) -> Any:
-    return {k: v for k, v in value.items() if k != "name"} if isinstance(value, dict) else value
+    if not isinstance(value, dict):
+        return value
+    # What comes out of here is no JSON any more, in which lists would have passed for tuples.
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k != "name"}
 
 
 TaskOptions = Annotated[
     Annotated[BracketOptions, BeforeValidator(_without_name), Tag("brackets")]
-    | Annotated[ShakespeareOptions, BeforeValidator(_without_name), Tag("shakespeare")],
+    | Annotated[ShakespeareOptions, BeforeValidator(_without_name), Tag("shakespeare")]
+    | Annotated[SickOptions, BeforeValidator(_without_name), Tag("sick")]
+    | Annotated[SnliOptions, BeforeValidator(_without_name), Tag("snli")]
+    | Annotated[MnliOptions, BeforeValidator(_without_name), Tag("mnli")]
+    | Annotated[PairFileOptions, BeforeValidator(_without_name), Tag("pairs")],
     Discriminator(lambda value: task_name(value) or "brackets"),
     BeforeValidator(_known_task),
+]
+
+
+def _model_tag(value: Any) -> str:
+    marked = isinstance(value, dict) and PAIR_MODEL in value
+    return "pairs" if marked or isinstance(value, PairModelOptions) else "transformer"
+
+
+def _without_mark(value: Any) -> Any:
+    return {k: v for k, v in value.items() if k != PAIR_MODEL} if isinstance(value, dict) else value
+
+
+ModelOptions = Annotated[
+    Annotated[TransformerOptions, Tag("transformer")]
+    | Annotated[PairModelOptions, BeforeValidator(_without_mark), Tag("pairs")],
+    Discriminator(_model_tag),
 ]
 
 

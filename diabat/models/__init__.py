@@ -1,5 +1,9 @@
 """Models whose attention is an Ising model."""
 
+from diabat.models.pairs import POOLINGS, PairClassifier, PairModelOptions
 from diabat.models.transformer import Transformer, TransformerOptions
 
-__all__ = ["Transformer", "TransformerOptions"]
+Model = Transformer | PairClassifier
+"""What the training loop trains."""
+
+__all__ = ["POOLINGS", "Model", "PairClassifier", "PairModelOptions", "Transformer", "TransformerOptions"]

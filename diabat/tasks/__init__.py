@@ -1,20 +1,40 @@
-"""What the models are trained on: Tiny Shakespeare and bracket matching."""
+"""What the models are trained on: Tiny Shakespeare, bracket matching, natural language inference."""
 
-from diabat.tasks.base import IGNORED, Split, Task
+from diabat.tasks.base import IGNORED, Examples, Split, Task
 from diabat.tasks.brackets import BracketOptions, brackets
 from diabat.tasks.data import DataError, fetch
+from diabat.tasks.nli import (
+    MnliOptions,
+    PairFileOptions,
+    PairOptions,
+    PairTask,
+    SickOptions,
+    SnliOptions,
+    pair_task,
+)
+from diabat.tasks.nli_tokens import PairBatch, PairSplit
 from diabat.tasks.shakespeare import ShakespeareOptions, shakespeare
 
 __all__ = [
     "IGNORED",
     "BracketOptions",
     "DataError",
+    "Examples",
+    "MnliOptions",
+    "PairBatch",
+    "PairFileOptions",
+    "PairOptions",
+    "PairSplit",
+    "PairTask",
     "ShakespeareOptions",
+    "SickOptions",
+    "SnliOptions",
     "Split",
     "Task",
     "brackets",
     "build_task",
     "fetch",
+    "pair_task",
     "shakespeare",
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -13,6 +13,29 @@ Metric = Literal["perplexity", "accuracy"]
 
 IGNORED = -100
 """Target of a position that counts neither in the loss nor in the metric (torch's own convention)."""
+
+
+class Examples(Protocol):
+    """What the training loop asks of training or validation data."""
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+
+    def to(self, device: torch.device) -> Self:
+        """Return the same examples on a device."""
+
+    def batch(self, chosen: Tensor) -> tuple[Any, Tensor]:
+        """Return what the model is given for the chosen examples (int64 [B]), and their targets."""
+
+    def counted(self, chosen: Tensor) -> int:
+        """Return the number of targets of the chosen examples that count."""
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return everything that makes up the data, for a checksum."""
+
+    @property
+    def lengths(self) -> Tensor | None:
+        """Positions of each example, int64 [N] on the CPU; None if all are equally long."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +74,23 @@ class Split:
     def to(self, device: torch.device) -> Split:
         """Return the same split on a device."""
         return Split(self.inputs.to(device), self.targets.to(device))
+
+    def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets [B, T] of the chosen sequences."""
+        return self.inputs[chosen], self.targets[chosen]
+
+    def counted(self, chosen: Tensor) -> int:
+        """Return the number of targets of the chosen sequences that are not ignored."""
+        return int((self.targets[chosen] != IGNORED).sum())
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return inputs and targets."""
+        return self.inputs, self.targets
+
+    @property
+    def lengths(self) -> None:
+        """None: all sequences are equally long."""
+        return None
 
 
 @dataclass(frozen=True, eq=False)

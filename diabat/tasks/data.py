@@ -64,6 +64,35 @@ def fetch(name: str, path: str | os.PathLike[str] | None = None) -> Path:
     return _verified(data, cached, "the user cache")
 
 
+def locate(filename: str, path: str | os.PathLike[str] | None, source: str) -> Path:
+    """Find a public data file of which there are several editions, so that it has no one checksum.
+
+    It is looked for in the same places as by :func:`fetch`, and is not downloaded.
+
+    Args:
+        filename: Its usual name.
+        path: The file itself, or a folder that holds it.
+        source: Where people get it, for the error.
+
+    Raises:
+        DataError: If it is in none of the places.
+    """
+    folder = os.environ.get(ENVIRONMENT_VARIABLE)
+    if path is not None:
+        place, found = "--data", Path(path)
+        found = found / filename if found.is_dir() else found
+    elif folder:
+        place, found = ENVIRONMENT_VARIABLE, Path(folder) / filename
+    else:
+        place, found = "the user cache", _cache_folder() / filename
+    if not found.is_file():
+        raise DataError(
+            f"{place}: expected the file {found}, got none; get {filename} from {source} and name it by "
+            f"--data PATH or {ENVIRONMENT_VARIABLE}=FOLDER."
+        )
+    return found
+
+
 def _inside(data: DataFile, path: Path) -> Path:
     return path / data.filename if path.is_dir() else path
 

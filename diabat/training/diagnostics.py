@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from diabat.ising import IsingError
-from diabat.models.transformer import Transformer
+from diabat.models import Model, PairClassifier
 from diabat.samplers.base import UnsupportedError
 from diabat.training.errors import TrainingError
 from diabat.training.state import TrainState
 
 
 @contextmanager
-def numbers_in_range(model: Transformer, state: TrainState) -> Iterator[None]:
+def numbers_in_range(model: Model, state: TrainState) -> Iterator[None]:
     """Stop the run if the sampler refuses fields or couplings in the block because they are NaN or too large.
 
     Raises:
@@ -28,7 +28,7 @@ def numbers_in_range(model: Transformer, state: TrainState) -> Iterator[None]:
         raise TrainingError(f"{_where(state)}: {error} {_largest(model)}") from error
 
 
-def require_finite(model: Transformer, state: TrainState, **figures: float) -> None:
+def require_finite(model: Model, state: TrainState, **figures: float) -> None:
     """Check numbers of the batch under way.
 
     Raises:
@@ -47,13 +47,15 @@ def _where(state: TrainState) -> str:
     return f"step {state.step} (epoch {state.epoch}, batch {state.batch})"
 
 
-def _largest(model: Transformer) -> str:
+def _largest(model: Model) -> str:
     fields, couplings = [], []
     for layer in model.attention_layers():
         if layer.mode != "softmax":  # which has no Ising model to speak of
             last = layer.last_fields_and_couplings()
             fields.append(_magnitude(last[0]))
             couplings.append(_magnitude(last[1]))
+    if not fields and isinstance(model, PairClassifier):
+        return f"pooling is {model.options.pooling}."
     if not fields:
         return "attention is softmax, without |h| and |J|."
     h, J = _largest_of(fields), _largest_of(couplings)

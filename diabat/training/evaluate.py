@@ -6,11 +6,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diabat.tasks.base import IGNORED, Split
+from diabat.tasks.base import IGNORED, Examples
+from diabat.training.objective import token_loss
+from diabat.training.options import Precision
+from diabat.training.precision import autocast
+from diabat.training.processes import Processes
 from diabat.training.state import cuda_devices
+
+__all__ = ["evaluate", "own_random_numbers", "predict", "token_loss"]
+
+_BATCH = 512
+_UNEVEN_BATCH = 64
+"""Of texts of different length, of which long ones need much memory."""
 
 
 @contextmanager
@@ -21,34 +30,79 @@ def own_random_numbers(model: nn.Module, seed: int) -> Iterator[None]:
         yield
 
 
-def token_loss(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Cross-entropy in nats of logits [B, T, C] over the targets [B, T] that are not ignored."""
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction=reduction)
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, split: Split, *, batch_size: int = 512, seed: int = 0) -> tuple[float, float]:
+def evaluate(
+    model: nn.Module,
+    split: Examples,
+    *,
+    batch_size: int | None = None,
+    seed: int = 0,
+    precision: Precision = "float32",
+    processes: Processes | None = None,
+) -> tuple[float, float]:
     """Compute the mean cross-entropy in nats and the accuracy in 0 .. 1 over the positions that count.
 
     Args:
-        model: Maps symbols [B, T] to logits [B, T, C]; evaluated without dropout, and left in the mode it
-            was in.
-        split: Sequences on the device of the model.
-        batch_size: Sequences at a time.
+        model: Maps inputs, e.g. symbols [B, T], to logits [B, T, C] or [B, C]; evaluated without dropout, and
+            left in the mode it was in.
+        split: Examples on the device of the model.
+        batch_size: Examples at a time; None takes 512, or 64 if they are of different length.
         seed: Seed of sampling backends.  Evaluations have random numbers of their own: how often one
             evaluates does not change the course of a training.
+        precision: That of the forward passes.
+        processes: The processes that share the work; None for this one alone.
     """
+    loss, correct, count = 0.0, 0.0, 0.0
+    for _, logits, targets in _passes(model, split, batch_size, seed, precision, processes):
+        counted = targets != IGNORED
+        loss += float(token_loss(logits, targets, "sum"))
+        correct += int((logits.argmax(-1) == targets)[counted].sum())
+        count += int(counted.sum())
+    if processes is not None:
+        loss, correct, count = processes.sum(loss, correct, count)
+    return loss / count, correct / count
+
+
+def predict(
+    model: nn.Module,
+    split: Examples,
+    *,
+    batch_size: int | None = None,
+    seed: int = 0,
+    precision: Precision = "float32",
+) -> tuple[Tensor, Tensor]:
+    """Compute logits [N, C] in float32 and targets [N] of a classifier, in the order of the split, on the CPU.
+
+    The arguments are those of :func:`evaluate`.
+    """
+    places, logits, targets = zip(*_passes(model, split, batch_size, seed, precision, None), strict=True)
+    order = torch.cat(places).argsort().cpu()
+    return torch.cat(logits).float().cpu()[order], torch.cat(targets).cpu()[order]
+
+
+@torch.no_grad()
+def _passes(
+    model: nn.Module,
+    split: Examples,
+    batch_size: int | None,
+    seed: int,
+    precision: Precision,
+    processes: Processes | None,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Places in the split, logits and targets, batch by batch."""
     was_training = model.training
     model.eval()
-    loss, correct, count = 0.0, 0, 0
-    with own_random_numbers(model, seed):
-        for inputs, targets in zip(
-            split.inputs.split(batch_size), split.targets.split(batch_size), strict=True
-        ):
-            logits = model(inputs)
-            counted = targets != IGNORED
-            loss += float(token_loss(logits, targets, "sum"))
-            correct += int((logits.argmax(-1) == targets)[counted].sum())
-            count += int(counted.sum())
+    device = next(model.parameters()).device
+    batches = _batches(split, batch_size)
+    with own_random_numbers(model, seed), autocast(precision, device):
+        for chosen in batches if processes is None else processes.own(batches):
+            places = chosen.to(device)
+            inputs, targets = split.batch(places)
+            yield places, model(inputs), targets
     model.train(was_training)
-    return loss / count, correct / count
+
+
+def _batches(split: Examples, batch_size: int | None) -> tuple[Tensor, ...]:
+    lengths = split.lengths
+    if lengths is None:
+        return torch.arange(len(split)).split(batch_size or _BATCH)
+    return lengths.argsort(stable=True).split(batch_size or _UNEVEN_BATCH)

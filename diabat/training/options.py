@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal, get_args
+
+Precision = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True)
@@ -14,11 +17,22 @@ class TrainOptions:
     Attributes:
         learning_rate: AdamW learning rate of everything except the couplings.
         coupling_learning_rate: AdamW learning rate of J and K.
+        head_learning_rate: AdamW learning rate of what stands on an encoder (pooling, classifier, head); None takes
+            ``learning_rate``.
         schedule_learning_rate: AdamW learning rate of learnable anneals, radians per step; they do not decay.
         weight_decay: Decoupled weight decay of everything except the couplings.
         coupling_weight_decay: Decoupled weight decay of J and K.
         clip: Largest Euclidean norm of the gradient of all parameters together.
-        batch_size: Sequences per step; the last batch of an epoch may be smaller.
+        batch_size: Sequences per step, over all processes; the last batch of an epoch may be smaller.
+        accumulation: Pieces that the sequences of a step are computed in, one after the other, to need less memory.
+        warmup: Share in 0 .. 1 of the steps of ``max_epochs`` epochs over which the learning rates rise linearly.
+        decay_epochs: Numbers of completed epochs after which the learning rates are multiplied by ``decay``.
+        decay: Their factor, in 0 .. 1.
+        label_smoothing: Probability in 0 .. 1 (exclusive) that the targets give to a class drawn at random.
+        mixup: Parameter of the Beta distribution of mixup on pooled representations, 0 for none.
+        ema_decay: Decay per step of a moving average of the weights, which is then what is validated and kept as
+            best; 0 for none.
+        precision: ``float32``, or the type of autocast: ``bfloat16``, or ``float16`` with scaled losses.
         max_epochs: Passes over the training data at most.
         max_steps: Steps at most, None for no limit.
         patience: Epochs without a lower validation loss after which the run stops.
@@ -30,11 +44,20 @@ class TrainOptions:
 
     learning_rate: float = 1e-3
     coupling_learning_rate: float = 3e-5
+    head_learning_rate: float | None = None
     schedule_learning_rate: float = 1e-3
     weight_decay: float = 0.01
     coupling_weight_decay: float = 0.01
     clip: float = 1.0
     batch_size: int = 64
+    accumulation: int = 1
+    warmup: float = 0.0
+    decay_epochs: tuple[int, ...] = ()
+    decay: float = 0.1
+    label_smoothing: float = 0.0
+    mixup: float = 0.0
+    ema_decay: float = 0.0
+    precision: Precision = "float32"
     max_epochs: int = 200
     max_steps: int | None = None
     patience: int = 20
@@ -50,7 +73,12 @@ class TrainOptions:
                 raise ValueError(f"{name}: expected a finite number >= 0, got {getattr(self, name)}.")
         if not self.clip > 0:
             raise ValueError(f"clip: expected a number > 0, got {self.clip}.")
-        for name in ("batch_size", "max_epochs", "patience", "checkpoint_every"):
+        if self.head_learning_rate is not None and not 0 <= self.head_learning_rate < float("inf"):
+            raise ValueError(
+                f"head_learning_rate: expected a finite number >= 0 or None, got {self.head_learning_rate}."
+            )
+        self._check_recipe()
+        for name in ("batch_size", "accumulation", "max_epochs", "patience", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected an integer >= 1, got {getattr(self, name)}.")
         if self.max_steps is not None and self.max_steps < 1:
@@ -60,6 +88,22 @@ class TrainOptions:
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed: expected an integer in 0 .. 2^31 - 1, got {self.seed}.")
 
+    def _check_recipe(self) -> None:
+        for name in ("warmup", "decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}: expected a number in 0 .. 1, got {getattr(self, name)}.")
+        for name in ("label_smoothing", "ema_decay"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected a number in [0, 1), got {getattr(self, name)}.")
+        if not 0 <= self.mixup < float("inf"):
+            raise ValueError(f"mixup: expected a finite number >= 0, got {self.mixup}.")
+        if any(epoch < 1 for epoch in self.decay_epochs):
+            raise ValueError(f"decay_epochs: expected integers >= 1, got {list(self.decay_epochs)}.")
+        if self.precision not in get_args(Precision):
+            raise ValueError(
+                f"precision: expected one of {', '.join(get_args(Precision))}, got '{self.precision}'."
+            )
+
 
 PROTOCOLS: Mapping[str, TrainOptions] = MappingProxyType(
     {
@@ -68,3 +112,18 @@ PROTOCOLS: Mapping[str, TrainOptions] = MappingProxyType(
     }
 )
 """Published options by the name of the task; what the paper leaves open has the default value."""
+
+PAIR_PROTOCOL = TrainOptions(
+    learning_rate=3e-5,
+    weight_decay=0.02,
+    coupling_weight_decay=0.02,
+    batch_size=32,
+    accumulation=2,
+    warmup=0.1,
+    decay_epochs=(3, 4),
+    label_smoothing=0.1,
+    mixup=0.2,
+    ema_decay=0.999,
+    max_epochs=5,
+)
+"""Published options of the tasks of sentence pairs (arXiv:2603.18761, sec. 7.3)."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from diabat.tasks.base import Task
+from diabat.tasks import PairTask, Task
 from diabat.training.errors import CheckpointError, OutputError, TrainingError
 from diabat.training.options import TrainOptions
 from diabat.training.state import TrainState
@@ -85,7 +85,7 @@ class Display:
 
     def __init__(
         self,
-        task: Task,
+        task: Task | PairTask,
         options: TrainOptions,
         run_dir: Path,
         state: TrainState,

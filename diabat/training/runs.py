@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from diabat.training.average import Average
 from diabat.training.checkpoint import find_checkpoints, load_weights, read_checkpoint, remove_leftovers
 from diabat.training.errors import CheckpointError, OutputError
 from diabat.training.files import TEMPORARY_PREFIX, replace_file, to_json
 from diabat.training.options import TrainOptions
+from diabat.training.precision import Scaler
 from diabat.training.report import METRICS
 from diabat.training.state import TrainState, restore_training
 
@@ -51,9 +53,18 @@ def start_run(folder: Path, metadata: Mapping[str, Any], resume: bool) -> TrainS
 
 
 def continue_run(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, options: TrainOptions, data: str
+    folder: Path,
+    parts: tuple[nn.Module, torch.optim.Optimizer, Average, Scaler],
+    options: TrainOptions,
+    data: str,
 ) -> TrainState | None:
-    """Load the newest checkpoint into model, optimiser and torch's random number generators.
+    """Load the newest checkpoint into the parts of a run and torch's random number generators.
+
+    Args:
+        folder: Folder of the run.
+        parts: Model, optimiser, average of the weights and loss scaler.
+        options: Options of the run.
+        data: Fingerprint of the training data.
 
     Returns:
         Where the run stands, or None if it was killed before it had a checkpoint.
@@ -70,8 +81,11 @@ def continue_run(
     tensors, facts = read_checkpoint(found[0])
     remove_leftovers(folder)
     _require_same_run(found[0], facts, options, data)
+    model, optimizer, average, scaler = parts
     load_weights(model, tensors["model"], found[0])
     restore_training(model, optimizer, tensors["training"])
+    scaler.restore(tensors["training"])
+    average.restore(tensors.get("average", {}))
     return TrainState(**facts["state"])
 
 
@@ -93,12 +107,16 @@ def _require_same_run(source: Path, facts: Mapping[str, Any], options: TrainOpti
             f"checkpoint: expected format {FORMAT}, got {facts.get('format')!r} in {source}; "
             "it was saved by another version of diabat."
         )
-    before = facts["options"]
+    # Options that a checkpoint of an older version does not know had their defaults.
+    before = {field.name: field.default for field in fields(options)} | facts["options"]
     for name, value in asdict(options).items():
-        if name not in _FREE_ON_RESUME and before.get(name) != value:
+        value = list(value) if isinstance(value, tuple) else value
+        was = list(before[name]) if isinstance(before[name], tuple) else before[name]
+        # The warm-up is a share of all steps, so that the number of epochs is a part of it.
+        free = name in _FREE_ON_RESUME and not (name == "max_epochs" and options.warmup)
+        if not free and was != value:
             raise CheckpointError(
-                f"{name}: expected {before.get(name)!r} as in {source}, got {value!r}; "
-                "a resumed run keeps its options."
+                f"{name}: expected {was!r} as in {source}, got {value!r}; a resumed run keeps its options."
             )
     if facts["data"] != data:
         raise CheckpointError(

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from diabat.models.pairs import HEAD
 from diabat.models.transformer import is_coupling, is_schedule
-from diabat.tasks.base import Task
+from diabat.tasks.base import Examples
 from diabat.training.options import TrainOptions
+from diabat.training.order import epoch_order
+
+__all__ = [
+    "TrainState",
+    "cuda_devices",
+    "epoch_order",
+    "fingerprint",
+    "make_optimizer",
+    "restore_training",
+    "training_tensors",
+]
 
 
 @dataclass
@@ -61,21 +73,18 @@ class TrainState:
         return improved
 
 
-def epoch_order(seed: int, epoch: int, count: int) -> Tensor:
-    """Order of the training sequences in an epoch: a permutation of 0 .. count - 1."""
-    # torch's CPU generator looks at the low 32 bits of a seed only, hence the hash of both numbers.
-    mixed = zlib.crc32(f"{seed} {epoch}".encode())
-    return torch.randperm(count, generator=torch.Generator().manual_seed(mixed))
-
-
 def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.AdamW:
-    """AdamW with groups of their own for the couplings J and K and for learnable anneals, where there are any."""
-    named = list(model.named_parameters())
+    """AdamW with groups for the couplings J and K, for learnable anneals and for the head, where they differ."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     couplings = [p for name, p in named if is_coupling(name)]
     schedules = [p for name, p in named if is_schedule(name)]
-    others = [p for name, p in named if not (is_coupling(name) or is_schedule(name))]
-    groups = [
-        {"params": others, "lr": options.learning_rate, "weight_decay": options.weight_decay},
+    others = [(name, p) for name, p in named if not (is_coupling(name) or is_schedule(name))]
+    rate, head_rate = options.learning_rate, options.head_learning_rate
+    head = [] if head_rate is None else [p for name, p in others if name.startswith(_HEAD)]
+    rest = [p for name, p in others if head_rate is None or not name.startswith(_HEAD)]
+    groups: list[dict[str, Any]] = [
+        {"params": rest, "lr": rate, "weight_decay": options.weight_decay},
+        {"params": head, "lr": head_rate, "weight_decay": options.weight_decay},
         {
             "params": couplings,
             "lr": options.coupling_learning_rate,
@@ -86,6 +95,9 @@ def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.AdamW
     ]
     # One fused kernel for all parameters: small models spend their time in Python otherwise.
     return torch.optim.AdamW([group for group in groups if group["params"]], fused=True)
+
+
+_HEAD = (*HEAD, "head.")
 
 
 def training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -123,10 +135,10 @@ def cuda_devices(model: nn.Module) -> list[torch.device]:
     return sorted({p.device for p in model.parameters() if p.is_cuda}, key=str)
 
 
-def fingerprint(task: Task) -> str:
+def fingerprint(examples: Examples) -> str:
     """Hexadecimal sha256 of the training data, so that a run is not resumed on other data."""
     state = hashlib.sha256()
-    for tensor in (task.train.inputs, task.train.targets):
+    for tensor in examples.tensors():
         state.update(repr(tuple(tensor.shape)).encode())
         state.update(tensor.cpu().contiguous().numpy().tobytes())
     return state.hexdigest()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cli_runs import SMALL, run, run_json
 
-from diabat.config import ConfigError, load_config
+from diabat.config import ConfigError, load_config, to_plain
 from diabat.config.experiments import Experiment, Outcome, load_experiment, shipped_experiments, table_rows
 
 LIMITS = ["training.max_steps=3", "training.checkpoint_every=1"]
@@ -37,7 +37,7 @@ def test_rows_hold_every_seed_beside_the_published_value(tmp_path: Path, experim
     ]
     assert report["rows"][1]["published"] is None
     stored = load_config(tmp_path / "runs" / "reproduce-small" / "h+J-seed4" / "config.json")
-    assert (stored.model.mode, stored.seed, stored.training.seed) == ("h+J", 4, 4)
+    assert (to_plain(stored)["model"]["mode"], stored.seed, stored.training.seed) == ("h+J", 4, 4)
 
 
 def test_finished_runs_are_read_and_not_trained_again(tmp_path: Path, experiment: str) -> None:
@@ -100,8 +100,9 @@ def test_variants_override_several_keys(tmp_path: Path, varied: str) -> None:
         value: load_config(tmp_path / "runs" / "reproduce-varied" / f"{value}-seed3" / "config.json")
         for value in ("small", "anneal", "h")
     }
-    assert [c.model.embed_dim for c in stored.values()] == [4, 8, 8]
-    assert [c.model.mode for c in stored.values()] == ["h+J", "h+J", "h"]
+    models = [to_plain(c)["model"] for c in stored.values()]
+    assert [model["embed_dim"] for model in models] == [4, 8, 8]
+    assert [model["mode"] for model in models] == ["h+J", "h+J", "h"]
     assert [c.sampler.backend for c in stored.values()] == ["exact", "dqa", "exact"]
     assert [c.gradient for c in stored.values()] == ["straight_through", "adjoint", "auto"]
     assert stored["anneal"].sampler.options["steps"] == 60

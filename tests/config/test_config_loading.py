@@ -103,7 +103,7 @@ def test_overrides_reach_every_kind_of_section() -> None:
     config = make_config({})
     config = load_config("fidelity", [*overrides, "fidelity.backends.dqa-5ns=null"])
     assert config.task == ShakespeareOptions(window=6)
-    assert config.model.mode == "h"
+    assert to_plain(config)["model"]["mode"] == "h"
     assert config.sampler.options["steps"] == 9
     shipped = set(load_config("fidelity").fidelity.backends)
     assert set(config.fidelity.backends) == (shipped | {"b"}) - {"dqa-5ns"}

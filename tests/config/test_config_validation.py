@@ -6,6 +6,7 @@ from diabat.config import ConfigError, build_model, build_sampler, build_task, m
 from diabat.config.yaml_files import parse_yaml
 
 BACKENDS = "dqa, exact, mean_field"
+TASKS = "brackets, shakespeare, sick, snli, mnli, pairs"
 BAD = [
     # unknown keys
     ({"trainin": {}}, "trainin: unknown key. Did you mean 'training'?"),
@@ -20,8 +21,8 @@ BAD = [
      "fidelity.backends.a.memory_budget: unknown key. Did you mean 'fidelity.backends.a.memory_budget_mb'?"),
     # choices
     ({"task": {"name": "bracket"}},
-     "task.name: expected one of brackets, shakespeare, got 'bracket' (string). Did you mean 'brackets'?"),
-    ({"task": {"window": 8}}, "task.name: this key is required; it is one of brackets, shakespeare."),
+     f"task.name: expected one of {TASKS}, got 'bracket' (string). Did you mean 'brackets'?"),
+    ({"task": {"window": 8}}, f"task.name: this key is required; it is one of {TASKS}."),
     ({"model": {"mode": "hJ"}},
      "model.mode: expected one of softmax, h+J, h, J, h+K, J+K, h+J+K, K, got 'hJ'. Did you mean 'h+J'?"),
     ({"gradient": "exac"},
@@ -82,7 +83,7 @@ def test_an_unknown_backend_is_named_with_the_nearest() -> None:
 
 def test_a_key_unlike_any_other_lists_the_valid_ones() -> None:
     with pytest.raises(
-        ConfigError, match=r"zzzz: unknown key\. Valid keys here: fidelity, gradient, model, "
+        ConfigError, match=r"zzzz: unknown key\. Valid keys here: device, fidelity, gradient, model, "
     ):
         make_config({"zzzz": 1})
 

@@ -1,0 +1,110 @@
+"""A trained NeuroGame classifier with marginals from every backend: errors against exact, and the accuracy.
+
+python -m benchmarks.neurogame_backends RUN [--pairs 500] [--tokens 20] [--json]
+
+RUN is the folder of a run with ``model.pooling=neurogame``.  Of its test set the first pairs of at most ``--tokens``
+tokens are taken.  Every backend gets the same token states and the same coalitions, hence the same Ising models; only the
+marginals differ.  Times include the pooling, the classifier and the explanation, not the encoder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import diabat
+from benchmarks.measure import report
+from diabat.attention.neurogame import PAPER_MEAN_FIELD, NeuroGameAttention
+from diabat.config.runs import load_run
+from diabat.models import PairClassifier
+from diabat.samplers import Sampler
+from diabat.tasks import PairTask
+
+BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "exact": ("exact", {}),
+    "mean_field, the paper's 25 iterations": ("mean_field", PAPER_MEAN_FIELD),
+    "mean_field, 500 iterations": ("mean_field", {"damping": 0.7, "max_iterations": 500, "tolerance": 1e-6}),
+    "tempering, 16 chains of 64 sweeps": ("tempering", {"num_replicas": 1}),
+    "tempering, 8 replicas": ("tempering", {}),
+    "dqa, boltzmann-8": ("dqa", {"schedule": "boltzmann-8", "precision": "single"}),
+}
+SEED, BATCH = 0, 32
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run")
+    parser.add_argument("--pairs", type=int, default=500)
+    parser.add_argument("--tokens", type=int, default=20)
+    parser.add_argument(
+        "--backends", nargs="+", choices=list(BACKENDS), default=list(BACKENDS), metavar="NAME"
+    )
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    run = load_run(arguments.run)
+    if not (isinstance(run.model, PairClassifier) and isinstance(run.model.pooling, NeuroGameAttention)):
+        parser.error(f"RUN: expected a run with NeuroGame pooling, got '{arguments.run}'.")
+    assert isinstance(run.task, PairTask)
+    split = run.task.validation if run.task.test is None else run.task.test
+    chosen = (split.lengths <= arguments.tokens).nonzero()[: arguments.pairs, 0]
+    if not len(chosen):
+        parser.error(f"--tokens: expected pairs of at most {arguments.tokens} tokens, got none.")
+    states = list(_states(run.model, split, chosen[split.lengths[chosen].argsort(stable=True)]))
+    rows, reference = [], None
+    for name in arguments.backends:
+        backend, options = BACKENDS[name]
+        alpha, right, cpu = _answers(run.model, states, diabat.sampler(backend, **options))
+        reference = alpha if reference is None else reference
+        rows.append(_row(name, alpha, right, cpu, reference))
+    title = f"NeuroGame pooling, {len(chosen)} pairs of at most {arguments.tokens} tokens"
+    report(f"{title}; errors of P(s = +1) against {arguments.backends[0]}", rows)
+
+
+@torch.no_grad()
+def _states(model: PairClassifier, split: Any, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Token states, hidden positions and labels, batch by batch."""
+    for places in chosen.split(BATCH):
+        batch, labels = split.batch(places)
+        yield model.encode(batch), model.hidden_positions(batch), labels
+
+
+@torch.no_grad()
+def _answers(
+    model: PairClassifier, states: list[tuple[Tensor, Tensor, Tensor]], sampler: Sampler
+) -> tuple[Tensor, Tensor, float]:
+    """Marginals of all tokens and heads, whether each pair was classified rightly, and CPU ms per pair."""
+    pooling = model.pooling
+    assert isinstance(pooling, NeuroGameAttention)
+    pooling.sampler = sampler
+    alphas, right = [], []
+    start = time.process_time()
+    for x, hidden, labels in states:
+        pooled, told = pooling(x, hidden, need_explanation=True, seed=SEED)
+        right.append(model.classifier(pooled).argmax(-1) == labels)
+        alphas.append(told.alpha[(~hidden)[:, None].expand(told.alpha.shape)])
+    cpu = time.process_time() - start
+    correct = torch.cat(right)
+    return torch.cat(alphas).double(), correct, 1e3 * cpu / len(correct)
+
+
+def _row(name: str, alpha: Tensor, right: Tensor, cpu: float, reference: Tensor) -> dict[str, Any]:
+    error = (alpha - reference).abs()
+    return {
+        "backend": name,
+        "mean error": float(error.mean()),
+        "99th percentile": float(error.quantile(0.99)) if error.numel() < 1 << 24 else float("nan"),
+        "largest": float(error.max()),
+        "accuracy": f"{float(right.double().mean()):.4f}",
+        "CPU ms per pair": cpu,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""``diabat evaluate``: a finished run on one of its sets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from diabat.cli.arguments import JsonOption
+from diabat.cli.failures import importing
+from diabat.cli.figures import require_writable
+from diabat.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from diabat.config.runs import Evaluation
+    from diabat.training.scores import Scores
+
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Folder of a run or of one of its checkpoints.")
+]
+SplitOption = Annotated[
+    str | None, typer.Option(help="train, validation or test; default test if there is one.")
+]
+FigureOption = Annotated[Path | None, typer.Option(help="Write confusion matrix and reliability diagram.")]
+DataOption = Annotated[Path | None, typer.Option(help="The data file or folder, if it is not where it was.")]
+
+
+def evaluate_model(
+    run: RunArgument,
+    split: SplitOption = None,
+    figure: FigureOption = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Evaluate the best weights of a run, or the weights of a checkpoint.
+
+    Classifiers of sentence pairs report accuracy, F1, precision, recall and calibration; other models report the
+    metric of their task.
+    """
+    with importing():
+        from diabat.config.runs import evaluate_run, load_run
+        from diabat.tasks import PairTask
+        from diabat.training.scores_figure import plot_scores
+
+    if figure is not None:
+        require_writable(figure)
+    loaded = load_run(run, data_override(data))
+    if split is None:
+        has_test = isinstance(loaded.task, PairTask) and loaded.task.test is not None
+        split = "test" if has_test else "validation"
+    result = evaluate_run(loaded, split)
+    if figure is not None:
+        if result.scores is None:
+            raise ValueError(
+                f"--figure: expected a classifier of sentence pairs, got the task '{result.task}'."
+            )
+        plot_scores(result.scores, figure)
+    if as_json:
+        print_json(result)
+        return
+    _print(result)
+    if figure is not None:
+        typer.echo(f"Figure: {figure}")
+
+
+def data_override(data: Path | None) -> list[str]:
+    """Override that puts the data elsewhere; a JSON string is a YAML string, also if the folder is named 1e3."""
+    return [] if data is None else [f"task.data={json.dumps(str(data))}"]
+
+
+def _print(result: Evaluation) -> None:
+    rows = [(result.metric, f"{result.value:.4f}"), ("loss", f"{result.loss:.4f} nats")]
+    scores = result.scores
+    if scores is not None:
+        rows += [
+            ("macro F1", f"{scores.macro_f1:.4f}"),
+            (f"calibration error, {len(scores.bins)} bins", f"{scores.calibration_error:.4f}"),
+            ("Brier score", f"{scores.brier:.4f}"),
+            ("pairs", f"{scores.count:,}"),
+        ]
+    if result.dropped:
+        rows.append(("left out without agreed label", f"{result.dropped:,}"))
+    print_table(f"{result.task}, {result.split} set", ("", ""), rows)
+    if scores is not None:
+        _print_classes(scores)
+
+
+def _print_classes(scores: Scores) -> None:
+    names = [c.name for c in scores.classes]
+    columns = ("label", "precision", "recall", "F1", *(f"as {name}" for name in names))
+    rows = [
+        (c.name, f"{c.precision:.4f}", f"{c.recall:.4f}", f"{c.f1:.4f}", *(f"{n:,}" for n in row))
+        for c, row in zip(scores.classes, scores.confusion, strict=True)
+    ]
+    print_table("Classes, and how many pairs of each were taken for which", columns, rows, right=columns[1:])

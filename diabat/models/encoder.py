@@ -1,0 +1,102 @@
+"""Encoders of Hugging Face: loaded by name or folder, or drawn at random from a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from diabat.tasks.hub import extra, resolve, unavailable
+
+
+def load_encoder(
+    name: str,
+    *,
+    pretrained: bool = True,
+    changes: Mapping[str, Any] | None = None,
+    local_files_only: bool = False,
+) -> nn.Module:
+    """Load an encoder in float32.
+
+    Args:
+        name: A name on the hub, a folder, or ``package:NAME/FOLDER`` (see :func:`diabat.tasks.hub.resolve`).
+        pretrained: Load the weights; otherwise only the configuration is read, and the weights are drawn from
+            torch's global generator.
+        changes: Changes of the configuration, e.g. {"num_hidden_layers": 2}.
+        local_files_only: Use what is on the disk; do not ask the hub.
+
+    Raises:
+        ValueError: If there is no such encoder, or the configuration has no such key.
+        ImportError: If the extra ``hf`` is not installed.
+    """
+    import torch
+
+    transformers = extra("transformers")
+    place = resolve(name)
+    log = transformers.utils.logging
+    level = log.get_verbosity()
+    # The heads of a checkpoint that an encoder does not need are no news, and no cause for a progress bar.
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        config = transformers.AutoConfig.from_pretrained(place, local_files_only=local_files_only)
+        _change(config, changes or {})
+        if pretrained:
+            encoder = transformers.AutoModel.from_pretrained(
+                place, config=config, local_files_only=local_files_only, dtype=torch.float32
+            )
+        else:
+            encoder = transformers.AutoModel.from_config(config)
+    except _ConfigurationError as error:
+        raise ValueError(str(error)) from None
+    # transformers raises half a dozen types here; see unavailable.
+    except Exception as error:
+        raise unavailable(name, "encoder", "an encoder", error) from None
+    finally:
+        log.set_verbosity(level)
+    # The pooler of BERT is not used: it is left as it is, rather than pulled to zero by weight decay.
+    for key, module in encoder.named_children():
+        if key == "pooler":
+            module.requires_grad_(False)
+    return encoder
+
+
+class _ConfigurationError(Exception):
+    """A change of the configuration that is not possible."""
+
+
+def _change(config: Any, changes: Mapping[str, Any]) -> None:
+    known = config.to_dict()
+    for key, value in changes.items():
+        if key not in known:
+            raise _ConfigurationError(
+                f"encoder_config.{key}: unknown key of a '{config.model_type}' configuration."
+            )
+        setattr(config, key, value)
+
+
+def width_of(encoder: nn.Module) -> int:
+    """Width D of the states of the last layer."""
+    config: Any = encoder.config
+    return int(config.hidden_size)
+
+
+def vocabulary_of(encoder: nn.Module) -> int:
+    """Number of tokens that the encoder knows."""
+    embeddings: Any = encoder.get_input_embeddings()  # type: ignore[operator, unused-ignore]
+    return int(embeddings.num_embeddings)
+
+
+def positions_of(encoder: nn.Module) -> int | None:
+    """Positions that the encoder can number, or None if there is no limit."""
+    config: Any = encoder.config
+    limit = config.to_dict().get("max_position_embeddings")
+    if not isinstance(limit, int) or limit < 1:
+        return None
+    # RoBERTa and its relatives number positions from the padding token's number + 1.
+    offset = config.pad_token_id + 1 if config.model_type in _NUMBERED_FROM_PADDING else 0
+    return limit - offset
+
+
+_NUMBERED_FROM_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer")

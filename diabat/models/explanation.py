@@ -1,0 +1,163 @@
+"""What a pair classifier looked at: weights, fields and interactions token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diabat.models.boltzmann_pooling import BoltzmannPooling
+from diabat.models.pairs import PairClassifier, full_precision
+from diabat.tasks.nli_files import Pairs
+from diabat.tasks.nli_tokens import tokenize_pairs
+
+
+@dataclass(frozen=True, eq=False)
+class PairExplanation:
+    """Prediction and token quantities of one pair; n tokens of the pooling, H heads.
+
+    Attributes:
+        pooling: Name of the pooling.
+        tokens: The tokens that take part in the pooling, n of them.
+        sides: ``premise``, ``hypothesis`` or ``special``, n of them.
+        probabilities: Probability of each class by its name.
+        alpha: α_i = P(s_i = +1) where the pooling has an Ising model, otherwise its weights, which sum to 1; [H, n].
+        fields: Fields as they act on the spins, before a division by a temperature; [H, n] or None.
+        interactions: Couplings likewise; symmetric, [H, n, n] or None.
+        shapley: φ_i of the value game, before normalisation, [H, n] or None.
+        banzhaf: β_i, likewise.
+        gate: λ_i, the share of φ in J_i, [H, n] or None.
+        facts: Further numbers by name: expected number of active tokens, temperature, convergence.
+    """
+
+    pooling: str
+    tokens: tuple[str, ...]
+    sides: tuple[str, ...]
+    probabilities: dict[str, float]
+    alpha: Tensor
+    fields: Tensor | None
+    interactions: Tensor | None
+    shapley: Tensor | None
+    banzhaf: Tensor | None
+    gate: Tensor | None
+    facts: dict[str, Any]
+
+    @property
+    def predicted(self) -> str:
+        """Name of the most probable class."""
+        return max(self.probabilities, key=lambda name: self.probabilities[name])
+
+    def strongest(self, count: int, head: int | None = None) -> list[tuple[int, int, float]]:
+        """Pairs i < j of tokens with the largest |J_ij|, as (i, j, J_ij), strongest first.
+
+        Args:
+            count: Pairs at most.
+            head: Head, or None for the mean over heads.
+        """
+        if self.interactions is None:
+            return []
+        J = of_head(self.interactions, head)
+        i, j = torch.triu_indices(len(J), len(J), 1)
+        order = J[i, j].abs().argsort(descending=True, stable=True)[:count]
+        return [(int(i[k]), int(j[k]), float(J[i[k], j[k]])) for k in order]
+
+
+def of_head(values: Tensor, head: int | None) -> Tensor:
+    """One head of [H, ...], or the mean over heads if ``head`` is None."""
+    return values.mean(0) if head is None else values[head]
+
+
+@torch.no_grad()
+def explain_pair(
+    model: PairClassifier, tokenizer: Any, premise: str, hypothesis: str, classes: Sequence[str]
+) -> PairExplanation:
+    """Explain the prediction for one pair; the model is left in the mode it was in.
+
+    What is random (coalitions, reads) is drawn from torch's global generator, the same for prediction and
+    explanation.
+
+    Args:
+        model: The classifier.
+        tokenizer: Its tokenizer.
+        premise: First sentence.
+        hypothesis: Second sentence.
+        classes: Names of the classes.
+
+    Raises:
+        ValueError: If a sentence is empty.
+    """
+    for name, sentence in (("premise", premise), ("hypothesis", hypothesis)):
+        if not sentence.strip():
+            raise ValueError(f"{name}: expected a sentence, got an empty one.")
+    device = next(model.parameters()).device
+    split = tokenize_pairs(tokenizer, Pairs([premise], [hypothesis], [0]), model.window).to(device)
+    batch, _ = split.batch(torch.zeros(1, dtype=torch.int64, device=device))
+    tokens, sides = _names(tokenizer, premise, hypothesis, model.window)
+    was_training = model.training
+    model.eval()
+    states, hidden = model.encode(batch), model.hidden_positions(batch)
+    kept = (~hidden[0]).nonzero()[:, 0]
+    state = torch.get_rng_state()
+    logits = model.classify(states, hidden)
+    torch.set_rng_state(state)
+    with full_precision(states):
+        found = _quantities(model, states, hidden)
+    model.train(was_training)
+    restricted = {name: _kept(found[name], kept) for name in _TOKEN_QUANTITIES if name in found}
+    chances = logits[0].softmax(-1).tolist()
+    return PairExplanation(
+        pooling=model.options.pooling,
+        tokens=tuple(tokens[i] for i in kept.tolist()),
+        sides=tuple(sides[i] for i in kept.tolist()),
+        probabilities=dict(zip(classes, chances, strict=True)),
+        alpha=restricted["alpha"],
+        **{name: restricted.get(name) for name in _TOKEN_QUANTITIES if name != "alpha"},
+        facts={name: value for name, value in found.items() if name not in _TOKEN_QUANTITIES},
+    )
+
+
+_TOKEN_QUANTITIES = ("alpha", "fields", "interactions", "shapley", "banzhaf", "gate")
+
+
+def _quantities(model: PairClassifier, states: Tensor, hidden: Tensor) -> dict[str, Any]:
+    """Everything that the pooling can say, with [H, T] or [H, T, T] for quantities of tokens."""
+    from diabat.attention.neurogame import NeuroGameAttention
+
+    pooling = model.pooling
+    if isinstance(pooling, NeuroGameAttention):
+        told = pooling.explain(states, hidden)
+        return {
+            "alpha": told.alpha[0],
+            "fields": told.fields[0],
+            "interactions": told.interactions[0],
+            "shapley": told.shapley.value[0],
+            "banzhaf": told.banzhaf.value[0],
+            "gate": told.gate[0],
+            "expected_active": told.expected_active[0].tolist(),
+            "temperature": told.temperature.tolist(),
+            "residual": told.residual[0].tolist(),
+            "coalitions": told.num_coalitions,
+            **{name: told.info[name] for name in ("converged", "iterations") if name in told.info},
+        }
+    if isinstance(pooling, BoltzmannPooling):
+        alpha = pooling.probabilities(states, hidden)[0]
+        h, J = pooling.last_fields_and_couplings()
+        active = alpha.sum(-1).tolist()
+        return {"alpha": alpha, "fields": h[0], "interactions": J, "expected_active": active}
+    return {"alpha": pooling.weights(states, hidden)[0]}
+
+
+def _kept(values: Tensor, kept: Tensor) -> Tensor:
+    """Restrict [H, T] or [H, T, T] to the tokens that take part; on the CPU."""
+    chosen = values[:, kept] if values.ndim == 2 else values[:, kept][..., kept]
+    return chosen.detach().float().cpu()
+
+
+def _names(tokenizer: Any, premise: str, hypothesis: str, window: int) -> tuple[list[str], list[str]]:
+    """Tokens as text, and the side each belongs to."""
+    encoded = tokenizer(premise, hypothesis, truncation="longest_first", max_length=window)
+    names = {0: "premise", 1: "hypothesis", None: "special"}
+    return tokenizer.convert_ids_to_tokens(encoded["input_ids"]), [names[s] for s in encoded.sequence_ids(0)]

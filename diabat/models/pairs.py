@@ -1,0 +1,206 @@
+"""A classifier of sentence pairs: encoder, pooling over tokens, feed-forward network (arXiv:2603.18761, §3.12)."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Union
+
+import torch
+from torch import Tensor, nn
+
+from diabat.models.boltzmann_pooling import BoltzmannPooling
+from diabat.models.pooling import MeanPooling, SoftmaxPooling
+from diabat.tasks.nli_tokens import PairBatch
+
+if TYPE_CHECKING:
+    from diabat.attention.neurogame import NeuroGameAttention
+    from diabat.samplers.base import Sampler
+
+POOLINGS = ("neurogame", "mean", "softmax", "boltzmann")
+Pooling = Union["NeuroGameAttention", MeanPooling, SoftmaxPooling, BoltzmannPooling]
+HEAD = ("pooling.", "classifier.")
+"""Beginnings of the names of the parameters that are not the encoder's."""
+
+
+@dataclass(frozen=True)
+class PairModelOptions:
+    """The model; the defaults are the published NeuroGame Transformer as far as it is described.
+
+    Attributes:
+        encoder: Name of a Hugging Face model, a folder, or ``package:NAME/FOLDER``.
+        tokenizer: The same for the tokenizer; None takes the encoder's.
+        pretrained: Load the encoder's weights; False draws them at random.
+        encoder_config: Changes of the encoder's configuration, by key.
+        local_files_only: Never ask the Hugging Face hub.
+        freeze_encoder: Leave the encoder as it is and train the rest.
+        pooling: ``neurogame``, ``mean``, ``softmax`` or ``boltzmann``.
+        num_heads: Heads of the pooling; ``mean`` has none.
+        special_tokens: Whether tokens such as [CLS] and [SEP] take part in the pooling.
+        value_function: f of the coalition value v(C) = f(‖Σ_{i in C} W_v x_i‖): identity, relu or tanh.
+        weighting: ``gibbs`` (the paper's self-normalised weights) or ``uniform`` (true Shapley values).
+        temperature: γ, dimensionless.
+        learn_temperature: Train γ, one per head.
+        coalitions: K while training.
+        eval_coalitions: K otherwise.
+        ffn_dim: Hidden width of the classifier's network.
+        ffn_layers: Hidden layers m of it.
+        dropout: Probability in 0 .. 1 (exclusive) of dropout before each layer of the classifier.
+    """
+
+    encoder: str = "bert-base-uncased"
+    tokenizer: str | None = None
+    pretrained: bool = True
+    encoder_config: Mapping[str, int | float | str | bool] = field(default_factory=dict)
+    local_files_only: bool = False
+    freeze_encoder: bool = False
+    pooling: str = "neurogame"
+    num_heads: int = 4
+    special_tokens: bool = True
+    value_function: str = "identity"
+    weighting: Literal["gibbs", "uniform"] = "gibbs"
+    temperature: float = 0.25
+    learn_temperature: bool = False
+    coalitions: int = 15
+    eval_coalitions: int = 25
+    ffn_dim: int = 256
+    ffn_layers: int = 1
+    dropout: float = 0.15
+
+    def __post_init__(self) -> None:
+        if self.pooling not in POOLINGS:
+            near = difflib.get_close_matches(self.pooling, POOLINGS, n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            raise ValueError(f"pooling: expected one of {', '.join(POOLINGS)}, got '{self.pooling}'.{hint}")
+        for name in ("num_heads", "coalitions", "eval_coalitions", "ffn_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected an integer >= 1, got {getattr(self, name)}.")
+        if self.ffn_layers < 0:
+            raise ValueError(f"ffn_layers: expected an integer >= 0, got {self.ffn_layers}.")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout: expected a probability in [0, 1), got {self.dropout}.")
+        if not 0 < self.temperature < float("inf"):
+            raise ValueError(f"temperature: expected a finite number > 0, got {self.temperature}.")
+
+
+class PairClassifier(nn.Module):
+    """Encoder, pooling and classifier.
+
+    Args:
+        options: Pooling, classifier and the rest.
+        encoder: The encoder, from :func:`diabat.models.encoder.load_encoder`.
+        width: Width D of its states.
+        num_classes: C.
+        window: Tokens of a pair at most.
+        sampler: Backend of the poolings that have an Ising model.
+        gradient: Gradient estimator of that backend.
+    """
+
+    def __init__(
+        self,
+        options: PairModelOptions,
+        encoder: nn.Module,
+        width: int,
+        num_classes: int,
+        window: int,
+        sampler: str | Sampler = "mean_field",
+        gradient: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.options, self.window = options, window
+        self.encoder = encoder
+        self.pooling = _pooling(options, width, window, sampler, gradient)
+        self.classifier = _classifier(options, width, num_classes)
+        if options.freeze_encoder:
+            self.encoder.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> PairClassifier:
+        """Set the mode; a frozen encoder has no dropout in either."""
+        super().train(mode)
+        if self.options.freeze_encoder:
+            self.encoder.eval()
+        return self
+
+    def forward(self, batch: PairBatch, mixed: tuple[float, Tensor] | None = None) -> Tensor:
+        """Compute logits.
+
+        Args:
+            batch: B pairs.
+            mixed: Share λ and partners (int64 [B]): the classifier sees λ z + (1 - λ) z[partners] instead of the
+                pooled representations z [B, D] (mixup).
+
+        Returns:
+            Logits in the dtype of the weights, also under autocast, [B, C].
+        """
+        return self.classify(self.encode(batch), self.hidden_positions(batch), mixed)
+
+    def classify(self, states: Tensor, hidden: Tensor, mixed: tuple[float, Tensor] | None = None) -> Tensor:
+        """Pool token states [B, T, D] over the positions that are not hidden (bool [B, T]), and classify."""
+        with full_precision(states):
+            pooled: Tensor = self.pooling(states, hidden)
+            if mixed is not None:
+                share, partners = mixed
+                pooled = share * pooled + (1 - share) * pooled[partners]
+            logits: Tensor = self.classifier(pooled)
+        return logits
+
+    def encode(self, batch: PairBatch) -> Tensor:
+        """Compute the token states in the dtype of the weights, [B, T, D]."""
+        if batch.tokens.shape[1] > self.window:
+            raise ValueError(
+                f"batch: expected at most window = {self.window} positions, got {batch.tokens.shape[1]}."
+            )
+        segments = {} if batch.segments is None else {"token_type_ids": batch.segments}
+        with torch.no_grad() if self.options.freeze_encoder else nullcontext():
+            out = self.encoder(input_ids=batch.tokens, attention_mask=(~batch.padding).long(), **segments)
+        states: Tensor = out.last_hidden_state
+        return states.to(next(self.classifier.parameters()).dtype)
+
+    def hidden_positions(self, batch: PairBatch) -> Tensor:
+        """Positions that the pooling does not see, bool [B, T]."""
+        return batch.padding if self.options.special_tokens else batch.padding | batch.special
+
+    def attention_layers(self) -> list[BoltzmannPooling]:
+        """Return the layers that have fields and couplings of their own."""
+        return [self.pooling] if isinstance(self.pooling, BoltzmannPooling) else []
+
+
+def full_precision(states: Tensor) -> torch.autocast:
+    """Context without autocast on the device of the states, for the pooling."""
+    # Norms of coalitions and fixed points lose too much in half precision, and cost little.
+    return torch.autocast(states.device.type, enabled=False)
+
+
+def _pooling(
+    options: PairModelOptions, width: int, window: int, sampler: str | Sampler, gradient: str
+) -> Pooling:
+    if options.pooling == "mean":
+        return MeanPooling()
+    if options.pooling == "softmax":
+        return SoftmaxPooling(width, options.num_heads)
+    if options.pooling == "boltzmann":
+        return BoltzmannPooling(width, options.num_heads, window, sampler=sampler, gradient=gradient)
+    from diabat.attention.neurogame import NeuroGameAttention
+
+    return NeuroGameAttention(
+        width,
+        options.num_heads,
+        sampler,
+        gradient=gradient,
+        temperature=options.temperature,
+        learn_temperature=options.learn_temperature,
+        weighting=options.weighting,
+        num_coalitions=options.coalitions,
+        eval_coalitions=options.eval_coalitions,
+        f=options.value_function,
+    )
+
+
+def _classifier(options: PairModelOptions, width: int, num_classes: int) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.Dropout(options.dropout)]
+    for _ in range(options.ffn_layers):
+        layers += [nn.Linear(width, options.ffn_dim), nn.GELU(), nn.Dropout(options.dropout)]
+        width = options.ffn_dim
+    return nn.Sequential(*layers, nn.Linear(width, num_classes))

@@ -1,0 +1,104 @@
+"""Hugging Face names: the optional libraries, where an encoder lies, its tokenizer."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+PACKAGE_PREFIX = "package:"
+
+
+def extra(library: str) -> Any:
+    """Import a library of the extra ``hf``.
+
+    Raises:
+        ImportError: If it is not installed; the message says how to install it.
+    """
+    try:
+        return importlib.import_module(library)
+    except ModuleNotFoundError as error:
+        if error.name != library:
+            raise
+        raise ImportError(
+            f"{library}: expected the package of this name, got none; pip install 'diabat[hf]'."
+        ) from None
+
+
+def resolve(name: str, argument: str = "encoder") -> str:
+    """Return what Hugging Face's ``from_pretrained`` understands.
+
+    Args:
+        name: A name on the hub, a folder, or ``package:NAME/FOLDER`` for a folder inside an installed Python
+            package, which is not imported.
+        argument: What the name was given as, for errors.
+
+    Raises:
+        ValueError: If the package or the folder does not exist, or the name is an address.
+    """
+    if "://" in name:  # not shown: an address may hold an access token
+        raise ValueError(f"{argument}: expected the name of a model or a folder, got an address.")
+    if name.startswith(PACKAGE_PREFIX):
+        return _in_package(name, argument)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ValueError(f"{argument}: expected a folder with config.json, got '{name}' without one.")
+        return str(path)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ValueError(
+            f"{argument}: expected the name of a model or a folder, got '{name}', which is none."
+        )
+    return name
+
+
+def _in_package(name: str, argument: str) -> str:
+    package, _, inside = name.removeprefix(PACKAGE_PREFIX).partition("/")
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError(
+            f"{argument}: expected an installed Python package, got '{package}'; "
+            f"pip install {package.replace('_', '-')}."
+        )
+    folder = Path(next(iter(spec.submodule_search_locations))) / inside
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{argument}: expected a folder with config.json in the package, got '{name}'.")
+    return str(folder)
+
+
+def load_tokenizer(name: str, *, local_files_only: bool = False, argument: str = "tokenizer") -> Any:
+    """Load a fast tokenizer.
+
+    Args:
+        name: As for :func:`resolve`.
+        local_files_only: Use what is on the disk; do not ask the hub.
+        argument: What the name was given as, for errors.
+
+    Raises:
+        ValueError: If there is none of this name, or it is no fast tokenizer.
+        ImportError: If the extra ``hf`` is not installed.
+    """
+    transformers = extra("transformers")
+    place = resolve(name, argument)
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            place, use_fast=True, local_files_only=local_files_only
+        )
+    # transformers raises half a dozen types here; see unavailable.
+    except Exception as error:
+        raise unavailable(name, argument, "a tokenizer", error) from None
+    if not tokenizer.is_fast:
+        raise ValueError(f"{argument}: expected a fast tokenizer, got '{name}', which has none.")
+    return tokenizer
+
+
+def unavailable(name: str, argument: str, what: str, error: Exception) -> ValueError:
+    """One sentence for a failure of ``from_pretrained``.
+
+    The library's own text is not repeated: it is long, and may quote requests.
+    """
+    return ValueError(
+        f"{argument}: expected the name or folder of {what} that can be loaded, got '{name}' "
+        f"({type(error).__name__}); check the spelling, the connection to huggingface.co and your access to it."
+    )

@@ -1,0 +1,195 @@
+"""Natural language inference: does the premise entail the hypothesis, contradict it, or neither?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from diabat.tasks.nli_files import CLASSES, Columns, Pairs, read_pairs
+from diabat.tasks.nli_hub import read_hub
+from diabat.tasks.nli_sick import read_sick
+from diabat.tasks.nli_tokens import PairSplit, tokenize_pairs
+
+SetName = Literal["validation", "test"]
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """What all tasks of this kind have.
+
+    Attributes:
+        window: Tokens of a pair at most, special ones included; longer pairs are cut, the longer sentence first.
+        num_train: Use this many training pairs from the beginning; None uses all.
+        data: The data file or folder; None looks in the usual places.
+    """
+
+    window: int = 128
+    num_train: int | None = None
+    data: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ValueError(f"window: expected an integer >= 1, got {self.window}.")
+        if self.num_train is not None and self.num_train < 1:
+            raise ValueError(f"num_train: expected an integer >= 1 or None, got {self.num_train}.")
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes 0 .. C - 1."""
+        return CLASSES
+
+
+@dataclass(frozen=True)
+class SickOptions(PairOptions):
+    """SICK; ``data`` is SICK.txt or its folder, None looks in DIABAT_DATA and in the user cache."""
+
+
+@dataclass(frozen=True)
+class SnliOptions(PairOptions):
+    """SNLI; ``data`` is the cache folder of the library datasets, None takes its own."""
+
+
+@dataclass(frozen=True)
+class MnliOptions(PairOptions):
+    """MNLI; ``data`` as for SNLI.
+
+    Attributes:
+        genres: Validation on genres that are in the training data (``matched``) or on others
+            (``mismatched``).  The labels of the test set are not public.
+    """
+
+    genres: Literal["matched", "mismatched"] = "matched"
+
+
+@dataclass(frozen=True)
+class PairFileOptions(PairOptions):
+    """Pairs from files, see :func:`diabat.tasks.nli_files.read_pairs`.
+
+    Attributes:
+        train: File of the training pairs, inside ``data`` if that is given.
+        validation: File of the validation pairs.
+        test: File of the test pairs, or None.
+        premise: Column of the first sentence.
+        hypothesis: Column of the second sentence.
+        label: Column of the class.
+        classes: Names of the classes in the file.
+    """
+
+    train: str = "train.csv"
+    validation: str = "validation.csv"
+    test: str | None = None
+    premise: str = "premise"
+    hypothesis: str = "hypothesis"
+    label: str = "label"
+    classes: tuple[str, ...] = CLASSES
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.classes) < 2 or len({name.casefold() for name in self.classes}) < len(self.classes):
+            raise ValueError(f"classes: expected two or more different names, got {list(self.classes)}.")
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes 0 .. C - 1."""
+        return self.classes
+
+
+@dataclass(frozen=True, eq=False)
+class PairTask:
+    """What a pair classifier is trained on.
+
+    Attributes:
+        name: Name in configurations and reports.
+        window: Tokens of a pair at most.
+        classes: Names of the classes 0 .. C - 1.
+        train: Training pairs.
+        validation: Validation pairs.
+        test: Test pairs, or None.
+        tokenizer: The tokenizer, for further sentences.
+        dropped: Pairs that were left out because they have no agreed label, by set; empty if there were none.
+    """
+
+    name: str
+    window: int
+    classes: tuple[str, ...]
+    train: PairSplit
+    validation: PairSplit
+    test: PairSplit | None
+    tokenizer: Any
+    dropped: Mapping[str, int]
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes C."""
+        return len(self.classes)
+
+    @property
+    def metric(self) -> Literal["accuracy"]:
+        """Share of pairs whose most probable class is the label, in 0 .. 1, higher is better."""
+        return "accuracy"
+
+    @property
+    def higher_is_better(self) -> bool:
+        """True: of accuracy, more is better."""
+        return True
+
+    def metric_value(self, loss: float, accuracy: float) -> float:
+        """Return the accuracy."""
+        return accuracy
+
+
+def pair_task(options: PairOptions, tokenizer: Any) -> PairTask:
+    """Read and tokenize the pairs of a task.
+
+    Args:
+        options: Options of one of the tasks of this module.
+        tokenizer: A fast tokenizer of Hugging Face.
+
+    Raises:
+        DataError: If the data cannot be found, read or loaded.
+        ImportError: If the extra ``hf`` is needed and not installed.
+        TypeError: If ``options`` is of no task of this module.
+        ValueError: If the window is too short for the tokenizer.
+    """
+    name, sets = _read(options)
+    sets["train"] = sets["train"].first(options.num_train)
+    splits = {key: tokenize_pairs(tokenizer, pairs, options.window) for key, pairs in sets.items()}
+    return PairTask(
+        name=name,
+        window=options.window,
+        classes=options.class_names,
+        train=splits["train"],
+        validation=splits["validation"],
+        test=splits.get("test"),
+        tokenizer=tokenizer,
+        dropped={key: pairs.dropped for key, pairs in sets.items() if pairs.dropped},
+    )
+
+
+def _read(options: PairOptions) -> tuple[str, dict[str, Pairs]]:
+    if isinstance(options, SickOptions):
+        return "sick", read_sick(options.data)
+    if isinstance(options, SnliOptions):
+        names: dict[str, str | None] = {"train": "train", "validation": "validation", "test": "test"}
+        return "snli", read_hub("snli", names, options.data)
+    if isinstance(options, MnliOptions):
+        names = {"train": "train", "validation": f"validation_{options.genres}", "test": None}
+        return "mnli", read_hub("mnli", names, options.data)
+    if isinstance(options, PairFileOptions):
+        return "pairs", _read_files(options)
+    raise TypeError(
+        f"options: expected the options of a task of sentence pairs, got {type(options).__name__}."
+    )
+
+
+def _read_files(options: PairFileOptions) -> dict[str, Pairs]:
+    columns = Columns(options.premise, options.hypothesis, options.label)
+    folder = Path(options.data or ".")
+    files = {"train": options.train, "validation": options.validation, "test": options.test}
+    return {
+        name: read_pairs(folder / file, columns, options.classes)
+        for name, file in files.items()
+        if file is not None
+    }

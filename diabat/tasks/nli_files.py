@@ -1,0 +1,166 @@
+"""Sentence pairs with labels, and the files that hold them: CSV, tab-separated and JSON lines."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diabat.tasks.data import DataError
+
+CLASSES = ("entailment", "neutral", "contradiction")
+"""The classes of natural language inference, in the order of SNLI and MNLI."""
+
+SUFFIXES = {".csv": ",", ".tsv": "\t", ".txt": "\t", ".jsonl": ""}
+"""Suffixes of the files that can be read, and what separates their columns."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Labelled sentence pairs.
+
+    Attributes:
+        premises: First sentences.
+        hypotheses: Second sentences, as many.
+        labels: Classes 0 .. C - 1, as many.
+        dropped: Pairs of the source that were left out because nobody agreed on their label.
+    """
+
+    premises: Sequence[str]
+    hypotheses: Sequence[str]
+    labels: Sequence[int]
+    dropped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def first(self, count: int | None) -> Pairs:
+        """Return the first ``count`` pairs, all of them if it is None."""
+        return Pairs(self.premises[:count], self.hypotheses[:count], self.labels[:count], self.dropped)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns that are read."""
+
+    premise: str = "premise"
+    hypothesis: str = "hypothesis"
+    label: str = "label"
+
+
+Row = Mapping[str, Any]
+
+
+def read_pairs(path: Path, columns: Columns, classes: Sequence[str] = CLASSES) -> Pairs:
+    """Read a file of labelled pairs.
+
+    Args:
+        path: ``.csv`` (commas, quotes as in a spreadsheet), ``.tsv`` or ``.txt`` (tabs, no quotes), or ``.jsonl``
+            (one object a line).
+        columns: Names of the columns.
+        classes: Names of the classes, compared without regard to case; class c is ``classes[c]``.
+
+    Raises:
+        DataError: If the file cannot be read, is empty, lacks a column, or has a label outside the classes or an
+            empty sentence; the message names the file and the line.
+    """
+    return pairs_of(
+        path, read_rows(path, (columns.premise, columns.hypothesis, columns.label)), columns, classes
+    )
+
+
+def pairs_of(
+    path: Path, rows: Iterable[tuple[int, Row]], columns: Columns, classes: Sequence[str] = CLASSES
+) -> Pairs:
+    """Turn numbered rows of ``path`` into pairs.
+
+    Raises:
+        DataError: As :func:`read_pairs`.
+    """
+    index = {name.casefold(): number for number, name in enumerate(classes)}
+    premises, hypotheses, labels = [], [], []
+    for line, row in rows:
+        premises.append(_sentence(path, line, columns.premise, row))
+        hypotheses.append(_sentence(path, line, columns.hypothesis, row))
+        label = row[columns.label]
+        number = index.get(label.strip().casefold()) if isinstance(label, str) else None
+        if number is None:
+            raise DataError(
+                f"'{path}', line {line}: {columns.label}: expected one of {', '.join(classes)}, got {label!r}."
+            )
+        labels.append(number)
+    if not labels:
+        raise DataError(f"'{path}': expected labelled pairs, got none.")
+    return Pairs(premises, hypotheses, labels)
+
+
+def _sentence(path: Path, line: int, column: str, row: Row) -> str:
+    text = row[column]
+    if not isinstance(text, str) or not text.strip():
+        shown = "an empty one" if text is None or text == "" or isinstance(text, str) else repr(text)
+        raise DataError(f"'{path}', line {line}: {column}: expected a sentence, got {shown}.")
+    return text.strip()
+
+
+def read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Read rows by column name, with the line each ends at.
+
+    Raises:
+        DataError: If the file cannot be read or lacks a column.
+    """
+    if path.suffix not in SUFFIXES:
+        raise DataError(f"'{path}': expected a file ending in {', '.join(SUFFIXES)}, got '{path.suffix}'.")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"'{path}': expected UTF-8 text, got other bytes at offset {error.start}.") from error
+    except OSError as error:
+        raise DataError(f"'{path}': cannot be read ({error.strerror}).") from error
+    if not text.strip():
+        raise DataError(f"'{path}': the file is empty.")
+    return _json_rows(path, text, columns) if path.suffix == ".jsonl" else _table_rows(path, text, columns)
+
+
+def _table_rows(path: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    separator = SUFFIXES[path.suffix]
+    # Sentences of tab-separated files have quotes in them that open nothing.
+    plain = separator == "\t"
+    reader = csv.DictReader(
+        text.splitlines(keepends=True),
+        delimiter=separator,
+        quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
+    )
+    _require_columns(path, columns, reader.fieldnames or ())
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise DataError(f"'{path}', line {reader.line_num}: {error}.") from error
+
+
+def _json_rows(path: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line, content in enumerate(text.splitlines(), start=1):
+        if not content.strip():
+            continue
+        try:
+            row = json.loads(content)
+        except ValueError as error:
+            raise DataError(
+                f"'{path}', line {line}: expected a JSON object, got text that is none."
+            ) from error
+        if not isinstance(row, dict):
+            raise DataError(f"'{path}', line {line}: expected a JSON object, got a {type(row).__name__}.")
+        _require_columns(path, columns, row, f", line {line}")
+        yield line, row
+
+
+def _require_columns(path: Path, columns: Iterable[str], found: Iterable[str], place: str = "") -> None:
+    there = list(found)
+    missing = [name for name in columns if name not in there]
+    if missing:
+        raise DataError(
+            f"'{path}'{place}: expected the columns {', '.join(missing)}, got {', '.join(map(str, there)) or 'none'}."
+        )

@@ -1,0 +1,57 @@
+"""Exponential moving average of the weights, which is what is evaluated and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class Average:
+    """θ̄ ← decay · θ̄ + (1 - decay) · θ after every step, from the initial weights on.
+
+    It forgets over 1 / (1 - decay) steps; a run that is shorter is dominated by its initial weights.
+
+    Args:
+        model: Its trainable parameters are averaged.
+        decay: In 0 .. 1 (exclusive); 0 is no averaging at all, and costs nothing.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self._live = {n: p for n, p in model.named_parameters() if p.requires_grad} if decay else {}
+        self._mean = {name: parameter.detach().clone() for name, parameter in self._live.items()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take note of the weights after a step."""
+        if self._mean:
+            live = [parameter.detach() for parameter in self._live.values()]
+            torch._foreach_lerp_(list(self._mean.values()), live, 1 - self.decay)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Put the averages in place of the weights for the block."""
+        before = {name: parameter.detach().clone() for name, parameter in self._live.items()}
+        self._copy(self._mean)
+        try:
+            yield
+        finally:
+            self._copy(before)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Averages by parameter name, for a checkpoint; empty without averaging."""
+        return dict(self._mean)
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what :meth:`tensors` gave."""
+        for name, mean in self._mean.items():
+            mean.copy_(tensors[name])
+
+    @torch.no_grad()
+    def _copy(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            self._live[name].copy_(tensor)

@@ -1,0 +1,88 @@
+"""Data parallelism: the processes that torchrun starts share every batch.
+
+Each process takes its part of a batch, and gradients are added up before the update, each part weighted by its
+number of targets.  So the weights are those of one process with the same batch size, up to rounding and to what
+is random in a forward pass: dropout, mixup partners and sampled coalitions differ from process to process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diabat.tasks.hub import extra
+
+
+class Processes:
+    """The processes of this run; one, which does not talk to anybody, unless torchrun started several.
+
+    Attributes:
+        count: Number of processes.
+        index: Number of this one; 0 writes the files.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.count, self.index, self._device = 1, 0, device
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            state = _join(device)
+            self.count, self.index = state.num_processes, state.process_index
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes the files."""
+        return self.index == 0
+
+    def own(self, pieces: Sequence[Tensor]) -> list[Tensor]:
+        """This process's share of the pieces of a batch."""
+        return list(pieces[self.index :: self.count])
+
+    def reseed(self, seed: int, step: int) -> None:
+        """Give each process random numbers of its own; a function of its arguments, so that nothing is saved."""
+        if self.count > 1:
+            torch.manual_seed(zlib.crc32(f"{seed} {step} {self.index}".encode()))
+
+    def sum(self, *values: float) -> list[float]:
+        """Add numbers up over all processes."""
+        if self.count == 1:
+            return list(values)
+        total = torch.tensor(values, dtype=torch.float64, device=self._device)
+        torch.distributed.all_reduce(total)
+        return total.tolist()
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Add the gradients up over all processes."""
+        if self.count == 1:
+            return
+        trained = [p for p in parameters if p.requires_grad]
+        # A process without an example in the last batch has no gradients; a weight that no process used has none.
+        used = torch.tensor([p.grad is not None for p in trained], dtype=torch.uint8, device=self._device)
+        torch.distributed.all_reduce(used, op=torch.distributed.ReduceOp.MAX)
+        chosen = [p for p, use in zip(trained, used.tolist(), strict=True) if use]
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in chosen]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        torch.distributed.all_reduce(flat)
+        parts = flat.split([p.numel() for p in chosen])
+        for parameter, part in zip(chosen, parts, strict=True):
+            parameter.grad = part.view_as(parameter)
+
+    def same_weights(self, model: nn.Module) -> None:
+        """Give every process the weights of the first."""
+        if self.count > 1:
+            for tensor in model.state_dict().values():
+                torch.distributed.broadcast(tensor, src=0)
+
+    def wait(self) -> None:
+        """Wait until every process is here."""
+        self.sum(0.0)
+
+
+def _join(device: torch.device) -> Any:
+    state = extra("accelerate").PartialState(cpu=device.type == "cpu")
+    atexit.register(state.destroy_process_group)
+    return state

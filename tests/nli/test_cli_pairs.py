@@ -1,0 +1,330 @@
+"""``diabat train``, ``evaluate``, ``explain`` and ``reproduce`` on sentence pairs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from diabat.attention.neurogame import NeuroGameAttention
+from diabat.cli import app
+from diabat.config import ConfigError, load_config, make_config, to_plain
+from diabat.config.runs import evaluate_run, explain_run, load_run
+from diabat.training.checkpoint import find_checkpoints
+
+from .tiny_pairs import make_data, make_encoder
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def run_json(*arguments: str) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def small(folder: Path, encoder: Path, data: Path, **changes: Any) -> Path:
+    """Write a configuration that trains two steps."""
+    document = {
+        "output": str(folder / "run"),
+        "task": {"name": "pairs", "window": 20, "data": str(data), "test": "test.csv"},
+        "model": {
+            "encoder": str(encoder),
+            "local_files_only": True,
+            "num_heads": 2,
+            "ffn_dim": 8,
+            "coalitions": 3,
+            "eval_coalitions": 4,
+        },
+        "training": {"batch_size": 8, "max_steps": 2, "learning_rate": 1e-3},
+    }
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        document[section][name] = value  # type: ignore[index]  # sections are mappings
+    folder.mkdir(exist_ok=True)
+    path = folder / "config.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, encoder: Path, data: Path) -> Path:
+    """A run of NeuroGame pooling."""
+    folder = tmp_path_factory.mktemp("trained")
+    result = run("train", str(small(folder, encoder, data)), "--no-progress")
+    assert result.exit_code == 0, result.stderr
+    assert "neurogame pooling with mean_field" in result.stdout
+    assert "best validation accuracy" in result.stdout
+    return folder / "run"
+
+
+def test_the_stored_configuration_is_complete_and_read_back(trained: Path) -> None:
+    config = load_config(trained)
+    assert to_plain(make_config(to_plain(config))) == to_plain(config)
+    assert (config.training.mixup, config.training.warmup, config.training.decay_epochs) == (0.2, 0.1, (3, 4))
+    assert config.sampler.backend == "mean_field"
+    assert config.sampler.options == {"damping": 0.7, "max_iterations": 25, "tolerance": 1e-4}
+
+
+def test_evaluate_reports_scores_of_the_test_set(trained: Path, tmp_path: Path) -> None:
+    told = run_json("evaluate", str(trained), "--figure", str(tmp_path / "scores.png"))
+    assert (told["task"], told["split"], told["metric"]) == ("pairs", "test", "accuracy")
+    assert told["scores"]["count"] == 9
+    assert told["value"] == told["scores"]["accuracy"]
+    assert sum(map(sum, told["scores"]["confusion"])) == 9
+    assert (tmp_path / "scores.png").stat().st_size > 5_000
+    shown = run("evaluate", str(trained))
+    for word in (
+        "pairs, test set",
+        "macro F1",
+        "calibration error, 15 bins",
+        "Brier score",
+        "as contradiction",
+    ):
+        assert word in shown.stdout
+
+
+def test_evaluate_repeats_the_validation_of_the_training(trained: Path) -> None:
+    told = run_json("evaluate", str(trained), "--split", "validation")
+    lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    assert told["value"] == pytest.approx(lines[-1]["accuracy"], abs=1e-12)
+    assert told["loss"] == pytest.approx(lines[-1]["val_loss"], rel=1e-5)
+
+
+def test_a_step_checkpoint_gives_its_averaged_weights(trained: Path) -> None:
+    (best,), newest = find_checkpoints(trained, "best"), find_checkpoints(trained, "step")[0]
+    assert best.name.removeprefix("best") == newest.name.removeprefix("step")
+    runs = [load_run(best), load_run(newest)]
+    weights = [dict(r.model.state_dict()) for r in runs]
+    assert all(torch.equal(weights[0][n], weights[1][n]) for n in weights[0])
+    assert evaluate_run(runs[0], "train").scores == evaluate_run(runs[1], "train").scores
+
+
+def test_explain_shows_tokens_and_interactions(trained: Path, tmp_path: Path) -> None:
+    words = ("a dog is playing", "the dog is not playing")
+    told = run_json("explain", str(trained), *words, "--figure", str(tmp_path / "told.png"))
+    tokens = ["[CLS]", *words[0].split(), "[SEP]", *words[1].split(), "[SEP]"]
+    assert told["tokens"] == tokens
+    assert told["sides"] == ["special", *["premise"] * 4, "special", *["hypothesis"] * 5, "special"]
+    assert sum(told["probabilities"].values()) == pytest.approx(1)
+    assert told["predicted"] == max(told["probabilities"], key=told["probabilities"].get)
+    for name in ("alpha", "fields", "shapley", "banzhaf", "gate"):
+        assert torch.tensor(told[name]).shape == (2, 12)
+    J = torch.tensor(told["interactions"])
+    assert J.shape == (2, 12, 12)
+    assert torch.equal(J, J.mT)
+    assert sum(told["alpha"][0]) == pytest.approx(told["facts"]["expected_active"][0], rel=1e-5)
+    assert told["facts"]["coalitions"] == 4
+    # J_i = λ φ/Σ|φ| + (1 - λ) β/Σ|β|
+    phi, beta, gate = (torch.tensor(told[name]) for name in ("shapley", "banzhaf", "gate"))
+    shares = [x / x.abs().sum(-1, keepdim=True) for x in (phi, beta)]
+    assert torch.allclose(torch.tensor(told["fields"]), gate * shares[0] + (1 - gate) * shares[1], atol=1e-6)
+    assert (tmp_path / "told.png").stat().st_size > 10_000
+    shown = run("explain", str(trained), *words, "--head", "1", "--top", "3")
+    assert shown.stdout.startswith(f"Predicted: {told['predicted']} (entailment 0.")
+    for word in ("Tokens, neurogame pooling, head 1", "expected active", "Strongest interactions J_ij", "λ"):
+        assert word in shown.stdout
+    i, j, strongest = explain_run(trained, *words).strongest(1, 1)[0]
+    assert abs(strongest) == pytest.approx(float(J[1].abs().max()))
+    assert i < j
+    assert f"{strongest:+.4f}" in shown.stdout
+
+
+def test_explanation_and_prediction_share_their_coalitions(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+    draw = NeuroGameAttention._seed
+
+    def recording(self: NeuroGameAttention, seed: int | None) -> int:
+        drawn.append(draw(self, seed))
+        return drawn[-1]
+
+    monkeypatch.setattr(NeuroGameAttention, "_seed", recording)
+    for _ in range(2):
+        explain_run(trained, "a dog is playing", "the dog is not playing")
+    assert len(drawn) == 4
+    assert len(set(drawn)) == 1
+
+
+@pytest.mark.parametrize("pooling", ["mean", "softmax", "boltzmann"])
+def test_every_pooling_can_be_explained(tmp_path: Path, encoder: Path, data: Path, pooling: str) -> None:
+    path = small(tmp_path / "a", encoder, data, model__pooling=pooling, model__special_tokens=False)
+    assert run("train", str(path), "--no-progress").exit_code == 0
+    told = run_json(
+        "explain", str(tmp_path / "a" / "run"), "a dog", "the cat", "--figure", str(tmp_path / "a.svg")
+    )
+    assert told["tokens"] == ["a", "dog", "the", "cat"]
+    assert (told["interactions"] is None) == (pooling != "boltzmann")
+    if pooling == "boltzmann":
+        assert sum(told["alpha"][1]) == pytest.approx(told["facts"]["expected_active"][1], rel=1e-5)
+    else:
+        assert [sum(row) for row in told["alpha"]] == pytest.approx([1.0] * len(told["alpha"]))
+
+
+def test_other_models_report_their_own_metric(tmp_path: Path) -> None:
+    limits = ["task.num_train=16", "task.num_validation=8", "task.window=4", "training.max_steps=1"]
+    sizes = ["model.embed_dim=8", "model.ffn_dim=0"]
+    folder = str(tmp_path / "run")
+    assert run("train", "brackets-t8", *limits, *sizes, "--output", folder, "--no-progress").exit_code == 0
+    told = run_json("evaluate", folder)
+    assert (told["task"], told["split"], told["metric"], told["scores"]) == (
+        "brackets",
+        "validation",
+        "accuracy",
+        None,
+    )
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert told["value"] == pytest.approx(lines[-1]["accuracy"])
+    refused = run("evaluate", folder, "--split", "test")
+    assert refused.exit_code == 1
+    assert "split: expected one of train, validation for the task 'brackets', got 'test'" in refused.stderr
+    refused = run("explain", folder, "a", "b")
+    assert refused.exit_code == 2
+    assert "expected a run of a classifier of sentence pairs, got the task 'brackets'" in refused.stderr
+    refused = run("evaluate", folder, "--figure", str(tmp_path / "a.png"))
+    assert "--figure: expected a classifier of sentence pairs" in refused.stderr
+
+
+def test_reproduce_reports_the_test_set(tmp_path: Path, encoder: Path, data: Path) -> None:
+    config = small(tmp_path / "a", encoder, data)
+    experiment = {"title": "t", "config": str(config), "vary": "model.pooling", "split": "test", "seeds": [0],
+                  "published": {"mean": None, "softmax": None}}  # fmt: skip
+    path = tmp_path / "e.yaml"
+    path.write_text(json.dumps(experiment))
+    told = run_json("reproduce", str(path), "--output", str(tmp_path / "runs"), "--no-progress")
+    for outcome in told["runs"]:
+        folder = tmp_path / "runs" / "reproduce-e" / f"{outcome['value']}-seed0"
+        assert outcome["metric"] == run_json("evaluate", str(folder), "--split", "test")["value"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"model__pooling": "men"},
+            "model.pooling: expected one of neurogame, mean, softmax, boltzmann, got 'men'. Did",
+        ),
+        ({"model__pool": "mean"}, "model.pool: unknown key. Did you mean 'model.pooling'?"),
+        ({"model__mode": "h+J"}, "model.mode: unknown key."),
+        (
+            {"model__encoder": "/no/such"},
+            "model.encoder: expected the name of a model or a folder, got '/no/such'",
+        ),
+        ({"model__encoder": "no/such-model"}, "model.encoder: expected the name or folder of a tokenizer"),
+        (
+            {"model__encoder": "package:no_such"},
+            "model.encoder: expected an installed Python package, got 'no_such'",
+        ),
+        (
+            {"model__tokenizer": "no/such-model"},
+            "model.tokenizer: expected the name or folder of a tokenizer",
+        ),
+        ({"model__num_heads": 3}, "model.embed_dim: expected a multiple of num_heads = 3, got 16."),
+        ({"model__encoder_config": {"no_such": 1}}, "model.encoder_config.no_such: unknown key of a 'bert'"),
+        ({"task__window": 25}, "task.window: expected at most 24, the encoder's positions, got 25."),
+        ({"task__window": 4}, "task.window: expected at least 5 for this tokenizer, got 4."),
+        ({"task__windw": 4}, "task.windw: unknown key. Did you mean 'task.window'?"),
+        (
+            {"task__name": "sik"},
+            "task.name: expected one of brackets, shakespeare, sick, snli, mnli, pairs, got 'sik'",
+        ),
+        (
+            {"training__precision": "int8"},
+            "training.precision: expected 'float32', 'bfloat16' or 'float16', got",
+        ),
+        (
+            {"training__decay_epochs": ["a"]},
+            "training.decay_epochs[0]: expected an integer, got 'a' (string).",
+        ),
+    ],
+)
+def test_bad_configurations_are_one_sentence(
+    tmp_path: Path, encoder: Path, data: Path, change: dict[str, Any], message: str
+) -> None:
+    result = run("train", str(small(tmp_path / "a", encoder, data, **change)), "--no-progress")
+    assert result.exit_code == 2, result.stderr
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "a" / "run").exists()
+
+
+def test_bad_data_and_arguments_are_one_sentence(trained: Path, tmp_path: Path, encoder: Path) -> None:
+    data = make_data(tmp_path / "data")
+    (data / "validation.csv").write_text("premise,hypothesis\na,b\n")
+    refused = run("train", str(small(tmp_path / "a", encoder, data)), "--no-progress")
+    assert refused.exit_code == 1
+    assert "validation.csv': expected the columns label, got premise, hypothesis." in refused.stderr
+    assert (
+        "hypothesis: expected a sentence, got an empty one." in run("explain", str(trained), "a", " ").stderr
+    )
+    assert (
+        "--head: expected a head in 0 .. 1, got 2."
+        in run("explain", str(trained), "a", "a", "--head", "2").stderr
+    )
+    refused = run("evaluate", str(tmp_path))
+    assert refused.exit_code == 2
+    assert "expected the folder of a run or of a checkpoint" in refused.stderr
+    assert run("evaluate", str(trained), "--split", "dev").stderr.startswith(
+        "Error: split: expected one of train,"
+    )
+
+
+def test_an_encoder_of_another_size_is_refused(trained: Path, tmp_path: Path) -> None:
+    other = tmp_path / "run"
+    shutil.copytree(trained, other)
+    stored = json.loads((other / "config.json").read_text())
+    stored["model"]["encoder"] = str(make_encoder(tmp_path / "wide", width=32))
+    (other / "config.json").write_text(json.dumps(stored))
+    refused = run("evaluate", str(other))
+    assert refused.exit_code == 1
+    assert "is of another model: classifier.1.weight: expected [8, 32], got [8, 16]." in refused.stderr
+
+
+def test_random_encoders_follow_the_changed_configuration(tmp_path: Path, encoder: Path, data: Path) -> None:
+    changes = {"hidden_size": 8, "num_hidden_layers": 2, "intermediate_size": 8}
+    path = small(tmp_path / "a", encoder, data, model__pretrained=False, model__encoder_config=changes)
+    assert run("train", str(path), "--no-progress").exit_code == 0
+    model = load_run(tmp_path / "a" / "run").model
+    names = [n for n, _ in model.named_parameters() if n.startswith("encoder.encoder.layer.1.")]
+    assert names
+    assert next(model.parameters()).shape == (18, 8)
+
+
+@pytest.mark.parametrize("name", ["sick-neurogame", "snli-neurogame", "mnli-neurogame"])
+def test_shipped_configurations_are_the_published_model(name: str) -> None:
+    config = load_config(name)
+    plain = to_plain(config)
+    assert (plain["model"]["pooling"], plain["model"]["temperature"], plain["model"]["dropout"]) == (
+        "neurogame",
+        0.25,
+        0.15,
+    )
+    assert (plain["model"]["coalitions"], plain["model"]["eval_coalitions"], plain["task"]["window"]) == (
+        15,
+        25,
+        128,
+    )
+    if name != "sick-neurogame":
+        assert plain["training"]["learning_rate"] == 3e-5
+        assert plain["training"]["ema_decay"] == 0.999
+
+
+def test_task_and_model_must_fit() -> None:
+    with pytest.raises(ConfigError, match=r"model\.embed_dim: unknown key"):
+        make_config({"task": {"name": "sick"}, "model": {"embed_dim": 8}})
+
+
+def test_cuda_is_refused_where_there_is_none(tmp_path: Path, encoder: Path, data: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    refused = run("train", str(small(tmp_path / "a", encoder, data)), "device=cuda", "--no-progress")
+    assert refused.exit_code == 2
+    assert "device: expected a CUDA device, got none; use device=cpu or device=auto." in refused.stderr

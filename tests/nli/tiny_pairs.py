@@ -1,0 +1,160 @@
+"""An encoder, a tokenizer and sentence pairs so small that a whole training takes a second."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diabat.models import PairClassifier, PairModelOptions
+from diabat.models.encoder import load_encoder, width_of
+from diabat.tasks import PairFileOptions, PairTask, pair_task
+from diabat.tasks.hub import load_tokenizer
+from diabat.training import TrainOptions, TrainResult, load_model, train
+from diabat.training.checkpoint import find_checkpoints
+
+WORDS = [
+    "a",
+    "man",
+    "dog",
+    "cat",
+    "is",
+    "not",
+    "playing",
+    "sleeping",
+    "the",
+    "guitar",
+    "with",
+    "##s",
+    "nobody",
+]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+POSITIONS = 24
+
+OPTIONS = TrainOptions(
+    learning_rate=1e-2,
+    coupling_learning_rate=1e-2,
+    batch_size=8,
+    max_epochs=2,
+    checkpoint_every=2,
+    log_every=1,
+    seed=3,
+)
+
+
+def make_encoder(folder: Path, *, width: int = 16, heads: int = 2) -> Path:
+    """Write a BERT with random weights and its WordPiece tokenizer."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    vocabulary = {word: i for i, word in enumerate([*SPECIAL, *WORDS])}
+    inner = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    inner.normalizer = normalizers.BertNormalizer()
+    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    inner.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    PreTrainedTokenizerFast(tokenizer_object=inner, model_input_names=inputs, **names).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=width,
+        num_hidden_layers=1,
+        num_attention_heads=heads,
+        intermediate_size=2 * width,
+        max_position_embeddings=POSITIONS,
+        hidden_dropout_prob=0.1,
+        attention_probs_dropout_prob=0.0,
+    )
+    BertModel(config).save_pretrained(folder)
+    return folder
+
+
+def make_pairs(count: int, seed: int = 0) -> list[tuple[str, str, str]]:
+    """Pairs whose label one word of the hypothesis gives away."""
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        who, what = (
+            rng.choice(["man", "dog", "cat"]),
+            rng.choice(["playing", "sleeping", "playing the guitar"]),
+        )
+        label = rng.choice(["entailment", "neutral", "contradiction"])
+        hypothesis = {
+            "entailment": f"the {who} is {what}",
+            "contradiction": f"the {who} is not {what}",
+            "neutral": f"the {who} is {what} with a man",
+        }[label]
+        rows.append((f"a {who} is {what}", hypothesis, label))
+    return rows
+
+
+def write_csv(path: Path, rows: list[tuple[str, str, str]]) -> Path:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["premise", "hypothesis", "label"])
+        writer.writerows(rows)
+    return path
+
+
+def make_data(folder: Path) -> Path:
+    """Write 20 training, 12 validation and 9 test pairs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, (name, count) in enumerate({"train": 20, "validation": 12, "test": 9}.items()):
+        write_csv(folder / f"{name}.csv", make_pairs(count, seed))
+    return folder
+
+
+def tiny_task(encoder: Path, data: Path, **changes: Any) -> PairTask:
+    settings: dict[str, Any] = {"data": str(data), "test": "test.csv", "window": 20}
+    options = PairFileOptions(**(settings | changes))
+    return pair_task(options, load_tokenizer(str(encoder)))
+
+
+def tiny_model(
+    encoder: Path, task: PairTask, *, seed: int = 0, sampler: Any = "mean_field", **changes: Any
+) -> PairClassifier:
+    settings: dict[str, Any] = {"num_heads": 2, "ffn_dim": 8, "coalitions": 4, "eval_coalitions": 6}
+    options = PairModelOptions(encoder=str(encoder), **(settings | changes))
+    torch.manual_seed(seed)
+    inner = load_encoder(str(encoder))
+    return PairClassifier(options, inner, width_of(inner), task.num_classes, task.window, sampler)
+
+
+def tiny_train(
+    run_dir: Path, encoder: Path, task: PairTask, options: TrainOptions, *, resume: bool = False, **model: Any
+) -> TrainResult:
+    # A run resumed from a checkpoint must not depend on the weights that it is given.
+    seed = 99 if resume and find_checkpoints(run_dir, "step") else 0
+    classifier = tiny_model(encoder, task, seed=seed, **model)
+    return train(classifier, task, options, run_dir, resume=resume, progress=False)
+
+
+def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """Lines of metrics.jsonl without wall times, which differ between any two runs."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "wall_s"} for line in lines]
+
+
+def same_weights(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def assert_same_run(a: Path, b: Path) -> None:
+    assert metrics(a) == metrics(b)
+    assert same_weights(load_model(a, "latest"), load_model(b, "latest"))
+    assert same_weights(load_model(a, "best"), load_model(b, "best"))
+
+
+def furthest(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """Largest difference of two weights, except biases of keys: softmax ignores them, and rounding moves them."""
+    return max(float((a[name] - b[name]).abs().max()) for name in a if not name.endswith("key.bias"))
