@@ -3,8 +3,8 @@
 python -m benchmarks.neurogame_backends RUN [--pairs 500] [--tokens 20] [--json]
 
 RUN is the folder of a run with ``model.pooling=neurogame``.  Of its test set the first pairs of at most ``--tokens``
-tokens are taken.  Every backend gets the same token states and the same coalitions, hence the same Ising models; only the
-marginals differ.  Times include the pooling, the classifier and the explanation, not the encoder.
+tokens are taken.  Every backend gets the same token states and the same coalitions, hence the same Ising models; only
+the marginals differ.  Times include the pooling, the classifier and the explanation, not the encoder.
 """
 
 from __future__ import annotations
