@@ -89,9 +89,9 @@ def _print(result: Evaluation) -> None:
 
 def _print_classes(scores: Scores) -> None:
     names = [c.name for c in scores.classes]
-    columns = ("label", "precision", "recall", "F1", *(f"as {name}" for name in names))
-    rows = [
-        (c.name, f"{c.precision:.4f}", f"{c.recall:.4f}", f"{c.f1:.4f}", *(f"{n:,}" for n in row))
-        for c, row in zip(scores.classes, scores.confusion, strict=True)
-    ]
-    print_table("Classes, and how many pairs of each were taken for which", columns, rows, right=columns[1:])
+    columns = ("label", "precision", "recall", "F1")
+    rows = [(c.name, f"{c.precision:.4f}", f"{c.recall:.4f}", f"{c.f1:.4f}") for c in scores.classes]
+    print_table("Classes", columns, rows, right=columns[1:])
+    taken = tuple(f"as {name}" for name in names)
+    counts = [(name, *(f"{n:,}" for n in row)) for name, row in zip(names, scores.confusion, strict=True)]
+    print_table("How many pairs of each label were taken for which", ("label", *taken), counts, right=taken)
