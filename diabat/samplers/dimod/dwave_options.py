@@ -103,7 +103,7 @@ def qpu_options(value: QPU | Mapping[str, Any]) -> QPU:
     if isinstance(value, QPU):
         return value
     if not isinstance(value, Mapping):
-        raise TypeError(f"qpu: expected options of diabat.samplers.QPU, got {type(value).__name__}.")
+        raise TypeError(f"qpu: expected options of diabat.samplers.dimod.QPU, got {type(value).__name__}.")
     refuse_secrets("qpu", value)
     known = [field.name for field in dataclasses.fields(QPU)]
     for name in value:

@@ -77,7 +77,7 @@ class DimodSampler(Sampler):
         num_reads: Reads behind ``moments``.
         reads_per_call: Reads of one submission at most; None takes what the sampler states.
         together: Problems in one submission, as independent parts of one model.
-        qpu: How problems are put on a D-Wave chip; see :class:`diabat.samplers.dimod.dwave_options.QPU`.  None
+        qpu: How problems are put on a D-Wave chip; see :class:`diabat.samplers.dimod.QPU`.  None
             submits the model as it is, to a sampler or composite that takes any.
         cache_dir: Folder in which answers are kept; the same call with the same seed is then answered from it.
         max_reads: Reads that may be submitted in all, over the life of this object.
