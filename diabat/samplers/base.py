@@ -255,8 +255,24 @@ class Sampler(ABC):
         raise UnsupportedError(f"gradient: sampler '{self.name}' has no adjoint gradient.")
 
     def with_own_parameters(self) -> Sampler:
-        """Return a sampler whose ``parameters`` are copies; itself if it has none."""
+        """Return a sampler whose ``parameters`` and state are its own; itself if it has neither."""
         return self
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What this sampler carries from one call to the next, as copies; empty for most.
+
+        A training saves it with its checkpoints, and takes it away for the time of an evaluation.
+        """
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Put back what :meth:`state_dict` gave; an empty mapping makes the sampler forget.
+
+        Raises:
+            ValueError: If it is not that of such a sampler.
+        """
+        if state:
+            raise ValueError(f"state: expected none for sampler '{self.name}', got {', '.join(state)}.")
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         raise UnsupportedError(f"sampler '{self.name}' cannot draw samples.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -80,6 +82,23 @@ class RefineSampler(Sampler):
             log_partition=False,
             gradients=("straight_through", "covariance"),
         )
+
+    def with_own_parameters(self) -> RefineSampler:
+        """Return a copy with a base of its own, if the base carries something from call to call."""
+        base = self.base.with_own_parameters()
+        if base is self.base:
+            return self
+        own = copy(self)
+        own.base = base
+        return own
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """That of the base."""
+        return self.base.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Put back what :meth:`state_dict` gave."""
+        self.base.load_state_dict(state)
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         # Two streams, so that the sweeps do not repeat the numbers behind the reads they start from.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from diabat.tasks.base import IGNORED, Examples
+from diabat.training.memory import own_memory
 from diabat.training.objective import token_loss
 from diabat.training.options import Precision
 from diabat.training.precision import autocast
@@ -93,7 +94,7 @@ def _passes(
     model.eval()
     device = next(model.parameters()).device
     batches = _batches(split, batch_size)
-    with own_random_numbers(model, seed), autocast(precision, device):
+    with own_random_numbers(model, seed), own_memory(model), autocast(precision, device):
         for chosen in batches if processes is None else processes.own(batches):
             places = chosen.to(device)
             inputs, targets = split.batch(places)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from diabat.models.pairs import HEAD
 from diabat.models.transformer import is_coupling, is_schedule
 from diabat.tasks.base import Examples
+from diabat.training.memory import memory_tensors, restore_memory
 from diabat.training.options import TrainOptions
 from diabat.training.order import epoch_order
 
@@ -101,8 +102,8 @@ _HEAD = (*HEAD, "head.")
 
 
 def training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """State of the optimiser by parameter name, and of torch's random number generators."""
-    tensors = {"rng.cpu": torch.get_rng_state()}
+    """State of the optimiser by parameter name, of torch's random number generators, and of the samplers."""
+    tensors = {"rng.cpu": torch.get_rng_state(), **memory_tensors(model)}
     for device in cuda_devices(model):
         tensors[f"rng.{device}"] = torch.cuda.get_rng_state(device)
     for name, parameter in model.named_parameters():
@@ -116,6 +117,7 @@ def restore_training(
 ) -> None:
     """Put back what :func:`training_tensors` took."""
     torch.set_rng_state(tensors["rng.cpu"])
+    restore_memory(model, tensors)
     for device in cuda_devices(model):
         if f"rng.{device}" in tensors:  # absent if the run began on another device
             torch.cuda.set_rng_state(tensors[f"rng.{device}"], device)

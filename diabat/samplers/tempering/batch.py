@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,26 @@ class Kept:
         if not bool((spins.abs() == 1).all()):
             raise ValueError(f"{expected}, got other values among them.")
         return cls(spins.detach().cpu().clone(), None, None)
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], replicas: int) -> Kept:
+        """Take over copies of what :meth:`tensors` gave.
+
+        Raises:
+            ValueError: If the chains are of another number of replicas.
+        """
+        spins = cls.checked(tensors["chains"], replicas).spins
+        couplings = int(tensors["couplings"]) if "couplings" in tensors else None
+        return cls(spins, couplings, tensors["ladder"].numpy().copy() if "ladder" in tensors else None)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything as copies: ``chains``, and where they are known ``couplings`` and ``ladder``."""
+        found = {"chains": self.spins.clone()}
+        if self.couplings is not None:
+            found["couplings"] = torch.tensor(self.couplings)
+        if self.betas is not None:
+            found["ladder"] = torch.from_numpy(self.betas.copy())
+        return found
 
     def fits(self, ising: Ising, chains: int, replicas: int, couplings: int) -> bool:
         """Whether a call can go on from here."""

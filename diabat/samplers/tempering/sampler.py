@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from copy import copy
 from itertools import pairwise
 from typing import Any, get_args
 
@@ -147,6 +149,22 @@ class TemperingSampler(Sampler):
     def reset(self) -> None:
         """Drop the kept chains and their ladder: the next call starts at random."""
         self._kept = None
+
+    def with_own_parameters(self) -> TemperingSampler:
+        """Return a copy without chains if they persist: layers that share a sampler go on with their own."""
+        if not self.persistent:
+            return self
+        own = copy(self)
+        own.reset()
+        return own
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The kept chains, their ladder and the number of their couplings."""
+        return {} if self._kept is None else self._kept.tensors()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Put back what :meth:`state_dict` gave."""
+        self._kept = Kept.from_tensors(state, self.num_replicas) if state else None
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         chains = num_reads if self.thin is None else min(self.num_chains, num_reads)
