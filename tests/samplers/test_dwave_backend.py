@@ -198,7 +198,9 @@ def test_fields_of_a_fast_anneal_are_refused_without_tiles() -> None:
 
 def test_an_embedding_composite_is_a_dimod_sampler() -> None:
     """Standard anneal through Ocean's own embedding; chain breaks are those that it reports."""
-    sampler = DimodSampler(EmbeddingComposite(chip()), beta=10.0)
+    # An embedding of its own choice has chains of one qubit now and then, which do not break.
+    fixed = {"embedding_parameters": {"random_seed": 4}}
+    sampler = DimodSampler(EmbeddingComposite(chip()), beta=10.0, parameters=fixed)
     samples = sampler.sample(make_problem((2,), 6, seed=1), 50, seed=0)
     assert samples.spins.shape == (50, 2, 6)
     assert 0 < samples.info["chain_break_fraction"]["mean"] < 0.5
