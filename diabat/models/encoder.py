@@ -84,7 +84,7 @@ def width_of(encoder: nn.Module) -> int:
 
 def vocabulary_of(encoder: nn.Module) -> int:
     """Number of tokens that the encoder knows."""
-    embeddings: Any = encoder.get_input_embeddings()  # type: ignore[operator, unused-ignore]
+    embeddings: Any = encoder.get_input_embeddings()  # type: ignore[operator, unused-ignore]  # of transformers, an extra
     return int(embeddings.num_embeddings)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_checks import assert_same_run, metrics
 
 from diabat.models import POOLINGS
 from diabat.tasks import PairTask
@@ -20,7 +21,7 @@ from diabat.training.checkpoint import find_checkpoints
 from diabat.training.evaluate import predict
 from diabat.training.trainer import Trainer
 
-from .tiny_pairs import OPTIONS, assert_same_run, furthest, metrics, tiny_model, tiny_train
+from .tiny_pairs import OPTIONS, furthest, tiny_model, tiny_train
 
 RECIPE = replace(
     OPTIONS, accumulation=2, warmup=0.2, decay_epochs=(1,), label_smoothing=0.1, mixup=0.2, ema_decay=0.9

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_checks import metrics
 from torch import nn
 from torch.testing import assert_close
 
@@ -23,7 +24,7 @@ from diabat.training.order import bucketed_order
 from diabat.training.schedule import Rates, rate_factor
 from diabat.training.state import make_optimizer
 
-from .tiny_pairs import OPTIONS, furthest, metrics, tiny_model, tiny_train
+from .tiny_pairs import OPTIONS, furthest, tiny_model, tiny_train
 
 
 def test_the_published_recipe() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from diabat.models import PairClassifier, PairModelOptions
 from diabat.models.encoder import load_encoder, width_of
 from diabat.tasks import PairFileOptions, PairTask, pair_task
 from diabat.tasks.hub import load_tokenizer
-from diabat.training import TrainOptions, TrainResult, load_model, train
+from diabat.training import TrainOptions, TrainResult, train
 from diabat.training.checkpoint import find_checkpoints
 
 WORDS = [
@@ -137,22 +136,6 @@ def tiny_train(
     seed = 99 if resume and find_checkpoints(run_dir, "step") else 0
     classifier = tiny_model(encoder, task, seed=seed, **model)
     return train(classifier, task, options, run_dir, resume=resume, progress=False)
-
-
-def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Lines of metrics.jsonl without wall times, which differ between any two runs."""
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "wall_s"} for line in lines]
-
-
-def same_weights(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
-
-
-def assert_same_run(a: Path, b: Path) -> None:
-    assert metrics(a) == metrics(b)
-    assert same_weights(load_model(a, "latest"), load_model(b, "latest"))
-    assert same_weights(load_model(a, "best"), load_model(b, "best"))
 
 
 def furthest(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_runs import assert_same_run, metrics, tiny_train
+from run_checks import assert_same_run, metrics
+from tiny_runs import tiny_train
 
 from diabat.training import CheckpointError, OutputError, load_model
 from diabat.training.checkpoint import find_checkpoints, read_checkpoint, save_checkpoint

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from tiny_runs import assert_same_run, metrics, tiny_task, tiny_train
+from run_checks import assert_same_run, metrics
+from tiny_runs import tiny_task, tiny_train
 
 from diabat.models import Transformer, TransformerOptions
 from diabat.samplers import sampler

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import assert_same_run, metrics, tiny_model, tiny_task, tiny_train
+from run_checks import assert_same_run, metrics
+from tiny_runs import tiny_model, tiny_task, tiny_train
 
 from diabat.training import CheckpointError, OutputError, load_model
 from diabat.training.checkpoint import find_checkpoints

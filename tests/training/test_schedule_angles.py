@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_runs import OPTIONS, assert_same_run, metrics, tiny_task, tiny_train
+from run_checks import assert_same_run, metrics
+from tiny_runs import OPTIONS, tiny_task, tiny_train
 
 from diabat.circuits import TrotterPlan
 from diabat.models import Transformer, TransformerOptions

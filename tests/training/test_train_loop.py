@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import OPTIONS, assert_same_run, metrics, same_weights, tiny_model, tiny_task, tiny_train
+from run_checks import assert_same_run, metrics, same_weights
+from tiny_runs import OPTIONS, tiny_model, tiny_task, tiny_train
 
 from diabat.tasks import Split
 from diabat.training import (

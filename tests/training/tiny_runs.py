@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from diabat.models import Transformer, TransformerOptions
 from diabat.tasks import BracketOptions, Task, brackets
-from diabat.training import TrainOptions, TrainResult, load_model, train
+from diabat.training import TrainOptions, TrainResult, train
 from diabat.training.checkpoint import find_checkpoints
 
 OPTIONS = TrainOptions(
@@ -51,19 +49,3 @@ def tiny_train(
     has_checkpoint = bool(find_checkpoints(run_dir, "step"))
     model = model or tiny_model(task, seed=99 if resume and has_checkpoint else 0)
     return train(model, task, replace(OPTIONS, **changes), run_dir, resume=resume, progress=progress)
-
-
-def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Lines of metrics.jsonl without wall times, which differ between any two runs."""
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "wall_s"} for line in lines]
-
-
-def same_weights(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
-
-
-def assert_same_run(a: Path, b: Path) -> None:
-    assert metrics(a) == metrics(b)
-    assert same_weights(load_model(a, "latest"), load_model(b, "latest"))
-    assert same_weights(load_model(a, "best"), load_model(b, "best"))
