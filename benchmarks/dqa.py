@@ -37,9 +37,9 @@ import torch
 from diabat.circuits import Batch, NativeEngine, schedule, trotter_plan
 plan = trotter_plan(schedule("Advantage2_system1"), 5.0)
 batch = Batch(np.full((64, 8), 0.01), np.zeros((8, 8)))
-start = time.perf_counter()
+start, cpu = time.perf_counter(), time.process_time()
 NativeEngine("single").moments(plan, [batch])
-print(time.perf_counter() - start)
+print(time.perf_counter() - start, time.process_time() - cpu)
 """
 
 
@@ -148,13 +148,17 @@ def adjoint() -> list[dict[str, Any]]:
 
 
 def first_call() -> list[dict[str, Any]]:
-    """Seconds of the first call of a process, numba's import included, when the compiled code is on disk."""
-    subprocess.run([sys.executable, "-c", _FIRST_CALL], check=True, capture_output=True)
-    times = [
-        float(subprocess.run([sys.executable, "-c", _FIRST_CALL], check=True, capture_output=True).stdout)
-        for _ in range(5)
+    """The first call of a process, numba's import included, when the compiled code is on disk."""
+    command = [sys.executable, "-c", _FIRST_CALL]
+    runs = [subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(6)]
+    elapsed, cpu = np.array([run.split() for run in runs[1:]], dtype=float).T
+    return [
+        {
+            "first call of a process, median of 5 [s]": float(np.median(elapsed)),
+            "fastest": float(elapsed.min()),
+            "CPU, median": float(np.median(cpu)),
+        }
     ]
-    return [{"first call of a process, median of 5 [s]": sorted(times)[2], "fastest": min(times)}]
 
 
 def main() -> None:

@@ -58,7 +58,9 @@ KERNELS = [
 COMPILED = [
     "circuits/native_adjoint.py",
     "circuits/native_kernel.py",
+    "circuits/native_passes.py",
     "circuits/native_steps.py",
+    "circuits/native_undo.py",
     "circuits/simd.py",
     "samplers/banded/kernel.py",
     "samplers/banded/steps.py",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -29,7 +31,7 @@ _VECTOR_BYTES = 64
 
 Tables = Literal["states", "pairs", "gradient"]
 # Tables of 2^n rows that a run needs besides the phase tables.
-_STATE_TABLES: dict[Tables, int] = {"states": 2, "pairs": 4, "gradient": 8}
+_STATE_TABLES: dict[Tables, int] = {"states": 2, "pairs": 4, "gradient": 7}
 
 # Probabilities formed in one go (numbers).
 _MAX_TABLE = 1 << 22
@@ -72,6 +74,7 @@ class NativeEngine(Engine):
 
     def probabilities(self, plan: TrotterPlan, fields: ArrayLike, couplings: ArrayLike) -> FloatArray:
         """Probabilities of all spin states, as `Engine.probabilities`."""
+        _load_numba()
         from diabat.circuits.native_kernel import run_tables
 
         whole = Batch(np.asarray(fields), np.asarray(couplings))
@@ -91,6 +94,7 @@ class NativeEngine(Engine):
         self, plan: TrotterPlan, batches: Sequence[Batch], *, correlations: bool = False
     ) -> list[BatchMoments]:
         """Marginals and pair correlations, as `Engine.moments`; no table of states leaves a block."""
+        _load_numba()
         from diabat.circuits.native_kernel import run_moments
 
         pairs_of = [n * (n - 1) // 2 if correlations else 0 for n in (max(2, b.num_spins) for b in batches)]
@@ -115,6 +119,7 @@ class NativeEngine(Engine):
         self, plan: TrotterPlan, batches: Sequence[Batch], num_reads: int, random: np.random.Generator
     ) -> list[NDArray[np.int8]]:
         """Independent measurements, as `Engine.sample`."""
+        _load_numba()
         from diabat.circuits.native_kernel import run_reads
 
         lanes = self._lanes(batches, [num_reads] * len(batches))
@@ -146,6 +151,7 @@ class NativeEngine(Engine):
         angles: bool = True,
     ) -> PlanGradient:
         """Exact derivative by the adjoint method, as `Engine.gradient`; without ``angles`` their part is left zero."""
+        _load_numba()
         from diabat.circuits.native_adjoint import run_gradient
 
         pairs_of = [n * (n - 1) // 2 for n in (max(2, b.num_spins) for b in batches)]
@@ -179,7 +185,8 @@ class NativeEngine(Engine):
         self, kernel: Callable[..., None], plan: TrotterPlan, lanes: Lanes, tables: Tables, *out: Any
     ) -> None:
         """Run all jobs; arrays of ``out`` whose rows follow the jobs' own numbering are shared by the threads."""
-        from diabat.circuits.native_kernel import scratch_rows, small_rows
+        from diabat.circuits.native_kernel import scratch_rows
+        from diabat.circuits.native_steps import small_rows
 
         if not len(lanes.jobs):
             return
@@ -206,6 +213,24 @@ class NativeEngine(Engine):
             return
         with ThreadPoolExecutor(len(parts)) as pool:
             list(pool.map(work, parts))
+
+
+@cache
+def _load_numba() -> None:
+    """Import numba and let it set itself up, with Python's garbage collector paused.
+
+    Numba makes so many objects at its first call that the collector walks through all of torch several times,
+    which would take a quarter of the time.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        from diabat.circuits.native_steps import small_rows
+
+        small_rows(2, 8)
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _split(jobs: NDArray[np.int64], threads: int) -> list[slice]:

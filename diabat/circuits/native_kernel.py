@@ -10,16 +10,21 @@ from __future__ import annotations
 from typing import Any
 
 from diabat.circuits.lanes import COUPLING_ROW, FIELD_ROW, OUT_ROW, OUT_ROWS, OWN, SPINS
+from diabat.circuits.native_passes import forward_step, mixer_of
 from diabat.circuits.native_steps import (
-    field_phases,
-    forward_step,
+    Tables,
     jit,
-    own_phases,
-    shared_phases,
+    make_phases,
+    phase_rows,
+    phase_tables,
     shared_turns,
-    turn_rows,
+    turn_array,
 )
-from diabat.circuits.simd import add, constant, fma, load, mul, store, sub
+from diabat.circuits.simd import add, address, constant, entry, fma, load, mul, store, sub
+
+# Rows between tables of 2^n rows: at a distance of a power of two, a load from one would wait for a store to the
+# other, whose address agrees in the lowest bits, and the rows of both would compete for the same lines of the cache.
+GAP = 8
 
 
 @jit
@@ -35,11 +40,10 @@ def coupling_sums(sums: Any, pairs: Any, own: bool, n: int) -> None:
     zero = constant(load(sums, 0), 0.0)
     for j in range(n):
         store(sums, j, zero)
-    flat = pairs.reshape(-1)
     p = 0
     for m in range(1, n):
         for j in range(m):
-            v = load(pairs, p) if own else constant(zero, flat[p])
+            v = load(pairs, p) if own else entry(pairs, p)
             store(sums, m, add(load(sums, m), v))
             store(sums, j, add(load(sums, j), v))
             p += 1
@@ -47,68 +51,34 @@ def coupling_sums(sums: Any, pairs: Any, own: bool, n: int) -> None:
 
 @jit
 def evolve(
-    re: Any,
-    im: Any,
-    table: Any,
-    factor: Any,
-    small: Any,
-    fields: Any,
-    pairs: Any,
-    own: bool,
-    plan: Any,
-    n: int,
+    re: Any, im: Any, tables: Tables, turns: Any, fields: Any, pairs: Any, own: bool, plan: Any, n: int
 ) -> None:
     """All steps on |+>^n.
 
     Args:
-        re: Real part of the state, [2^n, lanes], overwritten.
+        re: Real part of the state, `Rows`, overwritten.
         im: Imaginary part.
-        table: Scratch for the phase table, [2, rows, lanes].
-        factor: Scratch of the same shape.
-        small: Scratch, see `small_rows`; the first 3n + `turn_rows` are kept for a walk back.
+        tables: Phase tables, of which ``sums`` and ``turns`` are kept for a walk back.
+        turns: The array of ``turns`` of the tables.
         fields: h, [n, lanes].
-        pairs: Couplings, as in `shared_phases` or `own_phases`.
+        pairs: Couplings J_jm at m(m-1)/2 + j, packed or one row each.
         own: Whether each lane has its own couplings.
-        plan: b, c, tan(a/2) and cos(a/2) of every step, [4, steps]; |tan| <= 1.
+        plan: b, c, tan(a/2), sin(a)/2, tan(a/4) and sin(a/2) of every step, [6, steps]; |tan| <= 1.
         n: Number of spins, at least 2.
     """
-    sums, zr, zi, turns, phase = small_parts(small, n)
     if not own:
         shared_turns(turns, pairs, n)
-    coupling_sums(sums, pairs, own, n)
-    amplitude = constant(load(sums, 0), 0.5 ** (0.5 * n))
+    coupling_sums(tables.sums, pairs, own, n)
+    amplitude = constant(load(tables.sums, 0), 0.5 ** (0.5 * n))
     zero = constant(amplitude, 0.0)
     for x in range(1 << n):
         store(re, x, amplitude)
         store(im, x, zero)
+    h, J, lanes = address(fields), address(pairs), fields.shape[1]
+    plus = fields.dtype.type(1)
     for k in range(plan.shape[1]):
-        make_phases(table, factor, zr, zi, turns, phase, fields, sums, pairs, own, plan, k, n)
-        forward_step(re, im, table, own, zr, zi, plan[2, k], n)
-
-
-@jit
-def make_phases(
-    table: Any,
-    factor: Any,
-    zr: Any,
-    zi: Any,
-    turns: Any,
-    phase: Any,
-    fields: Any,
-    sums: Any,
-    pairs: Any,
-    own: bool,
-    plan: Any,
-    k: int,
-    n: int,
-) -> None:
-    """Phase table and field phases of step k."""
-    b, c, scale = plan[0, k], plan[1, k], plan[3, k] ** n
-    field_phases(zr, zi, fields, sums, b, c, n)
-    if own:
-        own_phases(table, factor, pairs, c + c, scale, n)
-    else:
-        shared_phases(table, factor, turns, phase, c + c, scale, n)
+        make_phases(tables, h, J, own, plan[0, k], plan[1, k], n, lanes)
+        forward_step(re, im, tables, own, mixer_of(plan, k, plus), n)
 
 
 @jit
@@ -168,10 +138,18 @@ def job_weights(job: Any, plan: Any, fields: Any, couplings: Any, work: Any, sma
     """|ψ|² of every state of one job, the buffer of as many rows that is free again, and n."""
     n, own = job[SPINS], job[OWN] != 0
     h, J = job_inputs(job, fields, couplings)
-    re, im, table, factor = _scratch(work, n, own)
-    evolve(re, im, table, factor, small, h, J, own, plan, n)
+    re, im = table(work, 0, n), table(work, 1, n)
+    tables = phase_tables(work[2 * ((1 << n) + GAP) :], small, n, own)
+    evolve(address(re), address(im), tables, turn_array(small, n), h, J, own, plan, n)
     weigh(re, im, n)
     return re, im, n
+
+
+@jit
+def table(work: Any, k: int, n: int) -> Any:
+    """Table number k of 2^n rows in scratch."""
+    first = k * ((1 << n) + GAP)
+    return work[first : first + (1 << n)]
 
 
 @jit
@@ -198,7 +176,7 @@ def run_moments(
         fields: h of all jobs, [rows, lanes].
         couplings: J of all jobs, [rows, lanes].
         work: Scratch [rows, lanes], see `scratch_rows`.
-        small: Scratch of `evolve`.
+        small: Scratch [rows, lanes], see `small_rows`.
         ups: Filled with Σ w [s_j = +1], rows as ``fields``.
         totals: Filled with Σ w, [jobs, lanes].
         pairs: Filled with Σ w s_i s_j; no rows if not wanted.
@@ -207,7 +185,7 @@ def run_moments(
         weights, free, n = job_weights(jobs[i], plan, fields, couplings, work, small)
         if pairs.shape[0]:
             row = jobs[i, OUT_ROW]
-            copy = work[3 << n : 4 << n]
+            copy = table(work, 2, n)
             copy[:] = weights
             fold_pairs(copy, free, pairs[row : row + jobs[i, OUT_ROWS]], n)
         row = jobs[i, FIELD_ROW]
@@ -300,37 +278,10 @@ def _descend(leaves: Any, nodes: Any, uniforms: Any, states: Any, flip: bool, n:
 def job_inputs(job: Any, fields: Any, couplings: Any) -> Any:
     """Fields and couplings of a job."""
     n, row, first = job[SPINS], job[FIELD_ROW], job[COUPLING_ROW]
-    rows = pair_rows(n, job[OWN], fields.shape[1])
-    return fields[row : row + n], couplings[first : first + rows]
+    count = pair_rows(n, job[OWN], fields.shape[1])
+    return fields[row : row + n], couplings[first : first + count]
 
 
 def scratch_rows(n: int, own: bool, lanes: int, tables: int) -> int:
     """Rows of scratch for jobs of up to n spins: tables over states, phase table and its factor."""
-    return tables * 2**n + 4 * (2**n if own else max(1, 2**n // lanes))
-
-
-def small_rows(n: int, lanes: int) -> int:
-    """Rows of scratch for vectors over spins and pairs, and one to add lanes in."""
-    return 3 * n + 3 * turn_rows(n, lanes) + 1
-
-
-@jit
-def small_parts(small: Any, n: int) -> Any:
-    """Coupling sums, field phases (real, imaginary), turns of the phase table and their phases."""
-    lanes = small.shape[1]
-    rows = turn_rows(n, lanes)
-    end = 3 * n + rows
-    phase = small[end : end + 2 * rows].reshape(2, rows, lanes)
-    return small[:n], small[n : 2 * n], small[2 * n : 3 * n], small[3 * n : end], phase
-
-
-@jit
-def _scratch(work: Any, n: int, own: bool) -> Any:
-    """State, phase table and factor of a job, out of one buffer."""
-    lanes = work.shape[1]
-    size = 1 << n
-    rows = size if own else max(1, size // lanes)
-    base = 2 * size
-    table = work[base : base + 2 * rows].reshape(2, rows, lanes)
-    factor = work[base + 2 * rows : base + 4 * rows].reshape(2, rows, lanes)
-    return work[:size], work[size:base], table, factor
+    return tables * (2**n + GAP) + 4 * phase_rows(n, own, lanes)

@@ -17,10 +17,10 @@ class NativePlan:
 
     exp(i π/2 X) = iX flips a spin, so that a mixer of angle a = a' + mπ is one of angle a' and m flips of all
     spins.  A flip of all spins commutes with the couplings and the mixers and turns the sign of the fields.
-    With tan(a'/2) at most 1 in magnitude, leaving out cos(a'/2) until the next phase table loses no range.
+    With tan(a'/2) at most 1 in magnitude, a rotation in shears of tan(a'/2) and sin(a') loses no digits.
 
     Attributes:
-        table: b with the sign of the flips so far, c, tan(a'/2), cos(a'/2), [4, steps].
+        table: b with the sign of the flips so far, c, tan(a'/2), sin(a')/2, tan(a'/4), sin(a'/2), [6, steps].
         signs: The sign in b, float64 [steps].
         flip: Whether the spins of the final state are flipped.
     """
@@ -36,5 +36,6 @@ def native_plan(plan: TrotterPlan, dtype: type[np.floating]) -> NativePlan:
     angles = plan.mixer_angles - turns * np.pi
     flips = np.concatenate([[0], np.cumsum(turns.astype(np.int64) % 2)]) % 2
     signs = 1.0 - 2.0 * flips[:-1]
-    rows = (signs * plan.field_angles, plan.coupling_angles, np.tan(angles / 2), np.cos(angles / 2))
+    mixers = np.tan(angles / 2), np.sin(angles) / 2, np.tan(angles / 4), np.sin(angles / 2)
+    rows = (signs * plan.field_angles, plan.coupling_angles, *mixers)
     return NativePlan(np.ascontiguousarray(np.stack(rows), dtype=dtype), signs, bool(flips[-1]))

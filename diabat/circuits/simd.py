@@ -51,12 +51,36 @@ class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]  # numba has no
         super().__init__(manager, frontend, ir.VectorType(element, count))
 
 
-def _row(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+class Rows(types.Type):
+    """Numba type of the address of an array [rows, lanes].
+
+    Numba counts references to every array that one compiled function passes to another, which costs as much as a
+    pass over a small state; an address is passed for nothing.  The caller keeps the array alive.
+    """
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = dtype
+        super().__init__(name=f"Rows({dtype})")
+
+
+@register_model(Rows)
+class _RowsModel(models.PrimitiveModel):  # type: ignore[misc]  # numba has no stubs
+    def __init__(self, manager: Any, frontend: Rows) -> None:
+        element = ir.FloatType() if frontend.dtype == types.float32 else ir.DoubleType()
+        super().__init__(manager, frontend, element.as_pointer())
+
+
+def _data(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    """Pointer to the first number of an array or of `Rows`."""
+    return value if isinstance(kind, Rows) else context.make_array(kind)(context, builder, value).data
+
+
+def _row(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
     """Pointer to row ``index`` of a C-contiguous array [rows, lanes], as a pointer to a vector."""
-    data = context.make_array(array_type)(context, builder, array).data
-    vector = context.get_value_type(FLOAT32 if array_type.dtype == types.float32 else FLOAT64)
+    vector = context.get_value_type(_vector_of(kind.dtype))
     offset = builder.mul(index, ir.Constant(index.type, vector.count))
-    return builder.bitcast(builder.gep(data, [offset]), vector.as_pointer()), vector
+    data = builder.gep(_data(context, builder, kind, array), [offset])
+    return builder.bitcast(data, vector.as_pointer()), vector
 
 
 def _broadcast(builder: Any, vector: Any, value: Any) -> Any:
@@ -71,8 +95,30 @@ def _vector_of(dtype: Any) -> Vector:
 
 
 @intrinsic
+def address(typing_context: Any, array: Any) -> Any:
+    """Address of a C-contiguous array whose last axis are the lanes."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _data(context, builder, signature.args[0], arguments[0])
+
+    return Rows(array.dtype)(array), generate
+
+
+@intrinsic
+def skip(typing_context: Any, array: Any, count: Any) -> Any:
+    """`Rows` from row ``count`` on."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        lanes = ir.Constant(arguments[1].type, BYTES * 8 // signature.return_type.dtype.bitwidth)
+        data = _data(context, builder, signature.args[0], arguments[0])
+        return builder.gep(data, [builder.mul(arguments[1], lanes)])
+
+    return Rows(array.dtype)(array, types.intp), generate
+
+
+@intrinsic
 def load(typing_context: Any, array: Any, row: Any) -> Any:
-    """Row of an array [rows, lanes] as a vector."""
+    """Row of an array [rows, lanes] or of `Rows` as a vector."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer, vector = _row(context, builder, signature.args[0], *arguments)
@@ -94,6 +140,18 @@ def store(typing_context: Any, array: Any, row: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, types.intp, value), generate
+
+
+@intrinsic
+def entry(typing_context: Any, array: Any, index: Any) -> Any:
+    """Number ``index`` of an array [rows, lanes], counted over lanes and rows, in every lane."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vector = context.get_value_type(signature.return_type)
+        data = _data(context, builder, signature.args[0], arguments[0])
+        return _broadcast(builder, vector, builder.load(builder.gep(data, [arguments[1]])))
+
+    return _vector_of(array.dtype)(array, types.intp), generate
 
 
 @intrinsic

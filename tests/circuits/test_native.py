@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from diabat.circuits import (
     TrotterPlan,
     draw_spins,
     memory,
+    native,
     reference_probabilities,
     spin_table,
 )
@@ -278,7 +280,7 @@ def test_what_does_not_fit_into_memory_is_refused_with_amounts(monkeypatch: pyte
         NativeEngine(threads=2).moments(plan, [batch])
     with pytest.raises(ValueError, match=rf"23 spins on 1 thread need 2\.25 GiB of memory, {got}"):
         NativeEngine().moments(plan, [batch], correlations=True)
-    with pytest.raises(ValueError, match=rf"23 spins on 1 thread need 4\.25 GiB of memory, {got}"):
+    with pytest.raises(ValueError, match=rf"23 spins on 1 thread need 3\.75 GiB of memory, {got}"):
         NativeEngine().gradient(plan, [batch], [batch.fields])
     # The table of states itself counts as well: 2^23 numbers of one block of lanes.
     with pytest.raises(ValueError, match=rf"23 spins on 1 thread need 1\.75 GiB of memory, {got}"):
@@ -384,6 +386,78 @@ print(sum(run_moments.stats.cache_hits.values()), sum(run_moments.stats.cache_mi
     NativeEngine().moments(random_plan(2, seed=1), [Batch(*random_problem(3, 1, seed=1))])  # compiled by now
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["1", "0"]
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_the_collector_rests_while_numba_loads_and_is_left_as_it_was(
+    collecting: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from diabat.circuits import native_steps
+
+    seen: list[bool] = []
+
+    def small_rows(n: int, lanes: int) -> None:
+        seen.append(gc.isenabled())
+        raise RuntimeError("broken installation")
+
+    monkeypatch.setattr(native_steps, "small_rows", small_rows)
+    before = gc.isenabled()
+    try:
+        (gc.enable if collecting else gc.disable)()
+        with pytest.raises(RuntimeError, match="broken installation"):
+            native._load_numba.__wrapped__()
+        assert gc.isenabled() == collecting
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert seen == [False]
+
+
+def test_every_call_pauses_the_collector_for_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(native, "_load_numba", lambda: calls.append(1))
+    plan, batch, engine = random_plan(2, seed=1), Batch(*random_problem(3, 2, seed=1)), NativeEngine()
+    engine.moments(plan, [batch])
+    engine.sample(plan, [batch], 1, np.random.default_rng(1))
+    engine.gradient(plan, [batch], [batch.fields])
+    engine.probabilities(plan, batch.fields, batch.couplings)
+    assert len(calls) == 4
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("own", [False, True])
+def test_kernels_stay_within_their_scratch(
+    own: bool, precision: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guard rows before and behind either buffer of scratch are left as they were, all sizes of groups."""
+    from diabat.circuits import native_adjoint, native_kernel
+
+    runs = 0
+
+    def guarded(kernel: Any) -> Any:
+        def run(*arguments: Any) -> None:
+            nonlocal runs
+            work, small = arguments[6:8]
+            rows, more = len(work), len(small)
+            room = native._aligned(rows + more + 96, work.shape[1], work.dtype.type)
+            room[:] = 7
+            guards = room[:32], room[32 + rows : 64 + rows], room[64 + rows + more :]
+            kernel(*arguments[:6], room[32 : 32 + rows], room[64 + rows : 64 + rows + more], *arguments[8:])
+            assert all((guard == 7).all() for guard in guards)
+            runs += 1
+
+        return run
+
+    for module, name in (
+        (native_kernel, "run_moments"),
+        (native_kernel, "run_tables"),
+        (native_kernel, "run_reads"),
+        (native_adjoint, "run_gradient"),
+    ):
+        monkeypatch.setattr(module, name, guarded(getattr(module, name)))
+    sizes = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12)
+    for n in sizes:
+        all_kernels(NativeEngine(precision), n, own, 0)
+    assert runs == 6 * len(sizes)
 
 
 def test_states_are_in_order() -> None:

@@ -192,6 +192,16 @@ def test_gradient_equals_that_of_the_torch_engine(plan: TrotterPlan) -> None:
                 assert 1e-10 < error < 1e-4
 
 
+@pytest.mark.parametrize("n", [3, 4, 9, 10, 11, 12, 13])
+def test_gradient_with_groups_of_every_size_within_and_above_a_chunk(n: int) -> None:
+    plan, batch = turning(3, n % 2, seed=n), make_batch(n, 2, KINDS[n // 2 % 2], seed=n)
+    v, w = cotangents(batch, n % 3 == 0)
+    want = flat(gradient_of(TorchEngine(), plan, batch, v, w))
+    assert np.abs(flat(gradient_of(NativeEngine(), plan, batch, v, w)) - want).max() < 1e-10
+    single = flat(gradient_of(NativeEngine("single"), plan, batch, v, w))
+    assert np.abs(single - want).max() < 1e-5 * np.abs(want).max()
+
+
 @pytest.mark.parametrize("precision", ["double", "single"])
 def test_batches_of_several_sizes_add_up(precision: Any) -> None:
     """Fields and couplings of each batch as alone, bit for bit; angles are sums over the batches."""
@@ -254,4 +264,4 @@ def test_memory_does_not_grow_with_the_steps(monkeypatch: pytest.MonkeyPatch) ->
     batch = make_batch(6, 3, "shared", seed=1)
     for steps in (3, 300):
         NativeEngine().gradient(random_plan(steps, seed=1), [batch], [batch.fields], angles=False)
-    assert asked[0] == asked[1] > 8 * 2**6 * 64
+    assert asked[0] == asked[1] > 7 * 2**6 * 64
