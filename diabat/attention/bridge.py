@@ -32,8 +32,9 @@ def spin_probabilities(
         fields: h, [*batch, n], float32 or float64.
         couplings: J, [*lead, n, n], symmetric with zero diagonal, or None.
         sampler: A sampler or the name of one.
-        gradient: ``exact`` (the sampler's own derivative by autograd), ``straight_through``, ``covariance``,
-            ``adjoint`` (the exact derivative of a simulated anneal), or ``auto`` (the sampler's first choice).
+        gradient: ``exact`` (the sampler's own derivative by autograd), ``straight_through``, ``linear_response``,
+            ``covariance``, ``adjoint`` (the exact derivative of a simulated anneal), or ``auto`` (the sampler's
+            first choice).
         visible: bool, broadcastable to [*batch, n].
         three_body: K, [*lead, n, n, n], or None.
         num_reads: Reads for sampling backends; None takes the sampler's own setting.
@@ -118,11 +119,12 @@ class _Bridge(torch.autograd.Function):
             p = moments.probability
             if estimator == "adjoint":
                 ctx.save_for_backward(mask, fields, couplings)
-            elif sampler.capabilities.law == "boltzmann":
-                ctx.save_for_backward(mask, p)
             else:
-                response_at = estimators.mean_field_probability(fields, couplings, three_body, p, mask)
-                ctx.save_for_backward(mask, p, response_at)
+                response_at = None
+                if sampler.capabilities.law != "boltzmann":
+                    response_at = estimators.mean_field_probability(fields, couplings, three_body, p, mask)
+                heard = (couplings, three_body) if estimator == "linear_response" else ()
+                ctx.save_for_backward(mask, p, response_at, *heard)
         ctx.estimator, ctx.sampler, ctx.seed = estimator, sampler, seed
         return moments.smoothed_probability.clone()
 
@@ -139,11 +141,13 @@ class _Bridge(torch.autograd.Function):
         wanted = {"couplings": ctx.needs_input_grad[1], "three_body": ctx.needs_input_grad[2]}
         if ctx.estimator == "covariance":
             gradient = estimators.covariance(v, state[0], mask, weights=state[1], **wanted)
+        elif ctx.estimator == "linear_response":
+            p, at, J, K = state
+            effective = estimators.effective_couplings(J, K, p, mask)
+            gradient = estimators.linear_response(v, p, mask, effective, response_at=at, **wanted)
         else:
-            p, *response_at = state
-            gradient = estimators.straight_through(
-                v, p, mask, response_at=next(iter(response_at), None), **wanted
-            )
+            p, at = state
+            gradient = estimators.straight_through(v, p, mask, response_at=at, **wanted)
         dJ, dK = gradient.couplings, gradient.three_body
         return (
             gradient.fields,

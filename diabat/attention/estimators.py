@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from diabat.attention.susceptibility import consistent_correlations, multiplier_gradient
+
 
 class ProblemGradient(NamedTuple):
     """Gradient of the loss with respect to one batch of problems; None where not asked."""
@@ -60,6 +62,90 @@ def straight_through(
     if three_body:
         dK = _symmetric_triples(response, m)
     return ProblemGradient(response, dJ, dK)
+
+
+def linear_response(
+    cotangent: Tensor,
+    probability: Tensor,
+    visible: Tensor,
+    effective: Tensor | None,
+    *,
+    couplings: bool,
+    three_body: bool,
+    response_at: Tensor | None = None,
+) -> ProblemGradient:
+    r"""Mean-field response with its feedback through J (DESIGN §6): no reads, no variance of its own.
+
+    The derivative of the fixed point of mean field with Onsager's reaction term,
+
+        m = tanh(h + J m - V m),    dm = χ (dh + dJ m - dV m),    χ = (D⁻¹ + V - J)⁻¹,    D = 1 - t²
+
+    at the sampled m and with t as in :func:`straight_through`.  The diagonal V(J, D) is the one that makes the
+    diagonal of χ equal to the variances D (:mod:`diabat.attention.susceptibility`), so that χ is a covariance
+    matrix, |χ_jk| <= sqrt(D_j D_k), for couplings of any strength; V = 0 would be the plain (D⁻¹ - J)⁻¹,
+    which is singular at a coupling strength of order one.  D is held fixed in dV.  A three-body term enters through
+    the effective coupling J_jk + Σ_l K_jkl m_l and adds Σ_{k<l} dK_jkl m_k m_l to dh_j.
+
+    Given the magnetizations of a Boltzmann law, ∂L/∂h and ∂L/∂J miss the exact gradient by J² instead of
+    straight-through's J.  ∂L/∂K, and ∂L/∂J in what depends on K, are of zeroth order.
+
+    Args:
+        cotangent: v, [*batch, n].
+        probability: P(s_j = +1) as sampled, [*batch, n].
+        visible: bool [*batch, n].
+        effective: J_jk + Σ_l K_jkl m_l as from :func:`effective_couplings`, symmetric, [*lead, n, n], or None.
+        couplings: Also return ∂L/∂J.
+        three_body: Also return ∂L/∂K.
+        response_at: (1 + t)/2, [*batch, n]; None for t = m.
+    """
+    if effective is None:
+        return straight_through(
+            cotangent,
+            probability,
+            visible,
+            couplings=couplings,
+            three_body=three_body,
+            response_at=response_at,
+        )
+    at, dtype = (probability if response_at is None else response_at).double(), cotangent.dtype
+    # D = 1 - t² = 4 P (1 - P); rounding can push P above 1.
+    scale = torch.where(visible, 4 * at * (1 - at), 0).clamp(min=0).sqrt()
+    correlations = consistent_correlations(scale[..., :, None] * effective * scale[..., None, :])
+    heard = (correlations @ (scale * cotangent / 2)[..., None])[..., 0]
+    response = scale * heard  # χ v/2
+    m = torch.where(visible, 2 * probability.double() - 1, 0)
+    dJ = dK = None
+    if couplings:
+        # V = (Λ - 1)/D, hence ∂L/∂Λ = -response m/D; a frozen spin has no reaction.
+        echo = torch.where(scale > 0, heard * m / scale, 0)
+        reaction = scale[..., :, None] * multiplier_gradient(correlations, echo) * scale[..., None, :]
+        dJ = _symmetric_pairs(response, m) - _without_diagonal(reaction)
+    if three_body:
+        dK = _symmetric_triples(response, m)
+    return ProblemGradient(
+        response.to(dtype), None if dJ is None else dJ.to(dtype), None if dK is None else dK.to(dtype)
+    )
+
+
+def effective_couplings(
+    couplings: Tensor | None, three_body: Tensor | None, probability: Tensor, visible: Tensor
+) -> Tensor | None:
+    r"""Compute J_jk + Σ_l K_jkl m_l, [*lead or *batch, n, n]: how spin j hears a change of spin k.
+
+    Args:
+        couplings: J, [*lead, n, n], or None.
+        three_body: K, [*lead, n, n, n], or None.
+        probability: P(s_j = +1) as sampled, [*batch, n].
+        visible: bool [*batch, n].
+
+    Returns:
+        J itself without K, None without both.
+    """
+    if three_body is None:
+        return couplings
+    m = torch.where(visible, 2 * probability - 1, 0)
+    cubic = torch.einsum("...jkl,...l->...jk", three_body, m)
+    return cubic if couplings is None else couplings + cubic
 
 
 def mean_field_probability(
@@ -123,8 +209,7 @@ def covariance(
     dh = torch.einsum("r...,r...j->...j", centred, s)
     dJ = dK = None
     if couplings:
-        dJ = torch.einsum("r...,r...j,r...k->...jk", centred, s, s) / 2
-        dJ.diagonal(dim1=-2, dim2=-1).zero_()
+        dJ = _without_diagonal(torch.einsum("r...,r...j,r...k->...jk", centred, s, s) / 2)
     if three_body:
         dK = _without_coincidences(torch.einsum("r...,r...j,r...k,r...l->...jkl", centred, s, s, s) / 6)
     return ProblemGradient(dh, dJ, dK)
@@ -132,9 +217,13 @@ def covariance(
 
 def _symmetric_pairs(response: Tensor, m: Tensor) -> Tensor:
     outer = response[..., :, None] * m[..., None, :]
-    dJ = (outer + outer.transpose(-1, -2)) / 2
-    dJ.diagonal(dim1=-2, dim2=-1).zero_()
-    return dJ
+    return _without_diagonal((outer + outer.mT) / 2)
+
+
+def _without_diagonal(J: Tensor) -> Tensor:
+    """Zero the diagonal of J [..., n, n] in place."""
+    J.diagonal(dim1=-2, dim2=-1).zero_()
+    return J
 
 
 def _symmetric_triples(response: Tensor, m: Tensor) -> Tensor:

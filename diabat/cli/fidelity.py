@@ -1,9 +1,9 @@
-"""``diabat fidelity``: backends against exact marginals, on random problems and on trained attention."""
+"""``diabat fidelity``: backends and gradients against exact ones, on random problems and on trained attention."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,18 +12,25 @@ from diabat.cli.failures import importing
 from diabat.cli.figures import require_writable
 from diabat.cli.output import print_fitting
 
-FigureOption = Annotated[Path | None, typer.Option(help="Write the figure, error against coupling strength.")]
+GradientsOption = Annotated[
+    bool, typer.Option("--gradients", help="Compare the gradient estimators of the backends instead.")
+]
+FigureOption = Annotated[
+    Path | None,
+    typer.Option(help="Write the figure: error, or cosine of the gradients, against coupling strength."),
+]
 ProgressOption = Annotated[bool, typer.Option("--progress/--no-progress", help="Progress bar on stderr.")]
 
 
 def compare_backends(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
+    gradients: GradientsOption = False,
     figure: FigureOption = None,
     progress: ProgressOption = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare sampling backends with exact marginals.
+    """Compare sampling backends with exact marginals, or their gradients with the exact one.
 
     The section fidelity names the backends and the random problems; fidelity.checkpoint=RUN_DIR adds the
     fields and couplings of a trained model.
@@ -31,8 +38,10 @@ def compare_backends(
     with importing():
         from diabat.config import build_sampler, load_config, use_threads
         from diabat.config.ensembles import build_ensembles
-        from diabat.fidelity import fidelity_report, plot_fidelity
+        from diabat.fidelity import fidelity_report, gradient_report, plot_fidelity, plot_gradients
 
+    compare: Any = gradient_report if gradients else fidelity_report
+    plot: Any = plot_gradients if gradients else plot_fidelity
     resolved = load_config(config, overrides or ())
     options = resolved.fidelity
     use_threads(resolved)
@@ -42,7 +51,7 @@ def compare_backends(
         label: build_sampler(choice, f"fidelity.backends.{label}")
         for label, choice in options.backends.items()
     }
-    report = fidelity_report(
+    report = compare(
         backends,
         build_ensembles(resolved),
         num_reads=options.num_reads,
@@ -50,7 +59,7 @@ def compare_backends(
         progress=progress,
     )
     if figure is not None:
-        plot_fidelity(report, figure)
+        plot(report, figure)
     if as_json:
         typer.echo(report.to_json())
     else:

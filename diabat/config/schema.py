@@ -26,7 +26,7 @@ from diabat.models import PairModelOptions, TransformerOptions
 from diabat.tasks import BracketOptions
 from diabat.training.options import PAIR_PROTOCOL, PROTOCOLS, TrainOptions
 
-Gradient = Literal["auto", "exact", "straight_through", "covariance", "adjoint"]
+Gradient = Literal["auto", "exact", "straight_through", "linear_response", "covariance", "adjoint"]
 Ensemble = Literal["sk", "ferromagnet"]
 _SECTIONS = ("task", "model", "sampler", "training", "fidelity")
 _PAPER_MEAN_FIELD = {"damping": 0.7, "max_iterations": 25, "tolerance": 1e-4}

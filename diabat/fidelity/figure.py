@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Okabe and Ito's palette, told apart by colour-blind readers; markers tell lines apart in grey print.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _SMALLEST = 1e-6
 
 
@@ -111,8 +111,8 @@ def _line(axis: Axes, x: Any, y: Any, metric: str, *, colour: int, label: str) -
     axis.plot(
         x,
         shown,
-        color=_COLOURS[colour % len(_COLOURS)],
-        marker=_MARKERS[colour % len(_MARKERS)],
+        color=COLOURS[colour % len(COLOURS)],
+        marker=MARKERS[colour % len(MARKERS)],
         markersize=5,
         linewidth=1.6,
         label=label,

@@ -43,7 +43,7 @@ class FidelityReport:
             "num_reads": self.num_reads,
             "seed": self.seed,
             "definitions": DEFINITIONS,
-            "rows": [{key: _finite(value) for key, value in row.items()} for row in self.rows],
+            "rows": [{key: finite_or_none(value) for key, value in row.items()} for row in self.rows],
         }
         return json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False)
 
@@ -89,7 +89,7 @@ def fidelity_report(
         what = "ensembles" if backends else "backends"
         raise ValueError(f"{what}: expected at least one, got none.")
     rows = []
-    with _progress(progress) as bar:
+    with progress_bar(progress) as bar:
         truths = _solve(cases, reference, bar)
         task = bar.add_task("backends", total=len(cases) * len(backends)) if bar else None
         for case, truth in zip(cases, truths, strict=True):
@@ -128,7 +128,8 @@ def _row(
     return row | score(case.ising, truth, answer, seed=seed)
 
 
-def _progress(wanted: bool) -> Any:
+def progress_bar(wanted: bool) -> Any:
+    """Return a context with a progress bar on standard error, or with None if none is wanted."""
     if not wanted:
         return nullcontext()
     from rich.console import Console
@@ -138,5 +139,6 @@ def _progress(wanted: bool) -> Any:
     return Progress(*columns, console=Console(stderr=True))
 
 
-def _finite(value: Any) -> Any:
+def finite_or_none(value: Any) -> Any:
+    """Replace a float that JSON cannot say by None."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from diabat.ising import Ising
 
 Law = Literal["boltzmann", "mean-field", "diabatic"]
-Estimator = Literal["exact", "straight_through", "covariance", "adjoint"]
+Estimator = Literal["exact", "straight_through", "linear_response", "covariance", "adjoint"]
 
 MAX_SEED = 2**63 - 1
 

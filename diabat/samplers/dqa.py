@@ -134,7 +134,7 @@ class DQASampler(Sampler):
     @property
     def capabilities(self) -> Capabilities:
         """State-vector simulation; its own (diabatic) law."""
-        gradients: tuple[Estimator, ...] = ("straight_through", "covariance")
+        gradients: tuple[Estimator, ...] = ("straight_through", "linear_response", "covariance")
         if self.engine.differentiable:
             gradients = (*gradients, "adjoint")
         return Capabilities(

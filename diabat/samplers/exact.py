@@ -66,7 +66,7 @@ class ExactSampler(Sampler):
             samples=True,
             correlations=True,
             log_partition=True,
-            gradients=("exact", "straight_through", "covariance"),
+            gradients=("exact", "straight_through", "linear_response", "covariance"),
         )
 
     def state_probabilities(self, ising: Ising) -> Tensor:

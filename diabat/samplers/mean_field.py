@@ -55,7 +55,7 @@ class MeanFieldSampler(Sampler):
             samples=False,
             correlations=False,
             log_partition=False,
-            gradients=("exact", "straight_through"),
+            gradients=("exact", "straight_through", "linear_response"),
         )
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:

@@ -80,7 +80,7 @@ class RefineSampler(Sampler):
             samples=True,
             correlations=True,
             log_partition=False,
-            gradients=("straight_through", "covariance"),
+            gradients=("straight_through", "linear_response", "covariance"),
         )
 
     def with_own_parameters(self) -> RefineSampler:

@@ -40,7 +40,7 @@ class FIFOSampler(Sampler):
             samples=True,
             correlations=True,
             log_partition=False,
-            gradients=("straight_through", "covariance"),
+            gradients=("straight_through", "linear_response", "covariance"),
         )
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
@@ -122,7 +122,7 @@ class WeightedSampler(Sampler):
     def capabilities(self) -> Capabilities:
         """Those of the base, without what only analytic backends report."""
         own: Capabilities = replace(self.base.capabilities, exact=False, log_partition=False)
-        return replace(own, gradients=("straight_through", "covariance"))
+        return replace(own, gradients=("straight_through", "linear_response", "covariance"))
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         drawn = self.base.sample(scaled(ising, self.beta, self.beta), num_reads, seed=seed)

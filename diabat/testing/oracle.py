@@ -106,7 +106,7 @@ class ReferenceSampler(Sampler):
             samples=True,
             correlations=True,
             log_partition=self.analytic,
-            gradients=("straight_through", "covariance"),
+            gradients=("straight_through", "linear_response", "covariance"),
         )
 
     def state_probabilities(self, ising: Ising) -> Tensor:

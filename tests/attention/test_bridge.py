@@ -91,7 +91,8 @@ def test_support_matrix(name: str, gradient: str) -> None:
 def test_unknown_estimator() -> None:
     with pytest.raises(
         UnsupportedError,
-        match="gradient: expected auto, exact, straight_through, covariance, adjoint, got 'reinforce'",
+        match="gradient: expected auto, exact, straight_through, linear_response, covariance, adjoint, "
+        "got 'reinforce'",
     ):
         spin_probabilities(torch.zeros(2), None, "exact", gradient="reinforce")
 
@@ -104,7 +105,7 @@ def test_invalid_problems_and_samplers_are_refused() -> None:
         spin_probabilities(torch.zeros(2), None, nothing)
 
 
-@pytest.mark.parametrize("gradient", ["straight_through", "covariance"])
+@pytest.mark.parametrize("gradient", ["straight_through", "linear_response", "covariance"])
 def test_forward_is_the_samplers_own_value_smoothed(gradient: str) -> None:
     spins = torch.randint(0, 2, (9, 2, 3, 4)).to(torch.int8) * 2 - 1
     h, J, _ = problem()
@@ -115,11 +116,11 @@ def test_forward_is_the_samplers_own_value_smoothed(gradient: str) -> None:
 def test_analytic_values_are_not_smoothed() -> None:
     h, J, _ = problem()
     p = ExactSampler().moments(Ising(h.detach(), J.detach())).probability
-    for gradient in ("exact", "straight_through"):
+    for gradient in ("exact", "straight_through", "linear_response"):
         assert torch.equal(spin_probabilities(h, J, "exact", gradient=gradient), p)
 
 
-@pytest.mark.parametrize("gradient", ["straight_through", "covariance"])
+@pytest.mark.parametrize("gradient", ["straight_through", "linear_response", "covariance"])
 def test_reads_of_one_sign_leave_every_sum_of_alphas_positive(gradient: str) -> None:
     down = -torch.ones(20, 3, 4, dtype=torch.int8)
     alpha = spin_probabilities(torch.zeros(3, 4), None, FIFOSampler([down]), gradient=gradient, num_reads=20)
@@ -127,7 +128,7 @@ def test_reads_of_one_sign_leave_every_sum_of_alphas_positive(gradient: str) -> 
     assert torch.allclose(alpha, torch.tensor(0.5 / 21))
 
 
-@pytest.mark.parametrize("gradient", ["straight_through", "covariance"])
+@pytest.mark.parametrize("gradient", ["straight_through", "linear_response", "covariance"])
 def test_num_reads_and_seed_reach_the_sampler(gradient: str) -> None:
     recorder = RecorderSampler(ReferenceSampler())
     h, J, _ = problem()
@@ -146,7 +147,7 @@ def test_without_num_reads_the_samplers_own_setting_counts() -> None:
     assert [(c.method, c.seed) for c in recorder.calls] == [("moments", 9)]
 
 
-@pytest.mark.parametrize("gradient", ["exact", "straight_through", "covariance"])
+@pytest.mark.parametrize("gradient", ["exact", "straight_through", "linear_response", "covariance"])
 @pytest.mark.parametrize("num_reads", [0, -1])
 def test_num_reads_below_one_is_refused_by_every_estimator(gradient: str, num_reads: int) -> None:
     with pytest.raises(ValueError, match=f"num_reads: expected an integer >= 1, got {num_reads}"):
@@ -176,7 +177,7 @@ def test_covariance_keeps_the_weights_of_the_reads() -> None:
 
 
 @pytest.mark.parametrize("lead", [(), (1,), (2, 1), (1, 3), (2, 3), (1, 1)])
-@pytest.mark.parametrize("gradient", ["exact", "straight_through", "covariance"])
+@pytest.mark.parametrize("gradient", ["exact", "straight_through", "linear_response", "covariance"])
 def test_gradients_sum_over_the_broadcast_dimensions(gradient: str, lead: tuple[int, ...]) -> None:
     """J and K with a lead give the sum of the gradients of explicit per-problem J and K."""
     h = make_problem((2, 3), 4, seed=5).fields
@@ -218,7 +219,7 @@ def test_straight_through_is_exact_without_couplings_and_still_trains_them() -> 
         assert want.any()
 
 
-@pytest.mark.parametrize("gradient", ["exact", "straight_through", "covariance"])
+@pytest.mark.parametrize("gradient", ["exact", "straight_through", "linear_response", "covariance"])
 @pytest.mark.parametrize("name", ["exact", "mean_field"])
 def test_gradients_of_couplings_are_symmetric(name: str, gradient: str) -> None:
     if gradient not in SAMPLERS[name].capabilities.gradients:
@@ -237,7 +238,7 @@ def test_gradients_of_couplings_are_symmetric(name: str, gradient: str) -> None:
 
 def test_without_couplings_only_fields_are_differentiated() -> None:
     h = torch.randn(2, 3, dtype=F64, requires_grad=True)
-    for gradient in ("exact", "straight_through", "covariance"):
+    for gradient in ("exact", "straight_through", "linear_response", "covariance"):
         spin_probabilities(h, None, "exact", gradient=gradient, num_reads=None).sum().backward()
     assert h.grad is not None
     assert torch.isfinite(h.grad).all()

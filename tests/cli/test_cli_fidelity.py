@@ -46,6 +46,21 @@ def test_fidelity_on_a_trained_checkpoint_with_a_figure(tmp_path: Path) -> None:
     assert figure.read_text().startswith("<?xml")
 
 
+def test_gradients_of_every_estimator_with_a_figure(tmp_path: Path) -> None:
+    figure = tmp_path / "new" / "gradients.svg"
+    options = ("fidelity.backends.exact.backend=exact", "fidelity.num_reads=20", "fidelity.ensembles=[sk]")
+    result = fidelity(*options, "--gradients", "--json", "--figure", str(figure))
+    assert result.exit_code == 0, result.stderr
+    content = json.loads(result.stdout)
+    own = ["exact", "straight_through", "linear_response"]
+    assert [row["estimator"] for row in content["rows"]] == [*own, *own, "covariance"]
+    assert content["num_reads"] == 20
+    assert figure.read_text().startswith("<?xml")
+    text = fidelity(*options, "--gradients").stdout
+    assert sum("linear_response" in line for line in text.splitlines()) == 2
+    assert "capture" not in text
+
+
 LONG = "mean_field_with_a_name_of_one_s_own"
 
 
@@ -82,7 +97,7 @@ def test_nothing_of_the_table_is_cut_at_any_width(
             2,
             "fidelity.checkpoint: expected the folder of a run, got 'nowhere'",
         ),
-        (["--figure", "f.xyz"], 1, "--figure: expected a file ending in .png, .pdf, .svg, got 'f.xyz'."),
+        (["--figure", "f.xyz"], 2, "--figure: expected a file ending in .png, .pdf, .svg, got 'f.xyz'."),
         (
             ["fidelity.backends.mean_field.damping=7"],
             2,

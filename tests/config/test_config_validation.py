@@ -26,7 +26,8 @@ BAD = [
     ({"model": {"mode": "hJ"}},
      "model.mode: expected one of softmax, h+J, h, J, h+K, J+K, h+J+K, K, got 'hJ'. Did you mean 'h+J'?"),
     ({"gradient": "exac"},
-     "gradient: expected 'auto', 'exact', 'straight_through', 'covariance' or 'adjoint', got 'exac' (string)."),
+     "gradient: expected 'auto', 'exact', 'straight_through', 'linear_response', 'covariance' or 'adjoint', "
+     "got 'exac' (string)."),
     ({"fidelity": {"ensembles": ["sk", "x"]}},
      "fidelity.ensembles[1]: expected 'sk' or 'ferromagnet', got 'x' (string)."),
     # types
@@ -145,7 +146,7 @@ def test_parts_that_do_not_fit_together_are_refused_when_the_model_is_built() ->
         ),
         (
             {"sampler": {"backend": "dqa", "engine": "aer"}, "gradient": "adjoint"},
-            r"gradient: sampler 'dqa' supports straight_through, covariance, got 'adjoint'",
+            r"gradient: sampler 'dqa' supports straight_through, linear_response, covariance, got 'adjoint'",
         ),
         (
             {"sampler": {"backend": "dqa", "learn_schedule": True}, "gradient": "straight_through"},

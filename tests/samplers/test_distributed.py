@@ -212,9 +212,10 @@ def test_capabilities_and_gradients() -> None:
     exact = sampler("exact")
     distributed = DistributedSampler(exact, workers=0)
     assert distributed.capabilities == replace(
-        exact.capabilities, gradients=("straight_through", "covariance")
+        exact.capabilities, gradients=("straight_through", "linear_response", "covariance")
     )
-    assert DistributedSampler("mean_field", workers=0).capabilities.gradients == ("straight_through",)
+    only = ("straight_through", "linear_response")
+    assert DistributedSampler("mean_field", workers=0).capabilities.gradients == only
     assert "adjoint" in DistributedSampler("dqa", workers=0).capabilities.gradients
     J = random_couplings()
     gradients = []

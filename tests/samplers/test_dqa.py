@@ -197,7 +197,7 @@ def test_the_default_engine_is_native_on_the_threads_of_torch() -> None:
 
 
 def test_estimators_follow_from_the_engine() -> None:
-    both = ("straight_through", "covariance")
+    both = ("straight_through", "linear_response", "covariance")
     assert (
         quick().capabilities.gradients == quick(engine="torch").capabilities.gradients == (*both, "adjoint")
     )

@@ -192,11 +192,11 @@ def test_capabilities_are_those_of_reads_of_the_base() -> None:
         False,
         True,
     )
-    assert exact.gradients == ("straight_through", "covariance")
+    assert exact.gradients == ("straight_through", "linear_response", "covariance")
     assert exact.max_spins == sampler("exact").capabilities.max_spins
     dqa = diabat.sampler("refine")
     base = sampler("dqa").capabilities
-    assert dqa.capabilities == replace(base, gradients=("straight_through", "covariance"))
+    assert dqa.capabilities == replace(base, gradients=("straight_through", "linear_response", "covariance"))
     assert (dqa.capabilities.law, dqa.capabilities.three_body) == ("diabatic", False)
 
 

@@ -73,7 +73,7 @@ class BandedSampler(Sampler):
             samples=True,
             correlations=True,
             log_partition=True,
-            gradients=("exact", "straight_through", "covariance"),
+            gradients=("exact", "straight_through", "linear_response", "covariance"),
         )
 
     def for_window(self, num_spins: int, bandwidth: int) -> BandedSampler:

@@ -152,7 +152,7 @@ class DimodSampler(Sampler):
             samples=True,
             correlations=True,
             log_partition=False,
-            gradients=("straight_through", "covariance"),
+            gradients=("straight_through", "linear_response", "covariance"),
         )
 
     @property

@@ -126,7 +126,7 @@ class TemperingSampler(Sampler):
             samples=True,
             correlations=True,
             log_partition=bool(self.ladder[0] == 0),
-            gradients=("straight_through", "covariance"),
+            gradients=("straight_through", "linear_response", "covariance"),
         )
 
     @property

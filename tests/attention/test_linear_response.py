@@ -1,0 +1,266 @@
+"""The estimator ``linear_response``: the law it is the derivative of, its limits, and its bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diabat.attention import spin_probabilities
+from diabat.attention.estimators import effective_couplings, linear_response, straight_through
+from diabat.attention.susceptibility import consistent_correlations
+from diabat.ising import pack_couplings, pack_three_body
+from diabat.samplers import sampler
+from diabat.testing import FIFOSampler, RecorderSampler, ReferenceSampler, scaled
+from diabat.testing.problems import make_problem
+
+F64 = torch.float64
+WITHOUT_K: Any = {"couplings": True, "three_body": False}
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def gradients(h: Tensor, J: Tensor, backend: Any, gradient: str, **options: Any) -> tuple[Tensor, Tensor]:
+    """∂L/∂h and ∂L/∂J of L = Σ v·P with a fixed random v."""
+    h, J = h.detach().requires_grad_(), J.detach().requires_grad_()
+    alpha = spin_probabilities(h, J, backend, gradient=gradient, **options)
+    of_h, of_J = torch.autograd.grad((drawn(*h.shape, seed=9).to(alpha) * alpha).sum(), (h, J))
+    return of_h, of_J
+
+
+def test_without_couplings_it_is_straight_through() -> None:
+    p, v, seen = torch.sigmoid(drawn(2, 4)), drawn(2, 4, seed=1), torch.ones(2, 4, dtype=torch.bool)
+    options: Any = {"couplings": True, "three_body": True}
+    want = straight_through(v, p, seen, **options)
+    for effective in (None, torch.zeros(4, 4, dtype=F64)):
+        for got, expected in zip(linear_response(v, p, seen, effective, **options), want, strict=True):
+            assert got is not None
+            assert expected is not None
+            assert torch.allclose(got, expected, atol=1e-14)
+
+
+def test_errors_are_of_second_order_where_those_of_straight_through_are_of_first() -> None:
+    """Halving J at fixed h quarters the error of ∂L/∂h and ∂L/∂J; straight-through's is halved."""
+    ising = make_problem((32,), 6, seed=4, couplings=0.1, fields=0.8)
+    errors: dict[str, list[list[float]]] = {"linear_response": [], "straight_through": []}
+    for strength in (1.0, 0.5):
+        J = scaled(ising, 1, strength).couplings
+        assert J is not None
+        exact = gradients(ising.fields, J, "exact", "exact")
+        for name, found in errors.items():
+            got = gradients(ising.fields, J, "exact", name)
+            found.append([float((a - b).norm()) for a, b in zip(got, exact, strict=True)])
+    for name, order in (("linear_response", 4), ("straight_through", 2)):
+        for whole, half in zip(*errors[name], strict=True):
+            assert whole / half == pytest.approx(order, rel=0.2), name
+    for ours, plain in zip(errors["linear_response"][0], errors["straight_through"][0], strict=True):
+        assert ours < 0.2 * plain
+
+
+def test_two_spins_by_hand() -> None:
+    """χ_12 = c sqrt(D_1 D_2) with c/(1 - c²) = J sqrt(D_1 D_2), the diagonal staying 1 - m²."""
+    p, v, J = torch.tensor([0.9, 0.4], dtype=F64), torch.tensor([1.0, -3.0], dtype=F64), 0.7
+    D = [1 - 0.8**2, 1 - 0.2**2]
+    s = J * (D[0] * D[1]) ** 0.5
+    cross = ((1 + 4 * s * s) ** 0.5 - 1) / (2 * s) * (D[0] * D[1]) ** 0.5
+    effective = pack_couplings(torch.tensor([J], dtype=F64), 2)
+    got = linear_response(v, p, torch.ones(2, dtype=torch.bool), effective, **WITHOUT_K)
+    assert got.fields.tolist() == pytest.approx([(D[0] - 3 * cross) / 2, (cross - 3 * D[1]) / 2])
+
+
+class _CorrectedMeanField:
+    """m = tanh(h + J m - V m) at fixed variances D, V such that (D⁻¹ + V - J)⁻¹ has the diagonal D; one problem."""
+
+    def __init__(self, m: Tensor, J: Tensor) -> None:
+        self.m, self.D = m, 1 - m**2
+        self.h = torch.atanh(m) - J @ m + self.reaction(J) * m
+
+    def reaction(self, J: Tensor) -> Tensor:
+        root = self.D.sqrt()
+        C = consistent_correlations(root[:, None] * J * root[None, :])
+        return (torch.linalg.inv(C).diagonal() - 1) / self.D
+
+    def solve(self, dh: Tensor, J: Tensor) -> Tensor:
+        """Newton's method from the known solution at dh = 0."""
+        m, V = self.m.clone(), self.reaction(J)
+        for _ in range(20):
+            wrong = torch.atanh(m) - J @ m + V * m - self.h - dh
+            m = m - torch.linalg.solve(torch.diag(1 / (1 - m**2) + V) - J, wrong)
+        return m
+
+
+def test_it_is_the_derivative_of_mean_field_with_its_reaction_term() -> None:
+    """Central differences in every field and every coupling, V following J, at couplings of order one."""
+    n, eps = 4, 1e-4
+    m, v = torch.tanh(drawn(n, seed=2)), drawn(n, seed=3)
+    J = pack_couplings(0.5 * drawn(6, seed=4), n)
+    law = _CorrectedMeanField(m, J)
+    got = linear_response(v, (1 + m) / 2, torch.ones(n, dtype=torch.bool), J, **WITHOUT_K)
+    assert got.couplings is not None
+    nothing = torch.zeros(n, dtype=F64)
+    for j in range(n):
+        dh = eps * torch.eye(n, dtype=F64)[j]
+        want = v @ (law.solve(dh, J) - law.solve(-dh, J)) / (4 * eps)
+        assert float(got.fields[j]) == pytest.approx(float(want), abs=1e-6)
+        for k in range(j):
+            dJ = torch.zeros(n, n, dtype=F64)
+            dJ[j, k] = dJ[k, j] = eps
+            want = v @ (law.solve(nothing, J + dJ) - law.solve(nothing, J - dJ)) / (4 * eps)
+            assert float(got.couplings[j, k]) == pytest.approx(float(want / 2), abs=1e-6)
+            assert got.couplings[j, k] == got.couplings[k, j]
+    assert not got.couplings.diagonal().any()
+
+
+def test_at_a_fixed_point_of_mean_field_it_is_implicit_differentiation_to_first_order() -> None:
+    """Naive mean field has no reaction: its own derivative differs by J² for fields, J for couplings."""
+    ising = make_problem((16,), 5, seed=6, couplings=0.02)
+    backend, errors = sampler("mean_field", tolerance=1e-12), []
+    for strength in (1.0, 0.5):
+        J = scaled(ising, 1, strength).couplings
+        assert J is not None
+        got, own = (gradients(ising.fields, J, backend, name) for name in ("linear_response", "exact"))
+        errors.append([float((a - b).norm()) for a, b in zip(got, own, strict=True)])
+    assert errors[0][0] / errors[1][0] == pytest.approx(4, rel=0.2)
+    assert errors[0][1] / errors[1][1] == pytest.approx(2, rel=0.2)
+
+
+def test_renaming_the_spins_renames_the_gradient() -> None:
+    ising, order = make_problem((3,), 5, seed=7), [3, 0, 4, 1, 2]
+    J = ising.couplings
+    assert J is not None
+    of_h, of_J = gradients(ising.fields, J, "exact", "linear_response")
+    v = drawn(3, 5, seed=9)
+    p = spin_probabilities(ising.fields, J, "exact")[:, order]
+    got = linear_response(v[:, order], p, torch.ones(3, 5, dtype=torch.bool), J[order][:, order], **WITHOUT_K)
+    assert got.couplings is not None
+    assert torch.allclose(got.fields, of_h[:, order], atol=1e-9)
+    assert torch.allclose(got.couplings.sum(0), of_J[order][:, order], atol=1e-9)
+
+
+def test_three_body_terms_act_as_effective_couplings() -> None:
+    """Spins held at m_l turn K into J_jk + Σ_l K_jkl m_l: to first order in K, ∂L/∂h is exact."""
+    h, triples = 0.7 * drawn(8, 4, seed=1), 0.05 * drawn(4, seed=2)
+    errors = []
+    for strength in (1.0, 0.5):
+        K = pack_three_body(strength * triples, 4)
+        J = torch.zeros(4, 4, dtype=F64)
+        exact, got, plain = (
+            gradients(h, J, "exact", name, three_body=K)[0]
+            for name in ("exact", "linear_response", "straight_through")
+        )
+        errors.append(float((got - exact).norm()))
+        assert errors[-1] < 0.2 * float((plain - exact).norm())
+    assert errors[0] / errors[1] == pytest.approx(4, rel=0.2)
+    m = drawn(4, seed=3).tanh()
+    p, K = (1 + m) / 2, pack_three_body(triples, 4)
+    seen = torch.tensor([True, True, False, True])
+    effective = effective_couplings(None, K, p, seen)
+    assert effective is not None
+    assert float(effective[0, 1]) == pytest.approx(float(K[0, 1, 3] * m[3]))
+    assert effective_couplings(None, None, p, seen) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("coupling", [5.0, -5.0, 1e4])
+def test_strong_problems_have_finite_gradients_of_bounded_norm(coupling: float, dtype: torch.dtype) -> None:
+    """Fields up to 50 freeze spins, couplings of 5 make D⁻¹ - J indefinite; |χ_jk| <= 1 bounds ∂L/∂h."""
+    n = 8
+    J = coupling * (torch.ones(n, n, dtype=dtype) - torch.eye(n, dtype=dtype))
+    J[0, 1], J[1, 0] = 3 * J[0, 1], 3 * J[1, 0]
+    h = torch.stack([scale * drawn(n, seed=5) for scale in (0.0, 0.3, 5.0, 50.0)]).to(dtype)
+    for p in (torch.sigmoid(2 * h), torch.full_like(h, 0.5), torch.zeros_like(h), torch.ones_like(h)):
+        v = torch.ones_like(h)
+        got = linear_response(v, p, torch.ones_like(h, dtype=torch.bool), J, **WITHOUT_K)
+        assert got.couplings is not None
+        assert got.fields.dtype == got.couplings.dtype == dtype
+        assert torch.isfinite(got.couplings).all()
+        assert float(got.fields.abs().max()) <= n / 2 + 1e-6
+        assert float(got.couplings.abs().max()) <= n**2
+    assert not got.fields.any()  # every spin is frozen
+    for part in gradients(h, J, "exact", "linear_response"):
+        assert torch.isfinite(part).all()
+
+
+def test_a_spin_that_freezes_is_the_limit_of_one_that_nearly_does() -> None:
+    J, v, seen = pack_couplings(drawn(6, seed=1), 4), drawn(4, seed=2), torch.ones(4, dtype=torch.bool)
+    found = []
+    for last in (1e-12, 1e-300, 0.0):
+        p = torch.tensor([0.3, 0.6, 0.8, last], dtype=F64)
+        found.append(linear_response(v, p, seen, J, **WITHOUT_K))
+    for got in found[1:]:
+        assert torch.allclose(got.fields, found[0].fields, atol=1e-5)
+        assert got.couplings is not None
+        assert found[0].couplings is not None
+        assert torch.allclose(got.couplings, found[0].couplings, atol=1e-5)
+
+
+def test_rounding_above_one_is_a_frozen_spin() -> None:
+    p = torch.tensor([0.3, 1 + 1e-7], dtype=torch.float32)
+    J = torch.tensor([[0.0, 0.4], [0.4, 0.0]])
+    got = linear_response(torch.ones(2), p, torch.ones(2, dtype=torch.bool), J, **WITHOUT_K)
+    assert got.couplings is not None
+    assert torch.isfinite(got.couplings).all()
+    assert float(got.fields[0]) == pytest.approx(2 * 0.3 * 0.7)
+    assert not got.fields[1]
+
+
+def test_invisible_spins_have_zero_gradient_and_no_influence() -> None:
+    seen = torch.tensor([True, False, True, True])
+    v, p, J = drawn(4), torch.sigmoid(drawn(4, seed=1)), pack_couplings(drawn(6, seed=2), 4)
+    K = pack_three_body(0.3 * drawn(4, seed=3), 4)
+    options: Any = {"couplings": True, "three_body": True}
+    got = linear_response(v, p, seen, effective_couplings(J, K, p, seen), **options)
+    kept = [0, 2, 3]
+    small = linear_response(
+        v[kept],
+        p[kept],
+        seen[kept],
+        effective_couplings(J[kept][:, kept], K[kept][:, kept][:, :, kept], p[kept], seen[kept]),
+        **options,
+    )
+    for whole, alone in zip(got, small, strict=True):
+        assert whole is not None
+        assert alone is not None
+        inside = whole
+        for axis in range(whole.ndim):
+            assert not whole.select(axis, 1).any()
+            inside = inside.index_select(axis, torch.tensor(kept))
+        assert torch.allclose(inside, alone, atol=1e-10)
+        assert alone.any()
+
+
+def test_float32_is_as_accurate_as_float32() -> None:
+    ising = make_problem((5,), 6, seed=8)
+    assert ising.couplings is not None
+    double = gradients(ising.fields, ising.couplings, "exact", "linear_response")
+    single = gradients(ising.fields.float(), ising.couplings.float(), "exact", "linear_response")
+    for a, b in zip(single, double, strict=True):
+        assert a.dtype == torch.float32
+        assert torch.allclose(a.double(), b, atol=1e-4)
+
+
+def test_the_bridge_hands_over_reads_and_differentiates_at_their_magnetization() -> None:
+    reads = (drawn(9, 2, 4) > 0).to(torch.int8) * 2 - 1
+    J = pack_couplings(0.4 * drawn(6, seed=1), 4)
+    of_h, of_J = gradients(drawn(2, 4, seed=3), J, FIFOSampler([reads]), "linear_response", num_reads=9)
+    p = (reads > 0).double().mean(0)
+    want = linear_response(drawn(2, 4, seed=9), p, torch.ones(2, 4, dtype=torch.bool), J, **WITHOUT_K)
+    assert want.couplings is not None
+    assert torch.allclose(of_h, want.fields, atol=1e-12)
+    assert torch.allclose(of_J, want.couplings.sum(0), atol=1e-12)
+    recorder = RecorderSampler(ReferenceSampler())
+    gradients(drawn(2, 4), J, recorder, "linear_response", num_reads=37, seed=12)
+    assert [(c.method, c.num_reads, c.seed) for c in recorder.calls] == [("sample", 37, 12)]
+
+
+def test_of_an_own_law_it_vanishes_at_strong_fields() -> None:
+    """As straight-through: the response is taken at t = tanh(h + J m), not at what an anneal answers."""
+    h = torch.tensor([[-40.0, 0.3]], dtype=F64)
+    J = torch.tensor([[0.0, 0.2], [0.2, 0.0]], dtype=F64)
+    of_h, _ = gradients(h, J, sampler("dqa"), "linear_response")
+    assert abs(float(of_h[0, 0])) < 1e-12
+    assert abs(float(of_h[0, 1])) > 0.05
