@@ -28,6 +28,7 @@ _STYLES: dict[str, dict[str, Any]] = {
     "boltzmann-4": {"color": "#CC79A7", "marker": "^"},
     "boltzmann-8": {"color": "#D55E00", "marker": "D"},
     "boltzmann-16": {"color": "#009E73", "marker": "*"},
+    "boltzmann-16-wide": {"color": "#009E73", "marker": "o", "linestyle": "--"},
     "boltzmann-8 + refine 1": {"color": "#D55E00", "marker": "P", "linestyle": "--"},
 }
 _BASES: dict[str, dict[str, Any]] = {

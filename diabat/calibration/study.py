@@ -46,7 +46,7 @@ def calibration_table(
     Args:
         times_ns: Annealing times in ns.
         schedule: Name of a built-in schedule, path of a CSV file, or a schedule.
-        protocol: ``fast`` (the default) or ``standard``, for built-in schedules.
+        protocol: ``fast`` or ``standard``, of a built-in schedule (None for ``fast``) or of a CSV file with several.
         engine: Engine of the backend ``dqa``.
         steps: Trotter steps at every time; None chooses them for each time.
         num_spins: n.
@@ -138,7 +138,7 @@ def _refuse_plans(schedule: str | AnnealingSchedule, protocol: Protocol | None) 
 def _protocol(schedule: str | AnnealingSchedule, protocol: str | None) -> str | None:
     if isinstance(schedule, AnnealingSchedule):
         return schedule.protocol
-    return (protocol or "fast") if schedule in available_schedules() else None
+    return (protocol or "fast") if schedule in available_schedules() else protocol
 
 
 def _absolute(

@@ -14,6 +14,7 @@ from diabat.circuits.engine import Batch, BatchGradient, BatchMoments, Engine, E
 from diabat.circuits.native import NativeEngine
 from diabat.circuits.parameterised import ParameterisedCircuit, parameterised_circuit
 from diabat.circuits.plan_file import available_plans, builtin_plan, load_plan, save_plan
+from diabat.circuits.plan_range import OutOfRangeWarning, PlanRange
 from diabat.circuits.primitive import PrimitiveEngine
 from diabat.circuits.problem import spin_table
 from diabat.circuits.reference import reference_probabilities
@@ -37,8 +38,10 @@ __all__ = [
     "Engine",
     "EngineError",
     "NativeEngine",
+    "OutOfRangeWarning",
     "ParameterisedCircuit",
     "PlanGradient",
+    "PlanRange",
     "PrimitiveEngine",
     "Response",
     "TorchEngine",

@@ -73,7 +73,7 @@ def load_plan(path: str | Path) -> tuple[TrotterPlan, dict[str, Any]]:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # editors begin UTF-8 with a byte order mark
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file, expected a plan in JSON") from None
     except UnicodeDecodeError as error:

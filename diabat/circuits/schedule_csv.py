@@ -27,13 +27,14 @@ def from_csv(
     """Read a schedule from a CSV file with a header line.
 
     The columns s, A_GHz and B_GHz are required, solver and protocol may be present, other columns are
-    ignored, and lines that start with `#` are comments. Values between the points are interpolated linearly,
-    which at 51 points shifts the effective inverse temperature by 0.3 to 1 %; a thousand points do no harm.
+    ignored, and lines that start with `#` are comments. Commas separate values, points stand for decimals.
+    Values between the points are interpolated linearly, which at 51 points shifts the effective inverse
+    temperature by 0.3 to 1 %; a thousand points do no harm.
 
     Args:
         path: The file.
-        solver: Which solver's rows to take, when the file holds several.
-        protocol: Which protocol's rows to take, when the file holds several.
+        solver: Which solver's rows to take, from a file with that column.
+        protocol: Which protocol's rows to take, from a file with that column.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -60,7 +61,7 @@ def from_csv(
         )
     _check_unit(path, table)
     first = rows[0][1]
-    name, kind = first.get("solver") or path.stem, first.get("protocol") or protocol or "fast"
+    name, kind = first.get("solver") or path.stem, first.get("protocol") or "fast"
     return AnnealingSchedule(name, table[:, 0], table[:, 1], table[:, 2], kind, path.name)
 
 
@@ -77,7 +78,8 @@ def _check_unit(path: Path, table: FloatArray) -> None:
 def _read(path: Path) -> list[tuple[int, Row]]:
     """All rows with their line numbers, comments skipped, checked for missing columns."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Spreadsheets begin UTF-8 with a byte order mark.
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except FileNotFoundError:
         raise FileNotFoundError(
             f"{path}: no such file, expected a CSV with columns {', '.join(COLUMNS)}"
@@ -88,16 +90,11 @@ def _read(path: Path) -> list[tuple[int, Row]]:
         ) from None
     except OSError as error:
         raise ValueError(f"{path}: expected a readable CSV file, got {error.strerror}") from None
-    numbered = [(i, text) for i, text in enumerate(lines, 1) if text.strip() and not text.startswith("#")]
+    numbered = [(i, text) for i, text in enumerate(lines, 1) if text.strip() and text.lstrip()[0] != "#"]
     if not numbered:
         raise ValueError(f"{path}: expected a header line with {', '.join(COLUMNS)}, got an empty file")
     header = [key.strip() for key in next(csv.reader([numbered[0][1]]))]
-    missing = [key for key in COLUMNS if key not in header]
-    if missing:
-        raise ValueError(
-            f"{path}, line {numbered[0][0]}: expected the columns {', '.join(COLUMNS)}, "
-            f"got {', '.join(header)[:80]!r} without {', '.join(missing)}"
-        )
+    _check_header(f"{path}, line {numbered[0][0]}", header)
     rows = []
     for line, text in numbered[1:]:
         cells = next(csv.reader([text]))
@@ -109,11 +106,27 @@ def _read(path: Path) -> list[tuple[int, Row]]:
     return rows
 
 
+def _check_header(where: str, header: list[str]) -> None:
+    missing = [key for key in COLUMNS if key not in header]
+    if missing:
+        other = len(header) == 1 and any(mark in header[0] for mark in ";\t")
+        raise ValueError(
+            f"{where}: expected the columns {', '.join(COLUMNS)}, "
+            f"got {', '.join(header)[:80]!r} without {', '.join(missing)}"
+            + ("; separate values with commas, and write decimals with points" if other else "")
+        )
+    for key in (*COLUMNS, "solver", "protocol"):
+        if header.count(key) > 1:
+            raise ValueError(f"{where}: expected one column {key}, got {header.count(key)}")
+
+
 def _select(path: Path, rows: list[tuple[int, Row]], **wanted: str | None) -> list[tuple[int, Row]]:
     """Rows of the one solver and protocol asked for."""
     for key, value in wanted.items():
         found = sorted({row[key] for _, row in rows if key in row})
-        if value is not None and found:
+        if value is not None:
+            if rows and not found:
+                raise ValueError(f"{path}: expected a column {key} to choose {value!r} from, got none")
             if value not in found:
                 raise ValueError(f"{path}: expected {key} {value!r}, got only {', '.join(found)[:200]}")
             rows = [(line, row) for line, row in rows if row[key] == value]

@@ -34,13 +34,26 @@ def learn(
         float, typer.Option(min=0, help="Weight of pair correlations in the loss; 0: only marginals.")
     ] = 0.2,
     strengths: Annotated[
-        str, typer.Option(help="Strengths g of h ~ N(0, g), J ~ N(0, g/√n).")
-    ] = "0.3 0.6 1 1.5",
+        str | None, typer.Option(help="Strengths g of h ~ N(0, g), J ~ N(0, g/√n). [default: 0.3 0.6 1 1.5]")
+    ] = None,
     weights: Annotated[
         str | None, typer.Option(help="Weight of each strength; equal if left out.", show_default=False)
     ] = None,
-    spins: Annotated[str, typer.Option(help="Numbers of spins n of the instances.")] = "4 5",
-    instances: Annotated[int, typer.Option(min=1, help="Instances for each n and g.")] = 64,
+    spins: Annotated[
+        str | None, typer.Option(help="Numbers of spins n of the instances. [default: 4 5]")
+    ] = None,
+    instances: Annotated[
+        int | None, typer.Option(min=1, help="Instances for each n and g. [default: 64]")
+    ] = None,
+    wide_fields: Annotated[
+        float | None,
+        typer.Option(
+            help="Also train on fields uniform up to this size, J ~ N(0, 0.5/√n).", show_default=False
+        ),
+    ] = None,
+    wide_weight: Annotated[
+        float | None, typer.Option(help="Weight of these problems. [default: 1]", show_default=False)
+    ] = None,
     run: Annotated[
         Path | None,
         typer.Option(help="Folder of a training run: its fields and couplings in place of random ones."),
@@ -78,6 +91,8 @@ def learn(
         weights=weights,
         spins=spins,
         instances=instances,
+        wide_fields=wide_fields,
+        wide_weight=wide_weight,
         run=run,
         start=start,
         restarts=restarts,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import diabat
 from diabat.circuits import NativeEngine, TrotterPlan
+from diabat.circuits.plan_range import KEY as TRAINED_RANGE
 from diabat.cli.anneal_files import choose_plan
 from diabat.cli.anneal_keeper import Keeper
 from diabat.cli.anneal_request import Request, naming_options
@@ -24,6 +27,8 @@ from diabat.learned import (
     random_instances,
     recorded_instances,
     split_windows,
+    trained_range,
+    wide_instances,
 )
 
 HELD_OUT_STRENGTHS, HELD_OUT_SPINS = (0.3, 0.6, 1.0), (6, 8, 10)
@@ -58,8 +63,10 @@ def _learn(request: Request, keeper: Keeper, progress: bool) -> tuple[TrotterPla
     search = Search(request.layers, request.restarts, request.iterations, request.polish, request.seed)
     with keeper.display(progress):
         plan, loss = learn_plan(objective, search, start=start, watcher=keeper)
+        keeper.metadata[TRAINED_RANGE] = asdict(trained_range(plan, training, engine))
         keeper.save(plan, loss)
         held_out = held_out_instances(HELD_OUT_STRENGTHS, HELD_OUT_SPINS, request.held_out, seed=request.seed)
+        held_out += _wide(request, HELD_OUT_SPINS, request.held_out, held_out=True)
         return plan, loss, error_table(plan, [*recorded, *held_out], engine)
 
 
@@ -70,12 +77,24 @@ def _instances(request: Request) -> tuple[list[Instances], list[Instances]]:
         drawn = random_instances(
             strengths, request.spins, request.instances, seed=request.seed, weights=weights
         )
-        return drawn, []
+        return [*drawn, *_wide(request, request.spins, request.instances)], []
     from diabat.config.ensembles import attention_ensembles
 
     halves = [split_windows(layer) for layer in attention_ensembles(request.run, seed=request.seed)]
     training = [entry for half, _ in halves for entry in recorded_instances(half)]
     return training, [entry for _, half in halves for entry in recorded_instances(half)]
+
+
+def _wide(
+    request: Request, spins: Sequence[int], instances: int, *, held_out: bool = False
+) -> list[Instances]:
+    """Problems with fields of every size, if they are asked for."""
+    if request.wide_fields is None:
+        return []
+    weight = 1.0 if held_out else request.wide_weight
+    return wide_instances(
+        request.wide_fields, spins, instances, seed=request.seed, weight=weight, held_out=held_out
+    )
 
 
 def _metadata(request: Request, output: Path) -> dict[str, Any]:

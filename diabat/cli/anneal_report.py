@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from diabat.circuits import TrotterPlan, plan_betas
+from diabat.circuits import PlanRange, TrotterPlan, plan_betas
 from diabat.cli.output import print_json, print_table
 
 _ERRORS = ("learned", "anneal", "mean_field", "independent")
@@ -46,6 +46,11 @@ def print_plan(
     if "loss" in metadata:
         state = "" if metadata.get("finished") else " (interrupted)"
         typer.echo(f"Loss {metadata['loss']:.5f}{state}; {metadata.get('command', '')}")
+    allowed = PlanRange.of_metadata(metadata)
+    if allowed is not None:
+        typer.echo(
+            f"Range: |h| up to {allowed.max_field:g}, rows of J of norm up to {allowed.max_row_norm:g}"
+        )
     typer.echo()
     if angles:
         _print_angles(plan)

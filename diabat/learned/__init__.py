@@ -2,9 +2,10 @@
 
 from diabat.learned.angles import canonical
 from diabat.learned.figure import plot_plan
-from diabat.learned.instances import held_out_instances, random_instances
+from diabat.learned.instances import held_out_instances, random_instances, wide_instances
 from diabat.learned.objective import Objective
 from diabat.learned.optimise import learn_plan
+from diabat.learned.range import trained_range
 from diabat.learned.recorded import Instances, recorded_instances, split_windows
 from diabat.learned.report import COLUMNS, Row, error_table
 from diabat.learned.search import Search, Watcher
@@ -24,4 +25,6 @@ __all__ = [
     "random_instances",
     "recorded_instances",
     "split_windows",
+    "trained_range",
+    "wide_instances",
 ]

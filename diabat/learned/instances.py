@@ -6,8 +6,10 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
-from diabat.fidelity.ensembles import sk
+from diabat.fidelity.ensembles import Ensemble, sk
+from diabat.ising import Ising, pack_couplings
 from diabat.learned.recorded import MAX_SPINS, Instances, recorded_instances
 
 _TRAINING, _HELD_OUT = 0, 1
@@ -46,6 +48,50 @@ def held_out_instances(
 ) -> list[Instances]:
     """Problems as `random_instances` draws them, but never the same ones, whatever the seeds."""
     return _draw(strengths, num_spins, instances, (seed, _HELD_OUT), None)
+
+
+def wide_instances(
+    max_field: float,
+    num_spins: Sequence[int],
+    instances: int,
+    *,
+    seed: int,
+    strength: float = 0.5,
+    weight: float = 1.0,
+    held_out: bool = False,
+) -> list[Instances]:
+    """Problems with fields of every size up to a bound: h uniform in [-max_field, max_field], J ~ N(0, g/√n).
+
+    A plan is a trigonometric polynomial in the fields; where it has not been held to saturate, it turns back.
+
+    Args:
+        max_field: Largest |h|, above 0.
+        num_spins: Values of n, 2 to 16.
+        instances: Problems for each n.
+        seed: Seed, as in `random_instances`.
+        strength: g > 0 of the couplings.
+        weight: Weight of the family in the loss, above 0.
+        held_out: Draw problems that no training draws.
+
+    Returns:
+        One entry for each n.
+
+    Raises:
+        ValueError: A value out of range.
+    """
+    _check([strength], num_spins, instances, None)
+    for name, value in (("max_field", max_field), ("weight", weight)):
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name}: expected a finite number > 0, got {value!r}.")
+    drawn = []
+    for n in num_spins:
+        # A fourth word, which no seed of `random_instances` has.
+        random = np.random.default_rng([seed, _HELD_OUT if held_out else _TRAINING, n, 1])
+        h = torch.from_numpy(random.uniform(-max_field, max_field, (instances, 1, n)))
+        J = torch.from_numpy(random.standard_normal((instances, 1, n * (n - 1) // 2)))
+        ising = Ising(h, pack_couplings(J, n) * (strength / math.sqrt(n)))
+        drawn += recorded_instances(Ensemble(f"|h| < {max_field:g}", strength, ising), weight=weight)
+    return drawn
 
 
 def _draw(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from diabat.circuits import (
     AnnealingSchedule,
     Betas,
+    PlanRange,
     TrotterPlan,
     available_plans,
     available_schedules,
@@ -23,6 +25,7 @@ from diabat.circuits import (
 from diabat.circuits import schedule as built_in_schedule
 
 DEFAULT_TIME_NS = 5.0
+_WIDE = "boltzmann-16-wide"
 
 Protocol = Literal["fast", "standard"]
 Order = Literal["strang", "first", "suzuki4"]
@@ -39,6 +42,7 @@ class Anneal:
         betas: First-order inverse temperatures of fields and couplings.
         learned: Whether the plan was trained to sample at beta = 1 rather than cut from a schedule.
         annealing_time_ns: t_a in ns; None for learned plans, which have none.
+        trained: Range of fields and couplings that the plan's file promises; None without such a promise.
     """
 
     name: str
@@ -46,6 +50,7 @@ class Anneal:
     betas: Betas
     learned: bool
     annealing_time_ns: float | None
+    trained: PlanRange | None = None
 
 
 def resolve_anneal(
@@ -63,7 +68,7 @@ def resolve_anneal(
     Args:
         schedule: Name of a built-in schedule or learned plan, a path ending in .csv (schedule) or .json (plan), an
             AnnealingSchedule or a TrotterPlan.
-        protocol: For built-in schedules; None for ``fast``.
+        protocol: Of a built-in schedule (None for ``fast``), or of a CSV file that holds several.
         annealing_time_ns: t_a in ns; None for 5 ns.
         steps: As of :func:`diabat.circuits.trotter_plan`; likewise ``order``, ``grid`` and ``trotter_error``.
         order: Splitting; None for ``strang``.
@@ -74,7 +79,7 @@ def resolve_anneal(
         ValueError: If nothing of that name exists, or an option does not apply.
         FileNotFoundError: If the file does not exist.
     """
-    found = find_schedule(schedule, protocol)
+    found, metadata = _find(schedule, protocol)
     if isinstance(found, AnnealingSchedule):
         time = DEFAULT_TIME_NS if annealing_time_ns is None else annealing_time_ns
         order = "strang" if order is None else order
@@ -94,7 +99,28 @@ def resolve_anneal(
             raise ValueError(
                 f"{option}: expected none with a plan of angles, which are what they are, got {value!r}."
             )
-    return Anneal(found.label or "plan", found, plan_betas(found), True, None)
+    shipped = isinstance(schedule, str) and schedule in available_plans()
+    name = str(schedule) if shipped else found.label or "plan"
+    return Anneal(name, found, plan_betas(found), True, None, PlanRange.of_metadata(metadata))
+
+
+def beyond(anneal: Anneal, allowed: PlanRange, share: float) -> str:
+    """What to say of problems outside the range of a plan, a ``share`` of whose spins lies there."""
+    count = f"{share:.1%} of the spins" if share >= 0.001 else "a few spins"
+    if not anneal.learned:
+        field = allowed.max_field
+        return (
+            f"fields: {count} have |h| above {field * anneal.betas.beta_h:.3g} ({field:.3g} as programmed), which "
+            f"{anneal.plan.label} does not answer: even one spin alone is not +1 there; leave spins out with visible "
+            "rather than by large fields, or bound the fields. info['outside_range'] has this share at every call."
+        )
+    wider = "" if anneal.name == _WIDE else f"schedule='{_WIDE}' (|h| up to 6), "
+    return (
+        f"schedule: {count} have |h| above {allowed.max_field:g} or a row of J of norm above "
+        f"{allowed.max_row_norm:g}, for which plan '{anneal.name}' was not trained and may be far off; use {wider}a "
+        "plan learned on such problems (diabat anneal learn), or 'exact', or bound the fields. "
+        "info['outside_range'] has this share at every call."
+    )
 
 
 def find_schedule(value: Any, protocol: Protocol | None = None) -> AnnealingSchedule | TrotterPlan:
@@ -102,27 +128,41 @@ def find_schedule(value: Any, protocol: Protocol | None = None) -> AnnealingSche
 
     Args:
         value: A name, a path, a schedule or a plan.
-        protocol: For built-in schedules; None for ``fast``.
+        protocol: Of a built-in schedule (None for ``fast``), or of a CSV file that holds several.
 
     Raises:
-        ValueError: If nothing of that name exists, or the schedule has no such protocol.
+        ValueError: If nothing of that name exists, the schedule has no such protocol, or it is given as an object,
+            whose protocol is settled.
         FileNotFoundError: If the file does not exist.
     """
-    if isinstance(value, (AnnealingSchedule, TrotterPlan)):
-        return value
+    return _find(value, protocol)[0]
+
+
+def _find(
+    value: Any, protocol: Protocol | None
+) -> tuple[AnnealingSchedule, Mapping[str, Any]] | tuple[TrotterPlan, Mapping[str, Any]]:
+    """What ``schedule`` means, and the metadata of a plan."""
+    if isinstance(value, AnnealingSchedule) and protocol is not None:
+        raise ValueError(
+            f"protocol: expected none beside a schedule that is an object, which has its own, got {protocol!r}."
+        )
+    if isinstance(value, AnnealingSchedule):
+        return value, {}
+    if isinstance(value, TrotterPlan):
+        return value, {}
     if not isinstance(value, str):
         raise ValueError(
             f"schedule: expected a name, a path, an AnnealingSchedule or a TrotterPlan, got {value!r}."
         )
     if value in available_schedules():
-        return built_in_schedule(value, "fast" if protocol is None else protocol)
+        return built_in_schedule(value, "fast" if protocol is None else protocol), {}
     if value in available_plans():
-        return builtin_plan(value)[0]
+        return builtin_plan(value)
     # A name with a separator or a suffix is meant as a file; then a missing file is the error to report.
     if value.endswith(".json"):
-        return load_plan(value)[0]
+        return load_plan(value)
     if value.endswith(".csv") or os.sep in value:
-        return from_csv(value)
+        return from_csv(value, protocol=protocol), {}
     known = [*available_schedules(), *available_plans()]
     lower = {name.lower(): name for name in known}
     near = difflib.get_close_matches(value.lower(), lower, n=1, cutoff=0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from diabat.circuits import AnnealingSchedule, Betas, Engine, TrotterPlan, anneal_circuit
+from diabat.circuits import (
+    AnnealingSchedule,
+    Betas,
+    Engine,
+    OutOfRangeWarning,
+    PlanRange,
+    TrotterPlan,
+    anneal_circuit,
+)
 from diabat.circuits.calibration import plan_betas
+from diabat.circuits.memory import require_memory
+from diabat.circuits.plan_range import SATURATED
 from diabat.ising import Ising, IsingError
-from diabat.samplers.anneals import Grid, Order, Protocol, resolve_anneal
+from diabat.samplers.anneals import Grid, Order, Protocol, beyond, resolve_anneal
 from diabat.samplers.base import (
     AdjointGradient,
     Capabilities,
@@ -25,7 +36,14 @@ from diabat.samplers.base import (
     UnsupportedError,
     check_num_reads,
 )
-from diabat.samplers.calibrated import MODES, Calibration, corrected, fit_reads, reference_problems
+from diabat.samplers.calibrated import (
+    MODES,
+    REFERENCE_STRENGTH,
+    Calibration,
+    corrected,
+    fit_reads,
+    reference_problems,
+)
 from diabat.samplers.engines import Precision, build_engine
 from diabat.samplers.programming import ControlNoise, Placed, program, scatter_moments
 from diabat.samplers.pseudolikelihood import fit_betas, fit_state_betas
@@ -51,7 +69,7 @@ class DQASampler(Sampler):
             (Qiskit's StatevectorSampler), or an Engine, such as PrimitiveEngine(primitive) for a processor.
         schedule: Name of a built-in schedule (``Advantage2_system1``) or learned plan (``boltzmann-8``), path of a
             CSV file (s, A_GHz, B_GHz) or of a saved plan (.json), an AnnealingSchedule or a TrotterPlan.
-        protocol: ``fast`` (the default) or ``standard``, for built-in schedules.
+        protocol: ``fast`` (the default) or ``standard`` of a built-in schedule, or one of a CSV file with several.
         annealing_time_ns: t_a in ns; None for 5 ns.
         steps: Trotter steps; None chooses them from A and t_a.
         order: ``strang`` (the default), ``first`` or ``suzuki4``.
@@ -61,7 +79,8 @@ class DQASampler(Sampler):
             by a fit to reference problems of strength ``calibration_strength``), ``per_batch`` (corrected by a
             fit to reads of the very problems), or ``none`` (program h and J as they are; the default for
             learned plans, which sample at beta = 1).
-        calibration_strength: g of the reference problems, h ~ N(0, g), J ~ N(0, g/√n).
+        calibration_strength: g of the reference problems, h ~ N(0, g), J ~ N(0, g/√n); None for 0.5.  Only with
+            ``calibration="fitted"``.
         betas: (beta_h, beta_J) to program with instead, measured on hardware say; excludes ``calibration``.
         field_noise: Standard deviation of each programmed field, in hardware units, anew for every problem.
         coupling_noise: Standard deviation of each programmed coupling.
@@ -78,6 +97,7 @@ class DQASampler(Sampler):
     """
 
     name = "dqa"
+    _warned = False
 
     def __init__(
         self,
@@ -91,7 +111,7 @@ class DQASampler(Sampler):
         grid: Grid | None = None,
         trotter_error: float | None = None,
         calibration: Calibration | None = None,
-        calibration_strength: float = 0.5,
+        calibration_strength: float | None = None,
         betas: tuple[float, float] | None = None,
         field_noise: float = 0.0,
         coupling_noise: float = 0.0,
@@ -117,11 +137,7 @@ class DQASampler(Sampler):
         if calibration not in MODES:
             raise ValueError(f"calibration: expected one of {', '.join(MODES)}, got {calibration!r}.")
         self.calibration = calibration
-        if not (_is_number(calibration_strength) and 0 < calibration_strength <= 10):
-            raise ValueError(
-                f"calibration_strength: expected a coupling strength in (0, 10], got {calibration_strength!r}."
-            )
-        self.calibration_strength = calibration_strength
+        self.calibration_strength = _check_strength(calibration_strength, calibration)
         if num_reads is not None:
             check_num_reads(num_reads)
             self.num_reads = num_reads
@@ -200,6 +216,7 @@ class DQASampler(Sampler):
 
         Raises:
             UnsupportedError: If some spin is invisible, the problem is too large, or the engine knows reads only.
+            ValueError: If they do not fit into memory.
         """
         self._require(ising)
         if ising.visible is not None and not bool(ising.visible.all()):
@@ -208,6 +225,7 @@ class DQASampler(Sampler):
             )
         if not self.engine.exact:
             raise UnsupportedError(f"engine: '{self.engine.name}' draws reads and knows no probabilities.")
+        require_memory(8 * ising.num_problems << ising.num_spins, "probabilities of all states")
         out = torch.empty(ising.num_problems, 2**ising.num_spins, dtype=torch.float64)
         plan = self.plan
         for part in program(ising, self._betas_for(ising, 0), self.noise, 0):
@@ -258,17 +276,17 @@ class DQASampler(Sampler):
             .to(like),
             visible=ising.visible_mask,
             correlation=pairs,
-            info=self._info(betas, seed),
+            info=self._info(betas, parts, seed),
         )
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         betas = self._betas_for(ising, seed)
-        spins = self._read(ising, betas, num_reads, seed)
-        return Samples(spins, ising.visible_mask, info=self._info(betas, seed))
-
-    def _read(self, ising: Ising, betas: Betas, num_reads: int, seed: int) -> Tensor:
-        n, total = ising.num_spins, ising.num_problems
         parts = program(ising, betas, self.noise, seed)
+        spins = self._read(ising, parts, num_reads, seed)
+        return Samples(spins, ising.visible_mask, info=self._info(betas, parts, seed))
+
+    def _read(self, ising: Ising, parts: list[Placed], num_reads: int, seed: int) -> Tensor:
+        n, total = ising.num_spins, ising.num_problems
         random = np.random.default_rng(seed)
         reads = self.engine.sample(self.plan, [part.batch for part in parts], num_reads, random)
         out = torch.full((num_reads, total, n), -1, dtype=torch.int8)
@@ -284,7 +302,8 @@ class DQASampler(Sampler):
         spawned = int(np.random.default_rng([seed, 2]).integers(2**31))
 
         def draw(problems: Ising) -> Samples:
-            spins = self._read(problems, self.anneal.betas, _FIT_READS, spawned)
+            parts = program(problems, self.anneal.betas, self.noise, spawned)
+            spins = self._read(problems, parts, _FIT_READS, spawned)
             return Samples(spins, problems.visible_mask)
 
         return corrected(self.anneal.betas, fit_reads(ising.detach(), draw))
@@ -294,7 +313,7 @@ class DQASampler(Sampler):
         problems = reference_problems(self.calibration_strength)
         [part] = program(problems, self.anneal.betas, self.noise, 0)
         if not self.engine.exact:
-            spins = self._read(problems, self.anneal.betas, 1000, 0)
+            spins = self._read(problems, [part], 1000, 0)
             weights = torch.full(spins.shape[:-1], 1 / len(spins), dtype=torch.float64)
             return corrected(self.anneal.betas, fit_betas(problems, spins, weights))
         table = self.engine.probabilities(self.anneal.plan, part.batch.fields, part.batch.couplings)
@@ -309,7 +328,7 @@ class DQASampler(Sampler):
         angles = np.stack((plan.field_angles, plan.coupling_angles, plan.mixer_angles))
         self.parameters = (nn.Parameter(torch.from_numpy(angles).to(torch.get_default_dtype())),)
 
-    def _info(self, betas: Betas, seed: int) -> dict[str, Any]:
+    def _info(self, betas: Betas, parts: list[Placed], seed: int) -> dict[str, Any]:
         predicted = self.predicted_betas
         facts: dict[str, Any] = {
             "law": "diabatic",
@@ -327,11 +346,50 @@ class DQASampler(Sampler):
         }
         if self.noise.present:
             facts |= {"field_noise": self.noise.fields, "coupling_noise": self.noise.couplings, "seed": seed}
+        allowed = self._range(parts)
+        if allowed is not None:
+            facts["outside_range"] = self._outside(allowed, parts)
         return facts
+
+    def _range(self, parts: list[Placed]) -> PlanRange | None:
+        """What the plan answers; None where nothing is known, or no field is strong enough to look."""
+        if self.parameters:  # angles that are trained leave the range of the plan that they began as
+            return None
+        beta_h = self.anneal.betas.beta_h
+        if self.anneal.learned or beta_h <= 0:
+            return self.anneal.trained
+        strongest = max((float(np.abs(part.batch.fields).max(initial=0.0)) for part in parts), default=0.0)
+        return self._saturation if strongest * beta_h > SATURATED else None
+
+    @cached_property
+    def _saturation(self) -> PlanRange:
+        return PlanRange.of_anneal(self.anneal.plan, self.anneal.betas.beta_h)
+
+    def _outside(self, allowed: PlanRange, parts: list[Placed]) -> float:
+        """Fraction of the spins beyond the range; the first time is warned of."""
+        spins = sum(part.spins.numel() for part in parts)
+        share = sum(allowed.outside(part.batch) for part in parts) / max(1, spins)
+        if share and not self._warned:
+            self._warned = True
+            warnings.warn(beyond(self.anneal, allowed, share), OutOfRangeWarning, stacklevel=5)
+        return share
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+
+
+def _check_strength(strength: float | None, calibration: str) -> float:
+    if strength is None:
+        return REFERENCE_STRENGTH
+    if not (_is_number(strength) and 0 < strength <= 10):
+        raise ValueError(f"calibration_strength: expected a coupling strength in (0, 10], got {strength!r}.")
+    if calibration != "fitted":
+        raise ValueError(
+            f"calibration_strength: expected none without calibration='fitted', which alone has reference "
+            f"problems, got {strength!r} beside {calibration!r}."
+        )
+    return float(strength)
 
 
 def _check_betas(betas: tuple[float, float] | None, calibration: str | None) -> Betas | None:

@@ -50,9 +50,10 @@ def score_covariance(data: Conditionals, beta: Tensor, labels: Tensor | None) ->
             g, w = scores(table, beta), table.reads  # [t, P, R], [P, R]
             share = w.square().sum(-1, keepdim=True)  # 1/R for equal weights
             # R - 1 degrees of freedom; a single read has no mean of its own, and its gradient stands as it is.
-            alone = share > 1 - 1e-9
+            # So does that of reads that are all the same: they do not say how much others would differ.
+            alone = (share > 1 - 1e-9) | (g == g[..., :1]).all(-1, keepdim=True).all(0)
             centred = torch.where(alone, g, g - (g * w).sum(-1, keepdim=True))
-            spread = (centred * w / torch.where(alone, 1.0, 1 - share).sqrt()).flatten(1)
+            spread = (centred * w / torch.where(alone, share, 1 - share).sqrt()).flatten(1)
             total += spread @ spread.T
         return total
     sums = [(scores(table, beta) * table.reads).sum(-1) for table in data]

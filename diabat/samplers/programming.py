@@ -47,7 +47,7 @@ class ControlNoise:
     def __post_init__(self) -> None:
         for name in ("fields", "couplings"):
             value = getattr(self, name)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
             if not number or not 0 <= value < float("inf"):
                 raise ValueError(
                     f"{name[:-1]}_noise: expected a standard deviation >= 0 in hardware units, got {value!r}."

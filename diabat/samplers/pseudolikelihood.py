@@ -37,6 +37,9 @@ def fit_betas(
     problems gives another fit even without read noise.  With ``groups`` the groups are taken as a sample of such
     draws: the interval covers what infinitely many groups would give, read noise included.
 
+    Intervals are asymptotic.  Over 300 draws of Boltzmann reads at g = 0.5 the 95 % interval covers in 93 to 97 % with
+    64 reads of 16 problems, with 200 of one, and over 3 groups; in 90 % with single reads of 8 problems.
+
     Args:
         ising: The problems that were asked for, fields [*batch, n].
         spins: ±1, [reads, *batch, n], or [2^n, n] for a table shared by all problems.

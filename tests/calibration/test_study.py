@@ -201,3 +201,14 @@ def test_figure(small: CalibrationTable, rows: str, tmp_path: Path) -> None:
     assert "annealing time" in text
     assert text.count("fitted -->") == (0 if rows == "without fit" else 2)
     assert "–" in _print(dataclasses.replace(small, rows=chosen)) or rows != "without fit"
+
+
+def test_the_protocol_of_a_file_of_several(tmp_path: Path) -> None:
+    path, s = tmp_path / "both.csv", [k / 40 for k in range(41)]
+    rows = [f"{word},{x},{6 * (1 - x)},{b * x}" for word, b in (("fast", 1), ("standard", 2)) for x in s]
+    path.write_text("\n".join(["protocol,s,A_GHz,B_GHz", *rows]) + "\n")
+    small: dict[str, Any] = {"schedule": str(path), "num_spins": 2, "instances": 2, "queries": 1}
+    found = calibration_table([2.0], protocol="standard", **small)
+    fast = calibration_table([2.0], protocol="fast", **small)
+    assert (found.protocol, fast.protocol) == ("standard", "fast")
+    assert found.rows[0].predicted_beta_h == pytest.approx(2 * fast.rows[0].predicted_beta_h)

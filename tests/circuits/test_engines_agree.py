@@ -86,9 +86,9 @@ def check(engine: Engine, plan: TrotterPlan, batch: Batch, expected: Array, tole
     assert np.abs(np.diagonal(moments.correlation, axis1=1, axis2=2) - 1).max() < tolerance
 
 
-@pytest.mark.parametrize("n", range(1, 13))
+@pytest.mark.parametrize("n", range(1, 14))
 def test_native_equals_the_reference(n: int) -> None:
-    """Blocks of 8 and 16 lanes, full and not; phase tables for every lane and shared; below and above a chunk."""
+    """Blocks of 8 and 16 lanes, full and not; phase tables for every lane and shared; groups in and above a chunk."""
     problems = 19 if n <= 7 else 2
     for number, plan in enumerate(PLANS.values()):
         # Large sizes take turns: every plan is seen with either kind of couplings at some size.

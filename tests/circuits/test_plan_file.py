@@ -112,6 +112,8 @@ def test_missing_folder_and_binary_files(tmp_path: Path) -> None:
         load_plan(tmp_path / "none.json")
     with pytest.raises(ValueError, match="expected a readable plan file"):
         load_plan(tmp_path)
+    (tmp_path / "bom.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(GOOD).encode())
+    assert load_plan(tmp_path / "bom.json")[0].steps == 2
     (tmp_path / "x.json").write_bytes(b"{\xff")
     with pytest.raises(ValueError, match=r"x\.json: expected JSON in UTF-8, got byte 1"):
         load_plan(tmp_path / "x.json")

@@ -51,9 +51,37 @@ def test_several_solvers_need_a_choice(tmp_path: Path) -> None:
         from_csv(path, solver="z")
 
 
+def test_a_choice_needs_its_column(tmp_path: Path) -> None:
+    path = write(tmp_path, HEADER, *ROWS)
+    with pytest.raises(ValueError, match="expected a column protocol to choose 'standard' from, got none"):
+        from_csv(path, protocol="standard")
+    with pytest.raises(ValueError, match="expected a column solver to choose 'x' from, got none"):
+        from_csv(path, solver="x")
+
+
+def test_files_as_spreadsheets_and_people_write_them(tmp_path: Path) -> None:
+    """Byte order mark, CRLF, quotes, indented comments, empty lines, columns in another order."""
+    rows = [",".join(f'"{cell}"' for cell in (b, s, a)) for s, a, b in (row.split(",") for row in ROWS)]
+    text = "\r\n".join(["  # a comment", '"B_GHz","s","A_GHz"', *rows[:9], "", "# another", *rows[9:]])
+    path = tmp_path / "excel.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    loaded, plain = from_csv(path), from_csv(write(tmp_path, HEADER, *ROWS))
+    for key in ("s", "A_GHz", "B_GHz"):
+        assert (getattr(loaded, key) == getattr(plain, key)).all()
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
+        (
+            [line.replace(",", ";").replace(".", ",") for line in (HEADER, *ROWS)],
+            "without s, A_GHz, B_GHz; separate values with commas, and write decimals with points",
+        ),
+        (
+            [line.replace(",", "\t") for line in (HEADER, *ROWS)],
+            "without s, A_GHz, B_GHz; separate values with commas",
+        ),
+        ([f"{HEADER},A_GHz", *(f"{row},0" for row in ROWS)], "line 1: expected one column A_GHz, got 2"),
         ([], "expected a header line with s, A_GHz, B_GHz, got an empty file"),
         (["# nothing"], "got an empty file"),
         (["s,A_GHz", *ROWS], "line 1: expected the columns s, A_GHz, B_GHz, got 's, A_GHz' without B_GHz"),

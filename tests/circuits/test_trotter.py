@@ -103,6 +103,7 @@ def test_default_steps() -> None:
     assert minimum_steps(table, 5.0) == 114
     assert default_steps(table, 5.0) == 200 == trotter_plan(table, 5.0).steps
     assert default_steps(RAMP, 0.1) == 20
+    assert default_steps(table, 40_000.0) == 1_000_000  # and not more than are allowed
 
 
 def test_too_few_steps_are_refused_with_the_minimum() -> None:

@@ -12,9 +12,21 @@ from diabat.cli import anneal_learn
 from diabat.cli.anneal_request import Request
 
 QUICK = [
-    *("--layers", "3", "--strengths", "0.5,1", "--spins", "3", "--instances", "6", "--restarts", "2"),
-    *("--iterations", "10", "--polish", "2", "--held-out", "2", "--no-progress"),
+    *(
+        "--layers",
+        "3",
+        "--restarts",
+        "2",
+        "--iterations",
+        "10",
+        "--polish",
+        "2",
+        "--held-out",
+        "2",
+        "--no-progress",
+    ),
 ]
+RANDOM = [*QUICK, "--strengths", "0.5,1", "--spins", "3", "--instances", "6"]
 PLAN = TrotterPlan(np.array([0.3, 0.6]), np.array([0.2, 0.5]), np.array([1.2, 0.7]), "two layers")
 
 
@@ -35,7 +47,7 @@ def angles(path: Path) -> np.ndarray:
 
 def test_a_learned_plan_is_saved_with_all_that_made_it(tmp_path: Path) -> None:
     output = tmp_path / "new" / "plan.json"
-    printed = run_json("anneal", "learn", str(output), *QUICK, "--pair-weight", "0.5", "--seed", "3")
+    printed = run_json("anneal", "learn", str(output), *RANDOM, "--pair-weight", "0.5", "--seed", "3")
     plan, metadata = load_plan(output)
     assert printed["metadata"] == metadata
     assert printed["mixer_angles_rad"] == plan.mixer_angles.tolist()
@@ -56,7 +68,7 @@ def test_the_recorded_command_makes_the_same_plan_again(tmp_path: Path) -> None:
     import shlex
 
     first, second = tmp_path / "first.json", tmp_path / "second.json"
-    assert run("anneal", "learn", str(first), *QUICK, "--shared", "--weights", "2 1").exit_code == 0
+    assert run("anneal", "learn", str(first), *RANDOM, "--shared", "--weights", "2 1").exit_code == 0
     words = shlex.split(load_plan(first)[1]["command"])
     assert words[:4] == ["diabat", "anneal", "learn", str(first)]
     assert run("anneal", "learn", str(second), *words[4:], "--no-progress").exit_code == 0
@@ -70,20 +82,22 @@ def test_the_recorded_command_makes_the_same_plan_again(tmp_path: Path) -> None:
 def test_every_option_is_in_the_recorded_command() -> None:
     values: dict[str, Any] = {
         "layers": 6, "shared": True, "pair_weight": 0.25, "strengths": "0.5 1", "weights": "1 2", "spins": "3 4",
-        "instances": 7, "run": None, "start": "boltzmann-4", "restarts": 2, "iterations": 11, "polish": 12,
+        "instances": 7, "wide_fields": 6.5, "wide_weight": None, "run": None, "start": "boltzmann-4", "restarts": 2,
+        "iterations": 11, "polish": 12,
         "held_out": 13, "seed": 14,
     }  # fmt: skip
     assert Request.parse(**values).command(Path("p.json")) == (
         "diabat anneal learn p.json --layers 6 --shared --pair-weight 0.25 --strengths '0.5 1' --weights '1 2' "
-        "--spins '3 4' --instances 7 --from boltzmann-4 --restarts 2 --iterations 11 --polish 12 --held-out 13 "
-        "--seed 14"
+        "--spins '3 4' --instances 7 --wide-fields 6.5 --wide-weight 1 --from boltzmann-4 --restarts 2 "
+        "--iterations 11 --polish 12 --held-out 13 --seed 14"
     )
-    recorded = Request.parse(**values | {"run": Path("runs/a"), "start": None, "shared": False})
+    random = dict.fromkeys(("strengths", "weights", "spins", "instances", "wide_fields"))
+    recorded = Request.parse(**values | random | {"run": Path("runs/a"), "start": None, "shared": False})
     assert "--run runs/a --restarts" in recorded.command(Path("p.json"))
 
 
 def test_the_error_table_is_printed(tmp_path: Path) -> None:
-    result = run("anneal", "learn", str(tmp_path / "p.json"), *QUICK)
+    result = run("anneal", "learn", str(tmp_path / "p.json"), *RANDOM)
     assert "J = 0" in result.stdout
     assert result.stdout.count("2 SK") == 9
     shown = run("anneal", "show", str(tmp_path / "p.json"))
@@ -115,7 +129,7 @@ def interrupted(after: int) -> Callable[..., Any]:
 def test_an_interruption_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "p.json"
     monkeypatch.setattr(anneal_learn, "learn_plan", interrupted(3))
-    result = run("anneal", "learn", str(output), *QUICK)
+    result = run("anneal", "learn", str(output), *RANDOM)
     assert result.exit_code == 130
     assert f"The best plan so far (2 layers, loss 0.25) is saved in '{output}'" in result.stderr
     plan, metadata = load_plan(output)
@@ -123,7 +137,7 @@ def test_an_interruption_loses_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert not metadata["finished"]
     monkeypatch.undo()
     assert "(interrupted)" in run("anneal", "show", str(output)).stdout
-    again = run("anneal", "learn", str(output), *QUICK, "--layers", "4", "--from", str(output), "--force")
+    again = run("anneal", "learn", str(output), *RANDOM, "--layers", "4", "--from", str(output), "--force")
     assert again.exit_code == 0, again.stderr
     assert load_plan(output)[0].steps == 4
 
@@ -132,7 +146,7 @@ def test_an_interruption_before_the_first_plan_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(anneal_learn, "learn_plan", interrupted(0))
-    result = run("anneal", "learn", str(tmp_path / "p.json"), *QUICK)
+    result = run("anneal", "learn", str(tmp_path / "p.json"), *RANDOM)
     assert (result.exit_code, result.stderr) == (130, "\nInterrupted. Nothing was saved yet.\n")
     assert not (tmp_path / "p.json").exists()
 
@@ -151,6 +165,9 @@ def test_show_prints_angles_and_betas(plan: str, tmp_path: Path) -> None:
 def test_show_finds_shipped_plans_by_name() -> None:
     document = run_json("anneal", "show", "boltzmann-8")
     assert document["layers"] == 8
+    assert (
+        "Range: |h| up to 2.89, rows of J of norm up to 1.75\n" in run("anneal", "show", "boltzmann-8").stdout
+    )
     assert document["metadata"]["held_out"]["rows"]
 
 
@@ -183,6 +200,14 @@ def test_export_writes_the_circuit_of_the_problem(plan: str, tmp_path: Path) -> 
         (["learn", "p.json", "--weights", "1 1 1 -1"], "--weights: expected finite numbers >= 0, got -1.0."),
         (["learn", "p.json", "--spins", "4.5"], "--spins: expected integers, got 4.5."),
         (["learn", "p.json", "--spins", "17"], "--spins: expected integers from 2 to 16, got 17."),
+        (["learn", "p.json", "--run", "r", "--strengths", "1"], "--strengths: expected none beside --run, which has"),
+        (["learn", "p.json", "--run", "r", "--weights", "1"], "--weights: expected none beside --run, which has its"),
+        (["learn", "p.json", "--run", "r", "--spins", "4"], "--spins: expected none beside --run, which has its prob"),
+        (["learn", "p.json", "--run", "r", "--instances", "4"], "--instances: expected none beside --run, which has"),
+        (["learn", "p.json", "--run", "r", "--wide-fields", "6"], "--wide-fields: expected none beside --run, which"),
+        (["learn", "p.json", "--wide-weight", "2"], "--wide-weight: expected --wide-fields to weigh, got 2 without."),
+        (["learn", "p.json", "--wide-fields", "-1"], "--wide-fields: expected a finite number > 0, got -1"),
+        (["learn", "p.json", "--wide-fields", "6", "--wide-weight", "0"], "--wide-weight: expected a finite number >"),
         (["learn", "p.json", "--run", "nowhere"], "--run: expected the folder of a run, got 'nowhere' without config"),
         (["learn", "p.json", "--from", "PLAN", "--layers", "6"], "--from: expected 6 steps over a power of two"),
         (["learn", "p.json", "--from", "PLAN", "--shared", "--layers", "2"], "--shared: expected a plan with equal"),

@@ -356,6 +356,24 @@ def test_schedule_from_a_csv_file(tmp_path: Path) -> None:
     assert (from_file.state_probabilities(ising) - direct.state_probabilities(ising)).abs().max() < 1e-9
     with pytest.raises(FileNotFoundError, match=r"none\.csv"):
         quick(schedule=str(tmp_path / "none.csv"))
+    with pytest.raises(ValueError, match="expected a column protocol to choose 'fast' from, got none"):
+        quick(schedule=str(path), protocol="fast")
+
+
+def test_the_protocol_chooses_from_a_file_of_several(tmp_path: Path) -> None:
+    path, s = tmp_path / "both.csv", np.linspace(0, 1, 41)
+    lines = [
+        f"{word},{x!r},{6 * (1 - x)!r},{scale * x!r}"
+        for word, scale in (("fast", 1.0), ("standard", 2.0))
+        for x in s.tolist()
+    ]
+    path.write_text("\n".join(["protocol,s,A_GHz,B_GHz", *lines]) + "\n")
+    fast, standard = (quick(schedule=str(path), protocol=word) for word in ("fast", "standard"))
+    assert tuple(standard.betas) == pytest.approx([2 * beta for beta in fast.betas], rel=1e-9)
+    with pytest.raises(
+        ValueError, match="expected one protocol, got fast, standard; say which with protocol="
+    ):
+        quick(schedule=str(path))
 
 
 def test_other_protocol_order_and_precision() -> None:
@@ -384,7 +402,22 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"calibration_strength": float("nan")}, "calibration_strength: expected a coupling strength .* got nan"),
     ({"calibration_strength": True}, "calibration_strength: expected a coupling strength .* got True"),
     ({"calibration_strength": "a"}, "calibration_strength: expected a coupling strength .* got 'a'"),
-    ({"calibration_strength": None}, "calibration_strength: expected a coupling strength .* got None"),
+    (
+        {"calibration_strength": 0.5},
+        "calibration_strength: expected none without .* got 0.5 beside 'predicted'",
+    ),
+    (
+        {"calibration_strength": 1, "calibration": "per_batch"},
+        "calibration_strength: expected none .* got 1 beside 'per_batch'",
+    ),
+    (
+        {"calibration_strength": 0.5, "betas": (9.0, 9.0)},
+        "calibration_strength: expected none without calibration='fitted'",
+    ),
+    (
+        {"protocol": "fast", "schedule": linear_ramp(6.0, 1.0)},
+        "protocol: expected none beside a schedule that is an object, which has its own, got 'fast'",
+    ),
     ({"calibration": ""}, "calibration: expected one of predicted, .*, got ''"),
     ({"calibration": False}, "calibration: expected one of predicted, .*, got False"),
     ({"calibration": "fitted", "betas": (9.0, 9.0)}, "calibration: expected none beside betas, got 'fitted'"),
@@ -485,6 +518,10 @@ def test_problems_it_cannot_run() -> None:
         sampler.circuit(make_problem((), 3, three_body=1.0))
     with pytest.raises(IsingError, match=re.escape("expected one problem [n], got a batch [2, 3]")):
         sampler.circuit(make_problem((2,), 3))
+    with pytest.raises(
+        ValueError, match=r"probabilities of all states need 1\.05e\+06 GiB of memory, got .* available"
+    ):
+        sampler.state_probabilities(Ising(torch.zeros(1, 24).expand(2**23, 24)))
     hidden = with_visible(make_problem((), 2), torch.tensor([True, False]))
     with pytest.raises(UnsupportedError, match="need every spin visible"):
         sampler.state_probabilities(hidden)

@@ -75,6 +75,8 @@ def pvalue(sampleset: Any, bqm: Any, beta: float = BETA) -> float:
     return g_test(spins(sampleset, bqm), law(bqm, beta))
 
 
+# Some of dimod's models have fields that an anneal of a nanosecond does not follow.
+@pytest.mark.filterwarnings("ignore::diabat.circuits.OutOfRangeWarning")
 @pytest.mark.parametrize("name", BACKENDS)
 def test_dimods_own_tests(name: str) -> None:
     def factory() -> OceanSampler:
@@ -317,6 +319,14 @@ def test_bad_arguments(options: dict[str, Any], message: str, empty: bool) -> No
 def test_bad_backends(name: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message.replace("?", r"\?")):
         OceanSampler(name, **options)
+
+
+@pytest.mark.parametrize("other", [{"a": 1.0}, dimod.ConstrainedQuadraticModel(), None])
+def test_other_models_are_refused(other: Any) -> None:
+    with pytest.raises(
+        TypeError, match=f"bqm: expected a dimod.BinaryQuadraticModel, got {type(other).__name__}"
+    ):
+        ocean("exact").sample(other)
 
 
 def test_it_is_reached_from_the_top() -> None:

@@ -214,6 +214,18 @@ def test_a_single_read_of_many_problems_has_an_error() -> None:
     assert fit.coupling == pytest.approx(1.3, abs=4.9 * (fit.coupling_error or 0))
 
 
+def test_reads_that_are_all_the_same_count_as_one() -> None:
+    """They fix no β to nine digits: ten copies of a read know what one of them knows."""
+    problem = make_problem((12,), 4, lead="per_problem", seed=3)
+    spins = torch.where(torch.rand(1, 12, 4, generator=torch.Generator().manual_seed(1)) > 0.5, 1, -1)
+    one = fit_betas(problem, spins, torch.ones(1, 12))
+    ten = fit_betas(problem, spins.expand(10, -1, -1), torch.full((10, 12), 0.1))
+    assert one.field_error is not None
+    assert one.field_error > 0.01
+    for name in ("field", "field_error", "coupling", "coupling_error"):
+        assert getattr(ten, name) == pytest.approx(getattr(one, name), rel=1e-6)
+
+
 def test_weighted_reads() -> None:
     # Reads at beta 0.7 with weights for beta 1, N = 20,000: 4.9 standard errors, alpha 1e-6.
     problem = make_problem((4,), 5, seed=4)

@@ -1,0 +1,89 @@
+"""How strong problems may be for a plan: what a learned plan's file says, or where an anneal stops to saturate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from diabat.circuits.engine import Batch
+from diabat.circuits.reference import reference_probabilities
+from diabat.circuits.trotter import TrotterPlan
+
+KEY = "trained_range"
+"""The entry of a learned plan's metadata."""
+
+SATURATED = 10.0
+"""A spin in a field of this size at beta = 1 is +1 to 2e-9."""
+
+_MISSED = 0.03
+_FARTHEST, _POINTS = 1e3, 512
+
+
+class OutOfRangeWarning(UserWarning):
+    """A plan is asked for stronger fields or couplings than it answers."""
+
+
+@dataclass(frozen=True)
+class PlanRange:
+    """Up to where a plan answers as it does within, in the units of what is programmed.
+
+    Attributes:
+        max_field: Largest |h| of a spin.
+        max_row_norm: Largest √Σ_k J_jk² of a spin; infinite if only fields are judged.
+
+    Raises:
+        ValueError: A number that is not positive, or a field that is not finite.
+    """
+
+    max_field: float
+    max_row_norm: float = math.inf
+
+    def __post_init__(self) -> None:
+        """Check."""
+        for name, most in (("max_field", math.inf), ("max_row_norm", math.nan)):
+            value = getattr(self, name)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not (number and value > 0 and value != most):
+                raise ValueError(f"{name}: expected a number > 0, got {value!r}.")
+
+    @classmethod
+    def of_metadata(cls, metadata: Mapping[str, Any]) -> PlanRange | None:
+        """The range that a plan's file states, measured by `diabat.learned.trained_range`; None if it states none.
+
+        Raises:
+            ValueError: The entry has another form.
+        """
+        entry = metadata.get(KEY)
+        if entry is None:
+            return None
+        try:
+            return cls(entry["max_field"], entry["max_row_norm"])
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(
+                f"{KEY}: expected {{'max_field': ..., 'max_row_norm': ...}} with numbers > 0, got {entry!r:.80}."
+            ) from None
+
+    @classmethod
+    def of_anneal(cls, plan: TrotterPlan, beta_h: float) -> PlanRange:
+        """Up to where a spin in a strong field follows it: from β_h h = 10 on, until P(s = +1) errs by 0.03.
+
+        In fields far above the transverse field the state |+> no longer turns, and where a problem layer turns by
+        more than π the answer is one of the step, not of the anneal.
+
+        Args:
+            plan: A plan cut from an anneal.
+            beta_h: Its first-order inverse temperature of fields, positive.
+        """
+        fields = np.geomspace(SATURATED, _FARTHEST, _POINTS) / beta_h
+        plus = reference_probabilities(plan, fields[:, None], np.zeros((1, 1)))[:, 1]
+        wrong = np.flatnonzero(plus < 1 - _MISSED)
+        return cls(float(fields[max(0, wrong[0] - 1)] if len(wrong) else fields[-1]))
+
+    def outside(self, batch: Batch) -> int:
+        """Number of spins of all problems together whose field or couplings are stronger."""
+        rows = np.sqrt((batch.couplings**2).sum(axis=-1))  # [n] shared, or [Q, n]
+        return int(((np.abs(batch.fields) > self.max_field) | (rows > self.max_row_norm)).sum())
