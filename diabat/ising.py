@@ -147,6 +147,8 @@ class Ising:
 def _check_tensor(name: str, value: Any) -> None:
     if not isinstance(value, Tensor):
         raise IsingError(f"{name}: expected a torch.Tensor, got {type(value).__name__}.")
+    if value.layout != torch.strided:
+        raise IsingError(f"{name}: expected a dense tensor, got the layout {value.layout}; use .to_dense().")
 
 
 def _check_finite(name: str, value: Tensor) -> None:
@@ -286,8 +288,12 @@ def from_bqm(
         The problem with fields [n], and the variable label of each spin.
 
     Raises:
-        IsingError: If the model has no variables or a bias is not finite.
+        IsingError: If it is no such model, has no variables, or a bias is not finite.
     """
+    import dimod
+
+    if not isinstance(bqm, dimod.BinaryQuadraticModel):
+        raise IsingError(f"bqm: expected a dimod.BinaryQuadraticModel, got {type(bqm).__name__}.")
     spin = bqm.change_vartype("SPIN", inplace=False)
     labels = list(spin.variables)
     linear, (rows, columns, biases), _ = spin.to_numpy_vectors(variable_order=labels)
@@ -311,7 +317,8 @@ def to_bqm(ising: Ising, labels: list[Hashable] | None = None) -> Any:
     """Convert one problem without invisible spins or three-body terms into a SPIN BQM (energies agree).
 
     Raises:
-        IsingError: If the problem is a batch, has invisible spins, or has three-body terms.
+        IsingError: If the problem is a batch, has invisible spins or three-body terms, or labels are not one per
+            spin.
     """
     import dimod
 
@@ -321,7 +328,9 @@ def to_bqm(ising: Ising, labels: list[Hashable] | None = None) -> Any:
         raise IsingError("three_body: expected None (a BQM is quadratic), got a tensor.")
     if ising.visible is not None and not bool(ising.visible.all()):
         raise IsingError("visible: expected every spin visible, got invisible spins; drop them first.")
-    names: list[Hashable] = list(range(ising.num_spins)) if labels is None else labels
+    names: list[Hashable] = list(range(ising.num_spins)) if labels is None else list(labels)
+    if len(set(names)) != len(names) or len(names) != ising.num_spins:
+        raise IsingError(f"labels: expected {ising.num_spins} different labels, got {names}.")
     bqm = dimod.BinaryQuadraticModel("SPIN")
     for name, h in zip(names, ising.fields.tolist(), strict=True):
         bqm.add_variable(name, -h)

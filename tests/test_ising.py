@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Hashable
 from typing import Any
 
 import dimod
@@ -147,6 +148,32 @@ def test_binary_bqm_has_the_same_energies_up_to_its_offset() -> None:
 def test_what_a_bqm_cannot_hold_is_refused(ising: Ising, message: str) -> None:
     with pytest.raises(IsingError, match=message):
         to_bqm(ising)
+
+
+@pytest.mark.parametrize("labels", [["a"], ["a", "b", "c"], ["a", "a"]])
+def test_labels_are_one_per_spin_and_different(labels: list[Hashable]) -> None:
+    """Two spins of one name would become one variable."""
+    with pytest.raises(IsingError, match="labels: expected 2 different labels, got"):
+        to_bqm(make_problem((), 2), labels)
+
+
+@pytest.mark.parametrize("model", [{"a": 1.0}, dimod.ConstrainedQuadraticModel(), None])
+def test_other_models_than_bqms_are_refused(model: Any) -> None:
+    with pytest.raises(
+        IsingError, match=f"bqm: expected a dimod.BinaryQuadraticModel, got {type(model).__name__}"
+    ):
+        from_bqm(model)
+
+
+@pytest.mark.parametrize("argument", ["fields", "couplings"])
+def test_sparse_tensors_are_refused(argument: str) -> None:
+    h, J = torch.zeros(3), torch.zeros(3, 3)
+    given: dict[str, Any] = {"fields": h, "couplings": J}
+    given[argument] = given[argument].to_sparse()
+    with pytest.raises(
+        IsingError, match=f"{argument}: expected a dense tensor, got the layout torch.sparse_coo"
+    ):
+        Ising(**given)
 
 
 def test_empty_and_infinite_bqms_are_refused() -> None:

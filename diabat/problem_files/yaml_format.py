@@ -62,7 +62,10 @@ def yaml_problem(document: Any, beta: float | None) -> Ising:
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ProblemFileError(f"{name}: expected a number, got {shown(value)}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ProblemFileError(f"{name}: expected a number below 1e308, got an integer beyond it") from None
 
 
 def _numbers(name: str, values: Any) -> Tensor:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -204,6 +205,7 @@ class Sampler(ABC):
             UnsupportedError: If the backend does not support the problem or does not sample.
             ValueError: If ``num_reads`` or ``seed`` is out of range.
         """
+        num_reads = as_int(num_reads)
         check_num_reads(num_reads)
         if not self.capabilities.samples:
             raise UnsupportedError(f"sampler '{self.name}' computes moments only and cannot draw samples.")
@@ -286,6 +288,11 @@ class Sampler(ABC):
         able = self.capabilities
         if not isinstance(ising, Ising):
             raise TypeError(f"ising: expected a diabat.Ising, got {type(ising).__name__}.")
+        if ising.fields.dtype not in (
+            torch.float32,
+            torch.float64,
+        ):  # unchecked, from a layer under autocast say
+            raise UnsupportedError(f"fields: expected dtype float32 or float64, got {ising.fields.dtype}.")
         if ising.three_body is not None and not able.three_body:
             raise UnsupportedError(
                 f"three_body: sampler '{self.name}' accepts fields and couplings only; "
@@ -311,6 +318,11 @@ def check_num_reads(num_reads: int) -> None:
         raise ValueError(f"num_reads: expected an integer >= 1, got {num_reads!r}.")
 
 
+def as_int(value: Any) -> Any:
+    """An integer of numpy as one of Python; anything else as it is, to be checked."""
+    return int(value) if isinstance(value, np.integer) else value
+
+
 def draw_seed(seed: int | None) -> int:
     """Return the seed itself, or a fresh one from the operating system.
 
@@ -319,6 +331,7 @@ def draw_seed(seed: int | None) -> int:
     """
     if seed is None:
         return secrets.randbelow(2**31)
+    seed = as_int(seed)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
         raise ValueError(f"seed: expected an integer between 0 and 2^63 - 1, got {seed!r}.")
     return seed

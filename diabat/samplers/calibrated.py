@@ -23,10 +23,10 @@ REFERENCE_STRENGTH = 0.5
 _PRIOR = 0.3
 
 
-def reference_problems(strength: float = REFERENCE_STRENGTH) -> Ising:
-    """16 Sherrington-Kirkpatrick problems of 6 spins from a fixed seed, J of their own, float64 [16, 6]."""
+def reference_problems(strength: float = REFERENCE_STRENGTH, spins: int = 6) -> Ising:
+    """16 Sherrington-Kirkpatrick problems of n = 6 spins from a fixed seed, J of their own, float64 [16, n]."""
     generator = torch.Generator().manual_seed(0)
-    n, instances = 6, 16
+    n, instances = spins, 16
     h = strength * torch.randn(instances, n, generator=generator, dtype=torch.float64)
     J = strength / n**0.5 * torch.randn(instances, n * (n - 1) // 2, generator=generator, dtype=torch.float64)
     return Ising(h, pack_couplings(J, n))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from diabat.samplers.half_split import (
     HalfEnergies,
     draw_states,
     half_products,
+    own_weights,
     pair_correlations,
     split_energies,
     state_probabilities,
@@ -33,7 +35,9 @@ class ExactSampler(Sampler):
     r"""Exact moments and independent exact samples.
 
     Cost 2·2^n multiply-adds per query and 2^n state weights per distinct J; memory O(2^(n/2)) per query.
-    Precision follows the dtype of the fields.
+    Precision follows the dtype of the fields.  Where exponents span more than it holds (fields and couplings that
+    oppose each other, beyond about 40 in float32 and 300 in float64) a query is solved in float64, or with state
+    weights of its own: slower, and as right.
 
     Args:
         memory_budget_mb: Working memory.  More queries than fit are solved in parts, each of which forms the
@@ -86,9 +90,11 @@ class ExactSampler(Sampler):
         # One row more: where the padding of a tier goes.
         out = ising.fields.new_empty(ising.num_problems + 1, 2**ising.num_spins)
         for group in grouped(ising.detach()):
-            p = state_probabilities(group.fields.double(), _energies(group))
-            if not bool(p.isfinite().all()):
-                raise _out_of_range(group)
+            fields, energies = group.fields.double(), _energies(group)
+            p, total = state_probabilities(fields, energies)
+            for part in self._strong_parts(group, _lost(total)):
+                p[part] = state_probabilities(*own_weights(fields, energies, part))[0][:, 0]
+            _require_finite(p, group)
             out[group.tier.problems.reshape(-1)] = p.flatten(0, 1).to(out.dtype)
         return out[:-1].reshape(*ising.batch_shape, -1)
 
@@ -118,38 +124,78 @@ class ExactSampler(Sampler):
     def _solve(self, group: Group, correlations: bool) -> tuple[Tensor, Tensor, Tensor | None, bool]:
         """Moments of one group in its own precision, in float64 where that underflows."""
         energies = _energies(group)
-        budget_bytes = int(self.memory_budget_mb * 2**20)
         dtype = group.fields.dtype
         for fields in (group.fields, group.fields.double()):
-            p, log_z, smallest = _exact(fields, energies, budget_bytes)
-            if smallest >= _MIN_SCALED_Z[fields.dtype]:
+            p, log_z, total = _exact(fields, energies, self._budget_bytes)
+            lost = _lost(total)
+            if not bool(lost.any()):
                 break
         else:
-            raise _out_of_range(group)
+            p, log_z = self._solve_strong(group, energies, lost)
         pairs = None
         if correlations:
             with torch.no_grad():
-                products = half_products(fields.detach(), _detached(energies), fields.dtype, budget_bytes)
-                pairs = pair_correlations(fields.detach(), _detached(energies), products).to(dtype)
+                pairs = self._pairs(group, fields.detach(), _detached(energies), lost).to(dtype)
         return p.to(dtype), log_z.to(dtype), pairs, fields.dtype != dtype
+
+    def _solve_strong(self, group: Group, energies: HalfEnergies, lost: Tensor) -> tuple[Tensor, Tensor]:
+        """Probabilities and log Z in float64, of the queries that are ``lost`` with weights of their own."""
+        fields = group.fields.double()
+        # Without fields nothing is lost: the gradients of the others stay finite.
+        weak = torch.where(lost[..., None], 0, fields)
+        p, log_z, _ = _exact(weak, energies, self._budget_bytes)
+        for part in self._strong_parts(group, lost):
+            own, own_z, _ = _exact(*own_weights(fields, energies, part), self._budget_bytes)
+            p, log_z = p.index_put(part, own[:, 0]), log_z.index_put(part, own_z[:, 0])
+        _require_finite(log_z, group)
+        return p, log_z
+
+    def _pairs(self, group: Group, fields: Tensor, energies: HalfEnergies, lost: Tensor) -> Tensor:
+        products = half_products(fields, energies, fields.dtype, self._budget_bytes)
+        pairs = pair_correlations(fields, energies, products)
+        for part in self._strong_parts(group, lost):
+            own, e = own_weights(fields, energies, part)
+            pairs[part] = pair_correlations(own, e, half_products(own, e, own.dtype))[:, 0]
+        return pairs
+
+    @property
+    def _budget_bytes(self) -> int:
+        return int(self.memory_budget_mb * 2**20)
+
+    def _strong_parts(self, group: Group, lost: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Groups and queries that are lost, in parts that fit into the memory budget."""
+        m, count = group.fields.shape[-1], int(lost.sum())
+        seconds = count * 2.0**m / _STATES_PER_SECOND
+        if seconds > self.max_seconds:
+            raise UnsupportedError(
+                f"fields: sampler 'exact' expects problems that take at most max_seconds = {self.max_seconds:g}, got "
+                f"{count} of {m} visible spins whose fields and couplings are so strong that they share no weights, "
+                f"which need about {_duration(seconds)}; use a sampling backend or raise max_seconds."
+            )
+        step = max(1, self._budget_bytes // (2 ** ((m + 1) // 2) * _BYTES_PER_HALF_STATE))
+        which, query = lost.nonzero(as_tuple=True)
+        return zip(which.split(step), query.split(step), strict=True) if count else iter(())
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         n, total = ising.num_spins, ising.num_problems
         spins = torch.full((num_reads, total * n + 1), -1, dtype=torch.int8, device=ising.fields.device)
-        scratch_bytes = int(self.memory_budget_mb * 2**20)
         # One uniform pair per read and problem, drawn before grouping: the draw does not depend on tiers.
         # numpy's generator: torch's CPU one looks at the low 32 bits of a seed only.
         drawn = np.random.default_rng(seed).random((2, num_reads, total + 1))
         uniforms = torch.from_numpy(drawn).to(ising.fields.device)
         for group in grouped(ising):
             energies = _energies(group)
-            products = half_products(group.fields.double(), energies, torch.float64)
-            if not float(products.total.min()) >= _MIN_SCALED_Z[torch.float64]:
-                raise _out_of_range(group)
+            fields = group.fields.double()
+            products = half_products(fields, energies, torch.float64)
+            right, log_z = products.U * products.C, products.total
+            for part in self._strong_parts(group, _lost(products.total)):
+                own = half_products(*own_weights(fields, energies, part), torch.float64)
+                right[part], log_z[part] = (own.U * own.C)[:, 0], own.total[:, 0]
+            _require_finite(log_z.log(), group)
             u = uniforms[:, :, group.tier.problems]
-            states = draw_states(group.fields, energies, products, u, scratch_bytes)
+            states = draw_states(fields, energies, right, u, self._budget_bytes)
             spins.scatter_(1, group.tier.cells.reshape(1, -1).expand(num_reads, -1), states.flatten(1))
-        spins = spins[:, :-1].reshape(num_reads, *ising.fields.shape)
+        spins = spins[:, :-1].contiguous().reshape(num_reads, *ising.fields.shape)
         return Samples(spins, ising.visible_mask, info={"effective_beta": 1.0})
 
     def _require(self, ising: Ising) -> None:
@@ -182,11 +228,17 @@ class ExactSampler(Sampler):
 _LOG_2 = math.log(2.0)
 
 
-def _out_of_range(group: Group) -> UnsupportedError:
-    return UnsupportedError(
-        "fields: the range of the exponent exceeds float64, expected largest |h|, |J| of a few hundred "
-        f"in all, got max |h| = {float(group.fields.detach().abs().max()):.3g}."
-    )
+def _lost(total: Tensor) -> Tensor:
+    """Queries whose terms may have fallen below the smallest number; NaN is lost."""
+    return ~(total >= _MIN_SCALED_Z[total.dtype])
+
+
+def _require_finite(found: Tensor, group: Group) -> None:
+    if not bool(found.isfinite().all()):
+        raise UnsupportedError(
+            "fields: expected exponents that float64 can hold, got a sum of fields and couplings beyond it, "
+            f"max |h| = {float(group.fields.detach().abs().max()):.3g}."
+        )
 
 
 def _energies(group: Group) -> HalfEnergies:
@@ -202,25 +254,25 @@ def _detached(e: HalfEnergies) -> HalfEnergies:
 _BYTES_PER_HALF_STATE = 40
 
 
-def _exact(fields: Tensor, e: HalfEnergies, budget_bytes: int) -> tuple[Tensor, Tensor, float]:
-    """Probabilities, log Z and smallest scaled Z, the queries in as many parts as the budget asks for."""
+def _exact(fields: Tensor, e: HalfEnergies, budget_bytes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Probabilities, log Z and scaled Z, the queries in as many parts as the budget asks for."""
     groups, queries, m = fields.shape
     part = max(1, budget_bytes // (groups * 2 ** ((m + 1) // 2) * _BYTES_PER_HALF_STATE))
     if part >= queries:
         return _exact_part(fields, e, budget_bytes)
     parts = [_exact_part(some, e, 0) for some in fields.split(part, dim=1)]
-    p, log_z, smallest = zip(*parts, strict=True)
-    return torch.cat(p, 1), torch.cat(log_z, 1), min(smallest)
+    p, log_z, total = (torch.cat(found, 1) for found in zip(*parts, strict=True))
+    return p, log_z, total
 
 
-def _exact_part(fields: Tensor, e: HalfEnergies, keep_bytes: int) -> tuple[Tensor, Tensor, float]:
+def _exact_part(fields: Tensor, e: HalfEnergies, keep_bytes: int) -> tuple[Tensor, Tensor, Tensor]:
     differentiated = torch.is_grad_enabled() and any(
         t.requires_grad for t in (fields, e.left, e.right, e.cross)
     )
     keep = keep_bytes if differentiated else 0
     result: Any = ExactProbabilities.apply(fields, e.left, e.right, e.cross, e.three_body, keep)
-    p, log_z, smallest = result
-    return p, log_z, float(smallest)
+    p, log_z, total = result
+    return p, log_z, total
 
 
 def _duration(seconds: float) -> str:

@@ -115,6 +115,31 @@ def split_energies(
     return HalfEnergies(left, right, cross, three_body=True)
 
 
+def own_weights(
+    fields: Tensor, energies: HalfEnergies, which: tuple[Tensor, Tensor]
+) -> tuple[Tensor, HalfEnergies]:
+    """Some queries as groups of one query each, with the fields of the right half in e_R; differentiable.
+
+    C is then 1 and rows of W are scaled one by one, so that no sum loses its largest terms, whatever fields and
+    couplings are.  The price is a W for every query.
+
+    Args:
+        fields: float64 [G, Q, m].
+        energies: Shared exponents.
+        which: Group and query of each of the R that are taken, int64 [R].
+
+    Returns:
+        Fields [R, 1, m], zero in the right half, and exponents of R groups.
+    """
+    group, query = which
+    a = fields.shape[-1] // 2
+    own = fields[group, query]
+    right = energies.right[group] + own[:, a:] @ half_tables(own.shape[-1] - a, own.device).signs.T
+    left_only = torch.cat((own[:, :a], torch.zeros_like(own[:, a:])), 1)
+    e = HalfEnergies(energies.left[group], right, energies.cross[group], energies.three_body)
+    return left_only[:, None], e
+
+
 def _pair_energy(J: Tensor, half: HalfTables) -> Tensor:
     j, k = torch.triu_indices(J.shape[1], J.shape[1], offset=1, device=J.device)
     return J[:, j, k] @ half.pairs.T
@@ -247,7 +272,7 @@ def probabilities(products: HalfProducts) -> Tensor:
 
 
 class ExactProbabilities(torch.autograd.Function):
-    """(fields, e_L, e_R, X) -> (P(s=+1) [G, Q, m], log Z [G, Q], smallest scaled Z), with the analytic backward.
+    """(fields, e_L, e_R, X) -> (P(s=+1) [G, Q, m], log Z, scaled Z, both [G, Q]), with the analytic backward.
 
     For cotangents v of P and u of log Z let f(s) = Σ_j v_j [s_j = +1] = f_L + f_R.  Then
 
@@ -273,9 +298,9 @@ class ExactProbabilities(torch.autograd.Function):
         log_partition = (products.total.double().log() + products.log_scale).to(fields.dtype)
         ctx.save_for_backward(fields, left, right, cross, p)
         ctx.products, ctx.three_body = products, three_body
-        smallest = products.total.min()
-        ctx.mark_non_differentiable(smallest)
-        return p, log_partition, smallest
+        total = products.total.clone()
+        ctx.mark_non_differentiable(total)
+        return p, log_partition, total
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
@@ -342,24 +367,24 @@ def _weighted_pairs(weights: Tensor, signs: Tensor) -> Tensor:
     return (weights @ products).reshape(*weights.shape[:-1], spins, spins)
 
 
-def state_probabilities(fields: Tensor, energies: HalfEnergies) -> Tensor:
-    """p(s), [G, Q, 2^m] in float64; bit j of the state index is spin j."""
+def state_probabilities(fields: Tensor, energies: HalfEnergies) -> tuple[Tensor, Tensor]:
+    """p(s), [G, Q, 2^m] in float64, and scaled Z, [G, Q]; bit j of the state index is spin j."""
     products = half_products(fields, energies, torch.float64)
     split = _Split(fields.shape[-1], energies, torch.float64)
     W = torch.cat([split.weights(rows)[0] for rows in split.blocks()], 1)
     joint = products.A[:, :, None, :] * W.transpose(1, 2)[:, None] * products.C[..., None]  # [G, Q, y, x]
-    return (joint / products.total[..., None, None]).flatten(-2)
+    return (joint / products.total[..., None, None]).flatten(-2), products.total
 
 
 def draw_states(
-    fields: Tensor, energies: HalfEnergies, products: HalfProducts, uniforms: Tensor, chunk_bytes: int
+    fields: Tensor, energies: HalfEnergies, right_weights: Tensor, uniforms: Tensor, chunk_bytes: int
 ) -> Tensor:
     """Draw i.i.d. states by inverse transform: the right half from its marginal, the left half given the right.
 
     Args:
         fields: [G, Q, m].
         energies: Shared exponents.
-        products: State weights in float64.
+        right_weights: Weights of the right states U ∘ C, float64 [G, Q, 2^b].
         uniforms: float64 in [0, 1), [2, reads, G, Q].
         chunk_bytes: Scratch memory.
 
@@ -368,7 +393,7 @@ def draw_states(
     """
     split = _Split(fields.shape[-1], energies, torch.float64)
     reads, groups, queries = uniforms.shape[1:]
-    right = _inverse_transform(products.U * products.C, uniforms[0])  # [reads, G, Q]
+    right = _inverse_transform(right_weights, uniforms[0])  # [reads, G, Q]
     h_L = fields[..., : split.a].double()
     base = h_L @ split.L.signs.T + energies.left[:, None]  # [G, Q, 2^a]
     left = torch.empty_like(right)

@@ -20,7 +20,7 @@ import dimod
 import numpy as np
 
 from diabat.ising import from_bqm
-from diabat.samplers.base import MAX_SEED, Sampler, Samples, check_num_reads, draw_seed
+from diabat.samplers.base import MAX_SEED, Sampler, Samples, as_int, check_num_reads, draw_seed
 from diabat.samplers.composite import build_base
 from diabat.samplers.facts import plain
 
@@ -93,9 +93,12 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
             UnsupportedError: If the backend does not support the model, for instance its number of variables.
             IsingError: If a bias is not finite.
             ValueError: If an argument is out of range.
+            TypeError: If ``bqm`` is no binary quadratic model.
         """
         self.remove_unknown_kwargs(**unknown)
-        num_reads, seed = _integer(num_reads), None if seed is None else _integer(seed)
+        if not isinstance(bqm, dimod.BinaryQuadraticModel):
+            raise TypeError(f"bqm: expected a dimod.BinaryQuadraticModel, got {type(bqm).__name__}.")
+        num_reads = as_int(num_reads)
         check_num_reads(num_reads)
         _check_beta(beta)
         if not bqm.num_variables:
@@ -131,11 +134,6 @@ def _sampleset(
         rows = (rows > 0).astype(np.int8)
     energy = bqm.energies((rows, labels))
     return dimod.SampleSet.from_samples((rows, labels), bqm.vartype, energy, info=info, **vectors)
-
-
-def _integer(value: Any) -> Any:
-    """Accept the integers of numpy, which Ocean's tools hand around."""
-    return int(value) if isinstance(value, np.integer) else value
 
 
 def _check_beta(beta: Any) -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from diabat.circuits import schedule
 from diabat.samplers.dimod.budget import estimated_access_us
 from diabat.samplers.dimod.target import missing_package
-from diabat.testing import strict_qpu_law as law
+from diabat.testing import strict_qpu_law as laws
 from diabat.testing import strict_qpu_rules as rules
 
 # Typical values of an Advantage processor, in the form of its property problem_timing_data; microseconds.
@@ -33,6 +34,19 @@ TIMING = {
     "decorrelation_max_nominal_anneal_time": 2000.0,
     "decorrelation_time_range": [500.0, 10000.0],
 }
+
+
+def _check_law(law: Any, name: str | None, tied_below: float | None) -> None:
+    if law not in ("boltzmann", "anneal"):
+        raise ValueError(f"law: expected 'boltzmann' or 'anneal', got {law!r}.")
+    if (law == "anneal") != (name is not None):
+        raise ValueError(f"schedule: expected one with law='anneal' and none without, got {name!r}.")
+    if law == "anneal" and tied_below is not None:
+        raise ValueError(
+            f"tied_below: expected None with law='anneal', whose chains are simulated, got {tied_below!r}."
+        )
+    if name is not None:
+        schedule(name)
 
 
 def __getattr__(name: str) -> Any:
@@ -60,11 +74,16 @@ def _strict_mock_qpu() -> type:
         are no anneal; flux biases of another number or beside auto_scale; too many reads, too long runs, unknown
         keywords.  Answers are histograms unless ``answer_mode="raw"``.
 
-        The law: P(s) ∝ exp(-beta · E(s)) of the programmed values, by simulated annealing held at beta.  Like a
-        processor it takes no seed per call: answer number k follows from ``seed`` and k.
+        The law ``boltzmann``: P(s) ∝ exp(-beta · E(s)) of the programmed values, by simulated annealing held at beta.
+        The law ``anneal``: the fast anneal of ``schedule`` as the backend ``dqa`` simulates it, of every connected part
+        (16 qubits at most); qubits with flux biases are held.  It is not Boltzmann, and fields and couplings come
+        out at different temperatures.  Like a processor it takes no seed per call: answer number k follows from
+        ``seed`` and k.
 
         Args:
-            beta: Inverse temperature of the answers, for fields and couplings alike.
+            law: ``boltzmann`` or ``anneal``, which answers submissions with ``fast_anneal`` only.
+            schedule: Built-in schedule of the anneal, such as Advantage2_system1.
+            beta: Inverse temperature of Boltzmann answers, for fields and couplings alike.
             sweeps: Sweeps from a random start.
             seed: Of all answers; None draws one.
             tied_below: Qubits joined by couplings J at or below this move as one, which is the limit of strong chains;
@@ -82,6 +101,8 @@ def _strict_mock_qpu() -> type:
         def __init__(
             self,
             *,
+            law: Literal["boltzmann", "anneal"] = "boltzmann",
+            schedule: str | None = None,
             beta: float = 1.0,
             sweeps: int = 100,
             seed: int | None = 0,
@@ -92,7 +113,10 @@ def _strict_mock_qpu() -> type:
         ) -> None:
             if not beta > 0:
                 raise ValueError(f"beta: expected a positive number, got {beta!r}.")
+            _check_law(law, schedule, tied_below)
             stated = {"problem_timing_data": TIMING, "beta": beta, "seed": seed, "sweeps": sweeps}
+            if law == "anneal":
+                stated |= {"law": law, "schedule": schedule}
             super().__init__(
                 properties={**stated, "tied_below": tied_below, **(properties or {})},
                 substitute_sampler=SimulatedAnnealingSampler(),
@@ -100,6 +124,7 @@ def _strict_mock_qpu() -> type:
                 **chip,
             )
             self.parameters["max_answers"] = ["parameters"]
+            self.schedule = schedule
             self.tied_below, self.fail_at = tied_below, frozenset(fail_at)
             self._seeds = np.random.SeedSequence(seed)
             self.calls = self.answered = self.reads = 0
@@ -127,13 +152,16 @@ def _strict_mock_qpu() -> type:
             h, J = rules.programmed(
                 h.astype(np.float64), pairs, J.astype(np.float64), keywords, self.properties
             )
-            if (biases := keywords.get("flux_biases")) is not None:
-                h = h + law.flux_as_fields(biases, qubits)
-            model, group = law.tie(law.Model(h, pairs, J), self.tied_below)
+            biases = keywords.get("flux_biases")
+            flux = np.zeros(len(h)) if biases is None else laws.flux_as_fields(biases, qubits)
             (child,) = self._seeds.spawn(1)
-            seed = {"seed": int(child.generate_state(1)[0] >> 1)}
-            drawn = law.draw(model, self.substitute_sampler, reads, {**self.substitute_kwargs, **seed})
-            return drawn[:, group]
+            seed = int(child.generate_state(1)[0] >> 1)
+            if self.schedule is not None:
+                time = rules.fast_annealing_time(keywords)
+                return laws.anneal(laws.Model(h, pairs, J), flux, self.schedule, time, reads, seed)
+            model, group = laws.tie(laws.Model(h + flux, pairs, J), self.tied_below)
+            given = {**self.substitute_kwargs, "seed": seed}
+            return laws.draw(model, self.substitute_sampler, reads, given)[:, group]
 
         def _timing(self, qubits: int, keywords: dict[str, Any]) -> dict[str, float]:
             named = ("num_reads", "annealing_time", "anneal_schedule")

@@ -1,14 +1,20 @@
-"""What the stand-in of a processor answers: Boltzmann reads of the programmed values at one beta."""
+"""What the stand-in of a processor answers: Boltzmann reads at one beta, or reads of a simulated fast anneal."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from scipy.sparse import coo_array, csr_array
+from scipy.sparse.csgraph import connected_components
 
+from diabat.ising import Ising, to_minimised
 from diabat.samplers.dimod.programming import FloatArray, IntArray
+from diabat.samplers.seeds import child_seed
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +48,6 @@ def tie(model: Model, below: float | None) -> tuple[Model, NDArray[np.int64]]:
     count = len(model.h)
     if below is None:
         return model, np.arange(count)
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
     first, second = model.pairs[np.less_equal(model.J, below)].T
     links = coo_array((np.ones(len(first)), (first, second)), shape=(count, count))
     size, group = connected_components(links, directed=False)
@@ -67,3 +70,64 @@ def draw(model: Model, sampler: Any, reads: int, keywords: dict[str, Any]) -> ND
     place = {label: column for column, label in enumerate(answer.variables)}
     spins = answer.record.sample[:, [place[label] for label in labels]]
     return np.repeat(spins, answer.record.num_occurrences, axis=0).astype(np.int8)
+
+
+# A flux bias that acts like at least this field holds its qubit; weaker ones, growing like sqrt(B), are refused.
+_HOLDING_FIELD = 4.0
+_MOST_QUBITS = 16
+
+
+def anneal(
+    model: Model, flux: FloatArray, schedule: str, annealing_time_us: float, reads: int, seed: int
+) -> NDArray[np.int8]:
+    """Reads of a fast anneal of every connected part, by the simulation of the backend ``dqa``, int8 [reads, V].
+
+    A qubit with a flux bias stands at its sign from the beginning and is a field to its neighbours.  Chains are
+    qubits like others, which may break.
+
+    Args:
+        model: Programmed values in hardware units.
+        flux: Fields that act like the flux biases, [V]; 0 for none.
+        schedule: Built-in schedule of the solver.
+        annealing_time_us: In microseconds, as submitted.
+        reads: Number of reads.
+        seed: Of the reads.
+
+    Raises:
+        ValueError: If a part has more than 16 qubits, or a flux bias is too weak to hold its qubit.
+    """
+    from diabat.samplers.dqa import DQASampler
+
+    weak = (flux != 0) & (np.abs(flux) < _HOLDING_FIELD)
+    if weak.any():
+        raise ValueError(
+            "flux_biases: expected 0 or enough to hold a qubit with law='anneal', got a weak one."
+        )
+    held = -np.sign(flux)  # 0 where the qubit is free
+    out = np.empty((reads, len(model.h)), dtype=np.int8)
+    out[:, held != 0] = held[held != 0].astype(np.int8)
+    dqa = DQASampler(schedule=schedule, annealing_time_ns=1000 * annealing_time_us, calibration="none")
+    for number, (qubits, h, J) in enumerate(_parts(model, held)):
+        problem = Ising(to_minimised(torch.from_numpy(h)), to_minimised(torch.from_numpy(J)))
+        found = dqa.sample(problem, reads, seed=child_seed(seed, number)).spins
+        out[:, qubits] = found.numpy()
+    return out
+
+
+def _parts(model: Model, held: FloatArray) -> Iterator[tuple[NDArray[np.int64], FloatArray, FloatArray]]:
+    """Free qubits [Q, n], fields [Q, n] and couplings [Q, n, n] of the connected parts of each size n."""
+    count = len(model.h)
+    J = np.zeros((count, count))
+    np.add.at(J, tuple(model.pairs.T), model.J)
+    J += J.T
+    h = model.h + J @ held
+    free = np.flatnonzero(held == 0)
+    size, group = connected_components(csr_array(J[np.ix_(free, free)] != 0), directed=False)
+    members = [free[group == part] for part in range(size)]
+    for n in sorted({len(part) for part in members}):
+        if n > _MOST_QUBITS:
+            raise ValueError(
+                f"law: 'anneal' simulates parts of at most {_MOST_QUBITS} coupled qubits, got one of {n}."
+            )
+        qubits = np.stack([part for part in members if len(part) == n])
+        yield qubits, h[qubits], J[qubits[:, :, None], qubits[:, None, :]]

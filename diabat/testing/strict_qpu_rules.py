@@ -133,6 +133,20 @@ def _check_run_time(keywords: Keywords, properties: Properties) -> None:
     _demand(low <= run <= high, f"num_reads: expected a run of at most {high:g} microseconds, got {run:g}.")
 
 
+def fast_annealing_time(keywords: Keywords) -> float:
+    """Time of a fast anneal in microseconds.
+
+    Raises:
+        ValueError: If it is no fast anneal, or no time is given.
+    """
+    _demand(bool(keywords.get("fast_anneal")), "fast_anneal: expected True with law='anneal'.")
+    points = keywords.get("anneal_schedule")
+    time = keywords.get("annealing_time") if points is None else points[-1][0]
+    if time is None:
+        raise ValueError("annealing_time: expected one with law='anneal', got none.")
+    return float(time)
+
+
 def programmed(
     h: FloatArray, pairs: IntArray, J: FloatArray, keywords: Keywords, properties: Properties
 ) -> tuple[FloatArray, FloatArray]:

@@ -164,6 +164,8 @@ J4 = "fields: [0, 0]\ncouplings: "
         ('{"type": "BinaryQuad', "not valid JSON at line 1, column 10"),
         ('{"a": 1}', r"expected the JSON of dimod's BinaryQuadraticModel\.to_serializable, got no 'type'"),
         ('{"type": "SampleSet"}', "got type 'SampleSet'"),
+        ("fields: [1" + "0" * 400 + "]", r"fields\[0\]: expected a number below 1e308"),
+        ('{"a":' * 3000, "nested too deeply"),
     ],
 )
 def test_a_corrupt_file_is_one_sentence_with_its_name(
@@ -199,6 +201,26 @@ def test_a_truncated_dimod_file_is_refused(tmp_path: Path, length: int) -> None:
     content = as_file(a_bqm())
     with pytest.raises(ProblemFileError, match="a truncated or corrupt dimod file"):
         read_problem(write(tmp_path / "p.bqm", content[:length]))
+
+
+def test_dimod_files_with_damaged_neighbours_are_refused(tmp_path: Path) -> None:
+    """Every byte of the numbers changed in four ways: read or refused, and nothing worse.
+
+    dimod itself follows a neighbour that is not there out of its memory, and ends the process.
+    """
+    content = as_file(a_bqm())
+    start = 14 + int.from_bytes(content[10:14], "little")
+    refused = 0
+    for place in range(start, len(content)):
+        for change in (1, 0x53, 0x80, 0xFF):
+            damaged = bytearray(content)
+            damaged[place] ^= change
+            path = write(tmp_path / "p.bqm", bytes(damaged))
+            try:
+                read_problem(path)
+            except ProblemFileError:
+                refused += 1
+    assert refused > 200
 
 
 def test_places_that_are_no_files(tmp_path: Path) -> None:

@@ -155,6 +155,75 @@ def test_strong_problems(fields: float, couplings: float, arithmetic: str, dtype
     assert_equal(got, brute_force(Ising(h, J)), dtype)
 
 
+def mixed_problem(dtype: torch.dtype, *, own: bool = False) -> Ising:
+    """Strengths for float32, float64 and logarithms side by side, each with its J or with one of three."""
+    scale = torch.tensor([1.0, 12.0, 300.0], dtype=dtype)[:, None, None, None]
+    plain = banded_problem((3, 5), 9, 3, seed=2, fields=0.4, couplings=0.5, dtype=dtype)
+    assert plain.couplings is not None
+    J = scale * plain.couplings
+    J = J.expand(3, 5, 9, 9).clone() if own else J
+    return Ising(plain.fields * scale[..., 0], J)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_problem_has_the_arithmetic_that_it_needs(dtype: torch.dtype, own: bool) -> None:
+    ising, sampler = mixed_problem(dtype, own=own), BandedSampler(bandwidth=3)
+    got = sampler.moments(ising, correlations=True)
+    assert got.info["arithmetic"] == "logarithms"
+    assert_equal(got, brute_force(ising), dtype)
+    assert ising.couplings is not None
+    for row, arithmetic in enumerate((str(dtype).removeprefix("torch."), "float64", "logarithms")):
+        alone = sampler.moments(Ising(ising.fields[row], ising.couplings[row]), correlations=True)
+        assert alone.info["arithmetic"] == arithmetic
+        assert torch.equal(alone.probability, got.probability[row])
+
+
+def test_reads_of_problems_beside_strong_ones_are_theirs() -> None:
+    """The first problems have the streams of the first places, whatever stands behind them."""
+    ising, sampler = mixed_problem(torch.float64), BandedSampler(bandwidth=3)
+    assert ising.couplings is not None
+    drawn = sampler.sample(ising, 40, seed=3)
+    assert drawn.info["arithmetic"] == "logarithms"
+    alone = sampler.sample(Ising(ising.fields[:1], ising.couplings[:1]), 40, seed=3)
+    assert alone.info["arithmetic"] == "float64"
+    assert torch.equal(alone.spins, drawn.spins[:, :1])
+    # The strong ones, which hardly vary, first.
+    ising = Ising(ising.fields.flip(0), ising.couplings.flip(0))
+    wide = BandedSampler(bandwidth=3, engine="torch").sample(ising, 40, seed=3)
+    assert (wide.spins != sampler.sample(ising, 40, seed=3).spins).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_gradients_of_mixed_strengths_are_those_of_logarithms(own: bool) -> None:
+    ising = mixed_problem(torch.float64, own=own)
+    assert ising.couplings is not None
+    ising.fields[:, 2] *= 1000  # problems of one J that need different arithmetic
+    weights = torch.randn(3, 5, 9, generator=torch.Generator().manual_seed(1), dtype=F64)
+    found = []
+    for engine in ("native", "torch"):
+        h, J = ising.fields.clone().requires_grad_(), ising.couplings.clone().requires_grad_()
+        moments = BandedSampler(bandwidth=3, engine=engine).moments(Ising(h, J))
+        assert moments.log_partition is not None
+        ((weights * moments.probability).sum() + 0.1 * moments.log_partition.sum()).backward()
+        assert h.grad is not None
+        assert J.grad is not None
+        found.append((h.grad, J.grad))
+    for got, want in zip(*found, strict=True):
+        assert (got - want).abs().max() < 1e-10 * float(want.abs().max())
+
+
+def test_large_fields_far_from_strong_couplings_cost_nothing() -> None:
+    """Range is counted step by step: 2 |h| = 60 at one spin, 28 for the coupling of others, 80 allowed."""
+    n = 12
+    h, pairs = torch.zeros(1, n), torch.zeros(n, n)
+    h[0, 0] = 30.0
+    pairs[9, 10] = pairs[10, 9] = 7.0
+    got = BandedSampler(bandwidth=2).moments(Ising(h, pairs), correlations=True)
+    assert got.info["arithmetic"] == "float32"
+    assert_equal(got, brute_force(Ising(h, pairs)), torch.float32)
+
+
 @pytest.mark.parametrize("fields", [-12.0, -30.0, -42.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_small_probabilities_keep_their_relative_precision(fields: float, dtype: torch.dtype) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -136,6 +137,22 @@ def test_seeds_are_integers_in_range(seed: Any) -> None:
     ):
         with pytest.raises(ValueError, match=r"seed: expected an integer between 0 and 2\^63 - 1, got"):
             call()
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    ising = make_problem((2,), 3)
+    want = ReferenceSampler().sample(ising, 4, seed=7)
+    got = ReferenceSampler().sample(ising, np.int32(4), seed=np.uint64(7))  # type: ignore[arg-type]  # is what is tested
+    assert torch.equal(got.spins, want.spins)
+    assert type(got.info["seed"]) is int
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_that_nobody_checked_is_refused(dtype: torch.dtype) -> None:
+    """Layers under autocast build problems without a check."""
+    ising = Ising(torch.zeros(2, 3, dtype=dtype), check=False)
+    with pytest.raises(UnsupportedError, match=f"fields: expected dtype float32 or float64, got {dtype}"):
+        ReferenceSampler().moments(ising)
 
 
 def test_something_else_is_no_problem() -> None:

@@ -27,7 +27,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no temperature": ({"sampler": plain()}, "beta: expected the inverse temperature .* got None"),
     "an annealer at its own temperature": (
         {"sampler": SA, "beta": 1.0},
-        "parameters: expected .*beta_schedule.* anneals to a temperature of its own choice",
+        "parameters: expected .*beta_schedule.* may take a temperature of its own choice",
+    ),
+    "a sampler with a beta": (
+        {"sampler": plain("beta"), "beta": 1.0},
+        "parameters: expected beta, .* got none; beta=1.0 stays at 1",
     ),
     "a schedule to another temperature": (
         {"sampler": SA, "beta": 1.0, "parameters": {"beta_range": [0.1, 5.0]}},

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,10 @@ from dwave.cloud.exceptions import (
 from requests.exceptions import ConnectTimeout, InvalidURL
 
 from diabat.ising import Ising
-from diabat.samplers.dimod import DimodSampler
-from diabat.samplers.dimod.budget import estimated_access_us
+from diabat.samplers.dimod import DimodSampler, ledger
+from diabat.samplers.dimod.budget import Budget, BudgetError, estimated_access_us
 from diabat.samplers.dimod.cache import _encode
+from diabat.samplers.dimod.ledger import FileLedger, Ledger
 from diabat.samplers.dimod.readout import Reads
 from diabat.samplers.dimod.retries import SubmissionError, is_transient
 from diabat.testing import StrictMockQPU
@@ -167,7 +170,7 @@ def test_a_damaged_answer_is_asked_for_again(damage: str, tmp_path: Path) -> Non
     fake = Scripted(annealed)
     sampler = backend(fake, cache_dir=tmp_path)
     sampler.sample(ONE, 10, seed=0)
-    (path,) = tmp_path.iterdir()
+    (path,) = tmp_path.glob("*.npz")
     content = bytearray(path.read_bytes())
     other = _encode(Reads(np.ones((10, 1), dtype=np.int8)))
     exchanged = bytes(content[:32]) + other[32:]  # a sound archive, with the checksum of another
@@ -301,6 +304,105 @@ def test_the_solvers_own_estimate_is_used() -> None:
     fake: Any = Scripted(all_up)
     fake.solver = Solver()
     assert backend(fake).dry_run(Ising(torch.zeros(3)), 5).access_s == 15.0
+
+
+def test_a_second_run_goes_on_with_the_budget_of_the_first(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"cache_dir": tmp_path, "max_reads": 25, "max_qpu_seconds": 9.0}
+    first = backend(Scripted(all_up, problem_timing_data=TIMING), **options)
+    first.sample(ONE, 20, seed=0)
+    fake = Scripted(all_up, problem_timing_data=TIMING)
+    second = backend(fake, **options)
+    assert second.sample(ONE, 20, seed=0).info["reads_spent"] == 20  # from the cache
+    with pytest.raises(BudgetError, match=r"max_reads: expected at most 25 .* got 20 used and 6 more"):
+        second.sample(ONE, 6, seed=1)
+    assert not fake.calls
+    assert second.dry_run(ONE, 6, seed=1).reads_left == 5
+    second.sample(ONE, 5, seed=1)
+    assert (first.budget.reads, first.budget.seconds) == (25, second.budget.seconds)
+    assert (
+        backend(Scripted(all_up), max_reads=25).budget.reads == 0
+    )  # without a folder, an object counts alone
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_what_was_refused_is_not_counted(folder: bool, tmp_path: Path) -> None:
+    budget = Budget(5, None, FileLedger(tmp_path / "spent") if folder else Ledger())
+    budget.hold(3, 0.5)
+    with pytest.raises(BudgetError, match="got 3 used and 4 more"):
+        budget.hold(4, 0.5)
+    assert (budget.reads, budget.seconds) == (3, 0.5)
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_submissions_that_timed_out_are_counted(folder: bool, tmp_path: Path) -> None:
+    """Two time-outs and a lost connection of 10 reads each, then an answer: 30 reads may have been answered."""
+    errors = [TimeoutError(), PollingTimeout(), ConnectionResetError()]
+    options: dict[str, Any] = {"cache_dir": tmp_path} if folder else {}
+    sampler = backend(Scripted(Failing(*errors), problem_timing_data=TIMING), **options)
+    info = sampler.sample(ONE, 10, seed=0).info
+    assert info["reads_spent"] == 30
+    assert info["qpu_seconds_spent"] == pytest.approx(3 * estimated_access_us(TIMING, 1, num_reads=10) / 1e6)
+
+
+def test_time_outs_stop_at_the_budget() -> None:
+    fake = Scripted(Failing(*[TimeoutError()] * 9))
+    sampler = backend(fake, max_reads=25)
+    with pytest.raises(BudgetError, match="got 20 used and 10 more"):
+        sampler.sample(ONE, 10, seed=0)
+    assert len(fake.calls) == 2
+
+
+def test_what_was_under_way_when_a_run_ended_is_counted(tmp_path: Path) -> None:
+    def interrupt(bqm: Any, keywords: dict[str, Any]) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        backend(Scripted(interrupt), cache_dir=tmp_path).sample(ONE, 10, seed=0)
+    assert backend(Scripted(all_up), cache_dir=tmp_path).budget.reads == 10
+
+
+def spending(folder: Path) -> None:
+    """Submissions of one read until the budget of 60 is used up."""
+    sampler = backend(Scripted(all_up), cache_dir=folder, max_reads=60)
+    with suppress(BudgetError):
+        for seed in range(100):
+            sampler.sample(ONE, 1, seed=1000 * os.getpid() + seed)
+
+
+def test_processes_see_each_other(tmp_path: Path) -> None:
+    """Of 400 entries of two processes, each sum includes those before it: no two are the same."""
+    code = (
+        "import runpy; from pathlib import Path\n"
+        f"ledger = runpy.run_path({ledger.__file__!r})['FileLedger'](Path({str(tmp_path / 'spent')!r}))\n"
+        "print(*(ledger.add(1, 0.5).reads for _ in range(200)))"
+    )
+    running = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    sums = " ".join(process.communicate(timeout=60)[0] for process in running).split()
+    assert sorted(map(int, sums)) == list(range(1, 401))
+    assert FileLedger(tmp_path / "spent").total() == (400, 200.0)
+
+
+def test_threads_share_a_budget(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: spending(tmp_path), range(4)))
+    assert FileLedger(tmp_path / "spent.jsonl").total().reads == 60
+
+
+def test_a_line_that_nobody_can_read_is_refused(tmp_path: Path) -> None:
+    """What a crash cut short spoils its own line only, and is not taken for nothing."""
+    path = tmp_path / "spent.jsonl"
+    found = FileLedger(path)
+    assert found.total() == (0, 0.0)
+    found.add(3, 0.5)
+    with path.open("ab") as file:
+        file.write(b'\n{"reads": 4')
+    assert found.total() == FileLedger(path).total() == (3, 0.5)  # perhaps it is being written
+    with pytest.raises(ValueError, match=r"cache_dir: expected lines of reads and seconds in .*spent.jsonl"):
+        found.add(1, 0.0)
+    path.unlink()
+    assert FileLedger(path).add(2, 0.25) == (2, 0.25)
 
 
 # the dry run

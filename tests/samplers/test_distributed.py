@@ -42,6 +42,20 @@ class Spy(Executor):
         return future
 
 
+def test_averages_over_reads_are_drawn_in_parts() -> None:
+    """moments of ``refine`` are averages of its reads: the same as those of ``sample`` with the same seed."""
+    ising, spy = problems()["shared"], Spy()
+    base = sampler("refine", sampler="exact", num_reads=50)
+    split = DistributedSampler(base, executor=spy, read_chunk=20)
+    moments = split.moments(ising, seed=4)
+    assert [job.num_reads for job in spy.jobs] == [20, 20, 10]
+    want = split.sample(ising, 50, seed=4).moments(dtype=torch.float64)
+    assert torch.equal(moments.probability, want.probability)
+    assert moments.num_reads == 50
+    exact = DistributedSampler("exact", executor=spy, read_chunk=20).moments(ising, seed=4)
+    assert exact.log_partition is not None
+
+
 def random_couplings(*lead: int, n: int = 5) -> Tensor:
     generator = torch.Generator().manual_seed(3)
     pairs = torch.randn(*lead, n * (n - 1) // 2, generator=generator, dtype=torch.float64)

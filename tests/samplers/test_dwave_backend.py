@@ -14,6 +14,7 @@ from diabat.samplers.base import UnsupportedError
 from diabat.samplers.dimod import DimodSampler
 from diabat.samplers.dimod.dwave_options import QPU
 from diabat.samplers.dimod.dwave_tiles import find_tiling
+from diabat.samplers.dqa import DQASampler
 from diabat.testing import StrictMockQPU, brute_force_states
 from diabat.testing.problems import causal_problem, make_problem
 
@@ -21,6 +22,7 @@ from .dimod_fakes import Scripted, all_up
 from .goodness import g_test
 
 ALPHA = 1e-6
+SCHEDULE = "Advantage2_system1"
 
 
 def chip(**options: Any) -> Any:
@@ -123,6 +125,66 @@ def test_predictions_do_not_hold_for_chains() -> None:
         ValueError, match=r"beta: 'predicted' holds for spins of one qubit each, got chains of up to [23]"
     ):
         sampler.sample(make_problem((3,), 6, seed=1), 5)
+
+
+def annealer(**options: Any) -> Any:
+    """A stand-in that simulates the anneal instead of answering with Boltzmann reads."""
+    shape = {"topology_type": "zephyr", "topology_shape": [2, 4]}
+    return StrictMockQPU(**shape, law="anneal", schedule=SCHEDULE, **options)
+
+
+def through_a_gauge_spin(ising: Ising) -> Ising:
+    """Fields as couplings to one spin more."""
+    assert ising.couplings is not None
+    n = ising.num_spins
+    J = ising.fields.new_zeros(*ising.batch_shape, n + 1, n + 1)
+    J[..., :n, :n] = ising.couplings
+    J[..., :n, n] = J[..., n, :n] = ising.fields
+    return Ising(ising.fields.new_zeros(*ising.batch_shape, n + 1), J)
+
+
+@pytest.mark.parametrize("time", [5.0, 20.0])
+@pytest.mark.parametrize("fields", ["ancilla", "gauge"])
+def test_answers_of_an_anneal_arrive_as_dqa_gives_them(fields: Any, time: float) -> None:
+    """N = 5000 reads of 16 problems of 2 spins at the predicted temperatures; alpha = 1e-6.
+
+    The same reads are no Boltzmann reads at beta = 1, and fields at the temperature of couplings would show.
+    """
+    ising = make_problem((16,), 2, seed=5, fields=0.8, couplings=0.8)
+    qpu = {"schedule": SCHEDULE, "annealing_time_ns": time, "fields": fields}
+    spins = DimodSampler(annealer(), beta="predicted", qpu=qpu).sample(ising, 5000, seed=1).spins
+    options: dict[str, Any] = {"schedule": SCHEDULE, "annealing_time_ns": time}
+
+    def law(**more: Any) -> Any:
+        dqa = DQASampler(**options, **more)
+        if fields == "ancilla":
+            return dqa.state_probabilities(ising)
+        states = dqa.state_probabilities(through_a_gauge_spin(ising))
+        return states[:, :4].flip(1) + states[:, 4:]  # reads are multiplied by the gauge spin, the top bit
+
+    assert g_test(spins, law()) > ALPHA
+    assert g_test(spins, brute_force_states(ising)) < ALPHA
+    if fields == "ancilla":
+        beta_J = predicted_beta(schedule(SCHEDULE), time).beta_J
+        assert g_test(spins, law(betas=(beta_J, beta_J))) < ALPHA
+
+
+def test_an_estimate_is_made_in_tiles_of_the_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer chains anneal more slowly: six spins would tell the temperature of other chains than three have."""
+    sizes: list[int] = []
+
+    def counted(graph: Any, spins: int, **options: Any) -> Any:
+        sizes.append(spins)
+        return find_tiling(graph, spins, **options)
+
+    monkeypatch.setattr("diabat.samplers.dimod.dwave_placement.find_tiling", counted)
+    sampler = DimodSampler(annealer(), beta="estimate", qpu={"spins": 3})
+    ising = make_problem((16,), 3, seed=2, fields=0.3, couplings=0.3)
+    fit = sampler.sample(ising, 2000, seed=1).info["beta_fit"]
+    assert sizes == [4]
+    # A fit of a law that is none moves with the problems; 25 % is what a chain more makes.
+    assert 0.9 < fit["beta_h"] < 1.1
+    assert 0.85 < fit["beta_J"] < 1.15
 
 
 def test_a_tiling_is_searched_for_once_per_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,20 +1,20 @@
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from diabat.ising import Ising
-from diabat.samplers import UnsupportedError, row_weights
+from diabat.ising import Ising, pack_three_body
+from diabat.samplers import UnsupportedError, exact, row_weights
 from diabat.samplers.exact import ExactSampler
 from diabat.samplers.half_split import half_tables
-from diabat.testing import brute_force
+from diabat.testing import brute_force, brute_force_states
 from diabat.testing.problems import make_problem
 
 from .enumeration import relative_error
+from .goodness import g_test
 
 
 def in_float64(ising: Ising) -> Ising:
@@ -162,17 +162,96 @@ def test_escalated_gradients_are_right() -> None:
     )
 
 
-@pytest.mark.parametrize("call", ["moments", "sample", "state_probabilities"])
+def strong_batch(n: int, dtype: torch.dtype, *, three_body: bool = False) -> Ising:
+    """Fields and couplings of hundreds that oppose each other, 5 queries of each of 2 J, between two weak ones."""
+    plain = make_problem((2, 7), n, seed=n, fields=400.0, couplings=150.0, three_body=0.0, dtype=dtype)
+    scale = torch.ones(2, 7, 1, dtype=dtype)
+    scale[0, 3] = 1e-3
+    scale[1] = 1e-3
+    scale[1, 5] = 1
+    J = torch.randn(2, 1, n, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    J = (150 * (J + J.mT)).tril(-1)
+    J[1] /= 1000
+    K = None
+    if three_body:
+        triples = torch.randn(
+            n * (n - 1) * (n - 2) // 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+        )
+        K = pack_three_body(80 * triples, n).to(dtype)
+    return Ising(plain.fields * scale, (J + J.mT).to(dtype), three_body=K)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("needs_gradient", [False, True])
-def test_what_exceeds_float64_is_refused_not_returned(
-    call: str, dtype: torch.dtype, needs_gradient: bool
-) -> None:
-    ising, sampler = opposed(500.0, 450.0, dtype), ExactSampler()
-    if needs_gradient:
-        ising.fields.requires_grad_()
-    with pytest.raises(UnsupportedError, match=re.escape("range of the exponent exceeds float64")):
+@pytest.mark.parametrize(("n", "three_body"), [(2, False), (7, False), (14, False), (8, True)])
+def test_what_exceeds_float64_is_right(n: int, three_body: bool, dtype: torch.dtype) -> None:
+    ising, sampler = strong_batch(n, dtype, three_body=three_body), ExactSampler()
+    moments, want = sampler.moments(ising, correlations=True), brute_force(ising)
+    tolerance = {torch.float32: 1e-6, torch.float64: 1e-9}[dtype]
+    assert (moments.probability - want.probability).abs().max() < tolerance
+    assert moments.correlation is not None
+    assert want.correlation is not None
+    assert (moments.correlation - want.correlation).abs().max() < 2 * tolerance
+    assert moments.log_partition is not None
+    assert want.log_partition is not None
+    assert relative_error(moments.log_partition, want.log_partition) < 1e-6
+    assert (sampler.state_probabilities(ising) - brute_force_states(ising)).abs().max() < tolerance
+
+
+def test_strong_queries_are_lost_without_weights_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guard of the tests around this one."""
+    monkeypatch.setattr(exact, "_MIN_SCALED_Z", {torch.float32: -1.0, torch.float64: -1.0})
+    assert not ExactSampler().moments(opposed(500.0, 450.0, torch.float64)).probability.isfinite().all()
+
+
+@pytest.mark.parametrize("budget_mb", [256.0, 1e-4])
+def test_gradients_of_strong_problems_are_those_of_enumeration(budget_mb: float) -> None:
+    """Near-ties: Cov is of order 1 although exponents are of order 1000; also of the weak queries beside them."""
+    strong = opposed(500.0, 499.5, torch.float64)
+    h = torch.cat((strong.fields, torch.tensor([[0.3, -0.2], [501.0, -500.4]], dtype=torch.float64)))
+    assert strong.couplings is not None
+    s = torch.tensor([[-1.0, -1], [1, -1], [-1, 1], [1, 1]], dtype=torch.float64)
+    found = []
+    for enumerate_states in (False, True):
+        fields, J = h.clone().requires_grad_(), strong.couplings.clone().requires_grad_()
+        if enumerate_states:
+            exponent = fields @ s.T + (s @ J * s).sum(-1) / 2
+            p = torch.softmax(exponent, -1) @ (s > 0).double()
+            log_z = exponent.logsumexp(-1)
+        else:
+            moments = ExactSampler(memory_budget_mb=budget_mb).moments(Ising(fields, J))
+            assert moments.log_partition is not None
+            p, log_z = moments.probability, moments.log_partition
+        (p[:, 0].sum() + 0.3 * log_z.sum()).backward()
+        assert fields.grad is not None
+        assert J.grad is not None
+        found.append((fields.grad, (J.grad + J.grad.T).triu(1)))
+    for got, want in zip(*found, strict=True):
+        assert (got - want).abs().max() < 1e-9
+
+
+def test_reads_of_strong_problems_follow_their_law() -> None:
+    """N = 4000 reads, alpha = 1e-6: states (+,-), (+,+), (-,-) at weights e, 1, 1."""
+    ising = opposed(500.0, 499.5, torch.float32)
+    assert g_test(ExactSampler().sample(ising, 4000, seed=1).spins, brute_force_states(ising)) > 1e-6
+
+
+@pytest.mark.parametrize("call", ["moments", "sample", "state_probabilities"])
+def test_what_no_number_holds_is_refused(call: str) -> None:
+    ising, sampler = opposed(1.5e308, 1.5e308, torch.float64), ExactSampler()
+    with pytest.raises(UnsupportedError, match="fields: expected exponents that float64 can hold, got"):
         _ = sampler.sample(ising, 4, seed=0) if call == "sample" else getattr(sampler, call)(ising)
+
+
+def test_strong_queries_that_take_too_long_are_refused() -> None:
+    sampler = ExactSampler(max_seconds=1e-5)
+    ising = Ising(
+        opposed(500.0, 450.0, torch.float64).fields.expand(3000, 2),
+        opposed(1.0, 450.0, torch.float64).couplings,
+    )
+    with pytest.raises(
+        UnsupportedError, match="3000 of 2 visible spins whose fields and couplings are so strong"
+    ):
+        sampler.moments(ising)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

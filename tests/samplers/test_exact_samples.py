@@ -24,6 +24,11 @@ def test_all_states_of_five_spins(lead: Lead) -> None:
     assert g_test(spins, brute_force_states(ising).flatten(0, 1)) > ALPHA
 
 
+def test_reads_are_contiguous() -> None:
+    spins = ExactSampler().sample(make_problem((2, 3), 4), 5, seed=0).spins
+    assert spins.view(5, -1).shape == (5, 24)
+
+
 @pytest.mark.parametrize(("fields", "couplings"), [(1.03, 1.03), (1.0, 1.05), (1.05, 1.0)])
 def test_the_test_sees_a_scale_that_is_off(fields: float, couplings: float) -> None:
     ising = make_problem((2, 2), 5, seed=11, three_body=0.3)

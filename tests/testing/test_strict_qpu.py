@@ -11,9 +11,11 @@ import torch
 from scipy import stats
 
 from diabat.ising import Ising
+from diabat.samplers.dqa import DQASampler
 from diabat.testing import StrictMockQPU, brute_force_states
 
 ALPHA = 1e-6
+RAW = {"answer_mode": "raw"}
 FAST = {"fast_anneal": True, "annealing_time": 0.005, "auto_scale": False}
 
 
@@ -273,3 +275,80 @@ def test_timing_grows_with_reads() -> None:
 def test_a_bad_beta_is_refused() -> None:
     with pytest.raises(ValueError, match="beta: expected a positive number"):
         chip(beta=0.0)
+
+
+def annealer(**options: Any) -> Any:
+    return chip(law="anneal", schedule="Advantage2_system1", **options)
+
+
+def test_an_anneal_follows_the_simulated_dynamics() -> None:
+    """A held qubit beside a free pair, N = 10,000, alpha = 1e-6; a tenth of the time more gives p < 1e-6."""
+    qpu = annealer()
+    u, v, w = triangle(qpu)
+    biases = [0.0] * 48
+    biases[w] = -0.005
+    J = {(u, v): -0.05, (u, w): 0.06, (v, w): -0.02}
+    spins = _columns(qpu.sample_ising({}, J, num_reads=10_000, flux_biases=biases, **FAST, **RAW), [u, v, w])
+    assert (spins[:, 2] == -1).all()
+    # -J of the pair, and J times the held -1 as fields, with the sign of this package.
+    problem = Ising(
+        torch.tensor([0.06, -0.02], dtype=torch.float64),
+        torch.tensor([[0, 0.05], [0.05, 0]], dtype=torch.float64),
+    )
+
+    def pvalue(time_ns: float) -> float:
+        law = DQASampler(annealing_time_ns=time_ns, calibration="none").state_probabilities(problem).numpy()
+        count = np.bincount((spins[:, :2] > 0) @ np.array([1, 2]), minlength=4)
+        return float(stats.chisquare(count, len(spins) * law).pvalue)
+
+    assert pvalue(5.0) > ALPHA
+    assert pvalue(5.5) < ALPHA
+
+
+def test_parts_of_an_anneal_are_independent_and_seeded() -> None:
+    """Ferromagnetic pairs beside free qubits: N = 1000, |<s s'>| of others below 5 standard errors."""
+    first, again, other = (annealer(seed=seed) for seed in (0, 0, 1))
+    u, v = edge(first)
+    x, y = next(e for e in first.edgelist if not {u, v} & set(e))
+    J = {(u, v): -0.3, (x, y): -0.3}
+    drawn = [
+        _columns(qpu.sample_ising({}, J, num_reads=1000, **FAST, **RAW), [u, v, x, y])
+        for qpu in (first, again, other)
+    ]
+    assert (drawn[0] == drawn[1]).all()
+    assert (drawn[0] != drawn[2]).any()
+    together = drawn[0].T.astype(float) @ drawn[0] / 1000
+    assert min(together[0, 1], together[2, 3]) > 0.8
+    assert np.abs(together[:2, 2:]).max() < 5 / 1000**0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "keywords", "sentence"),
+    [
+        ({}, {"annealing_time": 20.0}, "fast_anneal: expected True with law='anneal'"),
+        ({}, {"fast_anneal": True}, "annealing_time: expected one with law='anneal', got none"),
+        (
+            {},
+            {**FAST, "flux_biases": [1e-4] * 48},
+            "flux_biases: expected 0 or enough to hold a qubit with law='anneal'",
+        ),
+        ({"law": "boltzman"}, {}, "law: expected 'boltzmann' or 'anneal', got 'boltzman'"),
+        ({"schedule": None}, {}, "schedule: expected one with law='anneal' and none without, got None"),
+        ({"schedule": "Advantage3"}, {}, "schedule: unknown name 'Advantage3'"),
+        ({"law": "boltzmann"}, {}, "schedule: expected one with law='anneal' and none without, got 'Adv"),
+        ({"tied_below": -1.5}, {}, "tied_below: expected None with law='anneal'"),
+    ],
+)
+def test_what_an_anneal_refuses(options: dict[str, Any], keywords: dict[str, Any], sentence: str) -> None:
+    def answer() -> None:
+        qpu = chip(**{"law": "anneal", "schedule": "Advantage2_system1", **options})
+        qpu.sample_ising({}, {edge(qpu): 0.1}, **keywords)
+
+    with pytest.raises(ValueError, match=sentence):
+        answer()
+
+
+def test_large_parts_are_refused() -> None:
+    qpu = annealer()
+    with pytest.raises(ValueError, match="simulates parts of at most 16 coupled qubits, got one of 48"):
+        qpu.sample_ising({}, dict.fromkeys(qpu.edgelist, 0.1), **FAST)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from diabat.samplers.banded import native as band_native
 from diabat.samplers.banded import torch as band_torch
-from diabat.samplers.banded.problems import BandProblems, fits
+from diabat.samplers.banded.problems import BandProblems, fitting
 from diabat.samplers.banded.streams import stream_keys, uniforms
 
 Arithmetic = Literal["float32", "float64", "logarithms"]
+_KINDS: tuple[Arithmetic, ...] = get_args(Arithmetic)
+_FLOAT64, _LOGARITHMS = 1, 2
 
 
 class BandTensors(NamedTuple):
@@ -86,10 +90,13 @@ class TorchBand:
 
     def reads(self, problems: BandTensors, num_reads: int, seed: int) -> Tensor:
         """As `BandEngine.reads`."""
+        return self.draw(problems, num_reads, stream_keys(seed, len(problems.fields)))
+
+    def draw(self, problems: BandTensors, num_reads: int, keys: NDArray[np.uint64]) -> Tensor:
+        """Independent draws, int8 [R, N, n], from the streams ``keys`` [N]."""
         total, n = problems.fields.shape
         device = problems.fields.device
         spins = torch.full((num_reads, total, n), -1, dtype=torch.int8, device=device)
-        keys = stream_keys(seed, total)
         first = np.arange(num_reads)[:, None] * n
         for part in self._parts(problems, num_reads):
             chain = self._chain(problems, part)
@@ -113,7 +120,10 @@ class TorchBand:
 
 
 class NativeBand:
-    """Compiled code: float32 or float64 as the fields, float64 or logarithms where messages span more than that."""
+    """Compiled code: float32 or float64 as the fields, float64 or logarithms where messages span more than that.
+
+    Every problem has the arithmetic that it needs by itself: strong ones do not slow the others down.
+    """
 
     name = "native"
 
@@ -121,52 +131,98 @@ class NativeBand:
         self._wide = TorchBand(budget_bytes)
 
     def arithmetic(self, problems: BandTensors) -> Arithmetic:
-        """The narrowest that holds all messages."""
-        return _arithmetic(_arrays(problems))
+        """The narrowest that holds all messages of every problem."""
+        return _KINDS[int(_needed(_arrays(problems), 0).max())]
 
     def marginals(self, problems: BandTensors) -> tuple[Tensor, Tensor]:
         """As `BandEngine.marginals`."""
-        arrays = _arrays(problems)
-        if (kind := _arithmetic(arrays)) == "logarithms":
-            return self._wide.marginals(problems)
-        p, log_z = band_native.marginals(arrays, kind, torch.get_num_threads())
-        return torch.from_numpy(p).to(problems.fields), torch.from_numpy(log_z).to(problems.fields)
+        p, log_z = torch.zeros_like(problems.fields), problems.fields.new_zeros(len(problems.fields))
+        for kind, rows, _, part in _parts(problems):
+            if kind == _LOGARITHMS:
+                p[rows], log_z[rows] = self._wide.marginals(part)
+            else:
+                found = band_native.marginals(_arrays(part), _KINDS[kind], torch.get_num_threads())
+                p[rows], log_z[rows] = (torch.from_numpy(one).to(p) for one in found)
+        return p, log_z
 
     def gradient(self, problems: BandTensors, p: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         """As `BandEngine.gradient`."""
-        arrays = _arrays(problems)
-        if (kind := _arithmetic(arrays)) == "logarithms":
-            return self._wide.gradient(problems, p, v, u)
-        h, J = band_native.gradient(
-            arrays, kind, torch.get_num_threads(), *(t.detach().numpy() for t in (p, v, u))
-        )
-        return torch.from_numpy(h).to(problems.fields), torch.from_numpy(J).to(problems.bands)
+        h = torch.zeros_like(problems.fields)
+        J = torch.zeros_like(problems.bands, dtype=torch.float64)
+        for kind, rows, tables, part in _parts(problems):
+            given = tuple(t[rows].detach() for t in (p, v, u))
+            if kind == _LOGARITHMS:
+                h[rows], of_tables = self._wide.gradient(part, *given)
+            else:
+                cotangents = (t.numpy() for t in given)
+                threads = torch.get_num_threads()
+                found = band_native.gradient(_arrays(part), _KINDS[kind], threads, *cotangents)
+                h[rows], of_tables = (torch.from_numpy(one) for one in found)
+            J[tables] += of_tables
+        return h, J.to(problems.bands)
 
     def pairs(self, problems: BandTensors) -> Tensor:
         """As `BandEngine.pairs`."""
-        arrays = _arrays(problems)
-        if (kind := _arithmetic(arrays)) == "logarithms":
-            return self._wide.pairs(problems)
-        found = band_native.pairs(arrays, kind, torch.get_num_threads())
-        return torch.from_numpy(found).to(problems.fields)
+        total, n = problems.fields.shape
+        out = problems.fields.new_zeros(total, n, n)
+        for kind, rows, _, part in _parts(problems):
+            if kind == _LOGARITHMS:
+                out[rows] = self._wide.pairs(part)
+            else:
+                found = band_native.pairs(_arrays(part), _KINDS[kind], torch.get_num_threads())
+                out[rows] = torch.from_numpy(found).to(out)
+        return out
 
     def reads(self, problems: BandTensors, num_reads: int, seed: int) -> Tensor:
         """As `BandEngine.reads`."""
-        arrays = _arrays(problems)
-        if not fits(arrays, np.float64):
-            return self._wide.reads(problems, num_reads, seed)
         keys = stream_keys(seed, len(problems.fields))
-        return torch.from_numpy(band_native.reads(arrays, torch.get_num_threads(), num_reads, keys))
+        spins = torch.empty(num_reads, *problems.fields.shape, dtype=torch.int8)
+        for kind, rows, _, part in _parts(problems, least=_FLOAT64):
+            own = keys[rows.numpy()] if isinstance(rows, Tensor) else keys
+            if kind == _LOGARITHMS:
+                spins[:, rows] = self._wide.draw(part, num_reads, own)
+            else:
+                found = band_native.reads(_arrays(part), torch.get_num_threads(), num_reads, own)
+                spins[:, rows] = torch.from_numpy(found)
+        return spins
+
+
+class _Part(NamedTuple):
+    """Problems of one arithmetic: which, which of the couplings they have, and themselves."""
+
+    kind: int
+    rows: Tensor | slice
+    tables: Tensor | slice
+    problems: BandTensors
+
+
+def _parts(problems: BandTensors, least: int = 0) -> Iterator[_Part]:
+    """Problems by the arithmetic that they need, at least ``least``; all together where it is the same."""
+    kinds = torch.from_numpy(_needed(_arrays(problems), least))
+    present = kinds.unique().tolist()
+    for kind in present:
+        if len(present) == 1:
+            yield _Part(kind, slice(None), slice(None), problems)
+            return
+        rows = (kinds == kind).nonzero()[:, 0]
+        # Tables of the other problems may be out of range.
+        tables, own = problems.tables[rows].unique(return_inverse=True)
+        part = BandTensors(problems.fields[rows], problems.bands[tables], own, problems.lengths[rows])
+        yield _Part(kind, rows, tables, part)
+
+
+def _needed(arrays: BandProblems, least: int) -> NDArray[np.int64]:
+    """Arithmetic of each problem, as places in `_KINDS`."""
+    narrow = np.zeros(len(arrays.fields), dtype=np.bool_)
+    if least < _FLOAT64 and arrays.fields.dtype == np.float32:
+        narrow = fitting(arrays, np.float32)
+    if narrow.all():
+        return np.zeros(len(narrow), dtype=np.int64)
+    return np.where(narrow, 0, np.where(fitting(arrays, np.float64), _FLOAT64, _LOGARITHMS))
 
 
 def _arrays(problems: BandTensors) -> BandProblems:
     return BandProblems(*(t.detach().contiguous().numpy() for t in problems))
-
-
-def _arithmetic(arrays: BandProblems) -> Arithmetic:
-    if arrays.fields.dtype == np.float32 and fits(arrays, np.float32):
-        return "float32"
-    return "float64" if fits(arrays, np.float64) else "logarithms"
 
 
 class BandProbabilities(torch.autograd.Function):

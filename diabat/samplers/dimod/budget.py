@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from diabat.samplers.dimod.ledger import Ledger, Spent
 from diabat.samplers.dimod.target import DimodLike, device_properties, family
 
 AccessTime = Callable[[int, Mapping[str, Any]], float]
@@ -92,21 +93,33 @@ def estimated_access_us(
     return float(programming + num_reads * (anneal + readout + data["qpu_delay_time_per_sample"] + pause))
 
 
-@dataclass
+class BudgetError(ValueError):
+    """What is asked for goes beyond a limit; nothing of it was submitted."""
+
+
+@dataclass(frozen=True)
 class Budget:
     """What has been spent, and the limits; answers from the cache cost nothing.
 
     Attributes:
         max_reads: Reads in all; None for no limit.
         max_seconds: Processor access in all, in seconds.
-        reads: Reads answered so far.
-        seconds: Access time so far: that of the answers, or the estimate where they tell none.
+        ledger: Where it is written down.
     """
 
     max_reads: int | None = None
     max_seconds: float | None = None
-    reads: int = 0
-    seconds: float = 0.0
+    ledger: Ledger = field(default_factory=Ledger)
+
+    @property
+    def reads(self) -> int:
+        """Reads answered, and those of submissions that may have run."""
+        return self.ledger.total().reads
+
+    @property
+    def seconds(self) -> float:
+        """Access time: that of the answers, or the estimate where none is told."""
+        return self.ledger.total().seconds
 
     def require(self, reads: int, seconds: float | None) -> None:
         """Refuse what would go beyond a limit.
@@ -116,20 +129,51 @@ class Budget:
             seconds: Estimated access time to come.
 
         Raises:
-            ValueError: Names the limit, what is used and what was asked for.
+            BudgetError: Names the limit, what is used and what was asked for.
         """
-        if self.max_reads is not None and self.reads + reads > self.max_reads:
-            raise ValueError(
-                f"max_reads: expected at most {self.max_reads} reads in all, got {self.reads} used and {reads} more "
+        self._check(self.ledger.total(), reads, seconds)
+
+    def hold(self, reads: int, seconds: float | None) -> Held:
+        """Count a submission before it is made, so that it is counted whatever becomes of it.
+
+        Raises:
+            BudgetError: As `require`.
+        """
+        held = Held(self.ledger, Spent(reads, seconds or 0.0))
+        used, cost = self.ledger.add(*held.cost), held.cost
+        try:
+            self._check(Spent(used.reads - cost.reads, used.seconds - cost.seconds), reads, seconds)
+        except BudgetError:
+            held.release()
+            raise
+        return held
+
+    def _check(self, used: Spent, reads: int, seconds: float | None) -> None:
+        if self.max_reads is not None and used.reads + reads > self.max_reads:
+            raise BudgetError(
+                f"max_reads: expected at most {self.max_reads} reads in all, got {used.reads} used and {reads} more "
                 "asked for."
             )
-        if self.max_seconds is not None and seconds is not None and self.seconds + seconds > self.max_seconds:
-            raise ValueError(
-                f"max_qpu_seconds: expected at most {self.max_seconds:g} s of access in all, got {self.seconds:.4g} s "
+        if self.max_seconds is not None and seconds is not None and used.seconds + seconds > self.max_seconds:
+            raise BudgetError(
+                f"max_qpu_seconds: expected at most {self.max_seconds:g} s of access in all, got {used.seconds:.4g} s "
                 f"used and an estimated {seconds:.4g} s more asked for."
             )
 
-    def spend(self, reads: int, seconds: float) -> None:
-        """Count an answer."""
-        self.reads += reads
-        self.seconds += seconds
+
+@dataclass(frozen=True)
+class Held:
+    """A submission that is counted with its estimate."""
+
+    ledger: Ledger
+    cost: Spent
+
+    def settle(self, reads: int, seconds: float | None) -> None:
+        """Count what it was instead; the estimate where no seconds are told."""
+        more = 0.0 if seconds is None else seconds - self.cost.seconds
+        if reads != self.cost.reads or more:
+            self.ledger.add(reads - self.cost.reads, more)
+
+    def release(self) -> None:
+        """Count nothing: it did not run."""
+        self.ledger.add(-self.cost.reads, -self.cost.seconds)

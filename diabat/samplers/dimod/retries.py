@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from diabat.samplers.dimod.budget import BudgetError
 from diabat.samplers.dimod.secrets import safe_message
 
 T = TypeVar("T")
@@ -25,6 +26,8 @@ TRANSIENT = frozenset(
         "ProblemUploadError",
     }
 )
+# Of these, those after which the problem may have been answered all the same.
+_TIMEOUTS = frozenset({"TimeoutError", "Timeout", "RequestTimeout", "PollingTimeout"})
 _LONGEST_WAIT_S = 60.0
 
 
@@ -37,6 +40,11 @@ def is_transient(error: BaseException) -> bool:
     return any(base.__name__ in TRANSIENT for base in type(error).__mro__)
 
 
+def may_have_run(error: BaseException) -> bool:
+    """Whether the solver may have run the problem, and counted its time, although nobody heard the answer."""
+    return any(base.__name__ in _TIMEOUTS for base in type(error).__mro__)
+
+
 def with_retries(call: Callable[[], T], *, retries: int, wait_s: float, what: str) -> T:
     """Call until it answers; wait ``wait_s`` · 2^k seconds, times 0.5 to 1.5, after transient failure k.
 
@@ -47,11 +55,14 @@ def with_retries(call: Callable[[], T], *, retries: int, wait_s: float, what: st
         what: Subject of the message, such as "DWaveSampler".
 
     Raises:
+        BudgetError: As the call raises it, at once.
         SubmissionError: After any other failure at once, and after the last attempt.
     """
     for attempt in range(retries + 1):
         try:
             return call()
+        except BudgetError:
+            raise
         except Exception as error:  # samplers raise what they like; all of it is told in one way
             if not is_transient(error):
                 raise SubmissionError(f"sampler: {what} failed: {safe_message(error)}") from None

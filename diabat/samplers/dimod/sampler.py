@@ -21,6 +21,7 @@ from diabat.samplers.dimod.dwave_placement import Placement
 from diabat.samplers.dimod.dwave_rules import check_anneal, longest_run
 from diabat.samplers.dimod.info import Tally
 from diabat.samplers.dimod.layout import Packed, pack_plain
+from diabat.samplers.dimod.ledger import FileLedger, Ledger
 from diabat.samplers.dimod.options import (
     Scale,
     call_keywords,
@@ -69,8 +70,8 @@ class DimodSampler(Sampler):
         options: Keywords of its constructor, if it is given by name; no tokens.
         parameters: Keywords of its ``sample``.
         beta: Inverse temperature at which it answers programmed values: a number, (beta_h, beta_J), ``estimate`` (by
-            maximum pseudo-likelihood on 16 small problems, before the first answer; also fits every answer),
-            or ``predicted`` (from ``qpu.schedule``, for chains of one qubit).
+            maximum pseudo-likelihood on 16 problems of ``qpu.spins`` spins, 6 without, before the first answer; also
+            fits every answer), or ``predicted`` (from ``qpu.schedule``, for chains of one qubit).
         law: ``boltzmann`` if the answers follow it at that temperature; None for a law of its own.
         scale: Factor of the programmed values, which changes the effective temperature: None is 1, ``fit`` the
             largest that keeps the values of a call in range.
@@ -80,7 +81,9 @@ class DimodSampler(Sampler):
         qpu: How problems are put on a D-Wave chip; see :class:`diabat.samplers.dimod.QPU`.  None
             submits the model as it is, to a sampler or composite that takes any.
         cache_dir: Folder in which answers are kept; the same call with the same seed is then answered from it.
-        max_reads: Reads that may be submitted in all, over the life of this object.
+        max_reads: Reads that may be submitted in all: by this object, or with a ``cache_dir`` by all runs and
+            processes that use that folder, whose ``spent.jsonl`` counts them.  Submissions that timed out, or were
+            under way when a run ended, count with their estimate: they may have been answered.
         max_qpu_seconds: Seconds of processor access in all, estimated before and counted after each submission.
         retries: Further attempts after a failure of the network.
         retry_wait_s: First wait before one, doubled each time.
@@ -130,10 +133,12 @@ class DimodSampler(Sampler):
         self._law: Literal["boltzmann", "diabatic"] = law or "diabatic"
         if self._beta == "predicted" and self.qpu is None:
             raise ValueError("beta: 'predicted' needs qpu.schedule, the schedule of the solver, got no qpu.")
-        self.budget = Budget(
-            count_or_none("max_reads", max_reads, 0), seconds_or_none("max_qpu_seconds", max_qpu_seconds)
-        )
         self._cache = None if cache_dir is None else AnswerCache(Path(cache_dir))
+        self.budget = Budget(
+            count_or_none("max_reads", max_reads, 0),
+            seconds_or_none("max_qpu_seconds", max_qpu_seconds),
+            Ledger() if cache_dir is None else FileLedger(Path(cache_dir) / "spent.jsonl"),
+        )
         self._retries = count_or_none("retries", retries, 0) or 0
         self._wait_s = seconds_or_none("retry_wait_s", retry_wait_s) or 0.0
         self._given = (sampler, options, dict(parameters or {}))
@@ -269,8 +274,12 @@ class DimodSampler(Sampler):
         def draw(problems: Ising, betas: Betas) -> Samples:
             return self._draw(problems, betas, ESTIMATE_READS, 0)[0]
 
-        found, self._estimate_fit = estimate(draw)
-        return found if self.qpu is None else self.qpu.programmed(found)
+        if self.qpu is None:
+            found, self._estimate_fit = estimate(draw)
+            return found
+        # In tiles of their size: longer chains anneal more slowly.
+        found, self._estimate_fit = estimate(draw, max(2, self.qpu.spins or 6))
+        return self.qpu.programmed(found)
 
     @cached_property
     def _predicted(self) -> Betas:

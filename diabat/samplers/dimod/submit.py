@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from diabat.samplers.dimod.budget import AccessTime, Budget
+from diabat.samplers.dimod.budget import AccessTime, Budget, Held
 from diabat.samplers.dimod.cache import AnswerCache, submission_key
 from diabat.samplers.dimod.layout import Packed
 from diabat.samplers.dimod.readout import Reads, expand
-from diabat.samplers.dimod.retries import SubmissionError, with_retries
+from diabat.samplers.dimod.retries import SubmissionError, may_have_run, with_retries
 from diabat.samplers.dimod.target import DimodLike, accepted_parameters, identity
 
 # A sampler that keeps returning fewer reads than asked for is refused after this many submissions.
@@ -110,7 +110,8 @@ class Submitter:
 
         Raises:
             SubmissionError: If the sampler fails or returns too few reads.
-            ValueError: If the budget does not allow it, or the answer cannot be.
+            BudgetError: If the budget does not allow it.
+            ValueError: If the answer cannot be.
         """
         parts: list[Reads] = []
         cached, missing = True, work.reads
@@ -133,20 +134,24 @@ class Submitter:
         if self.cache is not None and (stored := self.cache.load(key)) is not None:
             return stored, True
         seconds = self.seconds(work.packed, reads)
-        self.budget.require(reads, seconds)
         keywords = self._keywords(work.packed, reads) | self._seed(work, part)
         labels = work.packed.labels.tolist()
 
-        def submit() -> Any:
-            sampleset = self.sampler.sample(_model(work, labels), **keywords)
-            sampleset.resolve()  # remote samplers answer later, and fail here
-            return sampleset
+        def submit() -> tuple[Any, Held]:
+            held = self.budget.hold(reads, seconds)
+            try:
+                sampleset = self.sampler.sample(_model(work, labels), **keywords)
+                sampleset.resolve()  # remote samplers answer later, and fail here
+            except Exception as error:
+                if not may_have_run(error):
+                    held.release()
+                raise
+            return sampleset, held
 
         name = type(self.sampler).__name__
-        sampleset = with_retries(submit, retries=self.retries, wait_s=self.wait_s, what=name)
+        sampleset, held = with_retries(submit, retries=self.retries, wait_s=self.wait_s, what=name)
         found = expand(sampleset, labels, np.random.Generator(np.random.PCG64(work.stream(part, 1))))
-        used = seconds if found.access_us is None else found.access_us / 1e6
-        self.budget.spend(len(found.spins), used or 0.0)
+        held.settle(len(found.spins), None if found.access_us is None else found.access_us / 1e6)
         if self.cache is not None:
             self.cache.store(key, found)
         return found, False

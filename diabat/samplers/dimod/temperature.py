@@ -26,8 +26,12 @@ _FIRST_GUESS = 16.0
 _ROUNDS = 3
 ESTIMATE_READS = 1000
 
-# Keywords of simulated annealers that hold a temperature.
-_HELD = ("beta_schedule", "beta_range", "beta")
+# Keywords of samplers that hold a temperature, and how each holds 1.
+_STAYS = {
+    "beta_schedule": "beta_schedule_type='custom', beta_schedule=[1.0] * 100",
+    "beta_range": "beta_range=[1.0, 1.0]",
+    "beta": "beta=1.0",
+}
 
 
 def check_beta(beta: Beta | None) -> Mode | Betas:
@@ -60,14 +64,14 @@ def check_held(sampler: Any, parameters: Mapping[str, Any], beta: Mode | Betas) 
     Raises:
         ValueError: If the keywords hold no temperature, or end at another.
     """
-    offered = [name for name in _HELD if name in accepted_parameters(sampler)]
+    offered = [name for name in _STAYS if name in accepted_parameters(sampler)]
     if not offered or isinstance(beta, str):
         return
     given = next((parameters[name] for name in offered if parameters.get(name) is not None), None)
     if given is None:
         raise ValueError(
-            f"parameters: expected {' or '.join(offered)}, since {type(sampler).__name__} anneals to a temperature of "
-            "its own choice otherwise, got none; beta_schedule_type='custom', beta_schedule=[1.0] * 100 stays at 1."
+            f"parameters: expected {' or '.join(offered)}, since {type(sampler).__name__} may take a temperature of "
+            f"its own choice otherwise, got none; {_STAYS[offered[0]]} stays at 1."
         )
     last = float(np.asarray(given, dtype=np.float64).reshape(-1)[-1])
     if any(not math.isclose(last, one, rel_tol=1e-9) for one in beta):
@@ -81,13 +85,14 @@ def _positive(value: Any) -> bool:
     return number and 0 < value < math.inf
 
 
-def estimate(draw: Callable[[Ising, Betas], Samples]) -> tuple[Betas, BetaFit]:
-    """Inverse temperatures by maximum pseudo-likelihood on 16 reference problems of 6 spins.
+def estimate(draw: Callable[[Ising, Betas], Samples], spins: int = 6) -> tuple[Betas, BetaFit]:
+    """Inverse temperatures by maximum pseudo-likelihood on 16 reference problems.
 
     Three rounds, each programmed with the result of the one before.
 
     Args:
         draw: Reads of problems that are programmed with given inverse temperatures.
+        spins: Size of the problems, at least 2.
 
     Returns:
         The estimate, and the last fit, of scales relative to it.
@@ -95,7 +100,7 @@ def estimate(draw: Callable[[Ising, Betas], Samples]) -> tuple[Betas, BetaFit]:
     Raises:
         ValueError: If no finite temperature explains the answers.
     """
-    problems, betas = reference_problems(), Betas(_FIRST_GUESS, _FIRST_GUESS)
+    problems, betas = reference_problems(spins=spins), Betas(_FIRST_GUESS, _FIRST_GUESS)
     for _ in range(_ROUNDS):
         samples = draw(problems, betas)
         fit = fit_betas(problems, samples.spins, samples.weights)

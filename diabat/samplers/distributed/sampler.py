@@ -39,8 +39,9 @@ class DistributedSampler(Sampler):
         options: Options of the base, if it is given by name.
         workers: Processes with one thread each; 0 for none, in this process; None for one per processor.
         chunk: Problems per job, at most.
-        read_chunk: Reads per job of ``sample``, at most; None keeps the reads of a problem together.  For backends
-            whose reads are expensive: each part of the reads pays for its own burn-in.  Log-weights of the base
+        read_chunk: Reads per job of ``sample``, and of ``moments`` that are averages of reads, at most; None keeps the
+            reads of a problem together.  For backends whose reads are expensive: each part of the reads pays for its
+            own burn-in, enumeration or anneal.  Log-weights of the base
             must mean the same in every call (log p/q up to a constant of the problem).
         executor: None for processes of this machine; a ``concurrent.futures.Executor``; ``"dask"`` or the address
             of a dask scheduler (``"tcp://host:8786"``), with the extra ``[cluster]``.
@@ -110,6 +111,8 @@ class DistributedSampler(Sampler):
         self.workers.close()
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
+        if self.read_chunk is not None and type(self.base)._moments is Sampler._moments:
+            return super()._moments(ising, correlations, seed)  # averages over reads, drawn in parts
         chunks = Chunks(ising.detach(), self.chunk)
         plan = _plan(chunks, seed, None, None)
         jobs = (make_job("moments", chunks.problem(p.box), p.seed, correlations=correlations) for p in plan)

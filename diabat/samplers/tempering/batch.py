@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,11 +55,17 @@ class Kept:
         """Take over copies of what :meth:`tensors` gave.
 
         Raises:
-            ValueError: If the chains are of another number of replicas.
+            ValueError: If there are no chains, or chains or ladder are of another number of replicas or problems.
         """
+        if "chains" not in tensors:
+            raise ValueError(f"state: expected the chains of a persistent sampler, got {', '.join(tensors)}.")
         spins = cls.checked(tensors["chains"], replicas).spins
         couplings = int(tensors["couplings"]) if "couplings" in tensors else None
-        return cls(spins, couplings, tensors["ladder"].numpy().copy() if "ladder" in tensors else None)
+        ladder = tensors["ladder"].numpy().copy() if "ladder" in tensors else None
+        shape = (math.prod(spins.shape[2:-1]), replicas)
+        if ladder is not None and ladder.shape != shape:
+            raise ValueError(f"state: expected a ladder of shape {list(shape)}, got {list(ladder.shape)}.")
+        return cls(spins, couplings, ladder)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything as copies: ``chains``, and where they are known ``couplings`` and ``ladder``."""

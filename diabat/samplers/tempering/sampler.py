@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diabat.ising import Ising
-from diabat.samplers.base import Capabilities, Moments, Sampler, Samples, check_num_reads
+from diabat.samplers.base import Capabilities, Moments, Sampler, Samples, UnsupportedError, check_num_reads
 from diabat.samplers.tempering.averages import averages, burn_in
 from diabat.samplers.tempering.batch import Batch, Kept, Part
 from diabat.samplers.tempering.ladder import even_ladder
@@ -24,6 +24,7 @@ from diabat.samplers.tempering.run import Method, Order, Rules
 Array = NDArray[Any]
 
 _DEFAULT_REPLICAS, _MOST_REPLICAS = 8, 256
+_LARGEST_COUPLING = 1e25
 
 
 class TemperingSampler(Sampler):
@@ -163,8 +164,24 @@ class TemperingSampler(Sampler):
         return {} if self._kept is None else self._kept.tensors()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what :meth:`state_dict` gave."""
+        """Put back what :meth:`state_dict` gave.
+
+        Raises:
+            ValueError: If there are chains for a sampler that keeps none, or they are not such a sampler's.
+        """
+        if state and not self.persistent:
+            raise ValueError("state: expected none for a sampler that keeps no chains (persistent=False).")
         self._kept = Kept.from_tensors(state, self.num_replicas) if state else None
+
+    def _require(self, ising: Ising) -> None:
+        super()._require(ising)
+        for name, value in (("couplings", ising.couplings), ("three_body", ising.three_body)):
+            # Fields beyond float32 are cut, which decides a spin just as surely as long as nothing else is as large.
+            if value is not None and (largest := float(value.detach().abs().max())) > _LARGEST_COUPLING:
+                raise UnsupportedError(
+                    f"{name}: sampler 'tempering' computes in float32, expected values up to "
+                    f"{_LARGEST_COUPLING:g}, got {largest:.3g}."
+                )
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         chains = num_reads if self.thin is None else min(self.num_chains, num_reads)
