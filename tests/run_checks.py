@@ -13,9 +13,9 @@ from diabat.training import load_model
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Lines of metrics.jsonl without wall times, which differ between any two runs."""
+    """Lines of metrics.jsonl without times, which differ between any two runs."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "wall_s"} for line in lines]
+    return [{k: v for k, v in line.items() if k not in ("wall_s", "cpu_s")} for line in lines]
 
 
 def same_weights(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:

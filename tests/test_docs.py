@@ -125,9 +125,10 @@ def test_commands_parse(place: str, line: str, tmp_path: Path, monkeypatch: pyte
         assert name in command.commands, f"{place}: no command '{name}'"
         command = command.commands[name]
     values = command.make_context(line, arguments).params  # refuses unknown options and missing arguments
-    if "config" in values and "/" not in values["config"]:  # else the folder of a run
-        load_config(values["config"], values["overrides"] or ())
-    if "sampler" in values:
+    config = values.get("config")
+    if config and "/" not in config:  # else the folder of a run
+        load_config(config, values["overrides"] or ())
+    if values.get("sampler"):
         assert values["sampler"] in available_backends()
 
 

@@ -26,7 +26,8 @@ class BoltzmannAttention(nn.Module):
     """Multi-head self-attention over windows of up to ``window`` positions.
 
     Couplings J (and K) are free parameters of each head over absolute positions, initialised to zero, so that
-    training starts from sigmoid attention (mode ``h+J``).  Batch first, as ``x [B, T, D]``.
+    training starts from sigmoid attention (mode ``h+J``).  Batch first, as ``x [B, T, D]``.  Under autocast, and with
+    weights of half precision, fields and marginals are computed in float32.
 
     Args:
         embed_dim: D, divisible by ``num_heads``.
@@ -130,11 +131,7 @@ class BoltzmannAttention(nn.Module):
             for f in (self.query, self.key, self.value)
         )
         visible = self._visible(length, key_padding_mask, x.device)  # [T, T] or [B, 1, T, T]
-        fields = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # [B, H, T, T]
-        if self.mode == "softmax":
-            weights = _masked_softmax(fields, visible)
-        else:
-            weights = self._boltzmann_weights(fields, visible)
+        weights = self._weights(q, k, visible).to(v.dtype)
         mixed = (self.dropout(weights) @ v).transpose(1, 2).reshape(batch, length, self.embed_dim)
         out: Tensor = self.output(mixed)
         return (out, weights) if need_weights else out
@@ -166,9 +163,22 @@ class BoltzmannAttention(nn.Module):
             )
         return self._recorded
 
+    def _weights(self, q: Tensor, k: Tensor, visible: Tensor) -> Tensor:
+        """Normalised weights [B, H, T, T], in float32 where queries and keys are of half precision."""
+        wide = torch.promote_types(q.dtype, torch.float32)
+        # Samplers know float32 and float64, and exponents have no digits to lose.
+        with torch.autocast(q.device.type, enabled=False):
+            fields = q.to(wide) @ k.to(wide).transpose(-2, -1) / math.sqrt(q.shape[-1])
+            if self.mode == "softmax":
+                return _masked_softmax(fields, visible)
+            return self._boltzmann_weights(fields, visible)
+
     def _boltzmann_weights(self, fields: Tensor, visible: Tensor) -> Tensor:
         length = fields.shape[-1]
-        J, K = self.couplings(length), self.three_body(length)
+        J, K = (
+            None if terms is None else terms.to(fields.dtype)
+            for terms in (self.couplings(length), self.three_body(length))
+        )
         if "h" not in self.mode.split("+"):
             fields = torch.zeros_like(fields)
         self._recorded = (fields.detach(), None if J is None else J.detach())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diabat.cli.arguments import JsonOption
-from diabat.cli.failures import importing
+from diabat.cli.failures import importing, naming
 from diabat.cli.figures import require_writable
 from diabat.cli.output import print_json, print_table
 
@@ -50,7 +50,8 @@ def evaluate_model(
     if split is None:
         has_test = isinstance(loaded.task, PairTask) and loaded.task.test is not None
         split = "test" if has_test else "validation"
-    result = evaluate_run(loaded, split)
+    with naming({"split": "--split"}):
+        result = evaluate_run(loaded, split)
     if figure is not None:
         if result.scores is None:
             raise ValueError(

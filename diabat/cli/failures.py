@@ -105,4 +105,6 @@ def _code(error: Exception) -> int:
     # Imported here: help needs no pydantic.
     from diabat.config.errors import ConfigError
 
-    return USAGE if isinstance(error, ConfigError) else FAILURE
+    # A refusal that begins with an option of the command line is about how the command was used.
+    usage = isinstance(error, ConfigError) or (isinstance(error, ValueError) and str(error).startswith("--"))
+    return USAGE if usage else FAILURE

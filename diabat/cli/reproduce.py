@@ -68,7 +68,8 @@ def reproduce_experiment(
     if as_json:
         print_json({"experiment": experiment.model_dump(), "rows": rows, "runs": outcomes})
     else:
-        columns = (experiment.vary, "every seed", "mean", "σ", "published", "difference", "s/epoch")
+        times = ("s/epoch", "CPU s/epoch")
+        columns = (experiment.vary, "every seed", "mean", "σ", "published", "difference", *times)
         print_table(experiment.title, columns, (_cells(row) for row in rows), right=columns[2:])
 
 
@@ -81,7 +82,7 @@ def _announce(outcome: Outcome) -> None:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    value, seeds, mean, deviation, published, difference, seconds = row.values()
+    value, seeds, mean, deviation, published, difference, seconds, cpu_seconds = row.values()
     return (
         value,
         ", ".join(f"{metric:.4f}" for metric in seeds),
@@ -90,4 +91,5 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         "" if published is None else f"{published:.4f}",
         "" if difference is None else f"{difference:+.2%}",
         f"{seconds:.1f}",
+        "" if cpu_seconds is None else f"{cpu_seconds:.1f}",
     )

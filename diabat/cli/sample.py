@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from diabat.cli.arguments import JsonOption
-from diabat.cli.failures import importing
+from diabat.cli.failures import importing, naming
 from diabat.cli.output import print_json
 from diabat.cli.sample_report import report_moments, report_samples
 
@@ -20,10 +21,25 @@ if TYPE_CHECKING:
 ProblemArgument = Annotated[
     Path, typer.Argument(metavar="PROBLEM", help="dimod JSON, dimod's binary file, COO text, or YAML.")
 ]
-SamplerOption = Annotated[str, typer.Option(help="Backend; see 'diabat backends'.")]
+OverridesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Dotted overrides, e.g. sampler.backend=tempering sampler.sweeps=256.",
+    ),
+]
+SamplerOption = Annotated[
+    str | None, typer.Option(help="Backend; see 'diabat backends'. exact if left out.", show_default=False)
+]
+ConfigOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CONFIG", help="Take the section sampler of this file, run or shipped configuration."
+    ),
+]
 BackendOptions = Annotated[
     list[str] | None,
-    typer.Option("--option", metavar="KEY=VALUE", help="Option of the backend; may be repeated."),
+    typer.Option("--option", metavar="KEY=VALUE", help="Short for sampler.KEY=VALUE; may be repeated."),
 ]
 ReadsOption = Annotated[
     int | None, typer.Option(min=1, help="Estimate from this many reads, not from the backend's own moments.")
@@ -40,7 +56,9 @@ DryOption = Annotated[bool, typer.Option("--dry-run", help="Say what 'dimod' wou
 
 def sample_problem(
     problem: ProblemArgument,
-    sampler: SamplerOption = "exact",
+    overrides: OverridesArgument = None,
+    sampler: SamplerOption = None,
+    config: ConfigOption = None,
     options: BackendOptions = None,
     num_reads: ReadsOption = None,
     seed: SeedOption = None,
@@ -58,8 +76,10 @@ def sample_problem(
     with importing():
         from diabat.problem_files import read_problem
 
-    backend = _build(sampler, options or [])
-    loaded = read_problem(problem, beta=beta)
+    changes = [*(f"sampler.{text}" for text in options or ()), *(overrides or ())]
+    backend = _build(sampler, config, changes)
+    with naming({"beta": "--beta"}):
+        loaded = read_problem(problem, beta=beta)
     if dry_run:
         _report_dry_run(backend, loaded.ising, num_reads or backend.num_reads, seed, as_json)
     elif not moments:
@@ -85,10 +105,21 @@ def _report_dry_run(backend: Sampler, ising: Ising, num_reads: int, seed: int | 
         typer.echo(str(report))
 
 
-def _build(name: str, options: list[str]) -> Sampler:
-    """Build a backend through the same checks as the section ``sampler`` of a configuration."""
-    from diabat.config import build_sampler, make_config
-    from diabat.config.overrides import apply_overrides
+def _build(name: str | None, config: str | None, changes: list[str]) -> Sampler:
+    """Build the backend of the section ``sampler`` of a configuration, of which the rest is not looked at."""
+    from diabat.config import ConfigError, build_sampler, find_config, make_config
+    from diabat.config.overrides import apply_overrides, parse_override
+    from diabat.config.yaml_files import read_mapping
 
-    document = apply_overrides({"sampler": {"backend": name}}, [f"sampler.{text}" for text in options])
-    return build_sampler(make_config(document).sampler)
+    # Refused first: as keys of a whole configuration they would be valid, and do nothing here.
+    for path, value in map(parse_override, changes):
+        if path[0] != "sampler":
+            raise ConfigError(
+                f"{'.'.join(path)}: expected a key of the section sampler, as in sampler.backend=exact."
+            )
+        if path == ("sampler", "backend") and name not in (None, value):
+            raise ConfigError(f"--sampler: expected '{value}' as sampler.backend says, got '{name}'.")
+    document: dict[str, Any] = {} if config is None else read_mapping(find_config(config))
+    # A JSON string is a YAML string, also if the name is 1e3.
+    chosen = [] if name is None else [f"sampler.backend={json.dumps(name)}"]
+    return build_sampler(make_config(apply_overrides(document, [*chosen, *changes])).sampler)

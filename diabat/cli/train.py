@@ -81,16 +81,18 @@ def _load(config: str, changes: list[str], data: Path | None) -> Config:
 def _require_same_run(config: Config) -> None:
     """Refuse to resume a run under another configuration; limits and paths may change.
 
-    The training loop itself compares its options, the data and the shapes of the weights; the sampler and the
-    estimator are known here only.
+    The training loop itself compares its options (and once more those that depend on each other), the data and the
+    shapes of the weights; the sampler and the estimator are known here only.
     """
     from diabat.config import ConfigError, load_config, to_plain
+    from diabat.training.runs import FREE_ON_RESUME
 
+    free = {("task", "data"), *(("training", name) for name in FREE_ON_RESUME)}
     stored = config.output / "config.json"
     if not stored.is_file():
         return  # the training loop says that there is nothing to resume
     before, now = to_plain(load_config(stored)), to_plain(config)
-    for section in ("seed", "task", "model", "sampler", "gradient"):
+    for section in ("seed", "task", "model", "sampler", "gradient", "training"):
         old, new = before[section], now[section]
         pairs = (
             {"": (old, new)}
@@ -98,7 +100,7 @@ def _require_same_run(config: Config) -> None:
             else {k: (old.get(k), new.get(k)) for k in old | new}
         )
         for key, (was, is_now) in pairs.items():
-            if was != is_now and (section, key) != ("task", "data"):
+            if was != is_now and (section, key) not in free:
                 name = f"{section}.{key}".rstrip(".")
                 raise ConfigError(
                     f"{name}: expected {was!r} as in the run in '{config.output}', got {is_now!r}; "

@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from diabat.config.build import run_training
 from diabat.config.errors import ConfigError, explain
 from diabat.config.loading import load_config, make_config, to_plain
+from diabat.config.overrides import parse_override
 from diabat.config.runs import evaluate_run, load_run
 from diabat.config.sections import STRICT
 from diabat.config.yaml_files import read_mapping
@@ -60,13 +61,17 @@ class Experiment(BaseModel):
 
 @dataclass(frozen=True)
 class Outcome:
-    """One finished run: the metric of the weights of the lowest validation loss, and what it took."""
+    """One finished run: the metric of the weights of the lowest validation loss, and what it took.
+
+    Times are of the wall clock and of the processor; the latter is None for runs of versions that did not take it.
+    """
 
     value: str
     seed: int
     metric: float
     epochs: int
     seconds: float
+    cpu_seconds: float | None = None
 
 
 def shipped_experiments() -> dict[str, Path]:
@@ -129,6 +134,7 @@ def run_experiment(
     for row in rows or ():
         if row not in experiment.published:
             raise ConfigError(f"row: expected one of {', '.join(experiment.published)}, got '{row}'.")
+    _refuse_what_rows_set(experiment, chosen)
     plans = []
     for value in (v for v in experiment.published if not rows or v in rows):
         for seed in experiment.seeds if seeds is None else seeds:
@@ -147,15 +153,31 @@ def run_experiment(
     return [outcomes[plan[:2]] for plan in plans]
 
 
+def _refuse_what_rows_set(experiment: Experiment, overrides: Iterable[str]) -> None:
+    """Refuse overrides that every row would override in turn."""
+    ways = {
+        experiment.vary: "--row chooses rows",
+        "seed": "--seed chooses seeds",
+        "output": "--output says where",
+    }
+    for text in overrides:
+        key = ".".join(parse_override(text)[0])
+        if key in ways:
+            raise ConfigError(
+                f"override '{text}': expected a key that the experiment leaves open ({ways[key]})."
+            )
+
+
 def table_rows(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """One row per value: every seed, mean, standard deviation, published mean, difference to it, time."""
+    """One row per value: every seed, mean, standard deviation, published mean, difference to it, times."""
     rows = []
     for value, published in experiment.published.items():
         runs = [o for o in outcomes if o.value == value]
         metrics = [o.metric for o in runs]
         if not runs:
             continue
-        mean = statistics.fmean(metrics)
+        mean, epochs = statistics.fmean(metrics), sum(o.epochs or 1 for o in runs)
+        cpu = [o.cpu_seconds for o in runs if o.cpu_seconds is not None]
         rows.append(
             {
                 experiment.vary: value,
@@ -164,7 +186,8 @@ def table_rows(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[dict
                 "std": statistics.stdev(metrics) if len(metrics) > 1 else None,
                 "published": published,
                 "relative_difference": None if published is None else mean / published - 1,
-                "seconds_per_epoch": sum(o.seconds for o in runs) / sum(o.epochs or 1 for o in runs),
+                "seconds_per_epoch": sum(o.seconds for o in runs) / epochs,
+                "cpu_seconds_per_epoch": sum(cpu) / epochs if len(cpu) == len(runs) else None,
             }
         )
     return rows
@@ -177,7 +200,7 @@ def _train(value: str, seed: int, document: dict[str, Any], split: str, progress
     metric = result.best_metric
     if split != "validation":
         metric = evaluate_run(load_run(config.output), split).value
-    return Outcome(value, seed, metric, result.epochs, result.seconds)
+    return Outcome(value, seed, metric, result.epochs, result.seconds, result.cpu_seconds)
 
 
 class _Here(Executor):

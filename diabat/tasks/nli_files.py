@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,9 @@ class Columns:
 
 Row = Mapping[str, Any]
 
+_REST = "\n"
+"""Key of the cells of a row that has more of them than the table has columns; no column is called that."""
+
 
 def read_pairs(path: Path, columns: Columns, classes: Sequence[str] = CLASSES) -> Pairs:
     """Read a file of labelled pairs.
@@ -86,7 +90,9 @@ def pairs_of(
         premises.append(_sentence(path, line, columns.premise, row))
         hypotheses.append(_sentence(path, line, columns.hypothesis, row))
         label = row[columns.label]
-        number = index.get(label.strip().casefold()) if isinstance(label, str) else None
+        # Classes may be named 0, 1, 2, which JSON writes as numbers.
+        named = isinstance(label, str | int) and not isinstance(label, bool)
+        number = index.get(str(label).strip().casefold()) if named else None
         if number is None:
             raise DataError(
                 f"'{path}', line {line}: {columns.label}: expected one of {', '.join(classes)}, got {label!r}."
@@ -102,6 +108,12 @@ def _sentence(path: Path, line: int, column: str, row: Row) -> str:
     if not isinstance(text, str) or not text.strip():
         shown = "an empty one" if text is None or text == "" or isinstance(text, str) else repr(text)
         raise DataError(f"'{path}', line {line}: {column}: expected a sentence, got {shown}.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON can write half a character, which no tokenizer takes
+        raise DataError(
+            f"'{path}', line {line}: {column}: expected text, got {text[error.start]!r} alone."
+        ) from error
     return text.strip()
 
 
@@ -111,7 +123,7 @@ def read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[st
     Raises:
         DataError: If the file cannot be read or lacks a column.
     """
-    if path.suffix not in SUFFIXES:
+    if path.suffix.lower() not in SUFFIXES:
         raise DataError(f"'{path}': expected a file ending in {', '.join(SUFFIXES)}, got '{path.suffix}'.")
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -121,33 +133,46 @@ def read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[st
         raise DataError(f"'{path}': cannot be read ({error.strerror}).") from error
     if not text.strip():
         raise DataError(f"'{path}': the file is empty.")
-    return _json_rows(path, text, columns) if path.suffix == ".jsonl" else _table_rows(path, text, columns)
+    return (
+        _json_rows(path, text, columns)
+        if path.suffix.lower() == ".jsonl"
+        else _table_rows(path, text, columns)
+    )
 
 
 def _table_rows(path: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    separator = SUFFIXES[path.suffix]
+    separator = SUFFIXES[path.suffix.lower()]
     # Sentences of tab-separated files have quotes in them that open nothing.
     plain = separator == "\t"
     reader = csv.DictReader(
-        text.splitlines(keepends=True),
+        io.StringIO(text),  # not splitlines, for which U+2028 and others in a sentence end a line as well
         delimiter=separator,
         quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
+        restkey=_REST,
     )
-    _require_columns(path, columns, reader.fieldnames or ())
+    names = reader.fieldnames or ()
+    _require_columns(path, columns, names)
     try:
         for row in reader:
+            if len(row) > len(
+                names
+            ):  # most likely a sentence with a separator in it, which would be cut short
+                raise DataError(
+                    f"'{path}', line {reader.line_num}: expected {len(names)} cells as in the first line, got "
+                    f"{len(names) + len(row[_REST])}."
+                )
             yield reader.line_num, row
     except csv.Error as error:
         raise DataError(f"'{path}', line {reader.line_num}: {error}.") from error
 
 
 def _json_rows(path: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    for line, content in enumerate(text.splitlines(), start=1):
+    for line, content in enumerate(text.split("\n"), start=1):
         if not content.strip():
             continue
         try:
             row = json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(
                 f"'{path}', line {line}: expected a JSON object, got text that is none."
             ) from error
@@ -164,3 +189,6 @@ def _require_columns(path: Path, columns: Iterable[str], found: Iterable[str], p
         raise DataError(
             f"'{path}'{place}: expected the columns {', '.join(missing)}, got {', '.join(map(str, there)) or 'none'}."
         )
+    for name in columns:
+        if there.count(name) > 1:
+            raise DataError(f"'{path}'{place}: expected one column {name}, got {there.count(name)}.")

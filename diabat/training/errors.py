@@ -16,4 +16,4 @@ class CheckpointError(TrainingError):
 
 
 class TrainingInterrupted(TrainingError):  # noqa: N818 (it is no fault of the run)
-    """The run was stopped by Ctrl-C; its state is saved."""
+    """The run was stopped by Ctrl-C or SIGTERM; its state is saved."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from diabat.tasks import PairTask, Task
 from diabat.training.errors import TrainingInterrupted
 from diabat.training.evaluate import own_random_numbers
 from diabat.training.interrupt import InterruptFlag
+from diabat.training.lock import locked
 from diabat.training.options import TrainOptions
 from diabat.training.processes import Processes
 from diabat.training.report import Display
+from diabat.training.runs import prepare_folder
 from diabat.training.trainer import Trainer
 
 
@@ -29,6 +32,8 @@ class TrainResult:
         epochs: Completed epochs.
         steps: Steps taken.
         seconds: Wall-clock time of all sessions of the run.
+        cpu_seconds: Processor time of the same, user and system, all threads of this process; None for a run that an
+            older version began.
         run_dir: Folder of the run.
     """
 
@@ -38,6 +43,7 @@ class TrainResult:
     epochs: int
     steps: int
     seconds: float
+    cpu_seconds: float | None
     run_dir: Path
 
 
@@ -69,34 +75,56 @@ def train(
         extra_metadata: JSON object stored as config.json when the run starts.
 
     Raises:
-        OutputError: If the folder cannot be written, holds a run already, or holds none to resume.
+        OutputError: If the folder cannot be written, holds a run already, holds none to resume, or another process
+            trains in it.
         CheckpointError: If a checkpoint is damaged, belongs to another run, or cannot be saved.
-        TrainingInterrupted: After Ctrl-C; the state is saved.
+        TrainingInterrupted: After Ctrl-C or SIGTERM; the state is saved.
         TrainingError: If the loss or its gradient is not finite.
     """
     folder = Path(run_dir)
     with own_random_numbers(model, options.seed), InterruptFlag() as interrupt:
         processes = Processes(next(model.parameters()).device)
-        trainer = Trainer(model, task, options, folder, resume, extra_metadata or {}, processes)
-        state, shown = trainer.state, options if processes.is_main else replace(options, tensorboard=False)
-        progress = progress and processes.is_main
-        with Display(task, shown, folder, state, trainer.total_steps, progress) as display:
-            while not state.finished(options):
-                trainer.step()
-                if processes.count > 1 and any(processes.sum(interrupt.requested)):
-                    interrupt.requested = True  # Ctrl-C seen by one process stops all of them at this step
-                display.step()
-                if trainer.epoch_is_complete or state.finished(options):
-                    display.scalars(trainer.validate())
-                due = state.step % options.checkpoint_every == 0
-                if due or interrupt.requested or state.finished(options):
-                    trainer.save()
-                if interrupt.requested and not state.finished(options):
-                    raise TrainingInterrupted(
-                        f"interrupted after step {state.step}; the state is saved in {folder}, "
-                        "continue with --resume (resume=True)."
-                    )
+        with _ours(folder, resume) if processes.is_main else nullcontext():
+            trainer = Trainer(model, task, options, folder, resume, extra_metadata or {}, processes)
+            shown = options if processes.is_main else replace(options, tensorboard=False)
+            bar = progress and processes.is_main
+            with Display(task, shown, folder, trainer.state, trainer.total_steps, bar) as display:
+                _run(trainer, display, interrupt)
     return _result(trainer)
+
+
+@contextmanager
+def _ours(folder: Path, resume: bool) -> Iterator[None]:
+    """Make or find the folder of the run, and keep other processes out of it."""
+    made = not folder.exists()
+    prepare_folder(folder, resume)
+    try:
+        with locked(folder):
+            yield
+    except BaseException:
+        if made:  # refused before anything was put into it; a folder with files stays
+            with suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def _run(trainer: Trainer, display: Display, interrupt: InterruptFlag) -> None:
+    state, options, processes = trainer.state, trainer.options, trainer.processes
+    while not state.finished(options):
+        trainer.step()
+        if processes.count > 1 and any(processes.sum(interrupt.requested)):
+            interrupt.requested = True  # Ctrl-C seen by one process stops all of them at this step
+        display.step()
+        if trainer.epoch_is_complete or state.finished(options):
+            display.scalars(trainer.validate())
+        due = state.step % options.checkpoint_every == 0
+        if due or interrupt.requested or state.finished(options):
+            trainer.save()
+        if interrupt.requested and not state.finished(options):
+            raise TrainingInterrupted(
+                f"interrupted after step {state.step}; the state is saved in {trainer.folder}, "
+                "continue with --resume (resume=True)."
+            )
 
 
 def _result(trainer: Trainer) -> TrainResult:
@@ -111,5 +139,6 @@ def _result(trainer: Trainer) -> TrainResult:
         epochs=state.epoch,
         steps=state.step,
         seconds=state.seconds,
+        cpu_seconds=state.cpu_seconds,
         run_dir=trainer.folder,
     )

@@ -23,8 +23,8 @@ class MetricsFile:
     """Appends one JSON object a line to metrics.jsonl.
 
     Lines of event ``step`` hold the loss of one batch, lines of event ``epoch`` the mean training loss of an
-    epoch, the validation loss and the metric; both hold ``step`` (steps taken), ``epoch`` (epochs completed)
-    and ``wall_s``.
+    epoch, the validation loss and the metric; both hold ``step`` (steps taken), ``epoch`` (epochs completed),
+    ``wall_s`` and ``cpu_s`` (wall-clock and processor time of the run so far).
 
     Args:
         run_dir: Folder of the run.

@@ -14,6 +14,7 @@ from diabat.training.average import Average
 from diabat.training.checkpoint import find_checkpoints, load_weights, read_checkpoint, remove_leftovers
 from diabat.training.errors import CheckpointError, OutputError
 from diabat.training.files import TEMPORARY_PREFIX, replace_file, to_json
+from diabat.training.lock import LOCK
 from diabat.training.options import TrainOptions
 from diabat.training.precision import Scaler
 from diabat.training.report import METRICS
@@ -23,33 +24,43 @@ CONFIG = "config.json"
 FORMAT = 1
 """Version of what a ``step`` checkpoint holds."""
 
-_FREE_ON_RESUME = frozenset({"max_epochs", "max_steps", "patience", "checkpoint_every", "tensorboard"})
+FREE_ON_RESUME = frozenset({"max_epochs", "max_steps", "patience", "checkpoint_every", "tensorboard"})
 """Options that may change when a run is resumed, because the steps taken so far do not depend on them."""
 
 
-def start_run(folder: Path, metadata: Mapping[str, Any], resume: bool) -> TrainState:
-    """Make the folder of a new run and store its configuration.
+def prepare_folder(folder: Path, resume: bool) -> None:
+    """Make the folder of a new run, or see that a run can be resumed there; nothing is put into it yet.
 
     Args:
-        folder: Must be new or empty, unless ``resume``: a folder without a checkpoint is one whose run was
-            killed while it started.
-        metadata: JSON object for config.json.
-        resume: Whether the caller looked for a checkpoint first.
+        folder: Must be new or empty, unless ``resume``: then it holds a run, or one that was killed while it
+            started.
+        resume: Whether a run should be there.
+
+    Raises:
+        OutputError: If there is a run already, none to resume, or the folder cannot be made.
+    """
+    try:
+        if not resume:
+            _require_empty(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+        elif not find_checkpoints(folder, "step"):
+            _require_unstarted(folder)
+    except OSError as error:
+        raise OutputError(f"run_dir: cannot write the folder {folder} ({error.strerror}).") from error
+
+
+def start_run(folder: Path, metadata: Mapping[str, Any], resume: bool) -> None:
+    """Store the configuration of a new run in its folder, as :func:`prepare_folder` made it.
 
     Raises:
         OutputError: If there is a run already, or the folder cannot be written.
     """
     try:
-        if not resume and folder.exists() and any(folder.iterdir()):
-            raise OutputError(
-                f"run_dir: expected a new or empty folder, got {folder} with files in it; "
-                "continue its run with --resume (resume=True) or name another folder."
-            )
-        folder.mkdir(parents=True, exist_ok=True)
+        if not resume:
+            _require_empty(folder)  # again: another process may have had the lock and started one
         replace_file(folder / CONFIG, to_json(dict(metadata)))
     except OSError as error:
         raise OutputError(f"run_dir: cannot write the folder {folder} ({error.strerror}).") from error
-    return TrainState()
 
 
 def continue_run(
@@ -86,7 +97,16 @@ def continue_run(
     restore_training(model, optimizer, tensors["training"])
     scaler.restore(tensors["training"])
     average.restore(tensors.get("average", {}))
-    return TrainState(**facts["state"])
+    # The processor time of a run that an older version began is not known.
+    return TrainState(**{"cpu_seconds": None} | facts["state"])
+
+
+def _require_empty(folder: Path) -> None:
+    if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
+        raise OutputError(
+            f"run_dir: expected a new or empty folder, got {folder} with files in it; "
+            "continue its run with --resume (resume=True) or name another folder."
+        )
 
 
 def _require_unstarted(folder: Path) -> None:
@@ -94,7 +114,7 @@ def _require_unstarted(folder: Path) -> None:
         raise OutputError(
             f"run_dir: expected the folder of a run to resume, got {folder}, which does not exist."
         )
-    ours = {CONFIG, METRICS, "checkpoints"}
+    ours = {CONFIG, METRICS, "checkpoints", LOCK}
     names = [p.name for p in folder.iterdir() if not p.name.startswith(TEMPORARY_PREFIX)]
     metrics = folder / METRICS
     if not ours.issuperset(names) or (metrics.exists() and metrics.stat().st_size):
@@ -113,7 +133,7 @@ def _require_same_run(source: Path, facts: Mapping[str, Any], options: TrainOpti
         value = list(value) if isinstance(value, tuple) else value
         was = list(before[name]) if isinstance(before[name], tuple) else before[name]
         # The warm-up is a share of all steps, so that the number of epochs is a part of it.
-        free = name in _FREE_ON_RESUME and not (name == "max_epochs" and options.warmup)
+        free = name in FREE_ON_RESUME and not (name == "max_epochs" and options.warmup)
         if not free and was != value:
             raise CheckpointError(
                 f"{name}: expected {was!r} as in {source}, got {value!r}; a resumed run keeps its options."

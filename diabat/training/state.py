@@ -42,6 +42,8 @@ class TrainState:
         best_step: Steps taken before that validation.
         stale_epochs: Validations since then.
         seconds: Wall-clock time spent, over all resumptions.
+        cpu_seconds: Processor time of this process (the first one under torchrun) with all its threads, user and
+            system, likewise; None if a part of it was not recorded.
         metrics_bytes: Length of metrics.jsonl when the state was saved.
     """
 
@@ -54,6 +56,7 @@ class TrainState:
     best_step: int | None = None
     stale_epochs: int = 0
     seconds: float = 0.0
+    cpu_seconds: float | None = 0.0
     metrics_bytes: int = 0
 
     def finished(self, options: TrainOptions) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +15,7 @@ from diabat.tasks import PairTask, Task
 from diabat.tasks.base import Examples
 from diabat.training.average import Average
 from diabat.training.checkpoint import save_checkpoint
+from diabat.training.clock import Clock
 from diabat.training.diagnostics import numbers_in_range, require_finite
 from diabat.training.evaluate import evaluate
 from diabat.training.objective import require_mixable, training_loss
@@ -79,7 +79,7 @@ class Trainer:
         if found is None and self.processes.is_main:
             start_run(self.folder, metadata, resume)
         self.processes.same_weights(self.model)
-        self.started = time.monotonic() - self.state.seconds
+        self.clock = Clock(self.state)
         self.metrics = MetricsFile(self.folder, self.state.metrics_bytes) if self.processes.is_main else None
         if found is None:
             self.save()
@@ -170,16 +170,18 @@ class Trainer:
         return self._log("epoch", **figures)
 
     def _log(self, event: str, **figures: float) -> dict[str, Any]:
-        self.state.seconds = time.monotonic() - self.started
+        self.clock.read(self.state)
         line: dict[str, Any] = {"event": event, "step": self.state.step, "epoch": self.state.epoch}
+        cpu = self.state.cpu_seconds
         line |= {**figures, "wall_s": round(self.state.seconds, 3)}
+        line |= {"cpu_s": None if cpu is None else round(cpu, 3)}
         if self.metrics is not None:
             self.metrics.write(line)
         return line
 
     def save(self) -> None:
         """Save a checkpoint to resume from."""
-        self.state.seconds = time.monotonic() - self.started
+        self.clock.read(self.state)
         if self.metrics is None:
             return
         self.state.metrics_bytes = self.metrics.sync()

@@ -231,3 +231,36 @@ def test_options_show_in_the_representation() -> None:
 def test_a_window_of_one() -> None:
     built = BoltzmannAttention(4, 2, 1, mode="h+J+K")
     assert built(torch.randn(3, 1, 4)).shape == (3, 1, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sampler", ["exact", "mean_field", "banded"])
+def test_autocast_computes_marginals_in_full_precision(sampler: str, dtype: torch.dtype) -> None:
+    built = BoltzmannAttention(8, 2, 6, sampler=sampler, bandwidth=2)
+    assert built.coupling_pairs is not None
+    torch.nn.init.normal_(built.coupling_pairs, std=0.3)
+    x, padding = torch.randn(3, 5, 8), torch.arange(5) >= torch.tensor([[5], [3], [0]])
+    out, weights = built(x, padding, need_weights=True)
+    with torch.autocast("cpu", dtype):
+        low, low_weights = built(x, padding, need_weights=True)
+    assert low.dtype == low_weights.dtype == dtype
+    assert (low.float() - out).abs().max() < 0.02
+    assert (low_weights.float() - weights).abs().max() < 0.01
+    (rough,) = torch.autograd.grad(low.float().square().sum(), built.coupling_pairs)
+    (exact,) = torch.autograd.grad(out.square().sum(), built.coupling_pairs)
+    assert torch.nn.functional.cosine_similarity(rough, exact).min() > 0.99
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_of_half_precision(mode: str) -> None:
+    built = BoltzmannAttention(8, 2, 6, mode=mode)
+    for parameter in (built.coupling_pairs, built.coupling_triples):
+        if parameter is not None:
+            torch.nn.init.normal_(parameter, std=0.3)
+    x = torch.randn(3, 5, 8)
+    low = copy.deepcopy(built).to(torch.bfloat16)
+    out = low(x.bfloat16())
+    assert out.dtype == torch.bfloat16
+    assert (out.float() - built(x)).abs().max() < 0.05
+    out.float().square().sum().backward()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in low.parameters())

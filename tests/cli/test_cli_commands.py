@@ -119,10 +119,34 @@ def test_sample_takes_backend_options_correlations_and_beta(problem: str) -> Non
     assert run_json("sample", problem, "--correlations")["correlation"][0][0] == 1
 
 
+def test_sample_takes_the_overrides_of_the_other_commands(problem: str, tmp_path: Path) -> None:
+    slow = ("sampler.max_iterations=1", "sampler.damping=1")
+    wanted = run_json("sample", problem, "--sampler", "mean_field", *slow)["probability"]
+    assert wanted != run_json("sample", problem, "--sampler", "mean_field")["probability"]
+    assert run_json("sample", problem, *slow, "sampler.backend=mean_field")["probability"] == wanted
+    path = tmp_path / "run.yaml"
+    path.write_text("seed: 3\nsampler: {backend: mean_field, max_iterations: 1, damping: 1}\n")
+    assert run_json("sample", problem, "--config", str(path))["probability"] == wanted
+    changed = run_json("sample", problem, "--config", str(path), "sampler.max_iterations=2")
+    assert changed["probability"] != wanted
+    other = run_json("sample", problem, "--config", str(path), "--sampler", "exact")
+    assert other["info"]["backend"] == "exact"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (("--sampler", "exac"), 2, "sampler.backend: expected one of"),
+        (("--sampler", "1e3"), 2, "got '1e3'"),
+        (("sampler.memory=3",), 2, "sampler.memory: unknown key. Did you mean 'sampler.memory_budget_mb'?"),
+        (("sweeps=3",), 2, "sweeps: expected a key of the section sampler, as in sampler.backend=exact."),
+        (("seed=3",), 2, "seed: expected a key of the section sampler"),
+        (
+            ("--sampler", "exact", "sampler.backend=mean_field"),
+            2,
+            "--sampler: expected 'mean_field' as sampler.backend says, got 'exact'.",
+        ),
+        (("--config", "nowhere.yaml"), 2, "'nowhere.yaml': no such file"),
         (
             ("--option", "memory=3"),
             2,
@@ -131,7 +155,7 @@ def test_sample_takes_backend_options_correlations_and_beta(problem: str) -> Non
         (("--option", "memory_budget_mb"), 2, "expected KEY=VALUE"),
         (("--sampler", "mean_field", "--samples"), 1, "computes moments only and cannot draw samples"),
         (("--sampler", "mean_field", "--correlations"), 1, "does not report pair correlations"),
-        (("--beta", "-1"), 1, "beta: expected a finite number > 0, got -1.0."),
+        (("--beta", "-1"), 2, "--beta: expected a finite number > 0, got -1.0."),
     ],
 )
 def test_sample_refuses_in_a_sentence(

@@ -13,5 +13,5 @@ def test_the_cost_of_a_call_is_told(tmp_path: Path) -> None:
     assert (report["submissions"], report["reads"], report["qubits"]) == (2, 30, 2)
     assert "1 problems in 1 submissions" in run(*asked).stdout
     refused = run("sample", str(path), "--dry-run")
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert "--dry-run: expected backend 'dimod', which submits, got 'exact'" in refused.stderr

@@ -65,6 +65,12 @@ def test_table_statistics() -> None:
     row = table_rows(experiment, outcomes)[0]
     # (1 + 11) seconds in 1 + 3 epochs.
     assert row["seconds_per_epoch"] == pytest.approx(3.0)
+    assert row["cpu_seconds_per_epoch"] is None
+    timed = [replace(o, cpu_seconds=o.seconds / 2) for o in outcomes]
+    assert table_rows(experiment, timed)[0]["cpu_seconds_per_epoch"] == pytest.approx(1.5)
+    # A mean over a part of the runs would be of other runs than the rest of the row.
+    timed[1] = replace(timed[1], cpu_seconds=None)
+    assert table_rows(experiment, timed)[0]["cpu_seconds_per_epoch"] is None
     assert row["mean"] == pytest.approx(0.92)
     assert row["std"] == pytest.approx(0.04 / 2**0.5)
     assert row["relative_difference"] == pytest.approx(0.92 / 0.9336 - 1)
@@ -109,16 +115,23 @@ def test_variants_override_several_keys(tmp_path: Path, varied: str) -> None:
     for row, outcome in zip(report["rows"], report["runs"], strict=True):
         assert row["seconds_per_epoch"] == pytest.approx(outcome["seconds"] / max(outcome["epochs"], 1))
         assert row["seconds_per_epoch"] > 0
+        assert row["cpu_seconds_per_epoch"] == pytest.approx(
+            outcome["cpu_seconds"] / max(outcome["epochs"], 1)
+        )
+        assert row["cpu_seconds_per_epoch"] > 0
 
 
-def test_the_table_shows_the_time_of_an_epoch(tmp_path: Path, varied: str) -> None:
+def test_the_table_shows_the_time_of_an_epoch(
+    tmp_path: Path, varied: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")  # narrower terminals wrap the heads
     result = run("reproduce", varied, *SMALL, *LIMITS, "--output", str(tmp_path / "runs"), "--no-progress")
     assert result.exit_code == 0, result.stderr
-    assert "s/epoch" in result.stdout
+    assert re.search(r"difference +s/epoch +CPU s/epoch", result.stdout)
     lines = [line.strip(" │┃|") for line in result.stdout.splitlines()]
     for name in ("small", "anneal", "h"):
         (line,) = [line for line in lines if line.split(" ")[0] == name]
-        assert re.search(r"\d+\.\d$", line)
+        assert re.search(r"\d+\.\d +\d+\.\d$", line)
 
 
 def test_variants_must_be_rows(tmp_path: Path) -> None:
@@ -150,3 +163,11 @@ def test_errors_are_one_sentence(tmp_path: Path) -> None:
     path.write_text(json.dumps({"title": "x", "config": "brackets-t8", "vary": "model.mode", "publishd": {}}))
     with pytest.raises(ConfigError, match=r"publishd.*published"):
         load_experiment(str(path))
+
+
+@pytest.mark.parametrize("override", ["model.mode=softmax", "seed=3", "output=elsewhere"])
+def test_what_the_rows_set_cannot_be_overridden(tmp_path: Path, experiment: str, override: str) -> None:
+    result = run("reproduce", experiment, override, "--output", str(tmp_path / "runs"))
+    assert result.exit_code == 2
+    assert f"override '{override}': expected a key that the experiment leaves open" in result.stderr
+    assert not (tmp_path / "runs").exists()

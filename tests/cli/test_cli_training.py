@@ -60,6 +60,15 @@ def test_a_run_is_not_resumed_under_another_configuration(
     assert message in result.stderr
 
 
+def test_options_of_the_run_are_kept_and_limits_are_not(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert train(folder).exit_code == 0
+    refused = train(folder, "training.batch_size=4", "--resume")
+    assert refused.exit_code == 2
+    assert "training.batch_size: expected 8 as in the run in" in refused.stderr
+    assert train(folder, "training.patience=3", "--resume", steps=3).exit_code == 0
+
+
 def test_resume_without_a_run_is_a_sentence(tmp_path: Path) -> None:
     result = train(tmp_path / "none", "--resume")
     assert result.exit_code == 1

@@ -184,8 +184,8 @@ def test_other_models_report_their_own_metric(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert told["value"] == pytest.approx(lines[-1]["accuracy"])
     refused = run("evaluate", folder, "--split", "test")
-    assert refused.exit_code == 1
-    assert "split: expected one of train, validation for the task 'brackets', got 'test'" in refused.stderr
+    assert refused.exit_code == 2
+    assert "--split: expected one of train, validation for the task 'brackets', got 'test'" in refused.stderr
     refused = run("explain", folder, "a", "b")
     assert refused.exit_code == 2
     assert "expected a run of a classifier of sentence pairs, got the task 'brackets'" in refused.stderr
@@ -273,7 +273,7 @@ def test_bad_data_and_arguments_are_one_sentence(trained: Path, tmp_path: Path, 
     assert refused.exit_code == 2
     assert "expected the folder of a run or of a checkpoint" in refused.stderr
     assert run("evaluate", str(trained), "--split", "dev").stderr.startswith(
-        "Error: split: expected one of train,"
+        "Error: --split: expected one of train,"
     )
 
 

@@ -48,11 +48,46 @@ def test_columns_and_classes_can_have_other_names(tmp_path: Path) -> None:
     assert (pairs.premises, pairs.hypotheses, pairs.labels) == (["x"], ["y"], [1])
 
 
+@pytest.mark.parametrize("mark", ["\u2028", "\x85", "\x0c", "\x1e"])
+def test_marks_inside_a_sentence_end_no_line(tmp_path: Path, mark: str) -> None:
+    row = (f"one{mark}two", "b", "neutral")
+    columns = ("premise", "hypothesis", "label")
+    write_csv(tmp_path / "a.csv", [row])
+    (tmp_path / "b.CSV").write_text(f"{','.join(columns)}\n{','.join(row)}\n", encoding="utf-8")
+    (tmp_path / "a.tsv").write_text("\t".join(columns) + "\n" + "\t".join(row) + "\n", encoding="utf-8")
+    document = dict(zip(columns, row, strict=True))
+    text = json.dumps(document, ensure_ascii=False)
+    (tmp_path / "a.jsonl").write_text(f"{text}\r\n{text}\n", encoding="utf-8")
+    for name in ("a.csv", "b.CSV", "a.tsv", "a.jsonl"):
+        assert read_pairs(tmp_path / name, Columns()).premises[-1] == row[0], name
+
+
+def test_classes_may_be_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"premise": "a", "hypothesis": "b", "label": 1}\n')
+    assert read_pairs(path, Columns(), ("0", "1")).labels == [1]
+    path.write_text('{"premise": "a", "hypothesis": "b", "label": true}\n')
+    with pytest.raises(DataError, match="expected one of 0, 1, got True"):
+        read_pairs(path, Columns(), ("0", "1"))
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("a.csv", "premise,label\nx,neutral\n", "expected the columns hypothesis, got premise, label"),
         ("a.csv", "x,y\n1,2\n", "expected the columns premise, hypothesis, label, got x, y"),
+        ("a.csv", "premise,hypothesis,label,label\nx,y,neutral,\n", "expected one column label, got 2"),
+        (
+            "a.csv",
+            "label,premise,hypothesis\nneutral,x,y, and z\n",
+            "line 2: expected 3 cells as in the first line, got 4",
+        ),
+        (
+            "a.jsonl",
+            '{"premise": "a\\ud800", "hypothesis": "b", "label": "neutral"}\n',
+            "line 1: premise: expected text, got .*ud800' alone",
+        ),
+        ("a.jsonl", "[" * 100_000, "line 1: expected a JSON object, got text that is none"),
         (
             "a.csv",
             "premise,hypothesis,label\nx,y,neutral\nx,y,maybe\n",

@@ -207,7 +207,8 @@ def test_nan_in_the_gradient_stops_the_run(tmp_path: Path) -> None:
     assert load_model(tmp_path / "run", "latest")
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_polite_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
     task = tiny_task()
     tiny_train(tmp_path / "straight")
     model = tiny_model(task)
@@ -216,14 +217,14 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     def interrupt(*_: object) -> None:
         calls.append(1)
         if len(calls) == 5:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(number)
     handle = model.head.register_forward_hook(interrupt)
     with pytest.raises(TrainingInterrupted, match=r"interrupted after step \d+; .*--resume"):
         tiny_train(tmp_path / "run", model=model, task=task, checkpoint_every=100)
     handle.remove()
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(number) is before
     tiny_train(tmp_path / "run", resume=True, checkpoint_every=100)
     assert_same_run(tmp_path / "run", tmp_path / "straight")
 

@@ -13,6 +13,9 @@ from diabat.tasks import BracketOptions, Task, brackets
 from diabat.training import TrainOptions, TrainResult, train
 from diabat.training.checkpoint import find_checkpoints
 
+# Sums over threads round differently: also for fixtures of whole modules, and in processes that tests start.
+torch.set_num_threads(1)
+
 OPTIONS = TrainOptions(
     learning_rate=1e-2,
     coupling_learning_rate=1e-2,
