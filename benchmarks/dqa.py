@@ -32,13 +32,12 @@ from diabat.circuits import (
 STEPS, QUERIES, ROUNDS = 200, 64, 5
 
 _FIRST_CALL = """
-import time, numpy as np
-import torch
-from diabat.circuits import Batch, NativeEngine, schedule, trotter_plan
-plan = trotter_plan(schedule("Advantage2_system1"), 5.0)
-batch = Batch(np.full((64, 8), 0.01), np.zeros((8, 8)))
+import time
+import torch, diabat
+problem = diabat.Ising(fields=torch.full((64, 8), 0.01), couplings=torch.zeros(8, 8))
+sampler = diabat.sampler("dqa", engine="native", precision="single")
 start, cpu = time.perf_counter(), time.process_time()
-NativeEngine("single").moments(plan, [batch])
+sampler.moments(problem)
 print(time.perf_counter() - start, time.process_time() - cpu)
 """
 

@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -224,10 +225,7 @@ def _check_clamped(spins: Any, fields: Tensor) -> torch.Size:
         raise IsingError(
             f"spins: expected -1, 0 (free) or +1, got {spins[index].item()} at index {list(index)}."
         )
-    try:
-        shape = torch.broadcast_shapes(spins.shape, fields.shape)
-    except RuntimeError:
-        shape = torch.Size()
+    shape = broadcast_shape(spins.shape, fields.shape) or torch.Size()
     if shape[-1:] != fields.shape[-1:]:
         raise IsingError(
             f"spins: expected a shape that broadcasts against {list(fields.shape)}, got {list(spins.shape)}."
@@ -241,14 +239,21 @@ def _check_visible(visible: Any, fields: Tensor) -> None:
     _check_tensor("visible", visible)
     if visible.dtype != torch.bool:
         raise IsingError(f"visible: expected dtype bool, got {visible.dtype}.")
-    try:
-        fits = torch.broadcast_shapes(visible.shape, fields.shape) == fields.shape
-    except RuntimeError:
-        fits = False
-    if not fits:
+    if broadcast_shape(visible.shape, fields.shape) != fields.shape:
         raise IsingError(
             f"visible: expected a shape that broadcasts to {list(fields.shape)}, got {list(visible.shape)}."
         )
+
+
+def broadcast_shape(*shapes: torch.Size) -> torch.Size | None:
+    """Shape that all broadcast to; None if there is none.
+
+    numpy's rule is torch's, and the first use of torch's own function loads sympy, a quarter of a second.
+    """
+    try:
+        return torch.Size(np.broadcast_shapes(*shapes))
+    except ValueError:
+        return None
 
 
 def pack_couplings(pairs: Tensor, n: int) -> Tensor:

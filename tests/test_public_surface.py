@@ -21,6 +21,7 @@ HEAVY = (
     "typer",
     "pydantic",
     "transformers",
+    "sympy",
 )
 
 
@@ -44,6 +45,17 @@ def test_building_every_backend_and_the_layer_loads_torch_and_nothing_heavy() ->
     code = (
         "import diabat; diabat.Ising, diabat.BoltzmannAttention, diabat.spin_probabilities\n"
         "[diabat.sampler(name) for name in ('exact', 'mean_field', 'dqa')]"
+    )
+    assert loaded_by(code) == {"torch"}
+
+
+def test_small_problems_are_solved_without_heavy_libraries() -> None:
+    """torch.broadcast_shapes, for one, loads sympy at its first call."""
+    code = (
+        "import torch, diabat\n"
+        "problem = diabat.Ising(torch.zeros(4, 6), torch.zeros(6, 6), torch.ones(6, dtype=bool))\n"
+        "[diabat.sampler(name).moments(problem) for name in ('exact', 'mean_field')]\n"
+        "diabat.BoltzmannAttention(8, 1, 4)(torch.zeros(1, 4, 8)).sum().backward()"
     )
     assert loaded_by(code) == {"torch"}
 

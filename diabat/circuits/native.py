@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from importlib import import_module
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -217,17 +218,18 @@ class NativeEngine(Engine):
 
 @cache
 def _load_numba() -> None:
-    """Import numba and let it set itself up, with Python's garbage collector paused.
+    """Import numba and the kernels and let numba set itself up, with Python's garbage collector paused.
 
-    Numba makes so many objects at its first call that the collector walks through all of torch several times,
-    which would take a quarter of the time.
+    They make so many objects that the collector walks through all of torch several times, which would take a
+    third of the time.
     """
     collecting = gc.isenabled()
     gc.disable()
     try:
+        import_module("diabat.circuits.native_kernel")
         from diabat.circuits.native_steps import small_rows
 
-        small_rows(2, 8)
+        small_rows(2, 8)  # numba sets itself up at the first call
     finally:
         if collecting:
             gc.enable()

@@ -16,7 +16,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from diabat.ising import Ising
+from diabat.ising import Ising, broadcast_shape
 
 _CACHED_MASK_ELEMENTS = 1 << 16
 
@@ -164,10 +164,9 @@ def _interaction_cells(spins: Tensor, coupling: Tensor, n: int, order: int, dump
 
 def common_lead(ising: Ising) -> torch.Size:
     """Leading shape shared by J and K, padded with ones to the batch's number of dimensions."""
-    lead = torch.Size(())
-    for value, order in ((ising.couplings, 2), (ising.three_body, 3)):
-        if value is not None:
-            lead = torch.broadcast_shapes(lead, value.shape[:-order])
+    terms = ((ising.couplings, 2), (ising.three_body, 3))
+    lead = broadcast_shape(*(value.shape[:-order] for value, order in terms if value is not None))
+    assert lead is not None  # a problem whose terms do not fit together was refused
     return torch.Size((1,) * (len(ising.batch_shape) - len(lead)) + tuple(lead))
 
 

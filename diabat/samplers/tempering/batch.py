@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diabat.circuits.memory import require_memory
 from diabat.ising import Ising
-from diabat.samplers.grouping import Group, Tier, grouped, scatter_problems
+from diabat.samplers.grouping import Group, Tier, common_lead, grouped, scatter_problems
 from diabat.samplers.tempering.run import Simulation
 
 Array = NDArray[Any]
@@ -165,10 +165,8 @@ class Batch:
 
     def __init__(self, ising: Ising, chains: int, ladder: Array, kept: Kept | None) -> None:
         self.ising, self._shape = ising, (chains, len(ladder))
-        leads = [
-            t.shape[:-order] for t, order in ((ising.couplings, 2), (ising.three_body, 3)) if t is not None
-        ]
-        self._couplings = torch.Size(torch.broadcast_shapes(*leads)).numel() if leads else 0
+        coupled = ising.couplings is not None or ising.three_body is not None
+        self._couplings = common_lead(ising).numel() if coupled else 0
         self.start = kept if kept is not None and kept.fits(ising, *self._shape, self._couplings) else None
         # The spins of all replicas, and a copy of them as a result.
         needed = 2 * chains * len(ladder) * ising.fields.numel()
