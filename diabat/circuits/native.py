@@ -34,6 +34,9 @@ Tables = Literal["states", "pairs", "gradient"]
 # Tables of 2^n rows that a run needs besides the phase tables.
 _STATE_TABLES: dict[Tables, int] = {"states": 2, "pairs": 4, "gradient": 7}
 
+# Largest rounding of a phase, in rad.
+_PHASE_ERROR = 1e-3
+
 # Probabilities formed in one go (numbers).
 _MAX_TABLE = 1 << 22
 
@@ -83,7 +86,7 @@ class NativeEngine(Engine):
         size = max(self._width, _MAX_TABLE >> n)
         for start in range(0, whole.num_problems, size):
             batch = _part(whole, slice(start, start + size))
-            lanes = self._lanes([batch], [1 << max(2, n)])
+            lanes = self._lanes(plan, [batch], [1 << max(2, n)])
             tables = np.empty((lanes.jobs.shape[0] << max(2, n), self._width), self._dtype)
             self._run(run_tables, plan, lanes, "states", tables)
             [table] = lanes.outputs(tables, [batch])
@@ -99,7 +102,7 @@ class NativeEngine(Engine):
         from diabat.circuits.native_kernel import run_moments
 
         pairs_of = [n * (n - 1) // 2 if correlations else 0 for n in (max(2, b.num_spins) for b in batches)]
-        lanes = self._lanes(batches, pairs_of)
+        lanes = self._lanes(plan, batches, pairs_of)
         ups = np.empty_like(lanes.fields)
         totals = np.empty((len(lanes.jobs), self._width), self._dtype)
         pairs = np.empty(
@@ -123,7 +126,7 @@ class NativeEngine(Engine):
         _load_numba()
         from diabat.circuits.native_kernel import run_reads
 
-        lanes = self._lanes(batches, [num_reads] * len(batches))
+        lanes = self._lanes(plan, batches, [num_reads] * len(batches))
         uniforms = np.zeros((len(lanes.jobs) * num_reads, self._width))
         states = np.empty(uniforms.shape, np.int64)
         row = 0
@@ -157,7 +160,7 @@ class NativeEngine(Engine):
 
         pairs_of = [n * (n - 1) // 2 for n in (max(2, b.num_spins) for b in batches)]
         check_cotangents(batches, cotangents, pair_cotangents)
-        lanes = self._lanes(batches, pairs_of)
+        lanes = self._lanes(plan, batches, pairs_of)
         rows = sum(b * p for b, p in zip(lanes.blocks, pairs_of, strict=True))
         v = lanes.pack(cotangents)
         w = np.zeros((0, self._width), self._dtype)
@@ -176,11 +179,28 @@ class NativeEngine(Engine):
         turned = by_job.sum(0)
         return PlanGradient(parts, native_plan(plan, self._dtype).signs * turned[0], turned[1], turned[2])
 
-    def _lanes(self, batches: Sequence[Batch], out_rows: Sequence[int]) -> Lanes:
+    def _lanes(self, plan: TrotterPlan, batches: Sequence[Batch], out_rows: Sequence[int]) -> Lanes:
         for batch in batches:
             if batch.num_spins > MAX_SPINS:
                 raise ValueError(f"fields: expected at most {MAX_SPINS} spins, got {batch.num_spins}.")
+        self._require_phases(plan, batches)
         return in_lanes(batches, self._dtype, self._width, out_rows)
+
+    def _require_phases(self, plan: TrotterPlan, batches: Sequence[Batch]) -> None:
+        """Refuse phases of so many turns that what is left of them is rounding."""
+        b, c = (float(np.abs(angles).max()) for angles in (plan.field_angles, plan.coupling_angles))
+        phases = (
+            b * np.abs(batch.fields).max(initial=0.0) + c * np.abs(batch.couplings).sum(-1).max(initial=0.0)
+            for batch in batches
+        )
+        largest = max(phases, default=0.0)
+        most = _PHASE_ERROR / np.finfo(self._dtype).eps
+        if not largest <= most:
+            raise ValueError(
+                f"fields: expected fields and couplings that turn a spin by at most {most:.1g} rad per step, which "
+                f"{self.precision} precision resolves, got {largest:.2g} rad; hide spins with visible rather than by "
+                "large fields."
+            )
 
     def _run(
         self, kernel: Callable[..., None], plan: TrotterPlan, lanes: Lanes, tables: Tables, *out: Any

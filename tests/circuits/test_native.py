@@ -466,3 +466,17 @@ def test_states_are_in_order() -> None:
     for j, state in enumerate(spin_table(3)[[1, 2, 4]]):
         table = NativeEngine().probabilities(plan, np.pi / 2 * state[None].astype(float), np.zeros((3, 3)))
         assert table[0, 1 << j] == pytest.approx(1, abs=1e-14)
+
+
+@pytest.mark.parametrize(("precision", "most"), [("single", 8.4e3), ("double", 4.5e12)])
+def test_phases_beyond_the_precision_are_refused(precision: Any, most: float) -> None:
+    """Just within, the probabilities are still those of the reference to the rounding of the phases."""
+    plan, J = TrotterPlan(np.array([0.5]), np.array([0.1]), np.array([0.7])), np.zeros((2, 2))
+    engine, h = NativeEngine(precision), np.array([[1.9 * most, 0.3]])
+    found, wanted = engine.probabilities(plan, h, J), reference_probabilities(plan, h, J)
+    np.testing.assert_allclose(found, wanted, atol=2e-3)
+    message = rf"fields: expected fields and couplings that turn .*, which {precision} precision resolves"
+    for strong, coupled in ((2.1 * most, 0.0), (1e300, 0.0), (0.0, 21 * most)):
+        batch = Batch(np.array([[strong, 0.3]]), np.array([[0, coupled], [coupled, 0]]))
+        with pytest.raises(ValueError, match=message):
+            engine.moments(plan, [batch])
