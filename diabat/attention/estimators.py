@@ -32,7 +32,7 @@ def straight_through(
     three_body: bool,
     response_at: Tensor | None = None,
 ) -> ProblemGradient:
-    r"""Mean-field response, without feedback through J (DESIGN §6).
+    r"""Mean-field response, without feedback through J.
 
         dm_j = (1 - t_j²)(dh_j + Σ_k dJ_jk m_k + Σ_{k<l} dK_jkl m_k m_l),    P = (1 + m)/2
 
@@ -74,7 +74,7 @@ def linear_response(
     three_body: bool,
     response_at: Tensor | None = None,
 ) -> ProblemGradient:
-    r"""Mean-field response with its feedback through J (DESIGN §6): no reads, no variance of its own.
+    r"""Mean-field response with its feedback through J: no reads, no variance of its own.
 
     The derivative of the fixed point of mean field with Onsager's reaction term,
 
