@@ -38,7 +38,9 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.exact
 	$(BIN)/python -m benchmarks.training_step
 	$(BIN)/python -m benchmarks.tempering
+	$(BIN)/python -m benchmarks.tempering_errors
 	$(BIN)/python -m benchmarks.banded
+	$(BIN)/python -m benchmarks.games
 	$(BIN)/python -m benchmarks.executor
 	$(BIN)/python -m benchmarks.aer
 	$(BIN)/python -m benchmarks.dqa

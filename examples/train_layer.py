@@ -1,4 +1,4 @@
-"""Fit one Boltzmann attention layer to a target, first with exact marginals, then on a simulated anneal.
+"""Fit one Boltzmann attention layer to a target: with exact marginals, by mean field, and on a simulated anneal.
 
 python examples/train_layer.py
 """

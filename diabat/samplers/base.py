@@ -288,15 +288,12 @@ class Sampler(ABC):
         able = self.capabilities
         if not isinstance(ising, Ising):
             raise TypeError(f"ising: expected a diabat.Ising, got {type(ising).__name__}.")
-        if ising.fields.dtype not in (
-            torch.float32,
-            torch.float64,
-        ):  # unchecked, from a layer under autocast say
+        if ising.fields.dtype not in (torch.float32, torch.float64):  # of a problem that was not checked
             raise UnsupportedError(f"fields: expected dtype float32 or float64, got {ising.fields.dtype}.")
         if ising.three_body is not None and not able.three_body:
             raise UnsupportedError(
                 f"three_body: sampler '{self.name}' accepts fields and couplings only; "
-                "use 'exact' for three-body terms."
+                "use 'exact', 'tempering' or 'mean_field' for three-body terms."
             )
         if able.max_spins is not None:
             visible = int(ising.visible_mask.sum(-1).max()) if ising.visible is not None else ising.num_spins
