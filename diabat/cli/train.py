@@ -115,9 +115,11 @@ def _print_summary(config: Config, result: TrainResult) -> None:
     metric = "perplexity" if config.task_name == "shakespeare" else "accuracy"
     model = config.model
     kind = f"{model.pooling} pooling" if isinstance(model, PairModelOptions) else model.mode
+    if kind not in ("softmax", "softmax pooling", "mean pooling"):  # which ask no sampler
+        kind += f" with {config.sampler.backend}"
     rows = [
         ("task", f"{config.task_name}, T = {config.task.window}"),
-        ("attention", f"{kind} with {config.sampler.backend}"),
+        ("attention", kind),
         (f"best validation {metric}", f"{result.best_metric:.4f} at step {result.best_step}"),
         ("best validation loss", f"{result.best_loss:.4f} nats"),
         ("trained", f"{result.epochs} epochs, {result.steps} steps, {result.seconds:.1f} s"),

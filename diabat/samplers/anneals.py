@@ -108,9 +108,9 @@ def beyond(anneal: Anneal, allowed: PlanRange, share: float) -> str:
     """What to say of problems outside the range of a plan, a ``share`` of whose spins lies there."""
     count = f"{share:.1%} of the spins" if share >= 0.001 else "a few spins"
     if not anneal.learned:
-        field = allowed.max_field
+        field, asked = allowed.max_field, allowed.max_field * anneal.betas.beta_h
         return (
-            f"fields: {count} have |h| above {field * anneal.betas.beta_h:.3g} ({field:.3g} as programmed), which "
+            f"fields: {count} are programmed with |h| above {field:.3g} (h = {asked:.3g} at beta = 1), which "
             f"{anneal.plan.label} does not answer: even one spin alone is not +1 there; leave spins out with visible "
             "rather than by large fields, or bound the fields. info['outside_range'] has this share at every call."
         )
