@@ -105,7 +105,9 @@ class ExactSampler(Sampler):
             p, z, c, raised = self._solve(group, correlations)
             escalated |= raised
             probability.append((group.tier, p))
-            log_z.append((group.tier, z - _LOG_2 * group.tier.phantoms[:, None].to(z)))
+            if not group.tier.whole:
+                z = z - _LOG_2 * group.tier.phantoms[:, None].to(z)
+            log_z.append((group.tier, z))
             if c is not None:
                 pairs.append((group.tier, c))
         # A problem without a visible spin has one state of exponent 0.
@@ -152,10 +154,10 @@ class ExactSampler(Sampler):
 
     def _pairs(self, group: Group, fields: Tensor, energies: HalfEnergies, lost: Tensor) -> Tensor:
         products = half_products(fields, energies, fields.dtype, self._budget_bytes)
-        pairs = pair_correlations(fields, energies, products)
+        pairs = pair_correlations(fields, products)
         for part in self._strong_parts(group, lost):
             own, e = own_weights(fields, energies, part)
-            pairs[part] = pair_correlations(own, e, half_products(own, e, own.dtype))[:, 0]
+            pairs[part] = pair_correlations(own, half_products(own, e, own.dtype))[:, 0]
         return pairs
 
     @property
@@ -269,7 +271,7 @@ def _exact_part(fields: Tensor, e: HalfEnergies, keep_bytes: int) -> tuple[Tenso
     differentiated = torch.is_grad_enabled() and any(
         t.requires_grad for t in (fields, e.left, e.right, e.cross)
     )
-    keep = keep_bytes if differentiated else 0
+    keep = keep_bytes if differentiated else None
     result: Any = ExactProbabilities.apply(fields, e.left, e.right, e.cross, e.three_body, keep)
     p, log_z, total = result
     return p, log_z, total

@@ -26,7 +26,7 @@ Cost = Callable[[int, int, int], float]
 
 def enumeration_cost(groups: int, problems: int, spins: int) -> float:
     """Multiply-adds of exact enumeration, plus a constant for launching one tier's kernels."""
-    return 4e6 + groups * 2.0**spins * (2 * problems + 16)
+    return 8e6 + groups * 2.0**spins * (2 * problems + 16)
 
 
 def unpadded_cost(groups: int, problems: int, spins: int) -> float:
@@ -48,6 +48,7 @@ class Tier:
         cells: int64 [G, Q, m], index into the flat fields [N·n + 1].
         phantoms: int64 [G], number of phantom spins.
         pair_cells: int64 [G, m, m], index into the flat couplings [C·n² + 1].
+        whole: The batch as it is, nothing padded or moved: a reshape gathers and scatters.
     """
 
     problems: Tensor
@@ -56,6 +57,7 @@ class Tier:
     cells: Tensor
     phantoms: Tensor
     pair_cells: Tensor
+    whole: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,13 +79,14 @@ class Group:
 
 def grouped(ising: Ising, cost: Cost = enumeration_cost) -> list[Group]:
     """Split a batch into tiers and gather h, J and K; differentiable in all three."""
-    n = ising.num_spins
+    n, lead = ising.num_spins, common_lead(ising)
+    found = tiers(ising, cost)
+    terms = ((ising.couplings, 2), (ising.three_body, 3))
+    J, K = (None if t is None else t.expand(*lead, *t.shape[-order:]) for t, order in terms)
+    if len(found) == 1 and found[0].whole:
+        return [_whole(found[0], ising.fields, J, K)]
     fields = _with_dump(ising.fields.reshape(-1))
-    lead = common_lead(ising)
-    J, K = (
-        None if t is None else _with_dump(t.expand(*lead, *t.shape[-order:]).reshape(-1))
-        for t, order in ((ising.couplings, 2), (ising.three_body, 3))
-    )
+    J, K = (None if t is None else _with_dump(t.reshape(-1)) for t in (J, K))
     return [
         Group(
             tier,
@@ -91,8 +94,18 @@ def grouped(ising: Ising, cost: Cost = enumeration_cost) -> list[Group]:
             None if J is None else J[tier.pair_cells],
             None if K is None else K[_interaction_cells(tier.spins, tier.coupling, n, 3, K.numel() - 1)],
         )
-        for tier in tiers(ising, cost)
+        for tier in found
     ]
+
+
+def _whole(tier: Tier, fields: Tensor, J: Tensor | None, K: Tensor | None) -> Group:
+    """The batch as one group, copied, so that it aliases no more than a gathered one."""
+    groups, queries, m = tier.cells.shape
+
+    def copied(t: Tensor | None, order: int) -> Tensor | None:
+        return None if t is None else t.reshape(groups, *(m,) * order).clone()
+
+    return Group(tier, fields.reshape(groups, queries, m).clone(), copied(J, 2), copied(K, 3))
 
 
 def tiers(ising: Ising, cost: Cost = enumeration_cost) -> tuple[Tier, ...]:
@@ -110,12 +123,18 @@ def tiers(ising: Ising, cost: Cost = enumeration_cost) -> tuple[Tier, ...]:
 
 def scatter(parts: Iterable[tuple[Tier, Tensor]], ising: Ising, fill: float = 0.0) -> Tensor:
     """Assemble per-spin results [G, Q, m] of all tiers into [*batch, n]; differentiable."""
-    return _assemble(((t.cells, v) for t, v in parts), ising.fields.shape, fill)
+    found = list(parts)
+    if found and found[0][0].whole:
+        return found[0][1].reshape(ising.fields.shape).clone()
+    return _assemble([(t.cells, v) for t, v in found], ising.fields.shape, fill)
 
 
 def scatter_problems(parts: Iterable[tuple[Tier, Tensor]], ising: Ising, fill: float = 0.0) -> Tensor:
     """Assemble per-problem results [G, Q] of all tiers into [*batch]; differentiable."""
-    return _assemble(((t.problems, v) for t, v in parts), ising.batch_shape, fill)
+    found = list(parts)
+    if found and found[0][0].whole:
+        return found[0][1].reshape(ising.batch_shape).clone()
+    return _assemble([(t.problems, v) for t, v in found], ising.batch_shape, fill)
 
 
 def scatter_pairs(parts: Iterable[tuple[Tier, Tensor]], ising: Ising) -> Tensor:
@@ -132,8 +151,7 @@ def scatter_pairs(parts: Iterable[tuple[Tier, Tensor]], ising: Ising) -> Tensor:
     return _assemble(indexed, shape, 0.0)
 
 
-def _assemble(parts: Iterable[tuple[Tensor, Tensor]], shape: torch.Size, fill: float) -> Tensor:
-    pairs = list(parts)
+def _assemble(pairs: list[tuple[Tensor, Tensor]], shape: torch.Size, fill: float) -> Tensor:
     size = shape.numel()
     if not pairs:
         raise ValueError("parts: expected at least one tier, got none.")
@@ -256,4 +274,17 @@ def _make_tier(
     cells = torch.where(valid, cells, total * n)
     phantoms = (padded == n).sum(1)
     pair_cells = _interaction_cells(padded, coupling, n, 2, distinct * n * n)
-    return Tier(*(t.to(device) for t in (problems, padded, coupling, cells, phantoms, pair_cells)))
+    # Every cell in its place: as many cells as fields, hence neither padding nor an invisible spin.
+    whole = all(
+        torch.equal(index.reshape(-1), torch.arange(size))
+        for index, size in ((cells, total * n), (pair_cells, distinct * n * n))
+    )
+    return Tier(
+        problems=problems.to(device),
+        spins=padded.to(device),
+        coupling=coupling.to(device),
+        cells=cells.to(device),
+        phantoms=phantoms.to(device),
+        pair_cells=pair_cells.to(device),
+        whole=whole,
+    )

@@ -1,4 +1,4 @@
-r"""Exact enumeration of shared-coupling Ising models by two matrix products (kernel; DESIGN §4).
+r"""Exact enumeration of shared-coupling Ising models by two matrix products (kernel).
 
 The m spins split into a left half x (a spins, low bits of the state index) and a right half y.  With
 
@@ -10,6 +10,9 @@ F holds the spins of a half, and with three-body terms also their products in pa
 [queries, 2^m] exists.  Exponents are formed in float64 and shifted by row maxima before they are rounded to
 the working precision.  W is formed in tiles of rows that stay in cache, with a running maximum per query as in
 FlashAttention.  Tiles are kept for the backward pass if they fit ``keep_bytes``, and formed again if they do not.
+
+On the CPU :mod:`diabat.samplers.fused_products` does the same in one compiled pass, with e_R in C rather than in W;
+three-body terms, queries with a W of their own and factors beyond the working precision are left to this file.
 """
 
 from __future__ import annotations
@@ -20,10 +23,12 @@ from functools import cached_property, lru_cache
 from itertools import permutations
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from diabat.samplers.row_weights import row_scaled_weights, spin_sums
+from diabat.samplers.fused_products import fused_products, suits
+from diabat.samplers.row_weights import row_scaled_weights
 
 
 class HalfTables:
@@ -33,6 +38,7 @@ class HalfTables:
         signs: ±1 states, [2^spins, spins]; bit j of the row index is spin j.
         bits: 0/1 states, [2^spins, spins].
         bits_and_one: The same with a column of ones, which sums the weights.
+        upper: Pairs j < k, int64 [2, spins(spins-1)/2].
         pairs: Products s_j s_k for j < k, [2^spins, spins(spins-1)/2].
         triples: Products s_j s_k s_l for j < k < l, [2^spins, spins(spins-1)(spins-2)/6].
     """
@@ -45,9 +51,14 @@ class HalfTables:
         self.bits_and_one = torch.cat((self.bits, self.bits.new_ones(len(index), 1)), 1)
 
     @cached_property
+    def upper(self) -> Tensor:
+        """Pairs j < k, [2, spins(spins-1)/2]."""
+        return torch.triu_indices(self.spins, self.spins, offset=1, device=self.signs.device)
+
+    @cached_property
     def pairs(self) -> Tensor:
         """Products of two spins."""
-        j, k = torch.triu_indices(self.spins, self.spins, offset=1, device=self.signs.device)
+        j, k = self.upper
         return self.signs[:, j] * self.signs[:, k]
 
     @cached_property
@@ -106,8 +117,7 @@ def split_energies(
     K = torch.stack([K.permute(0, *p) for p in permutations((1, 2, 3))]).mean(0)
     left = left + _triple_energy(K[:, :a, :a, :a], L)
     right = right + _triple_energy(K[:, a:, a:, a:], R)
-    jl, kl = torch.triu_indices(a, a, offset=1, device=device)
-    jr, kr = torch.triu_indices(m - a, m - a, offset=1, device=device)
+    (jl, kl), (jr, kr) = L.upper, R.upper
     pair_left = K[:, :a, :a, a:][:, jl, kl]  # [G, pairs_L, b]
     pair_right = K[:, :a, a:, a:][:, :, jr, kr]  # [G, a, pairs_R]
     corner = K.new_zeros(groups, len(jl), len(jr))
@@ -141,24 +151,65 @@ def own_weights(
 
 
 def _pair_energy(J: Tensor, half: HalfTables) -> Tensor:
-    j, k = torch.triu_indices(J.shape[1], J.shape[1], offset=1, device=J.device)
-    return J[:, j, k] @ half.pairs.T
+    j, k = half.upper
+    return _table_sums(J[:, j, k], half.pairs)
 
 
 def _triple_energy(K: Tensor, half: HalfTables) -> Tensor:
     t = torch.combinations(torch.arange(K.shape[1], device=K.device), 3)
-    return K[:, t[:, 0], t[:, 1], t[:, 2]] @ half.triples.T
+    return _table_sums(K[:, t[:, 0], t[:, 1], t[:, 2]], half.triples)
+
+
+def _table_sums(values: Tensor, table: Tensor) -> Tensor:
+    sums: Tensor = _TableSums.apply(values, table)
+    return sums
+
+
+class _TableSums(torch.autograd.Function):
+    """(values [G, p], table [states, p]) -> Σ_p values·table, [G, states], the same on any number of threads."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(table)
+        if values.device.type != "cpu":
+            return values @ table.T
+        # Not by BLAS, whose last bit depends on the number of threads.
+        return torch.from_numpy(np.einsum("gp,xp->gx", values.detach().numpy(), table.numpy()))
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        (table,) = ctx.saved_tensors
+        return cotangents[0] @ table, None
 
 
 @dataclass(eq=False)
-class HalfProducts:
-    """State weights of one group, up to the scale ``log_scale`` per query.
+class HalfSums:
+    """Sums over the states of one group, up to a scale per query that holds every term.
+
+    Attributes:
+        left_sums: Weights of the spins at +1 and, last, of all states, [G, Q, a + 1].
+        right_sums: The same of the right half, [G, Q, b + 1].
+        log_partition: log Z of every query, float64 [G, Q].
+    """
+
+    left_sums: Tensor
+    right_sums: Tensor
+    log_partition: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        """Z of every query up to the scale, [G, Q]."""
+        return self.right_sums[..., -1]
+
+
+@dataclass(eq=False)
+class HalfProducts(HalfSums):
+    """State weights of one group, up to the same scale.
 
     Attributes:
         A, V: Left factor and C Wᵀ, [G, Q, 2^a]; left state weights are A ∘ V.
         C, U: Right factor and A W, [G, Q, 2^b]; right state weights are U ∘ C.
-        left_sums, right_sums: Weights of the spins at +1 and, last, of all states, [G, Q, a + 1], [G, Q, b + 1].
-        log_scale: float64 [G, Q]; log Z_q = log(total) + log_scale.
+        energies: Exponents that W was made of: without e_R if C has it.
         tiles: Rows of W in order, [G, rows, 2^b] each, if they were to be kept, else None.
     """
 
@@ -166,15 +217,8 @@ class HalfProducts:
     V: Tensor
     C: Tensor
     U: Tensor
-    left_sums: Tensor
-    right_sums: Tensor
-    log_scale: Tensor
+    energies: HalfEnergies
     tiles: list[Tensor] | None
-
-    @property
-    def total(self) -> Tensor:
-        """Z of every query up to ``log_scale``, [G, Q]."""
-        return self.right_sums[..., -1]
 
 
 _TILE_BYTES = 4 << 20
@@ -219,10 +263,18 @@ class _Split:
             yield rows, W
 
 
+def half_sums(fields: Tensor, energies: HalfEnergies, dtype: torch.dtype) -> HalfSums:
+    """Sums over the states for fields [G, Q, m]."""
+    return _fused(fields, energies, dtype, tables=False) or half_products(fields, energies, dtype)
+
+
 def half_products(
     fields: Tensor, energies: HalfEnergies, dtype: torch.dtype, keep_bytes: int = 0
 ) -> HalfProducts:
-    """Form both products for fields [G, Q, m]; keep W if it has at most ``keep_bytes``."""
+    """Form both products for fields [G, Q, m]; W may be kept if it has at most ``keep_bytes``."""
+    fused = _fused(fields, energies, dtype, tables=True, keep_bytes=keep_bytes)
+    if isinstance(fused, HalfProducts):
+        return fused
     split = _Split(fields.shape[-1], energies, dtype)
     h = fields.double()
     h_L, h_R = h[..., : split.a], h[..., split.a :]
@@ -235,9 +287,43 @@ def half_products(
         U, V = A @ W, C @ W.transpose(1, 2)
     else:
         A, U, V, left_scale, kept = _tiled_products(split, h_L, C, keep_bytes)
-    left_sums = spin_sums(A, V, split.L_work.bits_and_one)
-    right_sums = spin_sums(U, C, split.R_work.bits_and_one)
-    return HalfProducts(A, V, C, U, left_sums, right_sums, left_scale + right_scale, kept)
+    left_sums = (A * V) @ split.L_work.bits_and_one
+    right_sums = (U * C) @ split.R_work.bits_and_one
+    log_z = right_sums[..., -1].double().log() + left_scale + right_scale
+    return HalfProducts(left_sums, right_sums, log_z, A, V, C, U, energies, kept)
+
+
+def _fused(
+    fields: Tensor, energies: HalfEnergies, dtype: torch.dtype, *, tables: bool, keep_bytes: int = 0
+) -> HalfSums | HalfProducts | None:
+    """The compiled form; None where it does not apply."""
+    groups, queries, m = fields.shape
+    if fields.device.type != "cpu" or energies.three_body or not suits(groups, queries, m):
+        return None
+    found = fused_products(
+        fields.detach().double().contiguous().numpy(),
+        energies.cross.detach().numpy(),
+        energies.left.detach().numpy(),
+        energies.right.detach().numpy(),
+        np.float32 if dtype == torch.float32 else np.float64,
+        torch.get_num_threads(),
+        tables=tables,
+        keep_bytes=keep_bytes,
+    )
+    if found is None:
+        return None
+    left, right, log_z = (
+        torch.from_numpy(t) for t in (found.left_sums, found.right_sums, found.log_partition)
+    )
+    if not tables:
+        return HalfSums(left, right, log_z)
+    A, V, C, U = (torch.from_numpy(t) for t in found.tables)
+    bare = HalfEnergies(energies.left, torch.zeros_like(energies.right), energies.cross, three_body=False)
+    kept = None
+    if found.weights is not None:
+        W = torch.from_numpy(found.weights)
+        kept = [W[:, rows] for rows in _Split(m, bare, dtype).blocks()]
+    return HalfProducts(left, right, log_z, A, V, C, U, bare, kept)
 
 
 def _tiled_products(
@@ -264,10 +350,10 @@ def _tiled_products(
     return A, U, V, running, kept
 
 
-def probabilities(products: HalfProducts) -> Tensor:
+def probabilities(sums: HalfSums) -> Tensor:
     """P(s_j = +1), [G, Q, m], as ratios of sums of positive numbers."""
     # Each half is divided by its own sum of weights: the two agree to rounding only.
-    left, right = products.left_sums, products.right_sums
+    left, right = sums.left_sums, sums.right_sums
     return torch.cat((left[..., :-1] / left[..., -1:], right[..., :-1] / right[..., -1:]), -1)
 
 
@@ -289,25 +375,27 @@ class ExactProbabilities(torch.autograd.Function):
         right: Tensor,
         cross: Tensor,
         three_body: bool,
-        keep_bytes: int,
+        keep_bytes: int | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Solve the group; keep what the backward pass needs."""
+        """Solve the group; keep what the backward pass needs, nothing if ``keep_bytes`` is None."""
         energies = HalfEnergies(left, right, cross, three_body)
-        products = half_products(fields, energies, fields.dtype, keep_bytes)
-        p = probabilities(products)
-        log_partition = (products.total.double().log() + products.log_scale).to(fields.dtype)
-        ctx.save_for_backward(fields, left, right, cross, p)
-        ctx.products, ctx.three_body = products, three_body
-        total = products.total.clone()
+        sums: HalfSums
+        if keep_bytes is None:
+            sums = half_sums(fields, energies, fields.dtype)
+        else:
+            sums = ctx.products = half_products(fields, energies, fields.dtype, keep_bytes)
+        p = probabilities(sums)
+        log_partition = sums.log_partition.to(fields.dtype)
+        ctx.save_for_backward(p)
+        total = sums.total.clone()
         ctx.mark_non_differentiable(total)
         return p, log_partition, total
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         """Covariances of f with fields, half energies and the cut."""
-        fields, left, right, cross, p = ctx.saved_tensors
-        energies = HalfEnergies(left, right, cross, ctx.three_body)
-        split = _Split(fields.shape[-1], energies, fields.dtype)
+        (p,) = ctx.saved_tensors
+        split = _Split(p.shape[-1], ctx.products.energies, p.dtype)
         GL, GR, dX = _weighted_states(
             split, ctx.products, p, cotangents[0], cotangents[1], ctx.needs_input_grad[3]
         )
@@ -341,9 +429,9 @@ def _weighted_states(
     return GL, GR, dX
 
 
-def pair_correlations(fields: Tensor, energies: HalfEnergies, products: HalfProducts) -> Tensor:
+def pair_correlations(fields: Tensor, products: HalfProducts) -> Tensor:
     """<s_j s_k>, [G, Q, m, m], with ones on the diagonal."""
-    split = _Split(fields.shape[-1], energies, products.A.dtype)
+    split = _Split(fields.shape[-1], products.energies, products.A.dtype)
     dtype, a, m = split.dtype, split.a, fields.shape[-1]
     S_L, S_R = split.L_work.signs, split.R_work.signs
     out = torch.empty(*fields.shape, m, dtype=dtype, device=fields.device)
@@ -370,7 +458,7 @@ def _weighted_pairs(weights: Tensor, signs: Tensor) -> Tensor:
 def state_probabilities(fields: Tensor, energies: HalfEnergies) -> tuple[Tensor, Tensor]:
     """p(s), [G, Q, 2^m] in float64, and scaled Z, [G, Q]; bit j of the state index is spin j."""
     products = half_products(fields, energies, torch.float64)
-    split = _Split(fields.shape[-1], energies, torch.float64)
+    split = _Split(fields.shape[-1], products.energies, torch.float64)
     W = torch.cat([split.weights(rows)[0] for rows in split.blocks()], 1)
     joint = products.A[:, :, None, :] * W.transpose(1, 2)[:, None] * products.C[..., None]  # [G, Q, y, x]
     return (joint / products.total[..., None, None]).flatten(-2), products.total

@@ -1,4 +1,4 @@
-"""Compiled loops behind :mod:`diabat.samplers.row_weights`; imported on first use."""
+"""Compiled loop behind :mod:`diabat.samplers.row_weights`; imported on first use."""
 
 from __future__ import annotations
 
@@ -46,28 +46,3 @@ def product_weights(decay: Any, up: Any, right: Any, out: Any, row_max: Any) -> 
                     target[y] = value
                     best[y] = max(best[y], value)
             row_max[g, x] = best.max()
-
-
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "nnan", "nsz"})  # type: ignore[untyped-decorator]  # no stubs
-def spin_sums(a: Any, v: Any, out: Any) -> None:
-    """Fill out[g,q,k] = Σ_x a v over states whose bit k is set, and last out[g,q,-1] = Σ_x a v.
-
-    The top bit is summed and folded away, then the next: 2·2^spins additions for all spins together.
-    """
-    groups, queries, states = a.shape
-    spins = out.shape[2] - 1
-    weights = np.empty(states, a.dtype)
-    for g in range(groups):
-        for q in range(queries):
-            left, right = a[g, q], v[g, q]
-            for x in range(states):
-                weights[x] = left[x] * right[x]
-            for k in range(spins - 1, -1, -1):
-                half = 1 << k
-                upper = weights[half : 2 * half]
-                total = weights.dtype.type(0.0)
-                for x in range(half):
-                    total += upper[x]
-                    weights[x] += upper[x]
-                out[g, q, k] = total
-            out[g, q, spins] = weights[0]

@@ -1,4 +1,4 @@
-"""Row-scaled Boltzmann weights of a bilinear exponent, and sums over them (kernel).
+"""Row-scaled Boltzmann weights of a bilinear exponent (kernel).
 
     W[g,x,y] = exp(E - log_scale[g,x]),   E[g,x,y] = Σ_k c[g,x,k] F[y,k] + e_R[g,y]
 
@@ -80,23 +80,3 @@ def _products(
     product_weights(np.exp(-2 * size), coefficients > 0, scaled_right, W, row_max)
     log_scale = size.sum(-1) + right_max
     return torch.from_numpy(W), torch.from_numpy(log_scale), torch.from_numpy(row_max)
-
-
-def spin_sums(a: Tensor, v: Tensor, bits_and_one: Tensor) -> Tensor:
-    """Sum a∘v over the states in which each spin is +1 and, last, over all states.
-
-    Args:
-        a: Positive weights [G, Q, 2^b].
-        v: Positive weights [G, Q, 2^b].
-        bits_and_one: 0/1 states with a column of ones, [2^b, b + 1].
-
-    Returns:
-        [G, Q, b + 1] in the dtype of the weights.
-    """
-    if a.device.type != "cpu" or a.numel() < _COMPILED_MIN_STATES:
-        return (a * v) @ bits_and_one
-    from diabat.samplers import row_kernel
-
-    out = torch.empty(*a.shape[:2], bits_and_one.shape[1], dtype=a.dtype)
-    row_kernel.spin_sums(a.detach().contiguous().numpy(), v.detach().contiguous().numpy(), out.numpy())
-    return out

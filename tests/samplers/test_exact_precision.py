@@ -9,7 +9,6 @@ from torch import Tensor
 from diabat.ising import Ising, pack_three_body
 from diabat.samplers import UnsupportedError, exact, row_weights
 from diabat.samplers.exact import ExactSampler
-from diabat.samplers.half_split import half_tables
 from diabat.testing import brute_force, brute_force_states
 from diabat.testing.problems import make_problem
 
@@ -252,14 +251,3 @@ def test_strong_queries_that_take_too_long_are_refused() -> None:
         UnsupportedError, match="3000 of 2 visible spins whose fields and couplings are so strong"
     ):
         sampler.moments(ising)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_spin_sums_of_the_compiled_loop_are_those_of_the_matrix_product(dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(3)
-    a, v = (torch.rand(2, 40, 2**7, generator=generator, dtype=torch.float64).to(dtype) for _ in range(2))
-    bits_and_one = half_tables(7, a.device).bits_and_one
-    want = (a.double() * v.double()) @ bits_and_one
-    got = row_weights.spin_sums(a, v, bits_and_one.to(dtype))
-    assert got.dtype == dtype
-    assert float((got.double() / want - 1).abs().max()) < {torch.float32: 1e-6, torch.float64: 1e-14}[dtype]

@@ -1,0 +1,224 @@
+"""Sums over the states of both halves for many queries at once, W never written to memory (kernel).
+
+With c[x] = F_L(x)ᵀ X the fields that state x of the left half puts on the right one, and exponents and halves as
+in :mod:`diabat.samplers.half_split`,
+
+    W[x,y] = exp(c[x]·s_y - Σ|c[x]|),   A[q,x] ∝ exp(h_L·s_x + e_L(x) + Σ|c[x]|),   C[q,y] ∝ exp(h_R·s_y + e_R(y)),
+
+so that each is a product over spins times a factor that all queries share, and no entry exceeds 1.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+_VECTOR_BYTES = 64
+_MIN_SPINS = 6
+# Lanes without a query cost as much as those with one, and a query alone may need rows of W scaled one by one.
+_MIN_QUERIES = 2
+# Below this many states over all queries nothing needs compiling.
+_MIN_STATES = 1 << 16
+# Blocks that share a tile of W: enough to hide what it costs, few enough to stay in the second-level cache.
+_MAX_BLOCKS = 4
+# To start a thread takes as long as this many states of a block.
+_STATES_PER_THREAD = 1 << 18
+# A query whose largest entries of A and C are at least this keeps every state that matters above the smallest
+# normal number.
+_MIN_LARGEST = {np.dtype(np.float32): 1e-12, np.dtype(np.float64): 1e-100}
+
+Array = NDArray[Any]
+
+
+class Fused(NamedTuple):
+    """Sums, and the tables they are sums of.
+
+    Attributes:
+        left_sums: Σ A V over states with spin k at +1 and, last, over all states, [G, Q, a + 1].
+        right_sums: Σ U C likewise, [G, Q, b + 1].
+        log_partition: log Z, float64 [G, Q].
+        tables: A, V [G, Q, X], C and U [G, Q, Y], or none.
+        weights: W, [G, X, Y], if it was to be kept.
+    """
+
+    left_sums: Array
+    right_sums: Array
+    log_partition: Array
+    tables: list[Array]
+    weights: Array | None
+
+
+def suits(groups: int, queries: int, spins: int) -> bool:
+    """Whether there is enough to do."""
+    return spins >= _MIN_SPINS and queries >= _MIN_QUERIES and groups * queries << spins >= _MIN_STATES
+
+
+def fused_products(
+    fields: Array,
+    cross: Array,
+    left: Array,
+    right: Array,
+    dtype: Any,
+    threads: int,
+    *,
+    tables: bool,
+    keep_bytes: int = 0,
+) -> Fused | None:
+    """Form both products and their sums, the same on any number of threads.
+
+    Args:
+        fields: h, float64 [G, Q, m].
+        cross: X, float64 [G, a, b].
+        left: e_L, float64 [G, X].
+        right: e_R, float64 [G, Y].
+        dtype: Working precision.
+        threads: Most threads.
+        tables: Also return A, V, C and U.
+        keep_bytes: Also return W if it has at most so many.
+
+    Returns:
+        None if the factors of some query span more than ``dtype`` holds.
+    """
+    from diabat.samplers.fused_kernel import Queries, Shared, run
+
+    groups, queries, m = fields.shape
+    a, b = cross.shape[1:]
+    dtype = np.dtype(dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        coefficients = _coefficients(cross)
+        size, strength = np.abs(coefficients), np.abs(fields)
+        left = left + size.sum(1)
+        left_max, right_max = left.max(1, keepdims=True), right.max(1, keepdims=True)
+        shared = Shared(
+            coefficients,
+            np.exp(-2 * size),
+            np.exp(left - left_max).astype(dtype),
+            np.exp(right - right_max).astype(dtype),
+        )
+        log_scale = strength.sum(2) + left_max + right_max
+        decay = np.exp(-2 * strength)
+    found = Queries(
+        fields,
+        decay,
+        np.empty((groups, queries, a + 1), dtype),
+        np.empty((groups, queries, b + 1), dtype),
+        np.empty((groups, queries, 2), dtype),
+    )
+    lanes = _VECTOR_BYTES // dtype.itemsize
+    jobs = _jobs(groups, -(-queries // lanes), lanes, threads, keep=tables)
+    kept = _tables(groups * -(-queries // lanes), a, b, dtype) if tables else None
+    keep = (groups << m) * dtype.itemsize <= keep_bytes
+    W = np.empty((groups, 1 << a, 1 << b) if keep else (0, 0, 0), dtype)
+
+    count = min(threads, len(jobs), 1 + (len(jobs) << m) // _STATES_PER_THREAD)
+    parts = [jobs[len(jobs) * i // count : len(jobs) * (i + 1) // count] for i in range(count)]
+    # Scratch is taken here: what a thread that ends takes is given back to the system, and cleared again.
+    works = [
+        _work(_tables(int(part[:, 2].max()), a, b, dtype) if kept is None else kept, W, b) for part in parts
+    ]
+    others = [
+        _pool(threads).submit(run, part, shared, found, work)
+        for part, work in zip(parts[1:], works[1:], strict=True)
+    ]
+    run(parts[0], shared, found, works[0])
+    for other in others:
+        other.result()
+    if not found.largest.min() >= _MIN_LARGEST[dtype]:
+        return None
+    by_query = [_by_query(table, groups, queries) for table in kept or ()]
+    # numpy's logarithm: torch's wakes threads that would then spin beside those of the next call.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_z = np.log(found.right_sums[..., -1].astype(np.float64)) + log_scale
+    return Fused(found.left_sums, found.right_sums, log_z, by_query, W if keep else None)
+
+
+@lru_cache(maxsize=1)
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Threads that sleep between calls; to start new ones in each would take a tenth of a call."""
+    return ThreadPoolExecutor(threads)
+
+
+if sys.platform != "win32":
+    # A forked child has none of its parent's threads.
+    os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+def _coefficients(cross: Array) -> Array:
+    """c[k,x] = Σ_j s_j(x) X[j,k], [G, b, 2^a], by doubling: no library whose threads would spin."""
+    c = np.empty((len(cross), cross.shape[2], 1 << cross.shape[1]))
+    c[..., 0] = -cross.sum(1)
+    for j in range(cross.shape[1]):
+        half = 1 << j
+        c[..., half : 2 * half] = c[..., :half] + 2 * cross[:, j, :, None]
+    return c
+
+
+def _jobs(groups: int, blocks: int, lanes: int, threads: int, *, keep: bool) -> Array:
+    """Group, first query, number of blocks and first block of the tables, of jobs of about the same work."""
+    rounds = -(-groups * blocks // (_MAX_BLOCKS * threads))
+    size = -(-groups * blocks // (rounds * threads))
+    return np.array(
+        [
+            (g, i * lanes, min(size, blocks - i), g * blocks + i if keep else 0)
+            for g in range(groups)
+            for i in range(0, blocks, size)
+        ],
+        np.int64,
+    )
+
+
+class _Memory:
+    """Arrays that start on cache lines, cut from one piece: a vector that straddles two lines costs twice."""
+
+    def __init__(self, size: int) -> None:
+        raw = np.empty(size + _VECTOR_BYTES, np.uint8)
+        self.free = raw[-raw.ctypes.data % _VECTOR_BYTES :]
+
+    def take(self, dtype: Any, *shape: int) -> Array:
+        """An array of whole vectors."""
+        size = math.prod(shape) * dtype.itemsize
+        taken, self.free = self.free[:size], self.free[size:]
+        return taken.view(dtype).reshape(shape)
+
+
+def _tables(blocks: int, a: int, b: int, dtype: Any) -> tuple[Array, Array, Array, Array]:
+    """A, V, C and U."""
+    lanes = _VECTOR_BYTES // dtype.itemsize
+    memory = _Memory(2 * blocks * ((1 << a) + (1 << b)) * _VECTOR_BYTES)
+    left, right = (blocks, 1 << a, lanes), (blocks, 1 << b, lanes)
+    take = memory.take
+    return take(dtype, *left), take(dtype, *left), take(dtype, *right), take(dtype, *right)
+
+
+def _work(tables: tuple[Array, Array, Array, Array], W: Array, b: int) -> Any:
+    from diabat.samplers.fused_kernel import COLUMN_SPINS, LOW_SPINS, TILE, Work
+
+    dtype = W.dtype
+    lanes, double = _VECTOR_BYTES // dtype.itemsize, np.dtype(np.float64)
+    columns, small = 1 << min(b, COLUMN_SPINS), 1 << max(LOW_SPINS, b - LOW_SPINS)
+    take = _Memory(((1 << b) + columns + 4 * small + 4 * b) * _VECTOR_BYTES).take
+    return Work(
+        *tables,
+        folded=take(dtype, 1 << b, lanes),
+        tile=take(dtype, columns, TILE),
+        kept=W,
+        low=take(dtype, small, lanes),
+        high=take(dtype, small, lanes),
+        table=take(double, small, lanes),
+        on=take(double, b, lanes),
+        off=take(double, b, lanes),
+    )
+
+
+def _by_query(table: Array, groups: int, queries: int) -> Array:
+    """[G · blocks, states, lanes] as [G, Q, states]."""
+    _, states, lanes = table.shape
+    blocks = table.reshape(groups, -1, states, lanes).transpose(0, 1, 3, 2)
+    return np.ascontiguousarray(blocks.reshape(groups, -1, states)[:, :queries])
