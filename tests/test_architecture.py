@@ -30,7 +30,9 @@ FLOOR = {
 }
 FILES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py"))
 KERNELS = [
-    "samplers/half_split.py",
+    "samplers/exact/half_energies.py",
+    "samplers/exact/half_split.py",
+    "samplers/exact/states.py",
     "samplers/banded/kernel.py",
     "samplers/banded/lanes.py",
     "samplers/banded/native.py",
@@ -39,10 +41,10 @@ KERNELS = [
     "samplers/banded/streams.py",
     "samplers/banded/torch.py",
     "samplers/banded/walks.py",
-    "samplers/fused_products.py",
-    "samplers/fused_kernel.py",
-    "samplers/row_weights.py",
-    "samplers/row_kernel.py",
+    "samplers/exact/fused_products.py",
+    "samplers/exact/fused_kernel.py",
+    "samplers/exact/row_weights.py",
+    "samplers/exact/row_kernel.py",
     "samplers/heat_bath.py",
     "samplers/heat_bath_kernel.py",
     "samplers/tempering/counter_random.py",
@@ -67,8 +69,8 @@ COMPILED = [
     "samplers/banded/kernel.py",
     "samplers/banded/steps.py",
     "samplers/banded/walks.py",
-    "samplers/fused_kernel.py",
-    "samplers/row_kernel.py",
+    "samplers/exact/fused_kernel.py",
+    "samplers/exact/row_kernel.py",
     "samplers/heat_bath_kernel.py",
     "samplers/tempering/lanes.py",
     "samplers/tempering/layout.py",
@@ -80,7 +82,7 @@ CIRCUITS = [f for f in FILES if f.startswith("circuits/")]
 
 
 def unit(file: str) -> str:
-    """``samplers`` for samplers/exact.py, ``ising`` for ising.py."""
+    """``samplers`` for samplers/dqa.py, ``ising`` for ising.py."""
     return file.split("/")[0].removesuffix(".py")
 
 
@@ -139,10 +141,10 @@ def test_imports_run_one_way(file: str) -> None:
 def test_the_parser_sees_imports() -> None:
     """Guard of this file: the floors are not empty by mistake."""
     assert {"ising", "circuits", "samplers"} <= units_imported("samplers/dqa.py")
-    assert imports_package("samplers/row_weights.py", "diabat.samplers.row_kernel")
+    assert imports_package("samplers/exact/row_weights.py", "diabat.samplers.exact.row_kernel")
     assert not any(
-        n.startswith("diabat.samplers.row_kernel")
-        for n in imports("samplers/row_weights.py", at_module_level=True)
+        n.startswith("diabat.samplers.exact.row_kernel")
+        for n in imports("samplers/exact/row_weights.py", at_module_level=True)
     )
 
 
@@ -164,7 +166,7 @@ def test_kernels_know_no_problem_and_no_sampler(file: str) -> None:
     for module in (
         "diabat.ising",
         "diabat.samplers.base",
-        "diabat.samplers.exact",
+        "diabat.samplers.exact.sampler",
         "diabat.samplers.grouping",
     ):
         assert not imports_package(file, module)

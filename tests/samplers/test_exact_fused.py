@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from diabat.ising import Ising
-from diabat.samplers import fused_products, half_split
-from diabat.samplers.exact import ExactSampler
+from diabat.samplers.exact import ExactSampler, fused_products, half_split
 from diabat.testing import brute_force
 from diabat.testing.problems import make_problem
 
@@ -142,8 +141,7 @@ def test_the_same_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch, dtyp
 FORK = """
 import os, torch
 from diabat.ising import Ising
-from diabat.samplers import fused_products
-from diabat.samplers.exact import ExactSampler
+from diabat.samplers.exact import ExactSampler, fused_products
 
 fused_products._STATES_PER_THREAD = 1
 torch.set_num_threads(2)
@@ -185,13 +183,13 @@ def test_weights_are_kept_within_the_budget(
 ) -> None:
     """W has 66 kB at n = 14; with less the queries come in parts, and the backward pass forms it again."""
     again: list[slice] = []
-    original = half_split._Split.weights
+    original = half_split.Split.weights
 
-    def spy(self: half_split._Split, rows: slice, scratch: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def spy(self: half_split.Split, rows: slice, scratch: Tensor | None = None) -> tuple[Tensor, Tensor]:
         again.append(rows)
         return original(self, rows, scratch)
 
-    monkeypatch.setattr(half_split._Split, "weights", spy)
+    monkeypatch.setattr(half_split.Split, "weights", spy)
     ising = make_problem((24,), 14, seed=10, dtype=torch.float32)
     got = solve(ising, ExactSampler(memory_budget_mb=budget))
     assert all(result is not None for result in found)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from diabat.ising import Ising, pack_couplings, pack_three_body
-from diabat.samplers import half_split
-from diabat.samplers.exact import ExactSampler
+from diabat.samplers.exact import ExactSampler, half_split
 from diabat.testing.problems import Lead, make_problem
 
 from .enumeration import naive

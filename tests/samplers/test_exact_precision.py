@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from diabat.ising import Ising, pack_three_body
-from diabat.samplers import UnsupportedError, exact, row_weights
-from diabat.samplers.exact import ExactSampler
+from diabat.samplers import UnsupportedError
+from diabat.samplers.exact import ExactSampler, row_weights, sampler
 from diabat.testing import brute_force, brute_force_states
 from diabat.testing.problems import make_problem
 
@@ -105,7 +105,7 @@ def test_the_fallback_is_what_repairs_them(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def _row_arguments(ising: Ising) -> tuple[Tensor, Tensor, Tensor]:
-    from diabat.samplers.half_split import half_tables, split_energies
+    from diabat.samplers.exact.half_energies import half_tables, split_energies
 
     assert ising.couplings is not None
     e = split_energies(ising.couplings[None], None, 1, 14, torch.device("cpu"))
@@ -198,7 +198,7 @@ def test_what_exceeds_float64_is_right(n: int, three_body: bool, dtype: torch.dt
 
 def test_strong_queries_are_lost_without_weights_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guard of the tests around this one."""
-    monkeypatch.setattr(exact, "_MIN_SCALED_Z", {torch.float32: -1.0, torch.float64: -1.0})
+    monkeypatch.setattr(sampler, "_MIN_SCALED_Z", {torch.float32: -1.0, torch.float64: -1.0})
     assert not ExactSampler().moments(opposed(500.0, 450.0, torch.float64)).probability.isfinite().all()
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from diabat.ising import Ising
-from diabat.samplers import UnsupportedError, half_split
-from diabat.samplers.exact import ExactSampler
+from diabat.samplers import UnsupportedError
+from diabat.samplers.exact import ExactSampler, half_split
 from diabat.testing.problems import causal_problem, make_problem
 
 # Nothing is kept for the backward pass under this budget.
@@ -19,9 +19,9 @@ FORGETFUL = ExactSampler(memory_budget_mb=1e-6)
 def tiles(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
     """Set the size of a tile; the list receives the number of tiles of every pass, so that a test can ask."""
     seen: list[int] = []
-    original = half_split._Split.blocks
+    original = half_split.Split.blocks
 
-    def spy(self: half_split._Split) -> list[slice]:
+    def spy(self: half_split.Split) -> list[slice]:
         seen.append(len(original(self)))
         return original(self)
 
@@ -30,7 +30,7 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
         seen.clear()
         return seen
 
-    monkeypatch.setattr(half_split._Split, "blocks", spy)
+    monkeypatch.setattr(half_split.Split, "blocks", spy)
     return of_size
 
 
@@ -70,13 +70,13 @@ def test_the_memory_budget_decides_what_is_kept(monkeypatch: pytest.MonkeyPatch)
     W has 8 kB at n = 10, the tables of one query 1.3 kB.
     """
     formed: list[slice] = []
-    original = half_split._Split.weights
+    original = half_split.Split.weights
 
-    def spy(self: half_split._Split, rows: slice, scratch: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def spy(self: half_split.Split, rows: slice, scratch: Tensor | None = None) -> tuple[Tensor, Tensor]:
         formed.append(rows)
         return original(self, rows, scratch)
 
-    monkeypatch.setattr(half_split._Split, "weights", spy)
+    monkeypatch.setattr(half_split.Split, "weights", spy)
     ising = make_problem((3,), 10, seed=8)
     for budget, passes in ((1.0, 1), (5e-3, 2), (1e-9, 6)):
         formed.clear()

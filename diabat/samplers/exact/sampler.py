@@ -12,17 +12,10 @@ from torch import Tensor
 
 from diabat.ising import Ising
 from diabat.samplers.base import Capabilities, Moments, Sampler, Samples, UnsupportedError
+from diabat.samplers.exact.half_energies import HalfEnergies, own_weights, split_energies
+from diabat.samplers.exact.half_split import ExactProbabilities, half_products
+from diabat.samplers.exact.states import draw_states, pair_correlations, state_probabilities
 from diabat.samplers.grouping import Group, grouped, scatter, scatter_pairs, scatter_problems, tiers
-from diabat.samplers.half_split import (
-    ExactProbabilities,
-    HalfEnergies,
-    draw_states,
-    half_products,
-    own_weights,
-    pair_correlations,
-    split_energies,
-    state_probabilities,
-)
 
 # Smallest scaled Z that still has full relative precision: terms below the smallest normal number of the
 # working precision are lost, and 2^n of them must not matter.

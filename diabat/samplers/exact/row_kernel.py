@@ -1,4 +1,4 @@
-"""Compiled loop behind :mod:`diabat.samplers.row_weights`; imported on first use."""
+"""Compiled loop behind :mod:`diabat.samplers.exact.row_weights`; imported on first use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Sums over the states of both halves for many queries at once, W never written to memory (kernel).
 
 With c[x] = F_L(x)ᵀ X the fields that state x of the left half puts on the right one, and exponents and halves as
-in :mod:`diabat.samplers.half_split`,
+in :mod:`diabat.samplers.exact.half_split`,
 
     W[x,y] = exp(c[x]·s_y - Σ|c[x]|),   A[q,x] ∝ exp(h_L·s_x + e_L(x) + Σ|c[x]|),   C[q,y] ∝ exp(h_R·s_y + e_R(y)),
 
@@ -86,7 +86,7 @@ def fused_products(
     Returns:
         None if the factors of some query span more than ``dtype`` holds.
     """
-    from diabat.samplers.fused_kernel import Queries, Shared, run
+    from diabat.samplers.exact.fused_kernel import Queries, Shared, run
 
     groups, queries, m = fields.shape
     a, b = cross.shape[1:]
@@ -198,7 +198,7 @@ def _tables(blocks: int, a: int, b: int, dtype: Any) -> tuple[Array, Array, Arra
 
 
 def _work(tables: tuple[Array, Array, Array, Array], W: Array, b: int) -> Any:
-    from diabat.samplers.fused_kernel import COLUMN_SPINS, LOW_SPINS, TILE, Work
+    from diabat.samplers.exact.fused_kernel import COLUMN_SPINS, LOW_SPINS, TILE, Work
 
     dtype = W.dtype
     lanes, double = _VECTOR_BYTES // dtype.itemsize, np.dtype(np.float64)

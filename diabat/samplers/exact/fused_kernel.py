@@ -1,6 +1,6 @@
 """Compiled half-split products over blocks of lanes, each lane one query; imported on first use.
 
-For a block of queries q (lanes) and factors as in :mod:`diabat.samplers.fused_products`
+For a block of queries q (lanes) and factors as in :mod:`diabat.samplers.exact.fused_products`
 
     U[y,q] = Σ_x W[x,y] A[x,q],   V[x,q] = Σ_y W[x,y] C[y,q]
 

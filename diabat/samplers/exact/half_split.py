@@ -11,175 +11,23 @@ F holds the spins of a half, and with three-body terms also their products in pa
 the working precision.  W is formed in tiles of rows that stay in cache, with a running maximum per query as in
 FlashAttention.  Tiles are kept for the backward pass if they fit ``keep_bytes``, and formed again if they do not.
 
-On the CPU :mod:`diabat.samplers.fused_products` does the same in one compiled pass, with e_R in C rather than in W;
-three-body terms, queries with a W of their own and factors beyond the working precision are left to this file.
+On the CPU :mod:`diabat.samplers.exact.fused_products` does the same in one compiled pass, with e_R in C rather than in
+W; three-body terms, queries with a W of their own and factors beyond the working precision are left to this file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from itertools import permutations
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from diabat.samplers.fused_products import fused_products, suits
-from diabat.samplers.row_weights import row_scaled_weights
-
-
-class HalfTables:
-    """Constants of one half of ``spins`` spins, built when they are first needed.
-
-    Attributes:
-        signs: ±1 states, [2^spins, spins]; bit j of the row index is spin j.
-        bits: 0/1 states, [2^spins, spins].
-        bits_and_one: The same with a column of ones, which sums the weights.
-        upper: Pairs j < k, int64 [2, spins(spins-1)/2].
-        pairs: Products s_j s_k for j < k, [2^spins, spins(spins-1)/2].
-        triples: Products s_j s_k s_l for j < k < l, [2^spins, spins(spins-1)(spins-2)/6].
-    """
-
-    def __init__(self, spins: int, device: torch.device, dtype: torch.dtype) -> None:
-        self.spins = spins
-        index = torch.arange(2**spins, device=device)
-        self.bits = ((index[:, None] >> torch.arange(spins, device=device)) & 1).to(dtype)
-        self.signs = 2 * self.bits - 1
-        self.bits_and_one = torch.cat((self.bits, self.bits.new_ones(len(index), 1)), 1)
-
-    @cached_property
-    def upper(self) -> Tensor:
-        """Pairs j < k, [2, spins(spins-1)/2]."""
-        return torch.triu_indices(self.spins, self.spins, offset=1, device=self.signs.device)
-
-    @cached_property
-    def pairs(self) -> Tensor:
-        """Products of two spins."""
-        j, k = self.upper
-        return self.signs[:, j] * self.signs[:, k]
-
-    @cached_property
-    def triples(self) -> Tensor:
-        """Products of three spins."""
-        t = torch.combinations(torch.arange(self.spins, device=self.signs.device), 3)
-        return self.signs[:, t[:, 0]] * self.signs[:, t[:, 1]] * self.signs[:, t[:, 2]]
-
-    def features(self, three_body: bool) -> Tensor:
-        """Spins of the half, followed by their pair products if three-body terms cross the cut."""
-        return torch.cat((self.signs, self.pairs), 1) if three_body else self.signs
-
-
-@lru_cache(maxsize=128)
-def half_tables(spins: int, device: torch.device, dtype: torch.dtype = torch.float64) -> HalfTables:
-    """Tables of one half, shared by all calls."""
-    return HalfTables(spins, device, dtype)
-
-
-@dataclass(frozen=True, eq=False)
-class HalfEnergies:
-    """Exponents shared by all queries of a group.
-
-    Attributes:
-        left: e_L, float64 [G, 2^a].
-        right: e_R, float64 [G, 2^b].
-        cross: X, float64 [G, f_L, f_R].
-        three_body: Whether F includes pair products.
-    """
-
-    left: Tensor
-    right: Tensor
-    cross: Tensor
-    three_body: bool
-
-
-def split_energies(
-    J: Tensor | None, K: Tensor | None, groups: int, m: int, device: torch.device
-) -> HalfEnergies:
-    """Distribute J [G, m, m] and K [G, m, m, m] over the halves and the cut; differentiable.
-
-    Both are read through their symmetric part, so that the gradient of a symmetric matrix is symmetric.
-    """
-    a = m // 2
-    L, R = half_tables(a, device), half_tables(m - a, device)
-    if J is None:
-        J = torch.zeros(groups, m, m, dtype=torch.float64, device=device)
-    J = J.double()
-    J = (J + J.transpose(1, 2)) / 2
-    left = _pair_energy(J[:, :a, :a], L)
-    right = _pair_energy(J[:, a:, a:], R)
-    cross = J[:, :a, a:]
-    if K is None:
-        return HalfEnergies(left, right, cross, three_body=False)
-    K = K.double()
-    K = torch.stack([K.permute(0, *p) for p in permutations((1, 2, 3))]).mean(0)
-    left = left + _triple_energy(K[:, :a, :a, :a], L)
-    right = right + _triple_energy(K[:, a:, a:, a:], R)
-    (jl, kl), (jr, kr) = L.upper, R.upper
-    pair_left = K[:, :a, :a, a:][:, jl, kl]  # [G, pairs_L, b]
-    pair_right = K[:, :a, a:, a:][:, :, jr, kr]  # [G, a, pairs_R]
-    corner = K.new_zeros(groups, len(jl), len(jr))
-    cross = torch.cat((torch.cat((cross, pair_right), 2), torch.cat((pair_left, corner), 2)), 1)
-    return HalfEnergies(left, right, cross, three_body=True)
-
-
-def own_weights(
-    fields: Tensor, energies: HalfEnergies, which: tuple[Tensor, Tensor]
-) -> tuple[Tensor, HalfEnergies]:
-    """Some queries as groups of one query each, with the fields of the right half in e_R; differentiable.
-
-    C is then 1 and rows of W are scaled one by one, so that no sum loses its largest terms, whatever fields and
-    couplings are.  The price is a W for every query.
-
-    Args:
-        fields: float64 [G, Q, m].
-        energies: Shared exponents.
-        which: Group and query of each of the R that are taken, int64 [R].
-
-    Returns:
-        Fields [R, 1, m], zero in the right half, and exponents of R groups.
-    """
-    group, query = which
-    a = fields.shape[-1] // 2
-    own = fields[group, query]
-    right = energies.right[group] + own[:, a:] @ half_tables(own.shape[-1] - a, own.device).signs.T
-    left_only = torch.cat((own[:, :a], torch.zeros_like(own[:, a:])), 1)
-    e = HalfEnergies(energies.left[group], right, energies.cross[group], energies.three_body)
-    return left_only[:, None], e
-
-
-def _pair_energy(J: Tensor, half: HalfTables) -> Tensor:
-    j, k = half.upper
-    return _table_sums(J[:, j, k], half.pairs)
-
-
-def _triple_energy(K: Tensor, half: HalfTables) -> Tensor:
-    t = torch.combinations(torch.arange(K.shape[1], device=K.device), 3)
-    return _table_sums(K[:, t[:, 0], t[:, 1], t[:, 2]], half.triples)
-
-
-def _table_sums(values: Tensor, table: Tensor) -> Tensor:
-    sums: Tensor = _TableSums.apply(values, table)
-    return sums
-
-
-class _TableSums(torch.autograd.Function):
-    """(values [G, p], table [states, p]) -> Σ_p values·table, [G, states], the same on any number of threads."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, table: Tensor) -> Tensor:
-        ctx.save_for_backward(table)
-        if values.device.type != "cpu":
-            return values @ table.T
-        # Not by BLAS, whose last bit depends on the number of threads.
-        return torch.from_numpy(np.einsum("gp,xp->gx", values.detach().numpy(), table.numpy()))
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
-        (table,) = ctx.saved_tensors
-        return cotangents[0] @ table, None
+from diabat.samplers.exact.fused_products import fused_products, suits
+from diabat.samplers.exact.half_energies import HalfEnergies, half_tables
+from diabat.samplers.exact.row_weights import row_scaled_weights
 
 
 @dataclass(eq=False)
@@ -224,7 +72,7 @@ class HalfProducts(HalfSums):
 _TILE_BYTES = 4 << 20
 
 
-class _Split:
+class Split:
     """Tables of both halves, and W in tiles of rows."""
 
     def __init__(self, spins: int, energies: HalfEnergies, dtype: torch.dtype) -> None:
@@ -275,7 +123,7 @@ def half_products(
     fused = _fused(fields, energies, dtype, tables=True, keep_bytes=keep_bytes)
     if isinstance(fused, HalfProducts):
         return fused
-    split = _Split(fields.shape[-1], energies, dtype)
+    split = Split(fields.shape[-1], energies, dtype)
     h = fields.double()
     h_L, h_R = h[..., : split.a], h[..., split.a :]
     C, right_scale = row_scaled_weights(h_R, torch.zeros_like(energies.right), split.R.signs, dtype)
@@ -322,12 +170,12 @@ def _fused(
     kept = None
     if found.weights is not None:
         W = torch.from_numpy(found.weights)
-        kept = [W[:, rows] for rows in _Split(m, bare, dtype).blocks()]
+        kept = [W[:, rows] for rows in Split(m, bare, dtype).blocks()]
     return HalfProducts(left, right, log_z, A, V, C, U, bare, kept)
 
 
 def _tiled_products(
-    split: _Split, h_L: Tensor, C: Tensor, keep_bytes: int
+    split: Split, h_L: Tensor, C: Tensor, keep_bytes: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor] | None]:
     """A, U, V, the log scale of A per query and the kept tiles, W passing by tile by tile."""
     dtype = split.dtype
@@ -395,7 +243,7 @@ class ExactProbabilities(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         """Covariances of f with fields, half energies and the cut."""
         (p,) = ctx.saved_tensors
-        split = _Split(p.shape[-1], ctx.products.energies, p.dtype)
+        split = Split(p.shape[-1], ctx.products.energies, p.dtype)
         GL, GR, dX = _weighted_states(
             split, ctx.products, p, cotangents[0], cotangents[1], ctx.needs_input_grad[3]
         )
@@ -404,7 +252,7 @@ class ExactProbabilities(torch.autograd.Function):
 
 
 def _weighted_states(
-    split: _Split, t: HalfProducts, p: Tensor, v: Tensor, u: Tensor, need_cross: bool
+    split: Split, t: HalfProducts, p: Tensor, v: Tensor, u: Tensor, need_cross: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Σ p(s)(f - <f> + u) over right states, over left states, and projected on the features of the cut."""
     a = split.a
@@ -427,81 +275,3 @@ def _weighted_states(
     GL = A * ((f_L - centre) * t.V + left_sum)
     GR = C * ((f_R - centre) * t.U * inverse + right_sum)
     return GL, GR, dX
-
-
-def pair_correlations(fields: Tensor, products: HalfProducts) -> Tensor:
-    """<s_j s_k>, [G, Q, m, m], with ones on the diagonal."""
-    split = _Split(fields.shape[-1], products.energies, products.A.dtype)
-    dtype, a, m = split.dtype, split.a, fields.shape[-1]
-    S_L, S_R = split.L_work.signs, split.R_work.signs
-    out = torch.empty(*fields.shape, m, dtype=dtype, device=fields.device)
-    inverse = (1 / products.total)[..., None, None]
-    out[..., :a, :a] = _weighted_pairs(products.A * products.V, S_L) * inverse
-    out[..., a:, a:] = _weighted_pairs(products.U * products.C, S_R) * inverse
-    crossing = torch.zeros(*fields.shape[:-1], a, m - a, dtype=dtype, device=fields.device)
-    for rows, W in split.tiles(products):
-        for k in range(m - a):
-            V = (products.C * S_R[:, k]) @ W.transpose(1, 2)
-            crossing[..., k] += (products.A[..., rows] * V) @ S_L[rows]
-    out[..., :a, a:] = crossing * inverse
-    out[..., a:, :a] = out[..., :a, a:].transpose(-1, -2)
-    out.diagonal(dim1=-2, dim2=-1).fill_(1)
-    return out
-
-
-def _weighted_pairs(weights: Tensor, signs: Tensor) -> Tensor:
-    spins = signs.shape[1]
-    products = (signs[:, :, None] * signs[:, None, :]).reshape(len(signs), -1)
-    return (weights @ products).reshape(*weights.shape[:-1], spins, spins)
-
-
-def state_probabilities(fields: Tensor, energies: HalfEnergies) -> tuple[Tensor, Tensor]:
-    """p(s), [G, Q, 2^m] in float64, and scaled Z, [G, Q]; bit j of the state index is spin j."""
-    products = half_products(fields, energies, torch.float64)
-    split = _Split(fields.shape[-1], products.energies, torch.float64)
-    W = torch.cat([split.weights(rows)[0] for rows in split.blocks()], 1)
-    joint = products.A[:, :, None, :] * W.transpose(1, 2)[:, None] * products.C[..., None]  # [G, Q, y, x]
-    return (joint / products.total[..., None, None]).flatten(-2), products.total
-
-
-def draw_states(
-    fields: Tensor, energies: HalfEnergies, right_weights: Tensor, uniforms: Tensor, chunk_bytes: int
-) -> Tensor:
-    """Draw i.i.d. states by inverse transform: the right half from its marginal, the left half given the right.
-
-    Args:
-        fields: [G, Q, m].
-        energies: Shared exponents.
-        right_weights: Weights of the right states U ∘ C, float64 [G, Q, 2^b].
-        uniforms: float64 in [0, 1), [2, reads, G, Q].
-        chunk_bytes: Scratch memory.
-
-    Returns:
-        int8 ±1 [reads, G, Q, m].
-    """
-    split = _Split(fields.shape[-1], energies, torch.float64)
-    reads, groups, queries = uniforms.shape[1:]
-    right = _inverse_transform(right_weights, uniforms[0])  # [reads, G, Q]
-    h_L = fields[..., : split.a].double()
-    base = h_L @ split.L.signs.T + energies.left[:, None]  # [G, Q, 2^a]
-    left = torch.empty_like(right)
-    step = max(1, chunk_bytes // (8 * groups * queries * base.shape[-1]))
-    for start in range(0, reads, step):
-        part = slice(start, start + step)
-        coupling = split.F_R[right[part]] @ energies.cross.transpose(1, 2)[None]  # [r, G, Q, f_L]
-        weights = torch.softmax(base + coupling @ split.F_L.T, dim=-1)
-        left[part] = _inverse_transform(weights, uniforms[1, part], leading=True)
-    spins = torch.cat((split.L.signs.to(torch.int8)[left], split.R.signs.to(torch.int8)[right]), -1)
-    return spins
-
-
-def _inverse_transform(weights: Tensor, uniforms: Tensor, *, leading: bool = False) -> Tensor:
-    """Index of the state at which the cumulative weight passes uniform·total."""
-    cumulative = weights.double().cumsum(-1)
-    total = cumulative[..., -1]
-    if leading:
-        index = torch.searchsorted(cumulative, (uniforms * total)[..., None], right=True)[..., 0]
-    else:
-        targets = (uniforms * total).movedim(0, -1).contiguous()  # [G, Q, reads]
-        index = torch.searchsorted(cumulative, targets, right=True).movedim(-1, 0)
-    return index.clamp_(max=weights.shape[-1] - 1)

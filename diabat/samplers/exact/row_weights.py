@@ -65,7 +65,7 @@ def _exponentials(c: Tensor, right: Tensor, features: Tensor, dtype: torch.dtype
 def _products(
     c: Tensor, right: Tensor, dtype: torch.dtype, scratch: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from diabat.samplers.row_kernel import product_weights
+    from diabat.samplers.exact.row_kernel import product_weights
 
     # numpy: less time per call than torch for tables this small, and huge pages for W.
     coefficients, energies = c.numpy(), right.numpy()

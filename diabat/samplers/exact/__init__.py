@@ -1,0 +1,5 @@
+"""Backend ``exact``: enumeration by half-split products."""
+
+from diabat.samplers.exact.sampler import ExactSampler
+
+__all__ = ["ExactSampler"]
