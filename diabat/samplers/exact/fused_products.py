@@ -86,42 +86,59 @@ def fused_products(
     Returns:
         None if the factors of some query span more than ``dtype`` holds.
     """
-    from diabat.samplers.exact.fused_kernel import Queries, Shared, run
+    from diabat.samplers.exact.fused_kernel import Queries
 
     groups, queries, m = fields.shape
     a, b = cross.shape[1:]
     dtype = np.dtype(dtype)
     with np.errstate(over="ignore", invalid="ignore"):
-        coefficients = _coefficients(cross)
-        size, strength = np.abs(coefficients), np.abs(fields)
-        left = left + size.sum(1)
-        left_max, right_max = left.max(1, keepdims=True), right.max(1, keepdims=True)
-        shared = Shared(
-            coefficients,
-            np.exp(-2 * size),
-            np.exp(left - left_max).astype(dtype),
-            np.exp(right - right_max).astype(dtype),
-        )
-        log_scale = strength.sum(2) + left_max + right_max
-        decay = np.exp(-2 * strength)
-    found = Queries(
-        fields,
-        decay,
-        np.empty((groups, queries, a + 1), dtype),
-        np.empty((groups, queries, b + 1), dtype),
-        np.empty((groups, queries, 2), dtype),
-    )
-    lanes = _VECTOR_BYTES // dtype.itemsize
-    jobs = _jobs(groups, -(-queries // lanes), lanes, threads, keep=tables)
-    kept = _tables(groups * -(-queries // lanes), a, b, dtype) if tables else None
+        shared, of_groups = _shared(cross, left, right, dtype)
+        strength = np.abs(fields)
+        log_scale, decay = strength.sum(2) + of_groups, np.exp(-2 * strength)
+    sums = (np.empty((groups, queries, size), dtype) for size in (a + 1, b + 1, 2))
+    found = Queries(fields, decay, *sums)
+    blocks = -(-queries * dtype.itemsize // _VECTOR_BYTES)
+    jobs = _jobs(groups, blocks, _VECTOR_BYTES // dtype.itemsize, threads, keep=tables)
+    kept = _tables(groups * blocks, a, b, dtype) if tables else None
     keep = (groups << m) * dtype.itemsize <= keep_bytes
     W = np.empty((groups, 1 << a, 1 << b) if keep else (0, 0, 0), dtype)
+    _run(jobs, shared, found, kept, W, threads)
+    if not found.largest.min() >= _MIN_LARGEST[dtype]:
+        return None
+    by_query = [_by_query(table, groups, queries) for table in kept or ()]
+    # numpy's logarithm: torch's wakes threads that would then spin beside those of the next call.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_z = np.log(found.right_sums[..., -1].astype(np.float64)) + log_scale
+    return Fused(found.left_sums, found.right_sums, log_z, by_query, W if keep else None)
 
-    count = min(threads, len(jobs), 1 + (len(jobs) << m) // _STATES_PER_THREAD)
+
+def _shared(cross: Array, left: Array, right: Array, dtype: Any) -> tuple[Any, Array]:
+    """What the queries of a group share, `fused_kernel.Shared`, and its log scale [G, 1]."""
+    from diabat.samplers.exact.fused_kernel import Shared
+
+    coefficients = _coefficients(cross)
+    size = np.abs(coefficients)
+    left = left + size.sum(1)
+    left_max, right_max = left.max(1, keepdims=True), right.max(1, keepdims=True)
+    shared = Shared(
+        coefficients,
+        np.exp(-2 * size),
+        np.exp(left - left_max).astype(dtype),
+        np.exp(right - right_max).astype(dtype),
+    )
+    return shared, left_max + right_max
+
+
+def _run(jobs: Array, shared: Any, found: Any, kept: Any, W: Array, threads: int) -> None:
+    """Do the jobs on at most so many threads; without tables to be kept every thread has its own."""
+    from diabat.samplers.exact.fused_kernel import run
+
+    a, b = found.left_sums.shape[2] - 1, found.right_sums.shape[2] - 1
+    count = min(threads, len(jobs), 1 + (len(jobs) << (a + b)) // _STATES_PER_THREAD)
     parts = [jobs[len(jobs) * i // count : len(jobs) * (i + 1) // count] for i in range(count)]
     # Scratch is taken here: what a thread that ends takes is given back to the system, and cleared again.
     works = [
-        _work(_tables(int(part[:, 2].max()), a, b, dtype) if kept is None else kept, W, b) for part in parts
+        _work(_tables(int(part[:, 2].max()), a, b, W.dtype) if kept is None else kept, W, b) for part in parts
     ]
     others = [
         _pool(threads).submit(run, part, shared, found, work)
@@ -130,13 +147,6 @@ def fused_products(
     run(parts[0], shared, found, works[0])
     for other in others:
         other.result()
-    if not found.largest.min() >= _MIN_LARGEST[dtype]:
-        return None
-    by_query = [_by_query(table, groups, queries) for table in kept or ()]
-    # numpy's logarithm: torch's wakes threads that would then spin beside those of the next call.
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_z = np.log(found.right_sums[..., -1].astype(np.float64)) + log_scale
-    return Fused(found.left_sums, found.right_sums, log_z, by_query, W if keep else None)
 
 
 @lru_cache(maxsize=1)
