@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import numpy as np
 from diabat.fidelity.ensembles import Ensemble
 from diabat.fidelity.gradient_measure import Loss, own_gradient, random_loss, score_gradient
 from diabat.fidelity.gradient_table import GRADIENT_DEFINITIONS, render_gradients
-from diabat.fidelity.report import finite_or_none, progress_bar
+from diabat.fidelity.report import progress_bar, report_json
 from diabat.samplers.base import Sampler, UnsupportedError, check_num_reads, draw_seed
 from diabat.samplers.registry import sampler
 
@@ -40,14 +39,8 @@ class GradientReport:
 
     def to_json(self) -> str:
         """Return the report with the definitions of its metrics; a value that is not finite becomes null."""
-        content = {
-            "num_reads": self.num_reads,
-            "repeats": self.repeats,
-            "seed": self.seed,
-            "definitions": GRADIENT_DEFINITIONS,
-            "rows": [{key: finite_or_none(value) for key, value in row.items()} for row in self.rows],
-        }
-        return json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False)
+        facts = {"num_reads": self.num_reads, "repeats": self.repeats, "seed": self.seed}
+        return report_json(facts, GRADIENT_DEFINITIONS, self.rows)
 
     def table(self, *, narrow: bool = False) -> Table:
         """Build a rich table, one row for each ensemble, strength, backend and estimator.

@@ -39,13 +39,7 @@ class FidelityReport:
 
     def to_json(self) -> str:
         """Return the report with the definitions of its metrics; a value that is not finite becomes null."""
-        content = {
-            "num_reads": self.num_reads,
-            "seed": self.seed,
-            "definitions": DEFINITIONS,
-            "rows": [{key: finite_or_none(value) for key, value in row.items()} for row in self.rows],
-        }
-        return json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False)
+        return report_json({"num_reads": self.num_reads, "seed": self.seed}, DEFINITIONS, self.rows)
 
     def table(self, *, narrow: bool = False) -> Table:
         """Build a rich table, one row for each backend, ensemble and strength.
@@ -139,6 +133,12 @@ def progress_bar(wanted: bool) -> Any:
     return Progress(*columns, console=Console(stderr=True))
 
 
-def finite_or_none(value: Any) -> Any:
-    """Replace a float that JSON cannot say by None."""
+def report_json(facts: dict[str, Any], definitions: dict[str, str], rows: list[dict[str, Any]]) -> str:
+    """The JSON document of a report; a float that JSON cannot say becomes null."""
+    finite = [{key: _finite_or_none(value) for key, value in row.items()} for row in rows]
+    content = {**facts, "definitions": definitions, "rows": finite}
+    return json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False)
+
+
+def _finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
