@@ -123,7 +123,8 @@ def read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[st
     Raises:
         DataError: If the file cannot be read or lacks a column.
     """
-    if path.suffix.lower() not in SUFFIXES:
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
         raise DataError(f"'{path}': expected a file ending in {', '.join(SUFFIXES)}, got '{path.suffix}'.")
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -133,15 +134,14 @@ def read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[st
         raise DataError(f"'{path}': cannot be read ({error.strerror}).") from error
     if not text.strip():
         raise DataError(f"'{path}': the file is empty.")
-    return (
-        _json_rows(path, text, columns)
-        if path.suffix.lower() == ".jsonl"
-        else _table_rows(path, text, columns)
-    )
+    if suffix == ".jsonl":
+        return _json_rows(path, text, columns)
+    return _table_rows(path, text, columns, SUFFIXES[suffix])
 
 
-def _table_rows(path: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    separator = SUFFIXES[path.suffix.lower()]
+def _table_rows(
+    path: Path, text: str, columns: Sequence[str], separator: str
+) -> Iterator[tuple[int, dict[str, Any]]]:
     # Sentences of tab-separated files have quotes in them that open nothing.
     plain = separator == "\t"
     reader = csv.DictReader(
@@ -154,9 +154,8 @@ def _table_rows(path: Path, text: str, columns: Sequence[str]) -> Iterator[tuple
     _require_columns(path, columns, names)
     try:
         for row in reader:
-            if len(row) > len(
-                names
-            ):  # most likely a sentence with a separator in it, which would be cut short
+            # Most likely a sentence with a separator in it, which would be cut short.
+            if len(row) > len(names):
                 raise DataError(
                     f"'{path}', line {reader.line_num}: expected {len(names)} cells as in the first line, got "
                     f"{len(names) + len(row[_REST])}."
