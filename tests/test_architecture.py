@@ -32,6 +32,7 @@ FILES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py"))
 KERNELS = [
     "samplers/exact/half_energies.py",
     "samplers/exact/half_split.py",
+    "samplers/exact/smooth.py",
     "samplers/exact/states.py",
     "samplers/banded/kernel.py",
     "samplers/banded/lanes.py",

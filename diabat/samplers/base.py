@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from diabat.ising import Ising
+from diabat.samplers.derivatives import Solver, analytic_moments, without_autocast
 
 Law = Literal["boltzmann", "mean-field", "diabatic"]
 Estimator = Literal["exact", "straight_through", "linear_response", "covariance", "adjoint"]
@@ -205,6 +206,7 @@ class Sampler(ABC):
             UnsupportedError: If the backend does not support the problem or does not sample.
             ValueError: If ``num_reads`` or ``seed`` is out of range.
         """
+        _require_ising(ising)
         num_reads = as_int(num_reads)
         check_num_reads(num_reads)
         if not self.capabilities.samples:
@@ -212,7 +214,7 @@ class Sampler(ABC):
         self._require(ising)
         drawn = draw_seed(seed)
         start = time.perf_counter()
-        with torch.no_grad():
+        with torch.no_grad(), without_autocast(ising.fields):
             samples = self._sample(ising.detach(), num_reads, drawn)
         info = {"backend": self.name, "seed": drawn, "wall_s": time.perf_counter() - start, **samples.info}
         return replace(samples, info=info)
@@ -221,8 +223,9 @@ class Sampler(ABC):
     def moments(self, ising: Ising, *, correlations: bool = False, seed: int | None = None) -> Moments:
         """Compute P(s = +1), optionally pair correlations, log Z where known, standard errors where sampled.
 
-        Differentiable in h, J and K if ``"exact"`` is among ``capabilities.gradients``; otherwise use
-        :func:`diabat.spin_probabilities`.
+        Differentiable in h, J and K if ``"exact"`` is among ``capabilities.gradients``, by autograd and under
+        ``torch.func``, and twice where the backend has second derivatives (``exact``, ``banded``, ``mean_field``);
+        otherwise use :func:`diabat.spin_probabilities`.  Autocast does not reach in here.
 
         Args:
             ising: The batch of problems.
@@ -232,12 +235,19 @@ class Sampler(ABC):
         Raises:
             UnsupportedError: If the backend does not support the problem or does not report correlations.
         """
+        _require_ising(ising)
         if correlations and not self.capabilities.correlations:
             raise UnsupportedError(f"sampler '{self.name}' does not report pair correlations.")
-        self._require(ising)
         drawn = draw_seed(seed)
         start = time.perf_counter()
-        moments = self._moments(ising, correlations, drawn)
+        if "exact" in self.capabilities.gradients:
+            moments = analytic_moments(Solver(self, correlations, drawn, check=False), ising)
+        else:
+            with without_autocast(ising.fields):
+                self._require(ising)
+                moments = self._moments(ising, correlations, drawn)
+            # Rounding can push a certain spin above 1.
+            moments = replace(moments, probability=moments.probability.clamp(0, 1))
         info = {"backend": self.name, "wall_s": time.perf_counter() - start, **moments.info}
         if moments.num_reads is not None:
             info.setdefault("seed", drawn)
@@ -279,6 +289,12 @@ class Sampler(ABC):
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         raise UnsupportedError(f"sampler '{self.name}' cannot draw samples.")
 
+    def _smooth_moments(self, ising: Ising) -> tuple[Tensor, Tensor | None]:
+        """P(s = +1) and log Z in operations that autograd can differentiate twice, for second derivatives."""
+        raise UnsupportedError(
+            f"gradient: sampler '{self.name}' has first derivatives only, got a second one; use 'exact' or 'banded'."
+        )
+
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         samples = self._sample(ising.detach(), self.num_reads, seed)
         return samples.moments(correlations=correlations, dtype=ising.fields.dtype)
@@ -286,8 +302,6 @@ class Sampler(ABC):
     def _require(self, ising: Ising) -> None:
         """Refuse what the capabilities exclude, in a full sentence."""
         able = self.capabilities
-        if not isinstance(ising, Ising):
-            raise TypeError(f"ising: expected a diabat.Ising, got {type(ising).__name__}.")
         if ising.fields.dtype not in (torch.float32, torch.float64):  # of a problem that was not checked
             raise UnsupportedError(f"fields: expected dtype float32 or float64, got {ising.fields.dtype}.")
         if ising.three_body is not None and not able.three_body:
@@ -307,6 +321,11 @@ class Sampler(ABC):
                 raise UnsupportedError(
                     f"couplings: sampler '{self.name}' needs couplings shared by the batch, got {distinct} different J."
                 )
+
+
+def _require_ising(ising: Any) -> None:
+    if not isinstance(ising, Ising):
+        raise TypeError(f"ising: expected a diabat.Ising, got {type(ising).__name__}.")
 
 
 def check_num_reads(num_reads: int) -> None:

@@ -114,8 +114,8 @@ def mutants(base: Sampler) -> dict[str, Sampler]:
         built["swallowed_three_body"] = Mutant(base, "swallowed_three_body", **promise)
     if base.capabilities.exact:
         built["via_magnetization"] = Mutant(base, "via_magnetization", moments=via_magnetization)
-    for name, cache in (("aliased_buffer", False), ("cached_result", True)):
-        built[name] = _Live(base, name, cache=cache)
-    if base.capabilities.samples:
+    if base.capabilities.samples:  # of moments the base class makes copies
+        for name, cache in (("aliased_buffer", False), ("cached_result", True)):
+            built[name] = _Live(base, name, cache=cache)
         built["ignored_weights"] = WeightedSampler(base, keep_weights=False)
     return built

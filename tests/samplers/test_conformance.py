@@ -59,8 +59,6 @@ def test_every_mutant_of_the_exact_backend_is_refused(name: str) -> None:
 
 # What an approximate law without samples promises; a beta 5 % off or (m + 1)/2 would need enumeration.
 MEAN_FIELD_MUTANTS = {
-    "aliased_buffer": "no_live_state",
-    "cached_result": "no_live_state",
     "constant": "signs",
     "double_counted_couplings": "coupling_response",
     "first_couplings_for_all": "own_couplings",

@@ -56,7 +56,7 @@ def chain(fields: Tensor, bands: Tensor, tables: Tensor, lengths: Tensor) -> Cha
         local = (bands[:, t] @ signs.T)[tables] + fields[:, t, None]
         up, down = up + local, down - local
         odds.append(up - down)
-        joined = torch.logaddexp(up, down)
+        joined = _log_sum(up, down)
         # Relative to the reference window: log Z sums what is taken out.
         scale = torch.where(live[:, t], joined[:, 0], 0)
         log_z += scale
@@ -133,6 +133,17 @@ def reads(c: Chain, uniforms: Tensor, state: Tensor, t: int) -> tuple[Tensor, Te
     odds = c.odds[t].T.gather(0, state)
     plus = uniforms < torch.sigmoid(odds)
     return plus, ((state << 1) | plus.long()) & (len(c.signs) - 1)
+
+
+def _log_sum(up: Tensor, down: Tensor) -> Tensor:
+    """log(e^up + e^down); second derivatives of torch.logaddexp are NaN where the two are far apart."""
+    odds = up - down
+    return torch.where(odds > 0, up + _softplus(-odds), down + _softplus(odds))
+
+
+def _softplus(x: Tensor) -> Tensor:
+    """log(1 + e^x), exact to rounding on the whole line."""
+    return torch.nn.functional.softplus(x, threshold=40)
 
 
 def _first(c: Chain) -> Tensor:

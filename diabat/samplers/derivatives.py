@@ -1,0 +1,320 @@
+r"""Derivatives of analytic moments: first and second, by autograd and under ``torch.func``.
+
+Three maps of plain tensors, each an autograd function whose backward pass is the next one:
+
+    moments   (h, J, K)           ->  P(s = +1), log Z
+    gradient  (h, J, K, v, u)     ->  g = ∂L/∂(h, J, K),      L = Σ v P + Σ u log Z
+    second    (h, J, K, v, u, w)  ->  ∂(Σ w g)/∂(h, J, K, v, u)
+
+The first two run the backend's own solver and its analytic gradient, the last its ``_smooth_moments``, which are made
+of operations that autograd can differentiate again.  Third derivatives raise.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from diabat.ising import Ising
+from diabat.samplers.folding import Terms, dims_of, folded_terms, mapped_first, unfolded
+
+if TYPE_CHECKING:
+    from diabat.samplers.base import Moments, Sampler
+
+Gradients = tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Solver:
+    """One call of a backend: what is asked of it beside the problem.
+
+    Attributes:
+        sampler: The backend.
+        correlations: Also report pair correlations.
+        seed: Seed, which most analytic backends ignore.
+        check: Validate the problem.
+    """
+
+    sampler: Sampler
+    correlations: bool
+    seed: int
+    check: bool
+
+    def moments(self, terms: Terms) -> Moments:
+        """Moments with whatever graph the backend makes."""
+        ising = Ising(*terms_of(terms), check=self.check)
+        with without_autocast(terms.fields):
+            self.sampler._require(ising)
+            return self.sampler._moments(ising, self.correlations, self.seed)
+
+    def smooth_moments(self, terms: Terms) -> tuple[Tensor, Tensor | None]:
+        """P and log Z that can be differentiated twice."""
+        with without_autocast(terms.fields):
+            return self.sampler._smooth_moments(Ising(*terms_of(terms), check=False))
+
+
+def analytic_moments(solver: Solver, ising: Ising) -> Moments:
+    """Moments of a problem, differentiable twice in h, J and K."""
+    terms = Terms(ising.fields, ising.couplings, ising.three_body, ising.visible)
+    result: Any = _Moments.apply(*terms, solver, torch.is_grad_enabled())
+    probability, log_partition, correlation, visible, kept = result
+    return replace(
+        kept.moments,
+        probability=probability,
+        log_partition=log_partition,
+        correlation=correlation,
+        visible=visible,
+    )
+
+
+def without_autocast(t: Tensor) -> AbstractContextManager[Any]:
+    """Leave autocast: samplers know float32 and float64, and exponents have no digits to lose."""
+    kind = t.device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return nullcontext()
+    return torch.autocast(kind, enabled=False)
+
+
+def terms_of(terms: Terms) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Terms in the order of the arguments of Ising."""
+    return terms.fields, terms.couplings, terms.visible, terms.three_body
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """What a forward pass leaves for the backward pass: the backend's graph from its leaves to its results."""
+
+    moments: Moments
+    leaves: tuple[Tensor | None, ...] = ()
+    results: tuple[Tensor | None, ...] = ()
+
+
+def _leaves(terms: Sequence[Tensor | None], wanted: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """Interactions cut from their history; those that are wanted start one of their own."""
+    return tuple(
+        None if t is None else t.detach().requires_grad_(bool(want))
+        for t, want in zip(terms, wanted, strict=True)
+    )
+
+
+def _solve(solver: Solver, terms: Terms, wanted: Sequence[bool]) -> _Kept:
+    leaves = _leaves(terms[:3], wanted)
+    with torch.set_grad_enabled(any(wanted)):
+        moments = solver.moments(Terms(*leaves, terms.visible))  # type: ignore[arg-type, call-arg]  # three, of which the first is there
+    return _Kept(moments, leaves, (moments.probability, moments.log_partition) if any(wanted) else ())
+
+
+class _Moments(torch.autograd.Function):
+    """(h, J, K, visible) -> P, log Z or None, correlations or None, visible, and what the backward pass needs."""
+
+    @staticmethod
+    def forward(
+        fields: Tensor,
+        couplings: Tensor | None,
+        three_body: Tensor | None,
+        visible: Tensor | None,
+        solver: Solver,
+        differentiated: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, _Kept]:
+        terms = Terms(fields, couplings, three_body, visible)
+        wanted = [differentiated and t is not None and t.requires_grad for t in terms[:3]]
+        kept = _solve(solver, terms, wanted)
+        found = kept.moments
+        p, log_z, pairs = (
+            None if t is None else t.detach()
+            for t in (found.probability, found.log_partition, found.correlation)
+        )
+        assert p is not None
+        # Rounding can push a certain spin above 1.
+        return p.clamp(0, 1), log_z, pairs, found.visible, kept
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        *terms, ctx.solver, _ = inputs
+        _, _, pairs, visible, ctx.kept = output
+        ctx.save_for_backward(*terms)
+        ctx.save_for_forward(*terms)
+        ctx.mark_non_differentiable(*(t for t in (pairs, visible) if t is not None))
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor, u: Tensor | None, *rest: Any) -> Gradients:
+        kept = ctx.kept if ctx.kept.results else None
+        found: Any = _Gradient.apply(
+            *ctx.saved_tensors, v, u, ctx.solver, tuple(ctx.needs_input_grad[:3]), kept
+        )
+        return *found, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Gradients:
+        terms = ctx.saved_tensors
+        v, u = torch.zeros_like(terms[0]), None
+        if ctx.kept.moments.log_partition is not None:
+            u = torch.zeros_like(terms[0][..., 0])
+        # The derivative of Σ v P + Σ u log Z along the tangents is linear in v and u.
+        found: Any = _Second.apply(*terms, v, u, *tangents[:3], ctx.solver, (False,) * 3)
+        return *found[3:], None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
+        *terms, solver, differentiated = inputs
+        folded = folded_terms(Terms(*terms), in_dims[:4], info.batch_size)
+        result: Any = _Moments.apply(*folded, solver, differentiated)
+        p, log_z, pairs, visible, kept = result
+        # The graph is that of the larger batch: the backward pass forms its own.
+        return (p, log_z, pairs, visible, _Kept(kept.moments)), (*dims_of(p, log_z, pairs), 0, None)
+
+
+class _Gradient(torch.autograd.Function):
+    """(h, J, K, visible, v, u) -> ∂L/∂h, ∂L/∂J and ∂L/∂K in their shapes, None where not wanted."""
+
+    @staticmethod
+    def forward(
+        fields: Tensor,
+        couplings: Tensor | None,
+        three_body: Tensor | None,
+        visible: Tensor | None,
+        v: Tensor,
+        u: Tensor | None,
+        solver: Solver,
+        wanted: tuple[bool, ...],
+        kept: _Kept | None,
+    ) -> Gradients:
+        if kept is None:
+            kept = _solve(solver, Terms(fields, couplings, three_body, visible), wanted)
+        chosen = [t for t, want in zip(kept.leaves, wanted, strict=True) if want and t is not None]
+        pairs = [(r, c) for r, c in zip(kept.results, (v, u), strict=True) if r is not None and c is not None]
+        results, cotangents = zip(*pairs, strict=True)
+        with without_autocast(fields):
+            found = iter(
+                torch.autograd.grad(results, chosen, cotangents, retain_graph=True, materialize_grads=True)
+            )
+        return tuple(
+            next(found) if want and t is not None else None
+            for t, want in zip(kept.leaves, wanted, strict=True)
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        *tensors, ctx.solver, ctx.wanted, _ = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *w: Tensor | None) -> Gradients:
+        found: Any = _Second.apply(*ctx.saved_tensors, *w, ctx.solver, tuple(ctx.needs_input_grad[:3]))
+        h, J, K, v, u = found
+        return h, J, K, None, v, u, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Gradients:
+        *terms, v, u = ctx.saved_tensors
+        t_v, t_u = (
+            None if t is None else torch.zeros_like(t) if d is None else d
+            for t, d in ((v, tangents[4]), (u, tangents[5]))
+        )
+        linear: Any = _Gradient.apply(*terms, t_v, t_u, ctx.solver, ctx.wanted, None)
+        if all(t is None for t in tangents[:3]):
+            return tuple(linear)
+        # The Hessian is symmetric, and the gradient linear in v and u.
+        curved: Any = _Second.apply(*terms, v, u, *tangents[:3], ctx.solver, ctx.wanted)
+        return tuple(None if b is None else a + b for a, b in zip(curved[:3], linear, strict=True))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
+        *tensors, solver, wanted, _ = inputs
+        folded = _folded(tensors, in_dims, info.batch_size)
+        found: Any = _Gradient.apply(*folded, solver, wanted, None)
+        outputs = [unfolded(g, t, d) for g, t, d in zip(found, tensors[:3], in_dims[:3], strict=True)]
+        return tuple(outputs), dims_of(*outputs)
+
+
+class _Second(torch.autograd.Function):
+    """(h, J, K, visible, v, u, w of h, of J, of K) -> the gradient of Σ w g in h, J, K, v and u."""
+
+    @staticmethod
+    def forward(
+        fields: Tensor,
+        couplings: Tensor | None,
+        three_body: Tensor | None,
+        visible: Tensor | None,
+        v: Tensor,
+        u: Tensor | None,
+        w_h: Tensor | None,
+        w_J: Tensor | None,
+        w_K: Tensor | None,
+        solver: Solver,
+        wanted: tuple[bool, ...],
+    ) -> Gradients:
+        along_or_wanted = [w is not None or want for w, want in zip((w_h, w_J, w_K), wanted, strict=True)]
+        leaves = _leaves((fields, couplings, three_body, v, u), (*along_or_wanted, True, True))
+        *terms, v_leaf, u_leaf = leaves
+        with torch.enable_grad():
+            p, log_z = solver.smooth_moments(Terms(*terms, visible))  # type: ignore[arg-type, call-arg]  # as above
+            pairs = [(r, c) for r, c in ((p, v_leaf), (log_z, u_leaf)) if r is not None and c is not None]
+            directions = [
+                (t, w) for t, w in zip(terms, (w_h, w_J, w_K), strict=True) if t is not None and w is not None
+            ]
+            first = torch.autograd.grad(
+                [r for r, _ in pairs],
+                [t for t, _ in directions],
+                [c for _, c in pairs],
+                create_graph=True,
+                materialize_grads=True,
+            )
+        asked = [t is not None and want for t, want in zip(leaves, (*wanted, True, True), strict=True)]
+        with without_autocast(fields):
+            found = iter(
+                torch.autograd.grad(
+                    first,
+                    [t for t, ask in zip(leaves, asked, strict=True) if t is not None and ask],
+                    [w for _, w in directions],
+                    materialize_grads=True,
+                )
+            )
+        return tuple(next(found) if ask else None for ask in asked)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.name = inputs[-2].sampler.name
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Gradients:
+        from diabat.samplers.base import UnsupportedError
+
+        raise UnsupportedError(
+            f"gradient: expected at most second derivatives through sampler '{ctx.name}', got a third."
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
+        *tensors, solver, wanted = inputs
+        size = info.batch_size
+        folded = _folded(tensors[:6], in_dims, size)
+        w = [
+            None if t is None or like is None else mapped_first(t, d, size).reshape(like.shape)
+            for t, d, like in zip(tensors[6:], in_dims[6:9], folded[:3], strict=True)
+        ]
+        found: Any = _Second.apply(*folded, *w, solver, wanted)
+        terms = [unfolded(g, t, d) for g, t, d in zip(found, tensors[:3], in_dims[:3], strict=False)]
+        outputs = [*terms, *found[3:]]
+        return tuple(outputs), dims_of(*outputs)
+
+
+def _folded(tensors: Sequence[Any], dims: Sequence[int | None], size: int) -> list[Tensor | None]:
+    """h, J, K, visible, v and u of the larger batch, every element with J and K of its own."""
+    terms = folded_terms(Terms(*tensors[:4]), tuple(dims[:4]), size, own=True)  # type: ignore[arg-type]  # four
+    cotangents = [
+        None if t is None else mapped_first(t, d, size) for t, d in zip(tensors[4:6], dims[4:6], strict=True)
+    ]
+    return [*terms, *cotangents]
+
+
+for _function in (_Moments, _Gradient, _Second):
+    # torch asks for the signature in every call, and forming it takes longer than one small problem.
+    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[union-attr]  # of a function

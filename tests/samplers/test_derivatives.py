@@ -1,0 +1,208 @@
+"""Second derivatives and torch.func through the moments of exact, banded and mean_field, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+from diabat import Sampler, sampler
+from diabat.ising import Ising, pack_couplings, pack_three_body
+from diabat.samplers.base import UnsupportedError
+from diabat.testing.problems import make_problem
+
+F64 = torch.float64
+SMOOTH: dict[str, Sampler] = {
+    "exact": sampler("exact"),
+    "banded": sampler("banded"),
+    "mean_field": sampler("mean_field", tolerance=1e-13),
+}
+CAUSAL = torch.ones(3, 3, dtype=torch.bool).tril()
+GAPS = torch.tensor([[True, False, True], [False] * 3, [True, True, False]])
+Moments = tuple[Tensor, ...]
+
+
+def answers(
+    name: str, h: Tensor, J: Tensor, visible: Tensor | None = None, K: Tensor | None = None
+) -> Moments:
+    m = SMOOTH[name].moments(Ising(h, J, visible, K, check=False))
+    return (m.probability,) if m.log_partition is None else (m.probability, m.log_partition)
+
+
+def penalty(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    """A scalar of h and J that is not linear in the probabilities."""
+    return lambda h, J: answers(name, h, J)[0].square().sum()
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
+@pytest.mark.parametrize("n", range(1, 9))
+@pytest.mark.parametrize("name", SMOOTH)
+def test_gradgradcheck_at_every_size(name: str, n: int, own: bool) -> None:
+    """Central differences of the analytic gradient; about 1e-9 apart, gradgradcheck's tolerance is 1e-5."""
+    batch = (2,)
+    h = make_problem(batch, n, seed=n).fields.requires_grad_()
+    pairs = 0.2 * torch.randn(*(batch if own else ()), n * (n - 1) // 2, dtype=F64)
+
+    def f(h: Tensor, pairs: Tensor) -> Moments:
+        return answers(name, h, pack_couplings(pairs, n))
+
+    assert gradgradcheck(f, (h, pairs.requires_grad_()))
+
+
+@pytest.mark.parametrize("visible", [CAUSAL, GAPS], ids=["causal", "gaps"])
+@pytest.mark.parametrize("name", ["exact", "mean_field"])
+def test_gradgradcheck_with_masks_and_three_body_terms(name: str, visible: Tensor) -> None:
+    h = make_problem((2, 3), 3, seed=3).fields.requires_grad_()
+    pairs = (0.2 * torch.randn(2, 1, 3, dtype=F64)).requires_grad_()
+    triple = torch.full((1,), 0.1, dtype=F64, requires_grad=True)
+
+    def f(h: Tensor, pairs: Tensor, triple: Tensor) -> Moments:
+        return answers(name, h, pack_couplings(pairs, 3), visible, pack_three_body(triple, 3))
+
+    assert gradcheck(f, (h, pairs, triple))
+    assert gradgradcheck(f, (h, pairs, triple))
+
+
+@pytest.mark.parametrize("name", ["exact", "banded"])
+def test_a_gradient_penalty_against_central_differences(name: str) -> None:
+    """∂/∂J_01 of |∂(P_0²)/∂h|², which autograd took for +3.45 where it is -2.53."""
+    base = make_problem((5,), 3, seed=7)
+
+    def loss(J01: Tensor) -> Tensor:
+        step = torch.zeros(3, 3, dtype=F64)
+        step[0, 1] = step[1, 0] = 1
+        h = base.fields.clone().requires_grad_()
+        (first,) = torch.autograd.grad(penalty(name)(h, base.couplings + J01 * step), h, create_graph=True)  # type: ignore[operator]  # make_problem gives J
+        return first.square().sum()
+
+    at, eps = torch.tensor(0.3, dtype=F64, requires_grad=True), 1e-5
+    (got,) = torch.autograd.grad(loss(at), at)
+    want = (loss(at.detach() + eps) - loss(at.detach() - eps)).detach() / (2 * eps)
+    assert float(got) == pytest.approx(float(want), rel=1e-7)
+    assert abs(float(got)) > 1e-3
+
+
+def test_second_derivatives_of_problems_beyond_float64() -> None:
+    """Exponents of thousands: finite, and the same by enumeration and by the transfer matrix."""
+    found = {}
+    for name in ("exact", "banded"):
+        torch.manual_seed(0)
+        h = (300 * torch.randn(20, 4, dtype=F64)).requires_grad_()
+        pairs = (400 * torch.randn(20, 6, dtype=F64)).requires_grad_()
+        p, log_z = answers(name, h, pack_couplings(pairs, 4))
+        first = torch.autograd.grad(log_z.sum() + p[:, 0].sum(), (h, pairs), create_graph=True)
+        found[name] = torch.autograd.grad(sum(g.square().sum() for g in first), (h, pairs))  # type: ignore[arg-type]  # a tensor
+    for a, b in zip(*found.values(), strict=True):
+        assert torch.isfinite(a).all()
+        assert torch.allclose(a, b, atol=1e-9)
+
+
+def test_third_derivatives_are_refused() -> None:
+    x = torch.tensor(0.5, dtype=F64, requires_grad=True)
+    h = make_problem((2,), 3, seed=1).fields
+    y = SMOOTH["exact"].moments(Ising(x * h)).probability.sum()
+    for _ in range(2):
+        (y,) = torch.autograd.grad(y, x, create_graph=True)
+    with pytest.raises(UnsupportedError, match="expected at most second derivatives through sampler 'exact'"):
+        torch.autograd.grad(y, x)
+
+
+def test_second_derivatives_of_an_unfinished_fixed_point_are_refused() -> None:
+    h = make_problem((2,), 3, seed=1, couplings=2.0)
+    fields = h.fields.requires_grad_()
+    p = sampler("mean_field", max_iterations=2).moments(Ising(fields, h.couplings)).probability
+    (first,) = torch.autograd.grad(p.square().sum(), fields, create_graph=True)
+    with pytest.raises(
+        UnsupportedError, match=r"expect a converged fixed point, got a residual of .* after 2 iter"
+    ):
+        first.sum().backward()
+
+
+def test_a_backend_with_first_derivatives_only_says_so() -> None:
+    class Plain(type(SMOOTH["exact"])):  # type: ignore[misc]  # a class found at run time
+        _smooth_moments = Sampler._smooth_moments
+
+    h = torch.zeros(2, 3, dtype=F64, requires_grad=True)
+    p = Plain().moments(Ising(h)).probability
+    (first,) = torch.autograd.grad(p.square().sum(), h, create_graph=True)
+    with pytest.raises(UnsupportedError, match="gradient: sampler 'exact' has first derivatives only"):
+        first.sum().backward()
+
+
+@pytest.mark.parametrize("mapped", [(0, 0), (0, None), (None, 0), (1, 2)])
+@pytest.mark.parametrize("name", SMOOTH)
+def test_vmap_of_gradients_equals_a_loop(name: str, mapped: tuple[int | None, int | None]) -> None:
+    h, J = torch.randn(4, 3, 5, dtype=F64), pack_couplings(0.3 * torch.randn(4, 10, dtype=F64), 5)
+    f = torch.func.grad(penalty(name), argnums=(0, 1))
+    given = [t[0] if d is None else t.movedim(0, d) for t, d in zip((h, J), mapped, strict=True)]
+    got = torch.func.vmap(f, in_dims=mapped)(*given)
+    loop = [
+        f(*(t if d is None else t.select(d, i) for t, d in zip(given, mapped, strict=True))) for i in range(4)
+    ]
+    for a, b in zip(got, zip(*loop, strict=True), strict=True):
+        assert torch.allclose(a, torch.stack(b), atol=1e-13)
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_vmap_over_visibility_and_heads(name: str) -> None:
+    """A mapped mask, and J [H, 1, n, n] that broadcasts against fields [H, T, n] from the right."""
+    h, J = torch.randn(2, 3, 3, dtype=F64), pack_couplings(0.3 * torch.randn(2, 1, 3, dtype=F64), 3)
+    masks = torch.stack((CAUSAL, GAPS))
+    got = torch.func.vmap(lambda visible: answers(name, h, J, visible)[0])(masks)
+    loop = torch.stack([answers(name, h, J, mask)[0] for mask in masks])
+    assert torch.allclose(got, loop, atol=1e-14)
+
+
+# Of torch's own decompositions for forward mode.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("name", SMOOTH)
+def test_jacobians_and_hessians(name: str) -> None:
+    """Reverse over reverse, forward over reverse, and forward alone, against torch.autograd.functional."""
+    h, J = make_problem((2,), 3, seed=5).fields, pack_couplings(torch.tensor([0.3, -0.2, 0.4], dtype=F64), 3)
+    f = penalty(name)
+    want: Any = torch.autograd.functional.hessian(f, (h, J))
+    for hessian in (
+        torch.func.hessian,
+        lambda f, argnums: torch.func.jacrev(torch.func.jacrev(f, argnums), argnums),
+    ):
+        got = hessian(f, argnums=(0, 1))(h, J)
+        for row, expected in zip(got, want, strict=True):
+            assert all(torch.allclose(a, b, atol=1e-11) for a, b in zip(row, expected, strict=True))
+    p = lambda h, J: answers(name, h, J)  # noqa: E731
+    backward, forward = (jac(p, argnums=(0, 1))(h, J) for jac in (torch.func.jacrev, torch.func.jacfwd))
+    for a, b in zip(backward, forward, strict=True):
+        assert all(torch.allclose(x, y, atol=1e-12) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", [*SMOOTH, "tempering", "dqa"])
+def test_autocast_does_not_reach_in(name: str, dtype: torch.dtype) -> None:
+    base = make_problem((4,), 5, seed=2, dtype=torch.float32)
+    backend = SMOOTH.get(name) or sampler(name)
+
+    def results() -> list[Tensor]:
+        h = base.fields.clone().requires_grad_()
+        p = backend.moments(Ising(h, base.couplings), seed=1).probability
+        drawn = [backend.sample(base, 5, seed=1).spins] if backend.capabilities.samples else []
+        gradient = torch.autograd.grad(p.square().sum(), h) if p.requires_grad else ()
+        return [p.detach(), *drawn, *gradient]
+
+    want = results()
+    with torch.autocast("cpu", dtype=dtype):
+        got = results()
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_no_probability_exceeds_one_by_rounding() -> None:
+    """About one batch in forty did, and torch.bernoulli refuses it."""
+    torch.manual_seed(0)
+    for _ in range(100):
+        h, J = 5 * torch.randn(64, 6), pack_couplings(5 * torch.randn(15), 6)
+        for name in ("exact", "banded", "mean_field"):
+            p = SMOOTH[name].moments(Ising(h, J)).probability
+            assert float(p.max()) <= 1
+            torch.bernoulli(p)
