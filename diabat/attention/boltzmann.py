@@ -225,7 +225,10 @@ class BoltzmannAttention(nn.Module):
 
     def extra_repr(self) -> str:
         """Show what the parameters do not."""
-        shown = f"mode={self.mode!r}, sampler={self.sampler.name!r}, gradient={self.gradient!r}, window={self.window}"
+        shown = (
+            f"num_heads={self.num_heads}, window={self.window}, mode={self.mode!r}, sampler={self.sampler!r}, "
+            f"gradient={self.gradient!r}"
+        )
         return shown if self.bandwidth is None else f"{shown}, bandwidth={self.bandwidth}"
 
 

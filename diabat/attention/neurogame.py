@@ -286,7 +286,8 @@ class NeuroGameAttention(nn.Module):
     def extra_repr(self) -> str:
         """Show what the parameters do not."""
         return (
-            f"sampler={self.sampler.name!r}, weighting={self.weighting!r}, f={self.f!r}, "
+            f"num_heads={self.num_heads}, sampler={self.sampler!r}, gradient={self.gradient!r}, "
+            f"weighting={self.weighting!r}, f={self.f!r}, "
             f"coalitions={self.num_coalitions}/{self.eval_coalitions}, output={self.output!r}"
         )
 

@@ -120,3 +120,10 @@ class BoltzmannPooling(nn.Module):
                 "no Boltzmann forward pass has been made yet; call the layer on an input first."
             )
         return self._recorded
+
+    def extra_repr(self) -> str:
+        """Show what the parameters do not."""
+        return (
+            f"num_heads={self.heads.num_heads}, window={self.window}, mode={self.mode!r}, "
+            f"sampler={self.sampler!r}, gradient={self.gradient!r}"
+        )

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from diabat.ising import Ising
 from diabat.samplers.derivatives import Solver, analytic_moments, without_autocast
+from diabat.samplers.options import WithOptions
 
 Law = Literal["boltzmann", "mean-field", "diabatic"]
 Estimator = Literal["exact", "straight_through", "linear_response", "covariance", "adjoint"]
@@ -168,11 +169,12 @@ class AdjointGradient(NamedTuple):
     parameters: tuple[Tensor, ...] = ()
 
 
-class Sampler(ABC):
+class Sampler(WithOptions, ABC):
     """Base class of all backends.
 
     A backend sets ``name`` and ``capabilities`` and implements ``_moments`` (analytic backends) or ``_sample``
-    (sampling backends, which inherit moments averaged over ``num_reads`` reads), or both.
+    (sampling backends, which inherit moments averaged over ``num_reads`` reads), or both.  Its ``options`` are
+    recorded here, whatever its constructor does with them.
 
     Attributes:
         name: Registry name.

@@ -189,7 +189,7 @@ def test_neurogame_options_arrive(encoder: Path, task: PairTask) -> None:
         encoder, task, weighting="uniform", temperature=0.5, value_function="tanh"
     )
     shown = model.pooling.extra_repr()
-    for word in ("mean_field", "uniform", "tanh", "4/6"):
+    for word in ("MeanFieldSampler(damping=0.7", "gradient='auto'", "uniform", "tanh", "4/6"):
         assert word in shown
     assert_close(model.pooling.temperature, torch.full((2,), 0.5))
 

@@ -16,6 +16,7 @@ from diabat.samplers.banded.engines import BandEngine, BandProbabilities, BandTe
 from diabat.samplers.banded.lanes import scratch_bytes
 from diabat.samplers.banded.layout import Layout, band_layout, bandwidth_of, beyond_band
 from diabat.samplers.base import Capabilities, Moments, Sampler, Samples, UnsupportedError
+from diabat.samplers.options import amend
 
 ENGINES = ("auto", "native", "torch")
 # One state of one query on one thread, forward and backward.
@@ -94,6 +95,7 @@ class BandedSampler(Sampler):
             )
         other = copy.copy(self)
         other.bandwidth = bandwidth if self.bandwidth is None else self.bandwidth
+        amend(other, bandwidth=other.bandwidth)
         other._refuse_excess(num_spins, min(other.bandwidth, num_spins - 1))
         return other
 

@@ -1,0 +1,136 @@
+"""The options that a sampler was built with: recorded where it is built, and shown like the call."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+
+# Names of what is neither kept nor shown; "tokens" are also words of a text, and a "tokenizer" is none.
+_SECRET = re.compile(
+    r"token(?!s|i[sz])|secret|password|passwd|credential|authorization|api_?key", re.IGNORECASE
+)
+_USER_OF_URL = re.compile(r"//[^/@\s]*@")
+_RECORD = "_built_with"
+_MOST_ITEMS = 8
+
+
+class WithOptions:
+    """Keeps the arguments of its constructor, whatever a subclass's ``__init__`` does with them."""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "__init__" in vars(cls):
+            setattr(cls, "__init__", _recording(vars(cls)["__init__"]))  # noqa: B010 - mypy knows no such assignment
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the constructor, defaults included: ``diabat.sampler(s.name, **s.options)`` builds an equal one.
+
+        They are as they were given: copies of containers, and the objects themselves.  What was learned or is
+        carried from call to call is no option, and what is named like a token or a password is neither kept nor
+        shown.
+        """
+        parameters = _parameters(type(self))
+        given = vars(self).get(_RECORD)
+        if (
+            given is None
+        ):  # a dataclass, whose constructor is made after the class, and keeps what it is given
+            given = {name: getattr(self, name) for name in parameters if hasattr(self, name)}
+        found = {name: given.get(name, p.default) for name, p in parameters.items()} | given
+        return _kept({name: value for name, value in found.items() if value is not inspect.Parameter.empty})
+
+    def __repr__(self) -> str:
+        """``Name(option=value, ...)`` with every option but those left at a default of None.
+
+        Objects that are no plain data are shown by their type, long lists by their beginning, and users of URLs
+        not at all.
+        """
+        parameters = _parameters(type(self))
+        unset = {name for name, p in parameters.items() if p.default is None}
+        listed = [
+            f"{name}={_plain(value)}"
+            for name, value in self.options.items()
+            if value is not None or name not in unset
+        ]
+        return f"{type(self).__name__}({', '.join(listed)})"
+
+
+def amend(built: WithOptions, **options: Any) -> None:
+    """Record other options for a copy that was changed without its constructor."""
+    vars(built)[_RECORD] = {**vars(built).get(_RECORD, {}), **options}
+
+
+def _recording(constructor: Callable[..., None]) -> Callable[..., None]:
+    """Wrap an ``__init__`` so that the object keeps the arguments that it was called with."""
+
+    @functools.wraps(constructor)
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        # A constructor that is called by that of a subclass is given the subclass's choice, not the caller's.
+        if type(self).__init__ is init:
+            vars(self)[_RECORD] = _given(constructor, self, args, options)
+        constructor(self, *args, **options)
+
+    return init
+
+
+def _parameters(kind: Any) -> dict[str, inspect.Parameter]:
+    constructor = kind.__init__
+    if constructor is object.__init__:  # which inspect describes as taking anything
+        return {}
+    _, *own = inspect.signature(constructor).parameters.values()
+    return {p.name: p for p in own if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
+def _given(
+    constructor: Callable[..., None], built: Any, args: tuple[Any, ...], options: dict[str, Any]
+) -> dict[str, Any]:
+    """Arguments by name, without secrets; empty if they do not fit, which the constructor will say."""
+    signature = inspect.signature(constructor)
+    try:
+        bound = signature.bind(built, *args, **options)
+    except TypeError:
+        return {}
+    _, *own = signature.parameters.values()
+    found: dict[str, Any] = {}
+    for parameter in own:
+        if parameter.name not in bound.arguments or parameter.kind is parameter.VAR_POSITIONAL:
+            continue
+        value = bound.arguments[parameter.name]
+        found |= value if parameter.kind is parameter.VAR_KEYWORD else {parameter.name: value}
+    return _kept(found)
+
+
+def _kept(value: Any) -> Any:
+    """Copy the containers, so that nothing changes with the caller's, and leave out what is named like a secret."""
+    if type(value) is dict:
+        return {key: _kept(item) for key, item in value.items() if not _SECRET.search(str(key))}
+    if type(value) in (list, tuple):
+        return type(value)(_kept(item) for item in value)
+    return value
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, str | PurePath):
+        return repr(_USER_OF_URL.sub("//***@", str(value)))
+    if isinstance(value, Mapping):
+        return "{" + _items([f"{key!r}: {_plain(item)}" for key, item in value.items()]) + "}"
+    if isinstance(value, list | tuple):
+        listed = _items([_plain(item) for item in value])
+        return f"[{listed}]" if isinstance(value, list) else f"({listed}{',' * (len(value) == 1)})"
+    if value is None or isinstance(value, bool | int | float | complex):
+        return repr(value)
+    # Of an object its own representation may hold an address, or the token that it was given.
+    return repr(value) if isinstance(value, WithOptions) else f"{type(value).__name__}(...)"
+
+
+def _items(items: list[str]) -> str:
+    more = ["..."] if len(items) > _MOST_ITEMS else []
+    return ", ".join([*items[:_MOST_ITEMS], *more])
