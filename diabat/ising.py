@@ -19,7 +19,12 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Mapping, Sequence
+
+    Values = Tensor | np.ndarray | Sequence[Any]
+
+
+_DTYPES = (torch.float32, torch.float64)
 
 
 class IsingError(ValueError):
@@ -30,6 +35,10 @@ class IsingError(ValueError):
 class Ising:
     """A batch of Ising models on n spins.
 
+    Fields, couplings and visibility may also be numpy arrays or nested lists, and of half precision or integer:
+    float64 stays what it is, lists are read in torch's default dtype, and all else becomes float32; couplings
+    that are no float32 or float64 tensors take the dtype of the fields.  Tensors of different dtypes are refused.
+
     Args:
         fields: h, float32 or float64 [*batch, n]; dimensionless (divided by temperature).
         couplings: J, same dtype, [*lead, n, n], symmetric with zero diagonal; ``lead`` broadcasts against
@@ -38,7 +47,7 @@ class Ising:
             probability of +1 is reported as 0.  None means every spin is visible.
         three_body: K, same dtype, [*lead, n, n, n], invariant under every permutation of its last three
             indices and zero where two of them coincide.  None means K = 0.
-        check: Validate shapes, dtypes, finiteness and symmetry.  Callers that build J symmetric by
+        check: Convert, and validate shapes, dtypes, finiteness and symmetry.  Callers that build J symmetric by
             construction may pass False to save the work.
 
     Raises:
@@ -52,12 +61,69 @@ class Ising:
     three_body: Tensor | None = None
     check: bool = True
 
+    if TYPE_CHECKING:  # what is made of it is what the fields above say
+
+        def __init__(
+            self,
+            fields: Values,
+            couplings: Values | None = None,
+            visible: Values | None = None,
+            three_body: Values | None = None,
+            check: bool = True,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         if self.check:
+            self._convert()
             _check_fields(self.fields)
             _check_interaction("couplings", self.couplings, self.fields, order=2)
             _check_interaction("three_body", self.three_body, self.fields, order=3)
             _check_visible(self.visible, self.fields)
+
+    def _convert(self) -> None:
+        """Put tensors that samplers know in place of what was given, where that is something else."""
+        given = (self.fields, self.couplings, self.three_body)
+        known = all(t is None or (isinstance(t, Tensor) and t.dtype in _DTYPES) for t in given)
+        if known and (self.visible is None or isinstance(self.visible, Tensor)):
+            return
+        from diabat.inputs import as_fields, as_interaction, as_visible
+
+        fields = as_fields(self.fields)
+        object.__setattr__(self, "fields", fields)
+        if isinstance(fields, Tensor):
+            for name in ("couplings", "three_body"):
+                object.__setattr__(self, name, as_interaction(name, getattr(self, name), fields))
+            object.__setattr__(self, "visible", as_visible(self.visible, fields))
+
+    @classmethod
+    def from_dict(
+        cls,
+        fields: Mapping[Any, float],
+        couplings: Mapping[tuple[Any, Any], float] | None = None,
+        *,
+        dtype: torch.dtype = torch.float64,
+    ) -> tuple[Ising, list[Hashable]]:
+        """Build one problem from ``{label: h}`` and ``{(a, b): J}``.
+
+        **The sign is diabat's**: positive fields favour +1, positive couplings agreement.  dimod's
+        ``sample_ising(h, J)`` minimises +Σ h s + Σ J s s: for its dictionaries use
+        ``from_bqm(dimod.BinaryQuadraticModel.from_ising(h, J))``.
+
+        Args:
+            fields: h of each spin; a spin that is in a coupling only has h = 0.
+            couplings: J of each pair, in one order or the other.
+            dtype: float32 or float64.
+
+        Returns:
+            The problem with fields [n], and the label of each spin: those of ``fields`` first, in their order.
+
+        Raises:
+            IsingError: If there is no spin, a value is not a finite number, or a key is no pair of two different
+                spins or a pair that is given twice.
+        """
+        from diabat.inputs import from_dict
+
+        return from_dict(fields, couplings, dtype)
 
     @property
     def num_spins(self) -> int:
@@ -144,10 +210,33 @@ class Ising:
             self.fields.detach(), cut(self.couplings), self.visible, cut(self.three_body), check=False
         )
 
+    def to(self, *args: Any, **keywords: Any) -> Ising:
+        """Move and convert as ``Tensor.to`` does: ``to(device)``, ``to(dtype)``, ``to(device, dtype)``, ``to(other)``.
 
-def _check_tensor(name: str, value: Any) -> None:
+        Returns:
+            The problem with h, J and K there, differentiably, and its mask on the device of the fields; itself if
+            nothing changes.
+
+        Raises:
+            IsingError: If the dtype is neither float32 nor float64.
+        """
+        fields = self.fields.to(*args, **keywords)
+        if fields.dtype not in _DTYPES:
+            raise IsingError(f"dtype: expected float32 or float64, got {fields.dtype}.")
+        J, K = (None if t is None else t.to(*args, **keywords) for t in (self.couplings, self.three_body))
+        visible = None if self.visible is None else self.visible.to(fields.device)
+        moved = (fields, J, visible, K)
+        if all(
+            a is b
+            for a, b in zip(moved, (self.fields, self.couplings, self.visible, self.three_body), strict=True)
+        ):
+            return self
+        return Ising(*moved, check=False)
+
+
+def _check_tensor(name: str, value: Any, expected: str = "a tensor, an array or a list") -> None:
     if not isinstance(value, Tensor):
-        raise IsingError(f"{name}: expected a torch.Tensor, got {type(value).__name__}.")
+        raise IsingError(f"{name}: expected {expected}, got {type(value).__name__}.")
     if value.layout != torch.strided:
         raise IsingError(f"{name}: expected a dense tensor, got the layout {value.layout}; use .to_dense().")
 
@@ -161,7 +250,7 @@ def _check_finite(name: str, value: Tensor) -> None:
 
 def _check_fields(fields: Any) -> None:
     _check_tensor("fields", fields)
-    if fields.dtype not in (torch.float32, torch.float64):
+    if fields.dtype not in _DTYPES:
         raise IsingError(f"fields: expected dtype float32 or float64, got {fields.dtype}.")
     if fields.ndim < 1 or fields.shape[-1] < 1:
         raise IsingError(
@@ -216,7 +305,7 @@ def _check_symmetric(name: str, value: Tensor, order: int) -> None:
 
 def _check_clamped(spins: Any, fields: Tensor) -> torch.Size:
     """Shape of the clamped batch."""
-    _check_tensor("spins", spins)
+    _check_tensor("spins", spins, "a torch.Tensor")
     if spins.dtype == torch.bool or spins.is_complex():
         raise IsingError(f"spins: expected integers or floats (-1, 0, +1), got dtype {spins.dtype}.")
     wrong = (spins != 0) & (spins.abs() != 1)

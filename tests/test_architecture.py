@@ -14,6 +14,7 @@ import diabat
 ROOT = Path(diabat.__file__).parent
 FLOOR = {
     "ising": 0,
+    "inputs": 0,
     "circuits": 0,
     "samplers": 1,
     "attention": 2,

@@ -29,7 +29,7 @@ def spin_probabilities(
     r"""Compute alpha_j = P(s_j = +1) under P(s) ∝ exp(Σ h s + Σ_{j<k} J s s + Σ K s s s), differentiably.
 
     Args:
-        fields: h, [*batch, n], float32 or float64.
+        fields: h, [*batch, n], float32 or float64, or whatever else :class:`diabat.Ising` converts.
         couplings: J, [*lead, n, n], symmetric with zero diagonal, or None.
         sampler: A sampler or the name of one.
         gradient: ``exact`` (the sampler's own derivative by autograd), ``straight_through``, ``linear_response``,
@@ -42,7 +42,7 @@ def spin_probabilities(
         check: Validate the problem.
 
     Returns:
-        Probabilities [*batch, n] in the dtype of the fields; smoothed, (reads·P + 1/2)/(reads + 1), if they
+        Probabilities [*batch, n] in the dtype of the (converted) fields; smoothed, (reads·P + 1/2)/(reads + 1), if they
         were sampled, so that they are never all zero; 0 for invisible spins.
 
     Raises:
@@ -63,7 +63,7 @@ def spin_probabilities(
         return sampler.moments(ising, seed=seed).smoothed_probability
     if estimator == "adjoint":
         seed = draw_seed(seed)  # forward and backward are to see the same law
-    problem = (fields, couplings, three_body, visible)
+    problem = (ising.fields, ising.couplings, ising.three_body, ising.visible)
     result: Any = _Bridge.apply(*problem, sampler, estimator, num_reads, seed, *sampler.parameters)
     return result
 

@@ -1,0 +1,128 @@
+"""What a problem may be given as beside tensors: arrays, nested lists, other dtypes, dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diabat.ising import Ising, IsingError
+
+_REAL_KINDS = "iuf"  # of numpy: integers, unsigned integers, floats
+
+
+def as_fields(value: Any) -> Any:
+    """Fields as a float32 or float64 tensor: float64 stays, every other number becomes float32.
+
+    A list is read in torch's default dtype.  Anything that is neither tensor, array nor list is returned as it
+    is, to be refused.
+    """
+    if isinstance(value, Tensor):
+        return _widened(value, torch.float32)
+    if isinstance(value, np.ndarray):
+        double = value.dtype.kind == "f" and value.dtype.itemsize >= 8
+        dtype = torch.float64 if double else torch.float32
+        return _numbers("fields", value, dtype, torch.device("cpu"))
+    if isinstance(value, list | tuple):
+        dtype = torch.get_default_dtype()
+        wide = torch.promote_types(dtype, torch.float32)
+        return _numbers("fields", _array("fields", value), wide, torch.device("cpu"))
+    return value
+
+
+def as_interaction(name: str, value: Any, fields: Tensor) -> Any:
+    """Couplings in the dtype of the fields; a tensor of float32 or float64 stays, to be compared with theirs."""
+    if isinstance(value, Tensor):
+        return _widened(value, fields.dtype)
+    if isinstance(value, np.ndarray | list | tuple):
+        return _numbers(name, _array(name, value), fields.dtype, fields.device)
+    return value
+
+
+def as_visible(value: Any, fields: Tensor) -> Any:
+    """A mask of arrays or lists as a tensor, on the device of the fields."""
+    if not isinstance(value, np.ndarray | list | tuple):
+        return value
+    array = _array("visible", value)
+    if array.dtype != np.bool_:
+        raise IsingError(f"visible: expected dtype bool, got {array.dtype}.")
+    return torch.from_numpy(array.copy()).to(fields.device)
+
+
+def from_dict(
+    fields: Mapping[Hashable, float],
+    couplings: Mapping[tuple[Hashable, Hashable], float] | None,
+    dtype: torch.dtype,
+) -> tuple[Ising, list[Hashable]]:
+    """See :meth:`diabat.Ising.from_dict`."""
+    couplings = {} if couplings is None else couplings
+    for name, given in (("fields", fields), ("couplings", couplings)):
+        if not isinstance(given, Mapping):
+            raise IsingError(f"{name}: expected a mapping, got {type(given).__name__}.")
+    pairs = [_pair(pair) for pair in couplings]
+    labels = list(dict.fromkeys([*fields, *(label for pair in pairs for label in pair)]))
+    if not labels:
+        raise IsingError("fields: expected at least one spin, got none.")
+    place = {label: j for j, label in enumerate(labels)}
+    h = torch.zeros(len(labels), dtype=torch.float64)
+    for label, value in fields.items():
+        h[place[label]] = _number(f"fields[{label!r}]", value)
+    J = torch.zeros(len(labels), len(labels), dtype=torch.float64)
+    seen: set[frozenset[Hashable]] = set()
+    for a, b in pairs:
+        if frozenset((a, b)) in seen:
+            raise IsingError(f"couplings: expected every pair once, got {(a, b)} and {(b, a)}.")
+        seen.add(frozenset((a, b)))
+        J[place[a], place[b]] = J[place[b], place[a]] = _number(f"couplings[{(a, b)}]", couplings[a, b])
+    return Ising(h.to(dtype), J.to(dtype)), labels
+
+
+def _widened(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Integers and floats narrower than float32 in another dtype; the rest as it is."""
+    if value.dtype in (torch.float32, torch.float64, torch.bool) or value.is_complex():
+        return value
+    return value.to(dtype)
+
+
+def _array(name: str, value: np.ndarray | Sequence[Any]) -> np.ndarray:
+    if isinstance(value, np.ndarray):
+        return value
+    if _holds_tensor(value):
+        raise IsingError(f"{name}: expected numbers, got a list of tensors; use torch.stack.")
+    try:
+        return np.array(value)
+    except ValueError as error:
+        raise IsingError(f"{name}: expected nested lists of equal lengths, got others.") from error
+
+
+def _holds_tensor(value: Any) -> bool:
+    """Whether a tensor is among the items: numpy would read it, and cut it from the autograd graph."""
+    if isinstance(value, list | tuple):
+        return any(_holds_tensor(item) for item in value)
+    return isinstance(value, Tensor)
+
+
+def _numbers(name: str, array: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A copy of an array of real numbers as a tensor."""
+    if array.dtype.kind not in _REAL_KINDS and array.size:
+        raise IsingError(f"{name}: expected real numbers, got an array of dtype {array.dtype}.")
+    # Through float64 in the byte order of this machine, which is all that torch takes.
+    with np.errstate(over="ignore"):  # what becomes infinite is refused by name
+        wide = torch.from_numpy(np.array(array, dtype=np.float64, order="C"))
+    return wide.to(device=device, dtype=dtype)
+
+
+def _pair(pair: Any) -> tuple[Hashable, Hashable]:
+    if not isinstance(pair, tuple) or len(pair) != 2 or pair[0] == pair[1]:
+        raise IsingError(f"couplings: expected pairs (a, b) of two different spins as keys, got {pair!r}.")
+    return pair[0], pair[1]
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise IsingError(f"{name}: expected a real number, got {type(value).__name__}.")
+    return float(value)
