@@ -219,7 +219,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"fields": 0.0}, "fields: expected a tensor, an array or a list, got float"),
     ({"fields": None}, "fields: expected a tensor, an array or a list, got NoneType"),
     ({"fields": FIELDS.bool()}, "fields: expected dtype float32 or float64, got torch.bool"),
-    ({"fields": FIELDS.to(torch.complex64)}, "fields: expected dtype float32 or float64, got torch.complex64"),
+    (
+        {"fields": FIELDS.to(torch.complex64)},
+        "fields: expected dtype float32 or float64, got torch.complex64",
+    ),
     ({"fields": torch.tensor(1.0)}, r"fields: expected shape \[\*batch, n\].*got shape \[\]"),
     ({"fields": torch.zeros(2, 0)}, r"n >= 1 spins, got shape \[2, 0\]"),
     ({"fields": torch.zeros(0, 3)}, r"fields: expected at least one problem, got an empty batch \[0, 3\]"),

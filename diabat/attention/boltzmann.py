@@ -6,23 +6,14 @@ positions, with h_ij = q_i·k_j / sqrt(d_k), and attention weights alpha_ij / Σ
 
 from __future__ import annotations
 
-import difflib
-import math
-
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.bridge import choose_estimator, spin_probabilities
-from diabat.ising import pack_three_body
-from diabat.samplers.banded import BandedSampler
-from diabat.samplers.banded.layout import pack_band
-from diabat.samplers.base import Sampler, UnsupportedError, check_num_reads
-from diabat.samplers.registry import as_sampler
-
-MODES = ("softmax", "h+J", "h", "J", "h+K", "J+K", "h+J+K", "K")
+from diabat.attention.coupled_heads import CoupledHeads, check_sizes
+from diabat.samplers.base import Sampler
 
 
-class BoltzmannAttention(nn.Module):
+class BoltzmannAttention(CoupledHeads):
     """Multi-head self-attention over windows of up to ``window`` positions.
 
     Couplings J (and K) are free parameters of each head over absolute positions, initialised to zero, so that
@@ -72,41 +63,25 @@ class BoltzmannAttention(nn.Module):
         bandwidth: int | None = None,
     ) -> None:
         super().__init__()
-        _check_sizes(embed_dim, num_heads, window, mode)
-        _check_bandwidth(bandwidth)
-        if num_reads is not None:
-            check_num_reads(num_reads)
-        self.embed_dim, self.num_heads, self.window = embed_dim, num_heads, window
-        self.mode, self.gradient, self.causal, self.num_reads = mode, gradient, causal, num_reads
-        self.bandwidth = bandwidth
-        self.sampler = as_sampler(sampler).with_own_parameters()
+        check_sizes(embed_dim, num_heads, window, mode)
+        self.embed_dim, self.causal = embed_dim, causal
         self.query = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.key = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.value = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.output = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.dropout = nn.Dropout(dropout)
-        reach = window - 1 if bandwidth is None else min(bandwidth, window - 1)
-        pairs, triples = sum(window - d for d in range(1, reach + 1)), math.comb(window, 3)
-        terms = mode.split("+")
-        if "J" in terms and isinstance(self.sampler, BandedSampler):
-            # Couplings start from zero, where no sampler sees which of them are parameters.
-            self.sampler = self.sampler.for_window(window, reach)
-        # Registered here, so that they are saved and trained with the layer.
-        self.schedule_angles = nn.ParameterList(self.sampler.parameters) if self.sampler.parameters else None
-        self.coupling_pairs = nn.Parameter(torch.zeros(num_heads, pairs)) if "J" in terms else None
-        self.coupling_triples = nn.Parameter(torch.zeros(num_heads, triples)) if "K" in terms else None
-        estimator = choose_estimator(self.sampler, gradient)
-        if mode != "softmax":
-            if estimator == "exact" and num_reads is not None:
-                raise UnsupportedError(
-                    "num_reads: gradient 'exact' differentiates the sampler's own moments, "
-                    f"expected None, got {num_reads}."
-                )
-            _check_backend(self.sampler, window, "K" in terms)
+        self._build_terms(
+            num_heads,
+            window,
+            sampler=sampler,
+            mode=mode,
+            gradient=gradient,
+            num_reads=num_reads,
+            bandwidth=bandwidth,
+        )
         self.register_buffer(
             "_causal_mask", torch.ones(window, window, dtype=torch.bool).tril(), persistent=False
         )
-        self._recorded: tuple[Tensor, Tensor | None] | None = None
 
     def forward(
         self, x: Tensor, key_padding_mask: Tensor | None = None, need_weights: bool = False
@@ -136,73 +111,6 @@ class BoltzmannAttention(nn.Module):
         out: Tensor = self.output(mixed)
         return (out, weights) if need_weights else out
 
-    def couplings(self, length: int | None = None) -> Tensor | None:
-        """Symmetric J over the first ``length`` positions, [H, 1, T, T]; None in modes without J."""
-        if self.coupling_pairs is None:
-            return None
-        T = self.window if length is None else length
-        reach = self.window - 1 if self.bandwidth is None else self.bandwidth
-        return pack_band(self.coupling_pairs, self.window, reach)[:, None, :T, :T]
-
-    def three_body(self, length: int | None = None) -> Tensor | None:
-        """Symmetric K over the first ``length`` positions, [H, 1, T, T, T]; None in modes without K."""
-        if self.coupling_triples is None:
-            return None
-        T = self.window if length is None else length
-        return pack_three_body(self.coupling_triples, self.window)[:, None, :T, :T, :T]
-
-    def last_fields_and_couplings(self) -> tuple[Tensor, Tensor | None]:
-        """Fields [B, H, T, T] and J [H, 1, T, T] of the last forward pass, detached.
-
-        Raises:
-            RuntimeError: Before the first forward pass, or in mode ``softmax``.
-        """
-        if self._recorded is None:
-            raise RuntimeError(
-                "no Boltzmann forward pass has been made yet; call the layer on an input first."
-            )
-        return self._recorded
-
-    def _weights(self, q: Tensor, k: Tensor, visible: Tensor) -> Tensor:
-        """Normalised weights [B, H, T, T], in float32 where queries and keys are of half precision."""
-        wide = torch.promote_types(q.dtype, torch.float32)
-        # Samplers know float32 and float64, and exponents have no digits to lose.
-        with torch.autocast(q.device.type, enabled=False):
-            fields = q.to(wide) @ k.to(wide).transpose(-2, -1) / math.sqrt(q.shape[-1])
-            if self.mode == "softmax":
-                return _masked_softmax(fields, visible)
-            return self._boltzmann_weights(fields, visible)
-
-    def _boltzmann_weights(self, fields: Tensor, visible: Tensor) -> Tensor:
-        length = fields.shape[-1]
-        J, K = (
-            None if terms is None else terms.to(fields.dtype)
-            for terms in (self.couplings(length), self.three_body(length))
-        )
-        if "h" not in self.mode.split("+"):
-            fields = torch.zeros_like(fields)
-        self._recorded = (fields.detach(), None if J is None else J.detach())
-        if self.schedule_angles is not None:
-            # load_state_dict(assign=True) and functional_call put other tensors in place of the parameters.
-            self.sampler.parameters = tuple(self.schedule_angles)
-        seed = None
-        reads = self.num_reads is not None or choose_estimator(self.sampler, self.gradient) == "covariance"
-        if reads or not self.sampler.capabilities.exact:
-            # From torch's global generator, so that restoring its state repeats the reads.
-            seed = int(torch.randint(2**31, ()))
-        alpha = spin_probabilities(
-            fields,
-            J,
-            self.sampler,
-            gradient=self.gradient,
-            visible=visible,
-            three_body=K,
-            num_reads=self.num_reads,
-            seed=seed,
-            check=False,
-        )
-        return normalised_weights(alpha, visible)
-
     def _visible(self, length: int, padding: Tensor | None, device: torch.device) -> Tensor:
         mask = self._causal_mask[:length, :length]
         if not self.causal:
@@ -222,57 +130,3 @@ class BoltzmannAttention(nn.Module):
             raise ValueError(
                 f"key_padding_mask: expected bool {list(x.shape[:2])}, got {padding.dtype} {list(padding.shape)}."
             )
-
-    def extra_repr(self) -> str:
-        """Show what the parameters do not."""
-        shown = (
-            f"num_heads={self.num_heads}, window={self.window}, mode={self.mode!r}, sampler={self.sampler!r}, "
-            f"gradient={self.gradient!r}"
-        )
-        return shown if self.bandwidth is None else f"{shown}, bandwidth={self.bandwidth}"
-
-
-def _masked_softmax(fields: Tensor, visible: Tensor) -> Tensor:
-    """Softmax over visible keys; a row without any gets zeros instead of NaN."""
-    weights = torch.softmax(fields.masked_fill(~visible, torch.finfo(fields.dtype).min), -1)
-    return weights.masked_fill(~visible, 0)
-
-
-def normalised_weights(alpha: Tensor, visible: Tensor) -> Tensor:
-    """Alpha / Σ alpha; uniform over the visible keys where every alpha underflows, zero where there is none."""
-    # Too small to change an alpha that matters, and its inverse leaves room for a cotangent.
-    positive = (alpha + torch.finfo(alpha.dtype).tiny ** 0.75).masked_fill(~visible, 0)
-    return positive / positive.sum(-1, keepdim=True).clamp_min(torch.finfo(alpha.dtype).tiny)
-
-
-def _check_sizes(embed_dim: int, num_heads: int, window: int, mode: str) -> None:
-    for name, value in (("embed_dim", embed_dim), ("num_heads", num_heads), ("window", window)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}: expected an integer >= 1, got {value!r}.")
-    if embed_dim % num_heads:
-        raise ValueError(f"embed_dim: expected a multiple of num_heads = {num_heads}, got {embed_dim}.")
-    if mode not in MODES:
-        lower = {m.lower(): m for m in MODES}
-        near = [lower[m] for m in difflib.get_close_matches(str(mode).lower(), lower, n=1)]
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}.{hint}")
-
-
-def _check_bandwidth(bandwidth: int | None) -> None:
-    if bandwidth is not None and (
-        isinstance(bandwidth, bool) or not isinstance(bandwidth, int) or bandwidth < 1
-    ):
-        raise ValueError(f"bandwidth: expected None or an integer >= 1, got {bandwidth!r}.")
-
-
-def _check_backend(sampler: Sampler, window: int, three_body: bool) -> None:
-    """Refuse at construction what the backend would refuse at the first batch."""
-    able = sampler.capabilities
-    if three_body and not able.three_body:
-        raise UnsupportedError(
-            f"mode: sampler '{sampler.name}' has no three-body terms; use 'exact' or a mode without K."
-        )
-    if able.max_spins is not None and window > able.max_spins:
-        raise UnsupportedError(
-            f"window: sampler '{sampler.name}' accepts at most {able.max_spins} spins, got {window}."
-        )

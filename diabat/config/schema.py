@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, field_serializer, model_validator
 
-from diabat.attention.boltzmann import MODES
+from diabat.attention.coupled_heads import MODES
 from diabat.config.sections import (
     PAIR_MODEL,
     PAIR_TASKS,

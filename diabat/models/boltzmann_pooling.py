@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.boltzmann import normalised_weights
 from diabat.attention.bridge import choose_estimator, spin_probabilities
+from diabat.attention.coupled_heads import normalised_weights
 from diabat.ising import pack_couplings
 from diabat.models.pooling import QueryHeads, visible_positions
 from diabat.samplers.base import Sampler, UnsupportedError
