@@ -6,7 +6,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from diabat.attention import BoltzmannAttention, NeuroGameAttention, spin_probabilities
+    from diabat.attention import (
+        BoltzmannAttention,
+        BoltzmannMultiheadAttention,
+        NeuroGameAttention,
+        spin_probabilities,
+    )
     from diabat.ising import Ising, IsingError
     from diabat.samplers import (
         Capabilities,
@@ -24,6 +29,7 @@ __version__ = "0.1.0"
 # imported on first use.
 _LAZY = {
     "BoltzmannAttention": "diabat.attention",
+    "BoltzmannMultiheadAttention": "diabat.attention",
     "Capabilities": "diabat.samplers",
     "Ising": "diabat.ising",
     "IsingError": "diabat.ising",
@@ -40,6 +46,7 @@ _SUBPACKAGES = ("attention", "ising", "samplers")
 
 __all__ = [
     "BoltzmannAttention",
+    "BoltzmannMultiheadAttention",
     "Capabilities",
     "Ising",
     "IsingError",

@@ -3,6 +3,13 @@
 from diabat.attention.boltzmann import BoltzmannAttention
 from diabat.attention.bridge import spin_probabilities
 from diabat.attention.explanation import NeuroGameExplanation
+from diabat.attention.multihead import BoltzmannMultiheadAttention
 from diabat.attention.neurogame import NeuroGameAttention
 
-__all__ = ["BoltzmannAttention", "NeuroGameAttention", "NeuroGameExplanation", "spin_probabilities"]
+__all__ = [
+    "BoltzmannAttention",
+    "BoltzmannMultiheadAttention",
+    "NeuroGameAttention",
+    "NeuroGameExplanation",
+    "spin_probabilities",
+]

@@ -1,0 +1,212 @@
+r"""Boltzmann attention behind the interface of ``torch.nn.MultiheadAttention``, to put in its place.
+
+For query i, P_i(s) ∝ exp( Σ_j (h_ij + m_ij) s_j + Σ_{j<k} J_jk s_j s_k + ... ) over the visible keys, with
+h_ij = q_i·k_j / sqrt(d) and a float mask m, and weights alpha_ij / Σ_k alpha_ik, alpha_ij = P_i(s_j = +1).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from diabat.attention.coupled_heads import CoupledHeads, check_sizes
+from diabat.attention.masks import attention_masks
+from diabat.attention.nested import from_padded, is_nested, to_padded
+from diabat.samplers.base import Sampler
+
+
+class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
+    """``torch.nn.MultiheadAttention`` with marginals of Ising models over the keys in place of the softmax.
+
+    Constructor, forward pass and parameters are those of torch, so that it takes the place of ``self_attn`` of
+    ``nn.TransformerEncoderLayer`` or ``multihead_attn`` of ``nn.TransformerDecoderLayer``, and loads their weights
+    (``load_state_dict(..., strict=False)``: J stays as it is).  Couplings are those of
+    :class:`diabat.BoltzmannAttention`: free parameters of each head over the positions of the keys, 0 at the start.
+    torch's fused inference path, which knows softmax only, is never taken; ``nn.TransformerEncoder`` warns of that
+    unless it is built with ``enable_nested_tensor=False``.
+
+    Args:
+        embed_dim: E, divisible by ``num_heads``.
+        num_heads: H.
+        dropout: Dropout of the normalised attention weights.
+        bias: Bias of the projections.
+        add_bias_kv: Must be False.
+        add_zero_attn: Must be False.
+        kdim: Features of the keys; None for E.
+        vdim: Features of the values; None for E.
+        batch_first: Inputs are [B, L, E] instead of [L, B, E].
+        device: Device of the parameters.
+        dtype: Their dtype.
+        window: Largest number S of keys.
+        sampler: Backend of the marginals, or its name.  Unused in mode ``softmax``.
+        mode: Terms of the exponent: softmax, h+J, h, J, h+K, J+K, h+J+K or K.
+        gradient: Estimator, see :func:`diabat.spin_probabilities`.
+        num_reads: Reads per query for sampling backends.
+        bandwidth: w; J_jk is a parameter for abs(j - k) <= w and 0 beyond.  None makes every pair a parameter.
+
+    Attributes:
+        coupling_pairs, coupling_triples, schedule_angles: As in :class:`diabat.BoltzmannAttention`.
+
+    Raises:
+        ValueError: If a size or the mode is invalid, or ``add_bias_kv`` or ``add_zero_attn`` is asked for.
+        UnsupportedError: If the sampler does not support the mode, the window or the estimator.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        window: int,
+        sampler: Sampler | str = "exact",
+        mode: str = "h+J",
+        gradient: str = "auto",
+        num_reads: int | None = None,
+        bandwidth: int | None = None,
+    ) -> None:
+        check_sizes(embed_dim, num_heads, window, mode)
+        for name, asked in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
+            if asked:
+                raise ValueError(f"{name}: expected False, since couplings are between keys, got {asked!r}.")
+        nn.MultiheadAttention.__init__(
+            self,
+            embed_dim,
+            num_heads,
+            dropout,
+            bias,
+            kdim=kdim,
+            vdim=vdim,
+            batch_first=batch_first,
+            device=device,
+            dtype=dtype,
+        )
+        # What torch's transformer layers ask before they hand the weights of this module to a fused softmax.
+        self._qkv_same_embed_dim = False
+        self._build_terms(
+            num_heads,
+            window,
+            sampler=sampler,
+            mode=mode,
+            gradient=gradient,
+            num_reads=num_reads,
+            bandwidth=bandwidth,
+            device=device,
+            dtype=dtype,
+        )
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend.
+
+        Args:
+            query: [L, B, E], or [B, L, E] with ``batch_first``, or [L, E] of one sequence.
+            key: [S, B, kdim], [B, S, kdim] or [S, kdim], S <= window.
+            value: [S, B, vdim], [B, S, vdim] or [S, vdim].
+            key_padding_mask: [B, S] or [S]; True hides a key.  A float mask is added to the fields, and hides where it
+                is -inf (or the lowest number of its dtype).
+            need_weights: Also return the normalised weights.
+            attn_mask: [L, S] or [B·H, L, S], as ``key_padding_mask``.
+            average_attn_weights: Average the weights over heads.
+            is_causal: Without ``attn_mask``, query i sees the keys j <= i; beside one it is a hint and changes
+                nothing.
+
+        Returns:
+            The output, in the form of the query, and the weights, [B, L, S] or [B, H, L, S] (without B for one
+            sequence), or None.  Dropout acts on them, as in torch.  A query without a visible key gets weight 0
+            everywhere.
+
+        Raises:
+            ValueError: If a shape or dtype is wrong or S exceeds the window.
+        """
+        if is_nested(query, key, value):
+            if attn_mask is not None or key_padding_mask is not None:
+                raise ValueError("attn_mask: expected no masks beside nested tensors, got one.")
+            return self._attend_nested(query, key, value, need_weights, average_attn_weights, is_causal)
+        batched = self._check_inputs(query, key, value)
+        if not batched:
+            query, key, value = (x[None] for x in (query, key, value))
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+        elif not self.batch_first:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        q, k, v = self._projected(query, key, value)
+        shape = (*q.shape[:3], k.shape[2])
+        visible, added = attention_masks(shape, key_padding_mask, attn_mask, is_causal, q.device)
+        weights = self._weights(q, k, visible, added).to(v.dtype)
+        weights = F.dropout(weights, self.dropout, self.training)
+        out: Tensor = self.out_proj((weights @ v).transpose(1, 2).flatten(2))
+        if not batched:
+            out = out[0]
+        elif not self.batch_first:
+            out = out.transpose(0, 1)
+        if not need_weights:
+            return out, None
+        shown = weights.mean(1) if average_attn_weights else weights
+        return out, shown if batched else shown[0]
+
+    def _attend_nested(
+        self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool, average: bool, is_causal: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Sequences of different lengths, as ``nn.TransformerEncoder`` packs them at inference."""
+        if not self.batch_first:
+            raise ValueError("query: expected dense tensors without batch_first, got a nested one.")
+        (q, lengths), (k, seen), (v, _) = (to_padded(x) for x in (query, key, value))
+        hidden = torch.arange(k.shape[1], device=k.device) >= seen[:, None]
+        out, weights = self.forward(q, k, v, hidden, need_weights, None, average, is_causal)
+        return from_padded(out, lengths), weights
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        """Queries [B, H, L, d], keys and values [B, H, S, d]."""
+        packed: Tensor | None = self.in_proj_weight
+        separate = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        matrices = separate if packed is None else packed.chunk(3)
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        return tuple(
+            F.linear(x, matrix, bias).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for x, matrix, bias in zip((query, key, value), matrices, biases, strict=True)
+        )
+
+    def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
+        """Whether the inputs have a batch dimension."""
+        given = {"query": (query, self.embed_dim), "key": (key, self.kdim), "value": (value, self.vdim)}
+        for name, (x, features) in given.items():
+            if not x.is_floating_point():
+                raise ValueError(f"{name}: expected a floating dtype, got {x.dtype}.")
+            if x.ndim not in (2, 3) or x.ndim != query.ndim or x.shape[-1] != features or 0 in x.shape:
+                form = "[L, B, E], [B, L, E] or [L, E]" if name == "query" else f"{query.ndim} dimensions"
+                raise ValueError(
+                    f"{name}: expected {form} with {features} features, none of them empty, got {list(x.shape)}."
+                )
+        batched = query.ndim == 3
+        axis = 1 if batched and self.batch_first else 0
+        if key.shape[:-1] != value.shape[:-1]:
+            raise ValueError(
+                f"value: expected the positions of the keys, {list(key.shape[:-1])}, got {list(value.shape[:-1])}."
+            )
+        if batched and query.shape[1 - axis] != key.shape[1 - axis]:
+            raise ValueError(
+                f"key: expected a batch of {query.shape[1 - axis]} as the queries, got {key.shape[1 - axis]}."
+            )
+        if key.shape[axis] > self.window:
+            raise ValueError(
+                f"key: expected at most window = {self.window} positions, got {key.shape[axis]}."
+            )
+        return batched

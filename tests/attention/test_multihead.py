@@ -1,0 +1,419 @@
+"""Boltzmann attention in the place of ``torch.nn.MultiheadAttention``."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import diabat
+from diabat import BoltzmannAttention, BoltzmannMultiheadAttention
+from diabat.attention.masks import attention_masks
+from diabat.testing import ReferenceSampler
+
+F64 = torch.float64
+B, L, S, E, H = 3, 4, 5, 8, 2
+WHOLE: dict[str, Any] = {"window": 6}
+
+
+def tensors(kdim: int = E, vdim: int = E, batch_first: bool = False, batched: bool = True) -> list[Tensor]:
+    """Query, key and value of a cross-attention."""
+    generator = torch.Generator().manual_seed(3)
+    made = [torch.randn(B, n, d, generator=generator) for n, d in ((L, E), (S, kdim), (S, vdim))]
+    if not batched:
+        return [x[0] for x in made]
+    return made if batch_first else [x.transpose(0, 1) for x in made]
+
+
+def masks(kind: str | None, batched: bool = True) -> dict[str, Tensor | None]:
+    """Padding and a mask for every head that leave the first key to every query."""
+    if kind is None:
+        return {"key_padding_mask": None, "attn_mask": None}
+    generator = torch.Generator().manual_seed(4)
+    shape = (B * H if batched else H, L, S) if kind.endswith("3d") else (L, S)
+    attn, padding = torch.rand(shape, generator=generator) < 0.4, torch.zeros(B, S, dtype=torch.bool)
+    attn[..., 0], padding[1, 3:], padding[2, 4:] = False, True, True
+    if kind.startswith("float"):
+        numbers = torch.randn(shape, generator=generator)
+        of_keys = torch.randn(B, S, generator=generator)
+        attn, padding = (m.masked_fill(w, -math.inf) for m, w in ((numbers, attn), (of_keys, padding)))
+    return {"key_padding_mask": padding if batched else padding[1], "attn_mask": attn}
+
+
+def twins(batch_first: bool = False, **options: Any) -> tuple[nn.MultiheadAttention, Any]:
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(E, H, batch_first=batch_first, **options)
+    ours = BoltzmannMultiheadAttention(E, H, batch_first=batch_first, mode="softmax", **WHOLE, **options)
+    if theirs.in_proj_bias is not None:  # zero at the start, where a wrong one would not show
+        nn.init.normal_(theirs.in_proj_bias)
+        nn.init.normal_(theirs.out_proj.bias)
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+@pytest.mark.parametrize(("kdim", "vdim"), [(E, E), (5, 3)])
+@pytest.mark.parametrize("kind", [None, "bool 2d", "bool 3d", "float 2d", "float 3d"])
+@pytest.mark.parametrize("form", ["batch_first", "batch second", "unbatched"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_softmax_is_that_of_torch(form: str, kind: str | None, kdim: int, vdim: int, bias: bool) -> None:
+    first, batched = form == "batch_first", form != "unbatched"
+    theirs, ours = twins(first, kdim=kdim, vdim=vdim, bias=bias)
+    given = tensors(kdim, vdim, first, batched)
+    for need, average in itertools.product((True, False), (True, False)):
+        options = {"need_weights": need, "average_attn_weights": average, **masks(kind, batched)}
+        expected, found = theirs(*given, **options), ours(*given, **options)
+        assert_close(found[0], expected[0], atol=1e-6, rtol=1e-6)
+        assert (found[1] is None) == (expected[1] is None) == (not need)
+        if need:
+            assert_close(found[1], expected[1], atol=1e-6, rtol=1e-6)
+
+
+def test_softmax_with_causal_masks_and_dropout_is_that_of_torch() -> None:
+    theirs, ours = twins(dropout=0.4)
+    x = torch.randn(S, B, E)
+    causal = nn.Transformer.generate_square_subsequent_mask(S)
+    for hint, need in itertools.product((True, False), (True, False)):
+        results = []
+        for module in (theirs.eval(), ours.eval()):
+            results.append(module(x, x, x, attn_mask=causal, is_causal=hint, need_weights=need)[0])
+        assert_close(*results, atol=1e-6, rtol=1e-6)
+    assert_close(ours(x, x, x, is_causal=True)[0], results[1], atol=1e-6, rtol=1e-6)
+    drawn = []
+    for module in (theirs.train(), ours.train()):
+        torch.manual_seed(5)
+        drawn.append(module(x, x, x, attn_mask=causal))
+    for expected, found in zip(*drawn, strict=True):
+        assert_close(found, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_it_starts_as_torch_does() -> None:
+    choices: list[dict[str, Any]] = [{}, {"kdim": 5, "vdim": 3}]
+    for dims in choices:
+        torch.manual_seed(1)
+        theirs = nn.MultiheadAttention(E, H, **dims).state_dict()
+        torch.manual_seed(1)
+        ours = BoltzmannMultiheadAttention(E, H, **WHOLE, **dims)
+        state = ours.state_dict()
+        assert not state.pop("coupling_pairs").any()
+        assert list(state) == list(theirs)
+        assert all(torch.equal(state[name], theirs[name]) for name in theirs)
+        with torch.no_grad():
+            ours.coupling_pairs.fill_(0.5)  # type: ignore[union-attr]
+        missing, unexpected = ours.load_state_dict(theirs, strict=False)
+        assert (missing, unexpected) == (["coupling_pairs"], [])
+        assert bool((ours.coupling_pairs == 0.5).all())  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("mode", ["h+J", "h", "J", "h+J+K", "softmax"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_self_attention_is_that_of_the_layer(mode: str, causal: bool) -> None:
+    torch.manual_seed(2)
+    layer = BoltzmannAttention(E, H, 6, mode=mode, causal=causal).double()
+    for terms in (layer.coupling_pairs, layer.coupling_triples):
+        if terms is not None:
+            nn.init.normal_(terms, std=0.5)
+    adapter = BoltzmannMultiheadAttention(E, H, batch_first=True, dtype=F64, mode=mode, **WHOLE)
+    state = layer.state_dict()
+    for kind in ("weight", "bias"):
+        parts = [state.pop(f"{name}.{kind}") for name in ("query", "key", "value")]
+        state[f"in_proj_{kind}"] = torch.cat(parts)
+        state[f"out_proj.{kind}"] = state.pop(f"output.{kind}")
+    adapter.load_state_dict(state)
+    x, padding = torch.randn(B, S, E, dtype=F64), torch.zeros(B, S, dtype=torch.bool)
+    padding[1, 2:] = True
+    expected = layer(x, padding, need_weights=True)
+    found = adapter(x, x, x, padding, average_attn_weights=False, is_causal=causal)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_close(ours, theirs)
+    if mode != "softmax":
+        for ours, theirs in zip(
+            adapter.last_fields_and_couplings(), layer.last_fields_and_couplings(), strict=True
+        ):
+            assert_close(ours, theirs)
+
+
+def boltzmann(**options: Any) -> Any:
+    torch.manual_seed(6)
+    built = BoltzmannMultiheadAttention(E, H, **{"batch_first": True, "dtype": F64, **WHOLE, **options})
+    if built.coupling_pairs is not None:
+        nn.init.normal_(built.coupling_pairs, std=0.5)
+    return built
+
+
+def test_float_masks_add_to_the_fields_and_hide() -> None:
+    built = boltzmann()
+    query, key, value = (x.double() for x in tensors(batch_first=True))
+    numbers = masks("float 3d")
+    mask, of_keys = numbers["attn_mask"], numbers["key_padding_mask"]
+    assert mask is not None
+    assert of_keys is not None
+    weights = built(query, key, value, of_keys, True, mask, False)[1]
+    built(query, key, value)
+    fields, J = built.last_fields_and_couplings()
+    total = mask.double().view(B, H, L, S) + of_keys.double()[:, None, None]
+    seen = total > -math.inf
+    alpha = diabat.spin_probabilities(fields + total.masked_fill(~seen, 0), J, "exact", visible=seen)
+    assert_close(weights, alpha / alpha.sum(-1, keepdim=True))
+    assert not weights[~seen].any()
+
+
+@pytest.mark.parametrize("hidden", [-math.inf, torch.finfo(F64).min])
+def test_true_hides_as_the_lowest_number_does(hidden: float) -> None:
+    built, given = boltzmann(), [x.double() for x in tensors(batch_first=True)]
+    wanted = masks("bool 3d")
+    as_float = {
+        name: torch.zeros(m.shape, dtype=F64).masked_fill(m, hidden)
+        for name, m in wanted.items()
+        if m is not None
+    }
+    mixed = {**wanted, "attn_mask": as_float["attn_mask"]}
+    expected = built(*given, **wanted)
+    for other in (as_float, mixed):
+        for ours, theirs in zip(built(*given, **other), expected, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_without_fields_a_float_mask_still_counts() -> None:
+    built, (query, key, value) = boltzmann(mode="J"), (x.double() for x in tensors(batch_first=True))
+    mask = torch.zeros(L, S, dtype=F64)
+    mask[1, 2] = 3.0
+    plain, moved = (built(query, key, value, attn_mask=m)[1] for m in (None, mask))
+    assert moved[:, 1, 2].min() > plain[:, 1, 2].max()
+    assert_close(moved[:, 0], plain[:, 0])
+
+
+def test_a_float_mask_is_learned() -> None:
+    mask = torch.zeros(L, S, dtype=F64)
+    mask[0, 1] = -math.inf
+    mask.requires_grad_()
+    built, given = boltzmann(), [x.double() for x in tensors(batch_first=True)]
+    built(*given, attn_mask=mask)[0].square().sum().backward()
+    assert mask.grad is not None
+    assert mask.grad[0, 1] == 0
+    assert bool((mask.grad.flatten()[[0, *range(2, L * S)]] != 0).all())
+
+
+def test_a_nan_in_a_mask_hides_nothing() -> None:
+    visible, added = attention_masks(
+        (1, 1, 1, 2), None, torch.tensor([[math.nan, -math.inf]]), False, torch.device("cpu")
+    )
+    assert visible.tolist() == [[True, False]]
+    assert added is not None
+    assert bool(added.isnan()[0, 0])
+
+
+def test_a_query_without_a_visible_key_gets_nothing() -> None:
+    built, given = boltzmann(), [x.double().requires_grad_() for x in tensors(batch_first=True)]
+    nn.init.normal_(built.out_proj.bias)
+    padding, mask = torch.zeros(B, S, dtype=torch.bool), torch.zeros(L, S, dtype=torch.bool)
+    padding[1], mask[2] = True, True
+    out, weights = built(*given, padding, attn_mask=mask)
+    assert not weights[1].any()
+    assert not weights[:, 2].any()
+    assert_close(weights[0, 0].sum(), torch.ones((), dtype=F64))
+    assert_close(out[1], built.out_proj.bias.expand(L, E))
+    out.sum().backward()
+    assert all(torch.isfinite(x.grad).all() for x in given if x.grad is not None)
+
+
+def transformer_layer(kind: str, **options: Any) -> Any:
+    torch.manual_seed(7)
+    if kind == "encoder":
+        layer: Any = nn.TransformerEncoderLayer(E, H, 16, dropout=0.0, **options)
+        layer.self_attn = BoltzmannMultiheadAttention(E, H, **WHOLE, **options)
+    else:
+        layer = nn.TransformerDecoderLayer(E, H, 16, dropout=0.0, **options)
+        layer.multihead_attn = BoltzmannMultiheadAttention(E, H, **WHOLE, **options)
+    return layer
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_it_trains_in_the_layers_of_torch(kind: str, batch_first: bool) -> None:
+    layer = transformer_layer(kind, batch_first=batch_first)
+    x, memory, target = torch.randn(3, 5, 4, E).unbind()
+    padding = torch.zeros((5 if batch_first else 4, 4 if batch_first else 5), dtype=torch.bool)
+    padding[0, -1] = True
+    causal = nn.Transformer.generate_square_subsequent_mask(padding.shape[1])
+    optimiser = torch.optim.AdamW(layer.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(40):
+        if kind == "encoder":
+            out = layer(x, causal, torch.zeros(padding.shape).masked_fill(padding, -math.inf), is_causal=True)
+        else:
+            out = layer(x, memory, memory_key_padding_mask=padding)
+        loss = (out - target).square().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.8 * losses[0]
+    attention = layer.self_attn if kind == "encoder" else layer.multihead_attn
+    assert float(attention.coupling_pairs.detach().abs().max()) > 1e-3
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise AssertionError("the fused path was taken")
+
+
+@pytest.fixture
+def no_fused_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_transformer_encoder_layer_fwd", "_native_multi_head_attention"):
+        monkeypatch.setattr(torch, name, refuse)
+
+
+def with_couplings(encoder: Any) -> Any:
+    for layer in encoder.layers:
+        nn.init.normal_(layer.self_attn.coupling_pairs, std=0.5)
+    return encoder
+
+
+@pytest.mark.usefixtures("no_fused_path")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("when", ["before", "after", "nested switched off"])
+@pytest.mark.parametrize("padded", [True, False])
+def test_inference_is_never_that_of_softmax(when: str, padded: bool) -> None:
+    """An encoder whose layers were replaced after it was built packs padded sequences into nested tensors."""
+    options: dict[str, Any] = {"batch_first": True}
+    if when == "before":
+        with pytest.warns(UserWarning, match="enable_nested_tensor is True"):
+            encoder = nn.TransformerEncoder(transformer_layer("encoder", **options), 2)
+    elif when == "nested switched off":
+        encoder = nn.TransformerEncoder(
+            transformer_layer("encoder", **options), 2, enable_nested_tensor=False
+        )
+    else:
+        encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(E, H, 16, dropout=0.0, **options), 2)
+        for layer in encoder.layers:
+            layer.self_attn = BoltzmannMultiheadAttention(E, H, **WHOLE, **options)
+    with_couplings(encoder)
+    x, padding = torch.randn(B, S, E), torch.zeros(B, S, dtype=torch.bool)
+    padding[0, 3:], padding[2, 4:] = True, True
+    given = padding if padded else None
+    expected = encoder.train()(x, src_key_padding_mask=given)
+    assert expected.requires_grad
+    with torch.no_grad():
+        found = encoder.eval()(x, src_key_padding_mask=given)
+        softmax = [layer.self_attn.coupling_pairs.zero_() for layer in encoder.layers]
+        without = encoder(x, src_key_padding_mask=given)
+    hidden = padding[..., None] if padded else torch.zeros(B, S, 1, dtype=torch.bool)
+    assert_close(found.masked_fill(hidden, 0), expected.masked_fill(hidden, 0), atol=1e-6, rtol=1e-5)
+    assert len(softmax) == 2
+    assert float((found - without).masked_fill(hidden, 0).abs().max()) > 1e-3  # J was used
+
+
+def test_the_guard_of_the_fused_path_works(no_fused_path: None) -> None:
+    """torch itself takes it here, so that the test above can fail."""
+    layer = nn.TransformerEncoderLayer(E, H, 16, batch_first=True).eval()
+    with torch.no_grad(), pytest.raises(AssertionError, match="fused path was taken"):
+        layer(torch.randn(B, S, E))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_inputs_are_padded_ones() -> None:
+    built = boltzmann(dtype=torch.float32)
+    x = torch.nested.nested_tensor([torch.randn(n, E) for n in (2, 5, 3)])
+    out, weights = built(x, x, x)
+    for part, found, shown in zip(x.unbind(), out.unbind(), weights, strict=True):
+        one, seen = built(part, part, part)
+        assert_close(found, one)
+        assert_close(shown[: len(part), : len(part)], seen)
+    with pytest.raises(ValueError, match="all nested or all dense"):
+        built(x, x, torch.randn(3, 5, E))
+    with pytest.raises(ValueError, match="expected no masks beside nested tensors"):
+        built(x, x, x, attn_mask=torch.zeros(5, 5))
+    with pytest.raises(ValueError, match="expected dense tensors without batch_first"):
+        boltzmann(batch_first=False)(x, x, x)
+
+
+def test_reads_repeat_with_the_generator_of_torch() -> None:
+    built = boltzmann(sampler=ReferenceSampler(), num_reads=20)
+    given = [x.double() for x in tensors(batch_first=True)]
+    outs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        outs.append(built(*given)[0])
+    assert torch.equal(outs[0], outs[1])
+    assert not torch.equal(outs[0], outs[2])
+
+
+def test_a_band_of_couplings() -> None:
+    built = BoltzmannMultiheadAttention(E, H, window=40, sampler="banded", bandwidth=2)
+    assert built.coupling_pairs is not None
+    assert built.coupling_pairs.shape == (H, 39 + 38)
+    x = torch.randn(40, B, E)
+    built(x, x, x)[0].square().sum().backward()
+    assert built.coupling_pairs.grad is not None
+    assert "window=40, mode='h+J', sampler=BandedSampler(bandwidth=2" in repr(built)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, F64])
+def test_parameters_have_the_dtype_that_was_asked_for(dtype: torch.dtype) -> None:
+    built = BoltzmannMultiheadAttention(E, H, dtype=dtype, device="cpu", **WHOLE)
+    assert {p.dtype for p in built.parameters()} == {dtype}
+    x = torch.randn(S, B, E, dtype=dtype)
+    out, weights = copy.deepcopy(built)(x, x, x)
+    assert out.dtype == weights.dtype == dtype
+    meta = BoltzmannMultiheadAttention(E, H, device="meta", **WHOLE)
+    assert {p.device.type for p in meta.parameters()} == {"meta"}
+
+
+def test_autocast_computes_marginals_in_full_precision() -> None:
+    built, given = boltzmann(dtype=torch.float32), tensors(batch_first=True)
+    expected = built(*given)[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = built(*given)[0]
+    assert out.dtype == torch.bfloat16
+    assert built.last_fields_and_couplings()[0].dtype == torch.float32
+    assert_close(out.float(), expected, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"add_bias_kv": True}, "add_bias_kv: expected False, since couplings are between keys, got True"),
+        ({"add_zero_attn": True}, "add_zero_attn: expected False"),
+        ({"embed_dim": 9}, "embed_dim: expected a multiple of num_heads = 2, got 9"),
+        ({"window": 0}, "window: expected an integer >= 1, got 0"),
+        ({"mode": "h+j"}, r"mode: expected one of .* Did you mean 'h\+J'"),
+        ({"window": 60}, "window: sampler 'exact' accepts at most"),
+        ({"num_reads": 5}, "num_reads: gradient 'exact' differentiates"),
+        ({"gradient": "adjoint"}, "gradient: sampler 'exact' supports"),
+        ({"bandwidth": 0}, "bandwidth: expected None or an integer >= 1, got 0"),
+    ],
+)
+def test_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BoltzmannMultiheadAttention(**{"embed_dim": E, "num_heads": H, **WHOLE, **options})
+
+
+INPUT = torch.zeros(B, S, E)
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"query": torch.zeros(E)}, r"query: expected \[L, B, E\].* got \[8\]"),
+    ({"query": INPUT[..., :3]}, r"query: expected .* with 8 features.* got \[3, 5, 3\]"),
+    ({"query": INPUT.long()}, "query: expected a floating dtype, got torch.int64"),
+    ({"query": INPUT[:2]}, "key: expected a batch of 2 as the queries, got 3"),
+    ({"key": INPUT[0]}, r"key: expected 3 dimensions .* got \[5, 8\]"),
+    ({"key": INPUT[:, :0]}, r"key: .* none of them empty, got \[3, 0, 8\]"),
+    ({"value": INPUT[:, :4]}, r"value: expected the positions of the keys, \[3, 5\], got \[3, 4\]"),
+    (
+        {"key": torch.zeros(B, 7, E), "value": torch.zeros(B, 7, E)},
+        "key: expected at most window = 6 positions, got 7",
+    ),
+    ({"attn_mask": torch.zeros(5, 4)}, r"attn_mask: expected shape \[5, 5\] or \[6, 5, 5\], got \[5, 4\]"),
+    ({"attn_mask": torch.zeros(5, 5).int()}, "attn_mask: expected dtype bool or float, got torch.int32"),
+    ({"key_padding_mask": torch.zeros(5)}, r"key_padding_mask: expected shape \[3, 5\], got \[5\]"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED)
+def test_inputs_are_refused(change: dict[str, Any], message: str) -> None:
+    built = BoltzmannMultiheadAttention(E, H, batch_first=True, **WHOLE)
+    with pytest.raises(ValueError, match=message):
+        built(**{"query": INPUT, "key": INPUT, "value": INPUT, **change})
