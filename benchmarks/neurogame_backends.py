@@ -82,7 +82,7 @@ def _answers(
     """Marginals of all tokens and heads, whether each pair was classified rightly, and CPU ms per pair."""
     pooling = model.pooling
     assert isinstance(pooling, NeuroGameAttention)
-    pooling.sampler = sampler
+    pooling.use_sampler(sampler)
     alphas, right = [], []
     start = time.process_time()
     for x, hidden, labels in states:

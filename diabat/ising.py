@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -364,7 +365,10 @@ def pack_three_body(triples: Tensor, n: int) -> Tensor:
 
 def triple_indices(n: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
     """Indices of all triples j < k < l of n spins, in lexicographic order."""
-    triples = torch.combinations(torch.arange(n, device=device), 3)
+    if torch.compiler.is_compiling():  # which takes the size of combinations for data
+        triples = torch.tensor(list(combinations(range(n), 3)), device=device).reshape(-1, 3)
+    else:
+        triples = torch.combinations(torch.arange(n, device=device), 3)
     return triples[:, 0], triples[:, 1], triples[:, 2]
 
 

@@ -6,11 +6,13 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from diabat.attention import estimators
+from diabat.attention.compiled import compiled_probabilities, outside_graph, register
+from diabat.attention.sampled import Draw, sampled_probabilities
 from diabat.ising import Ising
 from diabat.samplers.base import Estimator, Sampler, UnsupportedError, check_num_reads, draw_seed
+from diabat.samplers.derivatives import Solver, analytic_moments
+from diabat.samplers.folding import Terms
 from diabat.samplers.registry import as_sampler
 
 
@@ -27,6 +29,9 @@ def spin_probabilities(
     check: bool = True,
 ) -> Tensor:
     r"""Compute alpha_j = P(s_j = +1) under P(s) ∝ exp(Σ h s + Σ_{j<k} J s s + Σ K s s s), differentiably.
+
+    Works under ``torch.func`` (with ``check=False`` inside ``vmap``, which hides the values that a check looks at), and
+    leaves autocast.  ``torch.compile`` goes around this function; the layers put it into their graphs.
 
     Args:
         fields: h, [*batch, n], float32 or float64, or whatever else :class:`diabat.Ising` converts.
@@ -49,23 +54,102 @@ def spin_probabilities(
         IsingError: If the problem is not valid.
         UnsupportedError: If the sampler does not support the problem or the estimator.
     """
-    sampler = as_sampler(sampler)
+    if torch.compiler.is_compiling():
+        function: Any = outside_graph(spin_probabilities)
+        result: Tensor = function(
+            fields,
+            couplings,
+            sampler,
+            gradient=gradient,
+            visible=visible,
+            three_body=three_body,
+            num_reads=num_reads,
+            seed=seed,
+            check=check,
+        )
+        return result
+    bridge = GradientBridge(as_sampler(sampler), gradient, num_reads)
     ising = Ising(fields, couplings, visible, three_body, check=check)
-    estimator = choose_estimator(sampler, gradient)
-    if num_reads is not None:
-        check_num_reads(num_reads)
-    if estimator == "exact":
+    return bridge.probabilities(ising, seed)
+
+
+class GradientBridge:
+    """A sampler, an estimator and a number of reads that go together; what can be decided once is decided here.
+
+    Args:
+        sampler: The backend.
+        gradient: Estimator, or ``auto``.
+        num_reads: Reads for sampling backends; None takes the sampler's own setting.
+        in_graphs: Give it a name by which compiled graphs find it, as layers do.
+
+    Attributes:
+        estimator: What ``auto`` became.
+        draws: Whether answers depend on a seed.
+
+    Raises:
+        ValueError: If ``num_reads`` is no number of reads.
+        UnsupportedError: If the sampler does not support the estimator, or the estimator has no reads.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        gradient: str = "auto",
+        num_reads: int | None = None,
+        in_graphs: bool = False,
+    ) -> None:
+        self.sampler, self.gradient, self.num_reads = sampler, gradient, num_reads
+        self.estimator = choose_estimator(sampler, gradient)
         if num_reads is not None:
-            raise UnsupportedError(
-                "num_reads: gradient 'exact' differentiates the sampler's own moments, "
-                f"expected None, got {num_reads}."
+            check_num_reads(num_reads)
+            if self.estimator == "exact":
+                raise UnsupportedError(
+                    "num_reads: gradient 'exact' differentiates the sampler's own moments, "
+                    f"expected None, got {num_reads}."
+                )
+        able = sampler.capabilities
+        self.draws = num_reads is not None or self.estimator == "covariance" or not able.exact
+        self._name = register(self) if in_graphs else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies are bridges of their own, with a copy of the sampler."""
+        return GradientBridge, (self.sampler, self.gradient, self.num_reads, self._name is not None)
+
+    def __call__(
+        self,
+        fields: Tensor,
+        couplings: Tensor | None,
+        visible: Tensor | None,
+        three_body: Tensor | None = None,
+    ) -> Tensor:
+        """Probabilities of a problem that is valid by construction.
+
+        A bridge that draws takes its seed from torch's global generator, so that restoring its state repeats the reads.
+
+        Args:
+            fields: h, [*batch, n].
+            couplings: J, [*lead, n, n], or None.
+            visible: bool, broadcastable to [*batch, n], or None.
+            three_body: K, [*lead, n, n, n], or None.
+        """
+        if torch.compiler.is_compiling() and self._name is not None:
+            parameters = list(self.sampler.parameters)
+            return compiled_probabilities(
+                Terms(fields, couplings, three_body, visible), parameters, self._name
             )
-        return sampler.moments(ising, seed=seed).smoothed_probability
-    if estimator == "adjoint":
-        seed = draw_seed(seed)  # forward and backward are to see the same law
-    problem = (ising.fields, ising.couplings, ising.three_body, ising.visible)
-    result: Any = _Bridge.apply(*problem, sampler, estimator, num_reads, seed, *sampler.parameters)
-    return result
+        seed = int(torch.randint(2**31, ())) if self.draws else None
+        return self.probabilities(Ising(fields, couplings, visible, three_body, check=False), seed)
+
+    def probabilities(self, ising: Ising, seed: int | None) -> Tensor:
+        """Smoothed P(s = +1) of a batch, [*batch, n]."""
+        terms = Terms(ising.fields, ising.couplings, ising.three_body, ising.visible)
+        if self.estimator == "exact":
+            return analytic_moments(
+                Solver(self.sampler, False, draw_seed(seed), check=False), ising
+            ).smoothed_probability
+        if self.estimator == "adjoint":
+            seed = draw_seed(seed)  # forward and backward are to see the same law
+        return sampled_probabilities(terms, Draw(self.sampler, self.estimator, self.num_reads, seed))
 
 
 def choose_estimator(sampler: Sampler, gradient: str) -> Estimator:
@@ -86,72 +170,3 @@ def choose_estimator(sampler: Sampler, gradient: str) -> Estimator:
     raise UnsupportedError(
         f"gradient: sampler '{sampler.name}' supports {', '.join(supported)}, got '{gradient}'."
     )
-
-
-class _Bridge(torch.autograd.Function):
-    """Forward through the sampler, backward through a pure estimator of what it returned."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        fields: Tensor,
-        couplings: Tensor | None,
-        three_body: Tensor | None,
-        visible: Tensor | None,
-        sampler: Sampler,
-        estimator: Estimator,
-        num_reads: int | None,
-        seed: int | None,
-        *parameters: Tensor,
-    ) -> Tensor:
-        ising = Ising(fields, couplings, visible, three_body, check=False)
-        ctx.shapes = tuple(None if t is None else t.shape for t in (couplings, three_body))
-        mask = ising.visible_mask
-        if estimator == "covariance":
-            samples = sampler.sample(ising, num_reads or sampler.num_reads, seed=seed)
-            moments = samples.moments(dtype=fields.dtype)
-            ctx.save_for_backward(mask, samples.spins, samples.weights)
-        else:
-            if num_reads is None:
-                moments = sampler.moments(ising.detach(), seed=seed)
-            else:
-                moments = sampler.sample(ising, num_reads, seed=seed).moments(dtype=fields.dtype)
-            p = moments.probability
-            if estimator == "adjoint":
-                ctx.save_for_backward(mask, fields, couplings)
-            else:
-                response_at = None
-                if sampler.capabilities.law != "boltzmann":
-                    response_at = estimators.mean_field_probability(fields, couplings, three_body, p, mask)
-                heard = (couplings, three_body) if estimator == "linear_response" else ()
-                ctx.save_for_backward(mask, p, response_at, *heard)
-        ctx.estimator, ctx.sampler, ctx.seed = estimator, sampler, seed
-        return moments.smoothed_probability.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        (v,) = cotangents
-        mask, *state = ctx.saved_tensors
-        if ctx.estimator == "adjoint":
-            ising = Ising(state[0], state[1], mask, check=False)
-            exact = ctx.sampler.adjoint(ising, v, seed=ctx.seed)
-            return exact.fields, exact.couplings, *(None,) * 6, *exact.parameters
-        pair_shape, triple_shape = ctx.shapes
-        wanted = {"couplings": ctx.needs_input_grad[1], "three_body": ctx.needs_input_grad[2]}
-        if ctx.estimator == "covariance":
-            gradient = estimators.covariance(v, state[0], mask, weights=state[1], **wanted)
-        elif ctx.estimator == "linear_response":
-            p, at, J, K = state
-            effective = estimators.effective_couplings(J, K, p, mask)
-            gradient = estimators.linear_response(v, p, mask, effective, response_at=at, **wanted)
-        else:
-            p, at = state
-            gradient = estimators.straight_through(v, p, mask, response_at=at, **wanted)
-        dJ, dK = gradient.couplings, gradient.three_body
-        return (
-            gradient.fields,
-            None if dJ is None else dJ.sum_to_size(pair_shape),
-            None if dK is None else dK.sum_to_size(triple_shape),
-            *(None,) * (len(ctx.needs_input_grad) - 3),
-        )

@@ -13,17 +13,16 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.bridge import choose_estimator, spin_probabilities
+from diabat.attention.layer import IsingLayer
 from diabat.ising import pack_three_body
 from diabat.samplers.banded import BandedSampler
 from diabat.samplers.banded.layout import pack_band
-from diabat.samplers.base import Sampler, UnsupportedError, check_num_reads
-from diabat.samplers.registry import as_sampler
+from diabat.samplers.base import Sampler, UnsupportedError
 
 MODES = ("softmax", "h+J", "h", "J", "h+K", "J+K", "h+J+K", "K")
 
 
-class CoupledHeads(nn.Module):
+class CoupledHeads(IsingLayer):
     """Couplings of H heads over ``window`` key positions, and the weights that follow from fields.
 
     A layer derives from it and calls ``_build_terms`` when it is built, ``_weights`` in its forward pass.  The
@@ -32,7 +31,6 @@ class CoupledHeads(nn.Module):
     Attributes:
         coupling_pairs: J_jk for j < k, [H, window(window-1)/2], in modes with J; with a bandwidth w the pairs with
             k - j <= w, [H, Σ_{d=1..w} (window-d)], in the same row-major order.
-        schedule_angles: Learnable angles of the sampler's anneal, if it has some; each layer has its own.
         coupling_triples: K_jkl for j < k < l, [H, window(window-1)(window-2)/6], in modes with K.
     """
 
@@ -56,39 +54,36 @@ class CoupledHeads(nn.Module):
             UnsupportedError: If the sampler does not support the mode, the window or the estimator.
         """
         _check_bandwidth(bandwidth)
-        if num_reads is not None:
-            check_num_reads(num_reads)
-        self.num_heads, self.window, self.bandwidth = num_heads, window, bandwidth
-        self.mode, self.gradient, self.num_reads = mode, gradient, num_reads
-        self.sampler = as_sampler(sampler).with_own_parameters()
-        reach = window - 1 if bandwidth is None else min(bandwidth, window - 1)
-        pairs, triples = sum(window - d for d in range(1, reach + 1)), math.comb(window, 3)
+        self.num_heads, self.window, self.bandwidth, self.mode = num_heads, window, bandwidth, mode
+        self.use_sampler(sampler, gradient=gradient, num_reads=num_reads)
+        pairs = sum(window - d for d in range(1, self._reach + 1))
+        triples = math.comb(window, 3)
         terms = mode.split("+")
-        if "J" in terms and isinstance(self.sampler, BandedSampler):
-            # Couplings start from zero, where no sampler sees which of them are parameters.
-            self.sampler = self.sampler.for_window(window, reach)
-        # Registered here, so that they are saved and trained with the layer.
-        self.schedule_angles = nn.ParameterList(self.sampler.parameters) if self.sampler.parameters else None
         zeros = partial(torch.zeros, device=device, dtype=dtype)
         self.coupling_pairs = nn.Parameter(zeros(num_heads, pairs)) if "J" in terms else None
         self.coupling_triples = nn.Parameter(zeros(num_heads, triples)) if "K" in terms else None
-        estimator = choose_estimator(self.sampler, gradient)
-        if mode != "softmax":
-            if estimator == "exact" and num_reads is not None:
-                raise UnsupportedError(
-                    "num_reads: gradient 'exact' differentiates the sampler's own moments, "
-                    f"expected None, got {num_reads}."
-                )
-            _check_backend(self.sampler, window, "K" in terms)
         self._recorded: tuple[Tensor, Tensor | None] | None = None
+
+    @property
+    def _reach(self) -> int:
+        """Largest distance of two coupled positions."""
+        return self.window - 1 if self.bandwidth is None else min(self.bandwidth, self.window - 1)
+
+    def _fitted(self, sampler: Sampler) -> Sampler:
+        terms = self.mode.split("+")
+        if "J" in terms and isinstance(sampler, BandedSampler):
+            # Couplings start from zero, where no sampler sees which of them are parameters.
+            sampler = sampler.for_window(self.window, self._reach)
+        if self.mode != "softmax":
+            _check_backend(sampler, self.window, "K" in terms)
+        return sampler
 
     def couplings(self, length: int | None = None) -> Tensor | None:
         """Symmetric J over the first ``length`` positions, [H, 1, T, T]; None in modes without J."""
         if self.coupling_pairs is None:
             return None
         T = self.window if length is None else length
-        reach = self.window - 1 if self.bandwidth is None else self.bandwidth
-        return pack_band(self.coupling_pairs, self.window, reach)[:, None, :T, :T]
+        return pack_band(self.coupling_pairs, self.window, self._reach)[:, None, :T, :T]
 
     def three_body(self, length: int | None = None) -> Tensor | None:
         """Symmetric K over the first ``length`` positions, [H, 1, T, T, T]; None in modes without K."""
@@ -137,25 +132,7 @@ class CoupledHeads(nn.Module):
             for terms in (self.couplings(length), self.three_body(length))
         )
         self._recorded = (fields.detach(), None if J is None else J.detach())
-        if self.schedule_angles is not None:
-            # load_state_dict(assign=True) and functional_call put other tensors in place of the parameters.
-            self.sampler.parameters = tuple(self.schedule_angles)
-        seed = None
-        reads = self.num_reads is not None or choose_estimator(self.sampler, self.gradient) == "covariance"
-        if reads or not self.sampler.capabilities.exact:
-            # From torch's global generator, so that restoring its state repeats the reads.
-            seed = int(torch.randint(2**31, ()))
-        alpha = spin_probabilities(
-            fields,
-            J,
-            self.sampler,
-            gradient=self.gradient,
-            visible=visible,
-            three_body=K,
-            num_reads=self.num_reads,
-            seed=seed,
-            check=False,
-        )
+        alpha = self._probabilities(fields, J, visible, K)
         return normalised_weights(alpha, visible)
 
     def extra_repr(self) -> str:

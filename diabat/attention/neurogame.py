@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.bridge import choose_estimator, spin_probabilities
+from diabat.attention.compiled import outside_graph
 from diabat.attention.explanation import NeuroGameExplanation
 from diabat.attention.games import Estimate, NormGame, sample_banzhaf, sample_interaction, sample_shapley
 from diabat.attention.games.checks import check_choice, check_count, check_positive
 from diabat.attention.games.norm_game import NONLINEARITIES
+from diabat.attention.layer import IsingLayer
 from diabat.attention.token_ising import mean_field_residual, token_ising
 from diabat.ising import Ising
-from diabat.samplers.base import Sampler, UnsupportedError, check_num_reads, draw_seed
-from diabat.samplers.registry import as_sampler
+from diabat.samplers.base import Sampler, UnsupportedError, draw_seed
 from diabat.samplers.registry import sampler as build_sampler
 
 NORMALISATIONS = ("l1", "sum", "none")
@@ -34,7 +34,7 @@ OUTPUTS = ("pooled", "tokens")
 PAPER_MEAN_FIELD = {"damping": 0.7, "max_iterations": 25, "tolerance": 1e-4}
 
 
-class NeuroGameAttention(nn.Module):
+class NeuroGameAttention(IsingLayer):
     r"""Multi-head NeuroGame attention: z_h = Σ_i α_i V_i of each head, concatenated and projected by W_O.
 
     Each head has its own W_v, gate and temperature.  Output ``pooled`` is [B, D], the paper's; ``tokens`` is
@@ -108,13 +108,12 @@ class NeuroGameAttention(nn.Module):
         check_choice("normalisation", normalisation, NORMALISATIONS)
         check_choice("output", output, OUTPUTS)
         self.embed_dim, self.num_heads = embed_dim, num_heads
-        self.gradient, self.num_reads, self.weighting = gradient, num_reads, weighting
+        self.weighting = weighting
         self.num_coalitions, self.eval_coalitions = num_coalitions, eval_coalitions
         self.eval_seed = None if eval_seed is None else draw_seed(eval_seed)
         self.f, self.normalisation, self.output = f, normalisation, output
-        self.sampler = _checked_sampler(sampler, gradient, num_reads)
-        # Registered here, so that they are saved and trained with the layer.
-        self.schedule_angles = nn.ParameterList(self.sampler.parameters) if self.sampler.parameters else None
+        chosen = build_sampler("mean_field", **PAPER_MEAN_FIELD) if sampler == "mean_field" else sampler
+        self.use_sampler(chosen, gradient=gradient, num_reads=num_reads)
         self.value = nn.Linear(embed_dim, embed_dim, bias=False)
         self.gate = nn.Linear(embed_dim, num_heads)
         self.output_projection = nn.Linear(embed_dim, embed_dim, bias=bias)
@@ -127,6 +126,14 @@ class NeuroGameAttention(nn.Module):
             self.log_temperature = nn.Parameter(start)
         else:
             self.register_buffer("log_temperature", start)
+
+    def _fitted(self, sampler: Sampler) -> Sampler:
+        if not sampler.capabilities.per_problem_couplings:
+            raise UnsupportedError(
+                "sampler: expected one that takes couplings of their own for every sequence and head, "
+                f"got '{sampler.name}'."
+            )
+        return sampler
 
     @property
     def temperature(self) -> Tensor:
@@ -157,6 +164,10 @@ class NeuroGameAttention(nn.Module):
             ValueError: If a shape or dtype is wrong.
             UnsupportedError: If a sequence has more tokens than the sampler accepts spins.
         """
+        if torch.compiler.is_compiling():  # coalitions are drawn by numpy
+            around: Any = outside_graph(NeuroGameAttention.forward)
+            answer: Tensor = around(self, x, key_padding_mask, need_explanation, seed)
+            return answer
         self._check_input(x, key_padding_mask)
         tokens = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         if key_padding_mask is not None:
@@ -227,19 +238,7 @@ class NeuroGameAttention(nn.Module):
         """α, [B, H, T]; 0 for padding."""
         if not bool(players.any()):
             return h * 0
-        if self.schedule_angles is not None:
-            # load_state_dict(assign=True) and functional_call put other tensors in place of the parameters.
-            self.sampler.parameters = tuple(self.schedule_angles)
-        return spin_probabilities(
-            h,
-            J,
-            self.sampler,
-            gradient=self.gradient,
-            visible=players,
-            num_reads=self.num_reads,
-            seed=_sampler_seed(seed),
-            check=False,
-        )
+        return self._probabilities(h, J, players, seed=_sampler_seed(seed))
 
     @torch.no_grad()
     def _sampler_info(self, h: Tensor, J: Tensor, players: Tensor, seed: int) -> Mapping[str, Any]:
@@ -296,24 +295,3 @@ def _sampler_seed(seed: int) -> int:
     """A seed of its own for the reads, so that they do not repeat the numbers behind the coalitions."""
     state = np.random.SeedSequence(seed, spawn_key=(3,)).generate_state(1, np.uint64)
     return int(state[0] >> 1)  # seeds are below 2^63
-
-
-def _checked_sampler(sampler: Sampler | str, gradient: str, num_reads: int | None) -> Sampler:
-    """Build the backend and refuse at construction what it would refuse at the first batch."""
-    if sampler == "mean_field":
-        built: Sampler = build_sampler("mean_field", **PAPER_MEAN_FIELD)
-    else:
-        built = as_sampler(sampler).with_own_parameters()
-    if not built.capabilities.per_problem_couplings:
-        raise UnsupportedError(
-            f"sampler: expected one that takes couplings of their own for every sequence and head, got '{built.name}'."
-        )
-    estimator = choose_estimator(built, gradient)
-    if num_reads is not None:
-        check_num_reads(num_reads)
-        if estimator == "exact":
-            raise UnsupportedError(
-                "num_reads: gradient 'exact' differentiates the sampler's own moments, "
-                f"expected None, got {num_reads}."
-            )
-    return built

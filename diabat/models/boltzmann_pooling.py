@@ -9,15 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.bridge import choose_estimator, spin_probabilities
 from diabat.attention.coupled_heads import normalised_weights
+from diabat.attention.layer import IsingLayer
 from diabat.ising import pack_couplings
 from diabat.models.pooling import QueryHeads, visible_positions
 from diabat.samplers.base import Sampler, UnsupportedError
-from diabat.samplers.registry import as_sampler
 
 
-class BoltzmannPooling(nn.Module):
+class BoltzmannPooling(IsingLayer):
     """Attention pooling with Boltzmann marginals instead of a softmax.
 
     Couplings are free parameters of each head over absolute positions, as in
@@ -56,18 +55,18 @@ class BoltzmannPooling(nn.Module):
         if isinstance(window, bool) or not isinstance(window, int) or window < 1:
             raise ValueError(f"window: expected an integer >= 1, got {window!r}.")
         self.heads = QueryHeads(embed_dim, num_heads)
-        self.window, self.gradient, self.num_reads = window, gradient, num_reads
-        self.sampler = as_sampler(sampler).with_own_parameters()
-        # Registered here, so that they are saved and trained with the layer.
-        self.schedule_angles = nn.ParameterList(self.sampler.parameters) if self.sampler.parameters else None
-        choose_estimator(self.sampler, gradient)
-        limit = self.sampler.capabilities.max_spins
-        if limit is not None and window > limit:
-            raise UnsupportedError(
-                f"window: sampler '{self.sampler.name}' accepts at most {limit} spins, got {window}."
-            )
+        self.window = window
+        self.use_sampler(sampler, gradient=gradient, num_reads=num_reads)
         self.coupling_pairs = nn.Parameter(torch.zeros(num_heads, window * (window - 1) // 2))
         self._recorded: tuple[Tensor, Tensor | None] | None = None
+
+    def _fitted(self, sampler: Sampler) -> Sampler:
+        limit = sampler.capabilities.max_spins
+        if limit is not None and self.window > limit:
+            raise UnsupportedError(
+                f"window: sampler '{sampler.name}' accepts at most {limit} spins, got {self.window}."
+            )
+        return sampler
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """Map [B, T, D] to [B, D]; the mask is bool [B, T], True at positions that do not count."""
@@ -85,24 +84,7 @@ class BoltzmannPooling(nn.Module):
             raise ValueError(f"x: expected at most window = {self.window} positions, got {x.shape[1]}.")
         fields, J = self.heads.scores(x), self.couplings(x.shape[1])
         self._recorded = (fields.detach(), J.detach())
-        if self.schedule_angles is not None:
-            # load_state_dict(assign=True) and functional_call put other tensors in place of the parameters.
-            self.sampler.parameters = tuple(self.schedule_angles)
-        seed = None
-        reads = self.num_reads is not None or choose_estimator(self.sampler, self.gradient) == "covariance"
-        if reads or not self.sampler.capabilities.exact:
-            # From torch's global generator, so that restoring its state repeats the reads.
-            seed = int(torch.randint(2**31, ()))
-        return spin_probabilities(
-            fields,
-            J,
-            self.sampler,
-            gradient=self.gradient,
-            visible=visible,
-            num_reads=self.num_reads,
-            seed=seed,
-            check=False,
-        )
+        return self._probabilities(fields, J, visible)
 
     def couplings(self, length: int | None = None) -> Tensor:
         """Symmetric J over the first ``length`` positions, [H, T, T]."""

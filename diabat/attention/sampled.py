@@ -1,0 +1,179 @@
+r"""Autograd through a sampler whose moments have no derivative: forward by the sampler, backward by an estimator.
+
+Both passes are opaque to ``torch.func.vmap``, which makes one larger batch of the mapped one.  Estimators are first
+derivatives; a second one raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diabat.attention import estimators
+from diabat.ising import Ising
+from diabat.samplers.base import Estimator, Sampler, UnsupportedError
+from diabat.samplers.derivatives import without_autocast
+from diabat.samplers.folding import TermDims, Terms, dims_of, folded_terms, mapped_first, unfolded
+
+Optional = Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """One call: which sampler, by which estimator, with how many reads and from which seed."""
+
+    sampler: Sampler
+    estimator: Estimator
+    num_reads: int | None
+    seed: int | None
+
+
+def sampled_probabilities(terms: Terms, draw: Draw) -> Tensor:
+    """Smoothed P(s = +1), differentiable once in h, J, K and the sampler's parameters by the estimator."""
+    result: Any = _Sampled.apply(*terms, draw, *draw.sampler.parameters)
+    probability: Tensor = result[0]
+    return probability
+
+
+class _Sampled(torch.autograd.Function):
+    """(h, J, K, visible, draw, parameters) -> smoothed P, and what the estimator sees: P, (1 + t)/2, spins, weights."""
+
+    @staticmethod
+    def forward(
+        fields: Tensor,
+        couplings: Optional,
+        three_body: Optional,
+        visible: Optional,
+        draw: Draw,
+        *parameters: Tensor,
+    ) -> tuple[Optional, ...]:
+        ising = Ising(fields, couplings, visible, three_body, check=False).detach()
+        sampler = draw.sampler
+        at = spins = weights = None
+        if draw.estimator == "covariance":
+            samples = sampler.sample(ising, draw.num_reads or sampler.num_reads, seed=draw.seed)
+            moments, spins, weights = samples.moments(dtype=fields.dtype), samples.spins, samples.weights
+        elif draw.num_reads is None:
+            moments = sampler.moments(ising, seed=draw.seed)
+        else:
+            samples = sampler.sample(ising, draw.num_reads, seed=draw.seed)
+            moments = samples.moments(dtype=fields.dtype)
+        p = moments.probability
+        if (
+            draw.estimator in ("straight_through", "linear_response")
+            and sampler.capabilities.law != "boltzmann"
+        ):
+            at = estimators.mean_field_probability(
+                ising.fields, ising.couplings, ising.three_body, p, ising.visible_mask
+            )
+        return moments.smoothed_probability.clone(), p, at, spins, weights
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        fields, couplings, three_body, visible, ctx.draw, *ctx.parameters = inputs
+        seen = output[1:]
+        ctx.save_for_backward(fields, couplings, three_body, visible, *seen)
+        ctx.mark_non_differentiable(*(t for t in seen if t is not None))
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor, *rest: Any) -> tuple[Optional, ...]:
+        wanted = (*ctx.needs_input_grad[1:3], any(ctx.needs_input_grad[5:]))
+        found: Any = _Estimated.apply(*ctx.saved_tensors, v, ctx.draw, wanted)
+        h, J, K, *of_parameters = found
+        return h, J, K, None, None, *(of_parameters or [None] * len(ctx.parameters))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
+        *terms, draw = inputs[:5]
+        if any(dim is not None for dim in in_dims[5:]):
+            raise UnsupportedError(
+                "gradient: expected parameters of the anneal that vmap does not map, got mapped ones."
+            )
+        folded = folded_terms(Terms(*terms), in_dims[:4], info.batch_size)
+        found: Any = _Sampled.apply(*folded, draw, *inputs[5:])
+        smoothed, p, at, spins, weights = found
+        behind_reads = tuple(None if t is None else 1 for t in (spins, weights))
+        return found, (*dims_of(smoothed, p, at), *behind_reads)
+
+
+class _Estimated(torch.autograd.Function):
+    """The estimator: a pure function of the cotangent v and of what the forward pass saw."""
+
+    @staticmethod
+    def forward(
+        fields: Tensor,
+        couplings: Optional,
+        three_body: Optional,
+        visible: Optional,
+        p: Tensor,
+        at: Optional,
+        spins: Optional,
+        weights: Optional,
+        v: Tensor,
+        draw: Draw,
+        wanted: tuple[bool, ...],
+    ) -> tuple[Optional, ...]:
+        with without_autocast(fields):
+            ising = Ising(fields, couplings, visible, three_body, check=False)
+            mask = ising.visible_mask
+            if draw.estimator == "adjoint":
+                exact = draw.sampler.adjoint(ising, v, seed=draw.seed or 0)
+                of_parameters = exact.parameters if wanted[2] else ()
+                return exact.fields, exact.couplings if wanted[0] else None, None, *of_parameters
+            terms = {"couplings": wanted[0], "three_body": wanted[1]}
+            if draw.estimator == "covariance":
+                assert spins is not None
+                gradient = estimators.covariance(v, spins, mask, weights=weights, **terms)
+            elif draw.estimator == "linear_response":
+                effective = estimators.effective_couplings(couplings, three_body, p, mask)
+                gradient = estimators.linear_response(v, p, mask, effective, response_at=at, **terms)
+            else:
+                gradient = estimators.straight_through(v, p, mask, response_at=at, **terms)
+        dJ, dK = (
+            None if g is None or t is None else g.sum_to_size(t.shape)
+            for g, t in ((gradient.couplings, couplings), (gradient.three_body, three_body))
+        )
+        return gradient.fields, dJ, dK
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.draw = inputs[9]
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Optional, ...]:
+        raise UnsupportedError(
+            f"gradient: estimator '{ctx.draw.estimator}' of sampler '{ctx.draw.sampler.name}' has first derivatives "
+            "only, got a second one; use sampler 'exact' or 'banded'."
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
+        size, draw, wanted = info.batch_size, inputs[9], inputs[10]
+        if wanted[2]:
+            raise UnsupportedError(
+                "gradient: expected no gradient of the anneal's parameters under vmap, got one."
+            )
+        terms, dims = Terms(*inputs[:4]), _term_dims(in_dims)
+        folded = folded_terms(terms, dims, size, own=True)
+        seen = _folded_batches(inputs[4:9], in_dims[4:9], (0, 0, 1, 1, 0), size)
+        found: Any = _Estimated.apply(*folded, *seen, draw, wanted)
+        outputs = [unfolded(g, t, d) for g, t, d in zip(found[:3], terms[:3], dims[:3], strict=True)]
+        return tuple(outputs), dims_of(*outputs)
+
+
+def _term_dims(in_dims: tuple[Any, ...]) -> TermDims:
+    return in_dims[0], in_dims[1], in_dims[2], in_dims[3]
+
+
+def _folded_batches(
+    tensors: Sequence[Optional], dims: Sequence[int | None], places: Sequence[int], size: int
+) -> list[Optional]:
+    """Tensors per problem with the mapped dimension in front of the batch, that is behind the reads."""
+    return [
+        None if t is None else mapped_first(t, dim, size, place)
+        for t, dim, place in zip(tensors, dims, places, strict=True)
+    ]

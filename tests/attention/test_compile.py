@@ -1,0 +1,198 @@
+"""torch.compile and torch.export of models with our layers: the same answers, one graph, compiled once."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import diabat
+from diabat import BoltzmannAttention, NeuroGameAttention
+from diabat.models.boltzmann_pooling import BoltzmannPooling
+
+# What torch's compiler says of torch, and hides from users.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Net(nn.Module):
+    """Two layers of Boltzmann attention with couplings that are not zero."""
+
+    def __init__(self, sampler: Any, **options: Any) -> None:
+        super().__init__()
+        self.first = BoltzmannAttention(8, 2, 5, sampler=sampler, **options)
+        self.second = BoltzmannAttention(8, 2, 5, sampler=sampler, **options)
+        with torch.no_grad():
+            for p in self.parameters():
+                p.add_(0.2 * torch.randn_like(p))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.second(self.first(x).relu())
+        return y
+
+
+def step(model: Callable[..., Any], owner: nn.Module, x: Tensor) -> list[Tensor]:
+    """Output and all gradients, the reads from one seed."""
+    torch.manual_seed(3)
+    owner.zero_grad()
+    y = model(x)
+    y.square().sum().backward()
+    return [y.detach(), *(p.grad.clone() for p in owner.parameters() if p.grad is not None)]
+
+
+def count_graphs(backend: str = "aot_eager") -> tuple[list[int], Callable[..., Any]]:
+    """A compiler backend that counts the graphs that it is given."""
+    graphs: list[int] = []
+
+    def compiler(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        graphs.append(1)
+        return torch._dynamo.lookup_backend(backend)(graph, inputs)
+
+    return graphs, compiler
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "exact": {"sampler": "exact"},
+    "three_body": {"sampler": "exact", "mode": "h+J+K"},
+    "banded": {"sampler": "banded", "bandwidth": 2},
+    "mean_field": {"sampler": "mean_field"},
+    "tempering": {"sampler": "tempering"},
+    "covariance": {"sampler": "exact", "gradient": "covariance", "num_reads": 20},
+    "dqa": {"sampler": "dqa", "gradient": "adjoint"},
+    "learned_schedule": {
+        "sampler": diabat.sampler("dqa", schedule="boltzmann-4", learn_schedule=True),
+        "gradient": "adjoint",
+    },
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_graph_compiled_once_with_the_answers_of_eager_mode(name: str) -> None:
+    net = Net(**CASES[name])
+    graphs, backend = count_graphs()
+    compiled = torch.compile(net, fullgraph=True, backend=backend)
+    for batch in (3, 3):
+        x = torch.randn(batch, 5, 8)
+        for got, want in zip(step(compiled, net, x), step(net, net, x), strict=True):
+            assert torch.allclose(got, want, rtol=1e-6, atol=1e-6)
+    assert len(graphs) == 1
+    with torch.no_grad():
+        torch.manual_seed(4)
+        got = compiled(x)
+        torch.manual_seed(4)
+        assert torch.allclose(got, net(x), atol=1e-6)
+    assert len(graphs) == 2
+
+
+def test_the_default_compiler() -> None:
+    net = Net("exact")
+    x = torch.randn(3, 5, 8)
+    for got, want in zip(step(torch.compile(net, fullgraph=True), net, x), step(net, net, x), strict=True):
+        assert torch.allclose(got, want, rtol=1e-6, atol=1e-6)
+
+
+def test_gradients_wanted_of_some_terms_only() -> None:
+    """The couplings frozen, or all but the couplings."""
+    x = torch.randn(3, 5, 8)
+    for frozen in ("coupling_pairs", "weight"):
+        net = Net("banded")
+        for name, p in net.named_parameters():
+            p.requires_grad_(frozen not in name)
+        compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+        got, want = step(compiled, net, x), step(net, net, x)
+        assert len(got) == len(want) > 1
+        assert all(torch.allclose(a, b, rtol=1e-6, atol=1e-6) for a, b in zip(got, want, strict=True))
+
+
+def test_a_forward_pass_leaves_nothing_behind() -> None:
+    """What the backward pass needs hangs on a tensor of the graph and goes with it."""
+    import gc
+
+    from diabat.attention.compiled import _Kept
+
+    net = Net("exact")
+    compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+    kept = [compiled(torch.randn(3, 5, 8)) for _ in range(3)]
+    assert sum(type(o) is _Kept for o in gc.get_objects()) == 6
+    kept.clear()
+    gc.collect()
+    assert sum(type(o) is _Kept for o in gc.get_objects()) == 0
+
+
+@pytest.mark.parametrize("function", ["spin_probabilities", "neurogame", "pooling"])
+def test_around_what_no_graph_holds(function: str) -> None:
+    """A bare call and NeuroGame attention break the graph and run as without a compiler; no graph is made twice."""
+    layer: nn.Module = nn.Linear(4, 4)
+    if function == "neurogame":
+        layer = NeuroGameAttention(4, 2)
+    if function == "pooling":
+        layer = BoltzmannPooling(4, 2, 5)
+
+    def f(x: Tensor) -> Tensor:
+        y: Tensor = layer(x.sin())
+        if function == "spin_probabilities":
+            y = diabat.spin_probabilities(y, None, "dqa", seed=1)
+        return y.square()
+
+    graphs, backend = count_graphs()
+    compiled = torch.compile(f, backend=backend)
+    for _ in range(4):
+        x = torch.randn(2, 5, 4)
+        for got, want in zip(step(compiled, layer, x), step(f, layer, x), strict=True):
+            assert torch.allclose(got, want, rtol=1e-5, atol=1e-6)
+    assert len(graphs) <= 2
+
+
+@pytest.mark.parametrize("name", ["exact", "mean_field", "banded"])
+def test_an_exported_program_finds_its_backend_by_its_options(name: str) -> None:
+    net, x = Net(name), torch.randn(3, 5, 8)
+    program = torch.export.export(net, (x,))
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    want = net(x)
+    del net
+    loaded = torch.export.load(file).module()
+    assert torch.allclose(loaded(x), want, atol=1e-6)
+
+
+def test_export_of_a_backend_that_draws_says_why_not() -> None:
+    with pytest.raises(Exception, match=r"torch\.export: expected a sampler that its options describe"):
+        torch.export.export(Net("tempering"), (torch.randn(3, 5, 8),))
+
+
+@pytest.mark.parametrize("name", ["exact", "dqa"])
+def test_deepcopies_have_bridges_of_their_own(name: str) -> None:
+    net = Net(name)
+    twin, x = copy.deepcopy(net), torch.randn(2, 5, 8)
+    assert twin.first.sampler is not net.first.sampler
+    for p in net.parameters():
+        p.data.zero_()
+    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
+    for got, want in zip(step(compiled, twin, x), step(twin, twin, x), strict=True):
+        assert torch.allclose(got, want, rtol=1e-6, atol=1e-6)
+
+
+def test_another_backend_in_place() -> None:
+    """What is compiled follows, with one compilation more."""
+    net, x = Net("exact"), torch.randn(3, 5, 8)
+    compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+    before = compiled(x)
+    net.second.use_sampler("mean_field")
+    after = compiled(x)
+    assert torch.allclose(after, net(x), atol=1e-6)
+    assert not torch.allclose(after, before, atol=1e-5)
