@@ -245,9 +245,7 @@ class NeuroGameAttention(IsingLayer):
         if not bool(players.any()):
             return {}
         ising = Ising(h, J, players, check=False).detach()
-        if self.num_reads is not None:
-            return self.sampler.sample(ising, self.num_reads, seed=_sampler_seed(seed)).info
-        return self.sampler.moments(ising, seed=_sampler_seed(seed)).info
+        return self.sampler.moments(ising, num_reads=self.num_reads, seed=_sampler_seed(seed)).info
 
     def _combine(self, alpha: Tensor, V: Tensor) -> Tensor:
         weighted = alpha[..., None] * V  # [B, H, T, D/H]

@@ -57,11 +57,8 @@ class _Sampled(torch.autograd.Function):
         if draw.estimator == "covariance":
             samples = sampler.sample(ising, draw.num_reads or sampler.num_reads, seed=draw.seed)
             moments, spins, weights = samples.moments(dtype=fields.dtype), samples.spins, samples.weights
-        elif draw.num_reads is None:
-            moments = sampler.moments(ising, seed=draw.seed)
         else:
-            samples = sampler.sample(ising, draw.num_reads, seed=draw.seed)
-            moments = samples.moments(dtype=fields.dtype)
+            moments = sampler.moments(ising, num_reads=draw.num_reads, seed=draw.seed)
         p = moments.probability
         if (
             draw.estimator in ("straight_through", "linear_response")

@@ -85,12 +85,9 @@ def sample_problem(
     elif not moments:
         samples = backend.sample(loaded.ising, num_reads or type(backend).num_reads, seed=seed)
         report_samples(loaded, samples, as_json)
-    elif num_reads is None:
-        report_moments(loaded, backend.moments(loaded.ising, correlations=correlations, seed=seed), as_json)
     else:
-        samples = backend.sample(loaded.ising, num_reads, seed=seed)
-        dtype = loaded.ising.fields.dtype
-        report_moments(loaded, samples.moments(correlations=correlations, dtype=dtype), as_json)
+        found = backend.moments(loaded.ising, correlations=correlations, num_reads=num_reads, seed=seed)
+        report_moments(loaded, found, as_json)
 
 
 def _report_dry_run(backend: Sampler, ising: Ising, num_reads: int, seed: int | None, as_json: bool) -> None:

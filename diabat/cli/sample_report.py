@@ -38,7 +38,7 @@ def report_moments(problem: Problem, moments: Moments, as_json: bool) -> None:
 def report_samples(problem: Problem, samples: Samples, as_json: bool) -> None:
     """Print the distinct states, most frequent first; as JSON every read."""
     labels = [_label(v) for v in problem.labels]
-    energies = problem.ising.energy(samples.spins)
+    energies = samples.energy
     if as_json:
         weights = None if samples.log_weights is None else samples.weights
         print_json(

@@ -98,6 +98,18 @@ class Moments:
         return torch.where(self.visible, smoothed, 0)
 
 
+class Lowest(NamedTuple):
+    """The read of lowest energy of each problem.
+
+    Attributes:
+        spins: int8 ±1, [*batch, n]; -1 for invisible spins.
+        energy: [*batch].
+    """
+
+    spins: Tensor
+    energy: Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class Samples:
     """Reads of a batch of Ising models.
@@ -107,17 +119,44 @@ class Samples:
         visible: bool [*batch, n].
         log_weights: Log importance weight of each read, [num_reads, *batch], None for equal weights.
         info: Backend, seed, effective beta, timing.
+        ising: The problems, detached, which :meth:`Sampler.sample` sets; their memory is the caller's.
     """
 
     spins: Tensor
     visible: Tensor
     log_weights: Tensor | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
+    ising: Ising | None = field(default=None, repr=False)
 
     @property
     def num_reads(self) -> int:
         """Number of reads."""
         return self.spins.shape[0]
+
+    @property
+    def energy(self) -> Tensor:
+        """E(s) = -(Σ h s + Σ J s s + Σ K s s s) of each read, in the dtype of the fields, [num_reads, *batch].
+
+        Raises:
+            ValueError: If the samples do not know their problem.
+        """
+        if self.ising is None:
+            raise ValueError(
+                "ising: expected the problem of the reads, as Sampler.sample keeps it, got None; "
+                "use Ising.energy(samples.spins)."
+            )
+        return self.ising.energy(self.spins)
+
+    def lowest(self) -> Lowest:
+        """Return the read of lowest energy of each problem, the first one of equals.
+
+        Raises:
+            ValueError: If the samples do not know their problem.
+        """
+        energy = self.energy
+        best = energy.argmin(0, keepdim=True)  # [1, *batch]
+        spins = torch.take_along_dim(self.spins, best[..., None], 0)
+        return Lowest(spins[0], torch.take_along_dim(energy, best, 0)[0])
 
     @property
     def weights(self) -> Tensor:
@@ -219,10 +258,17 @@ class Sampler(WithOptions, ABC):
         with torch.no_grad(), without_autocast(ising.fields):
             samples = self._sample(ising.detach(), num_reads, drawn)
         info = {"backend": self.name, "seed": drawn, "wall_s": time.perf_counter() - start, **samples.info}
-        return replace(samples, info=info)
+        return replace(samples, info=info, ising=ising.detach())
 
     @final
-    def moments(self, ising: Ising, *, correlations: bool = False, seed: int | None = None) -> Moments:
+    def moments(
+        self,
+        ising: Ising,
+        *,
+        correlations: bool = False,
+        num_reads: int | None = None,
+        seed: int | None = None,
+    ) -> Moments:
         """Compute P(s = +1), optionally pair correlations, log Z where known, standard errors where sampled.
 
         Differentiable in h, J and K if ``"exact"`` is among ``capabilities.gradients``, by autograd and under
@@ -232,14 +278,20 @@ class Sampler(WithOptions, ABC):
         Args:
             ising: The batch of problems.
             correlations: Also report <s_j s_k>; not differentiable.
+            num_reads: Average this many reads of :meth:`sample`, whatever the backend does otherwise; None leaves it
+                to the backend.
             seed: As in :meth:`sample`; analytic backends ignore it.
 
         Raises:
-            UnsupportedError: If the backend does not support the problem or does not report correlations.
+            UnsupportedError: If the backend does not support the problem, does not report correlations, or is asked
+                for reads and draws none.
+            ValueError: If ``num_reads`` or ``seed`` is out of range.
         """
         _require_ising(ising)
         if correlations and not self.capabilities.correlations:
             raise UnsupportedError(f"sampler '{self.name}' does not report pair correlations.")
+        if num_reads is not None:
+            return self._average(ising, correlations, num_reads, seed)
         drawn = draw_seed(seed)
         start = time.perf_counter()
         if "exact" in self.capabilities.gradients:
@@ -254,6 +306,14 @@ class Sampler(WithOptions, ABC):
         if moments.num_reads is not None:
             info.setdefault("seed", drawn)
         return replace(moments, info=info)
+
+    def _average(self, ising: Ising, correlations: bool, num_reads: int, seed: int | None) -> Moments:
+        if not self.capabilities.samples:
+            raise UnsupportedError(
+                f"num_reads: sampler '{self.name}' computes its moments without reads, expected None, got {num_reads}."
+            )
+        samples = self.sample(ising, num_reads, seed=seed)
+        return samples.moments(correlations=correlations, dtype=ising.fields.dtype)
 
     def adjoint(self, ising: Ising, cotangent: Tensor, *, seed: int) -> AdjointGradient:
         """Exact derivative of L = Σ_j v_j P(s_j = +1) under the sampler's own law.

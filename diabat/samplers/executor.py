@@ -152,4 +152,5 @@ class _Campaign:
 def _samples(job: SampleJob, answer: Answer) -> Samples:
     device = job.problem.fields.device
     tensors = {name: torch.from_numpy(array).to(device) for name, array in answer.arrays.items()}
-    return Samples(**tensors, visible=job.problem.visible_mask, info=answer.info)
+    mask = job.problem.visible_mask
+    return Samples(**tensors, visible=mask, info=answer.info, ising=job.problem.detach())

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import diabat
 from diabat.ising import Ising
 from diabat.samplers import Capabilities, Moments, Sampler, Samples, UnsupportedError
 from diabat.testing import FIFOSampler, ReferenceSampler
-from diabat.testing.problems import make_problem
+from diabat.testing.problems import make_problem, with_visible
 
 
 def reads() -> Tensor:
@@ -167,6 +168,60 @@ def test_moments_of_a_sampling_backend_are_averages_of_its_reads() -> None:
     assert torch.allclose(moments.probability, (spins > 0).double().mean(0))
     assert (moments.num_reads, moments.info["seed"], moments.info["backend"]) == (40, 5, "fifo")
     assert moments.info["wall_s"] >= 0
+
+
+@pytest.mark.parametrize("name", ["exact", "banded", "tempering", "dqa", "refine", "distributed"])
+def test_moments_of_a_number_of_reads_are_averages_of_those_reads(name: str) -> None:
+    options: Any = {"dqa": {"annealing_time_ns": 2.0}, "distributed": {"workers": 0}}.get(name, {})
+    backend, ising = diabat.sampler(name, **options), make_problem((2,), 3, fields=0.3)
+    reads = backend.sample(ising, 50, seed=8)
+    found = backend.moments(ising, correlations=True, num_reads=50, seed=8)
+    assert torch.allclose(found.probability, (reads.spins > 0).to(ising.fields).mean(0), atol=1e-12)
+    assert found.correlation is not None
+    assert found.correlation.dtype == found.probability.dtype == ising.fields.dtype
+    assert found.standard_error is not None
+    assert (found.num_reads, found.info["seed"], found.info["backend"]) == (50, 8, name)
+
+
+def test_moments_of_reads_are_refused_where_there_are_none() -> None:
+    ising = make_problem((2,), 3)
+    with pytest.raises(UnsupportedError, match=r"num_reads: sampler 'mean_field' computes .* got 50\."):
+        diabat.sampler("mean_field").moments(ising, num_reads=50)
+    for bad in (0, True, 2.5):
+        with pytest.raises(ValueError, match="num_reads: expected an integer >= 1, got"):
+            ReferenceSampler().moments(ising, num_reads=bad)  # type: ignore[arg-type]  # is what is tested
+
+
+@pytest.mark.parametrize("shape", [(), (2, 3)])
+def test_samples_know_their_energy_and_the_lowest_read(shape: tuple[int, ...]) -> None:
+    ising = with_visible(make_problem(shape, 4, three_body=0.5), torch.tensor([True, True, False, True]))
+    samples = ReferenceSampler().sample(ising, 30, seed=1)
+    assert torch.equal(samples.energy, ising.energy(samples.spins))
+    spins, energy = samples.lowest()
+    assert spins.shape == ising.fields.shape
+    assert spins.dtype == torch.int8
+    assert torch.equal(energy, samples.energy.amin(0))
+    assert torch.allclose(ising.energy(spins), energy)
+    assert not (spins[..., 2] + 1).any()
+
+
+def test_of_equal_reads_the_first_is_the_lowest() -> None:
+    spins = torch.tensor([[1, -1], [-1, 1], [1, -1]], dtype=torch.int8)
+    samples = Samples(spins, SEEN, ising=Ising(torch.zeros(2)))
+    assert samples.lowest().spins.tolist() == [1, -1]
+
+
+def test_samples_share_the_memory_of_their_problem_and_not_its_graph() -> None:
+    h = torch.zeros(2, 3, requires_grad=True)
+    kept = ReferenceSampler().sample(Ising(h), 4).ising
+    assert kept is not None
+    assert kept.fields.data_ptr() == h.data_ptr()
+    assert not kept.fields.requires_grad
+
+
+def test_samples_made_by_hand_have_no_energy() -> None:
+    with pytest.raises(ValueError, match="ising: expected the problem of the reads"):
+        Samples(reads(), SEEN).lowest()
 
 
 def test_a_backend_without_either_method_says_so() -> None:
