@@ -11,6 +11,7 @@ from diabat.circuits.builtin import available_schedules, schedule
 from diabat.circuits.calibration import Betas, plan_betas, predicted_beta
 from diabat.circuits.circuit import anneal_circuit, to_qasm3
 from diabat.circuits.engine import Batch, BatchGradient, BatchMoments, Engine, EngineError, PlanGradient
+from diabat.circuits.ising_circuit import IsingCircuit, coupled_pairs, ising_circuit
 from diabat.circuits.native import NativeEngine
 from diabat.circuits.parameterised import ParameterisedCircuit, parameterised_circuit
 from diabat.circuits.plan_file import available_plans, builtin_plan, load_plan, save_plan
@@ -37,6 +38,7 @@ __all__ = [
     "Betas",
     "Engine",
     "EngineError",
+    "IsingCircuit",
     "NativeEngine",
     "OutOfRangeWarning",
     "ParameterisedCircuit",
@@ -50,9 +52,11 @@ __all__ = [
     "available_plans",
     "available_schedules",
     "builtin_plan",
+    "coupled_pairs",
     "default_steps",
     "draw_spins",
     "from_csv",
+    "ising_circuit",
     "linear_ramp",
     "load_plan",
     "minimum_steps",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from diabat.circuits.problem import check_couplings, check_fields, coupling_exponents, spin_table
 from diabat.circuits.schedules import FloatArray
@@ -22,6 +23,8 @@ def anneal_circuit(
     form: Literal["gates", "diagonal"] = "gates",
     *,
     measure: bool = False,
+    visible: ArrayLike | None = None,
+    metadata: Mapping[str, Any] | None = None,
 ) -> QuantumCircuit:
     """The circuit of one problem: H on every qubit, then per step a problem layer and a mixer layer.
 
@@ -34,30 +37,49 @@ def anneal_circuit(
         couplings: Programmed couplings in diabat's sign, [n, n].
         form: "gates" (rz, rzz, rx; zero fields and couplings make no gate) or "diagonal" (one DiagonalGate
             of 2^n phases per problem layer, which simulators run faster).
-        measure: Add a measurement of all qubits.
+        measure: Add a measurement of all qubits, into the register `meas`.
+        visible: bool, [n]; the others have no gate, and read as 0, which is s_j = -1. None for all.
+        metadata: What the circuit is to say of itself besides the plan's label and number of steps.
 
     Raises:
         ValueError: Unknown form; arrays of wrong shape, not finite, or couplings not symmetric with zero
             diagonal.
     """
-    from qiskit import QuantumCircuit
-
     h = check_fields(fields, ndim=1)
     n = len(h)
     coupled = check_couplings(couplings, n)
+    circuit, seen = prepared(plan, n, visible, metadata)
+    h, coupled = h * seen, coupled * np.outer(seen, seen)
     if form not in ("gates", "diagonal"):
         raise ValueError(f"anneal_circuit: expected form 'gates' or 'diagonal', got {form!r}")
-    circuit = QuantumCircuit(n, name="anneal")
-    circuit.h(range(n))
     for k in range(plan.steps):
         if form == "gates":
             _gate_layer(circuit, plan.field_angles[k] * h, plan.coupling_angles[k] * coupled)
         else:
             _diagonal_layer(circuit, plan.field_angles[k] * h, plan.coupling_angles[k] * coupled)
-        circuit.rx(-plan.mixer_angles[k], range(n))
+        circuit.rx(-plan.mixer_angles[k], np.flatnonzero(seen).tolist())
     if measure:
         circuit.measure_all()
     return circuit
+
+
+def prepared(
+    plan: TrotterPlan, num_spins: int, visible: ArrayLike | None, metadata: Mapping[str, Any] | None
+) -> tuple[QuantumCircuit, NDArray[np.bool_]]:
+    """A circuit with |+> on the visible qubits that says which plan it is of, and which qubits these are, bool [n].
+
+    Raises:
+        ValueError: `visible` is not a bool for each spin.
+    """
+    from qiskit import QuantumCircuit
+
+    seen = np.ones(num_spins, dtype=bool) if visible is None else np.asarray(visible)
+    if seen.dtype != bool or seen.shape != (num_spins,):
+        raise ValueError(f"visible: expected bool [{num_spins}], got {seen.dtype} {list(seen.shape)}")
+    facts = {"plan": plan.label, "steps": plan.steps, **(metadata or {})}
+    circuit = QuantumCircuit(num_spins, name="anneal", metadata=facts)
+    circuit.h(np.flatnonzero(seen).tolist())
+    return circuit, seen
 
 
 def _gate_layer(circuit: QuantumCircuit, h: FloatArray, couplings: FloatArray) -> None:

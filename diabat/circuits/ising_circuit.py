@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from diabat.circuits.circuit import prepared
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
 
@@ -52,31 +55,43 @@ class IsingCircuit:
         return IsingCircuit(pass_manager.run(self.circuit), self.pairs, self.num_spins)
 
 
-def ising_circuit(plan: TrotterPlan, num_spins: int, pairs: Pairs) -> IsingCircuit:
+def ising_circuit(
+    plan: TrotterPlan,
+    num_spins: int,
+    pairs: Pairs,
+    *,
+    visible: ArrayLike | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> IsingCircuit:
     """A plan as one measured circuit, with RZ(b_k h_j), RZZ(-c_k J_ij), RX(-a_k) as in `diabat.circuits.trotter`.
 
     Args:
         plan: Angles of the Trotter steps; angles of exactly 0 make no gate.
         num_spins: n.
-        pairs: Coupled pairs (i, j), i < j.
+        pairs: Coupled pairs (i, j), i < j, of visible spins.
+        visible: bool, [n]; the others have no gate, and read as 0, which is s_j = -1. None for all.
+        metadata: What the circuit is to say of itself besides the plan's label and number of steps.
+
+    Raises:
+        ValueError: `visible` is not a bool for each spin.
     """
-    from qiskit import QuantumCircuit
     from qiskit.circuit import Parameter
+
+    circuit, seen = prepared(plan, num_spins, visible, metadata)
+    spins = np.flatnonzero(seen).tolist()
 
     names = _names(num_spins, pairs)
     h = [Parameter(name) for name in names[:num_spins]]
     bonds = [(i, j, Parameter(name)) for (i, j), name in zip(pairs, names[num_spins:], strict=True)]
-    circuit = QuantumCircuit(num_spins, name="anneal")
-    circuit.h(range(num_spins))
     for a, b, c in zip(plan.mixer_angles, plan.field_angles, plan.coupling_angles, strict=True):
         if b:
-            for j, field in enumerate(h):
-                circuit.rz(float(b) * field, j)
+            for j in spins:
+                circuit.rz(float(b) * h[j], j)
         if c:
             for i, j, bond in bonds:
                 circuit.rzz(-float(c) * bond, i, j)
         if a:
-            circuit.rx(-float(a), range(num_spins))
+            circuit.rx(-float(a), spins)
     circuit.measure_all()
     return IsingCircuit(circuit, pairs, num_spins)
 

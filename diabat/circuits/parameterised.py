@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from diabat.circuits.circuit import prepared
 from diabat.circuits.problem import check_couplings, check_fields, coupling_exponents
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
@@ -51,7 +53,13 @@ class ParameterisedCircuit:
         }
 
 
-def parameterised_circuit(plan: TrotterPlan, couplings: ArrayLike) -> ParameterisedCircuit:
+def parameterised_circuit(
+    plan: TrotterPlan,
+    couplings: ArrayLike,
+    *,
+    measure: bool = False,
+    metadata: Mapping[str, Any] | None = None,
+) -> ParameterisedCircuit:
     """A plan as one circuit that serves every problem with these couplings.
 
     The field rotation and the mixer of a spin merge into one gate, up to a global phase,
@@ -64,17 +72,17 @@ def parameterised_circuit(plan: TrotterPlan, couplings: ArrayLike) -> Parameteri
     Args:
         plan: Angles of the Trotter steps.
         couplings: Programmed couplings in diabat's sign, [n, n]. Zero couplings make no gate.
+        measure: Add a measurement of all qubits, into the register `meas`.
+        metadata: What the circuit is to say of itself besides the plan's label and number of steps.
 
     Raises:
         ValueError: Couplings of wrong shape, not finite, or not symmetric with zero diagonal.
     """
-    from qiskit import QuantumCircuit
     from qiskit.circuit import Parameter
 
     coupled = check_couplings(couplings)
     n = len(coupled)
-    circuit = QuantumCircuit(n, name="anneal")
-    circuit.h(range(n))
+    circuit, _ = prepared(plan, n, None, metadata)
     parameters = tuple(tuple(Parameter(f"phi_{k}_{j}") for j in range(n)) for k in range(plan.steps))
     exponents = coupling_exponents(coupled) if plan.steps << n <= _MAX_PHASES else None
     for k, layer in enumerate(parameters):
@@ -82,6 +90,8 @@ def parameterised_circuit(plan: TrotterPlan, couplings: ArrayLike) -> Parameteri
             _coupling_layer(circuit, float(plan.coupling_angles[k]), coupled, exponents)
         for j, parameter in enumerate(layer):
             circuit.u(-float(plan.mixer_angles[k]), -np.pi / 2, parameter, j)
+    if measure:
+        circuit.measure_all()
     return ParameterisedCircuit(circuit, parameters, plan)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from diabat.circuits import (
     OutOfRangeWarning,
     PlanRange,
     TrotterPlan,
-    anneal_circuit,
 )
 from diabat.circuits.calibration import plan_betas
 from diabat.circuits.memory import require_memory
@@ -44,6 +43,7 @@ from diabat.samplers.calibrated import (
     fit_reads,
     reference_problems,
 )
+from diabat.samplers.dqa_circuits import anneal_circuits, anneal_pub
 from diabat.samplers.engines import Precision, build_engine
 from diabat.samplers.programming import ControlNoise, Placed, program, scatter_moments
 from diabat.samplers.pseudolikelihood import fit_betas, fit_state_betas
@@ -195,21 +195,66 @@ class DQASampler(Sampler):
         other.parameters = tuple(nn.Parameter(p.detach().clone()) for p in self.parameters)
         return other
 
-    def circuit(self, ising: Ising) -> QuantumCircuit:
-        """The anneal of one problem [n] as a circuit of rz, rzz and rx gates, to draw or export.
+    def circuit(
+        self, ising: Ising, *, measure: bool = False, labels: Sequence[Hashable] | None = None
+    ) -> QuantumCircuit:
+        """The anneal of one problem [n] as a circuit of rz, rzz and rx gates, to draw, export or run.
 
+        Qubit j is spin j, and 1 means s_j = +1.  Invisible spins have no gate and read as 0.  ``circuit.metadata``
+        says what was programmed: schedule, annealing time, inverse temperatures, labels and visibility by qubit.
         Control noise is left out, and ``per_batch`` programs with the predicted inverse temperatures.
 
+        Args:
+            ising: The problem.
+            measure: Measure all qubits, into the register ``meas``.
+            labels: Names of the spins for the metadata; None for 0 .. n-1.
+
         Raises:
-            IsingError: If the problem is a batch.
+            IsingError: If the problem is a batch, or labels are not one per spin.
             UnsupportedError: If it has three-body terms.
         """
+        if isinstance(ising, Ising) and ising.fields.ndim != 1:
+            raise IsingError(
+                f"fields: expected one problem [n], got a batch {list(ising.fields.shape)}; use circuits or pub."
+            )
+        return self.circuits(ising, measure=measure, labels=labels)[0]
+
+    def circuits(
+        self, ising: Ising, *, measure: bool = False, labels: Sequence[Hashable] | None = None
+    ) -> list[QuantumCircuit]:
+        """One :meth:`circuit` for each problem of a batch, in row-major order; ``metadata["problem"]`` is its index."""
         self._require(ising)
-        if ising.fields.ndim != 1:
-            raise IsingError(f"fields: expected one problem [n], got a batch {list(ising.fields.shape)}.")
-        J = torch.zeros(ising.num_spins, ising.num_spins) if ising.couplings is None else ising.couplings
-        h, J = ising.fields.detach().double().cpu(), J.detach().double().cpu().reshape(J.shape[-2:])
-        return anneal_circuit(self.plan, h / self.betas.beta_h, J / self.betas.beta_J)
+        return anneal_circuits(ising, self.plan, self.betas, self._facts(self.betas), measure, labels)
+
+    def pub(
+        self, ising: Ising, num_reads: int | None = None, *, labels: Sequence[Hashable] | None = None
+    ) -> tuple[QuantumCircuit, np.ndarray] | tuple[QuantumCircuit, np.ndarray, int]:
+        """One measured circuit for a whole batch and its parameter values, as Qiskit's primitives take them.
+
+            StatevectorSampler().run([sampler.pub(problem, 1000)]).result()[0].data.meas  # shape [*batch]
+
+        Fields and couplings are the parameters, so that it is compiled once.
+
+        Args:
+            ising: The problems, with the same spins visible in all of them.
+            num_reads: Shots of each problem; None leaves them to the primitive.
+            labels: As in :meth:`circuit`.
+
+        Returns:
+            (circuit, values) or (circuit, values, shots); values are float64 [*batch, parameters] in the order of
+            ``circuit.parameters``.
+
+        Raises:
+            IsingError: If other spins are visible in other problems, or labels are not one per spin.
+            UnsupportedError: If the problems have three-body terms.
+            ValueError: If ``num_reads`` is no integer >= 1.
+        """
+        self._require(ising)
+        bound = anneal_pub(ising, self.plan, self.betas, self._facts(self.betas), labels)
+        if num_reads is None:
+            return bound
+        check_num_reads(num_reads)
+        return *bound, num_reads
 
     def state_probabilities(self, ising: Ising) -> Tensor:
         """P(s) of the circuit, float64 [*batch, 2^n]; bit j of the index is spin j, bit 1 means +1.
@@ -328,9 +373,10 @@ class DQASampler(Sampler):
         angles = np.stack((plan.field_angles, plan.coupling_angles, plan.mixer_angles))
         self.parameters = (nn.Parameter(torch.from_numpy(angles).to(torch.get_default_dtype())),)
 
-    def _info(self, betas: Betas, parts: list[Placed], seed: int) -> dict[str, Any]:
+    def _facts(self, betas: Betas) -> dict[str, Any]:
+        """What is programmed, whatever the problems."""
         predicted = self.predicted_betas
-        facts: dict[str, Any] = {
+        return {
             "law": "diabatic",
             "engine": self.engine.name,
             "schedule": self.anneal.name,
@@ -344,6 +390,9 @@ class DQASampler(Sampler):
             # First-order inverse temperatures of what comes out, relative to the h and J asked for.
             "effective_beta": (predicted.beta_h / betas.beta_h, predicted.beta_J / betas.beta_J),
         }
+
+    def _info(self, betas: Betas, parts: list[Placed], seed: int) -> dict[str, Any]:
+        facts = self._facts(betas)
         if self.noise.present:
             facts |= {"field_noise": self.noise.fields, "coupling_noise": self.noise.couplings, "seed": seed}
         allowed = self._range(parts)

@@ -8,6 +8,8 @@ from qiskit.quantum_info import Operator, Statevector
 from diabat.circuits import (
     TrotterPlan,
     anneal_circuit,
+    coupled_pairs,
+    ising_circuit,
     parameterised_circuit,
     reference_probabilities,
     to_qasm3,
@@ -73,6 +75,31 @@ def test_zero_terms_make_no_gate_and_measurement_is_optional() -> None:
     circuit = anneal_circuit(random_plan(2, seed=1), [0.0, 1.0, 0.0], couplings, measure=True)
     assert circuit.count_ops() == {"rx": 6, "h": 3, "measure": 3, "rz": 2, "rzz": 2, "barrier": 1}
     assert "Rx" in str(circuit.draw("text"))
+
+
+def test_circuits_say_what_they_are_and_are_measured_on_request() -> None:
+    plan = random_plan(2, seed=1)
+    fields, couplings = random_problem(3, 1, seed=1)
+    circuit = anneal_circuit(plan, fields[0], couplings, metadata={"run": 7})
+    assert circuit.metadata == {"plan": plan.label, "steps": 2, "run": 7}
+    built = parameterised_circuit(plan, couplings, measure=True, metadata={"run": 7}).circuit
+    assert (built.count_ops()["measure"], built.metadata["run"]) == (3, 7)
+    assert ising_circuit(plan, 3, coupled_pairs(couplings), metadata={"run": 7}).circuit.metadata["run"] == 7
+
+
+@pytest.mark.parametrize("form", ["gates", "diagonal"])
+def test_invisible_spins_stay_down(form: str) -> None:
+    plan = random_plan(3, seed=1)
+    fields, couplings = random_problem(3, 1, seed=1)
+    seen = np.array([True, False, True])
+    circuit = anneal_circuit(plan, fields[0], couplings, form, visible=seen)  # type: ignore[arg-type]  # a parameter
+    p = Statevector(circuit).probabilities().reshape(2, 2, 2)
+    assert not p[:, 1].any()
+    two = np.array([0, 2])
+    expected = reference_probabilities(plan, fields[:, two], couplings[np.ix_(two, two)])[0]
+    assert p[:, 0].reshape(-1) == pytest.approx(expected, abs=1e-12)
+    with pytest.raises(ValueError, match=r"visible: expected bool \[3\], got int64 \[2\]"):
+        anneal_circuit(plan, fields[0], couplings, visible=[1, 0])
 
 
 def test_openqasm_round_trip() -> None:

@@ -1,0 +1,135 @@
+"""Circuits of the backend ``dqa``: measured, described, and for a batch, as Qiskit's tools take them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from qiskit.primitives import StatevectorSampler
+from qiskit.quantum_info import Statevector
+
+from diabat.ising import Ising, IsingError
+from diabat.samplers.dqa import DQASampler
+from diabat.testing.problems import make_problem, with_visible
+
+
+def quick(**options: Any) -> DQASampler:
+    return DQASampler(**{"annealing_time_ns": 1.0, "steps": 24, **options})
+
+
+def test_metadata_say_what_was_programmed() -> None:
+    sampler = quick(betas=(1.5, 2.5))
+    ising = with_visible(make_problem((), 3, seed=1), torch.tensor([True, False, True]))
+    circuit = sampler.circuit(ising, measure=True, labels=["a", ("b", 1), 7])
+    found = circuit.metadata
+    expected = {
+        "law": "diabatic",
+        "engine": "native",
+        "schedule": "Advantage2_system1",
+        "annealing_time_ns": 1.0,
+        "steps": 24,
+        "calibration": "given",
+        "programmed_with": [1.5, 2.5],
+        "labels": ["a", ("b", 1), 7],
+        "visible": [True, False, True],
+        "problem": [],
+    }
+    assert {key: found[key] for key in expected} == expected
+    assert found["beta_h"] == sampler.predicted_betas.beta_h
+    assert json.loads(json.dumps(found))["labels"] == ["a", ["b", 1], 7]
+    assert sampler.circuit(ising).metadata["labels"] == [0, 1, 2]
+
+
+def test_invisible_spins_have_no_gate_and_read_as_down() -> None:
+    ising = with_visible(make_problem((), 4, seed=2), torch.tensor([True, False, True, True]))
+    sampler = quick()
+    circuit = sampler.circuit(ising, measure=True)
+    acting = {
+        circuit.find_bit(q).index
+        for gate in circuit
+        if len(gate.qubits) < 3
+        for q in gate.qubits
+        if gate.operation.name not in ("measure", "barrier")
+    }
+    assert acting == {0, 2, 3}
+    seen = torch.tensor([0, 2, 3])
+    assert ising.couplings is not None
+    visible = Ising(ising.fields[seen], ising.couplings[seen][:, seen])
+    table = sampler.state_probabilities(visible).numpy()
+    p = Statevector(sampler.circuit(ising)).probabilities().reshape(2, 2, 2, 2)  # spin 3 first
+    assert np.abs(p[:, :, 0, :].reshape(-1) - table).max() < 1e-10
+    counts = StatevectorSampler(seed=1).run([circuit], shots=50).result()[0].data.meas.get_counts()
+    assert {bits[-2] for bits in counts} == {"0"}
+
+
+@pytest.mark.parametrize("lead", ["shared", "heads", "per_problem", "none"])
+def test_a_batch_is_a_list_of_circuits(lead: Any) -> None:
+    sampler, ising = quick(), make_problem((2, 3), 3, lead=lead, seed=3)
+    circuits = sampler.circuits(ising)
+    assert [c.metadata["problem"] for c in circuits] == [[i, j] for i in range(2) for j in range(3)]
+    tables = sampler.state_probabilities(ising).reshape(6, -1).numpy()
+    for circuit, table in zip(circuits, tables, strict=True):
+        assert np.abs(Statevector(circuit).probabilities() - table).max() < 1e-10
+
+
+@pytest.mark.parametrize("lead", ["shared", "per_problem", "none"])
+@pytest.mark.parametrize("shape", [(), (2, 3)])
+def test_a_batch_is_one_circuit_with_values(shape: tuple[int, ...], lead: Any) -> None:
+    if lead == "per_problem" and not shape:
+        pytest.skip("is shared")
+    sampler, ising = quick(), make_problem(shape, 3, lead=lead, seed=4)
+    circuit, values = sampler.pub(ising)[:2]
+    assert values.shape == (*shape, circuit.num_parameters)
+    tables = sampler.state_probabilities(ising).reshape(-1, 8).numpy()
+    bare = circuit.remove_final_measurements(inplace=False)
+    for row, table in zip(values.reshape(-1, circuit.num_parameters), tables, strict=True):
+        assert np.abs(Statevector(bare.assign_parameters(row)).probabilities() - table).max() < 1e-10
+
+
+def test_a_primitive_takes_it() -> None:
+    """4000 shots of 2 problems, 16 numbers: beyond 5 standard deviations with probability 1e-5 at most."""
+    sampler, ising = quick(), make_problem((2,), 3, seed=5)
+    pub = sampler.pub(ising, 4000, labels="abc")
+    result = StatevectorSampler(seed=np.random.default_rng(6)).run([pub]).result()[0]
+    assert result.metadata["circuit_metadata"]["labels"] == ["a", "b", "c"]
+    assert result.data.meas.shape == (2,)
+    for q, table in enumerate(sampler.state_probabilities(ising).numpy()):
+        counts = np.zeros(8)
+        for state, count in result.data.meas.get_int_counts(q).items():
+            counts[state] = count
+        assert (np.abs(counts / 4000 - table) < 5 * np.sqrt(table * (1 - table) / 4000) + 1e-3).all()
+
+
+def test_a_batch_that_shares_its_visible_spins() -> None:
+    mask = torch.tensor([True, True, False])
+    sampler, ising = quick(), with_visible(make_problem((2,), 3, seed=7), mask)
+    circuit, values = sampler.pub(ising)[:2]
+    assert {parameter.name for parameter in circuit.parameters} == {"h_0", "h_1", "J_0_1"}
+    assert values.shape == (2, 3)
+    assert circuit.metadata["visible"] == mask.tolist()
+    causal = with_visible(make_problem((3,), 3, seed=7), torch.ones(3, 3, dtype=torch.bool).tril())
+    with pytest.raises(IsingError, match="visible: expected the same spins visible in every problem"):
+        sampler.pub(causal)
+    assert [c.metadata["visible"].count(True) for c in sampler.circuits(causal)] == [1, 2, 3]
+
+
+def test_learned_plans_say_so() -> None:
+    circuit = DQASampler(schedule="boltzmann-8").circuit(make_problem((), 2))
+    assert (circuit.metadata["schedule"], circuit.metadata["steps"]) == ("boltzmann-8", 8)
+    assert circuit.metadata["annealing_time_ns"] is None
+
+
+def test_what_is_no_problem_for_a_circuit() -> None:
+    sampler, ising = quick(), make_problem((2,), 3)
+    with pytest.raises(IsingError, match=r"got a batch \[2, 3\]; use circuits or pub"):
+        sampler.circuit(ising)
+    with pytest.raises(IsingError, match="labels: expected 3 labels, one per spin, got 2"):
+        sampler.circuits(ising, labels=["a", "b"])
+    with pytest.raises(ValueError, match="num_reads: expected an integer >= 1, got 0"):
+        sampler.pub(ising, 0)
+    fields: Any = torch.zeros(3)
+    with pytest.raises(TypeError, match=r"ising: expected a diabat\.Ising, got Tensor"):
+        sampler.circuit(fields)
