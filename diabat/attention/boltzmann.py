@@ -130,3 +130,7 @@ class BoltzmannAttention(CoupledHeads):
             raise ValueError(
                 f"key_padding_mask: expected bool {list(x.shape[:2])}, got {padding.dtype} {list(padding.shape)}."
             )
+
+    def extra_repr(self) -> str:
+        """Show what the parameters do not."""
+        return f"{super().extra_repr()}, causal={self.causal}"

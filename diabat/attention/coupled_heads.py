@@ -141,7 +141,8 @@ class CoupledHeads(IsingLayer):
             f"num_heads={self.num_heads}, window={self.window}, mode={self.mode!r}, sampler={self.sampler!r}, "
             f"gradient={self.gradient!r}"
         )
-        return shown if self.bandwidth is None else f"{shown}, bandwidth={self.bandwidth}"
+        given = {"bandwidth": self.bandwidth, "num_reads": self.num_reads}
+        return shown + "".join(f", {name}={value}" for name, value in given.items() if value is not None)
 
 
 def _masked_softmax(fields: Tensor, visible: Tensor) -> Tensor:

@@ -210,3 +210,7 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
                 f"key: expected at most window = {self.window} positions, got {key.shape[axis]}."
             )
         return batched
+
+    def extra_repr(self) -> str:
+        """Show what the parameters do not."""
+        return f"embed_dim={self.embed_dim}, {super().extra_repr()}, batch_first={self.batch_first}"

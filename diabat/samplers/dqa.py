@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,14 +23,13 @@ from diabat.circuits import (
 from diabat.circuits.calibration import plan_betas
 from diabat.circuits.memory import require_memory
 from diabat.circuits.plan_range import SATURATED
-from diabat.ising import Ising, IsingError
+from diabat.ising import Ising
 from diabat.samplers.anneals import Grid, Order, Protocol, beyond, resolve_anneal
 from diabat.samplers.base import (
     AdjointGradient,
     Capabilities,
     Estimator,
     Moments,
-    Sampler,
     Samples,
     UnsupportedError,
     check_num_reads,
@@ -43,19 +42,16 @@ from diabat.samplers.calibrated import (
     fit_reads,
     reference_problems,
 )
-from diabat.samplers.dqa_circuits import anneal_circuits, anneal_pub
+from diabat.samplers.dqa_circuits import AnnealCircuits
 from diabat.samplers.engines import Precision, build_engine
 from diabat.samplers.programming import ControlNoise, Placed, program, scatter_moments
 from diabat.samplers.pseudolikelihood import fit_betas, fit_state_betas
-
-if TYPE_CHECKING:
-    from qiskit import QuantumCircuit
 
 _FIT_READS = 64
 _NONE = Betas(1.0, 1.0)
 
 
-class DQASampler(Sampler):
+class DQASampler(AnnealCircuits):
     r"""Fast quantum anneal from |+>^n, read in the Z basis.
 
     To first order in the couplings the reads follow exp(beta_h Σ h s + beta_J Σ J s s) of the programmed h and
@@ -194,67 +190,6 @@ class DQASampler(Sampler):
         other = copy.copy(self)
         other.parameters = tuple(nn.Parameter(p.detach().clone()) for p in self.parameters)
         return other
-
-    def circuit(
-        self, ising: Ising, *, measure: bool = False, labels: Sequence[Hashable] | None = None
-    ) -> QuantumCircuit:
-        """The anneal of one problem [n] as a circuit of rz, rzz and rx gates, to draw, export or run.
-
-        Qubit j is spin j, and 1 means s_j = +1.  Invisible spins have no gate and read as 0.  ``circuit.metadata``
-        says what was programmed: schedule, annealing time, inverse temperatures, labels and visibility by qubit.
-        Control noise is left out, and ``per_batch`` programs with the predicted inverse temperatures.
-
-        Args:
-            ising: The problem.
-            measure: Measure all qubits, into the register ``meas``.
-            labels: Names of the spins for the metadata; None for 0 .. n-1.
-
-        Raises:
-            IsingError: If the problem is a batch, or labels are not one per spin.
-            UnsupportedError: If it has three-body terms.
-        """
-        if isinstance(ising, Ising) and ising.fields.ndim != 1:
-            raise IsingError(
-                f"fields: expected one problem [n], got a batch {list(ising.fields.shape)}; use circuits or pub."
-            )
-        return self.circuits(ising, measure=measure, labels=labels)[0]
-
-    def circuits(
-        self, ising: Ising, *, measure: bool = False, labels: Sequence[Hashable] | None = None
-    ) -> list[QuantumCircuit]:
-        """One :meth:`circuit` for each problem of a batch, in row-major order; ``metadata["problem"]`` is its index."""
-        self._require(ising)
-        return anneal_circuits(ising, self.plan, self.betas, self._facts(self.betas), measure, labels)
-
-    def pub(
-        self, ising: Ising, num_reads: int | None = None, *, labels: Sequence[Hashable] | None = None
-    ) -> tuple[QuantumCircuit, np.ndarray] | tuple[QuantumCircuit, np.ndarray, int]:
-        """One measured circuit for a whole batch and its parameter values, as Qiskit's primitives take them.
-
-            StatevectorSampler().run([sampler.pub(problem, 1000)]).result()[0].data.meas  # shape [*batch]
-
-        Fields and couplings are the parameters, so that it is compiled once.
-
-        Args:
-            ising: The problems, with the same spins visible in all of them.
-            num_reads: Shots of each problem; None leaves them to the primitive.
-            labels: As in :meth:`circuit`.
-
-        Returns:
-            (circuit, values) or (circuit, values, shots); values are float64 [*batch, parameters] in the order of
-            ``circuit.parameters``.
-
-        Raises:
-            IsingError: If other spins are visible in other problems, or labels are not one per spin.
-            UnsupportedError: If the problems have three-body terms.
-            ValueError: If ``num_reads`` is no integer >= 1.
-        """
-        self._require(ising)
-        bound = anneal_pub(ising, self.plan, self.betas, self._facts(self.betas), labels)
-        if num_reads is None:
-            return bound
-        check_num_reads(num_reads)
-        return *bound, num_reads
 
     def state_probabilities(self, ising: Ising) -> Tensor:
         """P(s) of the circuit, float64 [*batch, 2^n]; bit j of the index is spin j, bit 1 means +1.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,71 +11,119 @@ from torch import Tensor
 
 from diabat.circuits import Betas, TrotterPlan, anneal_circuit, coupled_pairs, ising_circuit
 from diabat.ising import Ising, IsingError
+from diabat.samplers.base import Sampler, check_num_reads
 from diabat.samplers.facts import plain
 
 if TYPE_CHECKING:
     from qiskit import QuantumCircuit
 
 
-def anneal_circuits(
-    ising: Ising,
-    plan: TrotterPlan,
-    betas: Betas,
-    facts: Mapping[str, Any],
-    measure: bool,
-    labels: Sequence[Hashable] | None,
-) -> list[QuantumCircuit]:
-    """One circuit for each problem, in row-major order.
+class AnnealCircuits(Sampler):
+    """A sampler that runs a plan on programmed problems, and gives out the circuits."""
 
-    Args:
-        ising: The problems.
-        plan: Angles of the steps.
-        betas: h / beta_h and J / beta_J are programmed.
-        facts: What the metadata are to say of the anneal.
-        measure: Measure all qubits.
-        labels: Names of the spins; None for 0 .. n-1.
+    @property
+    @abstractmethod
+    def plan(self) -> TrotterPlan:
+        """Angles of the steps."""
 
-    Raises:
-        IsingError: If labels are not one per spin.
-    """
-    fields, couplings = _programmed(ising, betas)
-    seen = _numpy(ising.visible_mask)
-    names = _names(ising, labels)
-    built = []
-    for index in np.ndindex(*ising.batch_shape):
-        metadata = {**_metadata(facts, names, seen[index]), "problem": list(index)}
-        J = couplings[index]
-        built.append(
-            anneal_circuit(plan, fields[index], J, measure=measure, visible=seen[index], metadata=metadata)
-        )
-    return built
+    @property
+    @abstractmethod
+    def betas(self) -> Betas:
+        """Inverse temperatures that h and J are divided by."""
 
+    @abstractmethod
+    def _facts(self, betas: Betas) -> dict[str, Any]:
+        """What is programmed, whatever the problems."""
 
-def anneal_pub(
-    ising: Ising,
-    plan: TrotterPlan,
-    betas: Betas,
-    facts: Mapping[str, Any],
-    labels: Sequence[Hashable] | None,
-) -> tuple[QuantumCircuit, np.ndarray]:
-    """One measured circuit for all problems, and its parameter values, float64 [*batch, parameters].
+    def circuit(
+        self, ising: Ising, *, measure: bool = False, labels: Sequence[Hashable] | None = None
+    ) -> QuantumCircuit:
+        """The anneal of one problem [n] as a circuit of rz, rzz and rx gates, to draw, export or run.
 
-    Raises:
-        IsingError: If other spins are visible in other problems, or labels are not one per spin.
-    """
-    n = ising.num_spins
-    h, J = _programmed(ising, betas)
-    fields, couplings = h.reshape(-1, n), J.reshape(-1, n, n)
-    seen = _numpy(ising.visible_mask).reshape(-1, n)
-    if (seen != seen[0]).any():
-        raise IsingError(
-            "visible: expected the same spins visible in every problem, got others; use circuits."
-        )
-    couplings = couplings * np.outer(seen[0], seen[0])
-    metadata = _metadata(facts, _names(ising, labels), seen[0])
-    built = ising_circuit(plan, n, coupled_pairs(couplings), visible=seen[0], metadata=metadata)
-    values = built.values(fields, couplings)
-    return built.circuit, values.reshape(*ising.batch_shape, values.shape[-1])
+        Qubit j is spin j, and 1 means s_j = +1.  Invisible spins have no gate and read as 0.  ``circuit.metadata``
+        says what was programmed: schedule, annealing time, inverse temperatures, labels and visibility by qubit.
+        Control noise is left out, and ``per_batch`` programs with the predicted inverse temperatures.
+
+        Args:
+            ising: The problem.
+            measure: Measure all qubits, into the register ``meas``.
+            labels: Names of the spins for the metadata; None for 0 .. n-1.
+
+        Raises:
+            IsingError: If the problem is a batch, or labels are not one per spin.
+            UnsupportedError: If it has three-body terms.
+        """
+        if isinstance(ising, Ising) and ising.fields.ndim != 1:
+            raise IsingError(
+                f"fields: expected one problem [n], got a batch {list(ising.fields.shape)}; use circuits or pub."
+            )
+        return self.circuits(ising, measure=measure, labels=labels)[0]
+
+    def circuits(
+        self, ising: Ising, *, measure: bool = False, labels: Sequence[Hashable] | None = None
+    ) -> list[QuantumCircuit]:
+        """One :meth:`circuit` for each problem of a batch, in row-major order; ``metadata["problem"]`` is its index."""
+        self._require(ising)
+        fields, couplings = _programmed(ising, self.betas)
+        seen = _numpy(ising.visible_mask)
+        return [
+            anneal_circuit(
+                self.plan,
+                fields[index],
+                couplings[index],
+                measure=measure,
+                visible=seen[index],
+                metadata=self._metadata(seen[index], labels) | {"problem": list(index)},
+            )
+            for index in np.ndindex(*ising.batch_shape)
+        ]
+
+    def pub(
+        self, ising: Ising, num_reads: int | None = None, *, labels: Sequence[Hashable] | None = None
+    ) -> tuple[QuantumCircuit, np.ndarray] | tuple[QuantumCircuit, np.ndarray, int]:
+        """One measured circuit for a whole batch and its parameter values, as Qiskit's primitives take them.
+
+            StatevectorSampler().run([sampler.pub(problem, 1000)]).result()[0].data.meas  # shape [*batch]
+
+        Fields and couplings are the parameters, so that it is compiled once.
+
+        Args:
+            ising: The problems, with the same spins visible in all of them.
+            num_reads: Shots of each problem; None leaves them to the primitive.
+            labels: As in :meth:`circuit`.
+
+        Returns:
+            (circuit, values) or (circuit, values, shots); values are float64 [*batch, parameters] in the order of
+            ``circuit.parameters``.
+
+        Raises:
+            IsingError: If other spins are visible in other problems, or labels are not one per spin.
+            UnsupportedError: If the problems have three-body terms.
+            ValueError: If ``num_reads`` is no integer >= 1.
+        """
+        self._require(ising)
+        n = ising.num_spins
+        h, J = _programmed(ising, self.betas)
+        seen = _numpy(ising.visible_mask).reshape(-1, n)
+        if (seen != seen[0]).any():
+            raise IsingError(
+                "visible: expected the same spins visible in every problem, got others; use circuits."
+            )
+        couplings = J.reshape(-1, n, n) * np.outer(seen[0], seen[0])
+        metadata = self._metadata(seen[0], labels)
+        built = ising_circuit(self.plan, n, coupled_pairs(couplings), visible=seen[0], metadata=metadata)
+        values = built.values(h.reshape(-1, n), couplings)
+        values = values.reshape(*ising.batch_shape, values.shape[-1])
+        if num_reads is None:
+            return built.circuit, values
+        check_num_reads(num_reads)
+        return built.circuit, values, num_reads
+
+    def _metadata(self, seen: np.ndarray, labels: Sequence[Hashable] | None) -> dict[str, Any]:
+        names: list[Hashable] = list(range(len(seen))) if labels is None else list(labels)
+        if len(names) != len(seen):
+            raise IsingError(f"labels: expected {len(seen)} labels, one per spin, got {len(names)}.")
+        return {**plain(self._facts(self.betas)), "labels": names, "visible": seen.tolist()}
 
 
 def _programmed(ising: Ising, betas: Betas) -> tuple[np.ndarray, np.ndarray]:
@@ -82,17 +131,6 @@ def _programmed(ising: Ising, betas: Betas) -> tuple[np.ndarray, np.ndarray]:
     shape = (*ising.fields.shape, ising.num_spins)
     J = np.zeros(shape) if ising.couplings is None else _numpy(ising.couplings.double())
     return _numpy(ising.fields.double()) / betas.beta_h, np.broadcast_to(J, shape) / betas.beta_J
-
-
-def _metadata(facts: Mapping[str, Any], labels: list[Hashable], seen: np.ndarray) -> dict[str, Any]:
-    return {**plain(facts), "labels": labels, "visible": seen.tolist()}
-
-
-def _names(ising: Ising, labels: Sequence[Hashable] | None) -> list[Hashable]:
-    names: list[Hashable] = list(range(ising.num_spins)) if labels is None else list(labels)
-    if len(names) != ising.num_spins:
-        raise IsingError(f"labels: expected {ising.num_spins} labels, one per spin, got {len(names)}.")
-    return names
 
 
 def _numpy(tensor: Tensor) -> np.ndarray:

@@ -225,7 +225,15 @@ def test_weights_are_returned_on_request_only() -> None:
 def test_options_show_in_the_representation() -> None:
     shown = repr(layer("h", sampler=DQASampler(annealing_time_ns=2.0, steps=60), bias=False))
     sampled = "sampler=DQASampler(engine='native', schedule='Advantage2_system1', annealing_time_ns=2.0,"
-    for part in ("num_heads=2", "mode='h'", sampled, "gradient='auto'", "window=5", "bias=False"):
+    for part in (
+        "num_heads=2",
+        "mode='h'",
+        sampled,
+        "gradient='auto'",
+        "window=5",
+        "causal=True",
+        "bias=False",
+    ):
         assert part in shown
 
 

@@ -350,7 +350,12 @@ def test_a_band_of_couplings() -> None:
     x = torch.randn(40, B, E)
     built(x, x, x)[0].square().sum().backward()
     assert built.coupling_pairs.grad is not None
-    assert "window=40, mode='h+J', sampler=BandedSampler(bandwidth=2" in repr(built)
+    for part in (
+        "embed_dim=8, num_heads=2, window=40, mode='h+J'",
+        "BandedSampler(bandwidth=2",
+        "batch_first=False",
+    ):
+        assert part in built.extra_repr()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, F64])
