@@ -53,7 +53,8 @@ class AnnealCircuits(Sampler):
             IsingError: If the problem is a batch, or labels are not one per spin.
             UnsupportedError: If it has three-body terms.
         """
-        if isinstance(ising, Ising) and ising.fields.ndim != 1:
+        self._require_problem(ising)
+        if ising.fields.ndim != 1:
             raise IsingError(
                 f"fields: expected one problem [n], got a batch {list(ising.fields.shape)}; use circuits or pub."
             )
@@ -63,7 +64,7 @@ class AnnealCircuits(Sampler):
         self, ising: Ising, *, measure: bool = False, labels: Sequence[Hashable] | None = None
     ) -> list[QuantumCircuit]:
         """One :meth:`circuit` for each problem of a batch, in row-major order; ``metadata["problem"]`` is its index."""
-        self._require(ising)
+        self._require_problem(ising)
         fields, couplings = _programmed(ising, self.betas)
         seen = _numpy(ising.visible_mask)
         return [
@@ -101,7 +102,7 @@ class AnnealCircuits(Sampler):
             UnsupportedError: If the problems have three-body terms.
             ValueError: If ``num_reads`` is no integer >= 1.
         """
-        self._require(ising)
+        self._require_problem(ising)
         n = ising.num_spins
         h, J = _programmed(ising, self.betas)
         seen = _numpy(ising.visible_mask).reshape(-1, n)
@@ -118,6 +119,11 @@ class AnnealCircuits(Sampler):
             return built.circuit, values
         check_num_reads(num_reads)
         return built.circuit, values, num_reads
+
+    def _require_problem(self, ising: Any) -> None:
+        if not isinstance(ising, Ising):
+            raise TypeError(f"ising: expected a diabat.Ising, got {type(ising).__name__}.")
+        self._require(ising)
 
     def _metadata(self, seen: np.ndarray, labels: Sequence[Hashable] | None) -> dict[str, Any]:
         names: list[Hashable] = list(range(len(seen))) if labels is None else list(labels)
