@@ -35,6 +35,13 @@ class Scripted(dimod.Sampler):  # type: ignore[misc]  # dimod has no stubs
         return self.answer(bqm, keywords)
 
 
+class Optioned(Scripted):
+    """Answers as an option of its constructor says, which nothing else of it shows."""
+
+    def __init__(self, up: bool = True) -> None:
+        super().__init__(lambda bqm, keywords: rows(bqm, [[1 if up else -1]] * keywords["num_reads"]))
+
+
 def all_up(bqm: Any, keywords: dict[str, Any]) -> Any:
     """As many reads as asked for, every spin up."""
     return rows(bqm, np.ones((keywords["num_reads"], len(bqm)), dtype=np.int8))

@@ -105,6 +105,14 @@ def test_short_answers_are_completed_and_long_ones_cut() -> None:
     assert long.sample(Ising(torch.zeros(1)), 10, seed=0).num_reads == 10
 
 
+@pytest.mark.parametrize("counts", [[10**9], [2**62, 2**62]])
+def test_counts_beyond_what_was_asked_for_are_refused(counts: list[int]) -> None:
+    """Refused before a read is expanded."""
+    many = backend(lambda bqm, keywords: rows(bqm, [[1]] * len(counts), counts))
+    with pytest.raises(ValueError, match="answer: expected about 10 reads as asked for, got "):
+        many.sample(Ising(torch.zeros(1)), 10, seed=0)
+
+
 @pytest.mark.parametrize("reads", [0, 1])
 def test_too_short_answers_are_refused(reads: int) -> None:
     few = backend(lambda bqm, keywords: all_up(bqm, {"num_reads": reads}))

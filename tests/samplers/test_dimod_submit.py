@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import io
 import os
 import subprocess
 import sys
@@ -25,7 +28,7 @@ from requests.exceptions import ConnectTimeout, InvalidURL
 from diabat.ising import Ising
 from diabat.samplers.dimod import DimodSampler, ledger
 from diabat.samplers.dimod.budget import Budget, BudgetError, estimated_access_us
-from diabat.samplers.dimod.cache import _encode
+from diabat.samplers.dimod.cache import AnswerCache, _encode
 from diabat.samplers.dimod.ledger import FileLedger, Ledger
 from diabat.samplers.dimod.readout import Reads
 from diabat.samplers.dimod.retries import SubmissionError, is_transient
@@ -33,7 +36,7 @@ from diabat.testing import StrictMockQPU
 from diabat.testing.problems import make_problem
 from diabat.testing.strict_qpu import TIMING
 
-from .dimod_fakes import Failing, Scripted, all_up, annealed
+from .dimod_fakes import Failing, Optioned, Scripted, all_up, annealed
 
 ONE = Ising(torch.zeros(1))
 TOKEN = "DEV-0123456789abcdef0123456789abcdef01234567"
@@ -110,13 +113,14 @@ def test_no_token_in_exceptions(token: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert caught.value.__suppress_context__
 
 
-def _leaky(**options: Any) -> Any:
-    raise RuntimeError(f"cannot log in with token={TOKEN}")
+class Leaky(Scripted):
+    def __init__(self, **options: Any) -> None:
+        raise RuntimeError(f"cannot log in with token={TOKEN}")
 
 
 def test_no_token_when_a_client_cannot_be_built() -> None:
     with pytest.raises(ValueError, match="cannot be built: RuntimeError: cannot log in") as caught:
-        DimodSampler(f"{__name__}:_leaky", beta=1.0)
+        DimodSampler(f"{__name__}:Leaky", beta=1.0)
     assert TOKEN not in str(caught.value)
 
 
@@ -172,7 +176,7 @@ def test_a_damaged_answer_is_asked_for_again(damage: str, tmp_path: Path) -> Non
     sampler.sample(ONE, 10, seed=0)
     (path,) = tmp_path.glob("*.npz")
     content = bytearray(path.read_bytes())
-    other = _encode(Reads(np.ones((10, 1), dtype=np.int8)))
+    other = _encode(Reads(np.ones((10, 1), dtype=np.int8)), path.stem)
     exchanged = bytes(content[:32]) + other[32:]  # a sound archive, with the checksum of another
     content[60] ^= 1
     path.write_bytes(
@@ -189,6 +193,117 @@ def test_a_damaged_answer_is_asked_for_again(damage: str, tmp_path: Path) -> Non
     assert len(fake.calls) == 2
     sampler.sample(ONE, 10, seed=0)
     assert len(fake.calls) == 2
+
+
+def test_constructor_options_are_a_part_of_the_key(tmp_path: Path) -> None:
+    """The issue's case: both options share class, parameters and properties."""
+
+    def spins(**options: Any) -> Any:
+        name = f"{Optioned.__module__}:Optioned"
+        sampler = DimodSampler(name, options=options or None, beta=1.0, cache_dir=tmp_path)
+        found = sampler.sample(ONE, 2, seed=0)
+        return found.spins.flatten().tolist(), found.info["cached_submissions"]
+
+    assert spins(up=True) == ([1, 1], 0)
+    assert spins(up=False) == ([-1, -1], 0)
+    assert spins() == ([1, 1], 0)
+    assert [spins(up=True), spins(up=False), spins()] == [([1, 1], 1), ([-1, -1], 1), ([1, 1], 1)]
+
+
+def test_options_that_no_key_can_hold_are_refused(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"up": object()}
+    with pytest.raises(
+        TypeError, match="options: expected numbers, text and lists with a cache_dir, got obj"
+    ):
+        DimodSampler(f"{Optioned.__module__}:Optioned", options=options, beta=1.0, cache_dir=tmp_path)
+
+
+def answers_of_two_seeds(folder: Path) -> tuple[Path, Path]:
+    sampler = backend(Scripted(annealed), cache_dir=folder)
+    sampler.sample(ONE, 10, seed=0)
+    (first,) = folder.glob("*.npz")
+    sampler.sample(ONE, 10, seed=1)
+    (second,) = set(folder.glob("*.npz")) - {first}
+    return first, second
+
+
+def test_an_answer_copied_over_another_is_refused(tmp_path: Path) -> None:
+    first, second = answers_of_two_seeds(tmp_path)
+    first.write_bytes(second.read_bytes())
+    fake = Scripted(annealed)
+    with pytest.warns(
+        UserWarning, match=f"expected the answer of its own key, got that of {second.stem[:16]}"
+    ):
+        backend(fake, cache_dir=tmp_path).sample(ONE, 10, seed=0)
+    assert len(fake.calls) == 1
+
+
+def sealed(compressed: Any = False, **arrays: Any) -> bytes:
+    buffer = io.BytesIO()
+    (np.savez_compressed if compressed else np.savez)(buffer, **arrays)
+    return hashlib.sha256(buffer.getvalue()).digest() + buffer.getvalue()
+
+
+TEN = {"bits": np.zeros(2, dtype=np.uint8), "shape": np.array([10, 1])}
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (sealed(**TEN | {"shape": np.array([5, 2])}), "expected at most 1000 reads of 1 var.*, got 5 of 2"),
+        (
+            sealed(**TEN | {"shape": np.array([10**9, 1])}),
+            "at most 1000 reads of 1 variables, got 1000000000",
+        ),
+        (sealed(**TEN | {"shape": np.array([10.0, 1.0])}), r"shape as int64 \[2\], got float64 \[2\]"),
+        (sealed(**TEN | {"bits": np.zeros(3, dtype=np.uint8)}), r"bits as uint8 \[2\], got uint8 \[3\]"),
+        (sealed(**TEN | {"bits": np.zeros(2)}), r"bits as uint8 \[2\], got float64 \[2\]"),
+        (sealed(**TEN, chain_breaks=np.zeros(9)), r"chain_breaks as float64 \[10\], got float64 \[9\]"),
+        (sealed(True, bits=np.zeros(10**7, dtype=np.uint8)), "without compression, got a compressed one"),
+        (sealed(**TEN, more=np.zeros(10**5)), "expected at most 25384 bytes, got 80"),
+    ],
+    ids=["columns", "rows", "dtype of the shape", "size", "dtype", "chain breaks", "compressed", "too large"],
+)
+def test_an_answer_of_other_size_shape_or_dtype_is_refused(content: bytes, why: str, tmp_path: Path) -> None:
+    first, _ = answers_of_two_seeds(tmp_path)
+    first.write_bytes(content)
+    fake = Scripted(annealed)
+    with pytest.warns(UserWarning, match=why):
+        backend(fake, cache_dir=tmp_path).sample(ONE, 10, seed=0)
+    assert len(fake.calls) == 1
+
+
+def test_an_answer_of_a_version_without_keys_is_kept(tmp_path: Path) -> None:
+    first, _ = answers_of_two_seeds(tmp_path)
+    first.write_bytes(sealed(**TEN))
+    fake = Scripted(all_up)
+    assert (backend(fake, cache_dir=tmp_path).sample(ONE, 10, seed=0).spins == -1).all()
+    assert not fake.calls
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("diabat.circuits.safe_files.os.write", full)
+    with pytest.raises(
+        BudgetError, match=r"cannot write '.*/spent.jsonl' \(No space left on device\); nothing"
+    ):
+        backend(Scripted(all_up), cache_dir=tmp_path).sample(ONE, 1, seed=0)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        AnswerCache(tmp_path).store("ab" * 32, Reads(np.ones((1, 1), dtype=np.int8)))
+    assert str(caught.value.filename).startswith(str(tmp_path / ".abab"))
+    assert [path.name for path in tmp_path.iterdir()] == ["spent.jsonl"]
+
+
+def test_links_in_the_folder_are_not_followed(tmp_path: Path) -> None:
+    victim, folder = tmp_path / "victim", tmp_path / "cache"
+    victim.write_text("mine")
+    folder.mkdir()
+    (folder / "spent.jsonl").symlink_to(victim)
+    with pytest.raises(BudgetError, match=r"spent.jsonl' \(a symbolic link, which is not followed\)"):
+        backend(Scripted(all_up), cache_dir=folder).sample(ONE, 1, seed=0)
+    assert victim.read_text() == "mine"
 
 
 def test_the_cache_keeps_chain_breaks_and_times(tmp_path: Path) -> None:
@@ -273,6 +388,57 @@ def test_seconds_are_estimated_before_and_counted_after() -> None:
     with pytest.raises(ValueError, match=r"max_qpu_seconds: expected at most 0.07 s .* got 0.06 s used"):
         sampler.sample(ONE, 10, seed=2)
     assert len(fake.calls) == 2
+
+
+@pytest.mark.parametrize("told", [float("nan"), float("inf"), -5.0, "5000", "soon", None, True, [5.0]])
+def test_a_time_that_is_none_counts_as_the_estimate(told: Any) -> None:
+    def answer(bqm: Any, keywords: dict[str, Any]) -> Any:
+        found = all_up(bqm, keywords)
+        found.info["timing"] = {"qpu_access_time": told}
+        return found
+
+    sampler = backend(Scripted(answer, problem_timing_data=TIMING), max_qpu_seconds=9.0)
+    info = sampler.sample(ONE, 10, seed=0).info
+    assert info["qpu_seconds_spent"] == pytest.approx(estimated_access_us(TIMING, 1, num_reads=10) / 1e6)
+    assert info["qpu_access_s"] is None
+
+
+@pytest.mark.parametrize("told", [float("nan"), -1.0, "soon"])
+def test_no_budget_holds_with_an_estimate_that_is_no_time(told: Any) -> None:
+    timing = TIMING | {"qpu_delay_time_per_sample": told}
+    if told == -1.0:
+        timing |= {"typical_programming_time": -1e9}
+    fake = Scripted(all_up, problem_timing_data=timing)
+    with pytest.raises(
+        BudgetError, match="max_qpu_seconds: expected a sampler that estimates its access time"
+    ):
+        backend(fake, max_qpu_seconds=9.0).sample(ONE, 10, seed=0)
+    assert not fake.calls
+    assert backend(fake).sample(ONE, 10, seed=0).info["qpu_seconds_spent"] == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"reads": 1, "seconds": NaN}',
+        '{"reads": 1, "seconds": 1e999}',
+        '{"reads": 1, "seconds": "0"}',
+        '{"reads": "1", "seconds": 0}',
+        '{"reads": 1.5, "seconds": 0}',
+        '{"reads": true, "seconds": 0}',
+        '{"reads": 9, "reads": 1, "seconds": 0}',
+        "[1, 2]",
+    ],
+)
+def test_a_line_that_counts_nothing_is_refused(line: str, tmp_path: Path) -> None:
+    (tmp_path / "spent.jsonl").write_text(f"{line}\n")
+    with pytest.raises(ValueError, match="cache_dir: expected lines of reads and seconds in"):
+        FileLedger(tmp_path / "spent.jsonl").total()
+
+
+def test_a_negative_line_gives_nothing(tmp_path: Path) -> None:
+    (tmp_path / "spent.jsonl").write_text('{"reads": -1000000, "seconds": -1e9}\n')
+    assert FileLedger(tmp_path / "spent.jsonl").add(3, 0.5) == (3, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from diabat.samplers.dimod.ledger import Ledger, Spent
 from diabat.samplers.dimod.target import DimodLike, device_properties, family
 
 AccessTime = Callable[[int, Mapping[str, Any]], float]
-"""Access time in microseconds of (qubits, keywords of the call)."""
+"""Access time in microseconds of (qubits, keywords of the call), as the sampler states it: it may be no time."""
 
 
 def access_time(sampler: DimodLike) -> AccessTime | None:
@@ -26,7 +26,7 @@ def access_time(sampler: DimodLike) -> AccessTime | None:
         for owner in (member, getattr(member, "solver", None)):
             estimate = getattr(owner, "estimate_qpu_access_time", None)
             if callable(estimate):
-                return lambda qubits, keywords: float(estimate(qubits, **_timed(keywords)))
+                return lambda qubits, keywords: estimate(qubits, **_timed(keywords))
     data = device_properties(sampler).get("problem_timing_data")
     if not data:
         return None
@@ -137,10 +137,15 @@ class Budget:
         """Count a submission before it is made, so that it is counted whatever becomes of it.
 
         Raises:
-            BudgetError: As `require`.
+            BudgetError: As `require`, or if it cannot be written down.
         """
         held = Held(self.ledger, Spent(reads, seconds or 0.0))
-        used, cost = self.ledger.add(*held.cost), held.cost
+        try:
+            used, cost = self.ledger.add(*held.cost), held.cost
+        except OSError as error:
+            raise BudgetError(
+                f"cache_dir: cannot write '{error.filename}' ({error.strerror}); nothing was submitted."
+            ) from error
         try:
             self._check(Spent(used.reads - cost.reads, used.seconds - cost.seconds), reads, seconds)
         except BudgetError:
@@ -169,8 +174,9 @@ class Held:
     cost: Spent
 
     def settle(self, reads: int, seconds: float | None) -> None:
-        """Count what it was instead; the estimate where no seconds are told."""
-        more = 0.0 if seconds is None else seconds - self.cost.seconds
+        """Count what it was instead; the estimate where the seconds are not told, or are no time."""
+        told = seconds is not None and 0 <= seconds < math.inf
+        more = seconds - self.cost.seconds if seconds is not None and told else 0.0
         if reads != self.cost.reads or more:
             self.ledger.add(reads - self.cost.reads, more)
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import warnings
+import zipfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 
+from diabat.circuits.safe_files import create_file, replacing
 from diabat.samplers.dimod.layout import Packed
 from diabat.samplers.dimod.readout import Reads
 
 _FORMAT = 1
+
+# What an archive holds besides its reads: names, shapes and headers.
+_OVERHEAD_BYTES = 1 << 14
 
 
 def submission_key(
@@ -30,7 +32,7 @@ def submission_key(
         packed: Labels and couplings.
         factor: Scale of the problems' biases.
         parameters: All keywords of the call.
-        identity: The sampler, the seed asked for and the number of the submission.
+        identity: The sampler, the options that it was built with, the seed asked for and the number of the submission.
     """
     total = hashlib.sha256()
     for array in (packed.labels, packed.pairs, *packed.scaled(factor)):
@@ -51,8 +53,20 @@ def _plain(value: Any) -> Any:
     )
 
 
+def check_plain(name: str, values: Mapping[str, Any]) -> None:
+    """Refuse values that cannot be a part of a key.
+
+    Raises:
+        TypeError: Names the argument.
+    """
+    try:
+        json.dumps(dict(values), sort_keys=True, default=_plain)
+    except (TypeError, ValueError) as error:  # an object, keys of several types, or a list that holds itself
+        raise TypeError(f"{name}: {str(error).removeprefix('parameters: ')}") from None
+
+
 class AnswerCache:
-    """Files ``<key>.npz`` in one folder, each with a checksum, written under another name and then renamed.
+    """Files ``<key>.npz`` in one folder, each with its key and a checksum, written under another name and renamed.
 
     Args:
         folder: Created when the first answer is stored.
@@ -67,45 +81,54 @@ class AnswerCache:
         """Whether there is a file of this key."""
         return self._path(key).is_file()
 
-    def load(self, key: str) -> Reads | None:
-        """Return a stored answer; None if there is none, or with a warning if its file is damaged."""
+    def load(self, key: str, columns: int, most: int) -> Reads | None:
+        """Return a stored answer; None if there is none, or with a warning if its file is not that of this key.
+
+        Args:
+            key: That of the submission.
+            columns: Variables that were submitted.
+            most: Reads that an answer may have.
+        """
         path = self._path(key)
         try:
-            content = path.read_bytes()
+            size, limit = path.stat().st_size, _OVERHEAD_BYTES + most * (columns // 8 + 9)
+            content = path.read_bytes() if size <= limit else b""
         except FileNotFoundError:
             return None
         try:
-            return _decode(content)
+            if size > limit:
+                raise _RefusedError(f"expected at most {limit} bytes, got {size}")
+            return _decode(content, key, columns, most)
         except Exception as error:  # whatever a damaged archive makes its reader do
+            why = str(error) if isinstance(error, _RefusedError) else type(error).__name__
             warnings.warn(
-                f"cache_dir: the answer '{path.name}' is damaged ({type(error).__name__}) and is asked for again.",
+                f"cache_dir: the answer '{path.name}' is damaged ({why}) and is asked for again.",
                 stacklevel=2,
             )
             return None
 
     def store(self, key: str, reads: Reads) -> None:
-        """Keep an answer."""
+        """Keep an answer.
+
+        Raises:
+            OSError: If it cannot be written; it names the file.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self._path(key)
-        temporary = path.with_name(f".{key}.{uuid4().hex}.tmp")
-        try:
-            with temporary.open("wb") as file:
-                file.write(_encode(reads))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
+        with replacing(self._path(key), prefix=".") as temporary:
+            create_file(temporary, _encode(reads, key))
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.npz"
 
 
-def _encode(reads: Reads) -> bytes:
+class _RefusedError(ValueError):
+    """A file that is not an answer of its key: what was expected, and what it holds."""
+
+
+def _encode(reads: Reads, key: str) -> bytes:
     """An npz archive without pickles, after the sha256 of its bytes."""
     arrays: dict[str, Any] = {"bits": np.packbits(reads.spins > 0), "shape": np.array(reads.spins.shape)}
+    arrays["key"] = np.frombuffer(bytes.fromhex(key), dtype=np.uint8)
     if reads.chain_breaks is not None:
         arrays["chain_breaks"] = reads.chain_breaks
     if reads.access_us is not None:
@@ -116,14 +139,43 @@ def _encode(reads: Reads) -> bytes:
     return hashlib.sha256(content).digest() + content
 
 
-def _decode(content: bytes) -> Reads:
+def _decode(content: bytes, key: str, columns: int, most: int) -> Reads:
     digest, body = content[:32], content[32:]
     if hashlib.sha256(body).digest() != digest:
-        raise ValueError("expected another checksum")
+        raise _RefusedError("expected another checksum")
+    # Ours are not compressed: what would unpack to more than the file has is none of them.
+    with zipfile.ZipFile(io.BytesIO(body)) as packed:
+        if any(part.compress_type != zipfile.ZIP_STORED for part in packed.infolist()):
+            raise _RefusedError("expected an archive without compression, got a compressed one")
     with np.load(io.BytesIO(body), allow_pickle=False) as archive:
-        rows, columns = archive["shape"].tolist()
-        bits = np.unpackbits(archive["bits"], count=rows * columns).reshape(rows, columns)
-        spins = 2 * bits.astype(np.int8) - 1
-        breaks = archive.get("chain_breaks")
-        access = float(archive["access_us"]) if "access_us" in archive else None
-    return Reads(spins, breaks, access)
+        arrays = dict(archive)
+    # Answers of versions that did not write their key are taken at their name: they were paid for.
+    if "key" in arrays and arrays["key"].tobytes() != bytes.fromhex(key):
+        raise _RefusedError(
+            f"expected the answer of its own key, got that of {arrays['key'].tobytes().hex()[:16]}"
+        )
+    rows = _rows(arrays["shape"], columns, most)
+    _require("bits", arrays["bits"], np.uint8, (-(-rows * columns // 8),))
+    bits = np.unpackbits(arrays["bits"], count=rows * columns).reshape(rows, columns)
+    breaks, access = arrays.get("chain_breaks"), arrays.get("access_us")
+    if breaks is not None:
+        _require("chain_breaks", breaks, np.float64, (rows,))
+    if access is not None:
+        _require("access_us", access, np.float64, ())
+    return Reads(2 * bits.astype(np.int8) - 1, breaks, None if access is None else float(access))
+
+
+def _rows(shape: np.ndarray[Any, Any], columns: int, most: int) -> int:
+    """Number of reads, from the shape that is stored with them."""
+    _require("shape", shape, np.int64, (2,))
+    rows, found = shape.tolist()
+    if found != columns or not 0 <= rows <= most:
+        raise _RefusedError(f"expected at most {most} reads of {columns} variables, got {rows} of {found}")
+    return int(rows)
+
+
+def _require(name: str, array: np.ndarray[Any, Any], dtype: type, shape: tuple[int, ...]) -> None:
+    if array.dtype != dtype or array.shape != shape:
+        raise _RefusedError(
+            f"expected {name} as {np.dtype(dtype)} {list(shape)}, got {array.dtype} {list(array.shape)}"
+        )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
 import threading
 from pathlib import Path
 from typing import NamedTuple
+
+from diabat.circuits.safe_files import open_file
+from diabat.circuits.strict_json import parse_json
 
 # Of this module, not of an object: samplers are copied and sent to other processes.
 _LOCK = threading.Lock()
@@ -48,6 +53,7 @@ class FileLedger(Ledger):
 
     Raises:
         ValueError: When a line cannot be read.
+        OSError: When the file cannot be written, or is a link; it names the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,12 +75,14 @@ class FileLedger(Ledger):
         line = f"\n{json.dumps({'reads': reads, 'seconds': seconds})}\n".encode()
         with _LOCK:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            file = open_file(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             try:
                 if os.write(file, line) < len(line):
-                    raise OSError(f"cache_dir: expected room for a line in '{self.path}', got none.")
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
                 os.fsync(file)
                 end = os.lseek(file, 0, os.SEEK_CUR)
+            except OSError as error:  # of a descriptor, the system names no file
+                raise OSError(error.errno, error.strerror, str(self.path)) from error
             finally:
                 os.close(file)
             return self._up_to(end)
@@ -89,17 +97,23 @@ class FileLedger(Ledger):
         whole = content.rfind(b"\n") + 1  # another process may be writing the rest
         for line in filter(None, content[:whole].split(b"\n")):
             entry = _entry(line, self.path)
-            self._spent = Spent(self._spent.reads + entry.reads, self._spent.seconds + entry.seconds)
+            # What is taken back was counted before; a line that takes back more gives nothing.
+            self._spent = Spent(
+                max(0, self._spent.reads + entry.reads), max(0.0, self._spent.seconds + entry.seconds)
+            )
         self._read_to += whole
         return self._spent
 
 
 def _entry(line: bytes, path: Path) -> Spent:
     try:
-        entry = json.loads(line)
-        return Spent(int(entry["reads"]), float(entry["seconds"]))
-    except (ValueError, TypeError, KeyError):
-        raise ValueError(
-            f"cache_dir: expected lines of reads and seconds in '{path}', got {line[:40]!r}; correct it, or "
-            "delete the file to count from zero."
-        ) from None
+        entry = parse_json(line)
+        reads, seconds = entry["reads"], entry["seconds"]
+        if type(reads) is int and type(seconds) in (int, float) and math.isfinite(seconds):
+            return Spent(reads, float(seconds))
+    except (ValueError, TypeError, KeyError, OverflowError):
+        pass
+    raise ValueError(
+        f"cache_dir: expected lines of reads and seconds in '{path}', got {line[:40]!r}; correct it, or "
+        "delete the file to count from zero."
+    )

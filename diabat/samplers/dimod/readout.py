@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +23,7 @@ class Reads:
     Attributes:
         spins: ±1, int8 [R, V], columns in the order of the variables that were submitted.
         chain_breaks: Fraction of broken chains of each read, float64 [R], where the sampler reports it.
-        access_us: Access time that the answer reports, in microseconds.
+        access_us: Access time that the answer reports, in microseconds; None if it reports none, or what is no time.
     """
 
     spins: Spins
@@ -29,7 +31,12 @@ class Reads:
     access_us: float | None = None
 
 
-def expand(sampleset: Any, labels: list[int], random: np.random.Generator) -> Reads:
+def most_reads(asked: int) -> int:
+    """Reads that an answer may have; some samplers return a few more than asked for, and they are cut."""
+    return 100 * asked
+
+
+def expand(sampleset: Any, labels: list[int], random: np.random.Generator, asked: int | None = None) -> Reads:
     """One row per read, from a sample set whose rows count ``num_occurrences`` times.
 
     Draw order is that of ``record``; rows that count more than once have lost it, and are put in a random
@@ -39,6 +46,7 @@ def expand(sampleset: Any, labels: list[int], random: np.random.Generator) -> Re
         sampleset: A dimod.SampleSet, SPIN or BINARY.
         labels: Variables in the order of the columns wanted.
         random: For that order.
+        asked: Reads asked for; None takes any number.
 
     Raises:
         ValueError: If the answer lacks a variable, or has an energy, a value or a count that cannot be.
@@ -49,18 +57,26 @@ def expand(sampleset: Any, labels: list[int], random: np.random.Generator) -> Re
         raise ValueError("answer: expected finite energies, got NaN or infinity.")
     if not np.issubdtype(counts.dtype, np.integer) or (counts < 0).any():
         raise ValueError("answer: expected num_occurrences as counts, got other numbers.")
+    total = counts.sum(dtype=np.float64)  # counts can be such that their sum is no int64
+    if asked is not None and total > most_reads(asked):
+        raise ValueError(f"answer: expected about {asked} reads as asked for, got {total:.10g}.")
     values = _columns(sampleset, labels)
     rows = np.repeat(np.arange(len(values)), counts)
     if (counts != 1).any():
         rows = random.permutation(rows)
     broken = record["chain_break_fraction"] if "chain_break_fraction" in record.dtype.names else None
     timing = sampleset.info.get("timing")
-    access = timing.get("qpu_access_time") if isinstance(timing, dict) else None
     return Reads(
         values[rows],
         None if broken is None else np.asarray(broken, dtype=np.float64)[rows],
-        None if access is None else float(access),
+        told_time(timing.get("qpu_access_time")) if isinstance(timing, Mapping) else None,
     )
+
+
+def told_time(value: Any) -> float | None:
+    """A time that can be: a finite number that is not negative; None for anything else."""
+    number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    return float(value) if number and 0 <= value <= sys.float_info.max else None
 
 
 def _columns(sampleset: Any, labels: list[int]) -> Spins:

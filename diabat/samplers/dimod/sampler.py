@@ -14,7 +14,7 @@ from diabat.circuits import Betas
 from diabat.ising import Ising
 from diabat.samplers.base import Capabilities, Sampler, Samples, check_num_reads
 from diabat.samplers.dimod.budget import Budget, access_time
-from diabat.samplers.dimod.cache import AnswerCache
+from diabat.samplers.dimod.cache import AnswerCache, check_plain
 from diabat.samplers.dimod.dry_run import DryRun, dry_run
 from diabat.samplers.dimod.dwave_options import QPU, qpu_options
 from diabat.samplers.dimod.dwave_placement import Placement
@@ -249,6 +249,8 @@ class DimodSampler(Sampler):
     def _submitter(self) -> Submitter:
         sampler, options, parameters = self._given
         target = resolve(sampler, options)
+        if self._cache is not None:
+            check_plain("options", options or {})
         check_parameters(target, parameters)
         check_held(target, parameters, self._beta)
         keywords = call_keywords(target, parameters, self.qpu)
@@ -267,6 +269,7 @@ class DimodSampler(Sampler):
             access=access,
             retries=self._retries,
             wait_s=self._wait_s,
+            options=options,
         )
 
     @cached_property

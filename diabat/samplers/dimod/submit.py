@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from diabat.samplers.dimod.budget import AccessTime, Budget, Held
+from diabat.samplers.dimod.budget import AccessTime, Budget, BudgetError, Held
 from diabat.samplers.dimod.cache import AnswerCache, submission_key
 from diabat.samplers.dimod.layout import Packed
-from diabat.samplers.dimod.readout import Reads, expand
+from diabat.samplers.dimod.readout import Reads, expand, most_reads, told_time
 from diabat.samplers.dimod.retries import SubmissionError, may_have_run, with_retries
+from diabat.samplers.dimod.secrets import safe_message
 from diabat.samplers.dimod.target import DimodLike, accepted_parameters, identity
 
 # A sampler that keeps returning fewer reads than asked for is refused after this many submissions.
@@ -65,6 +66,7 @@ class Submitter:
         access: Estimate of the access time; None where there is none.
         retries: Attempts after a transient failure.
         wait_s: First wait before one.
+        options: Those that the sampler was built with, where it was given by name; a part of the key of an answer.
 
     Attributes:
         seeded: Whether the sampler takes a seed.
@@ -80,10 +82,13 @@ class Submitter:
         access: AccessTime | None,
         retries: int,
         wait_s: float,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self.sampler, self.parameters, self.cache = sampler, dict(parameters), cache
         self.budget, self.access, self.retries, self.wait_s = budget, access, retries, wait_s
         self.seeded = "seed" in accepted_parameters(sampler)
+        # Without options the key is that of a sampler that was built by the caller.
+        self._built = {"options": dict(options)} if options else {}
         self._identity: dict[str, Any] | None = None
 
     def require(self, works: Sequence[Work]) -> None:
@@ -98,10 +103,24 @@ class Submitter:
         return self.cache is not None and self.cache.holds(self._key(work, work.reads, 0))
 
     def seconds(self, packed: Packed, reads: int) -> float | None:
-        """Estimated access time of a submission, in seconds."""
+        """Estimated access time of a submission, in seconds; None where the sampler states none.
+
+        Raises:
+            BudgetError: If it states what is no time and ``max_qpu_seconds`` is to hold.
+        """
         if self.access is None:
             return None
-        return self.access(len(packed.labels), self._keywords(packed, reads)) / 1e6
+        try:
+            given: Any = self.access(len(packed.labels), self._keywords(packed, reads))
+        except Exception as error:  # timing data that is none makes the estimate fail in many ways
+            given = safe_message(error)
+        told = told_time(given)
+        if told is None and self.budget.max_seconds is not None:
+            raise BudgetError(
+                "max_qpu_seconds: expected a sampler that estimates its access time as a number of microseconds, got "
+                f"{given!r:.200} from {type(self.sampler).__name__}."
+            )
+        return None if told is None else told / 1e6
 
     def answer(self, work: Work) -> tuple[Reads, bool]:
         """Reads of one piece of work, exactly as many as it asks for, and whether all came from the cache.
@@ -131,7 +150,10 @@ class Submitter:
 
     def _call(self, work: Work, reads: int, part: int) -> tuple[Reads, bool]:
         key = self._key(work, reads, part) if self.cache is not None else ""
-        if self.cache is not None and (stored := self.cache.load(key)) is not None:
+        if (
+            self.cache is not None
+            and (stored := self.cache.load(key, len(work.packed.labels), most_reads(reads))) is not None
+        ):
             return stored, True
         seconds = self.seconds(work.packed, reads)
         keywords = self._keywords(work.packed, reads) | self._seed(work, part)
@@ -150,7 +172,8 @@ class Submitter:
 
         name = type(self.sampler).__name__
         sampleset, held = with_retries(submit, retries=self.retries, wait_s=self.wait_s, what=name)
-        found = expand(sampleset, labels, np.random.Generator(np.random.PCG64(work.stream(part, 1))))
+        order = np.random.Generator(np.random.PCG64(work.stream(part, 1)))
+        found = expand(sampleset, labels, order, reads)
         held.settle(len(found.spins), None if found.access_us is None else found.access_us / 1e6)
         if self.cache is not None:
             self.cache.store(key, found)
@@ -165,7 +188,7 @@ class Submitter:
 
     def _key(self, work: Work, reads: int, part: int) -> str:
         if self._identity is None:
-            self._identity = identity(self.sampler)
+            self._identity = {**identity(self.sampler), **self._built}
         place = {"seed": work.seed, "row": work.packed.first_row, "part": [work.part, part]}
         keywords = self._keywords(work.packed, reads)
         return submission_key(work.packed, work.factor, keywords, {**self._identity, **place})
