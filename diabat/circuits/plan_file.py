@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -21,7 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from diabat.circuits.safe_files import create_file, replacing
 from diabat.circuits.schedules import FloatArray
+from diabat.circuits.strict_json import parse_json
 from diabat.circuits.trotter import TrotterPlan
 
 FORMAT = "diabat-plan"
@@ -53,15 +53,8 @@ def save_plan(path: str | Path, plan: TrotterPlan, metadata: Mapping[str, Any] |
         text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ValueError(f"metadata: expected what JSON can hold, got {error}.") from None
-    # In the same folder, since a file is replaced atomically only within one file system.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    with replacing(path, prefix=".") as temporary:
+        create_file(temporary, f"{text}\n".encode())
 
 
 def load_plan(path: str | Path) -> tuple[TrotterPlan, dict[str, Any]]:
@@ -118,22 +111,22 @@ def _shipped() -> list[Traversable]:
 
 
 def _parse(path: str, text: str) -> tuple[TrotterPlan, dict[str, Any]]:
-    def refuse(constant: str) -> float:
-        raise ValueError(f"{path}: expected finite numbers, got {constant}")
-
     try:
-        content = json.loads(text, parse_constant=refuse)
+        content = parse_json(text)
     except json.JSONDecodeError as error:
         first = text.lstrip().split("\n", 1)[0][:60]
         hint = "; is it a schedule? diabat.circuits.from_csv reads those" if "A_GHz" in text[:2000] else ""
         raise ValueError(
             f"{path}, line {error.lineno}: expected a plan in JSON, got a file that starts {first!r}{hint}"
         ) from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     form = content.get("format") if isinstance(content, dict) else type(content).__name__
     if form != FORMAT:
         raise ValueError(f"{path}: expected format {FORMAT!r}, got {form!r}")
-    if content.get("version") != VERSION:
-        raise ValueError(f"{path}: expected version {VERSION}, got {content.get('version')!r}")
+    version = content.get("version")
+    if type(version) is not int or version != VERSION:  # neither true nor 1.0
+        raise ValueError(f"{path}: expected version {VERSION}, got {version!r:.60}")
     for key, kind in (("label", str), ("metadata", dict)):
         if not isinstance(content.get(key, kind()), kind):
             raise ValueError(f"{path}: expected {key} as a {kind.__name__}, got {content[key]!r}")

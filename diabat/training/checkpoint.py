@@ -12,7 +12,6 @@ and the newest ``best`` folder; an old one is deleted after the new one is compl
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +19,15 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from diabat.training.errors import CheckpointError
-from diabat.training.files import TEMPORARY_PREFIX, create_folder, digest, remove_folder, seal, unseal
+from diabat.training.files import (
+    TEMPORARY_PREFIX,
+    create_folder,
+    digest,
+    discard,
+    remove_folder,
+    seal,
+    unseal,
+)
 
 Kind = Literal["step", "best"]
 _KEPT: dict[Kind, int] = {"step": 2, "best": 1}
@@ -86,7 +93,7 @@ def _tidy(run_dir: Path, kind: Kind, newest: Path) -> None:
 def remove_leftovers(run_dir: Path) -> None:
     """Delete what a killed run left half-written or half-deleted."""
     for leftover in _home(run_dir).glob(f"{TEMPORARY_PREFIX}*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        discard(leftover)
 
 
 def _refusal(run_dir: Path, folder: Path, error: OSError) -> str:

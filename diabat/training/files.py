@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, also after a power failure."""
+"""Files and folders that appear whole or not at all, also after a power failure; links are not followed."""
 
 from __future__ import annotations
 
@@ -7,22 +7,14 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from diabat.circuits.safe_files import create_file, replacing, unused_name
+from diabat.circuits.strict_json import parse_json
+
 TEMPORARY_PREFIX = ".tmp-"
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Write a new file and wait until it is on the disk."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def sync_folder(path: Path) -> None:
@@ -38,14 +30,9 @@ def sync_folder(path: Path) -> None:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file so that readers see the old or the new content, never a part of it."""
-    temporary = path.with_name(TEMPORARY_PREFIX + path.name)
-    try:
-        write_durably(temporary, content)
-        os.replace(temporary, path)
-        sync_folder(path.parent)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing(path, TEMPORARY_PREFIX) as temporary:
+        create_file(temporary, content)
+    sync_folder(path.parent)
 
 
 def create_folder(path: Path, files: Mapping[str, bytes]) -> None:
@@ -54,14 +41,13 @@ def create_folder(path: Path, files: Mapping[str, bytes]) -> None:
     Raises:
         OSError: As the system reports it; the temporary folder is gone then, and ``path`` is what it was.
     """
-    temporary = path.with_name(TEMPORARY_PREFIX + path.name)
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = unused_name(path, TEMPORARY_PREFIX)
     try:
         temporary.mkdir()
         for name, content in files.items():
-            write_durably(temporary / name, content)
+            create_file(temporary / name, content)
         sync_folder(temporary)
-        if path.exists():
+        if os.path.lexists(path):
             remove_folder(path)
         os.rename(temporary, path)
         sync_folder(path.parent)
@@ -72,10 +58,18 @@ def create_folder(path: Path, files: Mapping[str, bytes]) -> None:
 
 def remove_folder(path: Path) -> None:
     """Delete a folder; killed half-way it leaves no incomplete folder under the name."""
-    doomed = path.with_name(f"{TEMPORARY_PREFIX}old-{path.name}")
-    shutil.rmtree(doomed, ignore_errors=True)
+    doomed = unused_name(path, f"{TEMPORARY_PREFIX}old-")
     os.rename(path, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    discard(doomed)
+
+
+def discard(path: Path) -> None:
+    """Delete a file or a folder with what is in it, as far as the system lets us; a link, not what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def digest(content: bytes) -> str:
@@ -100,8 +94,8 @@ def unseal(content: bytes) -> dict[str, Any]:
         ValueError: If it is not a JSON object or its checksum is wrong; the message says which.
     """
     try:
-        value = json.loads(content)
-    except ValueError as error:
+        value = parse_json(content)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"expected JSON, got {len(content)} bytes that are none") from error
     if not isinstance(value, dict):
         raise ValueError(f"expected a JSON object, got {type(value).__name__}")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from diabat.circuits.safe_files import open_file
 from diabat.training.errors import OutputError
 
 try:
@@ -32,7 +33,7 @@ def locked(folder: Path) -> Iterator[None]:
 
     Raises:
         OutputError: If another process, or another run of this one, is at work there (the message names it), or the
-            folder cannot be written.
+            folder cannot be written, or its lock is a link.
     """
     try:
         descriptor = _acquire(folder / LOCK)
@@ -55,7 +56,7 @@ def locked(folder: Path) -> Iterator[None]:
 def _acquire(path: Path) -> int | None:
     """Open and lock the file and put our name into it; None if it is locked."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
         try:
             if not _lock(descriptor):
                 os.close(descriptor)
@@ -88,7 +89,7 @@ def _lock(descriptor: int) -> bool:
 
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
         return False
 

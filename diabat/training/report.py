@@ -8,8 +8,9 @@ import os
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
+from diabat.circuits.safe_files import open_file
 from diabat.tasks import PairTask, Task
 from diabat.training.errors import CheckpointError, OutputError, TrainingError
 from diabat.training.options import TrainOptions
@@ -33,21 +34,25 @@ class MetricsFile:
 
     Raises:
         CheckpointError: If the file is shorter than that.
-        OutputError: If it cannot be opened.
+        OutputError: If it cannot be opened, or is a link.
     """
 
     def __init__(self, run_dir: Path, length: int) -> None:
         self._path = run_dir / METRICS
         try:
-            self._path.touch()
-            got = os.path.getsize(self._path)
-            if got < length:
-                raise CheckpointError(
-                    f"checkpoint: {self._path} is damaged: expected at least {length} bytes, got {got}."
-                )
-            os.truncate(self._path, length)
+            with self._open() as file:
+                got = os.fstat(file.fileno()).st_size
+                if got < length:
+                    raise CheckpointError(
+                        f"checkpoint: {self._path} is damaged: expected at least {length} bytes, got {got}."
+                    )
+                os.truncate(file.fileno(), length)
         except OSError as error:
             raise OutputError(f"run_dir: cannot write {self._path} ({error.strerror}).") from error
+
+    def _open(self) -> BinaryIO:
+        """Open at the end, made if it is missing; a link is not followed."""
+        return os.fdopen(open_file(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
 
     def write(self, line: dict[str, Any]) -> None:
         """Append a line; values that are not finite become null.
@@ -57,7 +62,7 @@ class MetricsFile:
         """
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
         try:
-            with open(self._path, "ab") as file:
+            with self._open() as file:
                 file.write((json.dumps(finite) + "\n").encode())
         except OSError as error:
             raise OutputError(
@@ -66,7 +71,7 @@ class MetricsFile:
 
     def sync(self) -> int:
         """Wait until the lines are on the disk; return the length of the file in bytes."""
-        with open(self._path, "ab") as file:
+        with self._open() as file:
             os.fsync(file.fileno())
             return file.tell()
 

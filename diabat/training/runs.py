@@ -13,7 +13,7 @@ from torch import nn
 from diabat.training.average import Average
 from diabat.training.checkpoint import find_checkpoints, load_weights, read_checkpoint, remove_leftovers
 from diabat.training.errors import CheckpointError, OutputError
-from diabat.training.files import TEMPORARY_PREFIX, replace_file, to_json
+from diabat.training.files import TEMPORARY_PREFIX, discard, replace_file, to_json
 from diabat.training.lock import LOCK
 from diabat.training.options import TrainOptions
 from diabat.training.precision import Scaler
@@ -58,6 +58,8 @@ def start_run(folder: Path, metadata: Mapping[str, Any], resume: bool) -> None:
     try:
         if not resume:
             _require_empty(folder)  # again: another process may have had the lock and started one
+        for leftover in folder.glob(f"{TEMPORARY_PREFIX}{CONFIG}*"):
+            discard(leftover)  # of a run that was killed here
         replace_file(folder / CONFIG, to_json(dict(metadata)))
     except OSError as error:
         raise OutputError(f"run_dir: cannot write the folder {folder} ({error.strerror}).") from error

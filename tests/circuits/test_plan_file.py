@@ -99,6 +99,13 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         (changed(field_angles_rad=[]), r"field_angles: expected shape \(1,\), got \(0,\)"),
         (changed(mixer_angles_rad=[1.0, float("nan")]), "expected finite numbers, got NaN"),
         (changed(mixer_angles_rad=[1.0, 10**400]), "expected finite numbers in mixer_angles_rad"),
+        (
+            json.dumps(GOOD).replace('"version": 1', '"version": 2, "version": 1'),
+            "the key 'version' is given twice",
+        ),
+        (changed(version=True), "expected version 1, got True"),
+        (json.dumps(GOOD).replace("0.5", "1_0"), "expected a plan in JSON"),
+        ("[" * 100_000, "nested too deeply"),
         (json.dumps(GOOD).replace("0.5", "1e999"), "mixer_angles: expected finite angles, got inf at step 0"),
     ],
 )

@@ -11,6 +11,7 @@ import torch
 from run_checks import assert_same_run, metrics
 from tiny_runs import tiny_train
 
+from diabat.circuits.safe_files import open_file
 from diabat.training import CheckpointError, OutputError, load_model
 from diabat.training.checkpoint import find_checkpoints, read_checkpoint, save_checkpoint
 from diabat.training.files import create_folder, replace_file, seal, unseal
@@ -133,14 +134,14 @@ def test_full_disk_while_saving_keeps_the_previous_checkpoint(tmp_path: Path) ->
 
 
 def test_full_disk_while_writing_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = open
+    real = open_file
 
-    def full(path: Any, *args: Any, **kwargs: Any) -> Any:
-        if str(path).endswith("metrics.jsonl") and len(metrics(tmp_path / "run")) == 3:
+    def full(path: Path, flags: int) -> int:
+        if path.name == "metrics.jsonl" and path.exists() and len(metrics(tmp_path / "run")) == 3:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return real(path, *args, **kwargs)
+        return real(path, flags)
 
-    monkeypatch.setattr("diabat.training.report.open", full, raising=False)
+    monkeypatch.setattr("diabat.training.report.open_file", full)
     with pytest.raises(
         OutputError, match=r"cannot write .*metrics.jsonl \(No space left on device\); the checkpoints"
     ):
