@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diabat.cli.arguments import JsonOption
+from diabat.cli.arguments import JsonOption, TrustOption
 from diabat.cli.failures import importing, naming
 from diabat.cli.figures import require_writable
 from diabat.cli.output import print_json, print_table
@@ -32,6 +32,7 @@ def evaluate_model(
     split: SplitOption = None,
     figure: FigureOption = None,
     data: DataOption = None,
+    trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Evaluate the best weights of a run, or the weights of a checkpoint.
@@ -46,7 +47,7 @@ def evaluate_model(
 
     if figure is not None:
         require_writable(figure)
-    loaded = load_run(run, data_override(data))
+    loaded = load_run(run, data_override(data), trust=trust)
     if split is None:
         has_test = isinstance(loaded.task, PairTask) and loaded.task.test is not None
         split = "test" if has_test else "validation"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diabat.cli.arguments import JsonOption
+from diabat.cli.arguments import JsonOption, TrustOption
 from diabat.cli.evaluate import RunArgument
 from diabat.cli.failures import importing
 from diabat.cli.figures import require_writable
@@ -30,6 +30,7 @@ def explain_prediction(
     head: HeadOption = None,
     top: TopOption = 8,
     figure: FigureOption = None,
+    trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Explain the prediction of a trained classifier for two sentences, token by token."""
@@ -39,7 +40,7 @@ def explain_prediction(
 
     if figure is not None:
         require_writable(figure)
-    told = explain_run(run, premise, hypothesis)
+    told = explain_run(run, premise, hypothesis, trust=trust)
     if head is not None and head >= len(told.alpha):
         raise ValueError(f"--head: expected a head in 0 .. {len(told.alpha) - 1}, got {head}.")
     if figure is not None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from diabat.cli.arguments import ConfigArgument, JsonOption, OverridesArgument
+from diabat.cli.arguments import ConfigArgument, JsonOption, OverridesArgument, TrustOption
 from diabat.cli.failures import importing
 from diabat.cli.figures import require_writable
 from diabat.cli.output import print_fitting
@@ -28,6 +28,7 @@ def compare_backends(
     gradients: GradientsOption = False,
     figure: FigureOption = None,
     progress: ProgressOption = True,
+    trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare sampling backends with exact marginals, or their gradients with the exact one.
@@ -42,7 +43,7 @@ def compare_backends(
 
     compare: Any = gradient_report if gradients else fidelity_report
     plot: Any = plot_gradients if gradients else plot_fidelity
-    resolved = load_config(config, overrides or ())
+    resolved = load_config(config, overrides or (), trust=trust)
     options = resolved.fidelity
     use_threads(resolved)
     if figure is not None:
@@ -53,7 +54,7 @@ def compare_backends(
     }
     report = compare(
         backends,
-        build_ensembles(resolved),
+        build_ensembles(resolved, trust=trust),
         num_reads=options.num_reads,
         seed=resolved.seed,
         progress=progress,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diabat.cli.arguments import JsonOption
+from diabat.cli.arguments import JsonOption, TrustOption
 from diabat.cli.failures import importing, naming
 from diabat.cli.output import print_json
 from diabat.cli.sample_report import report_moments, report_samples
@@ -66,6 +66,7 @@ def sample_problem(
     moments: KindOption = True,
     correlations: PairsOption = False,
     dry_run: DryOption = False,
+    trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Sample one Ising problem.
@@ -77,7 +78,7 @@ def sample_problem(
         from diabat.problem_files import read_problem
 
     changes = [*(f"sampler.{text}" for text in options or ()), *(overrides or ())]
-    backend = _build(sampler, config, changes)
+    backend = _build(sampler, config, changes, trust)
     with naming({"beta": "--beta"}):
         loaded = read_problem(problem, beta=beta)
     if dry_run:
@@ -102,11 +103,11 @@ def _report_dry_run(backend: Sampler, ising: Ising, num_reads: int, seed: int | 
         typer.echo(str(report))
 
 
-def _build(name: str | None, config: str | None, changes: list[str]) -> Sampler:
+def _build(name: str | None, config: str | None, changes: list[str], trust: bool) -> Sampler:
     """Build the backend of the section ``sampler`` of a configuration, of which the rest is not looked at."""
-    from diabat.config import ConfigError, build_sampler, find_config, make_config
+    from diabat.config import ConfigError, build_sampler, make_config
+    from diabat.config.loading import read_document
     from diabat.config.overrides import apply_overrides, parse_override
-    from diabat.config.yaml_files import read_mapping
 
     # Refused first: as keys of a whole configuration they would be valid, and do nothing here.
     for path, value in map(parse_override, changes):
@@ -116,7 +117,8 @@ def _build(name: str | None, config: str | None, changes: list[str]) -> Sampler:
             )
         if path == ("sampler", "backend") and name not in (None, value):
             raise ConfigError(f"--sampler: expected '{value}' as sampler.backend says, got '{name}'.")
-    document: dict[str, Any] = {} if config is None else read_mapping(find_config(config))
     # A JSON string is a YAML string, also if the name is 1e3.
     chosen = [] if name is None else [f"sampler.backend={json.dumps(name)}"]
-    return build_sampler(make_config(apply_overrides(document, [*chosen, *changes])).sampler)
+    every = [*chosen, *changes]
+    document = apply_overrides({}, every) if config is None else read_document(config, every, trust=trust)
+    return build_sampler(make_config(document).sampler)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diabat.cli.arguments import ConfigArgument, JsonOption, OverridesArgument
+from diabat.cli.arguments import ConfigArgument, JsonOption, OverridesArgument, TrustOption
 from diabat.cli.failures import Interrupted, importing
 from diabat.cli.output import print_json
 
@@ -30,6 +30,7 @@ def train_model(
     output: OutputOption = None,
     data: DataOption = None,
     progress: ProgressOption = True,
+    trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model; Ctrl-C saves the state and says how to continue.
@@ -41,7 +42,7 @@ def train_model(
         from diabat.training import TrainingInterrupted
 
     changes = [*(overrides or []), *_as_overrides(output, data)]
-    resolved = _load(config, changes, data)
+    resolved = _load(config, changes, data, trust)
     if resume:
         _require_same_run(resolved)
     try:
@@ -49,6 +50,7 @@ def train_model(
     except (KeyboardInterrupt, TrainingInterrupted) as error:
         options = {"--output": output, "--data": data}
         given = [text for name, path in options.items() if path is not None for text in (name, str(path))]
+        given += ["--trust"] if trust else []
         again = shlex.join(["diabat", "train", config, *(overrides or []), *given, "--resume"])
         saved = isinstance(error, TrainingInterrupted) or (resolved.output / "checkpoints").exists()
         how = f"The run is saved in '{resolved.output}'; continue with: {again}"
@@ -66,16 +68,16 @@ def _as_overrides(output: Path | None, data: Path | None) -> list[str]:
     return [f"{key}={json.dumps(str(path))}" for key, path in options.items() if path is not None]
 
 
-def _load(config: str, changes: list[str], data: Path | None) -> Config:
+def _load(config: str, changes: list[str], data: Path | None, trust: bool) -> Config:
     from diabat.config import ConfigError, load_config
 
     if data is not None:
         changes, option = changes[:-1], changes[-1]
-        name = load_config(config, changes).task_name
+        name = load_config(config, changes, trust=trust).task_name
         if name == "brackets":
             raise ConfigError(f"--data: the task '{name}' is generated and reads no data, got '{data}'.")
         changes = [*changes, option]
-    return load_config(config, changes)
+    return load_config(config, changes, trust=trust)
 
 
 def _require_same_run(config: Config) -> None:
@@ -91,7 +93,7 @@ def _require_same_run(config: Config) -> None:
     stored = config.output / "config.json"
     if not stored.is_file():
         return  # the training loop says that there is nothing to resume
-    before, now = to_plain(load_config(stored)), to_plain(config)
+    before, now = to_plain(load_config(stored, trust=True)), to_plain(config)
     for section in ("seed", "task", "model", "sampler", "gradient", "training"):
         old, new = before[section], now[section]
         pairs = (

@@ -20,11 +20,15 @@ from diabat.training import load_model
 _WINDOWS = 16
 
 
-def build_ensembles(config: Config) -> list[Ensemble]:
+def build_ensembles(config: Config, *, trust: bool = False) -> list[Ensemble]:
     """Build the problems that ``config.fidelity`` asks for; the seed is ``config.seed``.
 
+    Args:
+        config: The configuration.
+        trust: As for :func:`diabat.config.load_config`, of the run that it names.
+
     Raises:
-        ConfigError: If the checkpoint is not a run of Boltzmann attention.
+        ConfigError: If the checkpoint is not a run of Boltzmann attention, or would have to be trusted.
         CheckpointError: If the checkpoint is damaged.
     """
     options = config.fidelity
@@ -45,19 +49,20 @@ def build_ensembles(config: Config) -> list[Ensemble]:
             several = len(options.sizes) > 1
             ensembles += [replace(e, name=f"{e.name} n={size}") if several else e for e in made]
     if options.checkpoint is not None:
-        ensembles += attention_ensembles(options.checkpoint, seed=config.seed)
+        ensembles += attention_ensembles(options.checkpoint, seed=config.seed, trust=trust)
     return ensembles
 
 
-def attention_ensembles(run_dir: Path, *, seed: int) -> list[Ensemble]:
+def attention_ensembles(run_dir: Path, *, seed: int, trust: bool = False) -> list[Ensemble]:
     """Run a trained model on validation sequences and take the problems of each attention layer.
 
     Args:
         run_dir: Folder of the run.
         seed: Seed of the choice of sequences.
+        trust: As for :func:`diabat.config.load_config`.
 
     Raises:
-        ConfigError: If the folder holds no run, or its model has softmax attention.
+        ConfigError: If the folder holds no run or would have to be trusted, or its model has softmax attention.
         CheckpointError: If the checkpoint is damaged.
     """
     stored = run_dir / "config.json"
@@ -65,7 +70,7 @@ def attention_ensembles(run_dir: Path, *, seed: int) -> list[Ensemble]:
         raise ConfigError(
             f"fidelity.checkpoint: expected the folder of a run, got '{run_dir}' without config.json."
         )
-    config = load_config(stored)
+    config = load_config(stored, trust=trust)
     task = build_task(config) if isinstance(config.model, TransformerOptions) else None
     if not isinstance(config.model, TransformerOptions) or not isinstance(task, Task):
         raise ConfigError(

@@ -199,7 +199,9 @@ def _train(value: str, seed: int, document: dict[str, Any], split: str, progress
     result = run_training(config, resume=started, progress=progress)
     metric = result.best_metric
     if split != "validation":
-        metric = evaluate_run(load_run(config.output), split).value
+        # What the folder names was not trained with just now, unless this configuration names it as well.
+        ours = load_config(config.output, trust=True).sampler == config.sampler
+        metric = evaluate_run(load_run(config.output, trust=ours), split).value
     return Outcome(value, seed, metric, result.epochs, result.seconds, result.cpu_seconds)
 
 

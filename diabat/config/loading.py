@@ -12,8 +12,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from diabat.config.errors import ConfigError, explain
-from diabat.config.overrides import apply_overrides
+from diabat.config.overrides import apply_overrides, parse_override
 from diabat.config.schema import Config, valid_keys, with_defaults
+from diabat.config.trust import RUN_CONFIG, refuse_untrusted
 from diabat.config.yaml_files import dump_yaml, read_mapping
 
 
@@ -33,7 +34,7 @@ def find_config(name: str | Path) -> Path:
     """
     path = Path(name)
     if path.exists():
-        stored = path / "config.json"
+        stored = path / RUN_CONFIG
         return stored if stored.is_file() else path
     shipped = shipped_configs()
     stem = str(name).removesuffix(".yaml")
@@ -44,17 +45,28 @@ def find_config(name: str | Path) -> Path:
     raise ConfigError(f"'{name}': no such file, and no shipped configuration has this name. {hint}")
 
 
-def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
+def load_config(path: str | Path, overrides: Iterable[str] = (), *, trust: bool = False) -> Config:
     """Read, override and validate a configuration.
 
     Args:
-        path: YAML (or JSON) file, or the name of a shipped configuration.
+        path: YAML (or JSON) file, the folder of a run, or the name of a shipped configuration.
         overrides: ``dotted.key=value``, values in YAML.
+        trust: Take what a run folder says even if it leads to foreign code or machines; see
+            :mod:`diabat.config.trust`.
 
     Raises:
         ConfigError: If the file or an override is not valid; one sentence that names the key.
     """
-    return make_config(apply_overrides(read_mapping(find_config(path)), overrides))
+    return make_config(read_document(path, overrides, trust=trust))
+
+
+def read_document(path: str | Path, overrides: Iterable[str] = (), *, trust: bool = False) -> dict[str, Any]:
+    """Read and override a configuration without validating it; arguments and errors as of :func:`load_config`."""
+    file, changes = find_config(path), tuple(overrides)
+    document = apply_overrides(read_mapping(file), changes)
+    if not trust:
+        refuse_untrusted(document, file, (parse_override(text)[0] for text in changes))
+    return document
 
 
 def make_config(document: dict[str, Any]) -> Config:

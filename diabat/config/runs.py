@@ -66,43 +66,45 @@ class Evaluation:
     dropped: int
 
 
-def load_run(path: str | Path, overrides: Iterable[str] = ()) -> Run:
+def load_run(path: str | Path, overrides: Iterable[str] = (), *, trust: bool = False) -> Run:
     """Load a run with its data.
 
     Args:
         path: Folder of a run, of which the weights of the lowest validation loss are taken, or of one of its
             checkpoints.  A checkpoint ``step-...`` gives the averaged weights if the run averages.
         overrides: Changes of the configuration, e.g. of where the data lies.
+        trust: As for :func:`diabat.config.load_config`.
 
     Raises:
-        ConfigError: If the folder holds no run.
+        ConfigError: If the folder holds no run, or one that would have to be trusted.
         CheckpointError: If the checkpoint is damaged or missing.
         DataError: If the data cannot be found.
     """
-    config, weights = _stored(Path(path), overrides)
+    config, weights = _stored(Path(path), overrides, trust)
     task = build_task(config)
     model = build_model(config, task)
     load_weights(model, weights, Path(path))
     return Run(config, task, model.to(choose_device(config)).eval())
 
 
-def explain_run(path: str | Path, premise: str, hypothesis: str) -> PairExplanation:
+def explain_run(path: str | Path, premise: str, hypothesis: str, *, trust: bool = False) -> PairExplanation:
     """Explain the prediction of a trained classifier for one pair of sentences; needs no data.
 
     Args:
         path: As for :func:`load_run`.
         premise: First sentence.
         hypothesis: Second sentence.
+        trust: As for :func:`diabat.config.load_config`.
 
     Raises:
-        ConfigError: If the folder holds no run of a classifier of sentence pairs.
+        ConfigError: If the folder holds no run of a classifier of sentence pairs, or would have to be trusted.
         CheckpointError: If the checkpoint is damaged or missing.
         ValueError: If a sentence is empty.
     """
     from diabat.config.build_pairs import build_pair_model, build_tokenizer
     from diabat.models.explanation import explain_pair
 
-    config, weights = _stored(Path(path))
+    config, weights = _stored(Path(path), trust=trust)
     if not isinstance(config.model, PairModelOptions) or not isinstance(config.task, PairOptions):
         raise ConfigError(
             f"'{path}': expected a run of a classifier of sentence pairs, got the task '{config.task_name}'."
@@ -115,14 +117,16 @@ def explain_run(path: str | Path, premise: str, hypothesis: str) -> PairExplanat
         return explain_pair(model, tokenizer, premise, hypothesis, classes)
 
 
-def _stored(folder: Path, overrides: Iterable[str] = ()) -> tuple[Config, dict[str, Tensor]]:
+def _stored(
+    folder: Path, overrides: Iterable[str] = (), trust: bool = False
+) -> tuple[Config, dict[str, Tensor]]:
     """Configuration and weights of a run or checkpoint; torch gets its number of threads."""
     checkpoint = folder.parent.name == "checkpoints" and (folder / "state.json").is_file()
     home = folder.parent.parent if checkpoint else folder
     stored = home / "config.json"
     if not stored.is_file():
         raise ConfigError(f"'{folder}': expected the folder of a run or of a checkpoint, got none.")
-    config = load_config(stored, overrides)
+    config = load_config(stored, overrides, trust=trust)
     use_threads(config)
     return config, _averaged(folder) if checkpoint else load_model(home)
 

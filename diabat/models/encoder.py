@@ -40,14 +40,21 @@ def load_encoder(
     log.set_verbosity_error()
     log.disable_progress_bar()
     try:
-        config = transformers.AutoConfig.from_pretrained(place, local_files_only=local_files_only)
+        # Code that comes with an encoder is not run, and not offered to be run.
+        config = transformers.AutoConfig.from_pretrained(
+            place, local_files_only=local_files_only, trust_remote_code=False
+        )
         _change(config, changes or {})
         if pretrained:
             encoder = transformers.AutoModel.from_pretrained(
-                place, config=config, local_files_only=local_files_only, dtype=torch.float32
+                place,
+                config=config,
+                local_files_only=local_files_only,
+                dtype=torch.float32,
+                trust_remote_code=False,
             )
         else:
-            encoder = transformers.AutoModel.from_config(config)
+            encoder = transformers.AutoModel.from_config(config, trust_remote_code=False)
     except _ConfigurationError as error:
         raise ValueError(str(error)) from None
     # transformers raises half a dozen types here; see unavailable.

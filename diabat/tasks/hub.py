@@ -83,7 +83,7 @@ def load_tokenizer(name: str, *, local_files_only: bool = False, argument: str =
     place = resolve(name, argument)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
-            place, use_fast=True, local_files_only=local_files_only
+            place, use_fast=True, local_files_only=local_files_only, trust_remote_code=False
         )
     # transformers raises half a dozen types here; see unavailable.
     except Exception as error:

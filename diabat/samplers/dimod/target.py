@@ -27,9 +27,11 @@ class DimodLike(Protocol):
 def resolve(sampler: str | DimodLike, options: Mapping[str, Any] | None) -> DimodLike:
     """Build a sampler from ``module:name`` and options, or take one that is built.
 
+    To import a module runs it.  What it holds under the name is called only if it is a class of dimod samplers.
+
     Raises:
-        ValueError: If the name leads nowhere, the package is not installed, or building it fails.
-        TypeError: If it is no dimod sampler.
+        ValueError: If the name leads nowhere, the package is not installed, or importing or building it fails.
+        TypeError: If it is no dimod sampler, or the name of anything but a class of them.
     """
     if isinstance(sampler, str):
         refuse_secrets("options", options or {})
@@ -46,21 +48,33 @@ def resolve(sampler: str | DimodLike, options: Mapping[str, Any] | None) -> Dimo
 
 def _build(name: str, options: dict[str, Any]) -> Any:
     module, _, attribute = name.partition(":")
-    if not module or not attribute:
+    if not attribute.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         raise ValueError(
             "sampler: expected a dimod sampler or its name 'module:name', such as "
             f"'dwave.samplers:SimulatedAnnealingSampler', got {name!r}."
         )
     try:
-        factory = getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute)
     except ImportError as error:
         raise ValueError(missing_package(error, f"sampler: '{name}'")) from None
     except AttributeError:
         raise ValueError(f"sampler: expected a name in the module {module}, got '{attribute}'.") from None
+    except Exception as error:  # whatever a module does when it is imported
+        raise ValueError(f"sampler: '{name}' cannot be imported: {safe_message(error)}") from None
+    _require_sampler_class(name, found)
     try:
-        return factory(**options)
+        return found(**options)
     except Exception as error:  # whatever a client does on construction, its message may hold a token
         raise ValueError(f"sampler: '{name}' cannot be built: {safe_message(error)}") from None
+
+
+def _require_sampler_class(name: str, found: Any) -> None:
+    """Refuse what must not be called: functions, and classes of anything else."""
+    import dimod
+
+    if not (isinstance(found, type) and issubclass(found, dimod.Sampler)):
+        kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+        raise TypeError(f"sampler: expected the name of a class of dimod samplers, got '{name}', {kind}.")
 
 
 def missing_package(error: ImportError, what: str) -> str:

@@ -1,0 +1,85 @@
+"""What the folder of a run may not say by itself, since it leads to code, to other machines or to a token.
+
+A configuration that you write, and an override that you type, may name anything.  A run folder may come from somebody
+else: from its ``config.json`` only samplers of known packages are taken, and no address, unless it is trusted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from diabat.config.errors import ConfigError, dotted
+
+RUN_CONFIG = "config.json"
+"""Name of the file that makes a folder that of a run."""
+
+KNOWN_PACKAGES = ("diabat", "dimod", "dwave", "greedy", "hybrid", "neal", "openjij", "tabu")
+"""Packages whose samplers a run folder may name; to import another one may run anything."""
+
+# Where a client connects to, with the token of whoever calls it.
+_CONNECTION = re.compile(r"endpoint|proxy|config_file|permissive_ssl|cert|headers|client", re.IGNORECASE)
+
+KeyPath = tuple[str | int, ...]
+
+
+def refuse_untrusted(document: dict[str, Any], path: Path, given: Iterable[KeyPath] = ()) -> None:
+    """Refuse what leads to foreign code or machines in a configuration that was read from a run folder.
+
+    Args:
+        document: The configuration, overrides applied.
+        path: Its file; anything but a ``config.json`` is trusted.
+        given: Keys that the caller has set.
+
+    Raises:
+        ConfigError: Names the key, and how to trust the folder.
+    """
+    if path.name != RUN_CONFIG:
+        return
+    own = tuple(given)
+    for key, value in _leaves(_samplers(document), ()):
+        if value is not None and not any(key[: len(mine)] == mine for mine in own):
+            expected = _expected(key, value)
+            if expected:
+                raise ConfigError(
+                    f"{dotted(key)}: expected {expected} in the folder of a run, got {value!r:.80} in '{path}'; set "
+                    "the key yourself, or give --trust (trust=True) if you trust whoever made the run."
+                )
+
+
+def _expected(key: KeyPath, value: Any) -> str | None:
+    """What is expected where a value is refused."""
+    if isinstance(value, str) and _package(value) not in (None, *KNOWN_PACKAGES):
+        return f"a sampler of {', '.join(KNOWN_PACKAGES)}"
+    if isinstance(value, str) and "://" in value:
+        return "no address"
+    if any(isinstance(part, str) and _CONNECTION.search(part) for part in key[1:]):
+        return "no way to connect"
+    return None
+
+
+def _package(value: str) -> str | None:
+    """The package that ``module:name`` leads to; None for any other text."""
+    module, _, name = value.partition(":")
+    parts = module.split(".")
+    return parts[0] if name.isidentifier() and all(part.isidentifier() for part in parts) else None
+
+
+def _samplers(document: dict[str, Any]) -> dict[str, Any]:
+    """The sections that become samplers."""
+    fidelity = document.get("fidelity")
+    backends = fidelity.get("backends") if isinstance(fidelity, dict) else None
+    return {"sampler": document.get("sampler"), "fidelity": {"backends": backends}}
+
+
+def _leaves(value: Any, key: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _leaves(inner, (*key, str(name)))
+    elif isinstance(value, list):
+        for place, inner in enumerate(value):
+            yield from _leaves(inner, (*key, place))
+    else:
+        yield key, value

@@ -1,0 +1,161 @@
+"""What a configuration may lead to: own ones to samplers only, those of run folders to known packages."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diabat.config import ConfigError, build_sampler, load_config, make_config
+from diabat.config.ensembles import attention_ensembles
+from diabat.config.runs import load_run
+from diabat.config.trust import KNOWN_PACKAGES, refuse_untrusted
+
+MARKER = "diabat_stranger_was_here"
+STRANGER = f"""
+import sys
+import dimod
+sys.{MARKER} = True
+class Sampler(dimod.ExactSolver):
+    pass
+"""
+
+
+@pytest.fixture
+def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Name of a sampler whose module leaves a mark when it is imported."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "strange_module.py").write_text(STRANGER)
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    monkeypatch.delitem(sys.modules, "strange_module", raising=False)
+    monkeypatch.setattr(sys, MARKER, False, raising=False)
+    return "strange_module:Sampler"
+
+
+def dimod_section(name: str, **more: Any) -> dict[str, Any]:
+    return {"backend": "dimod", "sampler": name, "beta": 1.0, **more}
+
+
+def run_folder(tmp_path: Path, sampler: dict[str, Any], **more: Any) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"sampler": sampler, **more}))
+    return folder
+
+
+# what is called
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("os:system", "a builtin_function_or_method"),
+        ("subprocess:Popen", "the class Popen"),
+        ("dimod:to_networkx_graph", "a function"),
+        ("dimod:BinaryQuadraticModel", "the class BinaryQuadraticModel"),
+        ("diabat.samplers.exact:ExactSampler", "the class ExactSampler"),
+    ],
+)
+def test_only_classes_of_dimod_samplers_are_called(name: str, kind: str, tmp_path: Path) -> None:
+    section = dimod_section(name, options={"command": f"touch {tmp_path / 'mark'}"})
+    expected = f"sampler: expected the name of a class of dimod samplers, got '{name}', {kind}."
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        build_sampler(make_config({"sampler": section}).sampler)
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("name", ["..x:y", "a b:c", "os:", ":x", "os:path.join", "os", "1:2", "https://x:y"])
+def test_what_is_no_name_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="sampler: expected a dimod sampler or its name 'module:name'"):
+        build_sampler(make_config({"sampler": dimod_section(name)}).sampler)
+
+
+def test_a_module_that_fails_is_told_in_one_sentence(stranger: str, tmp_path: Path) -> None:
+    (tmp_path / "modules" / "strange_module.py").write_text("raise RuntimeError('token=abc')")
+    with pytest.raises(ConfigError, match=r"cannot be imported: RuntimeError: token=\*\*\*\.$"):
+        build_sampler(make_config({"sampler": dimod_section(stranger)}).sampler)
+
+
+# what a run folder may name
+
+
+def nested(backend: str) -> Any:
+    return lambda name: {"backend": backend, "sampler": "dimod", "options": dimod_section(name)}
+
+
+@pytest.mark.parametrize(
+    "section",
+    [dimod_section, nested("refine"), nested("distributed")],
+    ids=["dimod", "refine", "distributed"],
+)
+def test_a_run_folder_names_known_packages_only(section: Any, stranger: str, tmp_path: Path) -> None:
+    """Nothing is imported; trusted, it is.  Composites pass the name on to their base."""
+    sampler = section(stranger)
+    sampler.get("options", {}).pop("backend", None)
+    folder = run_folder(tmp_path, sampler)
+    for reading in (load_config, load_run):
+        with pytest.raises(
+            ConfigError, match=r"sampler: expected a sampler of diabat, .* --trust \(trust=True\)"
+        ):
+            reading(folder)
+    assert not getattr(sys, MARKER)
+    with pytest.raises(ConfigError, match="accepts num_reads, got Sampler"):  # it is only a stand-in
+        build_sampler(load_config(folder, trust=True).sampler)
+    assert getattr(sys, MARKER)
+
+
+def test_the_run_of_a_comparison_is_not_trusted_either(stranger: str, tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, dimod_section(stranger))
+    with pytest.raises(ConfigError, match=r"--trust \(trust=True\)"):
+        attention_ensembles(folder, seed=0)
+    backends = {"theirs": dimod_section(stranger)}
+    folder = run_folder(tmp_path, {"backend": "exact"}, fidelity={"backends": backends})
+    with pytest.raises(ConfigError, match=r"^fidelity\.backends\.theirs\.sampler: expected a sampler of"):
+        load_config(folder)
+    assert not getattr(sys, MARKER)
+
+
+def test_what_the_caller_names_is_taken(stranger: str, tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, dimod_section("dimod:ExactSolver"))
+    assert load_config(folder, [f"sampler.sampler={stranger}"]).sampler.options["sampler"] == stranger
+    own = tmp_path / "own.yaml"
+    own.write_text(f"sampler: {{backend: dimod, sampler: '{stranger}', beta: 1.0}}")
+    assert load_config(own).sampler.options["sampler"] == stranger
+
+
+@pytest.mark.parametrize("package", KNOWN_PACKAGES)
+def test_known_packages_need_no_trust(package: str, tmp_path: Path) -> None:
+    load_config(run_folder(tmp_path, dimod_section(f"{package}.some.module:Sampler")))
+
+
+@pytest.mark.parametrize("name", ["dwave_evil:X", "diabatic:X", "os:system", "évil:X", "a.b·c:X", "_x:y"])
+def test_other_packages_do(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^sampler\.sampler: expected a sampler of"):
+        load_config(run_folder(tmp_path, dimod_section(name)))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "key"),
+    [
+        (
+            dimod_section("dwave.system:DWaveSampler", options={"endpoint": "evil.example"}),
+            "options.endpoint",
+        ),
+        (
+            dimod_section("dwave.system:DWaveSampler", options={"config_file": "evil.conf"}),
+            "options.config_file",
+        ),
+        (dimod_section("dwave.system:DWaveSampler", options={"x": ["http://evil"]}), r"options\.x\[0\]"),
+        ({"backend": "distributed", "sampler": "exact", "executor": "tcp://evil:8786"}, "executor"),
+    ],
+)
+def test_a_run_folder_connects_to_nobody(sampler: dict[str, Any], key: str, tmp_path: Path) -> None:
+    """The client would send the token of whoever loads the run, and a scheduler sends pickles."""
+    with pytest.raises(
+        ConfigError, match=rf"^sampler\.{key}: expected no (address|way to connect) in the folder"
+    ):
+        refuse_untrusted({"sampler": sampler}, run_folder(tmp_path, sampler) / "config.json")
