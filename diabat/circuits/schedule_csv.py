@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ MIN_POINTS = 11
 
 # A column that stays below is in Hz/eV/THz by mistake, or no annealer's.
 LEAST_GHZ = 1e-3
+
+_NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 
 Row = dict[str, str]
 
@@ -138,10 +141,8 @@ def _select(path: Path, rows: list[tuple[int, Row]], **wanted: str | None) -> li
 
 
 def _number(path: Path, line: int, row: Row, key: str) -> float:
-    try:
-        value = float(row[key])
-    except ValueError:
-        value = math.nan
+    # Python reads 1_0 as ten, and digits of other scripts.
+    value = float(row[key]) if _NUMBER.fullmatch(row[key]) else math.nan
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(
             f"{path}, line {line}: expected a finite number that is not negative for {key}, got {row[key]!r}"

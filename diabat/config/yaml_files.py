@@ -26,10 +26,49 @@ _TYPES = (
 )
 
 
+MAX_BYTES = 1 << 24
+"""Largest file that is read."""
+
+MAX_VALUES = 1_000_000
+"""Most keys and values of a document, those behind an alias counted wherever it stands."""
+
+_MAX_DEPTH = 100
+
+
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with the types above and duplicate keys refused."""
+    """SafeLoader with the types above, in which keys given twice and documents that grow by aliases are refused."""
 
     yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012  # PyYAML's own protocol
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._sizes: dict[int, int] = {}  # of complete nodes, which the document keeps alive
+        self._depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        mark, repeats = event.start_mark, isinstance(event, yaml.AliasEvent)
+        if self._depth >= _MAX_DEPTH:
+            raise yaml.composer.ComposerError(None, None, "nested too deeply", mark)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if id(node) not in self._sizes:
+            if repeats:
+                raise yaml.composer.ComposerError(None, None, "the document contains itself", mark)
+            self._sizes[id(node)] = self._size(node)
+        if self._sizes[id(node)] > MAX_VALUES:
+            text = f"expected at most {MAX_VALUES:,} values with what aliases repeat, got more"
+            raise yaml.composer.ComposerError(None, None, text, mark)
+        return node
+
+    def _size(self, node: Any) -> int:
+        if isinstance(node, yaml.ScalarNode):
+            return 1
+        parts = node.value
+        if isinstance(node, yaml.MappingNode):
+            parts = [part for pair in parts for part in pair]
+        return 1 + sum(self._sizes[id(part)] for part in parts)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -37,7 +76,7 @@ class _Loader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"expected a name as key, got {key!r}", key_node.start_mark
+                    None, None, f"expected a name as key, got {key!r:.60}", key_node.start_mark
                 )
             if key in seen:
                 raise yaml.constructor.ConstructorError(
@@ -57,13 +96,30 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _decimal(loader: _Loader, node: yaml.ScalarNode) -> int:
-    return int(loader.construct_scalar(node))  # "010" is ten, not eight
+    return int(_written(loader, node, "int"))  # "010" is ten, not eight
+
+
+def _float(loader: _Loader, node: yaml.ScalarNode) -> Any:
+    _written(loader, node, "float")
+    return loader.construct_yaml_float(node)
+
+
+def _written(loader: _Loader, node: yaml.ScalarNode, kind: str) -> str:
+    """The text of a number, also of one that a tag makes one: !!int 1_0 is none."""
+    text = str(loader.construct_scalar(node))
+    patterns = {name: pattern for name, pattern, _ in _TYPES}
+    if not re.fullmatch(f"{patterns['int']}|{patterns[kind]}", text):
+        raise yaml.constructor.ConstructorError(
+            None, None, f"expected a number, got {text!r:.60}", node.start_mark
+        )
+    return text
 
 
 for _tag, _pattern, _first in _TYPES:
     for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), _first)
 _Loader.add_constructor("tag:yaml.org,2002:int", _decimal)
+_Loader.add_constructor("tag:yaml.org,2002:float", _float)
 # Short lists stay on one line, as people write them; mappings are always blocks.
 _Dumper.add_representer(
     list, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
@@ -78,8 +134,10 @@ def parse_yaml(text: str, name: str) -> Any:
         name: What to call it in errors, usually the file.
 
     Raises:
-        ConfigError: If it is not valid YAML; the message names ``name`` and the line.
+        ConfigError: If it is not valid YAML, or beyond a limit of size; the message names ``name`` and the line.
     """
+    if len(text) > MAX_BYTES:
+        raise ConfigError(f"{name}: expected at most {MAX_BYTES} bytes of YAML, got more.")
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
@@ -96,10 +154,14 @@ def read_text(path: Path) -> str:
     """Read a UTF-8 text file.
 
     Raises:
-        ConfigError: If it does not exist, is a folder, is unreadable or is not UTF-8 text.
+        ConfigError: If it does not exist, is a folder, is unreadable or too large, or is not UTF-8 text.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigError(f"'{path}': expected at most {MAX_BYTES} bytes, got more.")
+        return content.decode("utf-8")
     except FileNotFoundError:
         raise ConfigError(f"'{path}': no such file.") from None
     except IsADirectoryError:

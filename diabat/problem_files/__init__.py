@@ -13,6 +13,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
+from diabat.circuits.memory import require_memory
 from diabat.config.errors import ConfigError
 from diabat.config.yaml_files import parse_yaml
 from diabat.ising import Ising, IsingError, from_bqm
@@ -86,5 +87,9 @@ def _parse(data: bytes, name: str, beta: float | None) -> Problem:
             return Problem(ising, list(range(ising.num_spins)))
     if bqm is None or not bqm.num_variables:
         raise ProblemFileError("the model has no variables")
+    try:  # J is dense, and is made symmetric and checked
+        require_memory(3 * 8 * bqm.num_variables**2, f"couplings of {bqm.num_variables} spins")
+    except ValueError as error:
+        raise ProblemFileError(str(error)) from None
     ising, labels = from_bqm(bqm, beta=1.0 if beta is None else beta)
     return Problem(ising, labels)

@@ -6,10 +6,20 @@ import json
 import re
 from typing import Any
 
+from diabat.circuits.strict_json import parse_json
 from diabat.problem_files.errors import ProblemFileError
 
 DIMOD_MAGIC = b"DIMODBQM"
 COO_HEADER = re.compile(r"#.*?\bvartype[:=][ \t]*([A-Za-z]+)")
+_SCHEMAS = ("2.0.0", "3.0.0")
+"""Versions of dimod's JSON that hold numbers, not bytes, and mean the same."""
+
+_MAX_LABEL = 2**63 - 1
+# What Python reads besides, 1_0 or digits of other scripts, is most likely a mistake.
+_LINE = re.compile(
+    r"(-?[0-9]+)\s+(-?[0-9]+)\s+([-+]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|nan|inf))",
+    re.IGNORECASE,
+)
 _NO_HEADER = "expected the header '# vartype=SPIN' or '# vartype=BINARY' before the biases"
 
 
@@ -37,7 +47,7 @@ def _check_indices(data: bytes) -> None:
     import numpy as np
 
     start = 14 + int.from_bytes(data[10:14], "little")
-    header = json.loads(data[14:start])
+    header = parse_json(data[14:start])
     n, interactions = header["shape"]
     bias, index, first = (np.dtype(header[name]) for name in ("dtype", "itype", "ntype"))
     if n == 0:
@@ -72,21 +82,33 @@ def json_bqm(text: str) -> Any:
     import dimod
 
     try:
-        document = json.loads(text)
+        document = parse_json(text)
     except json.JSONDecodeError as error:
         raise ProblemFileError(f"not valid JSON at line {error.lineno}, column {error.colno}") from error
-    except RecursionError:
-        raise ProblemFileError("nested too deeply") from None
+    except ValueError as error:
+        raise ProblemFileError(str(error)) from None
     if document.get("type") != "BinaryQuadraticModel":
         got = f"type '{document['type']}'" if "type" in document else "no 'type'"
         raise ProblemFileError(
             f"expected the JSON of dimod's BinaryQuadraticModel.to_serializable, got {got}"
         )
+    _check_schema(document)
     _check_lengths(document)
+    _check_interactions(document)
+    _check_labels(document["variable_labels"])
     try:
         return dimod.BinaryQuadraticModel.from_serializable(document)
     except Exception as error:
         raise ProblemFileError(f"corrupt dimod JSON ({' '.join(str(error).split())[:120]})") from error
+
+
+def _check_schema(document: dict[str, Any]) -> None:
+    version = document.get("version")
+    schema = version.get("bqm_schema") if isinstance(version, dict) else None
+    if schema not in _SCHEMAS:
+        raise ProblemFileError(f"version: expected bqm_schema {' or '.join(_SCHEMAS)}, got {schema!r:.60}")
+    if document.get("use_bytes", False) is not False:
+        raise ProblemFileError(f"use_bytes: expected false, got {document['use_bytes']!r:.60}")
 
 
 def _check_lengths(document: dict[str, Any]) -> None:
@@ -96,11 +118,41 @@ def _check_lengths(document: dict[str, Any]) -> None:
         ("num_interactions", ("quadratic_biases", "quadratic_head", "quadratic_tail")),
     ):
         expected = document.get(total)
+        if type(expected) is not int:
+            raise ProblemFileError(f"{total}: expected an integer, got {expected!r:.60}")
         for name in names:
             values = document.get(name)
             if not isinstance(values, list) or len(values) != expected:
                 got = f"{len(values)}" if isinstance(values, list) else type(values).__name__
                 raise ProblemFileError(f"{name}: expected a list of {total} = {expected} entries, got {got}")
+
+
+def _check_interactions(document: dict[str, Any]) -> None:
+    """Refuse variables that are not there, which dimod writes to all the same, and what it would add up."""
+    n, seen = document["num_variables"], set[frozenset[int]]()
+    pairs = zip(document["quadratic_head"], document["quadratic_tail"], strict=True)
+    for place, pair in enumerate(pairs):
+        for name, index in zip(("quadratic_head", "quadratic_tail"), pair, strict=True):
+            if type(index) is not int or not 0 <= index < n:
+                raise ProblemFileError(
+                    f"{name}[{place}]: expected a variable 0 to {n - 1}, got {index!r:.60}"
+                )
+        if pair[0] == pair[1]:
+            raise ProblemFileError(
+                f"quadratic_tail[{place}]: expected another variable than {pair[0]}, got it"
+            )
+        if frozenset(pair) in seen:
+            raise ProblemFileError(f"quadratic_head[{place}]: the variables {sorted(pair)} are given twice")
+        seen.add(frozenset(pair))
+
+
+def _check_labels(labels: list[Any]) -> None:
+    for place, label in enumerate(labels):
+        for part in label if isinstance(label, list) else [label]:
+            if isinstance(part, int) and not -_MAX_LABEL <= part <= _MAX_LABEL:
+                raise ProblemFileError(
+                    f"variable_labels[{place}]: expected integers below 2^63, got {part!s:.40}"
+                )
 
 
 def coo_bqm(text: str) -> Any:
@@ -110,11 +162,11 @@ def coo_bqm(text: str) -> Any:
     either read or refused.
 
     Raises:
-        ProblemFileError: If the header is missing or a line is not two labels and a number.
+        ProblemFileError: If the header is missing, or a line is not two labels and a number or names a pair again.
     """
     import dimod
 
-    bqm = None
+    bqm, seen = None, set[frozenset[int]]()
     for number, line in enumerate(map(str.strip, text.splitlines()), start=1):
         if header := COO_HEADER.match(line):
             if header[1] not in ("SPIN", "BINARY"):
@@ -125,19 +177,27 @@ def coo_bqm(text: str) -> Any:
         elif line and not line.startswith("#"):
             if bqm is None:
                 raise ProblemFileError(_NO_HEADER)
-            _add_line(bqm, line, number)
+            _add_line(bqm, line, number, seen)
     return bqm
 
 
-def _add_line(bqm: Any, line: str, number: int) -> None:
-    try:
-        first, second, bias = line.split()
-        u, v, value = int(first), int(second), float(bias)
-    except ValueError:
-        raise ProblemFileError(f"line {number}: expected 'i j bias', got '{line[:60]}'") from None
-    if u < 0 or v < 0:
+def _add_line(bqm: Any, line: str, number: int, seen: set[frozenset[int]]) -> None:
+    """Add a bias: of a pair, or of one variable that is named twice."""
+    found = _LINE.fullmatch(line)
+    if found is None:
+        raise ProblemFileError(f"line {number}: expected 'i j bias', got '{line[:60]}'")
+    if found[1].startswith("-") or found[2].startswith("-"):
         raise ProblemFileError(f"line {number}: expected labels >= 0, got '{line[:60]}'")
+    # By their length first: Python refuses to read thousands of digits.
+    if (
+        max(len(found[1].lstrip("0")), len(found[2].lstrip("0"))) > 19
+        or max(u := int(found[1]), v := int(found[2])) > _MAX_LABEL
+    ):
+        raise ProblemFileError(f"line {number}: expected labels below 2^63, got '{line[:60]}'")
+    if frozenset((u, v)) in seen:
+        raise ProblemFileError(f"line {number}: the bias of {u} {v} is given twice")
+    seen.add(frozenset((u, v)))
     if u == v:
-        bqm.add_linear(u, value)
+        bqm.add_linear(u, float(found[3]))
     else:
-        bqm.add_quadratic(u, v, value)
+        bqm.add_quadratic(u, v, float(found[3]))

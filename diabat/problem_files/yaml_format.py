@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diabat.circuits.memory import require_memory
 from diabat.config.errors import shown, unknown_key
 from diabat.ising import Ising
 from diabat.problem_files.errors import ProblemFileError
@@ -92,6 +93,10 @@ def _entries(name: str, rows: Any, n: int, *, order: int) -> Tensor:
     form = f"[{', '.join('ijk'[:order])}, value]"
     if not isinstance(rows, list):
         raise ProblemFileError(f"{name}: expected a list of {form}, got {shown(rows)}")
+    try:
+        require_memory(3 * 8 * n**order, f"{name} of {n} spins")
+    except ValueError as error:
+        raise ProblemFileError(str(error)) from None
     tensor = torch.zeros((n,) * order, dtype=torch.float64)
     seen: set[frozenset[int]] = set()
     for position, row in enumerate(rows):

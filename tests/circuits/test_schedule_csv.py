@@ -93,6 +93,7 @@ def test_files_as_spreadsheets_and_people_write_them(tmp_path: Path) -> None:
             "line 5: expected a finite number that is not negative for A_GHz, got 'abc'",
         ),
         (replaced(3, "0.15,nan,1"), "line 5: .* for A_GHz, got 'nan'"),
+        (replaced(3, "0.1_5,1,1"), "line 5: .* for s, got '0.1_5'"),
         (replaced(3, "0.15,1,inf"), "line 5: .* for B_GHz, got 'inf'"),
         (replaced(3, "0.15,1,-2"), "line 5: .* for B_GHz, got '-2'"),
         (

@@ -156,6 +156,18 @@ J4 = "fields: [0, 0]\ncouplings: "
         ("# vartype=SPIN\n0 1 x\n", "line 2: expected 'i j bias', got '0 1 x'"),
         ("# vartype=SPIN\n0 1\n", "line 2: expected 'i j bias', got '0 1'"),
         ("# vartype=SPIN\n-1 1 2\n", "line 2: expected labels >= 0"),
+        ("# vartype=SPIN\n1_0 1 2\n", "line 2: expected 'i j bias', got '1_0 1 2'"),
+        ("# vartype=SPIN\n0 1 1_0\n", "line 2: expected 'i j bias', got '0 1 1_0'"),
+        ("# vartype=SPIN\n0 \u0661 2\n", "line 2: expected 'i j bias'"),
+        ("# vartype=SPIN\n0 1 2\n1 0 3\n", "line 3: the bias of 1 0 is given twice"),
+        ("# vartype=SPIN\n0 0 2\n0 0 3\n", "line 3: the bias of 0 0 is given twice"),
+        (
+            f"# vartype=SPIN\n0 {2**63} 1\n",
+            r"line 2: expected labels below 2\^63, got '0 9223372036854775808 1'",
+        ),
+        (f"# vartype=SPIN\n0 {'9' * 5000} 1\n", r"line 2: expected labels below 2\^63"),
+        ("fields: &a [*a]", "line 1: the document contains itself"),
+        ("fields: [!!int 1_0]", "line 1: expected a number, got '1_0'"),
         ("# vartype=SPON\n0 1 2\n", "line 1: expected vartype SPIN or BINARY, got 'SPON'"),
         ("# vartype=SPIN\n# vartype=BINARY\n", "line 2: the header is given twice"),
         ("# vartype=SPIN\n", "the model has no variables"),
@@ -187,13 +199,51 @@ def test_a_corrupt_file_is_one_sentence_with_its_name(
         ({"variable_type": "X"}, "corrupt dimod JSON"),
         ({"variable_labels": ["a", "a", "b"]}, "corrupt dimod JSON"),
         ({"linear_biases": [1, 2, "x"]}, "corrupt dimod JSON"),
-        ({"linear_biases": [1, 2, float("nan")]}, "fields: expected finite values, got nan"),
+        ({"linear_biases": [1, 2, float("nan")]}, "expected finite numbers, got NaN"),
+        ({"quadratic_head": [-1, 1]}, r"quadratic_head\[0\]: expected a variable 0 to 2, got -1"),
+        ({"quadratic_tail": [1, 3]}, r"quadratic_tail\[1\]: expected a variable 0 to 2, got 3"),
+        ({"quadratic_tail": [1, 2**64]}, r"quadratic_tail\[1\]: expected a variable 0 to 2, got 18446744073"),
+        ({"quadratic_tail": [1, True]}, r"quadratic_tail\[1\]: expected a variable 0 to 2, got True"),
+        ({"quadratic_tail": [0, 2]}, r"quadratic_tail\[0\]: expected another variable than 0, got it"),
+        ({"quadratic_head": [1, 0]}, r"quadratic_tail\[0\]: expected another variable than 1, got it"),
+        (
+            {"quadratic_head": [0, 1], "quadratic_tail": [1, 0]},
+            r"quadratic_head\[1\]: the variables \[0, 1\] are given twice",
+        ),
+        ({"version": {"bqm_schema": "4.0.0"}}, "version: expected bqm_schema 2.0.0 or 3.0.0, got '4.0.0'"),
+        ({"version": None}, "version: expected bqm_schema 2.0.0 or 3.0.0, got None"),
+        ({"use_bytes": True}, "use_bytes: expected false, got True"),
+        ({"num_variables": 3.0}, "num_variables: expected an integer, got 3.0"),
+        (
+            {"variable_labels": [0, 1, 2**63]},
+            r"variable_labels\[2\]: expected integers below 2\^63, got 9223",
+        ),
+        ({"variable_labels": [0, 1, ["a", 2**99]]}, r"variable_labels\[2\]: expected integers below 2\^63"),
     ],
 )
 def test_altered_json_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     path = write(tmp_path / "p.json", json.dumps(as_json(a_bqm()) | change))
     with pytest.raises(ProblemFileError, match=message):
         read_problem(path)
+
+
+def test_a_key_of_json_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    text = json.dumps(as_json(a_bqm())).replace('"offset"', '"num_variables": 3, "offset"')
+    with pytest.raises(ProblemFileError, match="the key 'num_variables' is given twice"):
+        read_problem(write(tmp_path / "p.json", text))
+
+
+def test_more_spins_than_memory_holds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line per spin, but J has one number per pair."""
+    monkeypatch.setattr("diabat.circuits.memory.available_bytes", lambda: 1 << 29)
+    lines = "".join(f"{j} {j} 1\n" for j in range(5000))
+    with pytest.raises(
+        ProblemFileError, match=r"couplings of 5000 spins need 0.559 GiB of memory, got 0.5 GiB"
+    ):
+        read_problem(write(tmp_path / "p", f"# vartype=SPIN\n{lines}"))
+    text = f"fields: {[0] * 300}\nthree_body: []\n"
+    with pytest.raises(ProblemFileError, match=r"three_body of 300 spins need 0.603 GiB of memory"):
+        read_problem(write(tmp_path / "p", text))
 
 
 @pytest.mark.parametrize("length", [8, 40, 170])

@@ -3,7 +3,6 @@ from typing import Any
 import pytest
 
 from diabat.config import ConfigError, build_model, build_sampler, build_task, make_config
-from diabat.config.yaml_files import parse_yaml
 
 BACKENDS = "dqa, exact, mean_field"
 TASKS = "brackets, shakespeare, sick, snli, mnli, pairs"
@@ -159,5 +158,7 @@ def test_parts_that_do_not_fit_together_are_refused_when_the_model_is_built() ->
 
 
 def test_a_configuration_that_contains_itself_is_refused() -> None:
+    sizes: list[Any] = [8]
+    sizes.append(sizes)
     with pytest.raises(ConfigError, match="the configuration contains itself"):
-        make_config(parse_yaml("fidelity: {sizes: &a [*a]}", "text"))
+        make_config({"fidelity": {"sizes": sizes}})

@@ -1,3 +1,4 @@
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diabat.config import ConfigError
-from diabat.config.yaml_files import dump_yaml, parse_yaml, read_mapping
+from diabat.config.yaml_files import MAX_BYTES, dump_yaml, parse_yaml, read_mapping
 
 SCALARS = (
     st.none()
@@ -87,5 +88,51 @@ def test_unreadable_files(tmp_path: Path) -> None:
 
 
 def test_deep_nesting_is_a_sentence() -> None:
-    with pytest.raises(ConfigError, match="text: nested too deeply"):
+    with pytest.raises(ConfigError, match="text, line 1: nested too deeply"):
         parse_yaml("[" * 5000 + "]" * 5000, "text")
+
+
+def bomb(levels: int, width: int) -> str:
+    """The issue's file: lists of aliases of lists of aliases, width^levels values when they are written out."""
+    lines = ["a0: &a0 [x]"]
+    for level in range(1, levels + 1):
+        lines.append(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * width)}]")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("text", [bomb(9, 9), bomb(40, 2), bomb(9, 9) + "? *a9\n: 1\n"])
+def test_aliases_that_grow_are_refused_before_they_do(text: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"text, line \d+: expected at most 1,000,000 values with what alias"
+    ):
+        parse_yaml(text, "text")
+
+
+def test_aliases_are_read() -> None:
+    assert parse_yaml("a: &x [1, 2]\nb: *x\n", "text") == {"a": [1, 2], "b": [1, 2]}
+    assert parse_yaml("a: &x {k: 1}\nb: [*x, *x]\n", "text")["b"] == [{"k": 1}, {"k": 1}]
+
+
+@pytest.mark.parametrize("text", ["&a [*a]", "a: &a {b: *a}", "a: &a [1, [*a]]"])
+def test_a_document_that_contains_itself_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="text, line 1: the document contains itself"):
+        parse_yaml(text, "text")
+
+
+@pytest.mark.parametrize("text", ["!!int 1_0", "!!int 0x10", "!!float 1_0.5", "!!float 1:30.5", "!!float x"])
+def test_a_tag_makes_no_number(text: str) -> None:
+    with pytest.raises(ConfigError, match="text, line 1: expected a number, got '"):
+        parse_yaml(text, "text")
+
+
+def test_numbers_may_have_tags() -> None:
+    assert parse_yaml("[!!float 1, !!float -.inf, !!int '010', !!str 1]", "x") == [1.0, -math.inf, 10, "1"]
+
+
+def test_large_files_are_refused_unread(tmp_path: Path) -> None:
+    with (tmp_path / "large.yaml").open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    with pytest.raises(ConfigError, match=rf"large.yaml': expected at most {MAX_BYTES} bytes, got more"):
+        read_mapping(tmp_path / "large.yaml")
+    with pytest.raises(ConfigError, match="text: expected at most 16777216 bytes of YAML, got more"):
+        parse_yaml("x" * (MAX_BYTES + 1), "text")
