@@ -47,9 +47,16 @@ class Average:
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what :meth:`tensors` gave."""
+        """Put back what :meth:`tensors` gave.
+
+        Raises:
+            KeyError: If one is missing.
+            ValueError: If one has another shape.
+        """
         for name, mean in self._mean.items():
-            mean.copy_(tensors[name])
+            if (tensor := tensors[name]).shape != mean.shape:  # it would be repeated
+                raise ValueError(f"{name}: expected {list(mean.shape)}, got {list(tensor.shape)}")
+            mean.copy_(tensor)
 
     @torch.no_grad()
     def _copy(self, tensors: Mapping[str, Tensor]) -> None:

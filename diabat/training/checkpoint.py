@@ -12,7 +12,8 @@ and the newest ``best`` folder; an old one is deleted after the new one is compl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ from diabat.training.files import (
 Kind = Literal["step", "best"]
 _KEPT: dict[Kind, int] = {"step": 2, "best": 1}
 _STATE = "state.json"
+_MODEL = "model"
 
 
 def save_checkpoint(
@@ -124,28 +126,61 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[st
     """
     import safetensors.torch
 
-    path = folder / _STATE
-    try:
-        facts = unseal(path.read_bytes())
-        tensors = {}
-        for name, expected in facts["files"].items():
-            path = folder / name
-            content = path.read_bytes()
-            got = {"bytes": len(content), "sha256": digest(content)}
-            if got != expected:
-                raise ValueError(_mismatch(expected, got))
-            tensors[path.stem] = safetensors.torch.load(content)
-    except OSError as error:
-        raise CheckpointError(_damage(path, f"expected a readable file, got '{error.strerror}'")) from error
-    except ValueError as error:
-        raise CheckpointError(_damage(path, str(error))) from error
+    with reading(folder / _STATE):
+        facts = unseal((folder / _STATE).read_bytes())
+        files = _listed(facts)
+    tensors = {}
+    for name, expected in files.items():
+        path = folder / name
+        with reading(path):
+            content = _as_listed(path, expected)
+            try:
+                tensors[path.stem] = safetensors.torch.load(content)
+            except Exception as error:  # of safetensors' own types, or whatever a wrong header makes of it
+                raise ValueError(
+                    f"expected safetensors, got '{' '.join(str(error).split())[:120]}'"
+                ) from None
     return tensors, facts
 
 
-def _mismatch(expected: Mapping[str, Any], got: Mapping[str, Any]) -> str:
-    if expected["bytes"] != got["bytes"]:
-        return f"expected {expected['bytes']} bytes, got {got['bytes']}"
-    return f"expected sha256 {expected['sha256']}, got {got['sha256']}"
+def _listed(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The files of a checkpoint, which lie in its folder, and what their bytes must be."""
+    files = facts.get("files")
+    if not isinstance(files, dict) or f"{_MODEL}.safetensors" not in files:
+        raise ValueError(f"expected files with {_MODEL}.safetensors among them, got {files!r:.120}")
+    for name, expected in files.items():
+        if Path(name).name != name or Path(name).suffix != ".safetensors":
+            raise ValueError(f"expected names of safetensors files in the folder, got {name!r:.60}")
+        if not isinstance(expected, dict) or expected.keys() != {"bytes", "sha256"}:
+            raise ValueError(f"expected bytes and sha256 of {name}, got {expected!r:.60}")
+    return files
+
+
+def _as_listed(path: Path, expected: Mapping[str, Any]) -> bytes:
+    size = path.stat().st_size
+    if size != expected["bytes"]:  # before it is read: it may be of any size
+        raise ValueError(f"expected {expected['bytes']} bytes, got {size}")
+    content = path.read_bytes()
+    if digest(content) != expected["sha256"]:
+        raise ValueError(f"expected sha256 {expected['sha256']}, got {digest(content)}")
+    return content
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Say whatever a damaged file of a checkpoint makes of its readers in one sentence.
+
+    Raises:
+        CheckpointError: For every error of the system, of a value, of a type, or of an entry that is not there.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(_damage(path, f"expected a readable file, got '{error.strerror}'")) from error
+    except KeyError as error:
+        raise CheckpointError(_damage(path, f"expected the entry {error}, got none")) from error
+    except (TypeError, ValueError, LookupError) as error:
+        raise CheckpointError(_damage(path, " ".join(str(error).split()).rstrip("."))) from error
 
 
 def _damage(path: Path, problem: str) -> str:
@@ -173,21 +208,27 @@ def load_model(run_dir: str | Path, which: Literal["best", "latest"] = "best") -
     found = find_checkpoints(Path(run_dir), kinds[which])
     if not found:
         raise CheckpointError(f"run_dir: expected a run with a {which} checkpoint, got none in {run_dir}.")
-    return read_checkpoint(found[0])[0]["model"]
+    return read_checkpoint(found[0])[0][_MODEL]
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Path) -> None:
     """Copy weights into a model of the same structure.
 
     Raises:
-        CheckpointError: If names or shapes differ; the message names the first difference.
+        CheckpointError: If names, shapes or types differ; the message names the first difference.
     """
     own = model.state_dict()
     for name in sorted(own.keys() | weights.keys()):
-        expected = list(own[name].shape) if name in own else "no such weight"
-        got = list(weights[name].shape) if name in weights else "no such weight"
+        mine, theirs = own.get(name), weights.get(name)
+        expected, got = _shape(mine), _shape(theirs)
+        if expected == got and mine is not None and theirs is not None:
+            expected, got = str(mine.dtype), str(theirs.dtype)
         if expected != got:
             raise CheckpointError(
                 f"checkpoint: {source} is of another model: {name}: expected {expected}, got {got}."
             )
     model.load_state_dict(dict(weights))
+
+
+def _shape(tensor: Tensor | None) -> str:
+    return "no such weight" if tensor is None else str(list(tensor.shape))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -57,10 +58,20 @@ class Scaler:
         }
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what :meth:`tensors` gave."""
+        """Put back what :meth:`tensors` gave.
+
+        Raises:
+            KeyError: If one is missing.
+            ValueError: If one is no finite number >= 0.
+        """
         if self.active:
-            saved = {"scale": float(tensors["scaler.scale"])}
-            saved["_growth_tracker"] = int(tensors["scaler._growth_tracker"])
+            values = {key: tensors[f"scaler.{key}"] for key in _STATE}
+            for key, value in values.items():
+                if value.numel() != 1 or not 0 <= float(value) < math.inf:
+                    raise ValueError(
+                        f"scaler.{key}: expected a finite number >= 0, got {value.flatten().tolist()!r:.60}"
+                    )
+            saved = {"scale": float(values["scale"]), "_growth_tracker": int(values["_growth_tracker"])}
             self._scaler.load_state_dict({**self._scaler.state_dict(), **saved})
 
 

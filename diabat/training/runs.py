@@ -11,14 +11,20 @@ import torch
 from torch import nn
 
 from diabat.training.average import Average
-from diabat.training.checkpoint import find_checkpoints, load_weights, read_checkpoint, remove_leftovers
+from diabat.training.checkpoint import (
+    find_checkpoints,
+    load_weights,
+    read_checkpoint,
+    reading,
+    remove_leftovers,
+)
 from diabat.training.errors import CheckpointError, OutputError
 from diabat.training.files import TEMPORARY_PREFIX, discard, replace_file, to_json
 from diabat.training.lock import LOCK
 from diabat.training.options import TrainOptions
 from diabat.training.precision import Scaler
 from diabat.training.report import METRICS
-from diabat.training.state import TrainState, restore_training
+from diabat.training.state import TrainState, checked_state, restore_training
 
 CONFIG = "config.json"
 FORMAT = 1
@@ -93,14 +99,19 @@ def continue_run(
         return None
     tensors, facts = read_checkpoint(found[0])
     remove_leftovers(folder)
-    _require_same_run(found[0], facts, options, data)
     model, optimizer, average, scaler = parts
+    with reading(found[0] / "state.json"):
+        _require_same_run(found[0], facts, options, data)
+        # The processor time of a run that an older version began is not known.
+        known = facts["state"]
+        state = checked_state({"cpu_seconds": None} | known if isinstance(known, dict) else known)
     load_weights(model, tensors["model"], found[0])
-    restore_training(model, optimizer, tensors["training"])
-    scaler.restore(tensors["training"])
-    average.restore(tensors.get("average", {}))
-    # The processor time of a run that an older version began is not known.
-    return TrainState(**{"cpu_seconds": None} | facts["state"])
+    with reading(found[0] / "training.safetensors"):
+        restore_training(model, optimizer, tensors["training"])
+        scaler.restore(tensors["training"])
+    with reading(found[0] / "average.safetensors"):
+        average.restore(tensors.get("average", {}))
+    return state
 
 
 def _require_empty(folder: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from diabat.training.order import epoch_order
 
 __all__ = [
     "TrainState",
+    "checked_state",
     "cuda_devices",
     "epoch_order",
     "fingerprint",
@@ -77,6 +79,25 @@ class TrainState:
         return improved
 
 
+def checked_state(values: Any) -> TrainState:
+    """A state from JSON; what an older version did not record has its default.
+
+    Raises:
+        ValueError: If an entry is unknown, or no number that it can be.
+    """
+    kinds = {field.name: str(field.type) for field in fields(TrainState)}
+    if not isinstance(values, dict) or not values.keys() <= kinds.keys():
+        raise ValueError(f"state: expected {', '.join(kinds)}, got {values!r:.120}")
+    for name, value in values.items():
+        kind = kinds[name]
+        whole = type(value) is int and value >= 0
+        real = kind.startswith("float") and type(value) in (int, float) and math.isfinite(value)
+        if not (whole or real or (value is None and kind.endswith("None"))):
+            expected = "a count" if kind.startswith("int") else "a finite number"
+            raise ValueError(f"state: expected {expected} as {name}, got {value!r:.60}")
+    return TrainState(**values)
+
+
 def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.AdamW:
     """AdamW with groups for the couplings J and K, for learnable anneals and for the head, where they differ."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -118,21 +139,55 @@ def training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 def restore_training(
     model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Put back what :func:`training_tensors` took."""
-    torch.set_rng_state(tensors["rng.cpu"])
+    """Put back what :func:`training_tensors` took.
+
+    Raises:
+        KeyError: If a tensor is missing.
+        ValueError: If one has another shape or type, or is no state of a generator.
+    """
+    states = {index: _moments(name, p, tensors) for index, (name, p) in enumerate(_ordered(model, optimizer))}
+    try:
+        torch.set_rng_state(_like("rng.cpu", tensors["rng.cpu"], torch.get_rng_state()))
+        for device in cuda_devices(model):
+            if (name := f"rng.{device}") in tensors:  # absent if the run began on another device
+                own = torch.cuda.get_rng_state(device)
+                torch.cuda.set_rng_state(_like(name, tensors[name], own), device)
+    except RuntimeError as error:
+        raise ValueError(f"rng: expected the state of a generator, got one that is none ({error})") from None
     restore_memory(model, tensors)
-    for device in cuda_devices(model):
-        if f"rng.{device}" in tensors:  # absent if the run began on another device
-            torch.cuda.set_rng_state(tensors[f"rng.{device}"], device)
     packed = optimizer.state_dict()
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    ordered = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
-    packed["state"] = {
-        index: {key: tensors[f"optimizer.{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq")}
-        for index, name in enumerate(ordered)
-        if f"optimizer.step.{name}" in tensors
-    }
+    packed["state"] = {index: state for index, state in states.items() if state}
     optimizer.load_state_dict(packed)
+
+
+def _ordered(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:
+    """Names and parameters in the order in which the optimiser numbers them."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return [(names[p], p) for group in optimizer.param_groups for p in group["params"]]
+
+
+def _moments(name: str, parameter: nn.Parameter, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """State of AdamW for one parameter; empty if it has taken no step.
+
+    The fused kernel takes every size on trust: with a shorter tensor it writes to memory that is not its own.
+    """
+    if f"optimizer.step.{name}" not in tensors:
+        return {}
+    forms = {"step": torch.zeros(()), "exp_avg": parameter, "exp_avg_sq": parameter}
+    found = {}
+    for key, form in forms.items():
+        full = f"optimizer.{key}.{name}"
+        found[key] = _like(full, tensors[full], form)
+    return found
+
+
+def _like(name: str, tensor: Tensor, form: Tensor) -> Tensor:
+    """The tensor, if it has the shape and the type of another."""
+    if tensor.shape != form.shape or tensor.dtype != form.dtype:
+        raise ValueError(
+            f"{name}: expected {form.dtype} {list(form.shape)}, got {tensor.dtype} {list(tensor.shape)}"
+        )
+    return tensor
 
 
 def cuda_devices(model: nn.Module) -> list[torch.device]:

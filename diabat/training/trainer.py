@@ -17,6 +17,7 @@ from diabat.training.average import Average
 from diabat.training.checkpoint import save_checkpoint
 from diabat.training.clock import Clock
 from diabat.training.diagnostics import numbers_in_range, require_finite
+from diabat.training.errors import CheckpointError
 from diabat.training.evaluate import evaluate
 from diabat.training.objective import require_mixable, training_loss
 from diabat.training.options import TrainOptions
@@ -74,6 +75,11 @@ class Trainer:
         if resume:
             parts = (self.model, self.optimizer, self.average, self.scaler)
             found = continue_run(self.folder, parts, self.options, self.data)
+            if found is not None and found.batch >= self.batches:
+                raise CheckpointError(
+                    f"checkpoint: expected fewer than {self.batches} batches of the epoch under way to be taken, got "
+                    f"{found.batch} in {self.folder}."
+                )
         self.processes.wait()  # before the first process writes what the others look for
         self.state = found or TrainState()
         if found is None and self.processes.is_main:

@@ -55,7 +55,8 @@ class Kept:
         """Take over copies of what :meth:`tensors` gave.
 
         Raises:
-            ValueError: If there are no chains, or chains or ladder are of another number of replicas or problems.
+            ValueError: If there are no chains, or chains or ladder are of another number of replicas or problems,
+                or the ladder does not rise.
         """
         if "chains" not in tensors:
             raise ValueError(f"state: expected the chains of a persistent sampler, got {', '.join(tensors)}.")
@@ -65,6 +66,10 @@ class Kept:
         shape = (math.prod(spins.shape[2:-1]), replicas)
         if ladder is not None and ladder.shape != shape:
             raise ValueError(f"state: expected a ladder of shape {list(shape)}, got {list(ladder.shape)}.")
+        if ladder is not None and not (
+            ladder.dtype == np.float64 and np.isfinite(ladder).all() and (np.diff(ladder) >= 0).all()
+        ):
+            raise ValueError("state: expected a ladder of ascending float64, got other values.")
         return cls(spins, couplings, ladder)
 
     def tensors(self) -> dict[str, Tensor]:
