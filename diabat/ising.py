@@ -238,6 +238,8 @@ class Ising:
 def _check_tensor(name: str, value: Any, expected: str = "a tensor, an array or a list") -> None:
     if not isinstance(value, Tensor):
         raise IsingError(f"{name}: expected {expected}, got {type(value).__name__}.")
+    if value.is_meta:
+        raise IsingError(f"{name}: expected a tensor with data, got one on the device meta.")
     if value.layout != torch.strided:
         raise IsingError(f"{name}: expected a dense tensor, got the layout {value.layout}; use .to_dense().")
 

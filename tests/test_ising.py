@@ -176,6 +176,21 @@ def test_sparse_tensors_are_refused(argument: str) -> None:
         Ising(**given)
 
 
+@pytest.mark.parametrize("argument", ["fields", "couplings", "visible", "three_body"])
+def test_tensors_without_data_are_refused(argument: str) -> None:
+    given: dict[str, Any] = {
+        "fields": torch.zeros(3),
+        "couplings": torch.zeros(3, 3),
+        "visible": torch.ones(3, dtype=torch.bool),
+        "three_body": torch.zeros(3, 3, 3),
+    }
+    given[argument] = given[argument].to("meta")
+    with pytest.raises(
+        IsingError, match=f"{argument}: expected a tensor with data, got one on the device meta"
+    ):
+        Ising(**given)
+
+
 def test_empty_and_infinite_bqms_are_refused() -> None:
     with pytest.raises(IsingError, match="n >= 1"):
         from_bqm(dimod.BinaryQuadraticModel("SPIN"))

@@ -63,7 +63,7 @@ class BoltzmannAttention(CoupledHeads):
         bandwidth: int | None = None,
     ) -> None:
         super().__init__()
-        check_sizes(embed_dim, num_heads, window, mode)
+        check_sizes(embed_dim, num_heads, window, mode, bandwidth)
         self.embed_dim, self.causal = embed_dim, causal
         self.query = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.key = nn.Linear(embed_dim, embed_dim, bias=bias)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from diabat.attention.layer import IsingLayer
+from diabat.circuits.memory import require_memory
 from diabat.ising import pack_three_body
 from diabat.samplers.banded import BandedSampler
 from diabat.samplers.banded.layout import pack_band
@@ -53,11 +54,9 @@ class CoupledHeads(IsingLayer):
             ValueError: If ``num_reads`` or ``bandwidth`` is invalid.
             UnsupportedError: If the sampler does not support the mode, the window or the estimator.
         """
-        _check_bandwidth(bandwidth)
         self.num_heads, self.window, self.bandwidth, self.mode = num_heads, window, bandwidth, mode
         self.use_sampler(sampler, gradient=gradient, num_reads=num_reads)
-        pairs = sum(window - d for d in range(1, self._reach + 1))
-        triples = math.comb(window, 3)
+        pairs, triples = _numbers_of_terms(window, self._reach)
         terms = mode.split("+")
         zeros = partial(torch.zeros, device=device, dtype=dtype)
         self.coupling_pairs = nn.Parameter(zeros(num_heads, pairs)) if "J" in terms else None
@@ -158,8 +157,13 @@ def normalised_weights(alpha: Tensor, visible: Tensor) -> Tensor:
     return positive / positive.sum(-1, keepdim=True).clamp_min(torch.finfo(alpha.dtype).tiny)
 
 
-def check_sizes(embed_dim: int, num_heads: int, window: int, mode: str) -> None:
-    """Refuse sizes that are no sizes, and an unknown mode with the nearest one.
+def _numbers_of_terms(window: int, reach: int) -> tuple[int, int]:
+    """Pairs of positions that are at most ``reach`` apart, and triples."""
+    return reach * window - reach * (reach + 1) // 2, math.comb(window, 3)
+
+
+def check_sizes(embed_dim: int, num_heads: int, window: int, mode: str, bandwidth: int | None) -> None:
+    """Refuse sizes that are no sizes or fit into no memory, and an unknown mode with the nearest one.
 
     Raises:
         ValueError: Names the argument.
@@ -174,6 +178,16 @@ def check_sizes(embed_dim: int, num_heads: int, window: int, mode: str) -> None:
         near = [lower[m] for m in difflib.get_close_matches(str(mode).lower(), lower, n=1)]
         hint = f" Did you mean '{near[0]}'?" if near else ""
         raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}.{hint}")
+    _check_bandwidth(bandwidth)
+    pairs, triples = _numbers_of_terms(
+        window, window - 1 if bandwidth is None else min(bandwidth, window - 1)
+    )
+    terms = mode.split("+")
+    # float32, with gradients and both moments of an optimiser as large.
+    numbers = num_heads * (pairs * ("J" in terms) + triples * ("K" in terms)) + 4 * embed_dim**2
+    require_memory(
+        16 * numbers + window**2, f"weights of window = {window} and embed_dim = {embed_dim}", "window"
+    )
 
 
 def _check_bandwidth(bandwidth: int | None) -> None:

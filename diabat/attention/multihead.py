@@ -74,7 +74,7 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         num_reads: int | None = None,
         bandwidth: int | None = None,
     ) -> None:
-        check_sizes(embed_dim, num_heads, window, mode)
+        check_sizes(embed_dim, num_heads, window, mode, bandwidth)
         for name, asked in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
             if asked:
                 raise ValueError(f"{name}: expected False, since couplings are between keys, got {asked!r}.")

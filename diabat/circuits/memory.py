@@ -17,12 +17,13 @@ def available_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def require_memory(needed: int, what: str) -> None:
+def require_memory(needed: int, what: str, argument: str = "fields") -> None:
     """Refuse work that needs more memory than there is.
 
     Args:
         needed: Bytes.
-        what: What needs them, for the message.
+        what: What needs them, in the plural, for the message.
+        argument: The argument that asks for so much, for the message.
 
     Raises:
         ValueError: There is less; the message says how much is needed and how much there is.
@@ -30,5 +31,10 @@ def require_memory(needed: int, what: str) -> None:
     # Small requests are not worth asking the system about.
     if needed > 1 << 28 and needed > (there := available_bytes()):
         raise ValueError(
-            f"fields: {what} need {needed / 2**30:.3g} GiB of memory, got {there / 2**30:.3g} GiB available."
+            f"{argument}: {what} need {_gib(needed)} GiB of memory, got {_gib(there)} GiB available."
         )
+
+
+def _gib(size: int) -> str:
+    # In integers: a size may be beyond what a float holds.
+    return f"{size / 2**30:.3g}" if size < 1 << 80 else "more than 2^50"

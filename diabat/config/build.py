@@ -111,7 +111,7 @@ def build_model(config: Config, task: Task | PairTask, backend: Sampler | None =
     except (ValueError, TypeError) as error:
         text = " ".join(str(error).split())
         # The attention layer speaks of its own arguments; the user set them in the sections model and task.
-        section = {"mode": "model.", "window": "task."}.get(text.partition(":")[0], "")
+        section = {"mode": "model.", "embed_dim": "model.", "window": "task."}.get(text.partition(":")[0], "")
         raise ConfigError(f"{section}{text}") from error
 
 

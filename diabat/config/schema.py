@@ -31,6 +31,8 @@ Ensemble = Literal["sk", "ferromagnet"]
 _SECTIONS = ("task", "model", "sampler", "training", "fidelity")
 _PAPER_MEAN_FIELD = {"damping": 0.7, "max_iterations": 25, "tolerance": 1e-4}
 """Mean field as in the paper on sentence pairs (arXiv:2603.18761, sec. 7.3)."""
+_MOST_THREADS = 1024
+"""Beyond what machines have, torch starts them one by one until memory is full."""
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -83,7 +85,7 @@ class Config(BaseModel):
 
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     output: Path = Path("runs/default")
-    threads: Count | None = 1
+    threads: Annotated[int, Field(ge=1, le=_MOST_THREADS)] | None = 1
     device: Literal["cpu", "cuda", "auto"] = "cpu"
     task: TaskOptions = BracketOptions()
     model: ModelOptions = TransformerOptions()

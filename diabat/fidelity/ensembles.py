@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from diabat.circuits.memory import require_memory
 from diabat.ising import Ising, pack_couplings
 
 DEFAULT_STRENGTHS = (0.1, 0.3, 0.6, 1.0, 1.5)
@@ -60,6 +61,7 @@ def sk(
         ValueError: If a size is below 1, or a strength is negative or not finite.
     """
     _check_sizes(num_spins=num_spins, instances=instances, queries=queries)
+    _require_room(len(strengths), num_spins, instances, queries)
     generator = torch.Generator().manual_seed(seed)
     pairs = num_spins * (num_spins - 1) // 2
     h = torch.randn(instances, queries, num_spins, generator=generator, dtype=torch.float64)
@@ -97,6 +99,7 @@ def ferromagnet(
         ValueError: If a size is below 1, or a strength is negative or not finite.
     """
     _check_sizes(num_spins=num_spins, queries=queries)
+    _require_room(len(strengths), num_spins, 1, queries)
     generator = torch.Generator().manual_seed(seed)
     h = torch.randn(queries, num_spins, generator=generator, dtype=torch.float64)
     J = (1 - torch.eye(num_spins, dtype=torch.float64)) / num_spins
@@ -104,6 +107,12 @@ def ferromagnet(
         Ensemble("ferromagnet", g, Ising((g_h * h).to(dtype), (g * J).to(dtype)))
         for g, g_h in _strengths(strengths, field_strength)
     ]
+
+
+def _require_room(strengths: int, spins: int, instances: int, queries: int) -> None:
+    """Refuse ensembles that do not fit into memory, float64."""
+    needed = 8 * (strengths + 2) * instances * spins * (spins + queries)
+    require_memory(needed, f"{instances} x {queries} problems of {spins} spins", "instances")
 
 
 def coupling_strength(couplings: Tensor | None) -> float:

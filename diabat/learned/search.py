@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from diabat.circuits.grids import MAX_STEPS
 from diabat.circuits.trotter import TrotterPlan
 
 _FEWEST = 4  # layers; halving stops here
@@ -37,6 +38,8 @@ class Search:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
                 raise ValueError(f"{name}: expected an integer >= {smallest}, got {value!r}.")
+        if self.layers > MAX_STEPS:
+            raise ValueError(f"layers: expected at most {MAX_STEPS}, got {self.layers}.")
 
     def stages(self, given: int | None = None) -> list[int]:
         """Numbers of layers on the way to `layers`, from those of a given plan or from the fewest.

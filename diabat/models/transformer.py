@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from diabat.attention.boltzmann import BoltzmannAttention
+from diabat.circuits.memory import require_memory
 
 if TYPE_CHECKING:
     from diabat.samplers.base import Sampler
@@ -115,6 +116,21 @@ class Block(nn.Module):
         return x if self.ffn is None else x + self.ffn(x)
 
 
+def _require_room(options: TransformerOptions, vocab_size: int, num_classes: int, window: int) -> None:
+    """Refuse weights that do not fit into memory with their gradients and both moments of the optimiser, float32.
+
+    What the couplings need, the attention layer says.
+    """
+    width = options.embed_dim
+    numbers = options.num_layers * width * (4 * width + 2 * options.ffn_dim)
+    numbers += width * (vocab_size + window + num_classes)
+    what = (
+        f"weights of embed_dim = {width}, num_layers = {options.num_layers}, ffn_dim = {options.ffn_dim} and "
+        f"{vocab_size} symbols"
+    )
+    require_memory(16 * numbers, what, "embed_dim")
+
+
 class Transformer(nn.Module):
     """Symbols to class logits, one per position: embeddings, pre-LN blocks, a final LayerNorm, a linear head.
 
@@ -145,6 +161,7 @@ class Transformer(nn.Module):
         num_reads: int | None = None,
     ) -> None:
         super().__init__()
+        _require_room(options, vocab_size, num_classes, window)
         seed = int(torch.randint(2**31, ()))
         self.options = options
         self.window = window

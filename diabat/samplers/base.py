@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from diabat.circuits.memory import require_memory
 from diabat.ising import Ising
 from diabat.samplers.derivatives import Solver, analytic_moments, without_autocast
 from diabat.samplers.options import WithOptions
@@ -245,7 +246,8 @@ class Sampler(WithOptions, ABC):
 
         Raises:
             UnsupportedError: If the backend does not support the problem or does not sample.
-            ValueError: If ``num_reads`` or ``seed`` is out of range.
+            ValueError: If ``num_reads`` or ``seed`` is out of range, or the reads, int8, would not fit into the memory
+                that is available.
         """
         _require_ising(ising)
         num_reads = as_int(num_reads)
@@ -253,6 +255,7 @@ class Sampler(WithOptions, ABC):
         if not self.capabilities.samples:
             raise UnsupportedError(f"sampler '{self.name}' computes moments only and cannot draw samples.")
         self._require(ising)
+        require_room(ising, num_reads)
         drawn = draw_seed(seed)
         start = time.perf_counter()
         with torch.no_grad(), without_autocast(ising.fields):
@@ -358,12 +361,16 @@ class Sampler(WithOptions, ABC):
         )
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
+        require_room(ising, self.num_reads)
         samples = self._sample(ising.detach(), self.num_reads, seed)
         return samples.moments(correlations=correlations, dtype=ising.fields.dtype)
 
     def _require(self, ising: Ising) -> None:
         """Refuse what the capabilities exclude, in a full sentence."""
         able = self.capabilities
+        for name in ("fields", "couplings", "visible", "three_body"):
+            if (tensor := getattr(ising, name)) is not None and tensor.is_meta:
+                raise UnsupportedError(f"{name}: expected a tensor with data, got one on the device meta.")
         if ising.fields.dtype not in (torch.float32, torch.float64):  # of a problem that was not checked
             raise UnsupportedError(f"fields: expected dtype float32 or float64, got {ising.fields.dtype}.")
         if ising.three_body is not None and not able.three_body:
@@ -394,6 +401,17 @@ def check_num_reads(num_reads: int) -> None:
     """Raise ValueError unless ``num_reads`` is an integer of at least 1."""
     if isinstance(num_reads, bool) or not isinstance(num_reads, int) or num_reads < 1:
         raise ValueError(f"num_reads: expected an integer >= 1, got {num_reads!r}.")
+
+
+def require_room(ising: Ising, num_reads: int) -> None:
+    """Refuse more reads than fit into memory: one byte per read, problem and spin.
+
+    Raises:
+        ValueError: The message says how much is needed and how much there is.
+    """
+    require_memory(
+        num_reads * ising.fields.numel(), f"{num_reads} reads of {ising.num_problems} problems", "num_reads"
+    )
 
 
 def as_int(value: Any) -> Any:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from diabat.circuits.memory import require_memory
 from diabat.tasks.base import IGNORED, Split, Task
 
 OPEN, CLOSE, FIRST_FILLER = 0, 1, 2
@@ -49,6 +50,8 @@ class BracketOptions:
             value = getattr(self, name)
             if value < least:
                 raise ValueError(f"{name}: expected an integer >= {least}, got {value}.")
+            if value >= 2**63:
+                raise ValueError(f"{name}: expected an integer below 2^63, got {value}.")
 
 
 def brackets(options: BracketOptions | None = None) -> Task:
@@ -58,11 +61,14 @@ def brackets(options: BracketOptions | None = None) -> Task:
     is ever trained on.  The same options give the same tensors.
 
     Raises:
-        ValueError: If the vocabulary and window allow too few sequences to hold any back.
+        ValueError: If the vocabulary and window allow too few sequences to hold any back, or memory does not hold them.
     """
     options = options or BracketOptions()
     generator = torch.Generator().manual_seed(options.seed)
     wanted = (options.num_train, options.num_validation)
+    # Drawing takes the most: random orders, words, and where they are kept.
+    needed = 40 * sum(wanted) * options.window
+    require_memory(needed, f"{sum(wanted)} sequences of window = {options.window}", "num_train")
     parts: tuple[list[Tensor], list[Tensor]] = ([], [])
     counts = [0, 0]
     for _ in range(_MAX_DRAWS):

@@ -139,7 +139,8 @@ class Trainer:
 
     def _gradients(self, chosen: Tensor) -> Tensor:
         """Add up the gradients of this process's pieces of a batch; return its share of the mean loss."""
-        pieces = chosen.tensor_split(self.options.accumulation * self.processes.count)
+        # More pieces than examples would be empty ones.
+        pieces = chosen.tensor_split(min(self.options.accumulation * self.processes.count, len(chosen)))
         total = self.train.counted(chosen) if len(pieces) > 1 else 0
         loss = torch.zeros((), device=self.device)
         for piece in self.processes.own(pieces):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -76,3 +77,15 @@ def test_bad_arguments(call: object, message: str) -> None:
     assert callable(call)
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("sizes", [{"queries": 10**9}, {"num_spins": 10**6, "queries": 1}])
+def test_ensembles_that_fit_into_no_memory_are_refused(
+    sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diabat.circuits.memory.available_bytes", lambda: 1 << 33)
+    for family in (sk, ferromagnet):
+        with pytest.raises(
+            ValueError, match=r"^instances: .* spins need .* GiB of memory, got 8 GiB available\.$"
+        ):
+            family(**sizes)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -140,3 +142,23 @@ def test_options_out_of_range_are_refused(name: str, value: float, message: str)
 def test_unknown_modes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"mode: expected one of .*softmax.*, got 'sigmoid'"):
         build(mode="sigmoid")
+
+
+@pytest.mark.parametrize(
+    ("changes", "window", "name"),
+    [
+        ({"embed_dim": 10**6}, 4, "embed_dim"),
+        ({"num_layers": 10**9}, 4, "embed_dim"),
+        ({"ffn_dim": 10**12}, 4, "embed_dim"),
+        ({}, 10**6, "window"),
+        ({"mode": "h+K"}, 3000, "window"),
+        ({}, 10**18, "embed_dim"),
+    ],
+)
+def test_weights_that_fit_into_no_memory_are_refused(
+    changes: dict[str, Any], window: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diabat.circuits.memory.available_bytes", lambda: 1 << 33)
+    options = TransformerOptions(**changes)
+    with pytest.raises(ValueError, match=rf"^{name}: weights of .* GiB of memory, got 8 GiB available\.$"):
+        Transformer(options, 12, 8, window, sampler="mean_field")

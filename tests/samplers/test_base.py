@@ -234,3 +234,43 @@ def test_a_backend_without_either_method_says_so() -> None:
 
     with pytest.raises(UnsupportedError, match=r"sampler 'empty' cannot draw samples\."):
         Empty().moments(make_problem((), 2))
+
+
+@pytest.fixture
+def half_a_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diabat.circuits.memory.available_bytes", lambda: 1 << 29)
+
+
+class NeverAsked(FIFOSampler):
+    """Answers nothing: what is refused must be refused before."""
+
+    def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+        raise AssertionError("the problem has reached the backend")
+
+
+@pytest.mark.usefixtures("half_a_gib")
+@pytest.mark.parametrize("num_reads", [10**9, 10**12, 10**400])
+def test_reads_that_fit_into_no_memory_are_refused(num_reads: int) -> None:
+    ising = make_problem((2,), 4, seed=0)
+    message = r"^num_reads: \d+ reads of 2 problems need .+ GiB of memory, got 0.5 GiB available\.$"
+    with pytest.raises(ValueError, match=message):
+        NeverAsked(reads()).sample(ising, num_reads)
+    averaging = NeverAsked(reads())
+    averaging.num_reads = num_reads
+    with pytest.raises(ValueError, match=message):
+        averaging.moments(ising)
+    with pytest.raises(AssertionError, match="reached"):  # one byte per read, problem and spin
+        NeverAsked(reads()).sample(ising, 2**29 // 8)
+
+
+def test_tensors_without_data_are_refused() -> None:
+    """An Ising that was not checked may hold one."""
+    for ising in (
+        Ising(torch.zeros(2, 3, device="meta"), check=False),
+        Ising(torch.zeros(2, 3), torch.zeros(3, 3, device="meta"), check=False),
+    ):
+        for call in (NeverAsked(reads()).sample, lambda problem, _: NeverAsked(reads()).moments(problem)):
+            with pytest.raises(
+                UnsupportedError, match="expected a tensor with data, got one on the device meta"
+            ):
+                call(ising, 5)

@@ -113,3 +113,26 @@ def test_build_task_dispatches_and_refuses() -> None:
     assert build_task(BracketOptions(num_train=5, num_validation=5)).name == "brackets"
     with pytest.raises(TypeError, match="expected ShakespeareOptions or BracketOptions, got dict"):
         build_task({})  # type: ignore[arg-type]  # on purpose or by keyword
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"window": 10**6}, {"num_train": 10**9}, {"num_validation": 10**18}],
+    ids=lambda c: next(iter(c)),
+)
+def test_more_sequences_than_memory_holds_are_refused(
+    changes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diabat.circuits.memory.available_bytes", lambda: 1 << 33)
+    with pytest.raises(
+        ValueError, match=r"^num_train: \d+ sequences of window = \d+ need .* got 8 GiB available\.$"
+    ):
+        brackets(BracketOptions(**changes))
+
+
+@pytest.mark.parametrize("name", ["window", "vocab_size", "num_train", "num_validation", "seed"])
+def test_integers_that_torch_cannot_hold_are_refused(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"{name}: expected an integer below 2\^63, got 9223372036854775808"
+    ):
+        BracketOptions(**{name: 2**63})

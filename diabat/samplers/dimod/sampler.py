@@ -12,7 +12,7 @@ import torch
 
 from diabat.circuits import Betas
 from diabat.ising import Ising
-from diabat.samplers.base import Capabilities, Sampler, Samples, check_num_reads
+from diabat.samplers.base import Capabilities, Sampler, Samples, check_num_reads, require_room
 from diabat.samplers.dimod.budget import Budget, access_time
 from diabat.samplers.dimod.cache import AnswerCache, check_plain
 from diabat.samplers.dimod.dry_run import DryRun, dry_run
@@ -185,6 +185,7 @@ class DimodSampler(Sampler):
         """
         check_num_reads(num_reads)
         self._require(ising)
+        require_room(ising, num_reads)
         estimated = self._beta != "estimate" or "_estimated" in self.__dict__
         works = self._works(ising.detach(), self.betas if estimated else Betas(1.0, 1.0), num_reads, seed)
         return dry_run(self._submitter, works, ising.num_problems)

@@ -18,6 +18,7 @@ from diabat.samplers.dimod.target import DimodLike, accepted_parameters, identit
 
 # A sampler that keeps returning fewer reads than asked for is refused after this many submissions.
 _MOST_PARTS = 4
+_MOST_SUBMISSIONS = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +47,16 @@ class Work:
 def split_reads(
     packed: Sequence[Packed], factor: float, reads: int, seed: int, most: int | None
 ) -> list[Work]:
-    """Cut every model into submissions of at most ``most`` reads."""
+    """Cut every model into submissions of at most ``most`` reads.
+
+    Raises:
+        ValueError: If there would be more than a million.
+    """
     size = reads if most is None else min(reads, most)
+    if (count := len(packed) * -(-reads // size)) > _MOST_SUBMISSIONS:
+        raise ValueError(
+            f"num_reads: expected at most {_MOST_SUBMISSIONS} submissions of {size} reads, got {count}."
+        )
     return [
         Work(one, factor, min(size, reads - start), seed, part)
         for one in packed
