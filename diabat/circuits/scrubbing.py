@@ -6,18 +6,49 @@ import re
 
 _MAX_MESSAGE = 300
 
+_NAMES = (
+    r"[\w-]*(?:token|(?:api|access|private|auth)[_-]?key|secret|passw(?:or)?d|passphrase|credentials?"
+    r"|authorization)"
+)
+_SCHEMES = r"(?:(?:bearer|basic|digest|token)\s+)?"
+# A list, a text in quotes, or what stands before the next space or comma.
+_VALUE = r"(?:\[[^\]]*\]?|\([^)]*\)?|\{[^}]*\}?|\\?\"[^\"]*\"?|\\?'[^']*'?|[^\s,;)]+)"
+
+_USER = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s/?#@]*@", re.IGNORECASE)
+_QUERY = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s?#'\"]*)[?#][^\s'\",)]+", re.IGNORECASE)
+_EQUALS = rf"\\?[\"']?\s*(?:[:=]|%3D)\s*)(?!\*\*\*){_SCHEMES}{_VALUE}"
+_ASSIGNED = re.compile(rf"\b({_NAMES}{_EQUALS}", re.IGNORECASE)
+_KEY = re.compile(rf"\b([\w-]*key{_EQUALS}", re.IGNORECASE)
+# In a header or on a command line, and in quotes, nothing but a space stands between.
+_FOLLOWED = re.compile(
+    rf"((?<!\w)(?:x-auth-token|--?{_NAMES})\s+|\b(?:token|password|secret)\s+(?=[\"'])){_VALUE}",
+    re.IGNORECASE,
+)
+_BEARER = re.compile(
+    r"\b((?:bearer|basic)\s+)(?=[^\s,;)]*[\d._=-])[^\s,;)]+|\b(bearer\s+)[^\s,;)]+", re.IGNORECASE
+)
+_LONG = re.compile(r"(?=[\w\-+/=~]*\d)[\w\-+/=~]{20,}")
+
+
+def without_secrets(text: str) -> str:
+    """A text without what stands where secrets stand, however short: user and query of an address, and values.
+
+    Values are what follows "token:", "key=", "secret", "password", "authorization" and the like, a list or a text in
+    quotes as a whole, and "bearer".
+    """
+    text = _USER.sub(r"\1***@", text)
+    text = _QUERY.sub(r"\1?***", text)
+    text = _ASSIGNED.sub(r"\1***", text)
+    text = _FOLLOWED.sub(r"\1***", text)
+    return _BEARER.sub(lambda found: f"{found[1] or found[2]}***", text)
+
 
 def scrubbed(message: str) -> str:
-    """A message on one line, at most 300 characters, without what looks like a key or follows the name of one.
+    """A message on one line, at most 300 characters, without secrets and without what looks like a key.
 
-    Words of 20 or more letters, digits and _-+/=~ with a digit among them are taken for keys, and so is what follows
-    "token:", "key=", "secret", "password", "authorization" and the like, or "bearer".
+    What follows any "key:" or "...key=" counts as a secret here.  Words of 20 or more letters, digits and _-+/=~ with a
+    digit among them are taken for keys.
     """
-    text = " ".join(message.split())
-    text = re.sub(r"(?=[\w\-+/=~]*\d)[\w\-+/=~]{20,}", "***", text)
-    names = (
-        r"(?i)\b([\w-]*(?:token|key|secret|password|authorization)[\"']?\s*[:=]\s*)(?:bearer\s+)?[^\s,;)]+"
-    )
-    text = re.sub(names, r"\1***", text)
-    text = re.sub(r"(?i)\b(bearer\s+)[^\s,;)]+", r"\1***", text)
+    text = without_secrets(_LONG.sub("***", " ".join(message.split())))
+    text = _KEY.sub(r"\1***", text)
     return text if len(text) <= _MAX_MESSAGE else text[: _MAX_MESSAGE - 1] + "…"

@@ -87,7 +87,9 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def sentence(error: Exception) -> str:
     """Say in one line what went wrong."""
-    text = " ".join(str(error).split())
+    from diabat.circuits.scrubbing import without_secrets  # numpy comes with it, which help does not need
+
+    text = without_secrets(" ".join(str(error).split()))
     if isinstance(error, OSError) and error.strerror:
         place = f"'{error.filename}': " if error.filename else ""
         return f"{place}{error.strerror}."

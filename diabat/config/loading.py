@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from diabat.config.errors import ConfigError, explain
 from diabat.config.overrides import apply_overrides, parse_override
 from diabat.config.schema import Config, valid_keys, with_defaults
-from diabat.config.trust import RUN_CONFIG, refuse_untrusted
+from diabat.config.trust import RUN_CONFIG, refuse_stored_secrets, refuse_untrusted
 from diabat.config.yaml_files import dump_yaml, read_mapping
 
 
@@ -73,8 +73,9 @@ def make_config(document: dict[str, Any]) -> Config:
     """Validate plain data (as read from YAML or JSON); what it leaves out is filled with defaults.
 
     Raises:
-        ConfigError: If a key is unknown or a value has the wrong type or range.
+        ConfigError: If a key is unknown, a value has the wrong type or range, or there is a secret, which is not shown.
     """
+    refuse_stored_secrets(document)
     try:
         text = json.dumps(with_defaults(document))
     except (ValueError, RecursionError) as error:  # a YAML alias to a list that holds it

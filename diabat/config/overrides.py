@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from diabat.circuits.scrubbing import without_secrets
 from diabat.config.errors import ConfigError, shown
 from diabat.config.yaml_files import parse_yaml
 
@@ -20,16 +21,17 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
         ConfigError: If there is no ``=``, no valid key before it, or no YAML value after it.
     """
     key, equals, value = text.partition("=")
+    safe = without_secrets(text)
     if not equals or not _KEY.fullmatch(key):
-        raise ConfigError(f"override '{text}': expected KEY=VALUE, for example sampler.backend=dqa.")
+        raise ConfigError(f"override '{safe}': expected KEY=VALUE, for example sampler.backend=dqa.")
     if not value.strip():
         raise ConfigError(
-            f"override '{text}': expected a value after '=', got nothing; write {key}=null for none."
+            f"override '{safe}': expected a value after '=', got nothing; write {key}=null for none."
         )
-    parsed = parse_yaml(value, f"override '{text}'")
+    parsed = parse_yaml(value, f"override '{safe}'")
     if isinstance(parsed, dict):
         raise ConfigError(
-            f"override '{text}': expected a scalar or a list, got a mapping; override one key each."
+            f"override '{safe}': expected a scalar or a list, got a mapping; override one key each."
         )
     return tuple(key.split(".")), parsed
 

@@ -2,6 +2,7 @@
 
 A configuration that you write, and an override that you type, may name anything.  A run folder may come from somebody
 else: from its ``config.json`` only samplers of known packages are taken, and no address, unless it is trusted.
+Secrets are refused in all of them.
 """
 
 from __future__ import annotations
@@ -47,6 +48,26 @@ def refuse_untrusted(document: dict[str, Any], path: Path, given: Iterable[KeyPa
                     f"{dotted(key)}: expected {expected} in the folder of a run, got {value!r:.80} in '{path}'; set "
                     "the key yourself, or give --trust (trust=True) if you trust whoever made the run."
                 )
+
+
+def refuse_stored_secrets(document: dict[str, Any]) -> None:
+    """Refuse secrets in the options of samplers, and addresses with secrets anywhere: all of it is stored with a run.
+
+    Raises:
+        ConfigError: Names the key, never the value.
+    """
+    from diabat.samplers.dimod.secrets import refuse_secrets
+
+    try:
+        refuse_secrets("sampler", document.get("sampler"))
+        refuse_secrets("fidelity.backends", _samplers(document)["fidelity"]["backends"])
+        for key, value in _leaves(document, ()):
+            if isinstance(value, str) and "://" in value:
+                refuse_secrets(dotted(key), value)
+    except RecursionError:  # it contains itself, which is told elsewhere
+        return
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _expected(key: KeyPath, value: Any) -> str | None:

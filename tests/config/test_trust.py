@@ -12,6 +12,7 @@ import pytest
 
 from diabat.config import ConfigError, build_sampler, load_config, make_config
 from diabat.config.ensembles import attention_ensembles
+from diabat.config.overrides import parse_override
 from diabat.config.runs import load_run
 from diabat.config.trust import KNOWN_PACKAGES, refuse_untrusted
 
@@ -159,3 +160,47 @@ def test_a_run_folder_connects_to_nobody(sampler: dict[str, Any], key: str, tmp_
         ConfigError, match=rf"^sampler\.{key}: expected no (address|way to connect) in the folder"
     ):
         refuse_untrusted({"sampler": sampler}, run_folder(tmp_path, sampler) / "config.json")
+
+
+# secrets
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"sampler": {"backend": "dimod", "options": {"token": "s3"}}},
+        {"sampler": {"backend": "dimod", "options": {"solvers": [{"secret": "s3"}]}}},
+        {"sampler": {"backend": "refine", "options": {"options": {"api_key": "s3"}}}},
+        {"sampler": {"backend": "distributed", "executor": "tls://me:s3@host:8786"}},
+        {"fidelity": {"backends": {"a": {"backend": "dimod", "parameters": {"password": "s3"}}}}},
+        {"task": {"name": "shakespeare", "data": "https://host/data?token=s3"}},
+        {"output": "https://me:s3@host/"},
+    ],
+)
+def test_a_configuration_holds_no_secret(document: dict[str, Any]) -> None:
+    """It would be stored with the run; the message does not show it either."""
+    with pytest.raises(
+        ConfigError, match=r"expected no .* here, where it would be stored with the run"
+    ) as caught:
+        make_config(document)
+    assert "s3" not in str(caught.value)
+
+
+def test_the_token_of_the_environment_is_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DWAVE_API_TOKEN", "s3")
+    with pytest.raises(ConfigError, match="sampler: expected no token or password in 'label' here"):
+        make_config({"sampler": {"backend": "dimod", "parameters": {"label": ["x s3"]}}})
+
+
+def test_tokenizers_are_no_tokens() -> None:
+    changes = {"encoder_config": {"pad_token_id": 1}, "tokenizer": "a/b"}
+    make_config({"task": {"name": "sick"}, "model": changes, "sampler": {"backend": "mean_field"}})
+
+
+@pytest.mark.parametrize(
+    "text", ["sampler.options={token: s3}", "token=[s3", "a b=1 password=s3", "x.secret="]
+)
+def test_overrides_are_not_shown_with_secrets(text: str) -> None:
+    with pytest.raises(ConfigError, match="override '") as caught:
+        parse_override(text)
+    assert "s3" not in str(caught.value)

@@ -92,6 +92,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"sampler": SA, "options": {"client": {"api_token": "X"}}, "beta": 1.0},
         "options: expected no 'api_token'",
     ),
+    "token in a list": (
+        {"sampler": SA, "options": {"clients": [{"x": 1}, {"password": "X"}]}, "beta": 1.0},
+        "options: expected no 'password'",
+    ),
+    "token of D-Wave": (
+        {"sampler": SA, "options": {"x": ["DEV-" + "0a" * 20]}, "beta": 1.0},
+        "options: expected no token or password in 'x' here",
+    ),
+    "address with a user": (
+        {"sampler": SA, "options": {"proxy": "http://me:pw@host"}, "beta": 1.0},
+        "options: expected no token or password in 'proxy' here",
+    ),
+    "address with a token": (
+        {"sampler": SA, "options": {"x": ["https://host/?token=s"]}, "beta": 1.0},
+        "options: expected no token or password in 'x' here",
+    ),
     "token parameter": (
         {"sampler": plain(), "parameters": {"token": 1}, "beta": 1.0},
         "parameters: expected no",

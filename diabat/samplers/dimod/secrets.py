@@ -7,27 +7,54 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from diabat.circuits.scrubbing import scrubbed
+from diabat.circuits.scrubbing import scrubbed, without_secrets
 
-_SECRET = re.compile(r"token|secret|password|passwd|credential|authorization|api_?key", re.IGNORECASE)
+_SECRET = re.compile(
+    r"token(?!iz)|secret|password|passwd|passphrase|credential|authorization|(?:api|access|private)_?key",
+    re.IGNORECASE,
+)
+# As D-Wave and others write them.
+_TOKEN = re.compile(r"[A-Za-z]{2,6}-[0-9a-fA-F]{32,64}|(?:ghp|hf|sk)_?[-\w]{20,}")
 # Where Ocean reads a token from.
 _VARIABLE = "DWAVE_API_TOKEN"
 
 
-def refuse_secrets(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse options that are named like a token, at any depth; their values are not looked at.
+def refuse_secrets(name: str, options: Any, key: str | None = None) -> None:
+    """Refuse options that are named like a token, and values that hold one, at any depth and in lists too.
+
+    Args:
+        name: What the options are, for the message.
+        options: A mapping, a list, or a value.
+        key: The option that a value is of.
 
     Raises:
         ValueError: Names the option, never its value.
     """
-    for key, value in options.items():
-        if _SECRET.search(str(key)):
-            raise ValueError(
-                f"{name}: expected no '{key}' here, where it would be stored with the run; put it into the Ocean "
-                f"configuration ('dwave config create') or the variable {_VARIABLE}."
-            )
-        if isinstance(value, Mapping):
-            refuse_secrets(name, value)
+    if isinstance(options, Mapping):
+        for inner, value in options.items():
+            # A key may be the secret itself, in a mapping by address.
+            if _holds_secret(str(inner)):
+                raise ValueError(_refusal(name, "such key"))
+            if _SECRET.search(str(inner)):
+                raise ValueError(_refusal(name, f"'{inner}'"))
+            refuse_secrets(name, value, str(inner))
+    elif isinstance(options, (list, tuple, set, frozenset)):
+        for value in options:
+            refuse_secrets(name, value, key)
+    elif isinstance(options, str) and _holds_secret(options):
+        raise ValueError(_refusal(name, "token or password" + (f" in '{key}'" if key else "")))
+
+
+def _holds_secret(text: str) -> bool:
+    own = os.environ.get(_VARIABLE)
+    return bool((own and own in text) or _TOKEN.fullmatch(text.strip()) or without_secrets(text) != text)
+
+
+def _refusal(name: str, what: str) -> str:
+    return (
+        f"{name}: expected no {what} here, where it would be stored with the run; put it into the Ocean "
+        f"configuration ('dwave config create') or the variable {_VARIABLE}."
+    )
 
 
 def safe_message(error: BaseException) -> str:

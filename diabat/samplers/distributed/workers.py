@@ -10,6 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future
 from types import TracebackType
 from typing import Any, Self
 
+from diabat.circuits.scrubbing import without_secrets
 from diabat.samplers.distributed.processes import InProcess, WorkerPool, available_cpus
 
 _ADDRESSES = ("tcp://", "tls://", "ucx://", "ws://", "wss://", "inproc://")
@@ -224,11 +225,12 @@ def _check_executor(executor: Any) -> None:
         raise TypeError(
             f"executor: expected an Executor, 'dask' or a scheduler address, got {type(executor).__name__}."
         )
+    shown = repr(without_secrets(executor))
     if executor != "dask" and not executor.startswith(_ADDRESSES):
         raise ValueError(
-            f"executor: expected 'dask' or a scheduler address such as tcp://host:8786, got {executor!r}."
+            f"executor: expected 'dask' or a scheduler address such as tcp://host:8786, got {shown}."
         )
     if importlib.util.find_spec("distributed") is None:
         raise ValueError(
-            f"executor: expected the package distributed for {executor!r}, got none; pip install 'diabat[cluster]'."
+            f"executor: expected the package distributed for {shown}, got none; pip install 'diabat[cluster]'."
         )
