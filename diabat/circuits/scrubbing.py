@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 _MAX_MESSAGE = 300
+_MOST_READ = 3000
 
 _NAMES = (
     r"[\w-]*(?:token|(?:api|access|private|auth)[_-]?key|secret|passw(?:or)?d|passphrase|credentials?"
@@ -14,11 +15,12 @@ _SCHEMES = r"(?:(?:bearer|basic|digest|token)\s+)?"
 # A list, a text in quotes, or what stands before the next space or comma.
 _VALUE = r"(?:\[[^\]]*\]?|\([^)]*\)?|\{[^}]*\}?|\\?\"[^\"]*\"?|\\?'[^']*'?|[^\s,;)]+)"
 
-_USER = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s/?#@]*@", re.IGNORECASE)
-_QUERY = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s?#'\"]*)[?#][^\s'\",)]+", re.IGNORECASE)
+# Names and schemes begin where nothing of theirs stands before: a long text is then gone through once.
+_USER = re.compile(r"((?<![a-z0-9+.-])[a-z0-9+.-]+://)[^\s/?#@]*@", re.IGNORECASE)
+_QUERY = re.compile(r"((?<![a-z0-9+.-])[a-z0-9+.-]+://[^\s?#'\"]*)[?#][^\s'\",)]+", re.IGNORECASE)
 _EQUALS = rf"\\?[\"']?\s*(?:[:=]|%3D)\s*)(?!\*\*\*){_SCHEMES}{_VALUE}"
-_ASSIGNED = re.compile(rf"\b({_NAMES}{_EQUALS}", re.IGNORECASE)
-_KEY = re.compile(rf"\b([\w-]*key{_EQUALS}", re.IGNORECASE)
+_ASSIGNED = re.compile(rf"(?<![\w-])({_NAMES}{_EQUALS}", re.IGNORECASE)
+_KEY = re.compile(rf"(?<![\w-])([\w-]*key{_EQUALS}", re.IGNORECASE)
 # In a header or on a command line, and in quotes, nothing but a space stands between.
 _FOLLOWED = re.compile(
     rf"((?<!\w)(?:x-auth-token|--?{_NAMES})\s+|\b(?:token|password|secret)\s+(?=[\"'])){_VALUE}",
@@ -49,6 +51,6 @@ def scrubbed(message: str) -> str:
     What follows any "key:" or "...key=" counts as a secret here.  Words of 20 or more letters, digits and _-+/=~ with a
     digit among them are taken for keys.
     """
-    text = without_secrets(_LONG.sub("***", " ".join(message.split())))
+    text = without_secrets(_LONG.sub("***", " ".join(message[:_MOST_READ].split())))
     text = _KEY.sub(r"\1***", text)
     return text if len(text) <= _MAX_MESSAGE else text[: _MAX_MESSAGE - 1] + "…"
