@@ -183,10 +183,12 @@ def check_sizes(embed_dim: int, num_heads: int, window: int, mode: str, bandwidt
         window, window - 1 if bandwidth is None else min(bandwidth, window - 1)
     )
     terms = mode.split("+")
-    # float32, with gradients and both moments of an optimiser as large.
+    # float32, with gradients and both moments of an optimiser as large; and J as a matrix, with its gradient.
     numbers = num_heads * (pairs * ("J" in terms) + triples * ("K" in terms)) + 4 * embed_dim**2
     require_memory(
-        16 * numbers + window**2, f"weights of window = {window} and embed_dim = {embed_dim}", "window"
+        16 * numbers + (1 + 12 * num_heads * ("J" in terms)) * window**2,
+        f"weights of window = {window} and embed_dim = {embed_dim}",
+        "window",
     )
 
 

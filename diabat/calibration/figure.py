@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diabat.calibration.table import CalibrationRow, CalibrationTable
+from diabat.circuits.safe_files import naming
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +53,8 @@ def plot_calibration(calibration: CalibrationTable, path: str | Path) -> Path:
         f"bars: {100 * calibration.level:g} % over instances",
         fontsize=10,
     )
-    figure.savefig(path, dpi=160)
+    with naming(Path(path)):
+        figure.savefig(path, dpi=160)
     return Path(path)
 
 

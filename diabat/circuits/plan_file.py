@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from diabat.circuits.safe_files import create_file, replacing
+from diabat.circuits.safe_files import create_file, read_file, replacing
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.strict_json import parse_json
 from diabat.circuits.trotter import TrotterPlan
 
 FORMAT = "diabat-plan"
 VERSION = 1
+_MAX_BYTES = 1 << 28
 ANGLES = ("field_angles", "coupling_angles", "mixer_angles")
 
 
@@ -66,7 +67,7 @@ def load_plan(path: str | Path) -> tuple[TrotterPlan, dict[str, Any]]:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")  # editors begin UTF-8 with a byte order mark
+        text = read_file(path, _MAX_BYTES).decode("utf-8-sig")  # editors begin UTF-8 with a byte order mark
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file, expected a plan in JSON") from None
     except UnicodeDecodeError as error:

@@ -44,14 +44,37 @@ def create_file(path: Path, content: bytes) -> None:
     """
     descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
-    except OSError as error:  # of a descriptor, the system names no file
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        with naming(path):
+            view = memoryview(content)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in errors of the block, as the system does not for what is open already."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """Read a file of at most so many bytes; a device or a pipe may have no end.
+
+    Raises:
+        OSError: As the system reports it, or since there is more.
+    """
+    with path.open("rb") as file, naming(path):
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"more than {most} bytes", str(path))
+    return content
 
 
 def unused_name(path: Path, prefix: str) -> Path:

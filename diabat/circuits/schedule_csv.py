@@ -9,9 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from diabat.circuits.safe_files import read_file
 from diabat.circuits.schedules import MAX_GHZ, AnnealingSchedule, FloatArray, span_hint
 
 COLUMNS = ("s", "A_GHz", "B_GHz")
+
+_MAX_BYTES = 1 << 26
 
 # A coarser table interpolated linearly cannot place the window s = 0.45 to 0.65 where the samples are made.
 MIN_POINTS = 11
@@ -82,7 +85,7 @@ def _read(path: Path) -> list[tuple[int, Row]]:
     """All rows with their line numbers, comments skipped, checked for missing columns."""
     try:
         # Spreadsheets begin UTF-8 with a byte order mark.
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_file(path, _MAX_BYTES).decode("utf-8-sig").splitlines()
     except FileNotFoundError:
         raise FileNotFoundError(
             f"{path}: no such file, expected a CSV with columns {', '.join(COLUMNS)}"

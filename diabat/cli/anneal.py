@@ -147,6 +147,7 @@ def export(
     """
     with importing():
         from diabat.circuits import anneal_circuit, to_qasm3
+        from diabat.circuits.safe_files import naming
         from diabat.cli.anneal_files import choose_problem
 
     chosen, _ = choose_plan(plan)
@@ -155,7 +156,8 @@ def export(
         require_new(output, "--output", (".qasm", ".qasm3", ".txt"), force)
     source = to_qasm3(anneal_circuit(chosen, h, J, measure=measure))
     if output is not None:
-        output.write_text(source, encoding="utf-8")
+        with naming(output):
+            output.write_text(source, encoding="utf-8")
     if as_json:
         print_json(
             {"plan": plan, "layers": chosen.steps, "qubits": len(h), "output": output, "qasm3": source}

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from diabat.circuits.safe_files import naming
 from diabat.fidelity.report import FidelityReport
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ def plot_fidelity(report: FidelityReport, path: str | Path, *, metric: str = "ma
             entries.setdefault(label, handle)
     columns = min(len(entries), max(2, 2 * len(panels)))
     figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns, frameon=False)
-    figure.savefig(path, dpi=160)
+    with naming(Path(path)):
+        figure.savefig(path, dpi=160)
     return Path(path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from diabat.circuits.safe_files import naming
 from diabat.fidelity.figure import COLOURS, MARKERS
 from diabat.fidelity.gradients import GradientReport
 from diabat.samplers.base import Estimator
@@ -62,7 +63,8 @@ def plot_gradients(report: GradientReport, path: str | Path) -> Path:
         ncols=min(5, max(2, len(columns))),
         frameon=False,
     )
-    figure.savefig(path, dpi=160)
+    with naming(Path(path)):
+        figure.savefig(path, dpi=160)
     return Path(path)
 
 

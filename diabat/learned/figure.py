@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from diabat.circuits.safe_files import naming
 from diabat.circuits.trotter import TrotterPlan
 
 # Okabe and Ito's colours and three markers, told apart by colour-blind readers and in grey print.
@@ -43,5 +44,6 @@ def plot_plan(plan: TrotterPlan, path: str | Path, title: str = "") -> Path:
     axis.set_title(title)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False)
-    figure.savefig(path, dpi=160)
+    with naming(Path(path)):
+        figure.savefig(path, dpi=160)
     return Path(path)

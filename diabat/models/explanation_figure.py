@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from diabat.circuits.safe_files import naming
 from diabat.models.explanation import PairExplanation, of_head
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def plot_explanation(told: PairExplanation, path: str | Path, *, head: int | Non
     chance = told.probabilities[told.predicted]
     which = "mean over heads" if head is None else f"head {head}"
     figure.suptitle(f"{told.predicted} ({chance:.0%}), {told.pooling} pooling, {which}", fontsize=11)
-    figure.savefig(path, dpi=160)
+    with naming(Path(path)):
+        figure.savefig(path, dpi=160)
     return Path(path)
 
 

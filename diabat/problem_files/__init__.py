@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diabat.circuits.memory import require_memory
+from diabat.circuits.safe_files import read_file
 from diabat.config.errors import ConfigError
 from diabat.config.yaml_files import parse_yaml
 from diabat.ising import Ising, IsingError, from_bqm
@@ -22,6 +23,9 @@ from diabat.problem_files.errors import ProblemFileError
 from diabat.problem_files.yaml_format import yaml_problem
 
 __all__ = ["Problem", "ProblemFileError", "read_problem"]
+
+
+_MAX_BYTES = 1 << 31
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +65,7 @@ def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path, _MAX_BYTES)
     except FileNotFoundError:
         raise ProblemFileError(f"'{path}': no such file.") from None
     except IsADirectoryError:

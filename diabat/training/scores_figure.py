@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from diabat.circuits.safe_files import naming
 from diabat.training.scores import Scores
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def plot_scores(scores: Scores, path: str | Path) -> Path:
     left, right = figure.subplots(1, 2)
     _confusion(left, scores)
     _reliability(right, scores)
-    figure.savefig(path, dpi=160)
+    with naming(Path(path)):
+        figure.savefig(path, dpi=160)
     return Path(path)
 
 

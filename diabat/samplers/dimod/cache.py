@@ -91,6 +91,8 @@ class AnswerCache:
         """
         path = self._path(key)
         try:
+            if not path.is_file():  # nor a pipe, which would hold us up
+                return None
             size, limit = path.stat().st_size, _OVERHEAD_BYTES + most * (columns // 8 + 9)
             content = path.read_bytes() if size <= limit else b""
         except FileNotFoundError:

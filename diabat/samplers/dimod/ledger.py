@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
-from diabat.circuits.safe_files import open_file
+from diabat.circuits.safe_files import naming, open_file
 from diabat.circuits.strict_json import parse_json
 
 # Of this module, not of an object: samplers are copied and sent to other processes.
@@ -77,12 +77,11 @@ class FileLedger(Ledger):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = open_file(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             try:
-                if os.write(file, line) < len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-                os.fsync(file)
-                end = os.lseek(file, 0, os.SEEK_CUR)
-            except OSError as error:  # of a descriptor, the system names no file
-                raise OSError(error.errno, error.strerror, str(self.path)) from error
+                with naming(self.path):
+                    if os.write(file, line) < len(line):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+                    os.fsync(file)
+                    end = os.lseek(file, 0, os.SEEK_CUR)
             finally:
                 os.close(file)
             return self._up_to(end)
