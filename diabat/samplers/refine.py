@@ -54,6 +54,8 @@ class RefineSampler(Sampler):
     ) -> None:
         if isinstance(sweeps, bool) or not isinstance(sweeps, int) or sweeps < 0:
             raise ValueError(f"sweeps: expected an integer >= 0, got {sweeps!r}.")
+        if sweeps >= 2**31:
+            raise ValueError(f"sweeps: expected an integer below 2^31, got {sweeps}.")
         check_num_reads(num_reads)
         self.base, self.sweeps, self.num_reads = build_base(sampler, options), sweeps, num_reads
         if not self.base.capabilities.samples:

@@ -518,3 +518,10 @@ def test_configuration() -> None:
     assert (built.ladder.tolist(), built.sweeps, built.method) == ([0.0, 0.5, 1.0], 12, "metropolis")
     with pytest.raises(ConfigError, match=r"sampler.burn_in: expected an integer >= 1, got 0"):
         build_sampler(make_config({"sampler": {"backend": "tempering", "burn_in": 0}}).sampler)
+
+
+@pytest.mark.parametrize("name", ["burn_in", "sweeps", "num_chains", "thin", "threads"])
+def test_counts_that_no_kernel_can_hold_are_refused(name: str) -> None:
+    options: dict[str, Any] = {name: 2**31}
+    with pytest.raises(ValueError, match=rf"^{name}: expected at most 2147483647, got 2147483648\.$"):
+        TemperingSampler(**options)

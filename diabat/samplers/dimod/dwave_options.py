@@ -67,6 +67,8 @@ class QPU:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise ValueError(f"qpu.{name}: expected an integer >= {least}, got {value!r}.")
+            if value is not None and value >= 2**32:  # of which seeds are made
+                raise ValueError(f"qpu.{name}: expected an integer below 2^32, got {value}.")
         if self.schedule is not None:
             schedule(self.schedule, self.protocol)
 

@@ -24,6 +24,7 @@ from diabat.samplers.tempering.run import Method, Order, Rules
 Array = NDArray[Any]
 
 _DEFAULT_REPLICAS, _MOST_REPLICAS = 8, 256
+_MOST = 2**31 - 1
 _LARGEST_COUPLING = 1e25
 
 
@@ -249,6 +250,8 @@ def _check_count(name: str, value: Any, *, optional: bool) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name}: expected an integer >= 1{' or None' * optional}, got {value!r}.")
+    if value is not None and value > _MOST:
+        raise ValueError(f"{name}: expected at most {_MOST}, got {value}.")
 
 
 def _check_ladder(num_replicas: Any, betas: Any) -> Array:
