@@ -19,10 +19,11 @@ class NeuroGameExplanation:
         alpha: α_i = P(s_i = +1), [B, H, T].
         expected_active: Σ_i α_i, the expected number of active tokens, [B, H].
         fields: J_i, before the division by γ, [B, H, T].
-        interactions: J_ij, before the division by γ, [B, H, T, T].
+        interactions: J_ij, before the division by γ, [B, H, T, T].  Modes of the layer that leave fields or
+            interactions out of the law have zeros here.
         shapley: φ_i before normalisation, [B, H, T], with standard errors and effective numbers of samples.
         banzhaf: β_i, likewise.
-        pairs: The estimate behind ``interactions``, [B, H, T, T].
+        pairs: The estimate of the interactions, [B, H, T, T].
         gate: λ_i, [B, H, T].
         temperature: γ of each head, [H].
         residual: max_i |P_i - σ(2 (J_i + Σ_j J_ij m_j)/γ)|, m = 2P - 1, [B, H]: how far α is from the naive mean-field

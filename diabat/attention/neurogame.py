@@ -31,6 +31,7 @@ from diabat.samplers.registry import sampler as build_sampler
 
 NORMALISATIONS = ("l1", "sum", "none")
 OUTPUTS = ("pooled", "tokens")
+MODES = ("h+J", "h", "uniform")
 PAPER_MEAN_FIELD = {"damping": 0.7, "max_iterations": 25, "tolerance": 1e-4}
 
 
@@ -58,6 +59,8 @@ class NeuroGameAttention(IsingLayer):
         normalisation: Of φ and β: ``l1`` (Algorithm 1), ``sum`` (section 3.4, Σ φ; it may vanish or change sign) or
             ``none``.  All-zero values stay zero.
         output: ``pooled`` or ``tokens``.
+        mode: ``h+J`` (the paper's), or a control: ``h`` without couplings, α_i = σ(2 J_i/γ), or ``uniform`` without
+            fields as well, α_i = 1/2.  Neither asks the sampler.
         dropout: Of α.
         bias: Bias of W_O.
         num_reads: Reads per problem for sampling backends.
@@ -90,6 +93,7 @@ class NeuroGameAttention(IsingLayer):
         f: str = "identity",
         normalisation: str = "l1",
         output: str = "pooled",
+        mode: str = "h+J",
         dropout: float = 0.0,
         bias: bool = False,
         num_reads: int | None = None,
@@ -107,11 +111,12 @@ class NeuroGameAttention(IsingLayer):
         check_choice("f", f, NONLINEARITIES)
         check_choice("normalisation", normalisation, NORMALISATIONS)
         check_choice("output", output, OUTPUTS)
+        check_choice("mode", mode, MODES)
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.weighting = weighting
         self.num_coalitions, self.eval_coalitions = num_coalitions, eval_coalitions
         self.eval_seed = None if eval_seed is None else draw_seed(eval_seed)
-        self.f, self.normalisation, self.output = f, normalisation, output
+        self.f, self.normalisation, self.output, self.mode = f, normalisation, output, mode
         chosen = build_sampler("mean_field", **PAPER_MEAN_FIELD) if sampler == "mean_field" else sampler
         self.use_sampler(chosen, gradient=gradient, num_reads=num_reads)
         self.value = nn.Linear(embed_dim, embed_dim, bias=False)
@@ -168,28 +173,26 @@ class NeuroGameAttention(IsingLayer):
             around: Any = outside_graph(NeuroGameAttention.forward)
             answer: Tensor = around(self, x, key_padding_mask, need_explanation, seed)
             return answer
-        self._check_input(x, key_padding_mask)
-        tokens = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-        if key_padding_mask is not None:
-            tokens = ~key_padding_mask
-        self._check_length(tokens)
+        x, V, players = self._values(x, key_padding_mask)
+        if self.mode == "h+J":
+            self._check_length(players)
         used_seed = self._seed(seed)
-        x = torch.where(tokens[..., None], x, 0)  # whatever padding holds, NaN included, goes nowhere
-        V = self.value(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [B, H, T, D/H]
-        players = tokens[:, None].expand(V.shape[:-1])
+        if self.mode == "uniform" and not need_explanation:
+            return self._combine(self.dropout(players.to(V) / 2), V)
         phi, beta, pairs = self._indices(V, players, used_seed, need_explanation)
         gate = torch.sigmoid(self.gate(x)).transpose(1, 2).to(phi.value) * players
-        fields = gate * self._normalised(phi.value) + (1 - gate) * self._normalised(beta.value)
-        h, J = token_ising(fields, pairs.value, self.temperature.to(fields))
+        fields, interactions = self._terms(phi.value, beta.value, pairs, gate)
+        h, J = token_ising(fields, interactions, self.temperature.to(fields))
         alpha = self._marginals(h, J, players, used_seed)
         out = self._combine(self.dropout(alpha).to(V), V)
         if not need_explanation:
             return out
+        assert pairs is not None
         return out, NeuroGameExplanation(
             alpha=alpha,
             expected_active=alpha.sum(-1),
             fields=fields,
-            interactions=pairs.value,
+            interactions=interactions,
             shapley=phi,
             banzhaf=beta,
             pairs=pairs,
@@ -209,10 +212,28 @@ class NeuroGameAttention(IsingLayer):
         answer = self.forward(x, key_padding_mask, need_explanation=True, seed=seed)
         return answer[1]  # type: ignore[return-value]  # a pair, as need_explanation is set
 
+    @torch.no_grad()
+    def estimates(
+        self, x: Tensor, key_padding_mask: Tensor | None = None, seed: int | None = None
+    ) -> tuple[Estimate, Estimate, Estimate]:
+        """φ, β [B, H, T] and J_ij [B, H, T, T] as :meth:`explain` has them, without asking the sampler."""
+        _, V, players = self._values(x, key_padding_mask)
+        phi, beta, pairs = self._indices(V, players, self._seed(seed), diagnostics=True)
+        assert pairs is not None
+        return phi, beta, pairs
+
+    def _values(self, x: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The tokens without what padding holds, NaN included; V [B, H, T, D/H]; which are players, [B, H, T]."""
+        self._check_input(x, padding)
+        tokens = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if padding is None else ~padding
+        x = torch.where(tokens[..., None], x, 0)
+        V = self.value(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return x, V, tokens[:, None].expand(V.shape[:-1])
+
     def _indices(
         self, V: Tensor, players: Tensor, seed: int, diagnostics: bool
-    ) -> tuple[Estimate, Estimate, Estimate]:
-        """φ, β [B, H, T] and J_ij [B, H, T, T]; β and J_ij share their coalitions."""
+    ) -> tuple[Estimate, Estimate, Estimate | None]:
+        """φ, β [B, H, T] and, where it is used, J_ij [B, H, T, T]; β and J_ij share their coalitions."""
         with torch.autocast(V.device.type, enabled=False):
             game = NormGame(V, self.f, players)
             options: dict[str, Any] = {
@@ -225,8 +246,20 @@ class NeuroGameAttention(IsingLayer):
             return (
                 sample_shapley(game, count, **options),
                 sample_banzhaf(game, count, **options),
-                sample_interaction(game, count, **options),
+                sample_interaction(game, count, **options) if self.mode == "h+J" or diagnostics else None,
             )
+
+    def _terms(
+        self, phi: Tensor, beta: Tensor, pairs: Estimate | None, gate: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """J_i [B, H, T] and J_ij [B, H, T, T], zero where the mode leaves them out."""
+        fields = gate * self._normalised(phi) + (1 - gate) * self._normalised(beta)
+        if self.mode == "h+J":
+            assert pairs is not None
+            return fields, pairs.value
+        if self.mode == "uniform":
+            fields = torch.zeros_like(fields)
+        return fields, fields.new_zeros(*fields.shape, fields.shape[-1])
 
     def _normalised(self, index: Tensor) -> Tensor:
         if self.normalisation == "none":
@@ -238,11 +271,13 @@ class NeuroGameAttention(IsingLayer):
         """α, [B, H, T]; 0 for padding."""
         if not bool(players.any()):
             return h * 0
+        if self.mode != "h+J":
+            return torch.where(players, torch.sigmoid(2 * h), 0)
         return self._probabilities(h, J, players, seed=_sampler_seed(seed))
 
     @torch.no_grad()
     def _sampler_info(self, h: Tensor, J: Tensor, players: Tensor, seed: int) -> Mapping[str, Any]:
-        if not bool(players.any()):
+        if self.mode != "h+J" or not bool(players.any()):
             return {}
         ising = Ising(h, J, players, check=False).detach()
         return self.sampler.moments(ising, num_reads=self.num_reads, seed=_sampler_seed(seed)).info
@@ -271,10 +306,10 @@ class NeuroGameAttention(IsingLayer):
                 f"key_padding_mask: expected bool {list(x.shape[:2])}, got {padding.dtype} {list(padding.shape)}."
             )
 
-    def _check_length(self, tokens: Tensor) -> None:
+    def _check_length(self, players: Tensor) -> None:
         limit = self.sampler.capabilities.max_spins
-        if limit is not None and tokens.shape[-1] > limit:
-            longest = int(tokens.sum(-1).max())
+        if limit is not None and players.shape[-1] > limit:
+            longest = int(players.sum(-1).max())
             if longest > limit:
                 raise UnsupportedError(
                     f"x: sampler '{self.sampler.name}' accepts at most {limit} tokens, got {longest}."
@@ -283,8 +318,8 @@ class NeuroGameAttention(IsingLayer):
     def extra_repr(self) -> str:
         """Show what the parameters do not."""
         return (
-            f"num_heads={self.num_heads}, sampler={self.sampler!r}, gradient={self.gradient!r}, "
-            f"weighting={self.weighting!r}, f={self.f!r}, "
+            f"num_heads={self.num_heads}, mode={self.mode!r}, sampler={self.sampler!r}, "
+            f"gradient={self.gradient!r}, weighting={self.weighting!r}, f={self.f!r}, "
             f"coalitions={self.num_coalitions}/{self.eval_coalitions}, output={self.output!r}"
         )
 

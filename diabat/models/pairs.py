@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -12,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from diabat.models.boltzmann_pooling import BoltzmannPooling
-from diabat.models.pooling import MeanPooling, SoftmaxPooling
+from diabat.models.pooling import MeanPooling, ProjectedMeanPooling, SoftmaxPooling
 from diabat.tasks.nli_tokens import PairBatch
 
 if TYPE_CHECKING:
     from diabat.attention.neurogame import NeuroGameAttention
     from diabat.samplers.base import Sampler
 
-POOLINGS = ("neurogame", "mean", "softmax", "boltzmann")
-Pooling = Union["NeuroGameAttention", MeanPooling, SoftmaxPooling, BoltzmannPooling]
+POOLINGS = ("neurogame", "mean", "softmax", "boltzmann", "projected_mean")
+Pooling = Union["NeuroGameAttention", MeanPooling, SoftmaxPooling, BoltzmannPooling, ProjectedMeanPooling]
 HEAD = ("pooling.", "classifier.")
 """Beginnings of the names of the parameters that are not the encoder's."""
 
@@ -36,8 +37,9 @@ class PairModelOptions:
         encoder_config: Changes of the encoder's configuration, by key.
         local_files_only: Never ask the Hugging Face hub.
         freeze_encoder: Leave the encoder as it is and train the rest.
-        pooling: ``neurogame``, ``mean``, ``softmax`` or ``boltzmann``.
-        num_heads: Heads of the pooling; ``mean`` has none.
+        pooling: ``neurogame``, ``mean``, ``softmax``, ``boltzmann`` or ``projected_mean``.
+        mode: Of ``neurogame``: ``h+J``, or a control, ``h`` (J_ij = 0) or ``uniform`` (α_i = 1/2).
+        num_heads: Heads of the pooling; ``mean`` and ``projected_mean`` have none.
         special_tokens: Whether tokens such as [CLS] and [SEP] take part in the pooling.
         value_function: f of the coalition value v(C) = f(‖Σ_{i in C} W_v x_i‖): identity, relu or tanh.
         weighting: ``gibbs`` (the paper's self-normalised weights) or ``uniform`` (true Shapley values).
@@ -57,6 +59,7 @@ class PairModelOptions:
     local_files_only: bool = False
     freeze_encoder: bool = False
     pooling: str = "neurogame"
+    mode: Literal["h+J", "h", "uniform"] = "h+J"
     num_heads: int = 4
     special_tokens: bool = True
     value_function: str = "identity"
@@ -74,6 +77,8 @@ class PairModelOptions:
             near = difflib.get_close_matches(self.pooling, POOLINGS, n=1)
             hint = f" Did you mean '{near[0]}'?" if near else ""
             raise ValueError(f"pooling: expected one of {', '.join(POOLINGS)}, got '{self.pooling}'.{hint}")
+        if self.mode != "h+J" and self.pooling != "neurogame":
+            raise ValueError(f"mode: expected 'h+J' with pooling '{self.pooling}', got '{self.mode}'.")
         for name in ("num_heads", "coalitions", "eval_coalitions", "ffn_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected an integer >= 1, got {getattr(self, name)}.")
@@ -178,6 +183,8 @@ def _pooling(
 ) -> Pooling:
     if options.pooling == "mean":
         return MeanPooling()
+    if options.pooling == "projected_mean":
+        return ProjectedMeanPooling(width, options.temperature / (8 * math.sqrt(width)))
     if options.pooling == "softmax":
         return SoftmaxPooling(width, options.num_heads)
     if options.pooling == "boltzmann":
@@ -195,6 +202,7 @@ def _pooling(
         num_coalitions=options.coalitions,
         eval_coalitions=options.eval_coalitions,
         f=options.value_function,
+        mode=options.mode,
     )
 
 

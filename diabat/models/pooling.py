@@ -21,6 +21,33 @@ class MeanPooling(nn.Module):
         return (seen / seen.sum(-1, keepdim=True))[:, None]
 
 
+class ProjectedMeanPooling(nn.Module):
+    r"""Mean pooling between the two projections of NeuroGame attention: z = W_O (1/n) Σ_i W_v x_i, without bias.
+
+    A control: what the projections do without a game.
+
+    Args:
+        embed_dim: D.
+        value_std: Standard deviation of the entries of W_v at the start.
+    """
+
+    def __init__(self, embed_dim: int, value_std: float) -> None:
+        super().__init__()
+        self.mean = MeanPooling()
+        self.value = nn.Linear(embed_dim, embed_dim, bias=False)
+        self.output_projection = nn.Linear(embed_dim, embed_dim, bias=False)
+        nn.init.normal_(self.value.weight, std=value_std)
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Map [B, T, D] to [B, D]; the mask is bool [B, T], True at positions that do not count."""
+        pooled: Tensor = self.output_projection(self.value(self.mean(x, key_padding_mask)))
+        return pooled
+
+    def weights(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Weights of the positions, [B, 1, T], which sum to 1."""
+        return self.mean.weights(x, key_padding_mask)
+
+
 class SoftmaxPooling(nn.Module):
     r"""Attention pooling with a learned query per head.
 

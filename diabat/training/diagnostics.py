@@ -1,4 +1,4 @@
-"""Stopping a run whose numbers are no longer finite, with what one needs to find out why."""
+"""What a run says about its inside: why its numbers are no longer finite, and how well its games are estimated."""
 
 from __future__ import annotations
 
@@ -6,13 +6,62 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from diabat.ising import IsingError
 from diabat.models import Model, PairClassifier
+from diabat.models.pairs import full_precision
 from diabat.samplers.base import UnsupportedError
+from diabat.tasks.base import Examples
 from diabat.training.errors import TrainingError
+from diabat.training.evaluate import own_random_numbers
+from diabat.training.options import Precision
+from diabat.training.precision import autocast
 from diabat.training.state import TrainState
+
+_GAMES = 32
+"""Examples that the figures of the games are taken on."""
+
+
+@torch.no_grad()
+def game_figures(model: Model, split: Examples, *, seed: int, precision: Precision) -> dict[str, float]:
+    """Say how well the games of NeuroGame pooling are estimated on the first 32 examples of a split.
+
+    ``effective_samples_phi``, ``_beta`` and ``_pairs``: 1/Σ w² of the coalitions' weights, averaged over tokens (pairs
+    of tokens) and heads, at the number of coalitions of evaluation.  ``phi_beta_correlation``: Pearson's, over
+    the tokens of a sequence, averaged over sequences and heads.  Empty for other models.  Random numbers are its own.
+    """
+    from diabat.attention.neurogame import NeuroGameAttention
+
+    pooling = model.pooling if isinstance(model, PairClassifier) else None
+    if not isinstance(model, PairClassifier) or not isinstance(pooling, NeuroGameAttention):
+        return {}
+    was_training, device = model.training, next(model.parameters()).device
+    model.eval()
+    with own_random_numbers(model, seed), autocast(precision, device):
+        inputs, _ = split.batch(torch.arange(min(_GAMES, len(split)), device=device))
+        states, hidden = model.encode(inputs), model.hidden_positions(inputs)
+        with full_precision(states):
+            phi, beta, pairs = pooling.estimates(states, hidden)
+    model.train(was_training)
+    tokens = ~hidden[:, None].expand(phi.value.shape)
+    both = tokens[..., :, None] & tokens[..., None, :]
+    both = both & ~torch.eye(both.shape[-1], dtype=torch.bool, device=both.device)
+    figures = {}
+    for name, estimate, counted in (("phi", phi, tokens), ("beta", beta, tokens), ("pairs", pairs, both)):
+        assert estimate.effective_samples is not None
+        figures[f"effective_samples_{name}"] = float(estimate.effective_samples[counted].mean())
+    correlation = _correlation(phi.value.double(), beta.value.double(), tokens)
+    return figures | {"phi_beta_correlation": correlation}
+
+
+def _correlation(x: Tensor, y: Tensor, counted: Tensor) -> float:
+    """Mean of Pearson's correlation over rows [..., T]; NaN if no row has one."""
+    number = counted.sum(-1, keepdim=True)
+    x, y = (torch.where(counted, v - (v * counted).sum(-1, keepdim=True) / number, 0) for v in (x, y))
+    found = (x * y).sum(-1) / (x.square().sum(-1) * y.square().sum(-1)).sqrt()
+    return float(found.nanmean())
 
 
 @contextmanager

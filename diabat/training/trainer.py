@@ -16,7 +16,7 @@ from diabat.tasks.base import Examples
 from diabat.training.average import Average
 from diabat.training.checkpoint import save_checkpoint
 from diabat.training.clock import Clock
-from diabat.training.diagnostics import numbers_in_range, require_finite
+from diabat.training.diagnostics import game_figures, numbers_in_range, require_finite
 from diabat.training.errors import CheckpointError
 from diabat.training.evaluate import evaluate
 from diabat.training.objective import require_mixable, training_loss
@@ -167,11 +167,13 @@ class Trainer:
                 processes=self.processes,
             )
             require_finite(self.model, state, validation_loss=loss)
+            games = game_figures(self.model, self.validation, seed=options.seed, precision=options.precision)
             metric = self.task.metric_value(loss, accuracy)
             if state.record_validation(loss, metric) and self.processes.is_main:
                 facts = {"epoch": state.epoch, "val_loss": loss, self.task.metric: metric}
                 save_checkpoint(self.folder, "best", state.step, {"model": self.model.state_dict()}, facts)
         figures = {"train_loss": state.loss_sum / state.batch, "val_loss": loss, self.task.metric: metric}
+        figures |= games
         if self.epoch_is_complete:
             state.epoch, state.batch, state.loss_sum, self.order = state.epoch + 1, 0, 0.0, None
         return self._log("epoch", **figures)

@@ -131,6 +131,46 @@ def test_explanation() -> None:
         assert float(estimate.effective_samples.max()) <= 25 + 1e-9
 
 
+class Never(ReferenceSampler):
+    """A backend that must not be asked."""
+
+    def _moments(self, *arguments: Any, **options: Any) -> Any:
+        raise AssertionError("a control asked the sampler")
+
+
+def test_controls_leave_terms_out_of_the_law() -> None:
+    """Mode h is σ(2 J_i/γ) with the fields of the whole layer, uniform is half the sum of the values."""
+    x, pad = inputs(), padding()
+    whole = layer(sampler="exact").explain(x, pad, seed=4)
+    fields_only, uniform = (layer(mode=mode, sampler=Never()) for mode in ("h", "uniform"))
+    told = fields_only.explain(x, pad, seed=4)
+    expected = torch.where(~pad[:, None], torch.sigmoid(8 * whole.fields), 0)  # γ = 1/4
+    assert (told.alpha - expected).abs().max() < 1e-8  # log γ is stored in float32
+    assert torch.equal(told.fields, whole.fields)
+    assert torch.equal(told.pairs.value, whole.pairs.value)
+    assert not told.interactions.any()
+    assert (told.alpha - whole.alpha).abs().max() > 1e-3
+    z = uniform(x, pad, seed=4)
+    half = (uniform.value(x) * ~pad[..., None]).sum(1) / 2
+    assert (z - uniform.output_projection(half)).abs().max() < 1e-12
+    told = uniform.explain(x, pad, seed=4)
+    assert torch.equal(told.alpha, (~pad[:, None]).expand(3, 2, 6).to(F64) / 2)
+    assert not told.fields.any()
+    assert torch.equal(told.shapley.value, whole.shapley.value)
+    assert torch.equal(fields_only(x, pad, seed=4), fields_only(x, pad, need_explanation=True, seed=4)[0])
+
+
+def test_estimates_are_those_of_the_explanation() -> None:
+    built, x, pad = layer(sampler=Never()).eval(), inputs(), padding()
+    told = layer(sampler="exact").eval().explain(x, pad, seed=4)
+    for mine, theirs in zip(
+        built.estimates(x, pad, seed=4), (told.shapley, told.banzhaf, told.pairs), strict=True
+    ):
+        assert torch.equal(mine.value, theirs.value)
+        assert mine.effective_samples is not None
+        assert torch.equal(mine.effective_samples, theirs.effective_samples)  # type: ignore[arg-type]  # as asserted
+
+
 def test_default_sampler_has_the_settings_of_the_paper() -> None:
     for built in (NeuroGameAttention(4, 1), NeuroGameAttention(4, 1, sampler="mean_field")):
         assert isinstance(built.sampler, MeanFieldSampler)
@@ -319,6 +359,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"weighting": "boltzmann"}, ValueError, "weighting: expected one of gibbs, uniform, got 'boltzmann'"),
     ({"f": "gelu"}, ValueError, "f: expected one of identity, relu, tanh, got 'gelu'"),
     ({"normalisation": "l2"}, ValueError, "normalisation: expected one of l1, sum, none, got 'l2'"),
+    ({"mode": "J"}, ValueError, r"mode: expected one of h\+J, h, uniform, got 'J'"),
     ({"output": "mean"}, ValueError, "output: expected one of pooled, tokens, got 'mean'"),
     ({"eval_seed": -1}, ValueError, "seed: expected an integer between 0"),
     ({"gradient": "adjoint"}, UnsupportedError, "gradient: sampler 'mean_field' supports"),

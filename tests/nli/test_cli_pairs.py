@@ -210,10 +210,15 @@ def test_reproduce_reports_the_test_set(tmp_path: Path, encoder: Path, data: Pat
     [
         (
             {"model__pooling": "men"},
-            "model.pooling: expected one of neurogame, mean, softmax, boltzmann, got 'men'. Did",
+            "model.pooling: expected one of neurogame, mean, softmax, boltzmann, projected_mean, got 'men'. Did",
         ),
         ({"model__pool": "mean"}, "model.pool: unknown key. Did you mean 'model.pooling'?"),
-        ({"model__mode": "h+J"}, "model.mode: unknown key."),
+        ({"model__bandwidth": 3}, "model.bandwidth: unknown key."),
+        ({"model__mode": "J"}, "model.mode: expected 'h+J', 'h' or 'uniform', got 'J'"),
+        (
+            {"model__mode": "h", "model__pooling": "mean"},
+            "model.mode: expected 'h+J' with pooling 'mean', got 'h'.",
+        ),
         (
             {"model__encoder": "/no/such"},
             "model.encoder: expected the name of a model or a folder, got '/no/such'",

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import diabat
 from diabat.models import POOLINGS, PairClassifier, PairModelOptions
 from diabat.models.boltzmann_pooling import BoltzmannPooling
-from diabat.models.pooling import MeanPooling, SoftmaxPooling
+from diabat.models.pooling import MeanPooling, ProjectedMeanPooling, SoftmaxPooling
 from diabat.tasks import PairBatch, PairTask
 from diabat.tasks.nli_files import Pairs
 from diabat.tasks.nli_tokens import tokenize_pairs
@@ -74,6 +74,22 @@ def test_mean_pooling_is_the_mean_of_what_counts() -> None:
     x = torch.randn(2, 3, 4)
     hidden = torch.tensor([[False, False, True], [False, False, False]])
     assert_close(MeanPooling()(x, hidden), torch.stack([x[0, :2].mean(0), x[1].mean(0)]))
+
+
+def test_projected_mean_is_neurogame_with_equal_weights(encoder: Path, task: PairTask) -> None:
+    """The same two projections, of the same size at the start; only α = 1/n instead of 1/2."""
+    mean = tiny_model(encoder, task, pooling="projected_mean").pooling
+    game = tiny_model(encoder, task, pooling="neurogame", mode="uniform").pooling
+    assert isinstance(mean, ProjectedMeanPooling)
+    assert isinstance(game, diabat.NeuroGameAttention)
+    assert {n: p.shape for n, p in mean.named_parameters()} == {
+        n: p.shape for n, p in game.named_parameters() if not n.startswith("gate.")
+    }
+    assert float((mean.value.weight.std() / game.value.weight.std()).detach()) == pytest.approx(1, abs=0.2)
+    game.load_state_dict(mean.state_dict(), strict=False)
+    x = torch.randn(2, 4, 16)
+    hidden = torch.tensor([[False, False, True, True], [False] * 4])
+    assert_close(mean(x, hidden), game(x, hidden) * torch.tensor([[2 / 2], [2 / 4]]))
 
 
 def test_softmax_pooling_against_its_formula() -> None:
