@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from diabat.attention.compiled import outside_graph
 from diabat.attention.explanation import NeuroGameExplanation
 from diabat.attention.games import Estimate, NormGame, sample_banzhaf, sample_interaction, sample_shapley
-from diabat.attention.games.checks import check_choice, check_count, check_positive
+from diabat.attention.games.checks import check_choice, check_count, check_finite, check_positive
 from diabat.attention.games.norm_game import NONLINEARITIES
 from diabat.attention.layer import IsingLayer
 from diabat.attention.token_ising import mean_field_residual, token_ising
@@ -166,7 +166,7 @@ class NeuroGameAttention(IsingLayer):
             [B, D] or [B, T, D], or that and the explanation.  A sequence without tokens gets zeros (and the bias).
 
         Raises:
-            ValueError: If a shape or dtype is wrong.
+            ValueError: If a shape or dtype is wrong, or a token holds NaN, infinity or numbers too large to be squared.
             UnsupportedError: If a sequence has more tokens than the sampler accepts spins.
         """
         if torch.compiler.is_compiling():  # coalitions are drawn by numpy
@@ -227,6 +227,7 @@ class NeuroGameAttention(IsingLayer):
         self._check_input(x, padding)
         tokens = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if padding is None else ~padding
         x = torch.where(tokens[..., None], x, 0)
+        check_finite("x", x)
         V = self.value(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         return x, V, tokens[:, None].expand(V.shape[:-1])
 
@@ -235,7 +236,7 @@ class NeuroGameAttention(IsingLayer):
     ) -> tuple[Estimate, Estimate, Estimate | None]:
         """φ, β [B, H, T] and, where it is used, J_ij [B, H, T, T]; β and J_ij share their coalitions."""
         with torch.autocast(V.device.type, enabled=False):
-            game = NormGame(V, self.f, players)
+            game = NormGame(V, self.f, players, name="x")
             options: dict[str, Any] = {
                 "weighting": self.weighting,
                 "temperature": self.temperature,

@@ -283,3 +283,13 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
 def test_bad_tables_are_refused(call: Callable[[], Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         call()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_vectors_whose_squares_overflow_are_refused(value: float) -> None:
+    vectors = torch.ones(2, 3, 4)
+    vectors[1, 2, 0] = value
+    with pytest.raises(ValueError, match=r"^vectors: expected vectors V_i small enough to be squared"):
+        games.NormGame(vectors)
+    players = torch.tensor([True, True, False])
+    assert games.NormGame(vectors, players=players).table().isfinite().all()

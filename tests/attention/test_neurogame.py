@@ -396,6 +396,54 @@ def test_bad_inputs(x: Tensor, pad: Tensor | None, message: str) -> None:
         NeuroGameAttention(8, 2)(x, pad)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("mode", ["h+J", "uniform"])
+def test_tokens_that_are_not_finite_are_refused(dtype: torch.dtype, value: float, mode: str) -> None:
+    built = layer(mode=mode).to(dtype)
+    x = inputs().to(dtype)
+    x[1, 2, 5] = x[2, 0, 0] = value
+    with pytest.raises(ValueError, match=rf"^x: expected finite values, got {value} at \[1, 2, 5\]\.$"):
+        built(x)
+    assert built(x, torch.arange(6).expand(3, 6) % 2 == 0).isfinite().all()  # padding may hold anything
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("sampler", ["mean_field", "exact"])
+def test_large_tokens_are_answered_or_refused(dtype: torch.dtype, sampler: str) -> None:
+    """Whatever the size: a finite answer with finite gradients, or a sentence; never NaN."""
+    answered = []
+    for exponent in range(-45, 39, 3):
+        x = (inputs().clamp(-3, 3) * 10.0**exponent).to(dtype)
+        if not bool(x.isfinite().all()):
+            continue
+        built = layer(sampler=sampler).to(dtype)
+        x.requires_grad_()
+        message = ""
+        try:
+            z = built(x, seed=1)
+        except UnsupportedError as error:
+            message = str(error)
+        if message:
+            assert message.startswith("x: expected vectors V_i small enough to be squared"), exponent
+            continue
+        z.float().sum().backward()
+        answered.append(exponent)
+        for found in (z, x.grad, *(p.grad for p in built.parameters())):
+            assert found is not None
+            assert bool(found.isfinite().all()), exponent
+    assert answered == list(range(-45, 4 if dtype == torch.float16 else 16, 3))
+
+
+def test_autocast_of_tokens_beyond_half_precision_is_refused() -> None:
+    built = layer().float()
+    with (
+        torch.autocast("cpu", dtype=torch.float16),
+        pytest.raises(UnsupportedError, match=r"^x: expected vec"),
+    ):
+        built(inputs().float() * 1e30)
+
+
 def test_more_tokens_than_spins_are_refused() -> None:
     built = layer(sampler=Three())
     with pytest.raises(UnsupportedError, match="x: sampler 'reference' accepts at most 3 tokens, got 6"):

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diabat.ising import IsingError
+from diabat.samplers.base import UnsupportedError
+
 Temperature = float | Tensor
 """γ > 0: a number, or a tensor that broadcasts to the leading dimensions of the values."""
 
@@ -44,6 +47,33 @@ def check_count(name: str, value: Any, *, even: bool = False) -> None:
         raise ValueError(f"{name}: expected an integer >= 1, got {value!r}.")
     if even and value % 2:
         raise ValueError(f"{name}: expected an even number with antithetic=True, got {value}.")
+
+
+def check_finite(name: str, values: Tensor) -> None:
+    """Raise IsingError, with the first index, unless all values are finite."""
+    finite = torch.isfinite(values)
+    if not bool(finite.all()):
+        index = (~finite).nonzero()[0].tolist()
+        raise IsingError(f"{name}: expected finite values, got {float(values[tuple(index)])} at {index}.")
+
+
+def check_norms(name: str, sizes: Tensor, dtype: torch.dtype) -> None:
+    """Raise UnsupportedError unless sums of vectors can be squared, and are held by ``dtype`` themselves.
+
+    Args:
+        name: What the error calls the vectors.
+        sizes: Squared norms ‖V_i‖², [*batch, n], in the precision of the squares.
+        dtype: Of the vectors.
+    """
+    # ‖Σ V_i‖² <= n Σ ‖V_i‖².  The room is for derivatives and for the exponents that values end up in.
+    largest = torch.finfo(dtype).max
+    limit = min(torch.finfo(sizes.dtype).max / 2**24, largest * largest)
+    bound = sizes.detach().sum(-1) * sizes.shape[-1]
+    if not bool((bound <= limit).all()):
+        raise UnsupportedError(
+            f"{name}: expected vectors V_i small enough to be squared and added up in {str(dtype)[6:]}, n Σ ‖V_i‖² of "
+            f"at most {limit:.3g}, got {float(bound.max()):.3g}."
+        )
 
 
 def check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:

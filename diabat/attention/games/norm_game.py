@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from diabat.attention.games.checks import check_choice
+from diabat.attention.games.checks import check_choice, check_norms
 from diabat.attention.games.pair_tile import TILE, Coalitions, Values
 from diabat.attention.games.tables import MAX_PLAYERS, all_coalitions
 
@@ -41,13 +41,16 @@ class NormGame:
         vectors: V = W_v x, floating [*batch, n, d]; half precision is computed in float32.
         f: ``identity``, ``relu`` (the same thing, since a norm is not negative) or ``tanh``.
         players: bool, broadcastable to [*batch, n]; False where there is no player (padding).  None: all.
+        name: What errors call the vectors.
 
     Raises:
         TypeError: If the vectors are not a floating tensor.
-        ValueError: If a shape, the mask or f is wrong.
+        ValueError: If a shape, the mask or f is wrong, or a player's vector is not finite or too large to be squared.
     """
 
-    def __init__(self, vectors: Tensor, f: str = "identity", players: Tensor | None = None) -> None:
+    def __init__(
+        self, vectors: Tensor, f: str = "identity", players: Tensor | None = None, *, name: str = "vectors"
+    ) -> None:
         if not isinstance(vectors, Tensor) or not vectors.is_floating_point():
             got = vectors.dtype if isinstance(vectors, Tensor) else type(vectors).__name__
             raise TypeError(f"vectors: expected a floating tensor, got {got}.")
@@ -58,10 +61,12 @@ class NormGame:
         check_choice("f", f, NONLINEARITIES)
         self.f = f
         self.players = _players(players, vectors)
-        if vectors.dtype in (torch.float16, torch.bfloat16):
+        dtype = vectors.dtype
+        if dtype in (torch.float16, torch.bfloat16):
             vectors = vectors.float()
         vectors = torch.where(self.players[..., None], vectors, 0)
         self.gram = vectors @ vectors.mT
+        check_norms(name, self._sizes(), dtype)
 
     @property
     def batch_shape(self) -> torch.Size:
