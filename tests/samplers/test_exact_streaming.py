@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from diabat.ising import Ising
 from diabat.samplers import UnsupportedError
@@ -163,3 +165,31 @@ def test_state_probabilities_have_their_own_limit() -> None:
 def test_options_must_be_positive(option: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{option}: expected a positive number, got {value}"):
         ExactSampler(**{option: value})
+
+
+class Products(TorchDispatchMode):
+    """Counts the products of one shape, and the places taken for them."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.shape, self.count, self.places = shape, 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and tuple(out.shape) == self.shape:
+            name = str(func)
+            self.count += "bmm" in name
+            self.places += name in ("aten.bmm.default", "aten.empty_like.default")
+        return out
+
+
+def test_the_backward_pass_takes_no_memory_anew_for_every_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is freed is not found again by malloc: a process grew by the size of W, batch x heads x 2^n."""
+    monkeypatch.setattr(half_split, "_TILE_BYTES", 1 << 14)
+    ising = make_problem((4,), 12, lead="per_problem", seed=7, dtype=torch.float32)  # W is [4, 64, 64]
+    assert ising.couplings is not None
+    h, J = ising.fields.requires_grad_(), ising.couplings.requires_grad_()
+    p = FORGETFUL.moments(Ising(h, J)).probability
+    with Products((4, 16, 64)) as seen:
+        p.square().sum().backward()
+    assert (seen.count, seen.places) == (4, 1)

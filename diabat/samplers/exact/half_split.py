@@ -265,12 +265,17 @@ def _weighted_states(
     right_sum, left_sum = torch.zeros_like(C), torch.empty_like(A)
     F_R = split.R_work.features(split.energies.three_body)
     dX = torch.zeros_like(split.energies.cross) if need_cross else None
+    both = torch.cat((Cc, C), 1)
+    M = C.new_empty(0)
     for rows, W in split.tiles(t):
         left_sum[..., rows] = Cf @ W.transpose(1, 2)
         right_sum += Af[..., rows] @ W
         if dX is not None:
             stacked = torch.cat((A[..., rows], Af[..., rows]), 1).transpose(1, 2)
-            M = (stacked @ torch.cat((Cc, C), 1)).mul_(W)  # [G, rows, 2^b]
+            # Into the same memory tile after tile: malloc finds no place for this one where the last one was, and
+            # the process would grow by the size of W.
+            M = M if M.shape == W.shape else torch.empty_like(W)
+            torch.bmm(stacked, both, out=M).mul_(W)  # [G, rows, 2^b]
             dX += split.F_L[rows].T @ (M @ F_R).double()
     GL = A * ((f_L - centre) * t.V + left_sum)
     GR = C * ((f_R - centre) * t.U * inverse + right_sum)
