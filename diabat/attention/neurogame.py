@@ -173,9 +173,9 @@ class NeuroGameAttention(IsingLayer):
             around: Any = outside_graph(NeuroGameAttention.forward)
             answer: Tensor = around(self, x, key_padding_mask, need_explanation, seed)
             return answer
+        self._check_input(x, key_padding_mask)
+        self._check_lengths(x, key_padding_mask)
         x, V, players = self._values(x, key_padding_mask)
-        if self.mode == "h+J":
-            self._check_length(players)
         used_seed = self._seed(seed)
         if self.mode == "uniform" and not need_explanation:
             return self._combine(self.dropout(players.to(V) / 2), V)
@@ -217,6 +217,7 @@ class NeuroGameAttention(IsingLayer):
         self, x: Tensor, key_padding_mask: Tensor | None = None, seed: int | None = None
     ) -> tuple[Estimate, Estimate, Estimate]:
         """φ, β [B, H, T] and J_ij [B, H, T, T] as :meth:`explain` has them, without asking the sampler."""
+        self._check_input(x, key_padding_mask)
         _, V, players = self._values(x, key_padding_mask)
         phi, beta, pairs = self._indices(V, players, self._seed(seed), diagnostics=True)
         assert pairs is not None
@@ -224,7 +225,6 @@ class NeuroGameAttention(IsingLayer):
 
     def _values(self, x: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """The tokens without what padding holds, NaN included; V [B, H, T, D/H]; which are players, [B, H, T]."""
-        self._check_input(x, padding)
         tokens = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if padding is None else ~padding
         x = torch.where(tokens[..., None], x, 0)
         check_finite("x", x)
@@ -307,14 +307,43 @@ class NeuroGameAttention(IsingLayer):
                 f"key_padding_mask: expected bool {list(x.shape[:2])}, got {padding.dtype} {list(padding.shape)}."
             )
 
-    def _check_length(self, players: Tensor) -> None:
-        limit = self.sampler.capabilities.max_spins
-        if limit is not None and players.shape[-1] > limit:
-            longest = int(players.sum(-1).max())
-            if longest > limit:
-                raise UnsupportedError(
-                    f"x: sampler '{self.sampler.name}' accepts at most {limit} tokens, got {longest}."
-                )
+    def _check_lengths(self, x: Tensor, padding: Tensor | None) -> None:
+        batch, longest, _ = x.shape
+        able = self.sampler.capabilities
+        limits = [math.inf if m is None else m for m in (able.max_spins, able.max_states)]
+        # Most batches are small enough whatever is padding, which is then not looked at.
+        if longest <= limits[0] and batch * self.num_heads * 2.0 ** min(longest, 1000) <= limits[1]:
+            return
+        lengths = torch.full((batch,), longest) if padding is None else (~padding).sum(-1)
+        self.require_lengths(lengths)
+
+    def require_lengths(self, lengths: Tensor, name: str = "x") -> None:
+        """Refuse a batch that the sampler would not finish, before anything is computed.
+
+        Args:
+            lengths: Tokens of each sequence, int64 [B].
+            name: What the error begins with.
+
+        Raises:
+            UnsupportedError: If a sequence has more tokens than the sampler accepts spins, or Σ 2^n over sequences
+                and heads is more than it enumerates in one call.
+        """
+        able = self.sampler.capabilities
+        if self.mode != "h+J" or not len(lengths):
+            return
+        longest = int(lengths.max())
+        if able.max_spins is not None and longest > able.max_spins:
+            raise UnsupportedError(
+                f"{name}: sampler '{self.sampler.name}' accepts at most {able.max_spins} tokens, got {longest}; "
+                "use 'mean_field' or 'tempering'."
+            )
+        states = self.num_heads * float(lengths.double().exp2().sum())
+        if able.max_states is not None and states > able.max_states:
+            raise UnsupportedError(
+                f"{name}: sampler '{self.sampler.name}' enumerates 2^n states for every sequence and head, at most "
+                f"{able.max_states:.2g} in one call, got {states:.2g} for {len(lengths)} sequences of up to {longest} "
+                f"tokens and {self.num_heads} heads; use 'mean_field' or 'tempering', or fewer or shorter sequences."
+            )
 
     def extra_repr(self) -> str:
         """Show what the parameters do not."""

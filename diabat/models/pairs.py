@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from diabat.models.boltzmann_pooling import BoltzmannPooling
 from diabat.models.pooling import MeanPooling, ProjectedMeanPooling, SoftmaxPooling
-from diabat.tasks.nli_tokens import PairBatch
+from diabat.tasks.nli_tokens import PairBatch, PairSplit
 
 if TYPE_CHECKING:
     from diabat.attention.neurogame import NeuroGameAttention
@@ -166,6 +166,10 @@ class PairClassifier(nn.Module):
     def hidden_positions(self, batch: PairBatch) -> Tensor:
         """Positions that the pooling does not see, bool [B, T]."""
         return batch.padding if self.options.special_tokens else batch.padding | batch.special
+
+    def pooled_lengths(self, split: PairSplit) -> Tensor:
+        """Tokens of each pair that the pooling sees, int64 [N] on the CPU."""
+        return split.lengths if self.options.special_tokens else split.ordinary_lengths
 
     def attention_layers(self) -> list[BoltzmannPooling]:
         """Return the layers that have fields and couplings of their own."""

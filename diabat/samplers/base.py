@@ -46,6 +46,8 @@ class Capabilities:
         correlations: Can report pair correlations.
         log_partition: Reports log Z.
         gradients: Estimators that may be used with it, best first (``gradient="auto"`` takes the first).
+        max_states: Largest Σ 2^n that a layer may ask for in one call if every problem has a J of its own, so that no
+            work is shared; None if the backend does not enumerate.
     """
 
     exact: bool
@@ -57,6 +59,7 @@ class Capabilities:
     correlations: bool
     log_partition: bool
     gradients: tuple[Estimator, ...]
+    max_states: int | None = None
 
 
 @dataclass(frozen=True, eq=False)

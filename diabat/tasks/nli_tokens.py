@@ -64,6 +64,12 @@ class PairSplit:
         """Tokens of each pair, int64 [N] on the CPU."""
         return self.ends.diff(prepend=self.ends.new_zeros(1)).cpu()
 
+    @property
+    def ordinary_lengths(self) -> Tensor:
+        """Tokens of each pair without special ones, int64 [N] on the CPU."""
+        ordinary = (~self.special).cumsum(0)[self.ends - 1]
+        return ordinary.diff(prepend=ordinary.new_zeros(1)).cpu()
+
     def to(self, device: torch.device) -> PairSplit:
         """Return the same pairs on a device."""
         segments = None if self.segments is None else self.segments.to(device)

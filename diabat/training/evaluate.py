@@ -93,7 +93,7 @@ def _passes(
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device
-    batches = _batches(split, batch_size)
+    batches = batches_of(split, batch_size)
     with own_random_numbers(model, seed), own_memory(model), autocast(precision, device):
         for chosen in batches if processes is None else processes.own(batches):
             places = chosen.to(device)
@@ -102,7 +102,8 @@ def _passes(
     model.train(was_training)
 
 
-def _batches(split: Examples, batch_size: int | None) -> tuple[Tensor, ...]:
+def batches_of(split: Examples, batch_size: int | None = None) -> tuple[Tensor, ...]:
+    """Places of the examples of each forward pass of an evaluation, examples of similar length together."""
     lengths = split.lengths
     if lengths is None:
         return torch.arange(len(split)).split(batch_size or _BATCH)

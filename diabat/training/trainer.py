@@ -19,6 +19,7 @@ from diabat.training.clock import Clock
 from diabat.training.diagnostics import game_figures, numbers_in_range, require_finite
 from diabat.training.errors import CheckpointError
 from diabat.training.evaluate import evaluate
+from diabat.training.lengths import require_lengths
 from diabat.training.objective import require_mixable, training_loss
 from diabat.training.options import TrainOptions
 from diabat.training.order import bucketed_order, epoch_order
@@ -54,6 +55,8 @@ class Trainer:
         processes: Processes,
     ) -> None:
         require_mixable(model, options)
+        pieces = options.accumulation * processes.count
+        require_lengths(model, task.train, task.validation, options, pieces)
         self.model: Model = model.train()
         self.task, self.options, self.folder, self.processes = task, options, folder, processes
         self.device = next(model.parameters()).device

@@ -451,6 +451,38 @@ def test_more_tokens_than_spins_are_refused() -> None:
     assert built(inputs(1, 6), padding()[1:2]).shape == (1, 8)  # padding is not counted
 
 
+def test_enumeration_of_long_sequences_is_refused_before_anything_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every sequence and head has a J of its own: 32 x 4 x 2^26 states would take minutes."""
+    built = NeuroGameAttention(8, 4, sampler="exact")
+
+    def computed(*arguments: Any) -> Any:
+        raise AssertionError("something was computed")
+
+    monkeypatch.setattr(nn.Linear, "forward", computed)
+    message = (
+        r"x: sampler 'exact' enumerates 2\^n states for every sequence and head, at most 1.1e\+09 in one call, got "
+        r"8.6e\+09 for 32 sequences of up to 26 tokens and 4 heads; use 'mean_field' or 'tempering', or fewer"
+    )
+    x = torch.zeros(32, 30, 8)
+    pad = torch.arange(30).expand(32, 30) >= 26
+    with pytest.raises(UnsupportedError, match=message):
+        built(x, pad)
+    with pytest.raises(UnsupportedError, match="accepts at most 38 tokens, got 47; use 'mean_field'"):
+        built(torch.zeros(1, 47, 8))
+    with pytest.raises(AssertionError, match="something was computed"):  # padding is not counted
+        built(x, torch.arange(30).expand(32, 30) >= 22)
+    with pytest.raises(AssertionError, match="something was computed"):  # four heads of 28
+        built(torch.zeros(1, 28, 8))
+    roomy = NeuroGameAttention(8, 4, sampler=diabat.sampler("exact", memory_budget_mb=1024))
+    with pytest.raises(UnsupportedError, match=r"at most 4.3e\+09 in one call"):
+        roomy(x, pad)
+    for other in ("mean_field", "tempering"):
+        with pytest.raises(AssertionError, match="something was computed"):
+            NeuroGameAttention(8, 4, sampler=other)(x, pad)
+
+
 def test_bad_seed() -> None:
     with pytest.raises(ValueError, match="seed: expected an integer between 0"):
         layer()(inputs(), seed=-3)

@@ -14,7 +14,9 @@ import pytest
 import torch
 from run_checks import assert_same_run, metrics
 
+import diabat
 from diabat.models import POOLINGS
+from diabat.samplers import UnsupportedError
 from diabat.tasks import PairTask
 from diabat.training import CheckpointError, evaluate, load_model
 from diabat.training.checkpoint import find_checkpoints
@@ -103,6 +105,22 @@ def test_predictions_are_in_the_order_of_the_split(encoder: Path, task: PairTask
     assert float((logits.argmax(1) == labels).float().mean()) == pytest.approx(accuracy)
     assert float(torch.nn.functional.cross_entropy(logits, labels)) == pytest.approx(loss, rel=1e-5)
     assert evaluate(model, task.train, batch_size=3)[0] == pytest.approx(loss, rel=1e-5)
+
+
+def test_pairs_too_long_for_enumeration_are_refused_before_the_run_starts(
+    tmp_path: Path, encoder: Path, task: PairTask
+) -> None:
+    """Of the longest batch, and with what the pooling leaves out not counted."""
+    longest = int(task.train.lengths.max())
+    budget = 1.9 * 2.0**longest / 2**22  # of the two heads of the longest pair
+    exact = diabat.sampler("exact", memory_budget_mb=budget)
+    with pytest.raises(
+        UnsupportedError, match=rf"^sampler: .* 'exact' .* up to {longest} tokens and 2 heads"
+    ):
+        tiny_train(tmp_path / "run", encoder, task, replace(OPTIONS, max_steps=1), sampler=exact)
+    assert not (tmp_path / "run").exists()
+    once = replace(OPTIONS, max_steps=1)
+    tiny_train(tmp_path / "run", encoder, task, once, sampler=exact, special_tokens=False)
 
 
 SCRIPT = """

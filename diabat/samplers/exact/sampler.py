@@ -39,7 +39,8 @@ class ExactSampler(Sampler):
     Args:
         memory_budget_mb: Working memory.  More queries than fit are solved in parts, each of which forms the
             shared weights W again; a W larger than this is not kept for the backward pass but formed again,
-            tile by tile; also the scratch memory of sampling.
+            tile by tile; also the scratch memory of sampling.  Layers that give every sequence a J of its own
+            (:class:`diabat.NeuroGameAttention`) may ask for 2^22 states per MB in one call: a few seconds.
         max_seconds: Refuse problems whose estimated time is longer.
 
     Raises:
@@ -68,6 +69,7 @@ class ExactSampler(Sampler):
             correlations=True,
             log_partition=True,
             gradients=("exact", "straight_through", "linear_response", "covariance"),
+            max_states=int(self.memory_budget_mb * 2**22),
         )
 
     def state_probabilities(self, ising: Ising) -> Tensor:
