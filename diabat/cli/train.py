@@ -127,4 +127,7 @@ def _print_summary(config: Config, result: TrainResult) -> None:
         ("trained", f"{result.epochs} epochs, {result.steps} steps, {result.seconds:.1f} s"),
         ("run folder", str(result.run_dir)),
     ]
+    if result.dropped:
+        left_out = ", ".join(f"{count:,} of {name}" for name, count in result.dropped.items())
+        rows.append(("left out without agreed label", left_out))
     print_table("Training finished", ("", ""), rows)

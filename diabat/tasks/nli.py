@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from diabat.tasks.nli_files import CLASSES, Columns, Pairs, read_pairs
 from diabat.tasks.nli_hub import read_hub
+from diabat.tasks.nli_originals import read_originals
 from diabat.tasks.nli_sick import read_sick
 from diabat.tasks.nli_tokens import PairSplit, tokenize_pairs
 
@@ -48,12 +49,16 @@ class SickOptions(PairOptions):
 
 @dataclass(frozen=True)
 class SnliOptions(PairOptions):
-    """SNLI; ``data`` is the cache folder of the library datasets, None takes its own."""
+    """SNLI.
+
+    ``data`` is a folder with the original ``snli_1.0_train.jsonl``, ``_dev`` and ``_test``, or else the cache folder of
+    the library datasets, for which None takes its own.
+    """
 
 
 @dataclass(frozen=True)
 class MnliOptions(PairOptions):
-    """MNLI; ``data`` as for SNLI.
+    """MNLI; ``data`` as for SNLI, with ``multinli_1.0_train.jsonl``, ``_dev_matched`` and ``_dev_mismatched``.
 
     Attributes:
         genres: Validation on genres that are in the training data (``matched``) or on others
@@ -173,10 +178,10 @@ def _read(options: PairOptions) -> tuple[str, dict[str, Pairs]]:
         return "sick", read_sick(options.data)
     if isinstance(options, SnliOptions):
         names: dict[str, str | None] = {"train": "train", "validation": "validation", "test": "test"}
-        return "snli", read_hub("snli", names, options.data)
+        return "snli", read_originals("snli", names, options.data) or read_hub("snli", names, options.data)
     if isinstance(options, MnliOptions):
         names = {"train": "train", "validation": f"validation_{options.genres}", "test": None}
-        return "mnli", read_hub("mnli", names, options.data)
+        return "mnli", read_originals("mnli", names, options.data) or read_hub("mnli", names, options.data)
     if isinstance(options, PairFileOptions):
         return "pairs", _read_files(options)
     raise TypeError(

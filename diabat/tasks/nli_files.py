@@ -27,7 +27,7 @@ class Pairs:
         premises: First sentences.
         hypotheses: Second sentences, as many.
         labels: Classes 0 .. C - 1, as many.
-        dropped: Pairs of the source that were left out because nobody agreed on their label.
+        dropped: Pairs of the source that were left out because their annotators agreed on no label.
     """
 
     premises: Sequence[str]
@@ -52,6 +52,9 @@ class Columns:
     label: str = "label"
 
 
+NO_CONSENSUS = ("-", "-1")
+"""Labels of pairs whose annotators agreed on none: in the files of SNLI and MNLI, and on the hub."""
+
 Row = Mapping[str, Any]
 
 _REST = "\n"
@@ -59,13 +62,14 @@ _REST = "\n"
 
 
 def read_pairs(path: Path, columns: Columns, classes: Sequence[str] = CLASSES) -> Pairs:
-    """Read a file of labelled pairs.
+    """Read a file of labelled pairs; those without consensus are left out and counted.
 
     Args:
         path: ``.csv`` (commas, quotes as in a spreadsheet), ``.tsv`` or ``.txt`` (tabs, no quotes), or ``.jsonl``
             (one object a line).
         columns: Names of the columns.
-        classes: Names of the classes, compared without regard to case; class c is ``classes[c]``.
+        classes: Names of the classes, compared without regard to case; class c is ``classes[c]``.  A pair labelled
+            ``-`` or -1 has none, unless that is the name of a class.
 
     Raises:
         DataError: If the file cannot be read, is empty, lacks a column, or has a label outside the classes or an
@@ -86,21 +90,26 @@ def pairs_of(
     """
     index = {name.casefold(): number for number, name in enumerate(classes)}
     premises, hypotheses, labels = [], [], []
+    dropped = 0
     for line, row in rows:
-        premises.append(_sentence(path, line, columns.premise, row))
-        hypotheses.append(_sentence(path, line, columns.hypothesis, row))
         label = row[columns.label]
         # Classes may be named 0, 1, 2, which JSON writes as numbers.
         named = isinstance(label, str | int) and not isinstance(label, bool)
-        number = index.get(str(label).strip().casefold()) if named else None
-        if number is None:
+        name = str(label).strip().casefold() if named else ""
+        if name in NO_CONSENSUS and name not in index:
+            dropped += 1
+            continue
+        premises.append(_sentence(path, line, columns.premise, row))
+        hypotheses.append(_sentence(path, line, columns.hypothesis, row))
+        if not named or name not in index:
             raise DataError(
                 f"'{path}', line {line}: {columns.label}: expected one of {', '.join(classes)}, got {label!r}."
             )
-        labels.append(number)
+        labels.append(index[name])
     if not labels:
-        raise DataError(f"'{path}': expected labelled pairs, got none.")
-    return Pairs(premises, hypotheses, labels)
+        without = f" ({dropped} without agreed label)" if dropped else ""
+        raise DataError(f"'{path}': expected labelled pairs, got none{without}.")
+    return Pairs(premises, hypotheses, labels, dropped)
 
 
 def _sentence(path: Path, line: int, column: str, row: Row) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class TrainResult:
         cpu_seconds: Processor time of the same, user and system, all threads of this process; None for a run that an
             older version began.
         run_dir: Folder of the run.
+        dropped: Examples that were left out of each set because they have no agreed label.
     """
 
     best_loss: float
@@ -45,6 +46,7 @@ class TrainResult:
     seconds: float
     cpu_seconds: float | None
     run_dir: Path
+    dropped: Mapping[str, int] = field(default_factory=dict)
 
 
 def train(
@@ -141,4 +143,5 @@ def _result(trainer: Trainer) -> TrainResult:
         seconds=state.seconds,
         cpu_seconds=state.cpu_seconds,
         run_dir=trainer.folder,
+        dropped=trainer.task.dropped if isinstance(trainer.task, PairTask) else {},
     )

@@ -91,6 +91,20 @@ def test_evaluate_reports_scores_of_the_test_set(trained: Path, tmp_path: Path) 
         assert word in shown.stdout
 
 
+def test_pairs_without_agreed_label_are_counted_aloud(tmp_path: Path, encoder: Path) -> None:
+    folder = make_data(tmp_path / "data")
+    for name, count in (("train", 2), ("test", 1)):
+        with open(folder / f"{name}.csv", "a", encoding="utf-8") as file:
+            file.write("a man,a dog,-\n" * count)
+    path = str(small(tmp_path / "a", encoder, folder, training__max_steps=1))
+    trained = run("train", path, "--no-progress")
+    assert "left out without agreed label" in trained.stdout
+    assert "2 of train, 1 of test" in trained.stdout
+    told = run_json("evaluate", str(tmp_path / "a" / "run"))
+    assert (told["dropped"], told["scores"]["count"]) == (1, 9)
+    assert "left out without agreed label" in run("evaluate", str(tmp_path / "a" / "run")).stdout
+
+
 def test_evaluate_repeats_the_validation_of_the_training(trained: Path) -> None:
     told = run_json("evaluate", str(trained), "--split", "validation")
     lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]

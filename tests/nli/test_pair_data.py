@@ -62,6 +62,57 @@ def test_marks_inside_a_sentence_end_no_line(tmp_path: Path, mark: str) -> None:
         assert read_pairs(tmp_path / name, Columns()).premises[-1] == row[0], name
 
 
+ORIGINAL = [
+    {
+        "annotator_labels": ["neutral", "neutral"],
+        "gold_label": "neutral",
+        "sentence1": "a b",
+        "sentence2": "c",
+    },
+    {"annotator_labels": ["neutral", "entailment"], "gold_label": "-", "sentence1": "d", "sentence2": ""},
+    {
+        "annotator_labels": ["contradiction"],
+        "gold_label": "contradiction",
+        "sentence1": "e",
+        "sentence2": "f",
+    },
+]
+
+
+def write_originals(folder: Path, *names: str) -> None:
+    """Files as SNLI's authors publish them, with one pair more without consensus in each."""
+    for more, name in enumerate(names):
+        rows = [*ORIGINAL, *[ORIGINAL[1]] * more]
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_pairs_without_consensus_are_left_out_and_counted(tmp_path: Path) -> None:
+    write_originals(tmp_path, "a.jsonl")
+    columns = Columns("sentence1", "sentence2", "gold_label")
+    pairs = read_pairs(tmp_path / "a.jsonl", columns)
+    assert pairs == Pairs(["a b", "e"], ["c", "f"], [1, 2], dropped=1)
+    (tmp_path / "b.tsv").write_text("premise\thypothesis\tlabel\nx\ty\t-1\nx\ty\t0\n")
+    assert read_pairs(tmp_path / "b.tsv", Columns(), ("0", "1")).dropped == 1
+    assert read_pairs(tmp_path / "b.tsv", Columns(), ("0", "-1")).labels == [1, 0]  # a class of that name
+    (tmp_path / "b.tsv").write_text("premise\thypothesis\tlabel\nx\ty\t-\n")
+    with pytest.raises(DataError, match=r"expected labelled pairs, got none \(1 without agreed label\)\."):
+        read_pairs(tmp_path / "b.tsv", Columns())
+
+
+def test_original_files_of_snli_and_mnli_are_found_in_a_folder(tmp_path: Path, encoder: Path) -> None:
+    tokenizer = load_tokenizer(str(encoder))
+    write_originals(tmp_path, *(f"snli_1.0_{name}.jsonl" for name in ("train", "dev", "test")))
+    write_originals(tmp_path, *(f"multinli_1.0_{name}.jsonl" for name in ("train", "dev_mismatched")))
+    snli = pair_task(SnliOptions(data=str(tmp_path)), tokenizer)
+    assert snli.test is not None
+    assert [len(s) for s in (snli.train, snli.validation, snli.test)] == [2, 2, 2]
+    assert snli.dropped == {"train": 1, "validation": 2, "test": 3}
+    mnli = pair_task(MnliOptions(data=str(tmp_path), genres="mismatched"), tokenizer)
+    assert mnli.dropped == {"train": 1, "validation": 2}
+    with pytest.raises(DataError, match=r"multinli_1\.0_dev_matched\.jsonl': cannot be read"):
+        pair_task(MnliOptions(data=str(tmp_path)), tokenizer)
+
+
 def test_classes_may_be_numbers(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"premise": "a", "hypothesis": "b", "label": 1}\n')
