@@ -317,12 +317,12 @@ class NeuroGameAttention(IsingLayer):
         lengths = torch.full((batch,), longest) if padding is None else (~padding).sum(-1)
         self.require_lengths(lengths)
 
-    def require_lengths(self, lengths: Tensor, name: str = "x") -> None:
+    def require_lengths(self, lengths: Tensor, begin: str = "x: sampler") -> None:
         """Refuse a batch that the sampler would not finish, before anything is computed.
 
         Args:
             lengths: Tokens of each sequence, int64 [B].
-            name: What the error begins with.
+            begin: What the error begins with, before the name of the sampler.
 
         Raises:
             UnsupportedError: If a sequence has more tokens than the sampler accepts spins, or Σ 2^n over sequences
@@ -334,13 +334,13 @@ class NeuroGameAttention(IsingLayer):
         longest = int(lengths.max())
         if able.max_spins is not None and longest > able.max_spins:
             raise UnsupportedError(
-                f"{name}: sampler '{self.sampler.name}' accepts at most {able.max_spins} tokens, got {longest}; "
+                f"{begin} '{self.sampler.name}' accepts at most {able.max_spins} tokens, got {longest}; "
                 "use 'mean_field' or 'tempering'."
             )
         states = self.num_heads * float(lengths.double().exp2().sum())
         if able.max_states is not None and states > able.max_states:
             raise UnsupportedError(
-                f"{name}: sampler '{self.sampler.name}' enumerates 2^n states for every sequence and head, at most "
+                f"{begin} '{self.sampler.name}' enumerates 2^n states for every sequence and head, at most "
                 f"{able.max_states:.2g} in one call, got {states:.2g} for {len(lengths)} sequences of up to {longest} "
                 f"tokens and {self.num_heads} heads; use 'mean_field' or 'tempering', or fewer or shorter sequences."
             )

@@ -15,6 +15,7 @@ from diabat.cli import (
     evaluate,
     explain,
     fidelity,
+    predict,
     reproduce,
     sample,
     train,
@@ -67,6 +68,7 @@ app.command("sample")(sample.sample_problem)
 app.command("train")(train.train_model)
 app.command("reproduce")(reproduce.reproduce_experiment)
 app.command("evaluate")(evaluate.evaluate_model)
+app.command("predict")(predict.predict_pairs_of_file)
 app.command("explain")(explain.explain_prediction)
 app.command("fidelity")(fidelity.compare_backends)
 app.command("calibrate")(calibrate.calibrate_schedule)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,7 +49,8 @@ def evaluate_model(
 
     if figure is not None:
         require_writable(figure)
-    loaded = load_run(run, data_override(data), trust=trust)
+    with naming_data(data):
+        loaded = load_run(run, data_override(data), trust=trust)
     if split is None:
         has_test = isinstance(loaded.task, PairTask) and loaded.task.test is not None
         split = "test" if has_test else "validation"
@@ -65,6 +68,22 @@ def evaluate_model(
     _print(result)
     if figure is not None:
         typer.echo(f"Figure: {figure}")
+
+
+@contextmanager
+def naming_data(data: Path | None) -> Iterator[None]:
+    """Say that --data names another place, where the data of a run are not where they were."""
+    from diabat.tasks import DataError
+
+    try:
+        yield
+    except DataError as error:
+        if data is not None or "--data" in str(error):
+            raise
+        raise DataError(
+            f"{str(error).removesuffix('.')}; if the data of the run lie elsewhere now, name their file or folder by "
+            "--data PATH."
+        ) from error
 
 
 def data_override(data: Path | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,17 +10,32 @@ import typer
 
 from diabat.cli.arguments import JsonOption, TrustOption
 from diabat.cli.evaluate import RunArgument
-from diabat.cli.failures import importing
+from diabat.cli.failures import importing, naming
 from diabat.cli.figures import require_writable
 from diabat.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from diabat.models.explanation import PairExplanation
 
+NAMED = 0.1
+"""Default of the smallest |J_ij|/γ that is named: such a coupling alone makes a correlation of tanh(0.1), 0.1."""
+
 PremiseArgument = Annotated[str, typer.Argument(metavar="PREMISE", help="First sentence.")]
 HypothesisArgument = Annotated[str, typer.Argument(metavar="HYPOTHESIS", help="Second sentence.")]
 HeadOption = Annotated[int | None, typer.Option(min=0, help="Show this head instead of the mean over heads.")]
-TopOption = Annotated[int, typer.Option(min=0, help="Number of interactions that are listed.")]
+TopOption = Annotated[int, typer.Option(min=0, help="Interactions that are listed at most.")]
+SizeOption = Annotated[
+    float, typer.Option("--at-least", min=0.0, help="Smallest |J_ij|/γ of a pair that is named.")
+]
+WeightingOption = Annotated[
+    str | None, typer.Option(help="gibbs or uniform coalitions instead of those of the run (NeuroGame).")
+]
+CoalitionsOption = Annotated[
+    int | None, typer.Option(min=1, help="Number of coalitions instead of that of the run (NeuroGame).")
+]
+SeedOption = Annotated[
+    int | None, typer.Option(min=0, help="Seed of coalitions and reads instead of the run's.")
+]
 FigureOption = Annotated[Path | None, typer.Option(help="Write weights and interactions as a figure.")]
 
 
@@ -29,31 +45,45 @@ def explain_prediction(
     hypothesis: HypothesisArgument,
     head: HeadOption = None,
     top: TopOption = 8,
+    at_least: SizeOption = NAMED,
+    weighting: WeightingOption = None,
+    coalitions: CoalitionsOption = None,
+    seed: SeedOption = None,
     figure: FigureOption = None,
     trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Explain the prediction of a trained classifier for two sentences, token by token."""
+    """Explain the prediction of a trained classifier for two sentences, token by token.
+
+    Shapley values and interactions are estimates from random coalitions: repeat with another --seed, or with more
+    --coalitions, to see how far they can be trusted.  The prediction is that of the same coalitions.
+    """
     with importing():
         from diabat.config.runs import explain_run
         from diabat.models.explanation_figure import plot_explanation
 
     if figure is not None:
         require_writable(figure)
-    told = explain_run(run, premise, hypothesis, trust=trust)
+    changes = {"model.weighting": weighting, "model.eval_coalitions": coalitions}
+    overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items() if value is not None]
+    with naming({"model.weighting": "--weighting"}):
+        told = explain_run(run, premise, hypothesis, overrides, seed=seed, trust=trust)
+    if overrides and told.pooling != "neurogame":
+        option = "--coalitions" if weighting is None else "--weighting"
+        raise ValueError(f"{option}: expected a run with neurogame pooling, got {told.pooling} pooling.")
     if head is not None and head >= len(told.alpha):
         raise ValueError(f"--head: expected a head in 0 .. {len(told.alpha) - 1}, got {head}.")
     if figure is not None:
-        plot_explanation(told, figure, head=head)
+        plot_explanation(told, figure, head=head, at_least=at_least)
     if as_json:
         print_json({"predicted": told.predicted, **vars(told)})
         return
-    _print(told, head, top)
+    _print(told, head, top, at_least)
     if figure is not None:
         typer.echo(f"Figure: {figure}")
 
 
-def _print(told: PairExplanation, head: int | None, top: int) -> None:
+def _print(told: PairExplanation, head: int | None, top: int, at_least: float) -> None:
     from diabat.models.explanation import of_head
 
     chances = ", ".join(f"{name} {chance:.3f}" for name, chance in told.probabilities.items())
@@ -75,11 +105,17 @@ def _print(told: PairExplanation, head: int | None, top: int) -> None:
     ]
     which = "mean over heads" if head is None else f"head {head}"
     print_table(f"Tokens, {told.pooling} pooling, {which}", ("token", "side", *there), rows, right=[*there])
-    strongest = told.strongest(top, head)
-    if strongest:
-        found = [(*_named(told, i), *_named(told, j), f"{J:+.4f}", _kind(J)) for i, j, J in strongest]
-        columns = ("token", "side", "and token", "of side", "J", "active")
-        print_table("Strongest interactions J_ij", columns, found, right=["J"])
+    if told.interactions is None or not top:
+        return
+    strongest = told.strongest(top, head, at_least)
+    found = [(*_named(told, i), *_named(told, j), f"{J:+.4f}", _kind(J)) for i, j, J in strongest]
+    columns = ("token", "side", "and token", "of side", "J/γ", "active")
+    if found:
+        print_table(
+            f"Strongest interactions, |J_ij|/γ of at least {at_least:g}", columns, found, right=["J/γ"]
+        )
+    else:
+        typer.echo(f"No interaction with |J_ij|/γ of at least {at_least:g}.")
 
 
 def _named(told: PairExplanation, place: int) -> tuple[str, str]:

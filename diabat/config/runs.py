@@ -22,7 +22,7 @@ from diabat.training.precision import autocast
 from diabat.training.scores import Scores, score
 
 if TYPE_CHECKING:
-    from diabat.models import Model
+    from diabat.models import Model, PairClassifier
     from diabat.models.explanation import PairExplanation
 
 SPLITS = ("train", "validation", "test")
@@ -87,13 +87,23 @@ def load_run(path: str | Path, overrides: Iterable[str] = (), *, trust: bool = F
     return Run(config, task, model.to(choose_device(config)).eval())
 
 
-def explain_run(path: str | Path, premise: str, hypothesis: str, *, trust: bool = False) -> PairExplanation:
+def explain_run(
+    path: str | Path,
+    premise: str,
+    hypothesis: str,
+    overrides: Iterable[str] = (),
+    *,
+    seed: int | None = None,
+    trust: bool = False,
+) -> PairExplanation:
     """Explain the prediction of a trained classifier for one pair of sentences; needs no data.
 
     Args:
         path: As for :func:`load_run`.
         premise: First sentence.
         hypothesis: Second sentence.
+        overrides: Changes of the configuration, e.g. of weighting and number of the coalitions.
+        seed: Of coalitions and reads; None takes the seed of the training.
         trust: As for :func:`diabat.config.load_config`.
 
     Raises:
@@ -101,10 +111,49 @@ def explain_run(path: str | Path, premise: str, hypothesis: str, *, trust: bool 
         CheckpointError: If the checkpoint is damaged or missing.
         ValueError: If a sentence is empty.
     """
-    from diabat.config.build_pairs import build_pair_model, build_tokenizer
     from diabat.models.explanation import explain_pair
 
-    config, weights = _stored(Path(path), trust=trust)
+    run = load_classifier(path, overrides, trust=trust)
+    training, device = run.config.training, next(run.model.parameters()).device
+    used_seed = training.seed if seed is None else seed
+    with own_random_numbers(run.model, used_seed), autocast(training.precision, device):
+        return explain_pair(run.model, run.tokenizer, premise, hypothesis, run.classes)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedClassifier:
+    """A classifier of sentence pairs without its data.
+
+    Attributes:
+        config: Configuration of its run.
+        tokenizer: Its tokenizer.
+        classes: Names of its classes.
+        model: The model with the chosen weights, in evaluation mode.
+    """
+
+    config: Config
+    tokenizer: Any
+    classes: tuple[str, ...]
+    model: PairClassifier
+
+
+def load_classifier(
+    path: str | Path, overrides: Iterable[str] = (), *, trust: bool = False
+) -> TrainedClassifier:
+    """Load a classifier of sentence pairs for further sentences.
+
+    Args:
+        path: As for :func:`load_run`.
+        overrides: Changes of the configuration.
+        trust: As for :func:`diabat.config.load_config`.
+
+    Raises:
+        ConfigError: If the folder holds no run of a classifier of sentence pairs, or would have to be trusted.
+        CheckpointError: If the checkpoint is damaged or missing.
+    """
+    from diabat.config.build_pairs import build_pair_model, build_tokenizer
+
+    config, weights = _stored(Path(path), overrides, trust)
     if not isinstance(config.model, PairModelOptions) or not isinstance(config.task, PairOptions):
         raise ConfigError(
             f"'{path}': expected a run of a classifier of sentence pairs, got the task '{config.task_name}'."
@@ -112,9 +161,7 @@ def explain_run(path: str | Path, premise: str, hypothesis: str, *, trust: bool 
     tokenizer, classes = build_tokenizer(config.model), config.task.class_names
     model = build_pair_model(config, tokenizer, len(classes), build_sampler(config.sampler))
     load_weights(model, weights, Path(path))
-    model.to(device := choose_device(config))
-    with own_random_numbers(model, config.training.seed), autocast(config.training.precision, device):
-        return explain_pair(model, tokenizer, premise, hypothesis, classes)
+    return TrainedClassifier(config, tokenizer, classes, model.to(choose_device(config)).eval())
 
 
 def _stored(

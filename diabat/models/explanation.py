@@ -30,7 +30,7 @@ class PairExplanation:
         shapley: φ_i of the value game, before normalisation, [H, n] or None.
         banzhaf: β_i, likewise.
         gate: λ_i, the share of φ in J_i, [H, n] or None.
-        facts: Further numbers by name: expected number of active tokens, temperature, convergence.
+        facts: Further numbers by name: expected number of active tokens, temperature, convergence, coalitions.
     """
 
     pooling: str
@@ -50,19 +50,31 @@ class PairExplanation:
         """Name of the most probable class."""
         return max(self.probabilities, key=lambda name: self.probabilities[name])
 
-    def strongest(self, count: int, head: int | None = None) -> list[tuple[int, int, float]]:
-        """Pairs i < j of tokens with the largest |J_ij|, as (i, j, J_ij), strongest first.
+    @property
+    def strengths(self) -> Tensor | None:
+        """J_ij/γ of each head, the couplings of the law, [H, n, n]; γ = 1 where the pooling has none."""
+        if self.interactions is None:
+            return None
+        gamma = torch.as_tensor(self.facts.get("temperature", 1.0), dtype=self.interactions.dtype)
+        return self.interactions / gamma.reshape(-1, 1, 1)
+
+    def strongest(
+        self, count: int, head: int | None = None, at_least: float = 0.0
+    ) -> list[tuple[int, int, float]]:
+        """Pairs i < j of tokens with the largest |J_ij|/γ, as (i, j, J_ij/γ), strongest first.
 
         Args:
             count: Pairs at most.
             head: Head, or None for the mean over heads.
+            at_least: Smallest |J_ij|/γ.
         """
-        if self.interactions is None:
+        if self.strengths is None:
             return []
-        J = of_head(self.interactions, head)
+        J = of_head(self.strengths, head)
         i, j = torch.triu_indices(len(J), len(J), 1)
         order = J[i, j].abs().argsort(descending=True, stable=True)[:count]
-        return [(int(i[k]), int(j[k]), float(J[i[k], j[k]])) for k in order]
+        found = [(int(i[k]), int(j[k]), float(J[i[k], j[k]])) for k in order]
+        return [pair for pair in found if abs(pair[2]) >= at_least]
 
 
 def of_head(values: Tensor, head: int | None) -> Tensor:
@@ -140,6 +152,8 @@ def _quantities(model: PairClassifier, states: Tensor, hidden: Tensor) -> dict[s
             "temperature": told.temperature.tolist(),
             "residual": told.residual[0].tolist(),
             "coalitions": told.num_coalitions,
+            "weighting": pooling.weighting,
+            "seed": told.seed,
             **{name: told.info[name] for name in ("converged", "iterations") if name in told.info},
         }
     if isinstance(pooling, BoltzmannPooling):

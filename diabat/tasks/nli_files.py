@@ -80,6 +80,28 @@ def read_pairs(path: Path, columns: Columns, classes: Sequence[str] = CLASSES) -
     )
 
 
+def read_sentences(path: Path, columns: Columns) -> Pairs:
+    """Read a file of pairs without labels; other columns are not looked at.
+
+    Args:
+        path: As for :func:`read_pairs`.
+        columns: Names of the columns; the label is not read.
+
+    Returns:
+        The pairs, all with label 0.
+
+    Raises:
+        DataError: As :func:`read_pairs`.
+    """
+    premises, hypotheses = [], []
+    for line, row in read_rows(path, (columns.premise, columns.hypothesis)):
+        premises.append(_sentence(path, line, columns.premise, row))
+        hypotheses.append(_sentence(path, line, columns.hypothesis, row))
+    if not premises:
+        raise DataError(f"'{path}': expected sentence pairs, got none.")
+    return Pairs(premises, hypotheses, [0] * len(premises))
+
+
 def pairs_of(
     path: Path, rows: Iterable[tuple[int, Row]], columns: Columns, classes: Sequence[str] = CLASSES
 ) -> Pairs:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from diabat.tasks.base import IGNORED, Examples
+from diabat.training.lengths import require_answerable
 from diabat.training.memory import own_memory
 from diabat.training.objective import token_loss
 from diabat.training.options import Precision
@@ -70,12 +71,19 @@ def predict(
     batch_size: int | None = None,
     seed: int = 0,
     precision: Precision = "float32",
+    advanced: Callable[[int], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute logits [N, C] in float32 and targets [N] of a classifier, in the order of the split, on the CPU.
 
-    The arguments are those of :func:`evaluate`.
+    The arguments are those of :func:`evaluate`; ``advanced`` is called with the number of examples of every batch
+    as it is done.
     """
-    places, logits, targets = zip(*_passes(model, split, batch_size, seed, precision, None), strict=True)
+    found = []
+    for batch in _passes(model, split, batch_size, seed, precision, None):
+        found.append(batch)
+        if advanced is not None:
+            advanced(len(batch[0]))
+    places, logits, targets = zip(*found, strict=True)
     order = torch.cat(places).argsort().cpu()
     return torch.cat(logits).float().cpu()[order], torch.cat(targets).cpu()[order]
 
@@ -94,6 +102,7 @@ def _passes(
     model.eval()
     device = next(model.parameters()).device
     batches = batches_of(split, batch_size)
+    require_answerable(model, split, batches)
     with own_random_numbers(model, seed), own_memory(model), autocast(precision, device):
         for chosen in batches if processes is None else processes.own(batches):
             places = chosen.to(device)

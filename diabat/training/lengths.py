@@ -1,30 +1,27 @@
-"""Refusing, before a run starts, pairs that the backend would not finish."""
+"""Refusing pairs that the backend would not finish, before anything is computed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from diabat.models import Model, PairClassifier
-from diabat.training.evaluate import batches_of
 from diabat.training.options import TrainOptions
 from diabat.training.order import bucketed_order
 
 
-def require_lengths(model: Model, train: Any, validation: Any, options: TrainOptions, pieces: int) -> None:
-    """Refuse batches of the first epoch or of the validation whose games the sampler cannot answer.
+def require_answerable(model: Any, split: Any, batches: Sequence[Tensor]) -> None:
+    """Refuse forward passes whose games the sampler cannot answer; only NeuroGame pooling has such a limit.
 
     Args:
-        model: Only NeuroGame pooling has a limit of its own.
-        train: Training examples.
-        validation: Validation examples.
-        options: Give size and order of the batches.
-        pieces: Parts that a step is computed in.
+        model: The model.
+        split: Examples.
+        batches: Places of the examples of each pass.
 
     Raises:
-        UnsupportedError: Naming the longest such batch; a run is not started to be stopped in its first epoch.
+        UnsupportedError: Naming the longest pass.
     """
     from diabat.attention.neurogame import NeuroGameAttention
 
@@ -34,12 +31,26 @@ def require_lengths(model: Model, train: Any, validation: Any, options: TrainOpt
     able = pooling.sampler.capabilities
     if able.max_spins is None and able.max_states is None:
         return
-    order = bucketed_order(options.seed, 0, train.lengths, options.batch_size)
-    steps = [piece for step in order.split(options.batch_size) for piece in step.tensor_split(pieces)]
-    _require(pooling, model.pooled_lengths(train), steps)
-    _require(pooling, model.pooled_lengths(validation), batches_of(validation))
-
-
-def _require(pooling: Any, lengths: Tensor, batches: Iterable[Tensor]) -> None:
+    lengths = model.pooled_lengths(split)
     found = [lengths[batch] for batch in batches if len(batch)]
-    pooling.require_lengths(max(found, key=lambda some: float(some.double().exp2().sum())), name="sampler")
+    pooling.require_lengths(max(found, key=lambda some: float(some.double().exp2().sum())), begin="sampler:")
+
+
+def require_trainable(model: Model, train: Any, options: TrainOptions, processes: int) -> None:
+    """The same for the steps of the first epoch, so that a run is not started to be stopped in it.
+
+    Args:
+        model: The model.
+        train: Training examples.
+        options: Give size and order of the batches.
+        processes: Processes that share every batch.
+
+    Raises:
+        UnsupportedError: As :func:`require_answerable`.
+    """
+    lengths = train.lengths
+    if lengths is None:
+        return
+    steps = bucketed_order(options.seed, 0, lengths, options.batch_size).split(options.batch_size)
+    pieces = options.accumulation * processes
+    require_answerable(model, train, [piece for step in steps for piece in step.tensor_split(pieces)])

@@ -18,8 +18,8 @@ from diabat.training.checkpoint import save_checkpoint
 from diabat.training.clock import Clock
 from diabat.training.diagnostics import game_figures, numbers_in_range, require_finite
 from diabat.training.errors import CheckpointError
-from diabat.training.evaluate import evaluate
-from diabat.training.lengths import require_lengths
+from diabat.training.evaluate import batches_of, evaluate
+from diabat.training.lengths import require_answerable, require_trainable
 from diabat.training.objective import require_mixable, training_loss
 from diabat.training.options import TrainOptions
 from diabat.training.order import bucketed_order, epoch_order
@@ -55,8 +55,8 @@ class Trainer:
         processes: Processes,
     ) -> None:
         require_mixable(model, options)
-        pieces = options.accumulation * processes.count
-        require_lengths(model, task.train, task.validation, options, pieces)
+        require_trainable(model, task.train, options, processes.count)
+        require_answerable(model, task.validation, batches_of(task.validation))
         self.model: Model = model.train()
         self.task, self.options, self.folder, self.processes = task, options, folder, processes
         self.device = next(model.parameters()).device

@@ -114,9 +114,7 @@ def test_pairs_too_long_for_enumeration_are_refused_before_the_run_starts(
     longest = int(task.train.lengths.max())
     budget = 1.9 * 2.0**longest / 2**22  # of the two heads of the longest pair
     exact = diabat.sampler("exact", memory_budget_mb=budget)
-    with pytest.raises(
-        UnsupportedError, match=rf"^sampler: .* 'exact' .* up to {longest} tokens and 2 heads"
-    ):
+    with pytest.raises(UnsupportedError, match=rf"^sampler: 'exact' .* up to {longest} tokens and 2 heads"):
         tiny_train(tmp_path / "run", encoder, task, replace(OPTIONS, max_steps=1), sampler=exact)
     assert not (tmp_path / "run").exists()
     once = replace(OPTIONS, max_steps=1)

@@ -1,0 +1,88 @@
+"""``diabat predict``: labels and probabilities for sentence pairs that have none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from diabat.cli.anneal_files import require_new
+from diabat.cli.arguments import JsonOption, TrustOption
+from diabat.cli.evaluate import RunArgument
+from diabat.cli.failures import importing, naming
+from diabat.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from diabat.config.predictions import Predictions
+
+DataOption = Annotated[
+    Path, typer.Option(help="The pairs: .jsonl, .tsv (.txt) or .csv with columns premise and hypothesis.")
+]
+OutputOption = Annotated[
+    Path | None, typer.Option(help="Write predictions to this .jsonl or .tsv file instead of to stdout.")
+]
+PremiseOption = Annotated[str | None, typer.Option(help="Column of the first sentence.")]
+HypothesisOption = Annotated[str | None, typer.Option(help="Column of the second sentence.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
+ProgressOption = Annotated[bool, typer.Option("--progress/--no-progress", help="Progress bar on stderr.")]
+
+
+def predict_pairs_of_file(
+    run: RunArgument,
+    data: DataOption,
+    output: OutputOption = None,
+    premise: PremiseOption = None,
+    hypothesis: HypothesisOption = None,
+    force: ForceOption = False,
+    progress: ProgressOption = True,
+    trust: TrustOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Predict the label of sentence pairs with a trained classifier.
+
+    One JSON object a line on stdout, with sentences, label and probabilities, in the order of the file; with
+    --output a file that is complete or not there.
+    """
+    with importing():
+        from diabat.config.predictions import (
+            SUFFIXES,
+            columns_of,
+            json_lines,
+            predict_pairs,
+            read_unlabelled,
+            require_table,
+            write_predictions,
+        )
+        from diabat.config.runs import load_classifier
+        from diabat.fidelity.report import progress_bar
+
+    if output is not None:
+        require_new(output, "--output", SUFFIXES, force)
+    classifier = load_classifier(run, trust=trust)
+    pairs, split = read_unlabelled(data, classifier, columns_of(classifier, premise, hypothesis))
+    if output is not None and output.suffix == ".tsv":
+        with naming({"output": "--output"}):
+            require_table(pairs)
+    with progress_bar(progress) as bar:
+        task = None if bar is None else bar.add_task("pairs", total=len(pairs))
+        found = predict_pairs(
+            classifier, pairs, split, None if bar is None else lambda done: bar.advance(task, done)
+        )
+    if output is not None:
+        write_predictions(found, output)
+    if as_json:
+        rows = None if output is not None else list(found.rows())
+        summary = {"run": run, "data": data, "output": output, "pairs": len(pairs), "counts": found.counts}
+        print_json(summary | {"classes": found.classes, "predictions": rows})
+    elif output is None:
+        sys.stdout.writelines(f"{line}\n" for line in json_lines(found))
+    else:
+        _print(found, output)
+
+
+def _print(found: Predictions, output: Path) -> None:
+    rows = [(name, f"{count:,}") for name, count in found.counts.items()]
+    print_table(f"Predictions, {len(found.pairs):,} pairs", ("label", "pairs"), rows, right=["pairs"])
+    typer.echo(f"Written: {output}")
