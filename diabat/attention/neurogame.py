@@ -24,6 +24,7 @@ from diabat.attention.games import Estimate, NormGame, sample_banzhaf, sample_in
 from diabat.attention.games.checks import check_choice, check_count, check_finite, check_positive
 from diabat.attention.games.norm_game import NONLINEARITIES
 from diabat.attention.layer import IsingLayer
+from diabat.attention.own_couplings import always_answerable, require_answerable
 from diabat.attention.token_ising import mean_field_residual, token_ising
 from diabat.ising import Ising
 from diabat.samplers.base import Sampler, UnsupportedError, draw_seed
@@ -167,7 +168,8 @@ class NeuroGameAttention(IsingLayer):
 
         Raises:
             ValueError: If a shape or dtype is wrong, or a token holds NaN, infinity or numbers too large to be squared.
-            UnsupportedError: If a sequence has more tokens than the sampler accepts spins.
+            UnsupportedError: If a sequence has more tokens than the sampler accepts spins, or Σ 2^n over sequences and
+                heads is more than it enumerates in one call; before anything is computed.
         """
         if torch.compiler.is_compiling():  # coalitions are drawn by numpy
             around: Any = outside_graph(NeuroGameAttention.forward)
@@ -309,41 +311,20 @@ class NeuroGameAttention(IsingLayer):
 
     def _check_lengths(self, x: Tensor, padding: Tensor | None) -> None:
         batch, longest, _ = x.shape
-        able = self.sampler.capabilities
-        limits = [math.inf if m is None else m for m in (able.max_spins, able.max_states)]
         # Most batches are small enough whatever is padding, which is then not looked at.
-        if longest <= limits[0] and batch * self.num_heads * 2.0 ** min(longest, 1000) <= limits[1]:
+        if self.mode != "h+J" or always_answerable(self.sampler, batch * self.num_heads, longest):
             return
-        lengths = torch.full((batch,), longest) if padding is None else (~padding).sum(-1)
-        self.require_lengths(lengths)
+        self.require_lengths(torch.full((batch,), longest) if padding is None else (~padding).sum(-1))
 
     def require_lengths(self, lengths: Tensor, begin: str = "x: sampler") -> None:
-        """Refuse a batch that the sampler would not finish, before anything is computed.
+        """Refuse sequences of so many tokens (int64 [B]) that the sampler would not finish, as in :meth:`forward`.
 
         Args:
-            lengths: Tokens of each sequence, int64 [B].
+            lengths: Tokens of each sequence of a batch.
             begin: What the error begins with, before the name of the sampler.
-
-        Raises:
-            UnsupportedError: If a sequence has more tokens than the sampler accepts spins, or Σ 2^n over sequences
-                and heads is more than it enumerates in one call.
         """
-        able = self.sampler.capabilities
-        if self.mode != "h+J" or not len(lengths):
-            return
-        longest = int(lengths.max())
-        if able.max_spins is not None and longest > able.max_spins:
-            raise UnsupportedError(
-                f"{begin} '{self.sampler.name}' accepts at most {able.max_spins} tokens, got {longest}; "
-                "use 'mean_field' or 'tempering'."
-            )
-        states = self.num_heads * float(lengths.double().exp2().sum())
-        if able.max_states is not None and states > able.max_states:
-            raise UnsupportedError(
-                f"{begin} '{self.sampler.name}' enumerates 2^n states for every sequence and head, at most "
-                f"{able.max_states:.2g} in one call, got {states:.2g} for {len(lengths)} sequences of up to {longest} "
-                f"tokens and {self.num_heads} heads; use 'mean_field' or 'tempering', or fewer or shorter sequences."
-            )
+        if self.mode == "h+J":
+            require_answerable(self.sampler, lengths, self.num_heads, begin)
 
     def extra_repr(self) -> str:
         """Show what the parameters do not."""

@@ -1,0 +1,85 @@
+"""Options and figure of ``diabat explain``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from diabat.config.runs import explain_run
+from diabat.models.explanation_figure import plot_explanation
+
+from .test_cli_pairs import run, run_json, small
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, encoder: Path, data: Path) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    assert run("train", str(small(folder, encoder, data)), "--no-progress").exit_code == 0
+    return folder / "run"
+
+
+def test_explain_takes_weighting_coalitions_and_seed(trained: Path) -> None:
+    words = ("a dog is playing", "the dog is not playing")
+    own, again = run_json("explain", str(trained), *words), run_json("explain", str(trained), *words)
+    assert own == again
+    assert (own["facts"]["weighting"], own["facts"]["coalitions"]) == ("gibbs", 4)
+    other = run_json("explain", str(trained), *words, "--seed", "7")
+    assert other["facts"]["seed"] != own["facts"]["seed"]
+    assert other["shapley"] != own["shapley"]
+    assert run_json("explain", str(trained), *words, "--seed", "7") == other
+    many = ["--weighting", "uniform", "--coalitions", "400", "--seed"]
+    first, second = (run_json("explain", str(trained), *words, *many, seed) for seed in "12")
+    assert (first["facts"]["weighting"], first["facts"]["coalitions"]) == ("uniform", 400)
+    # Shapley values share out v(N) exactly, whatever the coalitions.
+    one, two = (torch.tensor(told["shapley"]).sum(-1) for told in (first, second))
+    assert torch.allclose(one, two, rtol=1e-4)
+    refused = run("explain", str(trained), *words, "--weighting", "boltzmann")
+    assert refused.exit_code == 2
+    assert "--weighting: expected 'gibbs' or 'uniform', got 'boltzmann'" in refused.stderr
+
+
+def test_the_figure_is_on_the_scale_of_the_law(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    drawn: list[Any] = []
+    save = Figure.savefig
+
+    def recording(self: Figure, *arguments: Any, **options: Any) -> None:
+        drawn.append(self)
+        save(self, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", recording)
+    told = explain_run(trained, "a dog is playing", "the dog is not playing")
+    assert told.strengths is not None
+    weak, strong = tmp_path / "weak.png", tmp_path / "strong.png"
+    plot_explanation(told, weak)
+    plot_explanation(told, strong, at_least=0.0, named=3)
+    for figure in drawn:
+        bars, pairs = figure.axes[:2]
+        (line,) = bars.lines
+        assert set(line.get_ydata()) == {0.5}
+        assert {patch.get_y() for patch in bars.patches} == {0.5}
+        image = pairs.images[0]
+        assert torch.allclose(torch.as_tensor(image.get_array().data), told.strengths.mean(0))
+        assert image.get_clim() == (-0.5, 0.5)  # of weak couplings; not stretched over noise
+    assert drawn[0].axes[1].get_xlabel().startswith("No pair has")
+    assert "of at least 0.1" in drawn[0].axes[1].get_xlabel()
+    assert not drawn[0].axes[1].patches
+    assert len(drawn[1].axes[1].patches) == 6
+    i, j, J = told.strongest(1)[0]
+    assert f"{told.tokens[i]} and {told.tokens[j]} {J:+.2f}" in drawn[1].axes[1].get_xlabel()
+    assert weak.stat().st_size > 10_000
+
+
+def test_options_of_games_are_refused_for_other_poolings(tmp_path: Path, encoder: Path, data: Path) -> None:
+    path = small(tmp_path / "a", encoder, data, model__pooling="projected_mean")
+    assert run("train", str(path), "--no-progress").exit_code == 0
+    for option, value in (("--weighting", "uniform"), ("--coalitions", "9")):
+        refused = run("explain", str(tmp_path / "a" / "run"), "a", "b", option, value)
+        assert refused.exit_code == 2
+        assert f"{option}: expected a run with neurogame pooling, got projected_mean" in refused.stderr
