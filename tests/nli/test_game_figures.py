@@ -11,6 +11,7 @@ from run_checks import metrics
 
 import diabat
 from diabat.tasks import PairTask
+from diabat.training import TrainingError, train
 from diabat.training.diagnostics import game_figures
 
 from .tiny_pairs import OPTIONS, tiny_model, tiny_train
@@ -66,3 +67,14 @@ def test_figures_against_the_explanation_token_by_token(encoder: Path, task: Pai
     for name, values in samples.items():
         assert figures[f"effective_samples_{name}"] == pytest.approx(np.mean(values), rel=1e-5)
     assert figures["phi_beta_correlation"] == pytest.approx(np.mean(correlations), rel=1e-6)
+
+
+def test_states_that_are_not_finite_stop_a_run_with_their_place(
+    tmp_path: Path, encoder: Path, task: PairTask
+) -> None:
+    model = tiny_model(encoder, task)
+    with torch.no_grad():
+        model.encoder.get_parameter("embeddings.LayerNorm.bias")[3] = float("nan")
+    message = r"step 0 \(epoch 0, batch 0\): x: expected finite values, got nan at \[0, 0, 0\]\. pooling is neurogame"
+    with pytest.raises(TrainingError, match=message):
+        train(model, task, OPTIONS, tmp_path / "run", progress=False)

@@ -54,7 +54,8 @@ def check_finite(name: str, values: Tensor) -> None:
     finite = torch.isfinite(values)
     if not bool(finite.all()):
         index = (~finite).nonzero()[0].tolist()
-        raise IsingError(f"{name}: expected finite values, got {float(values[tuple(index)])} at {index}.")
+        got = values.detach()[tuple(index)].item()
+        raise IsingError(f"{name}: expected finite values, got {got} at {index}.")
 
 
 def check_norms(name: str, sizes: Tensor, dtype: torch.dtype) -> None:
