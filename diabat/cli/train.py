@@ -116,8 +116,12 @@ def _print_summary(config: Config, result: TrainResult) -> None:
 
     metric = "perplexity" if config.task_name == "shakespeare" else "accuracy"
     model = config.model
-    kind = f"{model.pooling} pooling" if isinstance(model, PairModelOptions) else model.mode
-    if kind not in ("softmax", "softmax pooling", "mean pooling"):  # which ask no sampler
+    if isinstance(model, PairModelOptions):
+        control = "" if model.mode == "h+J" else f", mode {model.mode}"
+        kind, asks = f"{model.pooling} pooling{control}", model.asks_sampler
+    else:
+        kind, asks = model.mode, model.mode != "softmax"
+    if asks:
         kind += f" with {config.sampler.backend}"
     rows = [
         ("task", f"{config.task_name}, T = {config.task.window}"),

@@ -89,6 +89,11 @@ class PairModelOptions:
         if not 0 < self.temperature < float("inf"):
             raise ValueError(f"temperature: expected a finite number > 0, got {self.temperature}.")
 
+    @property
+    def asks_sampler(self) -> bool:
+        """Whether the pooling has marginals to ask a backend for."""
+        return self.pooling in ("neurogame", "boltzmann") and self.mode == "h+J"
+
 
 class PairClassifier(nn.Module):
     """Encoder, pooling and classifier.

@@ -78,7 +78,10 @@ def test_the_figure_is_on_the_scale_of_the_law(
 
 def test_options_of_games_are_refused_for_other_poolings(tmp_path: Path, encoder: Path, data: Path) -> None:
     path = small(tmp_path / "a", encoder, data, model__pooling="projected_mean")
-    assert run("train", str(path), "--no-progress").exit_code == 0
+    trained = run("train", str(path), "--no-progress")
+    assert trained.exit_code == 0
+    assert "projected_mean pooling" in trained.stdout
+    assert "mean_field" not in trained.stdout  # it asks no sampler
     for option, value in (("--weighting", "uniform"), ("--coalitions", "9")):
         refused = run("explain", str(tmp_path / "a" / "run"), "a", "b", option, value)
         assert refused.exit_code == 2
