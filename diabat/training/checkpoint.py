@@ -13,7 +13,7 @@ and the newest ``best`` folder; an old one is deleted after the new one is compl
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -93,9 +93,10 @@ def _tidy(run_dir: Path, kind: Kind, newest: Path) -> None:
 
 
 def remove_leftovers(run_dir: Path) -> None:
-    """Delete what a killed run left half-written or half-deleted."""
-    for leftover in _home(run_dir).glob(f"{TEMPORARY_PREFIX}*"):
-        discard(leftover)
+    """Delete what a killed run left half-written or half-deleted, as far as the system lets us."""
+    with suppress(OSError):
+        for leftover in _home(run_dir).glob(f"{TEMPORARY_PREFIX}*"):
+            discard(leftover)
 
 
 def _refusal(run_dir: Path, folder: Path, error: OSError) -> str:

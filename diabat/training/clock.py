@@ -8,7 +8,7 @@ from diabat.training.state import TrainState
 
 
 class Clock:
-    """Goes on from the times that a state holds.
+    """Goes on from the times that a state holds; a clock that is set back stands still, so that no time ever falls.
 
     Processor time is that of this process with all its threads, user and system; processes that a sampler starts are
     not in it.
@@ -16,11 +16,13 @@ class Clock:
 
     def __init__(self, state: TrainState) -> None:
         self._wall, self._cpu = time.monotonic(), time.process_time()
-        self._before = state.seconds, state.cpu_seconds
+        self._seconds, self._cpu_seconds = state.seconds, state.cpu_seconds
 
     def read(self, state: TrainState) -> None:
         """Put the times so far into a state."""
-        seconds, cpu_seconds = self._before
-        state.seconds = seconds + time.monotonic() - self._wall
-        if cpu_seconds is not None:
-            state.cpu_seconds = cpu_seconds + time.process_time() - self._cpu
+        wall, cpu = time.monotonic(), time.process_time()
+        self._seconds += max(0.0, wall - self._wall)
+        if self._cpu_seconds is not None:
+            self._cpu_seconds += max(0.0, cpu - self._cpu)
+        self._wall, self._cpu = wall, cpu
+        state.seconds, state.cpu_seconds = self._seconds, self._cpu_seconds

@@ -8,7 +8,7 @@ import os
 import socket
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from diabat.circuits.safe_files import open_file
@@ -48,7 +48,8 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         try:
-            (folder / LOCK).unlink(missing_ok=True)  # before the lock is given up: it is still ours
+            with suppress(OSError):  # a file that stays means nothing, and what the run did is saved
+                (folder / LOCK).unlink()  # before the lock is given up: it is still ours
         finally:
             os.close(descriptor)
 

@@ -70,10 +70,19 @@ class MetricsFile:
             ) from error
 
     def sync(self) -> int:
-        """Wait until the lines are on the disk; return the length of the file in bytes."""
-        with self._open() as file:
-            os.fsync(file.fileno())
-            return file.tell()
+        """Wait until the lines are on the disk; return the length of the file in bytes.
+
+        Raises:
+            OutputError: If the system refuses.
+        """
+        try:
+            with self._open() as file:
+                os.fsync(file.fileno())
+                return file.tell()
+        except OSError as error:
+            raise OutputError(
+                f"run_dir: cannot write {self._path} ({error.strerror}); the checkpoints are intact."
+            ) from error
 
 
 class Display:

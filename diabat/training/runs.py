@@ -89,14 +89,17 @@ def continue_run(
         Where the run stands, or None if it was killed before it had a checkpoint.
 
     Raises:
-        OutputError: If the folder holds no run.
+        OutputError: If the folder holds no run or cannot be read.
         CheckpointError: If the checkpoint is damaged, or was made with another model, other options or other
             data.
     """
-    found = find_checkpoints(folder, "step")
-    if not found:
-        _require_unstarted(folder)
-        return None
+    try:
+        found = find_checkpoints(folder, "step")
+        if not found:
+            _require_unstarted(folder)
+            return None
+    except OSError as error:
+        raise OutputError(f"run_dir: cannot read the folder {folder} ({error.strerror}).") from error
     tensors, facts = read_checkpoint(found[0])
     remove_leftovers(folder)
     model, optimizer, average, scaler = parts

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny_runs import tiny_train
@@ -57,3 +59,15 @@ def test_a_run_of_an_older_version_has_no_processor_time(tmp_path: Path) -> None
     assert tiny_train(tmp_path, max_epochs=2, resume=True).cpu_seconds is None
     assert epochs(tmp_path)[1]["cpu_s"] is None
     assert tiny_train(tmp_path, max_epochs=2, resume=True).cpu_seconds is None
+
+
+def test_a_clock_that_is_set_back_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"monotonic": iter([1000.0, 1002.0, 10.0, 11.0]), "process_time": iter([50.0, 51.0, 3.0, 5.0])}
+    clocks = SimpleNamespace(**{name: partial(next, values) for name, values in times.items()})
+    monkeypatch.setattr("diabat.training.clock.time", clocks)
+    state = TrainState(seconds=5.0, cpu_seconds=5.0)
+    clock, seen = Clock(state), []
+    for _ in range(3):
+        clock.read(state)
+        seen.append((state.seconds, state.cpu_seconds))
+    assert seen == [(7.0, 6.0), (7.0, 6.0), (8.0, 8.0)]
