@@ -1,11 +1,13 @@
-# make demo | test | check | bench: each sets up .venv by itself on a fresh machine.
+# make demo | test | check | bench | fuzz | faults: each sets up .venv by itself on a fresh machine.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Tests and the demo run many small kernels side by side; one OpenMP thread each keeps them from waiting on each other.
 WORKERS ?= 2
+FUZZ_MINUTES ?= 10
+FUZZ_SEED ?= 0
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format bench fuzz faults clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -45,6 +47,14 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.aer
 	$(BIN)/python -m benchmarks.dqa
 	$(BIN)/python -m benchmarks.dqa_fidelity
+
+# Random calls and damaged files; every finding is printed with the command that replays it.
+fuzz: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --minutes $(FUZZ_MINUTES) --seed $(FUZZ_SEED) --workers $(WORKERS)
+
+# A training whose every file operation fails or is the last, kills, NaN, clocks.
+faults: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.faults
 
 clean:
 	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""Random cases, damaged files and failing disks: what the library must answer, or refuse in one sentence."""

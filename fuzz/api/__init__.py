@@ -1,0 +1,1 @@
+"""Random calls of the library, held against enumeration in float64."""

@@ -1,0 +1,161 @@
+"""The file operations of this process, counted, and one of them made to fail or to be the last."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import io
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+try:
+    import fcntl
+except ImportError:  # Windows, where nothing is locked
+    fcntl = None  # type: ignore[assignment]  # so that one test serves both
+
+How = Literal["full", "broken", "killed"]
+"""``full``: ENOSPC, from this operation on; ``broken``: EIO, once; ``killed``: SIGKILL."""
+
+CALLS = (
+    "open", "write", "fsync", "rename", "replace", "unlink", "remove", "mkdir", "rmdir", "truncate", "ftruncate",
+    "listdir", "scandir",
+)  # fmt: skip
+_NEED_SPACE = ("write", "fsync", "mkdir", "close")
+
+
+class Disk:
+    """Watches operations on files below a folder, from :meth:`watch` on, for the rest of the process.
+
+    Args:
+        root: The folder.
+        moment: Number of the operation that fails, from 1; 0 for none.
+        how: In what way.
+        before: Called just before it fails.
+    """
+
+    def __init__(
+        self, root: Path, moment: int = 0, how: How = "killed", before: Callable[[], None] = lambda: None
+    ):
+        self.root, self.moment, self.how, self.before = str(root), moment, how, before
+        self.operations: list[str] = []
+        self._descriptors: set[int] = set()
+        self._write = os.write
+
+    def watch(self) -> None:
+        """Put this between the process and its files."""
+        calls = {name: self._watched(name, getattr(os, name)) for name in CALLS}
+        _replace(os, **calls, close=self._closer(os.close))
+        opener = self._opener(io.open)
+        _replace(builtins, open=opener)
+        _replace(io, open=opener)
+        if fcntl is not None:
+            _replace(fcntl, flock=self._watched("flock", fcntl.flock))
+
+    def _watched(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not self._ours(*args[:2], kwargs.get("dir_fd"), kwargs.get("src_dir_fd")):
+                return real(*args, **kwargs)
+            makes = name == "open" and len(args) > 1 and bool(args[1] & os.O_CREAT)
+            self.happens(name, half=lambda: self._half(name, args), needs_space=makes or name in _NEED_SPACE)
+            result = real(*args, **kwargs)
+            if name == "open":
+                self._descriptors.add(result)
+            return result
+
+        return call
+
+    def _opener(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            if not self._ours(file):
+                return real(file, mode, *args, **kwargs)
+            writes = any(letter in mode for letter in "wax+")
+            self.happens("open", needs_space=writes)
+            handle = real(file, mode, *args, **kwargs)
+            if not writes:
+                return handle
+            self._descriptors.add(handle.fileno())
+            return _Written(handle, self)
+
+        return opened
+
+    def _closer(self, real: Callable[[int], None]) -> Callable[[int], None]:
+        def close(descriptor: int) -> None:
+            self.forget(descriptor)
+            real(descriptor)
+
+        return close
+
+    def forget(self, descriptor: int) -> None:
+        """The number of a file that is closed may soon be that of another one."""
+        self._descriptors.discard(descriptor)
+
+    def _ours(self, *targets: Any) -> bool:
+        return any(
+            target in self._descriptors if isinstance(target, int) else str(target).startswith(self.root)
+            for target in targets
+            if isinstance(target, int | str | os.PathLike)
+        )
+
+    def _half(self, name: str, args: tuple[Any, ...]) -> None:
+        if name == "write":
+            self._write(args[0], bytes(args[1])[: len(args[1]) // 2])
+
+    def happens(
+        self, name: str, *, half: Callable[[], None] = lambda: None, needs_space: bool = False
+    ) -> None:
+        """Take note of an operation; fail if this is the moment, after ``half`` of it."""
+        self.operations.append(name)
+        now = len(self.operations)
+        if now == self.moment:
+            self.before()
+            half()
+            self._fail()
+        if self.how == "full" and self.moment and now > self.moment and needs_space:
+            self._fail()
+
+    def _fail(self) -> None:
+        if self.how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        code = errno.ENOSPC if self.how == "full" else errno.EIO
+        raise OSError(code, os.strerror(code))
+
+
+def _replace(module: ModuleType, **functions: Callable[..., Any]) -> None:
+    for name, function in functions.items():
+        setattr(module, name, function)
+
+
+class _Written:
+    """A file that is written to; its writes and its close are operations."""
+
+    def __init__(self, handle: Any, disk: Disk) -> None:
+        self._handle, self._disk = handle, disk
+
+    def write(self, content: Any) -> int:
+        def half() -> None:
+            self._handle.write(content[: len(content) // 2])
+            self._handle.flush()
+
+        self._disk.happens("write", half=half, needs_space=True)
+        return self._handle.write(content)
+
+    def close(self) -> None:
+        if not self._handle.closed:
+            try:
+                self._disk.happens("close", needs_space=True)
+            finally:
+                self._disk.forget(self._handle.fileno())
+                self._handle.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handle, name)
+
+    def __enter__(self) -> _Written:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,133 @@
+"""One session of a training in a process of its own, forked from one that has everything imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diabat.training import load_model
+from diabat.training.checkpoint import find_checkpoints
+from fuzz.faults.disk import Disk
+from fuzz.outcome import refusal_flaw
+from fuzz.tiny import tiny_train
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a session ended.
+
+    Attributes:
+        kind: ``done``, ``sentence``, ``raw`` for an error that is no sentence, or ``killed``.
+        text: What it said.
+        operations: Names of its file operations, where it lived to tell.
+        newest: Newest checkpoint when the fault came; None if there was none, or no fault.
+        fault: Name of the operation that failed.
+    """
+
+    kind: str
+    text: str = ""
+    operations: list[str] = field(default_factory=list)
+    newest: str | None = None
+    fault: str = ""
+
+
+def session(
+    folder: Path,
+    *,
+    disk: Disk | None = None,
+    kill_after: float | None = None,
+    train: Callable[..., Any] = tiny_train,
+    **options: Any,
+) -> Ending:
+    """Train in a folder, on from where it is if there is anything, in a forked process.
+
+    Args:
+        folder: Of the run.
+        disk: What happens to its files.
+        kill_after: Seconds from its first checkpoint until it is killed.
+        train: What it does, as :func:`fuzz.tiny.tiny_train`.
+        options: Handed on to ``train``.
+    """
+    # What a run that has a checkpoint is given to begin with must not matter.
+    options = {"weights": 99 if newest_checkpoint(folder) else 0, **options}
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _child(folder, disk, writer, train, options)
+    os.close(writer)
+    if kill_after is not None:
+        _kill(child, folder, kill_after)
+    with os.fdopen(reader, "rb") as told:
+        lines = [json.loads(line) for line in told]
+    _, status = os.waitpid(child, 0)
+    facts: dict[str, Any] = {"kind": "killed" if os.WIFSIGNALED(status) else "raw"}
+    for line in lines:
+        facts |= line
+    return Ending(**facts)
+
+
+def _child(folder: Path, disk: Disk | None, writer: int, train: Callable[..., Any], options: Any) -> None:
+    tell, newest, finish = os.write, newest_checkpoint, os._exit
+
+    def say(**facts: Any) -> None:
+        tell(writer, (json.dumps(facts) + "\n").encode())
+
+    resume = folder.exists()
+    try:
+        if disk is not None:
+            name = newest(folder)
+            disk.before = lambda: say(newest=_last_seen(disk, name), fault=disk.operations[-1])
+            disk.watch()
+        train(folder, resume=resume, **options)
+        say(kind="done", operations=disk.operations if disk else [])
+    except BaseException as error:
+        flaw = refusal_flaw(error)
+        say(kind="raw" if flaw else "sentence", text=f"{type(error).__name__}: {error}"[:500])
+    finish(0)
+
+
+def _last_seen(disk: Disk, name: str | None) -> str | None:
+    disk.root, root = "\0", disk.root  # not an operation of the run
+    try:
+        return newest_checkpoint(Path(root)) or name
+    finally:
+        disk.root = root
+
+
+def _kill(child: int, folder: Path, delay: float) -> None:
+    while newest_checkpoint(folder) is None:
+        time.sleep(0.002)
+    time.sleep(delay)
+    os.kill(child, signal.SIGKILL)
+
+
+def newest_checkpoint(folder: Path) -> str | None:
+    """Name of the newest checkpoint of a run."""
+    found = find_checkpoints(folder, "step")
+    return found[0].name if found else None
+
+
+def difference(folder: Path, straight: Path) -> str:
+    """What is not the same in two runs, to the last bit and but for times; empty if all is."""
+    if _metrics(folder) != _metrics(straight):
+        return "metrics.jsonl differs"
+    for which in ("latest", "best"):
+        a, b = load_model(folder, which), load_model(straight, which)
+        if a.keys() != b.keys() or not all(torch.equal(a[name], b[name]) for name in a):
+            return f"the {which} weights differ"
+    left = [path.name for path in folder.rglob(".tmp-*")]
+    return f"left over: {', '.join(left)}" if left else ""
+
+
+def _metrics(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in ("wall_s", "cpu_s")} for line in lines]

@@ -1,0 +1,1 @@
+"""Damaged files: problems, plans, schedules, configurations and checkpoints."""
