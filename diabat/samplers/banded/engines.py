@@ -157,7 +157,8 @@ class NativeBand:
                 cotangents = (t.numpy() for t in given)
                 threads = torch.get_num_threads()
                 found = band_native.gradient(_arrays(part), _KINDS[kind], threads, *cotangents)
-                h[rows], of_tables = (torch.from_numpy(one) for one in found)
+                of_fields, of_tables = (torch.from_numpy(one) for one in found)
+                h[rows] = of_fields.to(h)
             J[tables] += of_tables
         return h, J.to(problems.bands)
 
