@@ -62,7 +62,10 @@ def grid_edges(
 
 def check_edges(schedule: AnnealingSchedule, time: float, grid: ArrayLike) -> FloatArray:
     """One's own grid: edges in s that increase from 0 to 1 and are fine enough for an anneal of `time` ns."""
-    edges = np.array(grid, dtype=np.float64)
+    try:
+        edges = np.array(grid, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"grid: expected 'uniform', 'adaptive' or edges in s, got {grid!r}.") from None
     if edges.ndim != 1 or len(edges) < 2:
         raise ValueError(
             f"grid: expected 'uniform', 'adaptive' or edges of shape [steps + 1], got shape {edges.shape}."
@@ -161,7 +164,7 @@ def check_steps(schedule: AnnealingSchedule, time: float, steps: Any, order: Ord
 
 def check_order_and_grid(order: str, grid: Any) -> None:
     """Refuse unknown names."""
-    if order not in get_args(Order):
+    if not isinstance(order, str) or order not in get_args(Order):
         raise ValueError(f"order: expected 'first', 'strang' or 'suzuki4', got {order!r}.")
     if isinstance(grid, str) and grid not in get_args(GridName):
         raise ValueError(f"grid: expected 'uniform', 'adaptive' or an array of edges, got {grid!r}.")

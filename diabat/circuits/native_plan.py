@@ -34,7 +34,7 @@ def native_plan(plan: TrotterPlan, dtype: type[np.floating]) -> NativePlan:
     """Reduce the mixer angles of a plan."""
     turns = np.rint(plan.mixer_angles / np.pi)
     angles = plan.mixer_angles - turns * np.pi
-    flips = np.concatenate([[0], np.cumsum(turns.astype(np.int64) % 2)]) % 2
+    flips = np.concatenate([[0], np.cumsum(np.mod(turns, 2))]) % 2
     signs = 1.0 - 2.0 * flips[:-1]
     mixers = np.tan(angles / 2), np.sin(angles) / 2, np.tan(angles / 4), np.sin(angles / 2)
     rows = (signs * plan.field_angles, plan.coupling_angles, *mixers)

@@ -85,5 +85,6 @@ class PlanRange:
 
     def outside(self, batch: Batch) -> int:
         """Number of spins of all problems together whose field or couplings are stronger."""
-        rows = np.sqrt((batch.couplings**2).sum(axis=-1))  # [n] shared, or [Q, n]
+        with np.errstate(over="ignore"):  # beyond every limit then, as it should be
+            rows = np.sqrt((batch.couplings**2).sum(axis=-1))  # [n] shared, or [Q, n]
         return int(((np.abs(batch.fields) > self.max_field) | (rows > self.max_row_norm)).sum())

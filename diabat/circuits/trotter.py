@@ -49,6 +49,10 @@ __all__ = [
 _LEAST_TURN = 0.5
 
 
+MAX_ANGLE = 1e8
+"""Largest angle of a plan in radians; engines agree on such turns to about 1e-8."""
+
+
 @dataclass(frozen=True, eq=False)
 class TrotterPlan:
     """Angles of each Trotter step, in radians, with the unitary given at the head of this module.
@@ -63,7 +67,7 @@ class TrotterPlan:
         label: What the plan is, for reports.
 
     Raises:
-        ValueError: The arrays are empty, differ in length or are not finite.
+        ValueError: The arrays are empty, differ in length, are not finite or hold an angle above 10^8 in magnitude.
     """
 
     field_angles: FloatArray
@@ -81,6 +85,12 @@ class TrotterPlan:
             if not np.isfinite(angles).all():
                 at = int(np.flatnonzero(~np.isfinite(angles))[0])
                 raise ValueError(f"{key}: expected finite angles, got {angles[at]} at step {at}.")
+            if (np.abs(angles) > MAX_ANGLE).any():
+                at = int(np.abs(angles).argmax())
+                raise ValueError(
+                    f"{key}: expected at most {MAX_ANGLE:g} rad, beyond which double precision loses the digits of "
+                    f"a turn, got {angles[at]:g} at step {at}."
+                )
             angles.flags.writeable = False
             object.__setattr__(self, key, angles)
 

@@ -72,3 +72,8 @@ def test_the_range_of_an_anneal_ends_where_a_strong_field_is_not_followed(
         min(plus(h) for h in np.linspace(10 / beta_h, limit, 50)) > 0.95
     )  # narrow resonances lie between the points
     assert min(plus(h) for h in limit * np.linspace(1.0, 1.1, 10)) < 0.97
+
+
+def test_couplings_whose_squares_overflow_are_outside() -> None:
+    J = np.array([[0.0, 1e200], [1e200, 0.0]])
+    assert PlanRange(1.0, 1e300).outside(Batch(np.zeros((1, 2)), J)) == 2
