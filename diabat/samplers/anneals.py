@@ -79,6 +79,8 @@ def resolve_anneal(
         ValueError: If nothing of that name exists, or an option does not apply.
         FileNotFoundError: If the file does not exist.
     """
+    if protocol is not None and not isinstance(protocol, str):
+        raise ValueError(f"protocol: expected a name or None, got {protocol!r}.")
     found, metadata = _find(schedule, protocol)
     if isinstance(found, AnnealingSchedule):
         time = DEFAULT_TIME_NS if annealing_time_ns is None else annealing_time_ns
@@ -101,7 +103,11 @@ def resolve_anneal(
             )
     shipped = isinstance(schedule, str) and schedule in available_plans()
     name = str(schedule) if shipped else found.label or "plan"
-    return Anneal(name, found, plan_betas(found), True, None, PlanRange.of_metadata(metadata))
+    try:
+        trained = PlanRange.of_metadata(metadata)
+    except ValueError as error:
+        raise ValueError(f"{schedule}: {error}") from None
+    return Anneal(name, found, plan_betas(found), True, None, trained)
 
 
 def beyond(anneal: Anneal, allowed: PlanRange, share: float) -> str:

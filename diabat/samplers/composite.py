@@ -26,6 +26,8 @@ def build_base(sampler: str | Sampler, options: Mapping[str, Any] | None) -> Sam
                 f"options: expected None with a sampler that is built already, got {sorted(options)}."
             )
         return registry.as_sampler(sampler)
+    if options is not None and not isinstance(options, Mapping):
+        raise ValueError(f"options: expected a mapping of names to values, got {options!r}.")
     registry.backend_factory(sampler)  # an unknown name is about ``sampler``, what follows about ``options``
     try:
         return registry.sampler(sampler, **(options or {}))

@@ -42,6 +42,7 @@ from diabat.samplers.calibrated import (
     fit_reads,
     reference_problems,
 )
+from diabat.samplers.checks import check_choice
 from diabat.samplers.dqa_circuits import AnnealCircuits
 from diabat.samplers.engines import Precision, build_engine
 from diabat.samplers.programming import ControlNoise, Placed, program, scatter_moments
@@ -130,8 +131,7 @@ class DQASampler(AnnealCircuits):
         self._given = _check_betas(betas, calibration)
         if calibration is None:
             calibration = "none" if self.anneal.learned else "predicted"
-        if calibration not in MODES:
-            raise ValueError(f"calibration: expected one of {', '.join(MODES)}, got {calibration!r}.")
+        check_choice("calibration", calibration, MODES)
         self.calibration = calibration
         self.calibration_strength = _check_strength(calibration_strength, calibration)
         if num_reads is not None:

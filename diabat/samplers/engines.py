@@ -26,12 +26,16 @@ def build_engine(engine: str | Engine, precision: Precision | None, device: str 
         ValueError: If there is none of that name, or an option is not valid or not one of this engine.
     """
     named = isinstance(engine, str)
-    if named and engine not in ENGINES:
+    if engine not in ENGINES if named else not isinstance(engine, Engine):
         raise ValueError(_unknown(engine))
-    if device is not None and engine != "torch":
+    if device is not None and not (named and engine == "torch"):
         raise ValueError(f"device: expected none with an engine other than 'torch', got {device!r}.")
+    if precision is not None and not isinstance(precision, str):
+        raise ValueError(f"precision: expected 'double' or 'single', got {precision!r}.")
     if precision is not None and (not named or engine == "primitive"):
         raise ValueError(f"precision: expected none with an engine that has its own, got {precision!r}.")
+    if isinstance(engine, Engine):
+        return engine
     chosen: Precision = "double" if precision is None else precision
     if engine == "native":
         # As many threads as torch uses at the time of the call.
@@ -42,13 +46,9 @@ def build_engine(engine: str | Engine, precision: Precision | None, device: str 
         from diabat.circuits.torch_engine import TorchEngine
 
         return TorchEngine("cpu" if device is None else device, chosen)
-    if engine == "primitive":
-        from diabat.circuits.primitive import PrimitiveEngine
+    from diabat.circuits.primitive import PrimitiveEngine
 
-        return PrimitiveEngine()
-    if not isinstance(engine, Engine):
-        raise ValueError(_unknown(engine))
-    return engine
+    return PrimitiveEngine()
 
 
 def _unknown(engine: Any) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from diabat.ising import Ising
 from diabat.samplers.base import Capabilities, Moments, Sampler, UnsupportedError
+from diabat.samplers.checks import check_positive, is_number
 
 
 class MeanFieldSampler(Sampler):
@@ -35,12 +36,11 @@ class MeanFieldSampler(Sampler):
     name = "mean_field"
 
     def __init__(self, *, damping: float = 0.7, max_iterations: int = 500, tolerance: float = 1e-6) -> None:
-        if not 0 < damping <= 1:
+        if not is_number(damping) or not 0 < damping <= 1:
             raise ValueError(f"damping: expected a number in (0, 1], got {damping!r}.")
         if isinstance(max_iterations, bool) or not isinstance(max_iterations, int) or max_iterations < 1:
             raise ValueError(f"max_iterations: expected an integer >= 1, got {max_iterations!r}.")
-        if not tolerance > 0:
-            raise ValueError(f"tolerance: expected a positive number, got {tolerance!r}.")
+        check_positive("tolerance", tolerance)
         self.damping, self.max_iterations, self.tolerance = damping, max_iterations, tolerance
 
     @property

@@ -60,7 +60,7 @@ def backend_factory(name: str) -> Callable[..., Sampler]:
     known = available_backends()
     near = difflib.get_close_matches(str(name), known, n=1)
     hint = f" Did you mean '{near[0]}'?" if near else ""
-    raise ValueError(f"sampler: expected one of {', '.join(known)}, got '{name}'.{hint}")
+    raise ValueError(f"sampler: expected one of {', '.join(known)}, got {name!r}.{hint}")
 
 
 def sampler(name: str, /, **options: Any) -> Sampler:

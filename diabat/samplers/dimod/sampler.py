@@ -133,6 +133,8 @@ class DimodSampler(Sampler):
         self._law: Literal["boltzmann", "diabatic"] = law or "diabatic"
         if self._beta == "predicted" and self.qpu is None:
             raise ValueError("beta: 'predicted' needs qpu.schedule, the schedule of the solver, got no qpu.")
+        if cache_dir is not None and not isinstance(cache_dir, str | Path):
+            raise ValueError(f"cache_dir: expected a path or None, got {cache_dir!r}.")
         self._cache = None if cache_dir is None else AnswerCache(Path(cache_dir))
         self.budget = Budget(
             count_or_none("max_reads", max_reads, 0),

@@ -13,6 +13,7 @@ from torch import Tensor
 from diabat.circuits.memory import require_memory
 from diabat.ising import Ising
 from diabat.samplers.base import Capabilities, Moments, Sampler, Samples, UnsupportedError
+from diabat.samplers.checks import check_positive
 from diabat.samplers.exact.half_energies import HalfEnergies, own_weights, split_energies
 from diabat.samplers.exact.half_split import ExactProbabilities, half_products
 from diabat.samplers.exact.smooth import COPIES_OF_W, smooth_sums
@@ -44,15 +45,14 @@ class ExactSampler(Sampler):
         max_seconds: Refuse problems whose estimated time is longer.
 
     Raises:
-        ValueError: If an option is not positive.
+        ValueError: If an option is not a positive finite number.
     """
 
     name = "exact"
 
     def __init__(self, *, memory_budget_mb: float = 256.0, max_seconds: float = 600.0) -> None:
         for label, value in (("memory_budget_mb", memory_budget_mb), ("max_seconds", max_seconds)):
-            if not value > 0:
-                raise ValueError(f"{label}: expected a positive number, got {value!r}.")
+            check_positive(label, value)
         self.memory_budget_mb = memory_budget_mb
         self.max_seconds = max_seconds
 
@@ -62,7 +62,7 @@ class ExactSampler(Sampler):
         return Capabilities(
             exact=True,
             law="boltzmann",
-            max_spins=int(math.log2(self.max_seconds * _STATES_PER_SECOND)),
+            max_spins=max(1, int(math.log2(self.max_seconds) + math.log2(_STATES_PER_SECOND))),
             three_body=True,
             per_problem_couplings=True,
             samples=True,

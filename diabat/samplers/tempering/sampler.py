@@ -15,6 +15,7 @@ from torch import Tensor
 
 from diabat.ising import Ising
 from diabat.samplers.base import Capabilities, Moments, Sampler, Samples, UnsupportedError, check_num_reads
+from diabat.samplers.checks import check_choice, check_flag
 from diabat.samplers.tempering.averages import averages, burn_in
 from diabat.samplers.tempering.batch import Batch, Kept, Part
 from diabat.samplers.tempering.ladder import even_ladder
@@ -100,9 +101,10 @@ class TemperingSampler(Sampler):
         }
         for name, value in counts.items():
             _check_count(name, value, optional=name in ("thin", "threads"))
-        for name, choice, known in (("method", method, get_args(Method)), ("order", order, get_args(Order))):
-            if choice not in known:
-                raise ValueError(f"{name}: expected one of {', '.join(known)}, got {choice!r}.")
+        check_choice("method", method, get_args(Method))
+        check_choice("order", order, get_args(Order))
+        check_flag("persistent", persistent)
+        check_flag("store_chain", store_chain)
         check_num_reads(num_reads)
         self.ladder = _check_ladder(num_replicas, betas)
         self.tuned = betas is None
