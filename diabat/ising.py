@@ -156,7 +156,11 @@ class Ising:
 
         Returns:
             Energy in the dtype of ``fields``, [*sample, *batch].
+
+        Raises:
+            IsingError: If ``spins`` has the wrong type or shape.
         """
+        _check_spins(spins, self.fields)
         s = spins.to(self.fields) * self.visible_mask
         exponent = (self.fields * s).sum(-1)
         if self.couplings is not None:
@@ -306,21 +310,27 @@ def _check_symmetric(name: str, value: Tensor, order: int) -> None:
             )
 
 
-def _check_clamped(spins: Any, fields: Tensor) -> torch.Size:
-    """Shape of the clamped batch."""
+def _check_spins(spins: Any, fields: Tensor) -> torch.Size:
+    """Shape of spins and fields together."""
     _check_tensor("spins", spins, "a torch.Tensor")
     if spins.dtype == torch.bool or spins.is_complex():
         raise IsingError(f"spins: expected integers or floats (-1, 0, +1), got dtype {spins.dtype}.")
+    shape = broadcast_shape(spins.shape, fields.shape) or torch.Size()
+    if shape[-1:] != fields.shape[-1:]:
+        raise IsingError(
+            f"spins: expected a shape that broadcasts against {list(fields.shape)}, got {list(spins.shape)}."
+        )
+    return shape
+
+
+def _check_clamped(spins: Any, fields: Tensor) -> torch.Size:
+    """Shape of the clamped batch."""
+    shape = _check_spins(spins, fields)
     wrong = (spins != 0) & (spins.abs() != 1)
     if bool(wrong.any()):
         index = tuple(int(i) for i in wrong.nonzero()[0])
         raise IsingError(
             f"spins: expected -1, 0 (free) or +1, got {spins[index].item()} at index {list(index)}."
-        )
-    shape = broadcast_shape(spins.shape, fields.shape) or torch.Size()
-    if shape[-1:] != fields.shape[-1:]:
-        raise IsingError(
-            f"spins: expected a shape that broadcasts against {list(fields.shape)}, got {list(spins.shape)}."
         )
     return shape
 

@@ -404,3 +404,18 @@ BAD_CLAMPS: list[tuple[Any, str]] = [
 def test_bad_clamps_are_refused(spins: Any, message: str) -> None:
     with pytest.raises(IsingError, match=message):
         Ising(torch.zeros(2, 3)).clamp(spins)
+
+
+@pytest.mark.parametrize(
+    ("spins", "told"),
+    [
+        ([1, -1], "expected a torch.Tensor, got list"),
+        (torch.ones(2, dtype=torch.bool), "expected integers or floats"),
+        (torch.ones(2, dtype=torch.complex64), "expected integers or floats"),
+        (torch.ones(3), r"expected a shape that broadcasts against \[2\], got \[3\]"),
+        (torch.ones(2).to_sparse(), "expected a dense tensor"),
+    ],
+)
+def test_energy_refuses_what_are_no_spins(spins: Any, told: str) -> None:
+    with pytest.raises(IsingError, match=f"^spins: {told}"):
+        Ising(torch.zeros(2)).energy(spins)

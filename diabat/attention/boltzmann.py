@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from diabat.attention.coupled_heads import CoupledHeads, check_sizes
+from diabat.attention.inputs import check_tokens
 from diabat.samplers.base import Sampler
+from diabat.samplers.checks import check_flag
 
 
 class BoltzmannAttention(CoupledHeads):
@@ -64,6 +66,7 @@ class BoltzmannAttention(CoupledHeads):
     ) -> None:
         super().__init__()
         check_sizes(embed_dim, num_heads, window, mode, bandwidth)
+        check_flag("causal", causal)
         self.embed_dim, self.causal = embed_dim, causal
         self.query = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.key = nn.Linear(embed_dim, embed_dim, bias=bias)
@@ -118,8 +121,7 @@ class BoltzmannAttention(CoupledHeads):
         return mask if padding is None else mask & ~padding[:, None, None, :]
 
     def _check_input(self, x: Tensor, padding: Tensor | None) -> None:
-        if not x.is_floating_point():
-            raise ValueError(f"x: expected a floating dtype, got {x.dtype}.")
+        check_tokens(x, self.query.weight)
         if x.ndim != 3 or x.shape[-1] != self.embed_dim or x.shape[0] == 0 or x.shape[1] == 0:
             raise ValueError(
                 f"x: expected shape [B, T, {self.embed_dim}] with B, T >= 1, got {list(x.shape)}."

@@ -159,6 +159,8 @@ def choose_estimator(sampler: Sampler, gradient: str) -> Estimator:
         UnsupportedError: With the estimators that it does support.
     """
     supported = sampler.capabilities.gradients
+    if not isinstance(gradient, str):
+        raise UnsupportedError(f"gradient: expected auto or the name of an estimator, got {gradient!r}.")
     if gradient == "auto":
         return supported[0]
     for estimator in supported:
@@ -166,7 +168,7 @@ def choose_estimator(sampler: Sampler, gradient: str) -> Estimator:
             return estimator
     known = ", ".join(get_args(Estimator))
     if gradient not in get_args(Estimator):
-        raise UnsupportedError(f"gradient: expected auto, {known}, got '{gradient}'.")
+        raise UnsupportedError(f"gradient: expected auto, {known}, got {gradient!r}.")
     raise UnsupportedError(
-        f"gradient: sampler '{sampler.name}' supports {', '.join(supported)}, got '{gradient}'."
+        f"gradient: sampler '{sampler.name}' supports {', '.join(supported)}, got {gradient!r}."
     )

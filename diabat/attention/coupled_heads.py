@@ -173,7 +173,7 @@ def check_sizes(embed_dim: int, num_heads: int, window: int, mode: str, bandwidt
             raise ValueError(f"{name}: expected an integer >= 1, got {value!r}.")
     if embed_dim % num_heads:
         raise ValueError(f"embed_dim: expected a multiple of num_heads = {num_heads}, got {embed_dim}.")
-    if mode not in MODES:
+    if not isinstance(mode, str) or mode not in MODES:
         lower = {m.lower(): m for m in MODES}
         near = [lower[m] for m in difflib.get_close_matches(str(mode).lower(), lower, n=1)]
         hint = f" Did you mean '{near[0]}'?" if near else ""

@@ -23,6 +23,7 @@ from diabat.attention.explanation import NeuroGameExplanation
 from diabat.attention.games import Estimate, NormGame, sample_banzhaf, sample_interaction, sample_shapley
 from diabat.attention.games.checks import check_choice, check_count, check_finite, check_positive
 from diabat.attention.games.norm_game import NONLINEARITIES
+from diabat.attention.inputs import check_tokens
 from diabat.attention.layer import IsingLayer
 from diabat.attention.own_couplings import always_answerable, require_answerable
 from diabat.attention.token_ising import mean_field_residual, token_ising
@@ -118,8 +119,9 @@ class NeuroGameAttention(IsingLayer):
         self.num_coalitions, self.eval_coalitions = num_coalitions, eval_coalitions
         self.eval_seed = None if eval_seed is None else draw_seed(eval_seed)
         self.f, self.normalisation, self.output, self.mode = f, normalisation, output, mode
-        chosen = build_sampler("mean_field", **PAPER_MEAN_FIELD) if sampler == "mean_field" else sampler
-        self.use_sampler(chosen, gradient=gradient, num_reads=num_reads)
+        if isinstance(sampler, str) and sampler == "mean_field":
+            sampler = build_sampler("mean_field", **PAPER_MEAN_FIELD)
+        self.use_sampler(sampler, gradient=gradient, num_reads=num_reads)
         self.value = nn.Linear(embed_dim, embed_dim, bias=False)
         self.gate = nn.Linear(embed_dim, num_heads)
         self.output_projection = nn.Linear(embed_dim, embed_dim, bias=bias)
@@ -298,8 +300,7 @@ class NeuroGameAttention(IsingLayer):
         return int(torch.randint(2**31, ())) if seed is None else draw_seed(seed)
 
     def _check_input(self, x: Tensor, padding: Tensor | None) -> None:
-        if not x.is_floating_point():
-            raise ValueError(f"x: expected a floating dtype, got {x.dtype}.")
+        check_tokens(x, self.value.weight)
         if x.ndim != 3 or x.shape[-1] != self.embed_dim or x.shape[0] == 0 or x.shape[1] == 0:
             raise ValueError(
                 f"x: expected shape [B, T, {self.embed_dim}] with B, T >= 1, got {list(x.shape)}."
