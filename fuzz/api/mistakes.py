@@ -145,7 +145,8 @@ def _layer(dice: Dice) -> None:
     name = dice.pick(list(good))
     with naming(name):
         layer = diabat.BoltzmannAttention(**{**good, name: dice.pick([v for v in VALUES if not _big(v)])})
-        layer(torch.randn(1, 1, layer.embed_dim))
+    y = layer(torch.randn(1, 1, layer.embed_dim))
+    demand(bool(y.isfinite().all()), f"output: expected finite numbers, got {y}")
 
 
 def _pool(dice: Dice) -> None:
@@ -153,7 +154,8 @@ def _pool(dice: Dice) -> None:
     name = dice.pick(list(good))
     with naming(name):
         layer = diabat.NeuroGameAttention(**{**good, name: dice.pick([v for v in VALUES if not _big(v)])})
-        layer(torch.randn(1, 3, 4))
+    z = layer(torch.randn(1, 3, layer.embed_dim))
+    demand(bool(z.isfinite().all()), f"output: expected finite numbers, got {z}")
 
 
 def _inputs(dice: Dice) -> None:
