@@ -42,7 +42,7 @@ def bridge(dice: Dice) -> None:
         num_reads=dice.pick([None, None, None, 2, 64]),
         seed=dice.integer(0, 100),
     )
-    _check_range("probability", p, ising.fields)
+    _check_range("probability", p.detach(), ising.fields)
     wanted = [(order, tensor) for order, tensor in parts(ising) if tensor.requires_grad]
     if not wanted:
         return

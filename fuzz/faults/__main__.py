@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = argparse.ArgumentParser(prog="python -m fuzz.faults")
     options.add_argument("--only", action="append", choices=PARTS, help="one of the parts; may be repeated")
     options.add_argument("--every", type=int, default=1, help="sweep every so manieth operation only")
+    options.add_argument("--how", action="append", choices=WAYS, help="one of the ways; may be repeated")
     options.add_argument("--kills", type=int, default=50, help="number of kills")
     options.add_argument("--seed", type=int, default=0, help="seed of the moments of the kills")
     given = options.parse_args(arguments)
@@ -48,7 +49,7 @@ def _sweep(folder: Path, given: argparse.Namespace) -> Iterator[tuple[str, int, 
         operations = count(folder / "work", base)
         print(f"{kind}: {len(operations)} operations: {_counts(operations)}")
         moments = range(1, len(operations) + 1, given.every)
-        for how in WAYS:
+        for how in given.how or WAYS:
             cases = sweep(folder / "work", folder / "straight", how, iter(moments), base)
             yield f"{kind}, {how}", len(moments), cases
 

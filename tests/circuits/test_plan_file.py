@@ -147,7 +147,9 @@ def test_shipped_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("key", ["field_angles", "coupling_angles", "mixer_angles"])
 def test_angles_that_have_lost_their_digits_are_refused(key: str) -> None:
-    angles = {name: np.array([0.1, 0.2]) for name in ("field_angles", "coupling_angles", "mixer_angles")}
+    angles: dict[str, Any] = {
+        name: np.array([0.1, 0.2]) for name in ("field_angles", "coupling_angles", "mixer_angles")
+    }
     angles[key] = np.array([0.1, -1e12])
     with pytest.raises(ValueError, match=rf"{key}: expected at most 1e\+08 rad.*got -1e\+12 at step 1"):
         TrotterPlan(**angles)

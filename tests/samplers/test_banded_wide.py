@@ -20,4 +20,4 @@ def test_the_gradient_of_strong_fields_beside_weak_ones() -> None:
         if isinstance(sampler, BandedSampler):
             assert moments.info["arithmetic"] == "float64"
     assert found[0].dtype == torch.float32
-    assert torch.allclose(*found, rtol=1e-4, atol=1e-6)
+    assert torch.allclose(found[0], found[1], rtol=1e-4, atol=1e-6)

@@ -1,0 +1,78 @@
+"""The sweep of disk faults, a few of them; and that it notices a run that is not saved atomically."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+# Checkpoints that are written under their own name: what a kill leaves is half of one.
+CARELESS = """
+import sys
+from diabat.training import checkpoint
+def careless(path, files):
+    path.mkdir(exist_ok=True)
+    for name, content in files.items():
+        with open(path / name, "wb") as file:
+            file.write(content)
+checkpoint.create_folder = careless
+from fuzz.faults.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def faults(*arguments: str, script: str | None = None) -> subprocess.CompletedProcess[str]:
+    how = ["-m", "fuzz.faults"] if script is None else ["-c", script]
+    return subprocess.run(
+        [sys.executable, *how, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_short_sweep_loses_nothing() -> None:
+    done = faults("--only", "sweep", "--every", "90", "--only", "nan", "--only", "clock")
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert re.search(r"new run: \d{3} operations: \d+ open", done.stdout)
+    assert done.stdout.endswith("Nothing was lost.\n")
+
+
+def test_the_sweep_notices_a_checkpoint_that_is_not_atomic() -> None:
+    done = faults("--only", "sweep", "--how", "killed", "--every", "23", script=CARELESS)
+    assert done.returncode == 1
+    assert "does not load" in done.stdout or "does not resume" in done.stdout
+
+
+def test_the_operation_that_fails_is_the_one_asked_for(tmp_path: Path) -> None:
+    program = f"""
+import os, sys
+sys.path.insert(0, {str(ROOT)!r})
+from pathlib import Path
+from fuzz.faults.disk import Disk
+disk = Disk(Path({str(tmp_path)!r}), int(sys.argv[1]), sys.argv[2])
+disk.watch()
+path = Path({str(tmp_path / "a")!r})
+os.listdir("/")
+with open(path, "wb") as file:
+    file.write(b"0123456789")
+os.rename(path, path.with_name("b"))
+path.with_name("b").unlink()
+print(disk.operations)
+"""
+
+    def run(moment: int, how: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", program, str(moment), how], capture_output=True, text=True, check=False
+        )
+
+    assert run(0, "killed").stdout == "['open', 'write', 'close', 'rename', 'unlink']\n"
+    assert run(2, "killed").returncode == -9
+    assert (tmp_path / "a").read_bytes() == b"01234"
+    assert "No space left" in run(2, "full").stderr
+    assert "OSError: [Errno 5]" in run(4, "broken").stderr
