@@ -46,8 +46,8 @@ class NativeEngine(Engine):
 
     Problems of all sizes of a call are cut into blocks of 16 (single precision) or 8 lanes, and threads take
     blocks.  A block's result does not depend on the others, so that neither ``threads`` nor the rest of the batch
-    changes a bit of it.  The compiled code is cached on disk; the very first call on a machine compiles for about
-    half a minute.
+    changes a bit of it.  The compiled code is cached on disk; the very first call on a machine compiles for
+    some seconds.
     """
 
     name = "native"
@@ -79,8 +79,6 @@ class NativeEngine(Engine):
     def probabilities(self, plan: TrotterPlan, fields: ArrayLike, couplings: ArrayLike) -> FloatArray:
         """Probabilities of all spin states, as `Engine.probabilities`."""
         _load_numba()
-        from diabat.circuits.native_kernel import run_tables
-
         whole = Batch(np.asarray(fields), np.asarray(couplings))
         n, out = whole.num_spins, np.empty((whole.num_problems, 1 << whole.num_spins))
         size = max(self._width, _MAX_TABLE >> n)
@@ -88,7 +86,7 @@ class NativeEngine(Engine):
             batch = _part(whole, slice(start, start + size))
             lanes = self._lanes(plan, [batch], [1 << max(2, n)])
             tables = np.empty((lanes.jobs.shape[0] << max(2, n), self._width), self._dtype)
-            self._run(run_tables, plan, lanes, "states", tables)
+            self._answer(plan, lanes, "states", tables=tables)
             [table] = lanes.outputs(tables, [batch])
             table = table[:, : 1 << n] if n > 1 else table.reshape(-1, 2, 2).sum(1)
             out[start : start + size] = table / table.sum(axis=1, keepdims=True)
@@ -99,8 +97,6 @@ class NativeEngine(Engine):
     ) -> list[BatchMoments]:
         """Marginals and pair correlations, as `Engine.moments`; no table of states leaves a block."""
         _load_numba()
-        from diabat.circuits.native_kernel import run_moments
-
         pairs_of = [n * (n - 1) // 2 if correlations else 0 for n in (max(2, b.num_spins) for b in batches)]
         lanes = self._lanes(plan, batches, pairs_of)
         ups = np.empty_like(lanes.fields)
@@ -108,7 +104,7 @@ class NativeEngine(Engine):
         pairs = np.empty(
             (sum(b * p for b, p in zip(lanes.blocks, pairs_of, strict=True)), self._width), self._dtype
         )
-        self._run(run_moments, plan, lanes, "pairs" if correlations else "states", ups, totals, pairs)
+        self._answer(plan, lanes, "pairs" if correlations else "states", ups=ups, totals=totals, pairs=pairs)
         sums = _by_batch(totals, lanes, batches)
         up = [u / total for u, total in zip(lanes.per_spin(ups, batches), sums, strict=True)]
         if not correlations:
@@ -124,8 +120,6 @@ class NativeEngine(Engine):
     ) -> list[NDArray[np.int8]]:
         """Independent measurements, as `Engine.sample`."""
         _load_numba()
-        from diabat.circuits.native_kernel import run_reads
-
         lanes = self._lanes(plan, batches, [num_reads] * len(batches))
         uniforms = np.zeros((len(lanes.jobs) * num_reads, self._width))
         states = np.empty(uniforms.shape, np.int64)
@@ -138,7 +132,7 @@ class NativeEngine(Engine):
             block = drawn.reshape(blocks, self._width, num_reads).transpose(0, 2, 1)
             uniforms[row : row + blocks * num_reads] = block.reshape(-1, self._width)
             row += blocks * num_reads
-        self._run(run_reads, plan, lanes, "states", uniforms, states)
+        self._answer(plan, lanes, "states", uniforms=uniforms, states=states)
         found = []
         for batch, index in zip(batches, lanes.outputs(states, batches), strict=True):
             bits = (index.astype(np.int64).T[..., None] >> np.arange(batch.num_spins)) & 1  # [R, Q, n]
@@ -201,6 +195,16 @@ class NativeEngine(Engine):
                 f"{self.precision} precision resolves, got {largest:.2g} rad; hide spins with visible rather than by "
                 "large fields."
             )
+
+    def _answer(self, plan: TrotterPlan, lanes: Lanes, scratch: Tables, **wanted: Any) -> None:
+        """Run all jobs and fill the arrays that are wanted, by their names in `run_plan`."""
+        from diabat.circuits.native_kernel import run_plan
+
+        none = np.empty((0, self._width), self._dtype)
+        values = (wanted.get(name, none) for name in ("ups", "totals", "pairs", "tables"))
+        uniforms = wanted["uniforms"] if "uniforms" in wanted else np.empty((0, self._width))
+        states = wanted["states"] if "states" in wanted else np.empty((0, self._width), np.int64)
+        self._run(run_plan, plan, lanes, scratch, *values, uniforms, states)
 
     def _run(
         self, kernel: Callable[..., None], plan: TrotterPlan, lanes: Lanes, tables: Tables, *out: Any

@@ -17,7 +17,7 @@ from typing import Any
 from diabat.circuits.lanes import FIELD_ROW, OUT_ROW, OUT_ROWS, OWN, SPINS
 from diabat.circuits.native_kernel import GAP, evolve, fold_pairs, job_inputs, signed_sums, table
 from diabat.circuits.native_passes import mixer_of
-from diabat.circuits.native_steps import Tables, jit, make_phases, phase_tables, turn_array
+from diabat.circuits.native_steps import Tables, inner, jit, make_phases, phase_tables, turn_array
 from diabat.circuits.native_undo import Pair, backward_step
 from diabat.circuits.simd import add, address, constant, entry, fma, fnma, load, mul, skip, splat, store, sub
 
@@ -25,7 +25,7 @@ from diabat.circuits.simd import add, address, constant, entry, fma, fnma, load,
 GRADIENT, EXPONENTS, FOLDED, TABLES = 4, 5, 6, 7
 
 
-@jit
+@inner
 def linear_table(out: Any, values: Any, factor: Any, n: int) -> None:
     """Factor · Σ_j v_j s_j of all states, by doubling."""
     f = splat(factor)
@@ -39,7 +39,7 @@ def linear_table(out: Any, values: Any, factor: Any, n: int) -> None:
             store(out, (1 << j) + x, add(load(out, x), twice))
 
 
-@jit
+@inner
 def pair_table(out: Any, scratch: Any, pairs: Any, own: bool, n: int) -> None:
     """Σ_{i<j} w_ij s_i s_j of all states, by doubling; pairs as in `coupling_sums`."""
     zero = constant(load(out, 0), 0.0)
@@ -62,7 +62,7 @@ def pair_table(out: Any, scratch: Any, pairs: Any, own: bool, n: int) -> None:
             store(out, x, sub(e, g))
 
 
-@jit
+@inner
 def lane_sum(value: Any, row: Any) -> float:
     """Sum of the lanes in float64; ``row`` is scratch [1, lanes]."""
     store(row, 0, value)
@@ -72,7 +72,7 @@ def lane_sum(value: Any, row: Any) -> float:
     return total
 
 
-@jit
+@inner
 def start_adjoint(
     pair: Pair, observable: Any, scratch: Any, cotangent: Any, pairs: Any, flip: bool, row: Any, n: int
 ) -> None:
@@ -94,6 +94,13 @@ def start_adjoint(
         o = mul(load(observable, x), inverse)
         store(pair.lr, x, mul(o, load(pair.re, x)))
         store(pair.li, x, mul(o, load(pair.im, x)))
+
+
+@inner
+def clear(rows: Any, zero: Any, count: int) -> None:
+    """Set the first rows to zero."""
+    for x in range(count):
+        store(rows, x, zero)
 
 
 @jit
@@ -140,25 +147,25 @@ def run_gradient(
             address(table(work, 2, n)),
             address(table(work, 3, n)),
         )
-        gradient, folded = table(work, GRADIENT, n), table(work, FOLDED, n)
+        gradient, folded = address(table(work, GRADIENT, n)), table(work, FOLDED, n)
         exponents = address(table(work, EXPONENTS, n))
         tables = phase_tables(work[TABLES * ((1 << n) + GAP) :], small, n, own)
         evolve(pair.re, pair.im, tables, turn_array(small, n), h, J, own, plan, n)
         w = pair_cotangents[first : first + count] if pair_cotangents.shape[0] else pair_cotangents
         scratch = address(folded)
-        start_adjoint(pair, address(gradient), scratch, address(cotangents[at : at + n]), w, flip, row, n)
+        start_adjoint(pair, gradient, scratch, address(cotangents[at : at + n]), w, flip, row, n)
         pair_table(exponents, scratch, J, own, n)
-        gradient[:] = 0
-        out = field_gradients[at : at + n]
-        out[:] = 0
+        out, zero = address(field_gradients[at : at + n]), splat(fields.dtype.type(0))
+        clear(gradient, zero, 1 << n)
+        clear(out, zero, n)
         walk_back(
-            pair, tables, own, plan, h, J, address(gradient), exponents, scratch, address(out), row,
+            pair, tables, own, plan, h, J, gradient, exponents, scratch, out, row,
             angles[first_job + i : first_job + i + 1], n,
         )  # fmt: skip
-        fold_pairs(gradient, scratch, pair_gradients[first : first + count], n)
+        fold_pairs(gradient, scratch, address(pair_gradients[first : first + count]), n)
 
 
-@jit
+@inner
 def walk_back(
     pair: Pair, tables: Tables, own: bool, plan: Any, fields: Any, pairs: Any, gradient: Any, exponents: Any,
     folded: Any, field_gradient: Any, row: Any, angles: Any, n: int,

@@ -13,6 +13,8 @@ from diabat.circuits.lanes import COUPLING_ROW, FIELD_ROW, OUT_ROW, OUT_ROWS, OW
 from diabat.circuits.native_passes import forward_step, mixer_of
 from diabat.circuits.native_steps import (
     Tables,
+    inlined,
+    inner,
     jit,
     make_phases,
     phase_rows,
@@ -27,14 +29,14 @@ from diabat.circuits.simd import add, address, constant, entry, fma, load, mul, 
 GAP = 8
 
 
-@jit
+@inner
 def pair_rows(n: int, own: int, lanes: int) -> int:
     """Rows that n(n-1)/2 couplings take: one each, or packed."""
     pairs = n * (n - 1) // 2
     return pairs if own else -(-pairs // lanes)
 
 
-@jit
+@inner
 def coupling_sums(sums: Any, pairs: Any, own: bool, n: int) -> None:
     """R_j = Σ_i J_ij of every lane, rows j of ``sums``."""
     zero = constant(load(sums, 0), 0.0)
@@ -49,7 +51,7 @@ def coupling_sums(sums: Any, pairs: Any, own: bool, n: int) -> None:
             p += 1
 
 
-@jit
+@inlined
 def evolve(
     re: Any, im: Any, tables: Tables, turns: Any, fields: Any, pairs: Any, own: bool, plan: Any, n: int
 ) -> None:
@@ -81,7 +83,7 @@ def evolve(
         forward_step(re, im, tables, own, mixer_of(plan, k, plus), n)
 
 
-@jit
+@inner
 def weigh(re: Any, im: Any, n: int) -> None:
     """|ψ|² of every state into ``re``."""
     for x in range(1 << n):
@@ -89,7 +91,7 @@ def weigh(re: Any, im: Any, n: int) -> None:
         store(re, x, fma(a, a, mul(b, b)))
 
 
-@jit
+@inner
 def fold_pairs(weights: Any, scratch: Any, out: Any, n: int) -> None:
     """Σ_x w(x) s_i s_j into row j(j-1)/2 + i of ``out``, for i < j < n.
 
@@ -106,7 +108,7 @@ def fold_pairs(weights: Any, scratch: Any, out: Any, n: int) -> None:
         signed_sums(scratch, out, j * (j - 1) // 2, j)
 
 
-@jit
+@inner
 def signed_sums(values: Any, out: Any, row: int, n: int) -> None:
     """Σ_x v(x) s_i into row ``row`` + i, for i < n; ``values`` is used up."""
     for i in range(n - 1, -1, -1):
@@ -119,7 +121,7 @@ def signed_sums(values: Any, out: Any, row: int, n: int) -> None:
         store(out, row + i, total)
 
 
-@jit
+@inner
 def fold_spins(weights: Any, out: Any, flip: bool, n: int) -> Any:
     """Σ_x w(x) [s_j = +1] (-1 if ``flip``) into row j of ``out``; returns Σ w; ``weights`` is used up."""
     for j in range(n - 1, -1, -1):
@@ -133,19 +135,7 @@ def fold_spins(weights: Any, out: Any, flip: bool, n: int) -> Any:
     return load(weights, 0)
 
 
-@jit
-def job_weights(job: Any, plan: Any, fields: Any, couplings: Any, work: Any, small: Any) -> Any:
-    """|ψ|² of every state of one job, the buffer of as many rows that is free again, and n."""
-    n, own = job[SPINS], job[OWN] != 0
-    h, J = job_inputs(job, fields, couplings)
-    re, im = table(work, 0, n), table(work, 1, n)
-    tables = phase_tables(work[2 * ((1 << n) + GAP) :], small, n, own)
-    evolve(address(re), address(im), tables, turn_array(small, n), h, J, own, plan, n)
-    weigh(re, im, n)
-    return re, im, n
-
-
-@jit
+@inner
 def table(work: Any, k: int, n: int) -> Any:
     """Table number k of 2^n rows in scratch."""
     first = k * ((1 << n) + GAP)
@@ -153,7 +143,7 @@ def table(work: Any, k: int, n: int) -> Any:
 
 
 @jit
-def run_moments(
+def run_plan(
     jobs: Any,
     first_job: int,
     plan: Any,
@@ -165,8 +155,13 @@ def run_moments(
     ups: Any,
     totals: Any,
     pairs: Any,
+    tables: Any,
+    uniforms: Any,
+    states: Any,
 ) -> None:
-    """Moments of a range of jobs, unnormalised.
+    """Run a plan on a range of jobs, w = |ψ|² of every state being what is asked for.
+
+    One function for all answers, so that the evolution is compiled once; an answer without rows is not wanted.
 
     Args:
         jobs: Rows of the job table.
@@ -177,68 +172,42 @@ def run_moments(
         couplings: J of all jobs, [rows, lanes].
         work: Scratch [rows, lanes], see `scratch_rows`.
         small: Scratch [rows, lanes], see `small_rows`.
-        ups: Filled with Σ w [s_j = +1], rows as ``fields``.
-        totals: Filled with Σ w, [jobs, lanes].
-        pairs: Filled with Σ w s_i s_j; no rows if not wanted.
+        ups: Filled with Σ w [s_j = +1], rows as ``fields``, unnormalised.
+        totals: Filled with Σ w, [jobs, lanes]; with ``ups``.
+        pairs: Filled with Σ w s_i s_j in the output rows of every job; with ``ups``.
+        tables: Filled with w, 2^n output rows of every job.
+        uniforms: Numbers in [0, 1), float64, one output row for each read.
+        states: Filled with the state index of every read, by inversion; int64 of the same shape.
     """
     for i in range(jobs.shape[0]):
-        weights, free, n = job_weights(jobs[i], plan, fields, couplings, work, small)
-        if pairs.shape[0]:
-            row = jobs[i, OUT_ROW]
-            copy = table(work, 2, n)
-            copy[:] = weights
-            fold_pairs(copy, free, pairs[row : row + jobs[i, OUT_ROWS]], n)
-        row = jobs[i, FIELD_ROW]
-        store(totals, first_job + i, fold_spins(weights, ups[row : row + n], flip, n))
-
-
-@jit
-def run_tables(
-    jobs: Any,
-    first_job: int,
-    plan: Any,
-    flip: bool,
-    fields: Any,
-    couplings: Any,
-    work: Any,
-    small: Any,
-    tables: Any,
-) -> None:
-    """|ψ|² of every state of a range of jobs, 2^n rows of ``tables`` each; arguments as in `run_moments`."""
-    for i in range(jobs.shape[0]):
-        weights, _, n = job_weights(jobs[i], plan, fields, couplings, work, small)
-        first = jobs[i, OUT_ROW]
-        last = (1 << n) - 1
-        for x in range(1 << n):
-            store(tables, first + (last - x if flip else x), load(weights, x))
-
-
-@jit
-def run_reads(
-    jobs: Any,
-    first_job: int,
-    plan: Any,
-    flip: bool,
-    fields: Any,
-    couplings: Any,
-    work: Any,
-    small: Any,
-    uniforms: Any,
-    states: Any,
-) -> None:
-    """State index of every read of a range of jobs, by inversion.
-
-    Arguments as in `run_moments`; ``uniforms`` in [0, 1), float64 [rows, lanes], the output rows of a job being its
-    reads, and ``states``, int64 of the same shape, filled.
-    """
-    for i in range(jobs.shape[0]):
-        weights, free, n = job_weights(jobs[i], plan, fields, couplings, work, small)
-        _sum_tree(weights, free, n)
+        n, own = jobs[i, SPINS], jobs[i, OWN] != 0
+        h, J = job_inputs(jobs[i], fields, couplings)
         first, count = jobs[i, OUT_ROW], jobs[i, OUT_ROWS]
-        _descend(weights, free, uniforms[first : first + count], states[first : first + count], flip, n)
+        none = n - n  # not the literal 0, for each of which numba would compile `table` anew
+        weights, free = table(work, none, n), table(work, none + 1, n)
+        re, im = address(weights), address(free)
+        phases = phase_tables(work[2 * ((1 << n) + GAP) :], small, n, own)
+        evolve(re, im, phases, turn_array(small, n), h, J, own, plan, n)
+        weigh(re, im, n)
+        if tables.shape[0]:
+            last = (1 << n) - 1
+            for x in range(1 << n):
+                store(tables, first + (last - x if flip else x), load(re, x))
+        if states.shape[0]:
+            _sum_tree(re, im, n)
+            drawn, found = uniforms[first : first + count], states[first : first + count]
+            _descend(weights, free, drawn, found, flip, n)
+        if pairs.shape[0]:
+            copy = address(table(work, none + 2, n))
+            for x in range(1 << n):
+                store(copy, x, load(re, x))
+            fold_pairs(copy, im, address(pairs[first : first + count]), n)
+        if totals.shape[0]:
+            row = jobs[i, FIELD_ROW]
+            store(totals, first_job + i, fold_spins(re, address(ups[row : row + n]), flip, n))
 
 
-@jit
+@inner
 def _sum_tree(leaves: Any, nodes: Any, n: int) -> None:
     """Nodes 1 .. 2^n - 1 of the binary tree of sums whose leaves 2^n + x are ``leaves[x]``."""
     for x in range(1 << (n - 1)):
@@ -247,7 +216,7 @@ def _sum_tree(leaves: Any, nodes: Any, n: int) -> None:
         store(nodes, x, add(load(nodes, 2 * x), load(nodes, 2 * x + 1)))
 
 
-@jit
+@inner
 def _descend(leaves: Any, nodes: Any, uniforms: Any, states: Any, flip: bool, n: int) -> None:
     """First state whose cumulative weight exceeds u times the total, found from the top bit down.
 
@@ -274,7 +243,7 @@ def _descend(leaves: Any, nodes: Any, uniforms: Any, states: Any, flip: bool, n:
             states[r, q] = size - 1 - state if flip else state
 
 
-@jit
+@inner
 def job_inputs(job: Any, fields: Any, couplings: Any) -> Any:
     """Fields and couplings of a job."""
     n, row, first = job[SPINS], job[FIELD_ROW], job[COUPLING_ROW]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from diabat.circuits.native_steps import GROUP, Tables, jit, rotated
+from diabat.circuits.native_steps import GROUP, Tables, inner, rotated
 from diabat.circuits.simd import add, entry, fma, fnma, load, mul, splat, store, sub
 
 # Log2 of the rows of a chunk that is taken through all its qubits before the next, a multiple of GROUP: 2^8 rows of
@@ -43,7 +43,7 @@ class Mixer(NamedTuple):
     sine: Any
 
 
-@jit
+@inner
 def mixer_of(plan: Any, k: int, sign: Any) -> Mixer:
     """Mixer of step k of a plan as in `native_kernel.evolve`, or its inverse if ``sign`` is -1."""
     return Mixer(
@@ -51,7 +51,7 @@ def mixer_of(plan: Any, k: int, sign: Any) -> Mixer:
     )
 
 
-@jit
+@inner
 def mixed(ar: Any, ai: Any, br: Any, bi: Any, cr: Any, ci: Any, dr: Any, di: Any, mixer: Mixer) -> Any:
     """Mixer of two qubits on ψ_00, ψ_01, ψ_10, ψ_11."""
     t, half = mixer.tangent, mixer.half_sine
@@ -71,7 +71,7 @@ def mixed(ar: Any, ai: Any, br: Any, bi: Any, cr: Any, ci: Any, dr: Any, di: Any
     )
 
 
-@jit
+@inner
 def mixed_one(ar: Any, ai: Any, br: Any, bi: Any, mixer: Mixer) -> Any:
     """Mixer of one qubit on ψ_0, ψ_1: a rotation by a/2 in shears, since it must keep the norm as `mixed` does."""
     t, sine = mixer.quarter_tangent, mixer.sine
@@ -80,7 +80,7 @@ def mixed_one(ar: Any, ai: Any, br: Any, bi: Any, mixer: Mixer) -> Any:
     return fnma(t, bi, xr), ai, fnma(t, ai, yr), bi
 
 
-@jit
+@inner
 def load_four(re: Any, im: Any, x: int, a: int) -> Any:
     """Rows x, x + a, x + 2a and x + 3a, real and imaginary part of each in turn."""
     y, z, w = x + a, x + 2 * a, x + 3 * a
@@ -96,7 +96,7 @@ def load_four(re: Any, im: Any, x: int, a: int) -> Any:
     )
 
 
-@jit
+@inner
 def store_four(
     re: Any, im: Any, x: int, a: int, ar: Any, ai: Any, br: Any, bi: Any, cr: Any, ci: Any, dr: Any, di: Any
 ) -> None:
@@ -111,7 +111,7 @@ def store_four(
     store(im, x + 3 * a, di)
 
 
-@jit
+@inner
 def phase_four(tr: Any, ti: Any, own: bool, x: int) -> Any:
     """Entries x to x + 3 of a phase table, real and imaginary part of each in turn."""
     if own:
@@ -128,7 +128,7 @@ def phase_four(tr: Any, ti: Any, own: bool, x: int) -> Any:
     )
 
 
-@jit
+@inner
 def first_two(
     re: Any, im: Any, tr: Any, ti: Any, own: bool, zr: Any, zi: Any, mixer: Mixer, bits: int,
     start: int, stop: int,
@@ -151,7 +151,7 @@ def first_two(
             store_four(re, im, x, 1, ar, ai, br, bi, cr, ci, dr, di)
 
 
-@jit
+@inner
 def turn_two(
     re: Any,
     im: Any,
@@ -183,7 +183,7 @@ def turn_two(
                     store_four(re, im, x, a, ar, ai, br, bi, cr, ci, dr, di)
 
 
-@jit
+@inner
 def mix_two(
     re: Any, im: Any, mixer: Mixer, j: int, start: int, stop: int, low: int, high: int, step: int
 ) -> None:
@@ -200,7 +200,7 @@ def mix_two(
                 store_four(re, im, x, a, ar, ai, br, bi, cr, ci, dr, di)
 
 
-@jit
+@inner
 def mix_one(
     re: Any,
     im: Any,
@@ -227,7 +227,7 @@ def mix_one(
                 store(im, x + a, bi)
 
 
-@jit
+@inner
 def second_pass(
     re: Any, im: Any, zr: Any, zi: Any, mixer: Mixer, j: int, bits: int, start: int, stop: int,
     low: int, high: int, step: int,
@@ -240,7 +240,7 @@ def second_pass(
         mix_one(re, im, load(zr, 0), load(zi, 0), mixer, j + 2, start, stop, low, high, step)
 
 
-@jit
+@inner
 def group(
     re: Any, im: Any, zr: Any, zi: Any, mixer: Mixer, j: int, n: int, start: int, stop: int,
     low: int, high: int, step: int,
@@ -255,18 +255,20 @@ def group(
     second_pass(re, im, zr, zi, mixer, j, bits, start, stop, low, high, step)
 
 
-@jit
+@inner
 def forward_step(re: Any, im: Any, tables: Tables, own: bool, mixer: Mixer, n: int) -> None:
     """One Trotter step on a state of n >= 2 qubits, `Rows`."""
     zr, zi = tables.zr, tables.zi
     inside, bits = min(n, CHUNK), min(n, GROUP)
+    # Not the literals 0 and 4: numba compiles a function anew for every literal that it is called with.
+    none, four = n - n, n - n + 4
     rows = 1 << inside
     for start in range(0, 1 << n, rows):
         stop = start + rows
         first_two(re, im, tables.tr, tables.ti, own, zr, zi, mixer, bits, start, stop)
-        second_pass(re, im, zr, zi, mixer, 0, bits, start, stop, 0, 4, 4)
+        second_pass(re, im, zr, zi, mixer, none, bits, start, stop, none, four, four)
         for j in range(GROUP, inside, GROUP):
-            group(re, im, zr, zi, mixer, j, inside, start, stop, 0, 1 << j, 1 << j)
+            group(re, im, zr, zi, mixer, j, inside, start, stop, none, 1 << j, 1 << j)
     for strip in range(0, rows if n > inside else 0, STRIP):
         for j in range(inside, n, GROUP):
-            group(re, im, zr, zi, mixer, j, n, 0, 1 << n, strip, strip + STRIP, rows)
+            group(re, im, zr, zi, mixer, j, n, none, 1 << n, strip, strip + STRIP, rows)

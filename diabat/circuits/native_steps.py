@@ -31,9 +31,26 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def jit(function: F) -> F:
-    """Compile; the code is kept on disk."""
-    compiled: F = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    """Compile for calls from Python; the code is kept on disk."""
+    compiled: F = _njit(no_cfunc_wrapper=True)(function)
     return compiled
+
+
+def inner(function: F) -> F:
+    """Compile for calls from compiled functions only, which needs no code around it that unpacks Python's objects."""
+    compiled: F = _njit(no_cfunc_wrapper=True, no_cpython_wrapper=True)(function)
+    return compiled
+
+
+def inlined(function: F) -> F:
+    """Write the function into its callers: for large functions of one caller each, which would be optimised twice."""
+    compiled: F = _njit(no_cfunc_wrapper=True, no_cpython_wrapper=True, inline="always")(function)
+    return compiled
+
+
+def _njit(**options: Any) -> Callable[..., Any]:
+    made: Callable[..., Any] = numba.njit(cache=True, nogil=True, error_model="numpy", **options)
+    return made
 
 
 class Tables(NamedTuple):
@@ -64,7 +81,7 @@ class Tables(NamedTuple):
     ei: Any
 
 
-@jit
+@inner
 def unit_phase(angle: Any) -> Any:
     """(cos, sin) of a vector of angles: reduction to a turn, Taylor series at a quarter, doubled twice."""
     turns = nearest(mul(angle, constant(angle, 0.15915494309189535)))
@@ -103,13 +120,13 @@ def unit_phase(angle: Any) -> Any:
     return fnma(mul(two, s), s, one), mul(two, mul(s, k))
 
 
-@jit
+@inner
 def rotated(ar: Any, ai: Any, zr: Any, zi: Any) -> Any:
     """a·z."""
     return fnma(ai, zi, mul(ar, zr)), fma(ai, zr, mul(ar, zi))
 
 
-@jit
+@inner
 def double(re: Any, im: Any, size: int, zr: Any, zi: Any) -> None:
     """Rows size + x = z times row x, for x < size."""
     for x in range(size):
@@ -118,7 +135,7 @@ def double(re: Any, im: Any, size: int, zr: Any, zi: Any) -> None:
         store(im, size + x, xi)
 
 
-@jit
+@inner
 def extend(re: Any, im: Any, fr: Any, fi: Any, size: int) -> None:
     """Rows size + x = row x of the factor times row x, for x < size."""
     for x in range(size):
@@ -127,7 +144,7 @@ def extend(re: Any, im: Any, fr: Any, fi: Any, size: int) -> None:
         store(im, size + x, xi)
 
 
-@jit
+@inner
 def field_phases(tables: Tables, fields: Any, b: Any, c: Any, n: int) -> None:
     """exp(i Σ_j (b h_j - c R_j) β_j) over the qubits j of every group, for all values of their bits.
 
@@ -160,7 +177,7 @@ def turn_rows(n: int, lanes: int) -> int:
     return 1 + high + -(-(high * (high - 1) // 2) // lanes)
 
 
-@jit
+@inner
 def shared_turns(turns: Any, pairs: Any, n: int) -> None:
     """Numbers whose unit phases, at angle 2c, make up a phase table that the lanes share.
 
@@ -175,8 +192,9 @@ def shared_turns(turns: Any, pairs: Any, n: int) -> None:
     """
     lanes = turns.shape[1]
     bits, flat = lane_bits(lanes), pairs.reshape(-1)
-    turns[:] = 0
     out = turns.reshape(-1)
+    for i in range(len(out)):
+        out[i] = 0
     place = (1 + max(0, n - bits)) * lanes
     for m in range(1, n):
         for j in range(m):
@@ -191,7 +209,7 @@ def shared_turns(turns: Any, pairs: Any, n: int) -> None:
                     turns[row, q] += J
 
 
-@jit
+@inner
 def shared_phases(tables: Tables, angle: Any, n: int, lanes: int) -> None:
     """Phase table exp(2i c Σ J β β) of all 2^n states at angle 2c, for couplings that the lanes share."""
     tr, ti, fr, fi, er, ei = tables.tr, tables.ti, tables.fr, tables.fi, tables.er, tables.ei
@@ -214,7 +232,7 @@ def shared_phases(tables: Tables, angle: Any, n: int, lanes: int) -> None:
         extend(tr, ti, fr, fi, 1 << (m - bits))
 
 
-@jit
+@inner
 def own_phases(tables: Tables, pairs: Any, angle: Any, n: int) -> None:
     """The same for every lane's own couplings, n(n-1)/2 rows."""
     tr, ti, fr, fi = tables.tr, tables.ti, tables.fr, tables.fi
@@ -234,7 +252,7 @@ def own_phases(tables: Tables, pairs: Any, angle: Any, n: int) -> None:
         extend(tr, ti, fr, fi, 1 << m)
 
 
-@jit
+@inner
 def make_phases(
     tables: Tables, fields: Any, pairs: Any, own: bool, b: Any, c: Any, n: int, lanes: int
 ) -> None:
@@ -258,7 +276,7 @@ def small_rows(n: int, lanes: int) -> int:
     return (1 + 2 * GROUP) * n + 3 * turn_rows(n, lanes) + 1
 
 
-@jit
+@inner
 def phase_tables(work: Any, small: Any, n: int, own: bool) -> Tables:
     """`Tables` in scratch: four phase tables in ``work``, the rest in ``small``, arrays [rows, lanes]."""
     lanes = work.shape[1]
@@ -271,7 +289,7 @@ def phase_tables(work: Any, small: Any, n: int, own: bool) -> Tables:
     )  # fmt: skip
 
 
-@jit
+@inner
 def turn_array(small: Any, n: int) -> Any:
     """The array of ``turns`` of `phase_tables`."""
     first = (1 + 2 * GROUP) * n

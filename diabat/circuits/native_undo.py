@@ -21,7 +21,7 @@ from diabat.circuits.native_passes import (
     phase_four,
     store_four,
 )
-from diabat.circuits.native_steps import GROUP, Tables, jit, rotated
+from diabat.circuits.native_steps import GROUP, Tables, inner, rotated
 from diabat.circuits.simd import add, constant, fma, fnma, load, mul, store, sub
 
 
@@ -34,19 +34,19 @@ class Pair(NamedTuple):
     li: Any
 
 
-@jit
+@inner
 def unrotated(ar: Any, ai: Any, zr: Any, zi: Any) -> Any:
     """a·z*."""
     return fma(ai, zi, mul(ar, zr)), fnma(ar, zi, mul(ai, zr))
 
 
-@jit
+@inner
 def cross(ar: Any, ai: Any, br: Any, bi: Any, total: Any) -> Any:
     """Total + Im(a b*)."""
     return fma(ai, br, fnma(ar, bi, total))
 
 
-@jit
+@inner
 def flips(
     total: Any, ar: Any, ai: Any, br: Any, bi: Any, cr: Any, ci: Any, dr: Any, di: Any,
     sr: Any, si: Any, pr: Any, pi: Any,
@@ -56,7 +56,7 @@ def flips(
     return cross(add(br, cr), add(bi, ci), sr, si, total)
 
 
-@jit
+@inner
 def undo_two(
     pair: Pair, mixer: Mixer, total: Any, j: int, start: int, stop: int, low: int, high: int, step: int
 ) -> Any:
@@ -76,7 +76,7 @@ def undo_two(
     return total
 
 
-@jit
+@inner
 def unturn_two(
     pair: Pair, zr: Any, zi: Any, mixer: Mixer, total: Any, j: int, bits: int,
     start: int, stop: int, low: int, high: int, step: int,
@@ -108,7 +108,7 @@ def unturn_two(
     return total
 
 
-@jit
+@inner
 def undo_one(
     pair: Pair, zr: Any, zi: Any, mixer: Mixer, total: Any, j: int,
     start: int, stop: int, low: int, high: int, step: int,
@@ -137,7 +137,7 @@ def undo_one(
     return total
 
 
-@jit
+@inner
 def undo_first(
     pair: Pair, tables: Tables, own: bool, mixer: Mixer, total: Any, bits: int, start: int, stop: int,
     c: Any, gradient: Any, exponents: Any, sums: Any,
@@ -202,7 +202,7 @@ def undo_first(
     return total, coupling, lowest, second
 
 
-@jit
+@inner
 def undo_second(
     pair: Pair, zr: Any, zi: Any, mixer: Mixer, total: Any, j: int, bits: int,
     start: int, stop: int, low: int, high: int, step: int,
@@ -216,7 +216,7 @@ def undo_second(
     return total
 
 
-@jit
+@inner
 def undo_group(
     pair: Pair, zr: Any, zi: Any, mixer: Mixer, total: Any, j: int, n: int,
     start: int, stop: int, low: int, high: int, step: int,
@@ -230,7 +230,7 @@ def undo_group(
     return unturn_two(pair, zr, zi, mixer, total, j, bits, start, stop, low, high, step)
 
 
-@jit
+@inner
 def backward_step(
     pair: Pair, tables: Tables, own: bool, mixer: Mixer, c: Any,
     gradient: Any, exponents: Any, sums: Any, n: int,
@@ -240,15 +240,16 @@ def backward_step(
     zero = constant(c, 0.0)
     total, coupling, lowest, second = zero, zero, zero, zero
     inside, bits = min(n, CHUNK), min(n, GROUP)
+    none, four = n - n, n - n + 4  # no literals, as in `forward_step`
     rows = 1 << inside
     for strip in range(0, rows if n > inside else 0, STRIP):
         for j in range((n - 1) // GROUP * GROUP, inside - 1, -GROUP):
-            total = undo_group(pair, zr, zi, mixer, total, j, n, 0, 1 << n, strip, strip + STRIP, rows)
+            total = undo_group(pair, zr, zi, mixer, total, j, n, none, 1 << n, strip, strip + STRIP, rows)
     for start in range(0, 1 << n, rows):
         stop = start + rows
         for j in range((inside - 1) // GROUP * GROUP, 0, -GROUP):
-            total = undo_group(pair, zr, zi, mixer, total, j, inside, start, stop, 0, 1 << j, 1 << j)
-        total = undo_second(pair, zr, zi, mixer, total, 0, bits, start, stop, 0, 4, 4)
+            total = undo_group(pair, zr, zi, mixer, total, j, inside, start, stop, none, 1 << j, 1 << j)
+        total = undo_second(pair, zr, zi, mixer, total, none, bits, start, stop, none, four, four)
         total, k, a, b = undo_first(
             pair, tables, own, mixer, total, bits, start, stop, c, gradient, exponents, sums
         )

@@ -117,13 +117,13 @@ def test_threads_are_used_and_a_function_is_asked_at_every_call(monkeypatch: pyt
     from diabat.circuits import native_kernel
 
     seen: list[int] = []
-    original = native_kernel.run_moments
+    original = native_kernel.run_plan
 
     def watched(*arguments: Any) -> None:
         seen.append(threading.get_ident())
         original(*arguments)
 
-    monkeypatch.setattr(native_kernel, "run_moments", watched)
+    monkeypatch.setattr(native_kernel, "run_plan", watched)
     batch, wanted = Batch(*random_problem(6, 80, seed=1)), [2]
     engine = NativeEngine(threads=lambda: wanted[0])
     for count in (2, 1, 3):
@@ -359,15 +359,13 @@ def test_nothing_is_compiled_for_a_second_engine() -> None:
     from diabat.circuits import native_adjoint, native_kernel
 
     kernels: list[Any] = [
-        native_kernel.run_moments,
-        native_kernel.run_tables,
-        native_kernel.run_reads,
+        native_kernel.run_plan,
         native_adjoint.run_gradient,
     ]
     for precision in PRECISIONS:
         all_kernels(NativeEngine(precision), 3, False, 0)  # type: ignore[arg-type]  # a literal
     before = [list(k.signatures) for k in kernels]
-    assert [len(signatures) for signatures in before] == [2] * 4
+    assert [len(signatures) for signatures in before] == [2] * 2
     for n, own, parity in ((1, False, 1), (2, True, 0), (8, False, 0), (9, True, 1)):
         for precision in PRECISIONS:
             all_kernels(NativeEngine(precision, threads=2), n, own, parity)  # type: ignore[arg-type]  # a literal
@@ -378,10 +376,10 @@ def test_a_second_process_reads_the_compiled_code_from_disk() -> None:
     code = """
 import numpy as np
 from diabat.circuits import Batch, NativeEngine, TrotterPlan
-from diabat.circuits.native_kernel import run_moments
+from diabat.circuits.native_kernel import run_plan
 plan = TrotterPlan(np.ones(2), np.ones(2), np.ones(2))
 NativeEngine().moments(plan, [Batch(np.zeros((1, 3)), np.zeros((3, 3)))])
-print(sum(run_moments.stats.cache_hits.values()), sum(run_moments.stats.cache_misses.values()))
+print(sum(run_plan.stats.cache_hits.values()), sum(run_plan.stats.cache_misses.values()))
 """
     NativeEngine().moments(random_plan(2, seed=1), [Batch(*random_problem(3, 1, seed=1))])  # compiled by now
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -448,9 +446,7 @@ def test_kernels_stay_within_their_scratch(
         return run
 
     for module, name in (
-        (native_kernel, "run_moments"),
-        (native_kernel, "run_tables"),
-        (native_kernel, "run_reads"),
+        (native_kernel, "run_plan"),
         (native_adjoint, "run_gradient"),
     ):
         monkeypatch.setattr(module, name, guarded(getattr(module, name)))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from diabat.circuits.native_steps import jit
+from diabat.circuits.native_steps import inlined, inner, jit
 from diabat.circuits.simd import add, address, entry, fma, load, mul, skip, splat, store, sub
 
 TILE = 8
@@ -101,7 +101,7 @@ def run(jobs: Any, shared: Shared, queries: Queries, work: Work) -> None:
     """Do all jobs, int64 [jobs, 4]: a group, its first query, the number of blocks, and the first of them in A."""
     lanes = work.folded.shape[1]
     for job in range(len(jobs)):
-        g, first, blocks, slot = jobs[job]
+        g, first, blocks, slot = jobs[job, 0], jobs[job, 1], jobs[job, 2], jobs[job, 3]
         for i in range(blocks):
             _factors(shared, queries, work, g, first + i * lanes, slot + i)
         _products(shared, work, g, slot, blocks, len(work.kept) > 0 and first == 0)
@@ -111,11 +111,12 @@ def run(jobs: Any, shared: Shared, queries: Queries, work: Work) -> None:
             _fold(work.C[j], work.U[j], work.folded, queries.right_sums[g, start : start + lanes])
 
 
-@jit
+@inlined
 def _factors(shared: Shared, queries: Queries, work: Work, g: int, start: int, i: int) -> None:
     """Fill A and C of a block, clear U and V, and record the largest entries."""
     a, m, end = queries.left_sums.shape[2] - 1, queries.fields.shape[2], start + work.folded.shape[1]
-    _lane_factors(queries, work, g, start, 0, a, shared.left, work.A[i])
+    none = a - a  # not the literal 0, for which numba would compile the function anew
+    _lane_factors(queries, work, g, start, none, a, shared.left, work.A[i])
     _lane_factors(queries, work, g, start, a, m, shared.right, work.C[i])
     _largest(work.A[i], queries.largest[g, start:end, 0])
     _largest(work.C[i], queries.largest[g, start:end, 1])
@@ -139,7 +140,7 @@ def _largest(values: Any, out: Any) -> None:
         out[lane] = best[lane]
 
 
-@jit
+@inner
 def _lane_factors(
     queries: Queries, work: Work, g: int, start: int, first: int, end: int, source: Any, out: Any
 ) -> None:
@@ -156,8 +157,9 @@ def _lane_factors(
             work.on[k, q], work.off[k, q] = on, off
     low_spins = min(LOW_SPINS, spins)
     width = 1 << low_spins
-    _doubled(work, 0, low_spins, lanes // 8, work.low)
-    _doubled(work, low_spins, spins - low_spins, lanes // 8, work.high)
+    on_rows, off_rows, none = address(work.on), address(work.off), spins - spins
+    _doubled(on_rows, off_rows, none, low_spins, lanes // 8, work.table, work.low)
+    _doubled(on_rows, off_rows, low_spins, spins - low_spins, lanes // 8, work.table, work.high)
     low, high, target = address(work.low), address(work.high), address(out)
     for block in range(1 << (spins - low_spins)):
         base = load(high, block)
@@ -166,25 +168,25 @@ def _lane_factors(
             store(target, x, mul(mul(load(low, y), base), splat(source[g, x])))
 
 
-@jit
-def _doubled(work: Work, first: int, spins: int, vectors: int, out: Any) -> None:
+@inner
+def _doubled(on: Any, off: Any, first: int, spins: int, vectors: int, table: Any, out: Any) -> None:
     """Π_k w_k over ``spins`` spins from ``first`` on in every lane of ``vectors`` vectors of float64, rounded."""
-    table, on, off = address(work.table), address(work.on), address(work.off)
+    rows = address(table)
     one = splat(1.0)
     for v in range(vectors):
-        store(table, v, one)
+        store(rows, v, one)
         for k in range(spins):
             up, down = load(on, (first + k) * vectors + v), load(off, (first + k) * vectors + v)
             for y in range(1 << k):
-                value = load(table, y * vectors + v)
-                store(table, ((1 << k) + y) * vectors + v, mul(value, up))
-                store(table, y * vectors + v, mul(value, down))
-    source, target = work.table.reshape(-1), out.reshape(-1)
+                value = load(rows, y * vectors + v)
+                store(rows, ((1 << k) + y) * vectors + v, mul(value, up))
+                store(rows, y * vectors + v, mul(value, down))
+    source, target = table.reshape(-1), out.reshape(-1)
     for i in range((8 * vectors) << spins):
         target[i] = source[i]
 
 
-@jit
+@inlined
 def _products(shared: Shared, work: Work, g: int, slot: int, blocks: int, keep: bool) -> None:
     """Add W to U and V of blocks from ``slot`` on, tile by tile."""
     rows, columns = work.A.shape[1], work.C.shape[1]
@@ -203,7 +205,7 @@ def _products(shared: Shared, work: Work, g: int, slot: int, blocks: int, keep: 
                 _multiply(tile, width, A, V, C, U)
 
 
-@jit
+@inner
 def _tile(shared: Shared, work: Work, g: int, x: int, first: int, width: int) -> None:
     """Columns from ``first`` on of TILE rows of W."""
     spins = shared.decay.shape[1]
@@ -222,8 +224,9 @@ def _tile(shared: Shared, work: Work, g: int, x: int, first: int, width: int) ->
             w = on[k * TILE + r] if (first >> k) & 1 else off[k * TILE + r]
             on[r], off[r] = on[r] * w, off[r] * w
     low_spins = min(LOW_SPINS, own)
-    _doubled(work, 0, low_spins, 1, work.low)
-    _doubled(work, low_spins, own - low_spins, 1, work.high)
+    on_rows, off_rows, none = address(on), address(off), spins - spins  # no literals, see `_factors`
+    _doubled(on_rows, off_rows, none, low_spins, none + 1, work.table, work.low)
+    _doubled(on_rows, off_rows, low_spins, own - low_spins, none + 1, work.table, work.high)
     lanes = work.folded.shape[1]
     copies = lanes // TILE
     high = work.high.reshape(-1)
@@ -242,7 +245,7 @@ def _tile(shared: Shared, work: Work, g: int, x: int, first: int, width: int) ->
             store(target, block * vectors + v, mul(load(low, v), base))
 
 
-@jit
+@inner
 def _multiply(tile: Any, width: int, A: Any, V: Any, C: Any, U: Any) -> None:
     """U += Wᵀ A and V += W C for TILE rows of W."""
     zero = sub(load(A, 0), load(A, 0))
@@ -270,7 +273,7 @@ def _multiply(tile: Any, width: int, A: Any, V: Any, C: Any, U: Any) -> None:
         store(V, 6, add(load(V, 6), v6)), store(V, 7, add(load(V, 7), v7))
 
 
-@jit
+@inner
 def _fold(a: Any, v: Any, weights: Any, out: Any) -> None:
     """out[q,k] = Σ_x a v over states whose bit k is set, and last Σ_x a v.
 
