@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from diabat.circuits.jit import inlined, inner, jit
 from diabat.circuits.lanes import COUPLING_ROW, FIELD_ROW, OUT_ROW, OUT_ROWS, OWN, SPINS
 from diabat.circuits.native_passes import forward_step, mixer_of
 from diabat.circuits.native_steps import (
     Tables,
-    inlined,
-    inner,
-    jit,
     make_phases,
     phase_rows,
     phase_tables,

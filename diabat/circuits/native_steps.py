@@ -17,40 +17,13 @@ anew for every block and step, which costs a tenth of the step.  `native_passes`
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import numba
-
+from diabat.circuits.jit import inner, jit
 from diabat.circuits.simd import address, constant, entry, fma, fnma, load, mul, nearest, skip, splat, store
 
 # Qubits whose field phases are applied together, in the first of the two passes that mix them.
 GROUP = 4
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def jit(function: F) -> F:
-    """Compile for calls from Python; the code is kept on disk."""
-    compiled: F = _njit(no_cfunc_wrapper=True)(function)
-    return compiled
-
-
-def inner(function: F) -> F:
-    """Compile for calls from compiled functions only, which needs no code around it that unpacks Python's objects."""
-    compiled: F = _njit(no_cfunc_wrapper=True, no_cpython_wrapper=True)(function)
-    return compiled
-
-
-def inlined(function: F) -> F:
-    """Write the function into its callers: for large functions of one caller each, which would be optimised twice."""
-    compiled: F = _njit(no_cfunc_wrapper=True, no_cpython_wrapper=True, inline="always")(function)
-    return compiled
-
-
-def _njit(**options: Any) -> Callable[..., Any]:
-    made: Callable[..., Any] = numba.njit(cache=True, nogil=True, error_model="numpy", **options)
-    return made
 
 
 class Tables(NamedTuple):
@@ -161,7 +134,7 @@ def field_phases(tables: Tables, fields: Any, b: Any, c: Any, n: int) -> None:
             double(zr, zi, 1 << (j - first), k, s)
 
 
-@jit
+@inner
 def lane_bits(lanes: int) -> int:
     """Bits of a lane number: 4 for 16 lanes, 3 for 8."""
     bits = 0
@@ -170,7 +143,7 @@ def lane_bits(lanes: int) -> int:
     return bits
 
 
-@jit
+@inner
 def turn_rows(n: int, lanes: int) -> int:
     """Rows of `shared_turns`."""
     high = max(0, n - lane_bits(lanes))

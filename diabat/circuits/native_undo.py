@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from diabat.circuits.jit import inner
 from diabat.circuits.native_passes import (
     CHUNK,
     STRIP,
@@ -21,7 +22,7 @@ from diabat.circuits.native_passes import (
     phase_four,
     store_four,
 )
-from diabat.circuits.native_steps import GROUP, Tables, inner, rotated
+from diabat.circuits.native_steps import GROUP, Tables, rotated
 from diabat.circuits.simd import add, constant, fma, fnma, load, mul, store, sub
 
 

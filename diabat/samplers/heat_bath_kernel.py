@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-import numba
 import numpy as np
+
+from diabat.circuits.jit import jit
 
 # Lanes whose local fields are accumulated at once, within the first-level cache.
 _WIDTH = 128
 
 
 # Thresholds may be infinite, NaN cannot occur; reassociation lets four couplings be added per pass.
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nnan", "nsz"})  # type: ignore[untyped-decorator]  # no stubs
+@partial(jit, fastmath={"reassoc", "contract", "nnan", "nsz"})
 def pair_sweep(spins: Any, couplings: Any, thresholds: Any) -> None:
     """Set s[g,j,r] = +1 where Σ_k J[g,j,k] s[g,k,r] > t[g,j,r], else -1, for j = 0, 1, ... in turn.
 
@@ -43,7 +45,7 @@ def pair_sweep(spins: Any, couplings: Any, thresholds: Any) -> None:
                     s_j[r] = 1.0 if local[r] > t[r] else -1.0
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nnan", "nsz"})  # type: ignore[untyped-decorator]  # no stubs
+@partial(jit, fastmath={"reassoc", "contract", "nnan", "nsz"})
 def triple_sweep(spins: Any, couplings: Any, three_body: Any, thresholds: Any) -> None:
     """As :func:`pair_sweep`, with the local field Σ_k s_k (J[g,j,k] + Σ_{l>k} K[g,j,k,l] s_l)."""
     groups, n, lanes = spins.shape

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from diabat.circuits.native_steps import jit
+from diabat.circuits.jit import inner, jit
 from diabat.circuits.simd import add, load, store, sub
 from diabat.samplers.banded.steps import (
     back,
@@ -79,7 +79,7 @@ class Work(NamedTuple):
     ends: Any
 
 
-@jit
+@inner
 def load_block(block: Any, problems: Any, work: Any) -> int:
     """Copy field weights and lengths into the lanes; returns the longest length."""
     n, fewest = 0, problems.up.shape[1]
@@ -101,20 +101,20 @@ def load_block(block: Any, problems: Any, work: Any) -> int:
     return n
 
 
-@jit
+@inner
 def half_size(t: int, states: int) -> int:
     """2^min(t, w-1) for 2^w states: half the windows that step t sees."""
     half = states // 2
     return 1 << t if t < 62 and 1 << t < half else half
 
 
-@jit
+@inner
 def shared_row(problems_own: bool, tables: Any, block: Any, t: int) -> Any:
     """Couplings and step of the shared e of step t; the dummy's if lanes have their own."""
     return (0, 0) if problems_own else (tables[block[0]], t)
 
 
-@jit
+@inner
 def fill_own_edges(block: Any, problems: Any, work: Any, t: int, half: int) -> None:
     """Fill e(x) of every lane."""
     width = problems.factors.shape[2]
@@ -130,7 +130,7 @@ def fill_own_edges(block: Any, problems: Any, work: Any, t: int, half: int) -> N
     own_edges(work.edges, base, factors, bits)
 
 
-@jit
+@inner
 def rescale(reference: Any, up: Any, down: Any, product: Any, logs: Any) -> None:
     """Divide the weights of a step by β_{t+1}(0), lane by lane."""
     one = up.dtype.type(1.0)
@@ -148,7 +148,7 @@ def rescale(reference: Any, up: Any, down: Any, product: Any, logs: Any) -> None
             product[q] = 1.0
 
 
-@jit
+@inner
 def begin(beta: Any, ends: Any, rows: Any, t: int, size: int) -> None:
     """Set β_t = 1 in the lanes whose problem has t spins; it is 0 there so far."""
     last = rows.shape[0] - 1
@@ -159,14 +159,14 @@ def begin(beta: Any, ends: Any, rows: Any, t: int, size: int) -> None:
         store(beta, x, add(load(beta, x), one))
 
 
-@jit
+@inner
 def copy_rows(target: Any, source: Any, size: int) -> None:
     """Copy the first rows."""
     for x in range(size):
         store(target, x, load(source, x))
 
 
-@jit
+@inner
 def fill(k: int, first: bool, n: int, block: Any, problems: Any, work: Any) -> None:
     """β_{t+1} of segment k; on the ``first`` sweep weights are scaled, and β at the segment's start is kept."""
     segment, states = work.beta.shape[0], work.beta.shape[1]
@@ -199,7 +199,7 @@ def fill(k: int, first: bool, n: int, block: Any, problems: Any, work: Any) -> N
             begin(new, work.ends, work.rows, t, 2 * half)
 
 
-@jit
+@inner
 def sweep_back(n: int, block: Any, problems: Any, work: Any) -> int:
     """All β and log Z; leaves segment 0 in place and α of the empty window in ``alpha``; returns the segments."""
     segment, states = work.beta.shape[0], work.beta.shape[1]
@@ -221,7 +221,7 @@ def sweep_back(n: int, block: Any, problems: Any, work: Any) -> int:
     return segments
 
 
-@jit
+@inner
 def open_window(alpha: Any, t: int, half: int, states: int) -> None:
     """While windows grow, α_t of an oldest spin that is not there is zero at bit 1."""
     if 1 << min(t, 62) < states:
@@ -328,7 +328,7 @@ def run_gradient(
                 _unload(block, first_block + b, problems, work, t, bits, of_fields, of_couplings)
 
 
-@jit
+@inner
 def _response(block: Any, problems: Any, work: Any, t: int, at: int, half: int, now: int) -> int:
     """One step of α and α̇; sums of the response per window bit into ``rows``; returns the number of bits."""
     if problems.own:
@@ -355,7 +355,7 @@ def _response(block: Any, problems: Any, work: Any, t: int, at: int, half: int, 
     return bits
 
 
-@jit
+@inner
 def _unload(
     block: Any, b: int, problems: Any, work: Any, t: int, bits: int, of_fields: Any, of_couplings: Any
 ) -> None:

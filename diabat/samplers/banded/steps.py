@@ -16,17 +16,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from diabat.circuits.native_steps import jit
+from diabat.circuits.jit import inner
 from diabat.circuits.simd import add, constant, fma, load, mul, store, sub
 
 
-@jit
+@inner
 def edge(like: Any, shared: Any, own: bool, rows: Any, x: int) -> Any:
     """e(x): the same in all lanes, or each lane's own."""
     return load(rows, x) if own else constant(like, shared[x])
 
 
-@jit
+@inner
 def own_edges(rows: Any, base: Any, factors: Any, bits: int) -> None:
     """Fill rows x < 2^bits with e(x) by doubling: base is e(0), row d of ``factors`` is exp(2 J_{t,t-1-d})."""
     store(rows, 0, load(base, 0))
@@ -36,7 +36,7 @@ def own_edges(rows: Any, base: Any, factors: Any, bits: int) -> None:
             store(rows, size + x, mul(load(rows, x), factor))
 
 
-@jit
+@inner
 def back(new: Any, old: Any, shared: Any, own: bool, rows: Any, up: Any, down: Any, half: int) -> None:
     """β_t from β_{t+1}; ``up`` and ``down`` are f_+ and f_-."""
     end = 2 * half - 1
@@ -48,7 +48,7 @@ def back(new: Any, old: Any, shared: Any, own: bool, rows: Any, up: Any, down: A
         store(new, half + x, fma(e, b1, mul(f, b0)))
 
 
-@jit
+@inner
 def back_tangent(
     new: Any,
     old: Any,
@@ -80,7 +80,7 @@ def back_tangent(
         store(new_dot, half + x, fma(e, c1, mul(f, c0)))
 
 
-@jit
+@inner
 def forward(
     new: Any, old: Any, later: Any, shared: Any, own: bool, rows: Any, up: Any, down: Any, half: int
 ) -> Any:
@@ -102,7 +102,7 @@ def forward(
     return high, low
 
 
-@jit
+@inner
 def forward_tangent(
     new: Any,
     old: Any,
@@ -149,7 +149,7 @@ def forward_tangent(
     return oldest
 
 
-@jit
+@inner
 def fold(values: Any, out: Any, bits: int) -> None:
     """Σ_x v(x) over x whose bit d is set into row d of ``out``, d < bits, and Σ_x v(x) into row ``bits``.
 

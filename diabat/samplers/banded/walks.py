@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from diabat.circuits.native_steps import jit
+from diabat.circuits.jit import inner, jit
 from diabat.circuits.simd import load, store, sub
 from diabat.samplers.banded.kernel import (
     fill_own_edges,
@@ -59,7 +59,7 @@ def run_pairs(blocks: Any, problems: Any, work: Any, pairs: Any) -> None:
         _normalise(block, work, pairs)
 
 
-@jit
+@inner
 def _advance(block: Any, problems: Any, work: Any, old: Any, new: Any, t: int, half: int, states: int) -> Any:
     if problems.own:
         fill_own_edges(block, problems, work, t, half)
@@ -69,7 +69,7 @@ def _advance(block: Any, problems: Any, work: Any, old: Any, new: Any, t: int, h
     return forward(new, old, work.beta[t], shared, problems.own, work.edges, up, down, half)
 
 
-@jit
+@inner
 def _normalise(block: Any, work: Any, pairs: Any) -> None:
     """Divide <s_j s_k> by the total of step k, which is 1 up to rounding, and mirror it."""
     for q in range(len(block)):
@@ -81,7 +81,7 @@ def _normalise(block: Any, work: Any, pairs: Any) -> None:
             pairs[block[q], k, k] = 1.0
 
 
-@jit
+@inner
 def _mixed(value: Any) -> Any:
     """Finaliser of SplitMix64."""
     value = (value ^ (value >> np.uint64(30))) * _FIRST
@@ -128,7 +128,7 @@ def run_reads(blocks: Any, problems: Any, work: Any, keys: Any, spins: Any) -> N
                     window = later + (1 if plus else 0)
 
 
-@jit
+@inner
 def _edge_of(problems: Any, row: int, t: int, window: int) -> float:
     """e(window) of one problem."""
     k = problems.tables[row]

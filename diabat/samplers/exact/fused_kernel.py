@@ -12,12 +12,12 @@ the sign of its coefficient, else exp(-2|coefficient|): products of two small ta
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
-from diabat.circuits.native_steps import inlined, inner, jit
+from diabat.circuits.jit import inlined, inner, jit
 from diabat.circuits.simd import add, address, entry, fma, load, mul, skip, splat, store, sub
 
 TILE = 8
@@ -129,7 +129,7 @@ def _factors(shared: Shared, queries: Queries, work: Work, g: int, start: int, i
 
 
 # No NaN matters here (it fails the comparison that follows), which lets the maximum vectorise.
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"nnan", "nsz"})  # type: ignore[untyped-decorator]  # no stubs
+@partial(inner, fastmath={"nnan", "nsz"})
 def _largest(values: Any, out: Any) -> None:
     """Largest entry of each of the first lanes."""
     best = np.zeros(values.shape[1], values.dtype)

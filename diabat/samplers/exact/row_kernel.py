@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-import numba
 import numpy as np
+
+from diabat.circuits.jit import jit
 
 
 # No NaN can occur here (inputs are finite), which lets the maximum vectorise.
-@numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"nnan", "nsz"})  # type: ignore[untyped-decorator]  # no stubs
+@partial(jit, fastmath={"nnan", "nsz"})
 def product_weights(decay: Any, up: Any, right: Any, out: Any, row_max: Any) -> None:
     """Fill out[g,x,y] = right[g,y] · Π_k w_k, w_k = 1 where spin k of y has the sign of c[g,x,k], else decay[g,x,k].
 

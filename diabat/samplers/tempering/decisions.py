@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from diabat.circuits.native_steps import jit
+from diabat.circuits.jit import inner
 from diabat.circuits.simd import add, constant, fma, mul, nearest, sub
 from diabat.samplers.tempering.lanes import (
     divide,
@@ -19,7 +19,7 @@ from diabat.samplers.tempering.lanes import (
 )
 
 
-@jit
+@inner
 def power_of_two(x: Any) -> Any:
     """2^x to a relative 1e-7, x clipped to ±126; Cephes' polynomial on [-1/2, 1/2]."""
     low, high = constant(x, -126.0), constant(x, 126.0)
@@ -39,7 +39,7 @@ def power_of_two(x: Any) -> Any:
     return times_power_of_two(p, whole)
 
 
-@jit
+@inner
 def heat_bath(field: Any, scale: Any, words: Any) -> Any:
     """New spins, and their P(s = +1 | rest); ``scale`` is -2β log2 e.
 
@@ -54,7 +54,7 @@ def heat_bath(field: Any, scale: Any, words: Any) -> Any:
     return new, divide(where_signed(ends, ratio, one), add(one, ratio))
 
 
-@jit
+@inner
 def metropolis(field: Any, scale: Any, words: Any, old: Any) -> Any:
     """As `heat_bath`, with a flip of the old spin accepted at min(1, exp(-2 β s f))."""
     signs = float_sign(old)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from diabat.circuits.native_steps import jit
+from diabat.circuits.jit import inner, jit
 from diabat.circuits.simd import constant, load, store
 from diabat.samplers.tempering.layout import (
     STRIP,
@@ -48,7 +48,7 @@ def random_word(index: int, c1: int, c2: int, c3: int, key: Any, purpose: int) -
     return (float(word) + 0.5) / 4294967296.0
 
 
-@jit
+@inner
 def swap_neighbours(
     exponents: Any, slots: Any, betas: Any, rejections: Any, sweep: int, chain: int, query: int, key: Any
 ) -> None:
@@ -75,14 +75,14 @@ def swap_neighbours(
             slots[i], slots[i + 1] = above, below
 
 
-@jit
+@inner
 def clear(rows: Any) -> None:
     """Set four rows to zero."""
     for v in range(4):
         store(rows, v, constant(load(rows, v), 0.0))
 
 
-@jit
+@inner
 def collect(exponents: Any, strip: Strip, i: int, anew: bool) -> None:
     """Add the gains of strip i to its exponents, or take them for the exponents."""
     for lane in range(STRIP):
@@ -91,7 +91,7 @@ def collect(exponents: Any, strip: Strip, i: int, anew: bool) -> None:
         exponents[at] = gain if anew else exponents[at] + gain
 
 
-@jit
+@inner
 def run_block(
     group: int,
     first: int,

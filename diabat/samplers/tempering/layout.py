@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diabat.circuits.native_steps import jit
+from diabat.circuits.jit import inner, jit
 
 STRIP = 64
 _LOG2E = 1.4426950408889634
@@ -121,7 +121,7 @@ def word_rows(n: int) -> int:
     return 16 * ((n + 3) // 4) + 8
 
 
-@jit
+@inner
 def strip_of(numbers: Any, words: Any, i: int, n: int) -> Strip:
     """Strip i out of the scratch of a block."""
     x = numbers[i * scratch_rows(n) : (i + 1) * scratch_rows(n)]
@@ -135,7 +135,7 @@ def strip_of(numbers: Any, words: Any, i: int, n: int) -> Strip:
     )  # fmt: skip
 
 
-@jit
+@inner
 def load_strip(
     strip: Strip, first_lane: int, first: int, count: int, problems: Problems, chains: Chains
 ) -> None:
@@ -158,7 +158,7 @@ def load_strip(
             strip.sums[4 * j + v, column] = 0.0
 
 
-@jit
+@inner
 def set_rungs(numbers: Any, slots: Any, first: int, count: int, chains: Chains) -> None:
     """Give every lane the inverse temperature of its rung."""
     replicas, n = chains.spins.shape[1], chains.spins.shape[2]
@@ -172,7 +172,7 @@ def set_rungs(numbers: Any, slots: Any, first: int, count: int, chains: Chains) 
             numbers[base + 4, column] = 1.0 if i == replicas - 1 else 0.0
 
 
-@jit
+@inner
 def store_reads(numbers: Any, slots: Any, first: int, count: int, reads: Any, n: int) -> None:
     """Spins on the last rung of every chain."""
     replicas = slots.shape[1]
@@ -183,7 +183,7 @@ def store_reads(numbers: Any, slots: Any, first: int, count: int, reads: Any, n:
             reads[first + c, j] = np.int8(numbers[base + 4 * j, lane % 16])
 
 
-@jit
+@inner
 def store_chains(
     numbers: Any, slots: Any, first: int, count: int, chains: Chains, average: bool, results: Results
 ) -> None:

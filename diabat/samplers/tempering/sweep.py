@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from diabat.circuits.native_steps import jit
+from diabat.circuits.jit import inner, jit
 from diabat.circuits.simd import constant, fma, load, splat, store, sub
 from diabat.samplers.tempering.decisions import heat_bath, metropolis
 from diabat.samplers.tempering.lanes import flip_sign, load_words, philox, sign_of, store_words
@@ -22,7 +22,7 @@ from diabat.samplers.tempering.layout import Strip
 _START = 1 << 28
 
 
-@jit
+@inner
 def pair_fields(j: int, fields: Any, couplings: Any, spins: Any) -> Any:
     """Local fields of spin j in the four vectors of a strip."""
     a, b, c, d = (
@@ -41,7 +41,7 @@ def pair_fields(j: int, fields: Any, couplings: Any, spins: Any) -> Any:
     return a, b, c, d
 
 
-@jit
+@inner
 def triple_fields(j: int, fields: Any, couplings: Any, three_body: Any, spins: Any) -> Any:
     """As `pair_fields` with K: Σ_k s_k (J_jk + Σ_{l>k} K_jkl s_l)."""
     a, b, c, d = (
@@ -78,7 +78,7 @@ def draw_words(words: Any, row: int, index: int, sweep: int, lanes: Any, queries
         store_words(words, row + 12 + v, w[3])
 
 
-@jit
+@inner
 def update(
     row: int,
     v: int,
@@ -104,7 +104,7 @@ def update(
         store(strip.gains, v, fma(field, sub(new, old), load(strip.gains, v)))
 
 
-@jit
+@inner
 def sweep_strip(
     strip: Strip,
     couplings: Any,
@@ -138,7 +138,7 @@ def sweep_strip(
         update(row + 3, 3, d, load_words(words, at + 3), strip, use_metropolis, average, tempered)
 
 
-@jit
+@inner
 def start_strip(strip: Strip, n: int, key: Any) -> None:
     """Random spins."""
     one = constant(load(strip.scale, 0), 1.0)
@@ -149,7 +149,7 @@ def start_strip(strip: Strip, n: int, key: Any) -> None:
             store(strip.spins, 4 * j + v, flip_sign(one, sign_of(load_words(strip.words, 4 * (j % 4) + v))))
 
 
-@jit
+@inner
 def strip_exponents(strip: Strip, couplings: Any, three_body: Any) -> None:
     """Σ_j s_j (h_j + Σ_{k<j} s_k (J_jk + Σ_{l<k} K_jkl s_l)) of every lane, into ``gains``."""
     n = couplings.shape[0]

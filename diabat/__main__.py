@@ -1,0 +1,6 @@
+"""``python -m diabat``."""
+
+from diabat.cli.app import main
+
+if __name__ == "__main__":
+    main()

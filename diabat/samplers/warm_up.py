@@ -1,0 +1,116 @@
+"""Compiling every kernel ahead: each group asks its backend for all that it has compiled code for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from diabat.ising import Ising
+from diabat.samplers.registry import sampler
+
+
+class Warmed(NamedTuple):
+    """What became of one group.
+
+    Attributes:
+        group: Its name.
+        functions: Functions that were compiled; 0 if all were on disk.
+        seconds: Wall time.
+    """
+
+    group: str
+    functions: int
+    seconds: float
+
+
+def warm_up() -> Iterator[Warmed]:
+    """Compile what is not on disk yet, group by group; yields each group when it is ready."""
+    from diabat.circuits.jit import compiled_functions, unannounced
+
+    for group, ask in GROUPS.items():
+        before, start = compiled_functions(), time.perf_counter()
+        with unannounced():
+            ask()
+        yield Warmed(group, compiled_functions() - before, time.perf_counter() - start)
+
+
+def _problem(
+    n: int, problems: int, dtype: torch.dtype, *, own: bool = False, three_body: bool = False, reach: int = 26
+) -> Ising:
+    """Some problem; couplings reach ``reach`` spins, and are each problem's own or shared."""
+    distance = (torch.arange(n)[:, None] - torch.arange(n)).abs()
+    J = 0.1 * ((distance > 0) & (distance <= reach)).to(dtype)
+    if own:
+        J = J * torch.linspace(0.5, 1.0, problems, dtype=dtype)[:, None, None]
+    K = None
+    if three_body:
+        K = torch.zeros(n, n, n, dtype=dtype)
+        for j, k, m in ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)):
+            K[j, k, m] = 0.1
+    return Ising(torch.linspace(-1, 1, problems * n, dtype=dtype).reshape(problems, n), J, three_body=K)
+
+
+def _differentiate(backend: str, ising: Ising) -> None:
+    h = ising.fields.clone().requires_grad_()
+    J = ising.couplings
+    leaf: Tensor | None = None if J is None else J.clone().requires_grad_()
+    sampler(backend).moments(Ising(h, leaf)).probability.sum().backward()
+
+
+def _exact() -> None:
+    for dtype in (torch.float32, torch.float64):
+        # Enough states that compiled code is worth its call: for many queries, and for one.
+        for ising in (_problem(12, 32, dtype), _problem(18, 1, dtype)):
+            _differentiate("exact", ising)
+            sampler("exact").sample(ising, 2, seed=0)
+
+
+def _banded() -> None:
+    for dtype, own in product((torch.float32, torch.float64), (False, True)):
+        ising = _problem(8, 4, dtype, own=own, reach=2)
+        _differentiate("banded", ising)
+        sampler("banded").moments(ising, correlations=True)
+        sampler("banded").sample(ising, 2, seed=0)
+
+
+def _dqa(precision: str, *, gradient: bool) -> None:
+    backend = sampler("dqa", schedule="boltzmann-4", precision=precision)
+    ising = _problem(4, 4, torch.float32)
+    if gradient:
+        backend.adjoint(ising, torch.ones_like(ising.fields), seed=0)
+    else:
+        backend.sample(ising, 2, seed=0)
+
+
+def _tempering() -> None:
+    for three_body in (False, True):
+        ising = _problem(4, 2, torch.float32, three_body=three_body)
+        backend = sampler("tempering", burn_in=2, sweeps=2, num_chains=2)
+        backend.moments(ising, correlations=True, seed=0)
+        backend.sample(ising, 2, seed=0)
+
+
+def _refine() -> None:
+    for three_body in (False, True):
+        sampler("refine", sampler="exact").sample(
+            _problem(4, 2, torch.float64, three_body=three_body), 2, seed=0
+        )
+
+
+GROUPS: dict[str, Callable[[], None]] = {
+    "exact": _exact,
+    "dqa, single precision": partial(_dqa, "single", gradient=False),
+    "dqa, double precision": partial(_dqa, "double", gradient=False),
+    "refine": _refine,
+    "dqa, adjoint, single precision": partial(_dqa, "single", gradient=True),
+    "dqa, adjoint, double precision": partial(_dqa, "double", gradient=True),
+    "tempering": _tempering,
+    "banded": _banded,
+}
+"""What has compiled code, by name; what `make demo` uses comes first."""
