@@ -12,6 +12,7 @@ import typer
 from diabat.cli.arguments import JsonOption, TrustOption
 from diabat.cli.failures import importing, naming
 from diabat.cli.output import print_json
+from diabat.cli.sample_quality import compared, other_moments
 from diabat.cli.sample_report import report_moments, report_samples
 
 if TYPE_CHECKING:
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from diabat.samplers.base import Sampler
 
 ProblemArgument = Annotated[
-    Path, typer.Argument(metavar="PROBLEM", help="dimod JSON, dimod's binary file, COO text, or YAML.")
+    Path,
+    typer.Argument(
+        metavar="PROBLEM", help="dimod JSON, dimod's binary file, COO text, or YAML; - reads standard input."
+    ),
 ]
 OverridesArgument = Annotated[
     list[str] | None,
@@ -50,7 +54,14 @@ SeedOption = Annotated[
 BetaOption = Annotated[float | None, typer.Option(help="Inverse temperature folded into the problem.")]
 KindOption = Annotated[bool, typer.Option("--moments/--samples", help="Marginals, or the reads themselves.")]
 PairsOption = Annotated[bool, typer.Option("--correlations", help="Also report pair correlations.")]
-
+CompareOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="BACKEND",
+        help="Put the marginals of this backend beside the answer, e.g. exact.",
+        show_default=False,
+    ),
+]
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Say what 'dimod' would submit; submit nothing.")]
 
 
@@ -65,30 +76,39 @@ def sample_problem(
     beta: BetaOption = None,
     moments: KindOption = True,
     correlations: PairsOption = False,
+    compare: CompareOption = None,
     dry_run: DryOption = False,
     trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Sample one Ising problem.
+    """Sample one Ising problem, and say what law the answer follows and how good it is.
 
     dimod problems are energies to be minimised, P ~ exp(-beta E).  In the YAML format positive fields favour
     +1 and positive couplings favour agreement.
     """
     with importing():
+        from diabat.config.errors import ConfigError
         from diabat.problem_files import read_problem
 
     changes = [*(f"sampler.{text}" for text in options or ()), *(overrides or ())]
     backend = _build(sampler, config, changes, trust)
     with naming({"beta": "--beta"}):
         loaded = read_problem(problem, beta=beta)
+    if compare is not None and (dry_run or not moments):
+        raise ConfigError(
+            f"--compare: expected marginals to compare, got {'--dry-run' if dry_run else '--samples'}."
+        )
+    ising = loaded.ising
     if dry_run:
-        _report_dry_run(backend, loaded.ising, num_reads or backend.num_reads, seed, as_json)
+        _report_dry_run(backend, ising, num_reads or backend.num_reads, seed, as_json)
     elif not moments:
-        samples = backend.sample(loaded.ising, num_reads or type(backend).num_reads, seed=seed)
-        report_samples(loaded, samples, as_json)
+        samples = backend.sample(ising, num_reads or type(backend).num_reads, seed=seed)
+        report_samples(loaded, backend, samples, as_json)
     else:
-        found = backend.moments(loaded.ising, correlations=correlations, num_reads=num_reads, seed=seed)
-        report_moments(loaded, found, as_json)
+        other = None if compare is None else other_moments(compare, ising, seed)  # first: it may refuse
+        found = backend.moments(ising, correlations=correlations, num_reads=num_reads, seed=seed)
+        beside = None if other is None else compared(found, *other)
+        report_moments(loaded, backend, found, beside, as_json)
 
 
 def _report_dry_run(backend: Sampler, ising: Ising, num_reads: int, seed: int | None, as_json: bool) -> None:

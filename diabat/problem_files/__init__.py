@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,7 @@ def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
     """Read a problem, telling the format by its content.
 
     Args:
-        path: The file.
+        path: The file; ``-`` for standard input.
         beta: Inverse temperature folded into the problem.  None takes the one of a YAML file, or 1.
 
     Returns:
@@ -51,8 +52,10 @@ def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
     """
     if beta is not None and not (math.isfinite(beta) and beta > 0):
         raise ProblemFileError(f"beta: expected a finite number > 0, got {beta}.")
-    path = Path(path)
-    data = _read_bytes(path)
+    piped = str(path) == "-"
+    data, path = (
+        (sys.stdin.buffer.read(), Path("standard input")) if piped else (_read_bytes(Path(path)), path)
+    )
     try:
         return _parse(data, str(path), beta)
     except UnicodeDecodeError as error:

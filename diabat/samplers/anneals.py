@@ -20,9 +20,11 @@ from diabat.circuits import (
     load_plan,
     plan_betas,
     predicted_beta,
+    second_order_response,
     trotter_plan,
 )
 from diabat.circuits import schedule as built_in_schedule
+from diabat.samplers.diagnostics import Watched
 
 DEFAULT_TIME_NS = 5.0
 _WIDE = "boltzmann-16-wide"
@@ -127,6 +129,46 @@ def beyond(anneal: Anneal, allowed: PlanRange, share: float) -> str:
         "plan learned on such problems (diabat anneal learn), or 'exact', or bound the fields. "
         "info['outside_range'] has this share at every call."
     )
+
+
+WATCHED = (
+    Watched(
+        "outside_range",
+        "share of spins outside the range",
+        most=0.0,
+        advice=f"try schedule='{_WIDE}', or 'exact'",
+    ),
+    Watched("beta_h", "predicted beta of the fields as programmed"),
+    Watched("beta_J", "predicted beta of couplings as programmed"),
+    Watched(
+        "effective_beta",
+        "predicted beta of what comes out",
+        least=0.7,
+        most=1.4,
+        advice="give calibration='predicted', or betas",
+    ),
+)
+"""Facts of ``info`` that tell how good an anneal is."""
+
+
+def known_error(anneal: Anneal) -> str:
+    """How an anneal differs from the Boltzmann law: its response at second order, and the range of a learned plan."""
+    try:
+        response = second_order_response(anneal.plan)
+    except ValueError:
+        return "unknown: fields or couplings do not come out at all"
+    said = (
+        f"second-order response {response.c_hJ:.2f} (a field through a coupling) and {response.c_JJ:.2f} (two "
+        "couplings) of that of the Boltzmann law, at any strength"
+    )
+    if not anneal.learned:
+        said += "; mean |error| of P about .018, .053, .085 at g = 0.3, 0.6, 1"
+    elif anneal.trained is not None:
+        said += (
+            f"; trained for |h| up to {anneal.trained.max_field:g} and rows of J of norm up to "
+            f"{anneal.trained.max_row_norm:g}, wrong beyond"
+        )
+    return f"{said} (docs/dqa.md)"
 
 
 def find_schedule(value: Any, protocol: Protocol | None = None) -> AnnealingSchedule | TrotterPlan:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from diabat.circuits.memory import require_memory
 from diabat.ising import Ising
 from diabat.samplers.derivatives import Solver, analytic_moments, without_autocast
+from diabat.samplers.diagnostics import Watched
 from diabat.samplers.options import WithOptions
 
 Law = Literal["boltzmann", "mean-field", "diabatic"]
@@ -233,6 +234,16 @@ class Sampler(WithOptions, ABC):
     @abstractmethod
     def capabilities(self) -> Capabilities:
         """What this backend, as configured, can do."""
+
+    @property
+    def watched(self) -> tuple[Watched, ...]:
+        """Facts of ``info`` that tell how good an answer is, with their limits; see `diabat.samplers.diagnostics`."""
+        return ()
+
+    @property
+    def expected_error(self) -> str | None:
+        """What is known of the distance from the Boltzmann law, besides the noise of reads; None if nothing is."""
+        return None
 
     @final
     def sample(self, ising: Ising, num_reads: int, *, seed: int | None = None) -> Samples:

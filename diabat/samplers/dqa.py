@@ -24,7 +24,7 @@ from diabat.circuits.calibration import plan_betas
 from diabat.circuits.memory import require_memory
 from diabat.circuits.plan_range import SATURATED
 from diabat.ising import Ising
-from diabat.samplers.anneals import Grid, Order, Protocol, beyond, resolve_anneal
+from diabat.samplers.anneals import WATCHED, Grid, Order, Protocol, beyond, known_error, resolve_anneal
 from diabat.samplers.base import (
     AdjointGradient,
     Capabilities,
@@ -43,6 +43,7 @@ from diabat.samplers.calibrated import (
     reference_problems,
 )
 from diabat.samplers.checks import check_choice
+from diabat.samplers.diagnostics import Watched
 from diabat.samplers.dqa_circuits import AnnealCircuits
 from diabat.samplers.engines import Precision, build_engine
 from diabat.samplers.programming import ControlNoise, Placed, program, scatter_moments
@@ -160,6 +161,16 @@ class DQASampler(AnnealCircuits):
             log_partition=False,
             gradients=("adjoint",) if self.parameters else gradients,
         )
+
+    @property
+    def watched(self) -> tuple[Watched, ...]:
+        """The range of the plan, and the inverse temperatures that are predicted."""
+        return WATCHED
+
+    @property
+    def expected_error(self) -> str:
+        """The response at second order, and the range of a learned plan."""
+        return "unknown: the angles are trained" if self.parameters else known_error(self.anneal)
 
     @property
     def plan(self) -> TrotterPlan:

@@ -13,6 +13,7 @@ import torch
 from diabat.circuits import Betas
 from diabat.ising import Ising
 from diabat.samplers.base import Capabilities, Sampler, Samples, check_num_reads, require_room
+from diabat.samplers.diagnostics import Watched
 from diabat.samplers.dimod.budget import Budget, access_time
 from diabat.samplers.dimod.cache import AnswerCache, check_plain
 from diabat.samplers.dimod.dry_run import DryRun, dry_run
@@ -191,6 +192,31 @@ class DimodSampler(Sampler):
         estimated = self._beta != "estimate" or "_estimated" in self.__dict__
         works = self._works(ising.detach(), self.betas if estimated else Betas(1.0, 1.0), num_reads, seed)
         return dry_run(self._submitter, works, ising.num_problems)
+
+    @property
+    def watched(self) -> tuple[Watched, ...]:
+        """Chains and ancillas that do not hold, and temperatures that are not those asked for."""
+        return (
+            Watched(
+                "chain_break_fraction.mean",
+                "chain breaks, mean",
+                most=0.05,
+                advice="stronger chains (qpu.chain_strength), or shorter ones",
+            ),
+            Watched("chain_break_fraction.max", "chain breaks, most broken chain"),
+            Watched("ancilla_flips", "ancilla flips", most=0.05, advice="a stronger qpu.flux_bias"),
+            Watched(
+                "beta_fit.beta_h", "fitted beta of the fields", 0.7, 1.4, "declare or estimate beta anew"
+            ),
+            Watched("beta_fit.beta_J", "fitted beta of couplings", 0.7, 1.4, "declare or estimate beta anew"),
+        )
+
+    @property
+    def expected_error(self) -> str | None:
+        """Unknown: the law is what was declared."""
+        return f"unknown; the law is declared to be '{self._law}'" + (
+            ", at the inverse temperature given by beta" if self._law == "boltzmann" else ""
+        )
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         betas = self.betas

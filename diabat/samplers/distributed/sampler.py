@@ -13,6 +13,7 @@ from torch import Tensor
 from diabat.ising import Ising
 from diabat.samplers.base import AdjointGradient, Capabilities, Moments, Sampler, Samples
 from diabat.samplers.composite import build_base, refuse_memory
+from diabat.samplers.diagnostics import Watched
 from diabat.samplers.distributed.chunks import Box, Chunks
 from diabat.samplers.distributed.jobs import Answer, Job, make_job, pack, run, run_packed
 from diabat.samplers.distributed.workers import Workers
@@ -87,6 +88,16 @@ class DistributedSampler(Sampler):
         base = self.base.capabilities
         gradients = tuple(name for name in base.gradients if name != "exact")
         return replace(base, gradients=gradients or ("straight_through",))
+
+    @property
+    def watched(self) -> tuple[Watched, ...]:
+        """That of the base, over all jobs."""
+        return tuple(fact.below("base", self.base.name) for fact in self.base.watched)
+
+    @property
+    def expected_error(self) -> str | None:
+        """That of the base."""
+        return self.base.expected_error
 
     def adjoint(self, ising: Ising, cotangent: Tensor, *, seed: int) -> AdjointGradient:
         """The base's derivative, chunk by chunk; ∂L/∂J is summed over the chunks that share J."""

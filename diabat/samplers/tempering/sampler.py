@@ -16,6 +16,7 @@ from torch import Tensor
 from diabat.ising import Ising
 from diabat.samplers.base import Capabilities, Moments, Sampler, Samples, UnsupportedError, check_num_reads
 from diabat.samplers.checks import check_choice, check_flag
+from diabat.samplers.diagnostics import Watched
 from diabat.samplers.tempering.averages import averages, burn_in
 from diabat.samplers.tempering.batch import Batch, Kept, Part
 from diabat.samplers.tempering.ladder import even_ladder
@@ -132,6 +133,33 @@ class TemperingSampler(Sampler):
             log_partition=bool(self.ladder[0] == 0),
             gradients=("straight_through", "linear_response", "covariance"),
         )
+
+    @property
+    def watched(self) -> tuple[Watched, ...]:
+        """Whether the chains have mixed, with the limits of docs/tempering.md."""
+        return (
+            Watched(
+                "rhat_max",
+                "R-hat, largest",
+                most=1.3,
+                advice="chains are in different modes; more num_replicas, then more burn_in and sweeps",
+            ),
+            Watched("effective_sample_size", "effective samples", pick="min"),
+            Watched(
+                "autocorrelation_time",
+                "autocorrelation time in sweeps",
+                most=self.burn_in / 10,
+                advice="burn_in should be ten times that",
+            ),
+            Watched(
+                "swap_rates", "swap rate, smallest", least=0.2, advice="more num_replicas or a longer burn_in"
+            ),
+        )
+
+    @property
+    def expected_error(self) -> str:
+        """That of the average, once the chains have mixed."""
+        return "the standard error, as far as the diagnostics are good"
 
     @property
     def chains(self) -> Tensor | None:

@@ -1,0 +1,129 @@
+"""What ``diabat sample`` says of the quality of its answers."""
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_runs import run, run_json
+from typer.testing import CliRunner
+
+from diabat.cli import app
+
+PROBLEM = """
+fields: [0.5, -1.0, 0.3, 0.2, -0.1]
+couplings: [[0, 1, 0.8], [1, 2, -1.3], [2, 3, 1.1], [3, 4, 0.6], [0, 4, -0.9]]
+"""
+
+
+@pytest.fixture
+def problem(tmp_path: Path) -> str:
+    path = tmp_path / "problem.yaml"
+    path.write_text(PROBLEM)
+    return str(path)
+
+
+def test_an_exact_answer_is_called_exact(problem: str) -> None:
+    text = run("sample", problem).stdout
+    assert "Law: the Boltzmann law at beta = 1, exact to rounding.\n" in text
+    report = run_json("sample", problem)
+    assert (report["law"], report["exact"], report["diagnostics"]) == ("boltzmann", True, [])
+
+
+def test_reads_of_an_exact_backend_are_not(problem: str) -> None:
+    report = run_json("sample", problem, "--num-reads", "50", "--seed", "1")
+    assert (report["exact"], report["expected_error"]) == (False, "the noise of independent reads")
+    assert report["largest_standard_error"] == max(report["standard_error"])
+
+
+@pytest.mark.parametrize(
+    ("backend", "law"),
+    [("mean_field", "Law: the mean-field fixed point, not"), ("dqa", "Law: the anneal's own, not")],
+)
+def test_a_wrong_answer_is_neither_analytic_nor_boltzmann(problem: str, backend: str, law: str) -> None:
+    text = run("sample", problem, "--sampler", backend).stdout
+    assert law in text
+    assert "analytic" not in text
+    assert "exact to rounding" not in text
+    assert "Expected error: " in text
+
+
+def test_a_bad_diagnostic_is_marked(problem: str) -> None:
+    cut = ("--sampler", "mean_field", "sampler.max_iterations=2")
+    lines = run("sample", problem, *cut).stdout.splitlines()
+    (line,) = [line for line in lines if line.startswith("  converged: ")]
+    assert line == "  converged: no (good: yes)  BAD: a smaller damping, or more max_iterations"
+    facts = {fact["key"]: fact for fact in run_json("sample", problem, *cut)["diagnostics"]}
+    assert (facts["converged"]["ok"], facts["iterations"]["ok"]) == (False, None)
+    good = run("sample", problem, "--sampler", "mean_field").stdout
+    assert "converged: yes (good: yes)\n" in good
+    assert "BAD" not in good
+
+
+def test_reads_come_with_their_diagnostics(problem: str) -> None:
+    arguments = ("sample", problem, "--samples", "--num-reads", "8", "--sampler", "tempering")
+    assert "swap rate, smallest" in run(*arguments).stdout
+    assert [fact["key"] for fact in run_json(*arguments)["diagnostics"]] == ["swap_rates"]
+
+
+def test_compare_puts_another_backend_beside_the_answer(problem: str) -> None:
+    exact = run_json("sample", problem)["probability"]
+    arguments = ("sample", problem, "--sampler", "dqa", "--compare", "exact")
+    report = run_json(*arguments)
+    beside, errors = (
+        report["comparison"],
+        [abs(p - q) for p, q in zip(report["probability"], exact, strict=True)],
+    )
+    assert beside["probability"] == pytest.approx(exact)
+    assert [abs(d) for d in beside["difference"]] == pytest.approx(errors)
+    assert (beside["largest"], beside["mean"]) == (pytest.approx(max(errors)), pytest.approx(sum(errors) / 5))
+    assert (beside["backend"], beside["exact"]) == ("exact", True)
+    text = run(*arguments).stdout
+    assert "P(+1), exact" in text
+    assert f"largest {max(errors):.2g}" in text
+
+
+def test_invisible_spins_are_not_compared(tmp_path: Path) -> None:
+    path = tmp_path / "hidden.yaml"
+    path.write_text("fields: [0.5, 3.0, 0.2]\ncouplings: [[0, 2, 1.0]]\nvisible: [true, false, true]\n")
+    report = run_json("sample", str(path), "--sampler", "mean_field", "--compare", "exact")
+    differences = [abs(report["comparison"]["difference"][j]) for j in (0, 2)]
+    assert report["comparison"]["mean"] == pytest.approx(sum(differences) / 2)
+    assert run("sample", str(path), "--compare", "mean_field").exit_code == 0
+
+
+def test_a_difference_from_another_law_is_no_error(problem: str) -> None:
+    text = run("sample", problem, "--compare", "mean_field").stdout
+    assert "difference" in text
+    assert "whose law is the mean-field fixed point" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--compare", "exac"), "--compare: expected one of"),
+        (("--compare", "exact", "--samples"), "--compare: expected marginals to compare, got --samples."),
+        (("--compare", "exact", "--dry-run"), "--compare: expected marginals to compare, got --dry-run."),
+    ],
+)
+def test_compare_refuses_in_a_sentence(problem: str, arguments: tuple[str, ...], message: str) -> None:
+    result = run("sample", problem, *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_problem_too_large_for_the_other_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    path = tmp_path / "large.yaml"
+    path.write_text(f"fields: {[0.1] * 60}\n" + "couplings: [[0, 1, 0.5], [0, 59, 0.1]]\n")
+    result = run("sample", str(path), "--sampler", "mean_field", "--compare", "exact")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("Error: --compare exact: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_dash_reads_standard_input(problem: str) -> None:
+    piped = CliRunner().invoke(app, ["sample", "-", "--json"], input=PROBLEM)
+    assert piped.exit_code == 0, piped.stderr
+    assert json.loads(piped.stdout)["probability"] == run_json("sample", problem)["probability"]
+    empty = CliRunner().invoke(app, ["sample", "-"], input="")
+    assert (empty.exit_code, empty.stderr) == (1, "Error: 'standard input': the file is empty.\n")

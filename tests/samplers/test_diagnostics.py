@@ -1,0 +1,138 @@
+"""What is watched in an answer, and the limits between which it is good."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import diabat
+from diabat.ising import pack_couplings
+from diabat.samplers.diagnostics import LAWS, Diagnostic, Watched, diagnostics
+from diabat.samplers.registry import available_backends
+
+
+def one(fact: Watched, **info: Any) -> Diagnostic:
+    (found,) = diagnostics([fact], info)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("value", "shown", "ok"),
+    [
+        (0.3, 0.3, True),
+        (0.9, 0.9, False),
+        (torch.tensor([[0.5, 0.9], [0.7, 0.2]]), 0.9, False),
+        (np.array([0.5, 0.1]), 0.5, True),
+        ([0.5, [0.7]], 0.7, True),
+        ({"min": 0.1, "mean": 0.4, "max": 0.8}, 0.8, False),
+        (float("inf"), float("inf"), False),
+    ],
+)
+def test_the_worst_value_is_judged(value: Any, shown: float, ok: bool) -> None:
+    found = one(Watched("x", "X", most=0.7, advice="less"), x=value)
+    assert found.value == pytest.approx(shown)
+    assert (found.ok, found.expected) == (ok, "at most 0.7")
+
+
+def test_not_a_number_is_never_good() -> None:
+    found = one(Watched("x", "X", least=0.2), x=[0.5, math.nan])
+    assert math.isnan(found.value)
+    assert found.ok is False
+
+
+@pytest.mark.parametrize(("values", "worst", "ok"), [([0.8, 1.2], None, True), ([0.6, 1.3], 0.6, False)])
+def test_two_limits(values: list[float], worst: float | None, ok: bool) -> None:
+    found = one(Watched("x", "X", 0.7, 1.4), x=values)
+    assert found.ok is ok
+    assert worst is None or found.value == worst
+
+
+def test_without_limits_a_fact_is_shown_only() -> None:
+    assert one(Watched("x", "X", pick="min"), x=[3, 1, 2])[2:4] == (1, None)
+
+
+def test_what_is_not_there_is_left_out() -> None:
+    facts = [Watched("x", "X"), Watched("a.b", "B"), Watched("rates", "rates", least=0.2)]
+    assert diagnostics(facts, {"a": 1, "rates": torch.zeros(0), "y": 2}) == []
+
+
+def test_facts_of_a_base_stand_below_it() -> None:
+    fact = Watched("x", "X", most=1).below("base", "dqa")
+    assert one(fact, base={"x": 2}) == Diagnostic("base.x", "dqa: X", 2, False, "at most 1", "")
+
+
+def judged(name: str, ising: diabat.Ising, *, sample: bool = False, **options: Any) -> dict[str, Any]:
+    backend = diabat.sampler(name, **options)
+    answer: Any = backend.sample(ising, 20, seed=0) if sample else backend.moments(ising, seed=0)
+    return {fact.key: fact.ok for fact in diagnostics(backend.watched, answer.info)}
+
+
+@pytest.fixture
+def weak() -> diabat.Ising:
+    return diabat.Ising(0.2 * torch.randn(2, 6), pack_couplings(0.05 * torch.randn(15), 6))
+
+
+@pytest.fixture
+def cold() -> diabat.Ising:
+    """Two deep modes."""
+    return diabat.Ising(torch.zeros(1, 12), 3 * (torch.ones(12, 12) - torch.eye(12)))
+
+
+def test_a_weak_problem_is_good_everywhere(weak: diabat.Ising) -> None:
+    assert judged("mean_field", weak) == {"converged": True, "iterations": None, "residual": True}
+    tempering = judged("tempering", weak)
+    assert tempering.pop("effective_sample_size") is None
+    assert tempering == {"rhat_max": True, "autocorrelation_time": True, "swap_rates": True}
+    dqa = judged("dqa", weak, schedule="boltzmann-8")
+    assert dqa == {"outside_range": True, "beta_h": None, "beta_J": None, "effective_beta": True}
+    assert judged("distributed", weak, options={"schedule": "boltzmann-8"}, workers=0, chunk=1) == {
+        f"base.{key}": ok for key, ok in dqa.items()
+    }
+    assert judged("exact", weak) == judged("banded", weak) == {}
+
+
+def test_chains_in_different_modes_are_bad(cold: diabat.Ising) -> None:
+    assert judged("tempering", cold, num_replicas=1)["rhat_max"] is False
+    assert judged("tempering", cold, num_replicas=2)["swap_rates"] is False
+    assert judged("tempering", cold, num_replicas=2, sample=True) == {"swap_rates": False}
+
+
+def test_an_iteration_that_was_cut_off_is_bad(cold: diabat.Ising) -> None:
+    found = judged("mean_field", diabat.Ising(cold.fields + 0.1, cold.couplings), max_iterations=2)
+    assert (found["converged"], found["residual"]) == (False, False)
+
+
+@pytest.mark.filterwarnings("ignore::diabat.circuits.OutOfRangeWarning")
+def test_an_anneal_beyond_its_range_or_at_another_temperature_is_bad(cold: diabat.Ising) -> None:
+    beyond = diabat.Ising(torch.full((1, 3), 8.0))
+    assert judged("dqa", beyond, schedule="boltzmann-8")["outside_range"] is False
+    assert judged("dqa", beyond, calibration="none")["effective_beta"] is False
+
+
+def test_broken_chains_are_bad() -> None:
+    backend = diabat.sampler("dimod")
+    (mean, largest) = diagnostics(backend.watched, {"chain_break_fraction": {"mean": 0.3, "max": 0.9}})
+    assert (mean.ok, largest.value, largest.ok) == (False, 0.9, None)
+
+
+@pytest.mark.parametrize("name", available_backends())
+def test_every_backend_names_its_law_and_only_exact_ones_no_error(name: str) -> None:
+    backend = diabat.sampler(name)
+    able = backend.capabilities
+    assert able.law in LAWS
+    assert (backend.expected_error is None) == able.exact
+
+
+def test_the_expected_error_of_an_anneal_is_its_own_response() -> None:
+    plain, learned = diabat.sampler("dqa"), diabat.sampler("dqa", schedule="boltzmann-8")
+    assert plain.expected_error
+    assert plain.expected_error.startswith("second-order response 0.42")
+    assert learned.expected_error
+    assert "response 0.96" in learned.expected_error
+    assert "trained for |h| up to 2.89" in learned.expected_error
+    trained = diabat.sampler("dqa", learn_schedule=True)
+    assert trained.expected_error == "unknown: the angles are trained"
