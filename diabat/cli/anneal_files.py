@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from diabat.cli.failures import naming
 from diabat.cli.figures import require_writable
 
 if TYPE_CHECKING:
@@ -14,13 +15,20 @@ if TYPE_CHECKING:
     from diabat.circuits.schedules import FloatArray
 
 
-def choose_plan(name: str) -> tuple[TrotterPlan, dict[str, Any]]:
-    """A shipped plan by name, or a plan from a file; and its metadata."""
+def choose_plan(name: str, option: str = "PLAN") -> tuple[TrotterPlan, dict[str, Any]]:
+    """A shipped plan by name, or a plan from a file; and its metadata.
+
+    Raises:
+        ConfigError: There is no plan of this name; the sentence begins with ``option``.
+        ValueError: The file is none of a plan.
+    """
     from diabat.circuits import available_plans, builtin_plan, load_plan
+    from diabat.config.errors import ConfigError
 
     if name not in available_plans() and (Path(name).suffix or os.sep in name or Path(name).exists()):
         return load_plan(name)
-    return builtin_plan(name)
+    with naming({"plan": option}, ConfigError):
+        return builtin_plan(name)
 
 
 def choose_problem(

@@ -56,7 +56,7 @@ def learn_and_save(request: Request, output: Path, *, progress: bool) -> tuple[T
 
 def _learn(request: Request, keeper: Keeper, progress: bool) -> tuple[TrotterPlan, float, list[Row]]:
     """The plan, its loss and its error table."""
-    start = None if request.start is None else choose_plan(request.start)[0]
+    start = None if request.start is None else choose_plan(request.start, "--from")[0]
     training, recorded = _instances(request)
     engine = NativeEngine()
     objective = Objective(training, engine, pair_weight=request.pair_weight, shared=request.shared)

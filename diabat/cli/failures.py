@@ -6,9 +6,11 @@ import os
 import signal
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import typer
 
@@ -27,11 +29,12 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def handled(*, debug: bool) -> Iterator[None]:
-    """Run a command; report what it raises in one sentence and exit with 1, 2 or 130.
+    """Run a command; report what it raises in one sentence and exit with 1, 2 or 130.  Warnings are sentences, too.
 
     Args:
         debug: Print the traceback before the sentence.
     """
+    shown, warnings.showwarning = warnings.showwarning, _say
     try:
         yield
     except (typer.Exit, typer.Abort, BrokenPipeError, _PARSER_ERROR):
@@ -44,6 +47,13 @@ def handled(*, debug: bool) -> Iterator[None]:
             traceback.print_exc()
         typer.echo(f"Error: {sentence(error)}", err=True)
         raise typer.Exit(_code(error)) from None
+    finally:
+        warnings.showwarning = shown
+
+
+def _say(message: Warning | str, *place: Any, **further: Any) -> None:
+    """Show a warning as a sentence, without the file and the line that gave it."""
+    typer.echo(f"Warning: {' '.join(str(message).split())}", err=True)
 
 
 @contextmanager

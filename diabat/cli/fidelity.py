@@ -7,11 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
-from diabat.cli.arguments import ConfigArgument, JsonOption, OverridesArgument, TrustOption
+from diabat.cli.arguments import JsonOption, OverridesArgument, TrustOption
 from diabat.cli.failures import importing
 from diabat.cli.figures import require_writable
 from diabat.cli.output import print_fitting
 
+DEFAULT = "fidelity"
+ConfigArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="[CONFIG]",
+        help="A YAML file, or the name of a shipped configuration; fidelity if left out.",
+        show_default=False,
+    ),
+]
 GradientsOption = Annotated[
     bool, typer.Option("--gradients", help="Compare the gradient estimators of the backends instead.")
 ]
@@ -23,7 +32,7 @@ ProgressOption = Annotated[bool, typer.Option("--progress/--no-progress", help="
 
 
 def compare_backends(
-    config: ConfigArgument,
+    config: ConfigArgument = DEFAULT,
     overrides: OverridesArgument = None,
     gradients: GradientsOption = False,
     figure: FigureOption = None,
@@ -43,7 +52,10 @@ def compare_backends(
 
     compare: Any = gradient_report if gradients else fidelity_report
     plot: Any = plot_gradients if gradients else plot_fidelity
-    resolved = load_config(config, overrides or (), trust=trust)
+    changes = list(overrides or ())
+    if "=" in config and not Path(config).exists():  # the first override, where the configuration is left out
+        config, changes = DEFAULT, [config, *changes]
+    resolved = load_config(config, changes, trust=trust)
     options = resolved.fidelity
     use_threads(resolved)
     if figure is not None:
@@ -65,5 +77,7 @@ def compare_backends(
         typer.echo(report.to_json())
     else:
         print_fitting(report.table)
+        if not gradients:
+            typer.echo(f"\n{report.summary()}")
         if figure is not None:
             typer.echo(f"Figure: {figure}")

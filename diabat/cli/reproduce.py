@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from diabat.cli.arguments import JsonOption, OverridesArgument
-from diabat.cli.failures import importing
+from diabat.cli.failures import Interrupted, importing
 from diabat.cli.output import print_json, print_table
+from diabat.cli.shipped import print_shipped
 
 if TYPE_CHECKING:
     from diabat.config.experiments import Outcome
@@ -50,20 +53,20 @@ def reproduce_experiment(
         )
 
     if name is None:
-        names = list(shipped_experiments())
-        print_json(names) if as_json else typer.echo("\n".join(names))
+        print_shipped("Experiments", shipped_experiments(), as_json)
         return
-    experiment = load_experiment(name)
-    outcomes = run_experiment(
-        experiment,
-        output / f"reproduce-{Path(name).stem}",
-        seeds=seeds,
-        rows=row,
-        overrides=overrides or (),
-        jobs=jobs,
-        progress=progress,
-        finished=None if as_json else _announce,
-    )
+    experiment, folder = load_experiment(name), output / f"reproduce-{Path(name).stem}"
+    with _in_words_of_reproduce(folder):
+        outcomes = run_experiment(
+            experiment,
+            folder,
+            seeds=seeds,
+            rows=row,
+            overrides=overrides or (),
+            jobs=jobs,
+            progress=progress,
+            finished=None if as_json else _announce,
+        )
     rows = table_rows(experiment, outcomes)
     if as_json:
         print_json({"experiment": experiment.model_dump(), "rows": rows, "runs": outcomes})
@@ -71,6 +74,23 @@ def reproduce_experiment(
         times = ("s/epoch", "CPU s/epoch")
         columns = (experiment.vary, "every seed", "mean", "σ", "published", "difference", *times)
         print_table(experiment.title, columns, (_cells(row) for row in rows), right=columns[2:])
+
+
+@contextmanager
+def _in_words_of_reproduce(folder: Path) -> Iterator[None]:
+    """Advice of the training in terms of this command, which has no --resume: it resumes by itself."""
+    from diabat.training import OutputError, TrainingInterrupted
+
+    try:
+        yield
+    except (KeyboardInterrupt, TrainingInterrupted) as error:
+        raise Interrupted(f"The runs are in '{folder}'; repeat the command to continue.") from error
+    except OutputError as error:
+        said = str(error).replace(
+            "continue its run with resume=True, or name another folder",
+            "remove it, or name another place with --output",
+        )
+        raise OutputError(said) from error
 
 
 def _announce(outcome: Outcome) -> None:

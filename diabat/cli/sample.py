@@ -49,7 +49,10 @@ ReadsOption = Annotated[
     int | None, typer.Option(min=1, help="Estimate from this many reads, not from the backend's own moments.")
 ]
 SeedOption = Annotated[
-    int | None, typer.Option(min=0, help="Same seed, same reads; drawn and reported if left out.")
+    int | None,
+    typer.Option(
+        min=0, max=2**63 - 1, help="Same seed, same reads; drawn and reported if left out.", metavar="INTEGER"
+    ),
 ]
 BetaOption = Annotated[float | None, typer.Option(help="Inverse temperature folded into the problem.")]
 KindOption = Annotated[bool, typer.Option("--moments/--samples", help="Marginals, or the reads themselves.")]

@@ -39,7 +39,7 @@ def train_model(
     """
     with importing():
         from diabat.config import run_training, to_plain
-        from diabat.training import TrainingInterrupted
+        from diabat.training import OutputError, TrainingInterrupted
 
     changes = [*(overrides or []), *_as_overrides(output, data)]
     resolved = _load(config, changes, data, trust)
@@ -55,6 +55,11 @@ def train_model(
         saved = isinstance(error, TrainingInterrupted) or (resolved.output / "checkpoints").exists()
         how = f"The run is saved in '{resolved.output}'; continue with: {again}"
         raise Interrupted(how if saved else "Nothing was saved yet.") from error
+    except OutputError as error:
+        said = str(error).replace(
+            "resume=True, or name another folder", "--resume, or name another with --output"
+        )
+        raise OutputError(said) from error
     if as_json:
         summary = {"task": resolved.task_name, "config": to_plain(resolved)}
         print_json({**vars(result), **summary})

@@ -11,6 +11,8 @@ from diabat.circuits.scrubbing import without_secrets
 from diabat.config.errors import ConfigError, shown
 from diabat.config.yaml_files import parse_yaml
 
+# Backends by labels of the user's own; null leaves one out.
+_LABELLED = ("fidelity", "backends")
 _KEY = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 
 
@@ -64,6 +66,9 @@ def _assign(document: dict[str, Any], path: tuple[str, ...], value: Any) -> None
             raise ConfigError(
                 f"override {'.'.join(path)}: expected a section at '{key}', got {shown(section)}."
             )
+    if value is None and path[:-1] == _LABELLED and path[-1] not in section:
+        known = f"one of {', '.join(section)}" if section else "none, as the file names no backend"
+        raise ConfigError(f"override {'.'.join(path)}=null: expected a backend to leave out, {known}.")
     if path[-1] == "backend" and section.get("backend", value) != value:
         section.clear()
     section[path[-1]] = value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from diabat.circuits.safe_files import naming
 from diabat.fidelity.report import FidelityReport
@@ -20,6 +20,8 @@ _SMALLEST = 1e-6
 
 def plot_fidelity(report: FidelityReport, path: str | Path, *, metric: str = "marginal_mean") -> Path:
     """Draw a metric against coupling strength: one panel for each ensemble, one line for each backend.
+
+    An ensemble of a single strength, such as a trained layer, is a panel of labelled bars.
 
     The dashed grey line is the J = 0 answer, the dotted one the error that exact reads would show; both
     belong to ``marginal_mean``.  Errors below 1e-6 are rounding and are drawn at 1e-6.
@@ -47,15 +49,20 @@ def plot_fidelity(report: FidelityReport, path: str | Path, *, metric: str = "ma
     FigureCanvasAgg(figure)  # a figure without pyplot leaves no global state behind
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axis, panel in zip(axes, panels, strict=True):
-        _draw_panel(axis, [row for row in rows if row["ensemble"] == panel], backends, metric)
-        axis.set_title(panel)
+        own = [row for row in rows if row["ensemble"] == panel]
+        bars = len({row["strength"] for row in own}) == 1
+        (_draw_bars if bars else _draw_panel)(axis, own, backends, metric)
+        axis.set_title(f"{panel}, g = {own[0]['strength']:.2g}" if bars else panel)
     axes[0].set_ylabel(_LABELS.get(metric, metric.replace("_", " ")))
     entries: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     columns = min(len(entries), max(2, 2 * len(panels)))
-    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns, frameon=False)
+    if entries:  # bars are labelled on their axis
+        figure.legend(
+            entries.values(), entries.keys(), loc="outside lower center", ncols=columns, frameon=False
+        )
     with naming(Path(path)):
         figure.savefig(path, dpi=160)
     return Path(path)
@@ -73,32 +80,59 @@ _LABELS = {
 
 
 def _draw_panel(axis: Axes, rows: list[dict[str, Any]], backends: list[str], metric: str) -> None:
-    strengths = sorted({row["strength"] for row in rows})
     for index, backend in enumerate(backends):
         points = sorted((row["strength"], row[metric]) for row in rows if row["backend"] == backend)
         if points:
             x, y = zip(*points, strict=True)
-            if len(strengths) == 1:
-                # Markers of one strength stand side by side instead of on top of each other.
-                x = (x[0] + 0.6 * ((index + 1) / (len(backends) + 1) - 0.5),)
             _line(axis, x, y, metric, colour=index, label=backend)
-    if metric == "marginal_mean":
-        for key, style, label in (
-            ("independent_error", "--", "J = 0"),
-            ("marginal_floor", ":", "exact reads"),
-        ):
-            level = {row["strength"]: row[key] for row in rows if row[key] is not None}
-            if level:
-                _reference(axis, level, style, label)
+    for level, style, label in _references(rows, metric):
+        g, errors = zip(*sorted(level.items()), strict=True)
+        shown = [max(error, _SMALLEST) for error in errors]
+        axis.plot(g, shown, color="0.45", linestyle=style, linewidth=1.3, label=label, zorder=2)
     axis.set_xlabel("coupling strength g")
+    _finish(axis, metric, "both")
+
+
+def _draw_bars(axis: Axes, rows: list[dict[str, Any]], backends: list[str], metric: str) -> None:
+    """One bar for each backend, with its value: one strength is a place, not an axis."""
+    for place, row in enumerate(rows):
+        shown = row[metric] if metric == "capture" else max(row[metric], _SMALLEST)
+        colour = COLOURS[backends.index(row["backend"]) % len(COLOURS)]
+        axis.bar(place, shown, width=0.7, color=colour, zorder=3)
+        axis.annotate(
+            f"{row[metric]:.2g}", (place, shown), xytext=(0, 2), textcoords="offset points",
+            ha="center", va="bottom", fontsize="small", zorder=4,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+        )  # fmt: skip
+    for level, style, label in _references(rows, metric):
+        (value,) = level.values()
+        axis.axhline(
+            max(value, _SMALLEST), color="0.45", linestyle=style, linewidth=1.3, label=label, zorder=2
+        )
+    names = [row["backend"] for row in rows]
+    axis.set_xticks(
+        range(len(names)), names, rotation=30, ha="right", rotation_mode="anchor", fontsize="small"
+    )
+    axis.set_xlim(-0.6, len(names) - 0.4)
+    _finish(axis, metric, "y")
+
+
+def _references(rows: list[dict[str, Any]], metric: str) -> list[tuple[dict[float, float], str, str]]:
+    """Errors to compare with, by strength, with the style and the name of their line."""
+    lines = (("independent_error", "--", "J = 0"), ("marginal_floor", ":", "exact reads"))
+    levels = (
+        ({row["strength"]: row[key] for row in rows if row[key] is not None}, style, label)
+        for key, style, label in lines
+        if metric == "marginal_mean"
+    )
+    return [found for found in levels if found[0]]
+
+
+def _finish(axis: Axes, metric: str, grid: Literal["both", "y"]) -> None:
     if metric != "capture":
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter(_error_label)
-    if len(strengths) == 1:
-        # One recorded strength is a place, not an axis.
-        axis.set_xlim(strengths[0] - 0.5, strengths[0] + 0.5)
-        axis.set_xticks(strengths, [f"{strengths[0]:.2g}"])
-    axis.grid(visible=True, which="major", color="0.9", linewidth=0.8)
+    axis.grid(visible=True, which="major", axis=grid, color="0.9", linewidth=0.8)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
 
@@ -121,11 +155,3 @@ def _line(axis: Axes, x: Any, y: Any, metric: str, *, colour: int, label: str) -
         clip_on=False,
         zorder=3,
     )
-
-
-def _reference(axis: Axes, level: dict[float, float], style: str, label: str) -> None:
-    x = sorted(level)
-    y = [max(level[g], _SMALLEST) for g in x]
-    if len(x) == 1:
-        x, y = [x[0] - 0.5, x[0] + 0.5], y * 2
-    axis.plot(x, y, color="0.45", linestyle=style, linewidth=1.3, label=label, zorder=2)

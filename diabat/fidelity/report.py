@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from diabat.fidelity.ensembles import Ensemble
 from diabat.fidelity.evaluate import ask, score
+from diabat.fidelity.summary import summary
 from diabat.fidelity.table import DEFINITIONS, render
 from diabat.fidelity.truth import Truth, find_truth
 from diabat.samplers.base import Sampler, UnsupportedError, check_num_reads, draw_seed
@@ -48,6 +49,10 @@ class FidelityReport:
             narrow: Show the columns that fit on 80 characters.
         """
         return render(self.rows, narrow=narrow)
+
+    def summary(self) -> str:
+        """Say in a sentence or two which backend errs least, and whose reads are as good as exact ones."""
+        return summary(self.rows)
 
 
 def fidelity_report(

@@ -125,7 +125,7 @@ def _run(trainer: Trainer, display: Display, interrupt: InterruptFlag) -> None:
         if interrupt.requested and not state.finished(options):
             raise TrainingInterrupted(
                 f"interrupted after step {state.step}; the state is saved in {trainer.folder}, "
-                "continue with --resume (resume=True)."
+                "continue with resume=True."
             )
 
 

@@ -121,7 +121,7 @@ def _require_empty(folder: Path) -> None:
     if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
         raise OutputError(
             f"run_dir: expected a new or empty folder, got {folder} with files in it; "
-            "continue its run with --resume (resume=True) or name another folder."
+            "continue its run with resume=True, or name another folder."
         )
 
 

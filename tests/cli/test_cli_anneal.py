@@ -211,7 +211,7 @@ def test_export_writes_the_circuit_of_the_problem(plan: str, tmp_path: Path) -> 
         (["learn", "p.json", "--run", "nowhere"], "--run: expected the folder of a run, got 'nowhere' without config"),
         (["learn", "p.json", "--from", "PLAN", "--layers", "6"], "--from: expected 6 steps over a power of two"),
         (["learn", "p.json", "--from", "PLAN", "--shared", "--layers", "2"], "--shared: expected a plan with equal"),
-        (["show", "boltzman-8"], "plan: unknown name 'boltzman-8', did you mean 'boltzmann-8'?"),
+        (["show", "boltzman-8"], ": unknown name 'boltzman-8', did you mean 'boltzmann-8'?"),
         (["show", "missing.json"], "missing.json: no such file"),
         (["show", "PLAN", "--figure", "f.xyz"], "--figure: expected a file ending in .png, .pdf, .svg, got 'f.xyz'."),
         (["export", "PLAN"], "--problem, --fields: expected one of them, got neither."),

@@ -2,6 +2,7 @@ import errno
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,50 @@ def test_an_interrupt_during_imports_ends_the_process() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "\nInterrupted. Nothing was saved yet.\n")
+
+
+def test_python_m_diabat_is_the_command_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "diabat", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"diabat {diabat.__version__}\n"
+
+
+def test_warnings_are_sentences_without_file_and_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def warn() -> list[object]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("mind the\n   gap.", stacklevel=1)
+        return []
+
+    monkeypatch.setattr(backends, "extra_rows", warn)
+    before = warnings.showwarning
+    result = run("backends")
+    assert (result.exit_code, result.stderr) == (0, "Warning: mind the gap.\n")
+    assert warnings.showwarning is before
+
+
+WRONG = {
+    "plan": ["anneal", "show", "nope"],
+    "start": ["anneal", "learn", "x.json", "--from", "nope"],
+    "seed": ["sample", "x", "--seed", str(2**63)],
+    "left out": ["fidelity", "fidelity", "fidelity.backends.dqa=null"],
+    "override": ["fidelity", "strengths=[0.5]"],
+    "compare": ["sample", "x", "--compare"],
+    "warm-up": ["warm-up", "now"],
+    "row": ["reproduce", "brackets-t12", "--row", "nope"],
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG.values(), ids=WRONG.keys())
+def test_more_wrong_usage_exits_with_2(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout) == (2, ""), result.stderr
+    assert "unexpected" not in result.stderr or "extra argument" in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_console_script_calls_main() -> None:

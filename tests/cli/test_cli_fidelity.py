@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,29 @@ def test_fidelity_reports_rows_as_json_and_as_a_table() -> None:
     text = fidelity().stdout
     assert "mean_field" in text
     assert "capture" in text
+
+
+def test_fidelity_without_a_configuration_takes_the_shipped_one() -> None:
+    wanted = json.loads(fidelity("--json").stdout)["rows"]
+    result = run("fidelity", *QUICK, "--no-progress", "--json")
+    assert result.exit_code == 0, result.stderr
+    rows = json.loads(result.stdout)["rows"]
+    assert [row["marginal_mean"] for row in rows] == [row["marginal_mean"] for row in wanted]
+
+
+def test_a_line_below_the_table_ranks_the_backends() -> None:
+    anneal = ("fidelity.backends.dqa.backend=dqa", "fidelity.backends.dqa.schedule=boltzmann-8")
+    last = fidelity(*anneal).stdout.splitlines()[-1]
+    assert re.fullmatch(r"Mean \|ΔP\| over all problems, best first: dqa \(\S+\), mean_field \(\S+\)\.", last)
+
+
+def test_a_backend_that_is_not_there_cannot_be_left_out() -> None:
+    result = fidelity("fidelity.backends.foo=null")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        "Error: override fidelity.backends.foo=null: expected a backend to leave out, "
+        "one of mean_field, dqa-5ns, boltzmann-8.\n"
+    )
 
 
 def test_fidelity_names_the_sizes_if_there_are_several() -> None:
@@ -75,7 +99,7 @@ def test_nothing_of_the_table_is_cut_at_any_width(
         "fidelity.backends.mean_field=null", f"fidelity.backends.{backend}.backend=mean_field"
     )  # fmt: skip
     rows = json.loads(fidelity(*renamed, "--json").stdout)["rows"]
-    text = fidelity(*renamed).stdout
+    text = fidelity(*renamed).stdout.partition("\nMean |ΔP|")[0]  # what follows is a sentence
     lines = text.splitlines()
     assert max(map(len, lines)) <= width
     assert "…" not in text

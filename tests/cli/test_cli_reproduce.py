@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from cli_runs import SMALL, run, run_json
 
-from diabat.config import ConfigError, load_config, to_plain
+from diabat.cli.shipped import described
+from diabat.config import ConfigError, experiments, load_config, shipped_configs, to_plain
 from diabat.config.experiments import Experiment, Outcome, load_experiment, shipped_experiments, table_rows
+from diabat.training import TrainingInterrupted
 
 LIMITS = ["training.max_steps=3", "training.checkpoint_every=1"]
 
@@ -149,12 +151,49 @@ def test_variants_must_be_rows(tmp_path: Path) -> None:
 
 
 def test_shipped_experiments_load_with_their_configurations() -> None:
-    listed = run("reproduce").stdout.split()
+    listed = [row["name"] for row in run_json("reproduce")]
     assert listed == list(shipped_experiments())
+    text = run("reproduce").stdout
     for name in listed:
+        assert name in text
         loaded = load_experiment(name)
         for value in loaded.published:
             load_config(loaded.config, loaded.overrides(value))
+
+
+@pytest.mark.parametrize(
+    "path", [*shipped_configs().values(), *shipped_experiments().values()], ids=lambda path: path.stem
+)
+def test_what_is_shipped_has_a_description_and_a_time(path: Path) -> None:
+    found = described(path)
+    assert 20 <= len(found["description"]) <= 105
+    assert re.search(r"\d+ (s|min|h|day)|hours|days", found["time"])
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), TrainingInterrupted("continue with resume=True.")])
+def test_an_interrupt_says_that_the_command_goes_on_by_itself(
+    tmp_path: Path, experiment: str, monkeypatch: pytest.MonkeyPatch, stop: BaseException
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise stop
+
+    monkeypatch.setattr(experiments, "run_training", interrupted)
+    result = run("reproduce", experiment, *SMALL, "--output", str(tmp_path / "runs"), "--no-progress")
+    assert result.exit_code == 130
+    assert result.stderr.endswith("reproduce-small'; repeat the command to continue.\n")
+    assert "resume" not in result.stderr
+
+
+def test_a_folder_with_other_files_is_refused_without_advice_that_does_not_work(
+    tmp_path: Path, experiment: str
+) -> None:
+    folder = tmp_path / "runs" / "reproduce-small" / "softmax-seed3"
+    folder.mkdir(parents=True)
+    (folder / "thesis.tex").write_text("x")
+    result = run("reproduce", experiment, *SMALL, "--output", str(tmp_path / "runs"), "--no-progress")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "resume" not in result.stderr
+    assert "name another place with --output" in result.stderr
 
 
 def test_errors_are_one_sentence(tmp_path: Path) -> None:

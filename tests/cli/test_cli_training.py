@@ -69,6 +69,15 @@ def test_options_of_the_run_are_kept_and_limits_are_not(tmp_path: Path) -> None:
     assert train(folder, "training.patience=3", "--resume", steps=3).exit_code == 0
 
 
+def test_the_advice_for_a_folder_with_a_run_works(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert train(folder).exit_code == 0
+    refused = train(folder)
+    assert refused.exit_code == 1
+    assert refused.stderr.endswith("continue its run with --resume, or name another with --output.\n")
+    assert train(folder, "--resume").exit_code == 0
+
+
 def test_resume_without_a_run_is_a_sentence(tmp_path: Path) -> None:
     result = train(tmp_path / "none", "--resume")
     assert result.exit_code == 1

@@ -231,3 +231,37 @@ def test_progress_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> 
     out, err = capsys.readouterr()
     assert out == ""
     assert "exact answers" in err
+
+
+def test_a_single_strength_is_drawn_as_labelled_bars(tmp_path: Path, attention: Ensemble) -> None:
+    backends = {"exact": REFERENCE, "independent": independent(REFERENCE)}
+    report = fidelity_report(backends, [attention], reference=REFERENCE)
+    text = plot_fidelity(report, tmp_path / "bars.svg").read_text()
+    assert "<!-- independent -->" in text
+    assert f"<!-- {report.rows[1]['marginal_mean']:.2g} -->" in text
+    assert "<!-- coupling strength g -->" not in text
+    plot_fidelity(report, tmp_path / "capture.png", metric="capture")
+
+
+def sentence_row(name: str, error: float | None, floor: float | None = None) -> dict[str, Any]:
+    refused = "too large." if error is None else None
+    return {"backend": name, "marginal_mean": error, "marginal_floor": floor, "refused": refused}
+
+
+def test_the_summary_ranks_by_error_and_names_read_noise() -> None:
+    rows = [
+        sentence_row("good", 0.01),
+        sentence_row("reads", 0.012, 0.010),
+        sentence_row("bad", 0.1),
+        sentence_row("small", 0.001),
+        sentence_row("good", 0.03),
+        sentence_row("reads", 0.013, 0.010),
+        sentence_row("bad", 0.3),
+        sentence_row("small", None),
+    ]
+    assert FidelityReport(rows).summary() == (
+        "Mean |ΔP| over all problems, best first: reads (0.013), good (0.02), bad (0.2). "
+        "Within read noise: reads in 1 of 2 rows. Not ranked, as they refused some problems: small."
+    )
+    exact = FidelityReport([sentence_row("reads", 0.01, 0.01)]).summary()
+    assert exact.endswith("Within read noise: reads in every row.")

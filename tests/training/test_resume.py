@@ -133,7 +133,7 @@ def test_existing_run_is_not_overwritten(tmp_path: Path) -> None:
     tiny_train(tmp_path / "run")
     before = metrics(tmp_path / "run")
     with pytest.raises(
-        OutputError, match=r"run_dir: expected a new or empty folder, got .*run with files in it.*--resume"
+        OutputError, match=r"run_dir: expected a new or empty folder, got .*run with files in it.*resume=True"
     ):
         tiny_train(tmp_path / "run")
     assert metrics(tmp_path / "run") == before

@@ -221,7 +221,7 @@ def test_a_polite_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: sig
 
     before = signal.getsignal(number)
     handle = model.head.register_forward_hook(interrupt)
-    with pytest.raises(TrainingInterrupted, match=r"interrupted after step \d+; .*--resume"):
+    with pytest.raises(TrainingInterrupted, match=r"interrupted after step \d+; .*resume=True"):
         tiny_train(tmp_path / "run", model=model, task=task, checkpoint_every=100)
     handle.remove()
     assert signal.getsignal(number) is before
