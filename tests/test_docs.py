@@ -87,6 +87,21 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
             exec(code, namespace)
 
 
+def printed(text: str) -> list[str]:
+    """What a block says that it prints: the comments behind its print statements, and lines of comment."""
+    return re.findall(r"^(?:print\(.*\)  )?# (.*)$", text, re.MULTILINE)
+
+
+def test_the_readme_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    checked, namespace = 0, {"__name__": "docs"}
+    for block in blocks(ROOT / "README.md", "python"):
+        exec(compile(block.text, "README.md", "exec"), namespace)
+        out = capsys.readouterr().out.splitlines()
+        assert not out or out == printed(block.text)
+        checked += len(out)
+    assert checked >= 7
+
+
 @named(LINKED)
 def test_relative_links_lead_to_files(page: Path) -> None:
     missing = []
@@ -134,7 +149,7 @@ def test_commands_parse(place: str, line: str, tmp_path: Path, monkeypatch: pyte
 
 @named(PAGES)
 def test_commands_named_in_the_text_exist(page: Path) -> None:
-    for words in re.findall(r"`diabat ([a-z ]+)\b", page.read_text(encoding="utf-8")):
+    for words in re.findall(r"`diabat ([a-z]+(?:[ -][a-z]+)*)\b", page.read_text(encoding="utf-8")):
         command: Any = typer.main.get_command(app)
         for name in words.split():
             if isinstance(command, TyperGroup):
