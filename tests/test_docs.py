@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import typer
 from typer.core import TyperGroup
+from typer.testing import CliRunner
 
 from diabat.cli import app
 from diabat.config import load_config
@@ -100,6 +101,21 @@ def test_the_readme_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> N
         assert not out or out == printed(block.text)
         checked += len(out)
     assert checked >= 7
+
+
+def test_the_answer_in_the_backends_page_is_that_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = [b for b in blocks(ROOT / "docs" / "backends.md", "sh") if "frustrated.yaml" in b.text]
+    problem, command, said = re.findall(r"\Aecho '(.*?)' > \S+\ndiabat (.*?)\n(.*)\Z", block.text, re.DOTALL)[
+        0
+    ]
+    Path("frustrated.yaml").write_text(problem)
+    out = CliRunner().invoke(app, shlex.split(command)).stdout.splitlines()
+    assert len(said.splitlines()) == 3
+    for line in said.splitlines():
+        assert line.removeprefix("# ") in out
 
 
 @named(LINKED)
