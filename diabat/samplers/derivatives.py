@@ -189,11 +189,11 @@ class _Gradient(torch.autograd.Function):
             kept = _solve(solver, Terms(fields, couplings, three_body, visible), wanted)
         chosen = [t for t, want in zip(kept.leaves, wanted, strict=True) if want and t is not None]
         pairs = [(r, c) for r, c in zip(kept.results, (v, u), strict=True) if r is not None and c is not None]
-        results, cotangents = zip(*pairs, strict=True)
+        with torch.enable_grad(), without_autocast(fields):
+            # Not by grad_outputs, which load sympy, a quarter of a second.
+            loss = sum((r * c).sum() for r, c in pairs)
         with without_autocast(fields):
-            found = iter(
-                torch.autograd.grad(results, chosen, cotangents, retain_graph=True, materialize_grads=True)
-            )
+            found = iter(torch.autograd.grad(loss, chosen, retain_graph=True, materialize_grads=True))  # type: ignore[arg-type]  # a tensor
         return tuple(
             next(found) if want and t is not None else None
             for t, want in zip(kept.leaves, wanted, strict=True)

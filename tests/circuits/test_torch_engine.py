@@ -244,15 +244,17 @@ def test_memory_does_not_grow_with_the_steps(monkeypatch: pytest.MonkeyPatch) ->
     batch = make_batch(6, 40, "per problem", seed=1)
     state_bytes = 16 * 40 * 2**6
 
+    def alive() -> dict[int, int]:
+        storages = [x.untyped_storage() for x in gc.get_objects() if issubclass(type(x), Tensor)]
+        return {s.data_ptr(): s.nbytes() for s in storages if s.nbytes() >= state_bytes // 2}
+
     def peak(steps: int) -> int:
-        seen = []
+        seen, before = [], alive()
         original = TorchSteps.turn
 
         def watched(self: TorchSteps, step: int, state: Tensor, sign: int = 1) -> None:
             if sign < 0 and step < 2:
-                alive = [x.untyped_storage() for x in gc.get_objects() if issubclass(type(x), Tensor)]
-                sizes = {storage.data_ptr(): storage.nbytes() for storage in alive}
-                seen.append(sum(size for size in sizes.values() if size >= state_bytes // 2))
+                seen.append(sum(size for place, size in alive().items() if place not in before))
             original(self, step, state, sign)
 
         with monkeypatch.context() as patch:

@@ -40,7 +40,7 @@ COMMANDS = {
     "fidelity": ["fidelity", "{run}", "fidelity.instances=1", "fidelity.queries=1", "--no-progress"],
     "fidelity of a checkpoint": [
         *["fidelity", "fidelity", "fidelity.checkpoint={run}", "fidelity.strengths=[0.1]"],
-        *["fidelity.backends.dqa=null", "fidelity.instances=1", "fidelity.queries=1", "--no-progress"],
+        *["fidelity.backends.dqa-5ns=null", "fidelity.instances=1", "fidelity.queries=1", "--no-progress"],
     ],
     "evaluate": ["evaluate", "{run}"],
     "explain": ["explain", "{run}", "a", "b"],
