@@ -347,6 +347,31 @@ def _check_visible(visible: Any, fields: Tensor) -> None:
         )
 
 
+def check_size(ising: Ising, limit: float) -> None:
+    """Refuse numbers that are not finite or beyond a limit; fields of invisible spins are not looked at.
+
+    Raises:
+        IsingError: With the first such number and its index.
+    """
+    for name in ("fields", "couplings", "three_body"):
+        value = getattr(ising, name)
+        # One reduction where all is well: the largest of NaN and numbers is NaN.
+        if value is None or value.numel() == 0:
+            continue
+        if bool(value.detach().abs().amax() <= min(limit, torch.finfo(value.dtype).max)):
+            continue
+        if name == "fields":
+            value = torch.where(ising.visible_mask, value, 0)
+        _check_finite(name, value)
+        beyond = value.abs() > limit
+        if bool(beyond.any()):
+            index = tuple(int(i) for i in beyond.nonzero()[0])
+            raise IsingError(
+                f"{name}: expected numbers up to {limit:g}, beside which float64 still resolves smaller ones, got "
+                f"{value[index].item():.3g} at index {index}; hide spins with visible rather than by large fields."
+            )
+
+
 def broadcast_shape(*shapes: torch.Size) -> torch.Size | None:
     """Shape that all broadcast to; None if there is none.
 

@@ -7,6 +7,7 @@ with one sentence, draw and record the seed, and call the backend's ``_sample`` 
 from __future__ import annotations
 
 import secrets
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from diabat.circuits.memory import require_memory
-from diabat.ising import Ising
+from diabat.ising import Ising, check_size
 from diabat.samplers.derivatives import Solver, analytic_moments, without_autocast
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.options import WithOptions
@@ -27,6 +28,8 @@ Law = Literal["boltzmann", "mean-field", "diabatic"]
 Estimator = Literal["exact", "straight_through", "linear_response", "covariance", "adjoint"]
 
 MAX_SEED = 2**63 - 1
+# Analytic backends form sums of exponents in float64: next to this, a term of size 1 keeps seven digits.
+LARGEST = 1e9
 
 
 class UnsupportedError(ValueError):
@@ -387,6 +390,10 @@ class Sampler(WithOptions, ABC):
                 raise UnsupportedError(f"{name}: expected a tensor with data, got one on the device meta.")
         if ising.fields.dtype not in (torch.float32, torch.float64):  # of a problem that was not checked
             raise UnsupportedError(f"fields: expected dtype float32 or float64, got {ising.fields.dtype}.")
+        if "exact" in able.gradients:
+            check_size(ising, LARGEST)
+        elif not ising.check:
+            check_size(ising, sys.float_info.max)
         if ising.three_body is not None and not able.three_body:
             raise UnsupportedError(
                 f"three_body: sampler '{self.name}' accepts fields and couplings only; "
