@@ -144,9 +144,7 @@ class GradientBridge:
         """Smoothed P(s = +1) of a batch, [*batch, n]."""
         terms = Terms(ising.fields, ising.couplings, ising.three_body, ising.visible)
         if self.estimator == "exact":
-            return analytic_moments(
-                Solver(self.sampler, False, draw_seed(seed), check=False), ising
-            ).smoothed_probability
+            return analytic_moments(Solver(self.sampler, False, draw_seed(seed)), ising).smoothed_probability
         if self.estimator == "adjoint":
             seed = draw_seed(seed)  # forward and backward are to see the same law
         return sampled_probabilities(terms, Draw(self.sampler, self.estimator, self.num_reads, seed))

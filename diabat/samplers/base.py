@@ -227,9 +227,11 @@ class Sampler(WithOptions, ABC):
         name: Registry name.
         num_reads: Reads that ``moments`` averages over, for sampling backends.
         parameters: Learnable numbers that the law depends on, differentiated by ``adjoint``.
+        smooth: Whether autograd can differentiate what ``_moments`` returns any number of times.
     """
 
     name: str
+    smooth: bool = False
     num_reads: int = 1000
     parameters: tuple[nn.Parameter, ...] = ()
 
@@ -315,7 +317,7 @@ class Sampler(WithOptions, ABC):
         drawn = draw_seed(seed)
         start = time.perf_counter()
         if "exact" in self.capabilities.gradients:
-            moments = analytic_moments(Solver(self, correlations, drawn, check=False), ising)
+            moments = analytic_moments(Solver(self, correlations, drawn), ising)
         else:
             with without_autocast(ising.fields):
                 self._require(ising)
@@ -373,6 +375,9 @@ class Sampler(WithOptions, ABC):
 
     def _smooth_moments(self, ising: Ising) -> tuple[Tensor, Tensor | None]:
         """P(s = +1) and log Z in operations that autograd can differentiate twice, for second derivatives."""
+        if self.smooth:
+            moments = self._moments(ising, False, 0)
+            return moments.probability, moments.log_partition
         raise UnsupportedError(
             f"gradient: sampler '{self.name}' has first derivatives only, got a second one; use 'exact' or 'banded'."
         )

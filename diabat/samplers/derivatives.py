@@ -1,13 +1,15 @@
 r"""Derivatives of analytic moments: first and second, by autograd and under ``torch.func``.
 
-Three maps of plain tensors, each an autograd function whose backward pass is the next one:
+A backend whose graph is right to any order (``Sampler.smooth``: exact, banded) is left to autograd.  Under torch.func,
+whose transforms hide values, and for all other analytic backends, three maps of plain tensors stand around it, each
+an autograd function whose backward pass is the next one:
 
     moments   (h, J, K)           ->  P(s = +1), log Z
     gradient  (h, J, K, v, u)     ->  g = ∂L/∂(h, J, K),      L = Σ v P + Σ u log Z
     second    (h, J, K, v, u, w)  ->  ∂(Σ w g)/∂(h, J, K, v, u)
 
-The first two run the backend's own solver and its analytic gradient, the last its ``_smooth_moments``, which are made
-of operations that autograd can differentiate again.  Third derivatives raise.
+The first two run the backend's own solver and its gradient, the last its ``_smooth_moments``.  A derivative after
+these raises.
 """
 
 from __future__ import annotations
@@ -38,29 +40,29 @@ class Solver:
         sampler: The backend.
         correlations: Also report pair correlations.
         seed: Seed, which most analytic backends ignore.
-        check: Validate the problem.
     """
 
     sampler: Sampler
     correlations: bool
     seed: int
-    check: bool
 
-    def moments(self, terms: Terms) -> Moments:
+    def moments(self, ising: Ising) -> Moments:
         """Moments with whatever graph the backend makes."""
-        ising = Ising(*terms_of(terms), check=self.check)
-        with without_autocast(terms.fields):
+        with without_autocast(ising.fields):
             self.sampler._require(ising)
             return self.sampler._moments(ising, self.correlations, self.seed)
 
     def smooth_moments(self, terms: Terms) -> tuple[Tensor, Tensor | None]:
         """P and log Z that can be differentiated twice."""
         with without_autocast(terms.fields):
-            return self.sampler._smooth_moments(Ising(*terms_of(terms), check=False))
+            return self.sampler._smooth_moments(_problem(terms))
 
 
 def analytic_moments(solver: Solver, ising: Ising) -> Moments:
     """Moments of a problem, differentiable twice in h, J and K."""
+    # A graph that is right to any order needs no help of ours, unless torch.func looks on.
+    if solver.sampler.smooth and not torch._C._are_functorch_transforms_active():
+        return solver.moments(ising)
     terms = Terms(ising.fields, ising.couplings, ising.three_body, ising.visible)
     result: Any = _Moments.apply(*terms, solver, torch.is_grad_enabled())
     probability, log_partition, correlation, visible, kept = result
@@ -81,9 +83,8 @@ def without_autocast(t: Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(kind, enabled=False)
 
 
-def terms_of(terms: Terms) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Terms in the order of the arguments of Ising."""
-    return terms.fields, terms.couplings, terms.visible, terms.three_body
+def _problem(terms: Terms) -> Ising:
+    return Ising(terms.fields, terms.couplings, terms.visible, terms.three_body, check=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +107,7 @@ def _leaves(terms: Sequence[Tensor | None], wanted: Sequence[bool]) -> tuple[Ten
 def _solve(solver: Solver, terms: Terms, wanted: Sequence[bool]) -> _Kept:
     leaves = _leaves(terms[:3], wanted)
     with torch.set_grad_enabled(any(wanted)):
-        moments = solver.moments(Terms(*leaves, terms.visible))  # type: ignore[arg-type, call-arg]  # three, of which the first is there
+        moments = solver.moments(_problem(Terms(*leaves, terms.visible)))  # type: ignore[arg-type, call-arg]  # three, of which the first is there
     return _Kept(moments, leaves, (moments.probability, moments.log_partition) if any(wanted) else ())
 
 

@@ -15,6 +15,8 @@ from diabat.ising import Ising, pack_couplings, pack_three_body
 from diabat.samplers.base import UnsupportedError
 from diabat.testing.problems import make_problem
 
+from .enumeration import naive
+
 F64 = torch.float64
 SMOOTH: dict[str, Sampler] = {
     "exact": sampler("exact"),
@@ -68,22 +70,19 @@ def test_gradgradcheck_with_masks_and_three_body_terms(name: str, visible: Tenso
 
 
 @pytest.mark.parametrize("name", ["exact", "banded"])
-def test_a_gradient_penalty_against_central_differences(name: str) -> None:
-    """∂/∂J_01 of |∂(P_0²)/∂h|², which autograd took for +3.45 where it is -2.53."""
+def test_a_gradient_penalty(name: str) -> None:
+    """∂/∂J of |∂(Σ P²)/∂h|², of which autograd left a part out, against autograd through enumeration."""
     base = make_problem((5,), 3, seed=7)
-
-    def loss(J01: Tensor) -> Tensor:
-        step = torch.zeros(3, 3, dtype=F64)
-        step[0, 1] = step[1, 0] = 1
+    found = []
+    for solve in (lambda h, J: answers(name, h, J)[0], lambda h, J: naive(Ising(h, J))[0]):
         h = base.fields.clone().requires_grad_()
-        (first,) = torch.autograd.grad(penalty(name)(h, base.couplings + J01 * step), h, create_graph=True)  # type: ignore[operator]  # make_problem gives J
-        return first.square().sum()
-
-    at, eps = torch.tensor(0.3, dtype=F64, requires_grad=True), 1e-5
-    (got,) = torch.autograd.grad(loss(at), at)
-    want = (loss(at.detach() + eps) - loss(at.detach() - eps)).detach() / (2 * eps)
-    assert float(got) == pytest.approx(float(want), rel=1e-7)
-    assert abs(float(got)) > 1e-3
+        pairs = torch.tensor([0.3, -0.6, 0.5], dtype=F64, requires_grad=True)
+        p = solve(h, pack_couplings(pairs, 3))
+        (first,) = torch.autograd.grad(p.square().sum(), h, create_graph=True)
+        found.append((first.detach(), *torch.autograd.grad(first.square().sum(), (h, pairs))))
+    for got, want in zip(*found, strict=True):
+        assert torch.allclose(got, want, atol=1e-12)
+        assert want.abs().max() > 1e-3
 
 
 def test_second_derivatives_of_problems_beyond_float64() -> None:
@@ -101,14 +100,29 @@ def test_second_derivatives_of_problems_beyond_float64() -> None:
         assert torch.allclose(a, b, atol=1e-9)
 
 
-def test_third_derivatives_are_refused() -> None:
-    x = torch.tensor(0.5, dtype=F64, requires_grad=True)
-    h = make_problem((2,), 3, seed=1).fields
-    y = SMOOTH["exact"].moments(Ising(x * h)).probability.sum()
-    for _ in range(2):
-        (y,) = torch.autograd.grad(y, x, create_graph=True)
-    with pytest.raises(UnsupportedError, match="expected at most second derivatives through sampler 'exact'"):
-        torch.autograd.grad(y, x)
+@pytest.mark.parametrize("name", ["exact", "banded"])
+def test_third_derivatives(name: str) -> None:
+    """Of log Z they are third cumulants; against autograd through enumeration."""
+    base = make_problem((2,), 4, seed=1)
+    found = []
+    for solve in (lambda i: answers(name, i.fields, i.couplings)[1], lambda i: naive(i)[1]):
+        x = torch.tensor([0.5, -0.3, 0.8, 0.1], dtype=F64, requires_grad=True)
+        y = solve(Ising(x * base.fields, base.couplings)).sum()
+        for _ in range(3):
+            (g,) = torch.autograd.grad(y, x, create_graph=True)
+            y = g.square().sum()
+        found.append(g.detach())
+    assert torch.allclose(found[0], found[1], atol=1e-10)
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_third_derivatives_under_torch_func_are_refused(name: str) -> None:
+    h, J = make_problem((2,), 3, seed=1).fields, torch.zeros(3, 3, dtype=F64)
+    f: Callable[[Tensor], Tensor] = lambda x: penalty(name)(x * h, J)  # noqa: E731
+    with pytest.raises(
+        UnsupportedError, match=f"expected at most second derivatives through sampler '{name}'"
+    ):
+        torch.func.grad(torch.func.grad(torch.func.grad(f)))(torch.tensor(0.5, dtype=F64))
 
 
 def test_second_derivatives_of_an_unfinished_fixed_point_are_refused() -> None:
@@ -124,7 +138,7 @@ def test_second_derivatives_of_an_unfinished_fixed_point_are_refused() -> None:
 
 def test_a_backend_with_first_derivatives_only_says_so() -> None:
     class Plain(type(SMOOTH["exact"])):  # type: ignore[misc]  # a class found at run time
-        _smooth_moments = Sampler._smooth_moments
+        smooth = False
 
     h = torch.zeros(2, 3, dtype=F64, requires_grad=True)
     p = Plain().moments(Ising(h)).probability

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from diabat.circuits.memory import require_memory
 from diabat.samplers.banded import native as band_native
 from diabat.samplers.banded import torch as band_torch
 from diabat.samplers.banded.problems import BandProblems, fitting
@@ -19,6 +19,8 @@ from diabat.samplers.banded.streams import stream_keys, uniforms
 Arithmetic = Literal["float32", "float64", "logarithms"]
 _KINDS: tuple[Arithmetic, ...] = get_args(Arithmetic)
 _FLOAT64, _LOGARITHMS = 1, 2
+# Of the graph of second derivatives, forward and backward.
+_NUMBERS_PER_STATE = 30
 
 
 class BandTensors(NamedTuple):
@@ -242,14 +244,37 @@ class BandProbabilities(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """Solve the problems; keep the marginals."""
         p, log_z = engine.marginals(BandTensors(fields, bands, tables, lengths))
+        p.clamp_(max=1)  # which rounding can pass
         ctx.save_for_backward(fields, bands, tables, lengths, p)
         ctx.engine = engine
         return p, log_z
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        """Covariances of f with spins and with pairs in the band."""
+        """Covariances of f with spins and with pairs in the band; differentiable again where that is asked for."""
         *problem, p = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return (
+                *_smooth_gradient(BandTensors(*problem), ctx.needs_input_grad, *cotangents),
+                None,
+                None,
+                None,
+            )
         of_fields, of_bands = ctx.engine.gradient(BandTensors(*problem), p, *cotangents)
         return of_fields, of_bands, None, None, None
+
+
+def _smooth_gradient(
+    problems: BandTensors, wanted: tuple[bool, ...], v: Tensor, u: Tensor
+) -> list[Tensor | None]:
+    """The same gradients by torch operations in float64, which have derivatives themselves."""
+    # Names of their own: v may depend on the terms too, and is held fixed here.
+    fields, bands = (t.view_as(t) for t in problems[:2])
+    _, _, tables, lengths = problems
+    states = len(fields) * fields.shape[1] << bands.shape[2]
+    require_memory(8 * _NUMBERS_PER_STATE * states, "second derivatives through 'banded'")
+    chain = band_torch.chain(fields.double(), bands.double(), tables, lengths)
+    loss = (band_torch.marginals(chain) * v).sum() + (chain.log_z * u).sum()
+    chosen = [t for t, want in zip((fields, bands), wanted, strict=False) if want]
+    found = iter(torch.autograd.grad(loss, chosen, create_graph=True, materialize_grads=True))
+    return [next(found) if want else None for want in wanted[:2]]

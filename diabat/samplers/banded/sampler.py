@@ -7,11 +7,8 @@ import difflib
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
-from diabat.circuits.memory import require_memory
 from diabat.ising import Ising
-from diabat.samplers.banded import torch as band_torch
 from diabat.samplers.banded.engines import BandEngine, BandProbabilities, BandTensors, NativeBand, TorchBand
 from diabat.samplers.banded.lanes import scratch_bytes
 from diabat.samplers.banded.layout import Layout, band_layout, bandwidth_of, beyond_band
@@ -22,8 +19,6 @@ ENGINES = ("auto", "native", "torch")
 # One state of one query on one thread, forward and backward.
 _SECONDS_PER_STATE = 2e-9
 _LANES = 16
-# Of the graph of second derivatives, forward and backward.
-_NUMBERS_PER_STATE = 30
 
 
 class BandedSampler(Sampler):
@@ -46,6 +41,7 @@ class BandedSampler(Sampler):
     """
 
     name = "banded"
+    smooth = True
 
     def __init__(
         self,
@@ -118,14 +114,6 @@ class BandedSampler(Sampler):
                 "bandwidth": width,
             },
         )
-
-    def _smooth_moments(self, ising: Ising) -> tuple[Tensor, Tensor | None]:
-        _, layout, _ = self._prepare(ising, 1)
-        chain = band_torch.chain(layout.fields.double(), layout.bands.double(), layout.tables, layout.lengths)
-        n, states = len(chain.odds), chain.odds[0].numel()
-        require_memory(_NUMBERS_PER_STATE * 8 * n * states, "second derivatives through 'banded'")
-        p = layout.per_spin(band_torch.marginals(chain)).reshape(ising.fields.shape)
-        return p.to(ising.fields), chain.log_z.reshape(ising.batch_shape).to(ising.fields)
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         engine, layout, width = self._prepare(ising, 1 + num_reads / 2**4)

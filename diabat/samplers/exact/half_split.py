@@ -28,6 +28,7 @@ from torch import Tensor
 from diabat.samplers.exact.fused_products import fused_products, suits
 from diabat.samplers.exact.half_energies import HalfEnergies, half_tables
 from diabat.samplers.exact.row_weights import row_scaled_weights
+from diabat.samplers.exact.smooth import smooth_probabilities
 
 
 @dataclass(eq=False)
@@ -200,9 +201,9 @@ def _tiled_products(
 
 def probabilities(sums: HalfSums) -> Tensor:
     """P(s_j = +1), [G, Q, m], as ratios of sums of positive numbers."""
-    # Each half is divided by its own sum of weights: the two agree to rounding only.
+    # Each half is divided by its own sum of weights: the two agree to rounding only, which can also pass 1.
     left, right = sums.left_sums, sums.right_sums
-    return torch.cat((left[..., :-1] / left[..., -1:], right[..., :-1] / right[..., -1:]), -1)
+    return torch.cat((left[..., :-1] / left[..., -1:], right[..., :-1] / right[..., -1:]), -1).clamp_(max=1)
 
 
 class ExactProbabilities(torch.autograd.Function):
@@ -234,21 +235,38 @@ class ExactProbabilities(torch.autograd.Function):
             sums = ctx.products = half_products(fields, energies, fields.dtype, keep_bytes)
         p = probabilities(sums)
         log_partition = sums.log_partition.to(fields.dtype)
-        ctx.save_for_backward(p)
+        ctx.save_for_backward(p, fields, left, right, cross)
+        ctx.three_body = three_body
         total = sums.total.clone()
         ctx.mark_non_differentiable(total)
         return p, log_partition, total
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        """Covariances of f with fields, half energies and the cut."""
-        (p,) = ctx.saved_tensors
+        """Covariances of f with fields, half energies and the cut; differentiable again where that is asked for."""
+        p, *terms = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return *_smooth_gradient(terms, ctx, cotangents[0], cotangents[1]), None, None
         split = Split(p.shape[-1], ctx.products.energies, p.dtype)
-        GL, GR, dX = _weighted_states(
-            split, ctx.products, p, cotangents[0], cotangents[1], ctx.needs_input_grad[3]
-        )
-        dh = torch.cat((GL @ split.L_work.signs, GR @ split.R_work.signs), -1)
+        with torch.autocast(p.device.type, enabled=False):
+            GL, GR, dX = _weighted_states(
+                split, ctx.products, p, cotangents[0], cotangents[1], ctx.needs_input_grad[3]
+            )
+            dh = torch.cat((GL @ split.L_work.signs, GR @ split.R_work.signs), -1)
         return dh, GL.sum(1).double(), GR.sum(1).double(), dX, None, None
+
+
+def _smooth_gradient(terms: list[Tensor], ctx: Any, v: Tensor, u: Tensor) -> list[Tensor | None]:
+    """The same gradients as operations that have derivatives themselves."""
+    # Names of their own: v may depend on the terms too, and is held fixed here.
+    terms = [t.view_as(t) for t in terms]
+    fields, left, right, cross = terms
+    p, log_z = smooth_probabilities(fields, HalfEnergies(left, right, cross, ctx.three_body))
+    wanted = ctx.needs_input_grad[:4]
+    chosen = [t for t, want in zip(terms, wanted, strict=True) if want]
+    loss = (p * v).sum() + (log_z * u).sum()
+    found = iter(torch.autograd.grad(loss, chosen, create_graph=True, materialize_grads=True))
+    return [next(found) if want else None for want in wanted]
 
 
 def _weighted_states(

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from diabat.circuits.memory import require_memory
 from diabat.ising import Ising
 from diabat.samplers.base import Capabilities, Moments, Sampler, Samples, UnsupportedError
 from diabat.samplers.checks import check_positive
 from diabat.samplers.exact.half_energies import HalfEnergies, own_weights, split_energies
 from diabat.samplers.exact.half_split import ExactProbabilities, half_products
-from diabat.samplers.exact.smooth import COPIES_OF_W, smooth_sums
 from diabat.samplers.exact.states import draw_states, pair_correlations, state_probabilities
 from diabat.samplers.grouping import Group, Tier, grouped, scatter, scatter_pairs, scatter_problems, tiers
 
 # Smallest scaled Z that still has full relative precision: terms below the smallest normal number of the
 # working precision are lost, and 2^n of them must not matter.
 _MIN_SCALED_Z = {torch.float32: 1e-25, torch.float64: 1e-280}
-# Second derivatives divide by Z³.
-_MIN_SMOOTH_Z = 1e-90
 _MULTIPLY_ADDS_PER_SECOND = 2e10
 _STATES_PER_SECOND = 5e8
 
@@ -49,6 +45,7 @@ class ExactSampler(Sampler):
     """
 
     name = "exact"
+    smooth = True
 
     def __init__(self, *, memory_budget_mb: float = 256.0, max_seconds: float = 600.0) -> None:
         for label, value in (("memory_budget_mb", memory_budget_mb), ("max_seconds", max_seconds)):
@@ -119,21 +116,6 @@ class ExactSampler(Sampler):
             info={"float64_escalation": escalated},
         )
 
-    def _smooth_moments(self, ising: Ising) -> tuple[Tensor, Tensor | None]:
-        probability, log_z = [], []
-        for group in grouped(ising):
-            _require_room(group)
-            energies = _energies(group)
-            p, z, total = smooth_sums(group.fields, energies)
-            lost = ~(total >= _MIN_SMOOTH_Z)
-            if bool(lost.any()):
-                p, z = self._solve_strong(group, energies, lost, smooth_sums)
-            probability.append((group.tier, p.to(ising.fields)))
-            log_z.append((group.tier, _without_phantoms(z, group.tier).to(ising.fields)))
-        if not probability:
-            return ising.fields * 0, (ising.fields * 0).sum(-1)
-        return scatter(probability, ising), scatter_problems(log_z, ising)
-
     def _solve(self, group: Group, correlations: bool) -> tuple[Tensor, Tensor, Tensor | None, bool]:
         """Moments of one group in its own precision, in float64 where that underflows."""
         energies = _energies(group)
@@ -144,23 +126,21 @@ class ExactSampler(Sampler):
             if not bool(lost.any()):
                 break
         else:
-            p, log_z = self._solve_strong(group, energies, lost, self._in_parts)
+            p, log_z = self._solve_strong(group, energies, lost)
         pairs = None
         if correlations:
             with torch.no_grad():
                 pairs = self._pairs(group, fields.detach(), _detached(energies), lost).to(dtype)
         return p.to(dtype), log_z.to(dtype), pairs, fields.dtype != dtype
 
-    def _solve_strong(
-        self, group: Group, energies: HalfEnergies, lost: Tensor, solve: Solve
-    ) -> tuple[Tensor, Tensor]:
+    def _solve_strong(self, group: Group, energies: HalfEnergies, lost: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities and log Z in float64, of the queries that are ``lost`` with weights of their own."""
         fields = group.fields.double()
         # Without fields nothing is lost: the gradients of the others stay finite.
         weak = torch.where(lost[..., None], 0, fields)
-        p, log_z, _ = solve(weak, energies)
+        p, log_z, _ = self._in_parts(weak, energies)
         for part in self._strong_parts(group, lost):
-            own, own_z, _ = solve(*own_weights(fields, energies, part))
+            own, own_z, _ = self._in_parts(*own_weights(fields, energies, part))
             p, log_z = p.index_put(part, own[:, 0]), log_z.index_put(part, own_z[:, 0])
         _require_finite(log_z, group)
         return p, log_z
@@ -244,21 +224,10 @@ class ExactSampler(Sampler):
 
 _LOG_2 = math.log(2.0)
 
-Solve = Callable[[Tensor, HalfEnergies], tuple[Tensor, Tensor, Tensor]]
-"""Probabilities, log Z and scaled Z of fields [G, Q, m]."""
-
 
 def _without_phantoms(log_z: Tensor, tier: Tier) -> Tensor:
     """Log Z [G, Q] of the spins that are there: every phantom doubled Z."""
     return log_z if tier.whole else log_z - _LOG_2 * tier.phantoms[:, None].to(log_z)
-
-
-def _require_room(group: Group) -> None:
-    """Refuse second derivatives whose W does not fit into memory."""
-    groups, queries, m = group.fields.shape
-    half = 2 ** ((m + 1) // 2)
-    needed = 8 * COPIES_OF_W * groups * (2**m + 2 * queries * half)
-    require_memory(needed, f"second derivatives of {groups} x {queries} problems of {m} spins")
 
 
 def _lost(total: Tensor) -> Tensor:

@@ -9,23 +9,43 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diabat.samplers.exact.half_energies import HalfEnergies, half_tables
+from diabat.circuits.memory import require_memory
+from diabat.samplers.exact.half_energies import HalfEnergies, half_tables, own_weights
 
 # W, its exponent, and their cotangents of first and second order.
-COPIES_OF_W = 8
+_COPIES = 8
+# Second derivatives divide by Z³.
+_MIN_Z = 1e-90
 
 
-def smooth_sums(fields: Tensor, e: HalfEnergies) -> tuple[Tensor, Tensor, Tensor]:
-    """P(s_j = +1) [G, Q, m], log Z and scaled Z, both [G, Q], in float64, of fields [G, Q, m]."""
-    h, m = fields.double(), fields.shape[-1]
+def smooth_probabilities(fields: Tensor, e: HalfEnergies) -> tuple[Tensor, Tensor]:
+    """P(s_j = +1) [G, Q, m] and log Z [G, Q] in float64, of fields [G, Q, m].
+
+    Raises:
+        ValueError: If W, its derivatives and theirs do not fit into memory.
+    """
+    h = fields.double()
+    p, log_z, total = _sums(h, e)
+    lost = ~(total >= _MIN_Z)
+    if not bool(lost.any()):
+        return p, log_z
+    # As in the first derivative: the others without the fields of these, and these with state weights of their own.
+    p, log_z, _ = _sums(torch.where(lost[..., None], 0, h), e)
+    group, query = lost.nonzero(as_tuple=True)
+    part = (group, query)
+    own, own_z, _ = _sums(*own_weights(h, e, part))
+    return p.index_put(part, own[:, 0]), log_z.index_put(part, own_z[:, 0])
+
+
+def _sums(h: Tensor, e: HalfEnergies) -> tuple[Tensor, Tensor, Tensor]:
+    """Probabilities, log Z and scaled Z."""
+    groups, queries, m = h.shape
     a = m // 2
+    needed = 8 * _COPIES * groups * (2**m + 2 * queries * 2 ** (m - a))
+    require_memory(needed, f"second derivatives of {groups} x {queries} problems of {m} spins")
     L, R = half_tables(a, h.device), half_tables(m - a, h.device)
-    exponent = (
-        e.left[..., None]
-        + e.right[:, None]
-        + (L.features(e.three_body) @ e.cross @ R.features(e.three_body).T)
-    )
-    W, row_scale = _scaled(exponent)
+    cut = L.features(e.three_body) @ e.cross @ R.features(e.three_body).T
+    W, row_scale = _scaled(e.left[..., None] + e.right[:, None] + cut)
     A, left_scale = _scaled(h[..., :a] @ L.signs.T + row_scale[:, None])
     C, right_scale = _scaled(h[..., a:] @ R.signs.T)
     left = (A * (C @ W.mT)) @ L.bits_and_one
