@@ -193,8 +193,13 @@ class _Gradient(torch.autograd.Function):
         with torch.enable_grad(), without_autocast(fields):
             # Not by grad_outputs, which load sympy, a quarter of a second.
             loss = sum((r * c).sum() for r, c in pairs)
+        if not (isinstance(loss, Tensor) and loss.requires_grad):  # without a visible spin
+            return tuple(
+                torch.zeros_like(t) if want and t is not None else None
+                for t, want in zip(kept.leaves, wanted, strict=True)
+            )
         with without_autocast(fields):
-            found = iter(torch.autograd.grad(loss, chosen, retain_graph=True, materialize_grads=True))  # type: ignore[arg-type]  # a tensor
+            found = iter(torch.autograd.grad(loss, chosen, retain_graph=True, materialize_grads=True))
         return tuple(
             next(found) if want and t is not None else None
             for t, want in zip(kept.leaves, wanted, strict=True)
