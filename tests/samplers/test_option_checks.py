@@ -41,6 +41,8 @@ ARRAY = np.array([1.0, 2.0])
         ("refine", "options", ARRAY),
         ("refine", "sampler", "a\nb"),
         ("dimod", "cache_dir", 1.5),
+        ("dimod", "scale", ARRAY),
+        ("banded", "engine", ARRAY),
     ],
 )
 def test_an_option_that_is_none_is_refused_by_name(backend: str, name: str, value: Any) -> None:

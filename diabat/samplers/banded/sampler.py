@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from typing import Any, Literal
 
 import torch
@@ -13,6 +12,7 @@ from diabat.samplers.banded.engines import BandEngine, BandProbabilities, BandTe
 from diabat.samplers.banded.lanes import scratch_bytes
 from diabat.samplers.banded.layout import Layout, band_layout, bandwidth_of, beyond_band
 from diabat.samplers.base import Capabilities, Moments, Sampler, Samples, UnsupportedError
+from diabat.samplers.checks import check_choice
 from diabat.samplers.options import amend
 
 ENGINES = ("auto", "native", "torch")
@@ -52,10 +52,7 @@ class BandedSampler(Sampler):
         max_seconds: float = 600.0,
     ) -> None:
         check_bandwidth(bandwidth)
-        if engine not in ENGINES:
-            near = difflib.get_close_matches(str(engine), ENGINES, n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else ""
-            raise ValueError(f"engine: expected one of {', '.join(ENGINES)}, got {engine!r}.{hint}")
+        check_choice("engine", engine, ENGINES)
         for label, value in (("memory_budget_mb", memory_budget_mb), ("max_seconds", max_seconds)):
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not number or not 0 < value < float("inf"):

@@ -34,7 +34,7 @@ def check_scale(scale: Scale | None) -> Scale:
     """
     if scale is None:
         return 1.0
-    if scale == "fit":
+    if isinstance(scale, str) and scale == "fit":
         return "fit"
     if not _number(scale) or not 0 < float(scale) < math.inf:
         raise ValueError(f"scale: expected a positive number or 'fit', got {scale!r}.")
