@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+_PIECE = 1 << 20
 # Both are absent on Windows.  Without waiting, so that a pipe in the place of a file holds nobody up.
 _CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
@@ -70,11 +71,14 @@ def read_file(path: Path, most: int) -> bytes:
     Raises:
         OSError: As the system reports it, or since there is more.
     """
+    content = bytearray()
     with path.open("rb") as file, naming(path):
-        content = file.read(most + 1)
+        # Piece by piece: read(n) takes the memory of n bytes before it knows how many there are.
+        while len(content) <= most and (piece := file.read(_PIECE)):
+            content += piece
     if len(content) > most:
         raise OSError(errno.EFBIG, f"more than {most} bytes", str(path))
-    return content
+    return bytes(content)
 
 
 def unused_name(path: Path, prefix: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +60,18 @@ def test_files_without_an_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
         from_csv("/dev/zero")
     with pytest.raises(ProblemFileError, match=r"'/dev/zero': cannot be read \(more than 1000 bytes\)"):
         read_problem("/dev/zero")
+
+
+def test_a_small_file_takes_little_memory_whatever_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+    tracemalloc.start()
+    try:
+        assert read_file(tmp_path / "a", 1 << 31) == b"12345"
+        assert tracemalloc.get_traced_memory()[1] < 1 << 23
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_has_no_end_is_not_read_to_its_end(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="more than 3000000 bytes"):
+        read_file(Path("/dev/zero"), 3_000_000)
