@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
@@ -26,8 +25,6 @@ from diabat.samplers.registry import backend_factory, sampler
 
 if TYPE_CHECKING:
     from diabat.attention.bridge import GradientBridge
-
-Result = TypeVar("Result")
 
 _living: WeakValueDictionary[str, GradientBridge] = WeakValueDictionary()
 _numbers = itertools.count()
@@ -135,20 +132,22 @@ def _run(
 
 
 @lru_cache(maxsize=1)
-def _threads(process: int) -> ThreadPoolExecutor:
-    """Threads of this process; a forked one has none of its parent's."""
-    return ThreadPoolExecutor(thread_name_prefix="diabat")
+def _usual_dispatch() -> tuple[Any, Any]:
+    """Which of torch's dispatch keys a new thread includes and excludes."""
+
+    def ask() -> tuple[Any, Any]:
+        return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(ask).result()
 
 
-def _with_autograd(function: Callable[[], Result], like: Tensor) -> Result:
-    """Run a function in another thread: inside an operator torch switches autograd off for the thread that calls it."""
+def _with_autograd() -> Any:
+    """Let operations record graphs again: inside an operator torch switches autograd off for the thread.
 
-    def call() -> Result:
-        with torch.cuda.stream(stream):  # which does nothing without one
-            return function()
-
-    stream = torch.cuda.current_stream(like.device) if like.is_cuda else None
-    return _threads(os.getpid()).submit(call).result()
+    A thread of its own would do without torch's internals, and costs half a millisecond in each pass.
+    """
+    return torch._C._ForceDispatchKeyGuard(*_usual_dispatch())
 
 
 @torch.library.custom_op("diabat::probabilities", mutates_args=())
@@ -165,7 +164,8 @@ def _probabilities(
     found = _find(bridge)
     seed = torch.randint(2**31, ()) if found.draws else torch.zeros((), dtype=torch.int64)
     terms = Terms(fields, couplings, three_body, visible)
-    kept = _with_autograd(lambda: _run(terms, parameters, found, wanted, int(seed)), fields)
+    with _with_autograd():
+        kept = _run(terms, parameters, found, wanted, int(seed))
     if any(wanted):
         seed.kept = kept  # type: ignore[attr-defined]  # an attribute of our own
     return kept.result.detach().clone(), seed
@@ -191,8 +191,7 @@ def _probabilities_backward(
     wanted: list[bool],
 ) -> list[Tensor]:
     """Gradients of what is wanted, in order."""
-
-    def run() -> list[Tensor]:
+    with _with_autograd():
         kept: _Kept | None = getattr(seed, "kept", None)
         if kept is None:  # the compiler passed a copy of the seed: the same answer once more
             terms = Terms(fields, couplings, three_body, visible)
@@ -200,8 +199,6 @@ def _probabilities_backward(
         chosen = [t for t, want in zip(kept.leaves, wanted, strict=True) if want and t is not None]
         found = torch.autograd.grad(kept.result, chosen, cotangent, retain_graph=True, materialize_grads=True)
         return [g.contiguous() for g in found]
-
-    return _with_autograd(run, fields)
 
 
 @_probabilities_backward.register_fake
