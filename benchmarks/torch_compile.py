@@ -81,7 +81,7 @@ def vmap_rows() -> list[dict[str, Any]]:
             return [grad(loss)(dict(m.named_parameters()), dict(m.named_buffers())) for m in layers]
 
         def mapped(p: Any = parameters, b: Any = buffers, loss: Any = loss) -> Any:
-            return vmap(grad(loss), randomness="same")(p, b)
+            return vmap(grad(loss))(p, b)
 
         together, apart = mapped(), loop()
         worst = max(

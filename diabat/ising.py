@@ -248,7 +248,8 @@ def _check_tensor(name: str, value: Any, expected: str = "a tensor, an array or 
         raise IsingError(f"{name}: expected a dense tensor, got the layout {value.layout}; use .to_dense().")
 
 
-def _check_finite(name: str, value: Tensor) -> None:
+def check_finite(name: str, value: Tensor) -> None:
+    """Raise IsingError, with the first index, unless all values are finite."""
     finite = torch.isfinite(value)
     if not bool(finite.all()):
         index = tuple(int(i) for i in (~finite).nonzero()[0])
@@ -265,7 +266,7 @@ def _check_fields(fields: Any) -> None:
         )
     if fields.numel() == 0:
         raise IsingError(f"fields: expected at least one problem, got an empty batch {list(fields.shape)}.")
-    _check_finite("fields", fields)
+    check_finite("fields", fields)
 
 
 def _check_interaction(name: str, value: Any, fields: Tensor, *, order: int) -> None:
@@ -283,7 +284,7 @@ def _check_interaction(name: str, value: Any, fields: Tensor, *, order: int) -> 
             f"{name}: expected shape [*lead, {', '.join('n' * order)}] with n = {n}, got {list(value.shape)}."
         )
     _check_lead(name, value.shape[:-order], batch)
-    _check_finite(name, value)
+    check_finite(name, value)
     _check_symmetric(name, value, order)
 
 
@@ -362,7 +363,7 @@ def check_size(ising: Ising, limit: float) -> None:
             continue
         if name == "fields":
             value = torch.where(ising.visible_mask, value, 0)
-        _check_finite(name, value)
+        check_finite(name, value)
         beyond = value.abs() > limit
         if bool(beyond.any()):
             index = tuple(int(i) for i in beyond.nonzero()[0])

@@ -107,8 +107,8 @@ class GradientBridge:
                     "num_reads: gradient 'exact' differentiates the sampler's own moments, "
                     f"expected None, got {num_reads}."
                 )
-        able = sampler.capabilities
-        self.draws = num_reads is not None or self.estimator == "covariance" or not able.exact
+        analytic = "exact" in sampler.capabilities.gradients
+        self.draws = num_reads is not None or self.estimator == "covariance" or not analytic
         self._name = register(self) if in_graphs else None
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import re
 
+SECRET_NAME = re.compile(
+    r"token(?!s\b|i[sz])|secret|password|passwd|passphrase|credential|authorization|(?:api|access|private)_?key",
+    re.IGNORECASE,
+)
+"""Names of options that hold a secret; "tokens" are words of a text."""
 _MAX_MESSAGE = 300
 _MOST_READ = 3000
 

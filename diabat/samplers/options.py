@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 
-# Names of what is neither kept nor shown; "tokens" are also words of a text, and a "tokenizer" is none.
-_SECRET = re.compile(
-    r"token(?!s|i[sz])|secret|password|passwd|credential|authorization|api_?key", re.IGNORECASE
-)
-_USER_OF_URL = re.compile(r"//[^/@\s]*@")
+from diabat.circuits.scrubbing import SECRET_NAME, without_secrets
+
 _RECORD = "_built_with"
 _MOST_ITEMS = 8
 
@@ -109,7 +105,7 @@ def _given(
 def _kept(value: Any) -> Any:
     """Copy the containers, so that nothing changes with the caller's, and leave out what is named like a secret."""
     if type(value) is dict:
-        return {key: _kept(item) for key, item in value.items() if not _SECRET.search(str(key))}
+        return {key: _kept(item) for key, item in value.items() if not SECRET_NAME.search(str(key))}
     if type(value) in (list, tuple):
         return type(value)(_kept(item) for item in value)
     return value
@@ -119,7 +115,7 @@ def _plain(value: Any) -> str:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, str | PurePath):
-        return repr(_USER_OF_URL.sub("//***@", str(value)))
+        return repr(without_secrets(str(value)))
     if isinstance(value, Mapping):
         return "{" + _items([f"{key!r}: {_plain(item)}" for key, item in value.items()]) + "}"
     if isinstance(value, list | tuple):

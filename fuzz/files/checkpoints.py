@@ -67,7 +67,7 @@ def _use(run: Path, name: str, *, must_refuse: bool) -> None:
             if refusal_flaw(error):
                 raise
             # What trains on is refused by its step, options and data by their names.
-            told = (name, "metrics.jsonl", " as in ", "step ", "expected the training data of")
+            told = (name, f" in {run}.", "metrics.jsonl", " as in ", "step ", "expected the training data of")
             demand(any(word in str(error) for word in told), f"refusal without a name: {error}")
             refused = error
     if refused is not None:

@@ -75,6 +75,9 @@ def test_states_that_are_not_finite_stop_a_run_with_their_place(
     model = tiny_model(encoder, task)
     with torch.no_grad():
         model.encoder.get_parameter("embeddings.LayerNorm.bias")[3] = float("nan")
-    message = r"step 0 \(epoch 0, batch 0\): x: expected finite values, got nan at \[0, 0, 0\]\. pooling is neurogame"
+    message = (
+        r"step 0 \(epoch 0, batch 0\): x: expected finite values, got nan at index \(0, 0, 0\)\. "
+        "pooling is neurogame"
+    )
     with pytest.raises(TrainingError, match=message):
         train(model, task, OPTIONS, tmp_path / "run", progress=False)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diabat.ising import IsingError
 from diabat.samplers.base import UnsupportedError
 
 Temperature = float | Tensor
@@ -49,15 +48,6 @@ def check_count(name: str, value: Any, *, even: bool = False) -> None:
         raise ValueError(f"{name}: expected an even number with antithetic=True, got {value}.")
 
 
-def check_finite(name: str, values: Tensor) -> None:
-    """Raise IsingError, with the first index, unless all values are finite."""
-    finite = torch.isfinite(values)
-    if not bool(finite.all()):
-        index = (~finite).nonzero()[0].tolist()
-        got = values.detach()[tuple(index)].item()
-        raise IsingError(f"{name}: expected finite values, got {got} at {index}.")
-
-
 def check_norms(name: str, sizes: Tensor, dtype: torch.dtype) -> None:
     """Raise UnsupportedError unless sums of vectors can be squared, and are held by ``dtype`` themselves.
 
@@ -75,9 +65,3 @@ def check_norms(name: str, sizes: Tensor, dtype: torch.dtype) -> None:
             f"{name}: expected vectors V_i small enough to be squared and added up in {str(dtype)[6:]}, n Σ ‖V_i‖² of "
             f"at most {limit:.3g}, got {float(bound.max()):.3g}."
         )
-
-
-def check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
-    """Raise ValueError unless the value is one of the known names."""
-    if value not in known:
-        raise ValueError(f"{name}: expected one of {', '.join(known)}, got {value!r}.")

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from diabat.attention.games.checks import check_choice, check_norms
+from diabat.attention.games.checks import check_norms
 from diabat.attention.games.pair_tile import TILE, Coalitions, Values
 from diabat.attention.games.tables import MAX_PLAYERS, all_coalitions
+from diabat.samplers.checks import check_choice
 
 NONLINEARITIES = ("identity", "relu", "tanh")
 

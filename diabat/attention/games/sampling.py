@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from diabat.attention.games import draws
-from diabat.attention.games.checks import Temperature, check_choice, check_count, inverse_temperature
+from diabat.attention.games.checks import Temperature, check_count, inverse_temperature
 from diabat.attention.games.estimate import Estimate, weighted_mean
 from diabat.attention.games.function_game import FunctionGame
 from diabat.attention.games.norm_game import NormGame, Toggles
 from diabat.attention.games.pair_estimates import of_function_pairs, of_norm_pairs
 from diabat.samplers.base import draw_seed
+from diabat.samplers.checks import check_choice
 
 Game = NormGame | FunctionGame
 Weighting = Literal["uniform", "gibbs"]

@@ -7,12 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from diabat.circuits.scrubbing import scrubbed, without_secrets
+from diabat.circuits.scrubbing import SECRET_NAME, scrubbed, without_secrets
 
-_SECRET = re.compile(
-    r"token(?!iz)|secret|password|passwd|passphrase|credential|authorization|(?:api|access|private)_?key",
-    re.IGNORECASE,
-)
 # As D-Wave and others write them.
 _TOKEN = re.compile(r"[A-Za-z]{2,6}-[0-9a-fA-F]{32,64}|(?:ghp|hf|sk)_?[-\w]{20,}")
 # Where Ocean reads a token from.
@@ -35,7 +31,7 @@ def refuse_secrets(name: str, options: Any, key: str | None = None) -> None:
             # A key may be the secret itself, in a mapping by address.
             if _holds_secret(str(inner)):
                 raise ValueError(_refusal(name, "such key"))
-            if _SECRET.search(str(inner)):
+            if SECRET_NAME.search(str(inner)):
                 raise ValueError(_refusal(name, f"'{inner}'"))
             refuse_secrets(name, value, str(inner))
     elif isinstance(options, (list, tuple, set, frozenset)):
