@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diabat.attention import estimators
 from diabat.ising import Ising
-from diabat.samplers.base import Estimator, Sampler, UnsupportedError
+from diabat.samplers.base import Estimator, Moments, Sampler, UnsupportedError
 from diabat.samplers.derivatives import without_autocast
 from diabat.samplers.folding import TermDims, Terms, dims_of, folded_terms, mapped_first, unfolded
 
@@ -39,6 +39,14 @@ def sampled_probabilities(terms: Terms, draw: Draw) -> Tensor:
     return probability
 
 
+def _asked(draw: Draw, ising: Ising) -> tuple[Moments, Optional, Optional]:
+    """Moments, and the reads behind them with their weights where the estimator looks at reads."""
+    if draw.estimator != "covariance":
+        return draw.sampler.moments(ising, num_reads=draw.num_reads, seed=draw.seed), None, None
+    samples = draw.sampler.sample(ising, draw.num_reads or draw.sampler.num_reads, seed=draw.seed)
+    return samples.moments(dtype=ising.fields.dtype), samples.spins, samples.weights
+
+
 class _Sampled(torch.autograd.Function):
     """(h, J, K, visible, draw, parameters) -> smoothed P, and what the estimator sees: P, (1 + t)/2, spins, weights."""
 
@@ -52,21 +60,14 @@ class _Sampled(torch.autograd.Function):
         *parameters: Tensor,
     ) -> tuple[Optional, ...]:
         ising = Ising(fields, couplings, visible, three_body, check=False).detach()
-        sampler = draw.sampler
-        at = spins = weights = None
-        if draw.estimator == "covariance":
-            samples = sampler.sample(ising, draw.num_reads or sampler.num_reads, seed=draw.seed)
-            moments, spins, weights = samples.moments(dtype=fields.dtype), samples.spins, samples.weights
-        else:
-            moments = sampler.moments(ising, num_reads=draw.num_reads, seed=draw.seed)
-        p = moments.probability
-        if (
-            draw.estimator in ("straight_through", "linear_response")
-            and sampler.capabilities.law != "boltzmann"
-        ):
-            at = estimators.mean_field_probability(
-                ising.fields, ising.couplings, ising.three_body, p, ising.visible_mask
-            )
+        with without_autocast(fields):
+            moments, spins, weights = _asked(draw, ising)
+            p, at = moments.probability, None
+            own_law = draw.sampler.capabilities.law != "boltzmann"
+            if own_law and draw.estimator in ("straight_through", "linear_response"):
+                at = estimators.mean_field_probability(
+                    ising.fields, ising.couplings, ising.three_body, p, ising.visible_mask
+                )
         return moments.smoothed_probability.clone(), p, at, spins, weights
 
     @staticmethod

@@ -388,3 +388,24 @@ def test_second_derivatives_are_refused_rather_than_left_out() -> None:
         UnsupportedError, match="estimator 'straight_through' of sampler 'dqa' has first derivatives only"
     ):
         first.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("gradient", ["straight_through", "linear_response", "adjoint", "covariance"])
+def test_autocast_changes_no_bit_of_values_and_gradients(gradient: str, dtype: torch.dtype) -> None:
+    """Both passes under autocast: the response of an anneal's own law is taken at h + J m, a matrix product."""
+    base = make_problem((8,), 6, seed=3, dtype=torch.float32)
+    name = "exact" if gradient == "covariance" else "dqa"
+    options: dict[str, Any] = {"num_reads": 20} if gradient == "covariance" else {}
+
+    def results() -> list[Tensor]:
+        h, J = base.fields.clone().requires_grad_(), base.couplings
+        assert J is not None
+        J = J.clone().requires_grad_()
+        p = spin_probabilities(h, J, name, gradient=gradient, seed=1, **options)
+        return [p.detach(), *torch.autograd.grad(p.square().sum(), (h, J))]
+
+    want = results()
+    with torch.autocast("cpu", dtype=dtype):
+        got = results()
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
