@@ -13,6 +13,7 @@ from diabat.attention.coupled_heads import normalised_weights
 from diabat.attention.layer import IsingLayer
 from diabat.ising import pack_couplings
 from diabat.models.pooling import QueryHeads, visible_positions
+from diabat.samplers.banded import BandedSampler
 from diabat.samplers.base import Sampler, UnsupportedError
 
 
@@ -61,6 +62,8 @@ class BoltzmannPooling(IsingLayer):
         self._recorded: tuple[Tensor, Tensor | None] | None = None
 
     def _fitted(self, sampler: Sampler) -> Sampler:
+        if isinstance(sampler, BandedSampler):  # every pair is a parameter: refused here where it is too wide
+            sampler = sampler.for_window(self.window, self.window - 1)
         limit = sampler.capabilities.max_spins
         if limit is not None and self.window > limit:
             raise UnsupportedError(

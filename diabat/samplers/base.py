@@ -250,6 +250,11 @@ class Sampler(WithOptions, ABC):
         """What is known of the distance from the Boltzmann law, besides the noise of reads; None if nothing is."""
         return None
 
+    @property
+    def remembers(self) -> bool:
+        """Whether an answer depends on the calls before it; composites say it of their base."""
+        return False
+
     @final
     def sample(self, ising: Ising, num_reads: int, *, seed: int | None = None) -> Samples:
         """Draw reads.

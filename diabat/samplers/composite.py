@@ -40,9 +40,9 @@ def refuse_memory(base: Sampler) -> None:
     """Refuse a base that goes on from its last call: which call is the last one depends on the workers.
 
     Raises:
-        ValueError: If the sampler is persistent.
+        ValueError: If the sampler, or one that it stands on, is persistent.
     """
-    if getattr(base, "persistent", False):  # an option of some backends
+    if base.remembers:
         raise ValueError(
             f"sampler: expected a base that begins anew at every call, got '{base.name}' with persistent=True."
         )

@@ -71,6 +71,11 @@ class RefineSampler(Sampler):
             )
 
     @property
+    def remembers(self) -> bool:
+        """As the base."""
+        return self.base.remembers
+
+    @property
     def capabilities(self) -> Capabilities:
         """Law and limits of the base; moments are averages over reads."""
         base = self.base.capabilities

@@ -12,6 +12,7 @@ import diabat
 from diabat.models import POOLINGS, PairClassifier, PairModelOptions
 from diabat.models.boltzmann_pooling import BoltzmannPooling
 from diabat.models.pooling import MeanPooling, ProjectedMeanPooling, SoftmaxPooling
+from diabat.samplers.base import UnsupportedError
 from diabat.tasks import PairBatch, PairTask
 from diabat.tasks.nli_files import Pairs
 from diabat.tasks.nli_tokens import tokenize_pairs
@@ -218,3 +219,11 @@ def test_the_encoder_is_given_tokens_segments_and_mask(encoder: Path, task: Pair
     states = model.encode(batch)
     seen = expected["attention_mask"].bool()
     assert_close(states[seen], model.encoder(**expected).last_hidden_state[seen])
+
+
+def test_a_window_too_wide_for_a_band_is_refused_when_the_pooling_is_built() -> None:
+    """All pairs are coupled, so that the band is the window, also while J is zero."""
+    with pytest.raises(UnsupportedError, match="got a bandwidth of 63 with 64 spins"):
+        BoltzmannPooling(4, 1, 64, sampler="banded")
+    pooling = BoltzmannPooling(4, 1, 6, sampler="banded")
+    assert pooling.sampler.options["bandwidth"] == 5

@@ -347,6 +347,17 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
         ValueError,
         "sampler: expected a base that begins anew at every call, got 'tempering' with persistent=True.",
     ),
+    (
+        {
+            "sampler": "refine",
+            "options": {
+                "sampler": "refine",
+                "options": {"sampler": "tempering", "options": {"persistent": True}},
+            },
+        },
+        ValueError,
+        "sampler: expected a base that begins anew at every call, got 'refine' with persistent=True.",
+    ),
     ({"sampler": "exat"}, ValueError, "got 'exat'. Did you mean 'exact'?"),
     ({"sampler": "exact", "options": {"max_seconds": -1}}, ValueError, "options: max_seconds: expected"),
     (

@@ -120,6 +120,11 @@ class TemperingSampler(Sampler):
         return len(self.ladder)
 
     @property
+    def remembers(self) -> bool:
+        """Persistent chains go on from the last call."""
+        return self.persistent
+
+    @property
     def capabilities(self) -> Capabilities:
         """Any problem that fits into memory; log Z if the ladder begins at β = 0."""
         return Capabilities(
