@@ -48,8 +48,8 @@ class NeuroGameAttention(IsingLayer):
     Args:
         embed_dim: D, divisible by ``num_heads``.
         num_heads: H.
-        sampler: Backend of the marginals, or its name.  ``"mean_field"`` by name has the paper's damping 0.7, 25
-            iterations and tolerance 1e-4; pass ``diabat.sampler("mean_field", ...)`` for others.
+        sampler: Backend of the marginals, or its name; None for mean field as in the paper, damping 0.7, at most 25
+            iterations, tolerance 1e-4 (``diabat.sampler("mean_field")`` iterates further).
         gradient: Estimator, see :func:`diabat.spin_probabilities`.
         temperature: γ at the start; also that of the Gibbs weights.
         learn_temperature: Train log γ of each head; else γ stays what it is.
@@ -84,7 +84,7 @@ class NeuroGameAttention(IsingLayer):
         self,
         embed_dim: int,
         num_heads: int,
-        sampler: Sampler | str = "mean_field",
+        sampler: Sampler | str | None = None,
         *,
         gradient: str = "auto",
         temperature: float = 0.25,
@@ -120,9 +120,8 @@ class NeuroGameAttention(IsingLayer):
         self.num_coalitions, self.eval_coalitions = num_coalitions, eval_coalitions
         self.eval_seed = None if eval_seed is None else draw_seed(eval_seed)
         self.f, self.normalisation, self.output, self.mode = f, normalisation, output, mode
-        if isinstance(sampler, str) and sampler == "mean_field":
-            sampler = build_sampler("mean_field", **PAPER_MEAN_FIELD)
-        self.use_sampler(sampler, gradient=gradient, num_reads=num_reads)
+        chosen = build_sampler("mean_field", **PAPER_MEAN_FIELD) if sampler is None else sampler
+        self.use_sampler(chosen, gradient=gradient, num_reads=num_reads)
         self.value = nn.Linear(embed_dim, embed_dim, bias=False)
         self.gate = nn.Linear(embed_dim, num_heads)
         self.output_projection = nn.Linear(embed_dim, embed_dim, bias=bias)

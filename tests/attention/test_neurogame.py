@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import diabat
 from diabat.attention import NeuroGameAttention, NeuroGameExplanation, games
 from diabat.attention.games import draws
+from diabat.attention.neurogame import PAPER_MEAN_FIELD
 from diabat.ising import IsingError
 from diabat.samplers import UnsupportedError
-from diabat.samplers.mean_field import MeanFieldSampler
 from diabat.testing import ReferenceSampler
 
 F64 = torch.float64
@@ -173,13 +173,11 @@ def test_estimates_are_those_of_the_explanation() -> None:
 
 
 def test_default_sampler_has_the_settings_of_the_paper() -> None:
-    for built in (NeuroGameAttention(4, 1), NeuroGameAttention(4, 1, sampler="mean_field")):
-        assert isinstance(built.sampler, MeanFieldSampler)
-        assert (built.sampler.damping, built.sampler.max_iterations, built.sampler.tolerance) == (
-            0.7,
-            25,
-            1e-4,
-        )
+    assert NeuroGameAttention(4, 1).sampler.options == PAPER_MEAN_FIELD
+    by_name, built = (
+        NeuroGameAttention(4, 1, sampler=s).sampler for s in ("mean_field", diabat.sampler("mean_field"))
+    )
+    assert by_name.options == built.options != PAPER_MEAN_FIELD  # a name means the same everywhere
     own = diabat.sampler("mean_field", max_iterations=3)
     assert NeuroGameAttention(4, 1, sampler=own).sampler is own
     parameters = inspect.signature(NeuroGameAttention).parameters
