@@ -359,7 +359,9 @@ def check_size(ising: Ising, limit: float) -> None:
         # One reduction where all is well: the largest of NaN and numbers is NaN.
         if value is None or value.numel() == 0:
             continue
-        if bool(value.detach().abs().amax() <= min(limit, torch.finfo(value.dtype).max)):
+        if float(torch.linalg.vector_norm(value.detach(), math.inf)) <= min(
+            limit, torch.finfo(value.dtype).max
+        ):
             continue
         if name == "fields":
             value = torch.where(ising.visible_mask, value, 0)

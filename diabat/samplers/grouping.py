@@ -182,8 +182,10 @@ def _interaction_cells(spins: Tensor, coupling: Tensor, n: int, order: int, dump
 
 def common_lead(ising: Ising) -> torch.Size:
     """Leading shape shared by J and K, padded with ones to the batch's number of dimensions."""
-    terms = ((ising.couplings, 2), (ising.three_body, 3))
-    lead = broadcast_shape(*(value.shape[:-order] for value, order in terms if value is not None))
+    J, K = ising.couplings, ising.three_body
+    lead: torch.Size | None = torch.Size(()) if J is None else J.shape[:-2]
+    if K is not None:
+        lead = K.shape[:-3] if J is None else broadcast_shape(J.shape[:-2], K.shape[:-3])
     assert lead is not None  # a problem whose terms do not fit together was refused
     return torch.Size((1,) * (len(ising.batch_shape) - len(lead)) + tuple(lead))
 
