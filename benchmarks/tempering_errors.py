@@ -20,7 +20,7 @@ from torch import Tensor
 import diabat
 from benchmarks.measure import report
 from diabat.ising import Ising, pack_couplings
-from diabat.samplers.base import Moments
+from diabat.samplers.answers import Moments
 
 SPINS, SEED = 12, 5
 OFF, SMALL_RHAT = 0.1, 1.05

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from diabat.attention import estimators
 from diabat.ising import Ising
-from diabat.samplers.base import Estimator, Moments, Sampler, UnsupportedError
+from diabat.samplers.answers import Moments
+from diabat.samplers.base import Estimator, Sampler, UnsupportedError
 from diabat.samplers.derivatives import without_autocast
 from diabat.samplers.folding import TermDims, Terms, dims_of, folded_terms, mapped_first, unfolded
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from diabat.ising import Ising
-    from diabat.samplers.base import Moments, Sampler
+    from diabat.samplers.answers import Moments
+    from diabat.samplers.base import Sampler
 
 
 class Comparison(NamedTuple):

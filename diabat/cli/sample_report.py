@@ -12,7 +12,8 @@ from diabat.cli.sample_quality import Comparison, print_comparison, print_qualit
 
 if TYPE_CHECKING:
     from diabat.problem_files import Problem
-    from diabat.samplers.base import Moments, Sampler, Samples
+    from diabat.samplers.answers import Moments, Samples
+    from diabat.samplers.base import Sampler
 
 _SHOWN_STATES = 20
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from diabat.fidelity import metrics, states
 from diabat.fidelity.truth import Truth
 from diabat.ising import Ising
-from diabat.samplers.base import Moments, Sampler, Samples
+from diabat.samplers.answers import Moments, Samples
+from diabat.samplers.base import Sampler
 from diabat.samplers.pseudolikelihood import fit_betas
 from diabat.samplers.refine import RefineSampler
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from diabat.ising import Ising
-from diabat.samplers.base import Moments, Samples
+from diabat.samplers.answers import Moments, Samples
 
 
 def marginal_errors(probability: Tensor, exact: Tensor, visible: Tensor) -> tuple[float, float]:

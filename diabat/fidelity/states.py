@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diabat.ising import Ising
-from diabat.samplers.base import Samples
+from diabat.samplers.answers import Samples
 
 MAX_SPINS = 16
 # 2^24 doubles are 128 MiB; a fidelity report holds a few such tables at once.

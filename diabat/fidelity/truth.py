@@ -9,7 +9,8 @@ from torch import Tensor
 from diabat.fidelity import metrics, states
 from diabat.fidelity.ensembles import Ensemble
 from diabat.ising import Ising
-from diabat.samplers.base import Moments, Sampler, UnsupportedError
+from diabat.samplers.answers import Moments
+from diabat.samplers.base import Sampler, UnsupportedError
 from diabat.samplers.registry import sampler
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from diabat.samplers.base import Capabilities, Moments, Sampler, Samples, UnsupportedError
+from diabat.samplers.answers import Moments, Samples
+from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
 from diabat.samplers.registry import available_backends, sampler
 
 __all__ = [

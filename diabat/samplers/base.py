@@ -11,8 +11,8 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, final
+from dataclasses import dataclass, replace
+from typing import Any, Literal, final
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from diabat.circuits.memory import require_memory
 from diabat.ising import Ising, check_size
+from diabat.samplers.answers import AdjointGradient, Moments, Samples
 from diabat.samplers.derivatives import Solver, analytic_moments, without_autocast
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.options import WithOptions
@@ -64,156 +65,6 @@ class Capabilities:
     log_partition: bool
     gradients: tuple[Estimator, ...]
     max_states: int | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Moments:
-    """First and second moments of a batch of Ising models.
-
-    Attributes:
-        probability: P(s_j = +1), [*batch, n]; 0 for invisible spins.  Computed as a probability, never as
-            (m + 1)/2, so that it keeps its relative precision when the magnetization is -1 to rounding.
-        visible: bool [*batch, n].
-        correlation: <s_j s_k>, [*batch, n, n], 1 on the diagonal; 0 for invisible spins.  None unless asked.
-        log_partition: log Z of the visible spins, [*batch], where the backend knows it.
-        standard_error: Standard error of ``probability``, [*batch, n], for sampled moments.
-        num_reads: Number of reads behind sampled moments, None for analytic ones.
-        info: Backend, seed, timing and backend-specific facts.
-    """
-
-    probability: Tensor
-    visible: Tensor
-    correlation: Tensor | None = None
-    log_partition: Tensor | None = None
-    standard_error: Tensor | None = None
-    num_reads: int | None = None
-    info: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def magnetization(self) -> Tensor:
-        """<s_j> = 2 P(s_j = +1) - 1, [*batch, n]; 0 for invisible spins."""
-        return torch.where(self.visible, 2 * self.probability - 1, 0)
-
-    @property
-    def smoothed_probability(self) -> Tensor:
-        """(reads·P + 1/2)/(reads + 1) for sampled moments, the probability itself for analytic ones.
-
-        Strictly positive on visible spins, so that normalised attention weights are never 0/0.
-        """
-        if self.num_reads is None:
-            return self.probability
-        smoothed = (self.num_reads * self.probability + 0.5) / (self.num_reads + 1)
-        return torch.where(self.visible, smoothed, 0)
-
-
-class Lowest(NamedTuple):
-    """The read of lowest energy of each problem.
-
-    Attributes:
-        spins: int8 ±1, [*batch, n]; -1 for invisible spins.
-        energy: [*batch].
-    """
-
-    spins: Tensor
-    energy: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """Reads of a batch of Ising models.
-
-    Attributes:
-        spins: int8 ±1, [num_reads, *batch, n]; -1 for invisible spins.
-        visible: bool [*batch, n].
-        log_weights: Log importance weight of each read, [num_reads, *batch], None for equal weights.
-        info: Backend, seed, effective beta, timing.
-        ising: The problems, detached, which :meth:`Sampler.sample` sets; their memory is the caller's.
-    """
-
-    spins: Tensor
-    visible: Tensor
-    log_weights: Tensor | None = None
-    info: Mapping[str, Any] = field(default_factory=dict)
-    ising: Ising | None = field(default=None, repr=False)
-
-    @property
-    def num_reads(self) -> int:
-        """Number of reads."""
-        return self.spins.shape[0]
-
-    @property
-    def energy(self) -> Tensor:
-        """E(s) = -(Σ h s + Σ J s s + Σ K s s s) of each read, in the dtype of the fields, [num_reads, *batch].
-
-        Raises:
-            ValueError: If the samples do not know their problem.
-        """
-        if self.ising is None:
-            raise ValueError(
-                "ising: expected the problem of the reads, as Sampler.sample keeps it, got None; "
-                "use Ising.energy(samples.spins)."
-            )
-        return self.ising.energy(self.spins)
-
-    def lowest(self) -> Lowest:
-        """Return the read of lowest energy of each problem, the first one of equals.
-
-        Raises:
-            ValueError: If the samples do not know their problem.
-        """
-        energy = self.energy
-        best = energy.argmin(0, keepdim=True)  # [1, *batch]
-        spins = torch.take_along_dim(self.spins, best[..., None], 0)
-        return Lowest(spins[0], torch.take_along_dim(energy, best, 0)[0])
-
-    @property
-    def weights(self) -> Tensor:
-        """Normalised weight of each read, float64 [num_reads, *batch]."""
-        if self.log_weights is None:
-            shape = self.spins.shape[:-1]
-            return torch.full(shape, 1 / shape[0], dtype=torch.float64, device=self.spins.device)
-        return torch.softmax(self.log_weights.double(), dim=0)
-
-    def moments(self, *, correlations: bool = False, dtype: torch.dtype = torch.float32) -> Moments:
-        """Weighted averages over the reads.
-
-        The standard error is sqrt(Σ w² ) · sqrt(P(1 - P)) with P smoothed, i.e. sqrt(P(1 - P)/N) for equal
-        weights; it treats reads as independent.
-        """
-        w = self.weights
-        up = (self.spins > 0).double()
-        # Rounding of the weights can push a certain spin above 1.
-        probability = (w[..., None] * up).sum(0).clamp(max=1)
-        reads = self.num_reads
-        smooth = (reads * probability + 0.5) / (reads + 1)
-        error = (smooth * (1 - smooth) * (w**2).sum(0)[..., None]).sqrt()
-        correlation = None
-        if correlations:
-            s = torch.where(self.visible, self.spins.double(), 0)
-            correlation = torch.einsum("r...,r...j,r...k->...jk", w, s, s).to(dtype)
-        return Moments(
-            probability=torch.where(self.visible, probability, 0).to(dtype),
-            visible=self.visible,
-            correlation=correlation,
-            standard_error=torch.where(self.visible, error, 0).to(dtype),
-            num_reads=reads,
-            info=dict(self.info),
-        )
-
-
-class AdjointGradient(NamedTuple):
-    """Derivative of a loss through the sampler's own law.
-
-    Attributes:
-        fields: ∂L/∂h, [*batch, n].
-        couplings: ∂L/∂J in the shape of J, symmetric, the energy being read as ½ Σ_{j≠k} J_jk s_j s_k; None
-            without J.
-        parameters: ∂L/∂θ for each of the sampler's ``parameters``.
-    """
-
-    fields: Tensor
-    couplings: Tensor | None
-    parameters: tuple[Tensor, ...] = ()
 
 
 class Sampler(WithOptions, ABC):

@@ -9,7 +9,7 @@ import torch
 
 from diabat.circuits import Betas
 from diabat.ising import Ising, pack_couplings
-from diabat.samplers.base import Samples
+from diabat.samplers.answers import Samples
 from diabat.samplers.beta_fit import BetaFit
 from diabat.samplers.pseudolikelihood import fit_betas
 

@@ -27,7 +27,8 @@ from diabat.ising import Ising
 from diabat.samplers.folding import Terms, dims_of, folded_terms, mapped_first, unfolded
 
 if TYPE_CHECKING:
-    from diabat.samplers.base import Moments, Sampler
+    from diabat.samplers.answers import Moments
+    from diabat.samplers.base import Sampler
 
 Gradients = tuple[Tensor | None, ...]
 

@@ -25,15 +25,8 @@ from diabat.circuits.memory import require_memory
 from diabat.circuits.plan_range import SATURATED
 from diabat.ising import Ising
 from diabat.samplers.anneals import WATCHED, Grid, Order, Protocol, beyond, known_error, resolve_anneal
-from diabat.samplers.base import (
-    AdjointGradient,
-    Capabilities,
-    Estimator,
-    Moments,
-    Samples,
-    UnsupportedError,
-    check_num_reads,
-)
+from diabat.samplers.answers import AdjointGradient, Moments, Samples
+from diabat.samplers.base import Capabilities, Estimator, UnsupportedError, check_num_reads
 from diabat.samplers.calibrated import (
     MODES,
     REFERENCE_STRENGTH,

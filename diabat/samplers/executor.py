@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from diabat.ising import Ising
-from diabat.samplers.base import Sampler, Samples, UnsupportedError, check_num_reads, draw_seed
+from diabat.samplers.answers import Samples
+from diabat.samplers.base import Sampler, UnsupportedError, check_num_reads, draw_seed
 from diabat.samplers.composite import build_base, refuse_memory
 from diabat.samplers.distributed.jobs import Answer, Job, make_job, pack, run, run_packed
 from diabat.samplers.distributed.workers import Workers

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from diabat.ising import Ising
-from diabat.samplers.base import Capabilities, Moments, Sampler, UnsupportedError
+from diabat.samplers.answers import Moments
+from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
 from diabat.samplers.checks import check_positive, is_number
 from diabat.samplers.diagnostics import Watched
 

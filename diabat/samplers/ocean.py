@@ -20,7 +20,8 @@ import dimod
 import numpy as np
 
 from diabat.ising import from_bqm
-from diabat.samplers.base import MAX_SEED, Sampler, Samples, as_int, check_num_reads, draw_seed
+from diabat.samplers.answers import Samples
+from diabat.samplers.base import MAX_SEED, Sampler, as_int, check_num_reads, draw_seed
 from diabat.samplers.composite import build_base
 from diabat.samplers.facts import plain
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from diabat.ising import Ising
-from diabat.samplers.base import Capabilities, Sampler, Samples, check_num_reads
+from diabat.samplers.answers import Samples
+from diabat.samplers.base import Capabilities, Sampler, check_num_reads
 from diabat.samplers.composite import build_base
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.grouping import Group, grouped

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 from diabat.ising import Ising
-from diabat.samplers.base import Moments
+from diabat.samplers.answers import Moments
 from diabat.testing.core import ConformanceError, Trial, check, demand
 from diabat.testing.form import leads
 from diabat.testing.oracle import brute_force

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from diabat.ising import Ising
-from diabat.samplers.base import Capabilities, Law, Sampler, Samples
+from diabat.samplers.answers import Samples
+from diabat.samplers.base import Capabilities, Law, Sampler
 
 DEFAULT_ALPHA = 1e-6
 DEFAULT_NUM_READS = 4096

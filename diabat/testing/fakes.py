@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from diabat.ising import Ising
-from diabat.samplers.base import Capabilities, Moments, Sampler, Samples
+from diabat.samplers.answers import Moments, Samples
+from diabat.samplers.base import Capabilities, Sampler
 
 
 class FIFOSampler(Sampler):

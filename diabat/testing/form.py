@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from diabat.ising import Ising
-from diabat.samplers.base import Moments, Samples
+from diabat.samplers.answers import Moments, Samples
 from diabat.testing.core import Trial, demand
 from diabat.testing.problems import Lead
 

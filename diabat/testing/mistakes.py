@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from diabat.ising import Ising
-from diabat.samplers.base import Moments, Samples
+from diabat.samplers.answers import Moments, Samples
 from diabat.testing.fakes import scaled
 
 Change = Callable[[Any], Any]

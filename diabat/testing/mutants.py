@@ -8,7 +8,8 @@ from typing import Any, final
 from torch import Tensor
 
 from diabat.ising import Ising
-from diabat.samplers.base import Capabilities, Moments, Sampler, Samples
+from diabat.samplers.answers import Moments, Samples
+from diabat.samplers.base import Capabilities, Sampler
 from diabat.testing.fakes import WeightedSampler
 from diabat.testing.mistakes import DRAW, PROBLEM, RESULT, Change, via_magnetization, without_three_body
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from diabat.ising import Ising
-from diabat.samplers.base import Capabilities, Moments, Sampler, Samples, UnsupportedError
+from diabat.samplers.answers import Moments, Samples
+from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
 
 MAX_SPINS = 14
 

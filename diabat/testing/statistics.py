@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor
 
 from diabat.ising import Ising
-from diabat.samplers.base import Samples
+from diabat.samplers.answers import Samples
 from diabat.testing.core import ConformanceError, Trial
 from diabat.testing.oracle import brute_force, brute_force_states, state_table
 

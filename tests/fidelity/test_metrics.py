@@ -9,7 +9,7 @@ import torch
 
 from diabat.fidelity import metrics, states
 from diabat.ising import Ising
-from diabat.samplers.base import Moments, Samples
+from diabat.samplers.answers import Moments, Samples
 from diabat.testing import ReferenceSampler, brute_force, brute_force_states
 from diabat.testing.problems import causal_problem, make_problem
 

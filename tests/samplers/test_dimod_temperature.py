@@ -9,7 +9,7 @@ import torch
 from dwave.samplers import SimulatedAnnealingSampler
 
 from diabat.ising import Ising
-from diabat.samplers.base import Samples
+from diabat.samplers.answers import Samples
 from diabat.samplers.dimod import DimodSampler
 from diabat.samplers.dimod.temperature import calibration_error
 from diabat.testing import ReferenceSampler, brute_force

@@ -15,7 +15,7 @@ from diabat import fidelity
 from diabat.fidelity import sk
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers import conditionals, newton
-from diabat.samplers.base import Samples
+from diabat.samplers.answers import Samples
 from diabat.samplers.pseudolikelihood import (
     BetaFit,
     Term,

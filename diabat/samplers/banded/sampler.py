@@ -8,10 +8,11 @@ from typing import Any, Literal
 import torch
 
 from diabat.ising import Ising
+from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.banded.engines import BandEngine, BandProbabilities, BandTensors, NativeBand, TorchBand
 from diabat.samplers.banded.lanes import scratch_bytes
 from diabat.samplers.banded.layout import Layout, band_layout, bandwidth_of, beyond_band
-from diabat.samplers.base import Capabilities, Moments, Sampler, Samples, UnsupportedError
+from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
 from diabat.samplers.checks import check_choice
 from diabat.samplers.options import amend
 

@@ -12,7 +12,8 @@ import torch
 
 from diabat.circuits import Betas
 from diabat.ising import Ising
-from diabat.samplers.base import Capabilities, Sampler, Samples, check_num_reads, require_room
+from diabat.samplers.answers import Samples
+from diabat.samplers.base import Capabilities, Sampler, check_num_reads, require_room
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.dimod.budget import Budget, access_time
 from diabat.samplers.dimod.cache import AnswerCache, check_plain

@@ -11,7 +11,7 @@ import torch
 
 from diabat.circuits import Betas
 from diabat.ising import Ising
-from diabat.samplers.base import Samples
+from diabat.samplers.answers import Samples
 from diabat.samplers.beta_fit import BetaFit
 from diabat.samplers.calibrated import reference_problems
 from diabat.samplers.dimod.target import accepted_parameters

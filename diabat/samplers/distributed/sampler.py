@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Self
 from torch import Tensor
 
 from diabat.ising import Ising
-from diabat.samplers.base import AdjointGradient, Capabilities, Moments, Sampler, Samples
+from diabat.samplers.answers import AdjointGradient, Moments, Samples
+from diabat.samplers.base import Capabilities, Sampler
 from diabat.samplers.composite import build_base, refuse_memory
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.distributed.chunks import Box, Chunks

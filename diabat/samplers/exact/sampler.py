@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from diabat.ising import Ising
-from diabat.samplers.base import Capabilities, Moments, Sampler, Samples, UnsupportedError
+from diabat.samplers.answers import Moments, Samples
+from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
 from diabat.samplers.checks import check_positive
 from diabat.samplers.exact.half_energies import HalfEnergies, own_weights, split_energies
 from diabat.samplers.exact.half_split import ExactProbabilities, half_products

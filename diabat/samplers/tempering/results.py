@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diabat.samplers.base import Moments
+from diabat.samplers.answers import Moments
 from diabat.samplers.grouping import scatter, scatter_pairs
 from diabat.samplers.tempering.averages import Averages
 from diabat.samplers.tempering.batch import Batch, Part

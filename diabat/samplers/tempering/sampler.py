@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diabat.ising import Ising
-from diabat.samplers.base import Capabilities, Moments, Sampler, Samples, UnsupportedError, check_num_reads
+from diabat.samplers.answers import Moments, Samples
+from diabat.samplers.base import Capabilities, Sampler, UnsupportedError, check_num_reads
 from diabat.samplers.checks import check_choice, check_flag
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.tempering.averages import averages, burn_in
