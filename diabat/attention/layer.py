@@ -41,8 +41,12 @@ class IsingLayer(nn.Module):
 
     @property
     def sampler(self) -> Sampler:
-        """The backend."""
+        """The backend; another one may be assigned, which keeps estimator and reads (see :meth:`use_sampler`)."""
         return self._bridge.sampler
+
+    @sampler.setter
+    def sampler(self, sampler: Sampler | str) -> None:
+        self.use_sampler(sampler, gradient=self.gradient, num_reads=self.num_reads)
 
     @property
     def gradient(self) -> str:

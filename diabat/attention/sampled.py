@@ -20,7 +20,7 @@ from diabat.samplers.base import Estimator, Sampler, UnsupportedError
 from diabat.samplers.derivatives import without_autocast
 from diabat.samplers.folding import TermDims, Terms, dims_of, folded_terms, mapped_first, unfolded
 
-Optional = Tensor | None
+Maybe = Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ def sampled_probabilities(terms: Terms, draw: Draw) -> Tensor:
     return probability
 
 
-def _asked(draw: Draw, ising: Ising) -> tuple[Moments, Optional, Optional]:
+def _asked(draw: Draw, ising: Ising) -> tuple[Moments, Maybe, Maybe]:
     """Moments, and the reads behind them with their weights where the estimator looks at reads."""
     if draw.estimator != "covariance":
         return draw.sampler.moments(ising, num_reads=draw.num_reads, seed=draw.seed), None, None
@@ -54,12 +54,12 @@ class _Sampled(torch.autograd.Function):
     @staticmethod
     def forward(
         fields: Tensor,
-        couplings: Optional,
-        three_body: Optional,
-        visible: Optional,
+        couplings: Maybe,
+        three_body: Maybe,
+        visible: Maybe,
         draw: Draw,
         *parameters: Tensor,
-    ) -> tuple[Optional, ...]:
+    ) -> tuple[Maybe, ...]:
         ising = Ising(fields, couplings, visible, three_body, check=False).detach()
         with without_autocast(fields):
             moments, spins, weights = _asked(draw, ising)
@@ -79,7 +79,7 @@ class _Sampled(torch.autograd.Function):
         ctx.mark_non_differentiable(*(t for t in seen if t is not None))
 
     @staticmethod
-    def backward(ctx: Any, v: Tensor, *rest: Any) -> tuple[Optional, ...]:
+    def backward(ctx: Any, v: Tensor, *rest: Any) -> tuple[Maybe, ...]:
         wanted = (*ctx.needs_input_grad[1:3], any(ctx.needs_input_grad[5:]))
         found: Any = _Estimated.apply(*ctx.saved_tensors, v, ctx.draw, wanted)
         h, J, K, *of_parameters = found
@@ -105,17 +105,17 @@ class _Estimated(torch.autograd.Function):
     @staticmethod
     def forward(
         fields: Tensor,
-        couplings: Optional,
-        three_body: Optional,
-        visible: Optional,
+        couplings: Maybe,
+        three_body: Maybe,
+        visible: Maybe,
         p: Tensor,
-        at: Optional,
-        spins: Optional,
-        weights: Optional,
+        at: Maybe,
+        spins: Maybe,
+        weights: Maybe,
         v: Tensor,
         draw: Draw,
         wanted: tuple[bool, ...],
-    ) -> tuple[Optional, ...]:
+    ) -> tuple[Maybe, ...]:
         with without_autocast(fields):
             ising = Ising(fields, couplings, visible, three_body, check=False)
             mask = ising.visible_mask
@@ -143,7 +143,7 @@ class _Estimated(torch.autograd.Function):
         ctx.draw = inputs[9]
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Optional, ...]:
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Maybe, ...]:
         raise UnsupportedError(
             f"gradient: estimator '{ctx.draw.estimator}' of sampler '{ctx.draw.sampler.name}' has first derivatives "
             "only, got a second one; use sampler 'exact' or 'banded'."
@@ -169,8 +169,8 @@ def _term_dims(in_dims: tuple[Any, ...]) -> TermDims:
 
 
 def _folded_batches(
-    tensors: Sequence[Optional], dims: Sequence[int | None], places: Sequence[int], size: int
-) -> list[Optional]:
+    tensors: Sequence[Maybe], dims: Sequence[int | None], places: Sequence[int], size: int
+) -> list[Maybe]:
     """Tensors per problem with the mapped dimension in front of the batch, that is behind the reads."""
     return [
         None if t is None else mapped_first(t, dim, size, place)

@@ -9,7 +9,7 @@ import torch
 
 from diabat.attention import BoltzmannAttention
 from diabat.attention.coupled_heads import MODES
-from diabat.samplers import UnsupportedError
+from diabat.samplers import UnsupportedError, sampler
 from diabat.samplers.dqa import DQASampler
 from diabat.testing import RecorderSampler, ReferenceSampler
 
@@ -273,3 +273,16 @@ def test_weights_of_half_precision(mode: str) -> None:
     assert (out.float() - built(x)).abs().max() < 0.05
     out.float().square().sum().backward()
     assert all(p.grad is None or torch.isfinite(p.grad).all() for p in low.parameters())
+
+
+def test_another_sampler_in_place_is_checked_like_the_first() -> None:
+    layer = BoltzmannAttention(8, 2, 5, gradient="straight_through")
+    layer.sampler = sampler("tempering")
+    assert (layer.sampler.name, layer.gradient) == ("tempering", "straight_through")
+    layer.use_sampler("exact")
+    assert layer.gradient == "auto"
+    with pytest.raises(UnsupportedError, match="accepts at most 3 spins, got 5"):
+        layer.use_sampler(sampler("exact", max_seconds=2e-8))
+    with pytest.raises(UnsupportedError, match="sampler 'tempering' supports"):
+        layer.use_sampler("tempering", gradient="exact")
+    assert layer.sampler.name == "exact"  # a refusal changes nothing
