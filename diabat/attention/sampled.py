@@ -18,7 +18,15 @@ from diabat.ising import Ising
 from diabat.samplers.answers import Moments
 from diabat.samplers.base import Estimator, Sampler, UnsupportedError
 from diabat.samplers.derivatives import without_autocast
-from diabat.samplers.folding import TermDims, Terms, dims_of, folded_terms, mapped_first, unfolded
+from diabat.samplers.folding import (
+    TermDims,
+    Terms,
+    dims_of,
+    folded_terms,
+    mapped_first,
+    refuse_batched_cotangent,
+    unfolded,
+)
 
 Maybe = Tensor | None
 
@@ -119,6 +127,8 @@ class _Estimated(torch.autograd.Function):
         with without_autocast(fields):
             ising = Ising(fields, couplings, visible, three_body, check=False)
             mask = ising.visible_mask
+            if draw.estimator in ("adjoint", "covariance"):
+                refuse_batched_cotangent(v)
             if draw.estimator == "adjoint":
                 exact = draw.sampler.adjoint(ising, v, seed=draw.seed or 0)
                 of_parameters = exact.parameters if wanted[2] else ()

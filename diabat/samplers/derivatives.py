@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from diabat.ising import Ising
-from diabat.samplers.folding import Terms, dims_of, folded_terms, mapped_first, unfolded
+from diabat.samplers.folding import Terms, batched_cotangent, dims_of, folded_terms, mapped_first, unfolded
 
 if TYPE_CHECKING:
     from diabat.samplers.answers import Moments
@@ -192,15 +192,7 @@ class _Gradient(torch.autograd.Function):
         chosen = [t for t, want in zip(kept.leaves, wanted, strict=True) if want and t is not None]
         pairs = [(r, c) for r, c in zip(kept.results, (v, u), strict=True) if r is not None and c is not None]
         with torch.enable_grad(), without_autocast(fields):
-            # Not by grad_outputs, which load sympy, a quarter of a second.
-            loss = sum((r * c).sum() for r, c in pairs)
-        if not (isinstance(loss, Tensor) and loss.requires_grad):  # without a visible spin
-            return tuple(
-                torch.zeros_like(t) if want and t is not None else None
-                for t, want in zip(kept.leaves, wanted, strict=True)
-            )
-        with without_autocast(fields):
-            found = iter(torch.autograd.grad(loss, chosen, retain_graph=True, materialize_grads=True))
+            found = iter(_cotangents_through(pairs, chosen))
         return tuple(
             next(found) if want and t is not None else None
             for t, want in zip(kept.leaves, wanted, strict=True)
@@ -239,6 +231,17 @@ class _Gradient(torch.autograd.Function):
         found: Any = _Gradient.apply(*folded, solver, wanted, None)
         outputs = [unfolded(g, t, d) for g, t, d in zip(found, tensors[:3], in_dims[:3], strict=True)]
         return tuple(outputs), dims_of(*outputs)
+
+
+def _cotangents_through(pairs: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> tuple[Tensor, ...]:
+    """Σ ∂r/∂leaf · c over results and their cotangents."""
+    results, cotangents = zip(*pairs, strict=True)
+    options: Any = {"retain_graph": True, "materialize_grads": True}
+    if batched_cotangent(*cotangents):
+        return torch.autograd.grad(results, leaves, cotangents, **options)
+    # Cotangents given by themselves load sympy, a quarter of a second.
+    loss = sum(((r * c).sum() for r, c in pairs[1:]), (pairs[0][0] * pairs[0][1]).sum())
+    return torch.autograd.grad(loss, leaves, **options)
 
 
 class _Second(torch.autograd.Function):

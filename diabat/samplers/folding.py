@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -72,3 +73,24 @@ def unfolded(gradient: Tensor | None, like: Tensor | None, dim: int | None) -> T
 def dims_of(*outputs: Tensor | None) -> tuple[int | None, ...]:
     """Mapped dimension of outputs that have it first, or are None."""
     return tuple(None if t is None else 0 for t in outputs)
+
+
+def batched_cotangent(*cotangents: Tensor | None) -> bool:
+    """Whether autograd runs a backward pass for many cotangents at once (``is_grads_batched``, ``vectorize=True``).
+
+    That is done by an older vmap than torch.func's, which asks no rule of ours.
+    """
+    return any(t is not None and torch._C._functorch.is_legacy_batchedtensor(t) for t in cotangents)
+
+
+def refuse_batched_cotangent(*cotangents: Tensor | None) -> None:
+    """Refuse such a pass where values are looked at.
+
+    Raises:
+        RuntimeError: With what to use instead.
+    """
+    if batched_cotangent(*cotangents):
+        raise RuntimeError(
+            "gradient: expected one cotangent, got a batch of them (is_grads_batched or vectorize=True); "
+            "use torch.func.jacrev."
+        )

@@ -56,6 +56,34 @@ def test_jacobians_of_estimators(name: str) -> None:
     assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(got, want, strict=True))
 
 
+@pytest.mark.parametrize("name", BRIDGES)
+def test_batches_of_cotangents_are_answered_or_refused(name: str) -> None:
+    """torch.autograd's own vectorised Jacobian, by an older vmap: right, or one sentence."""
+    h, J = torch.randn(2, 3, dtype=F64), pack_couplings(0.3 * torch.randn(3, dtype=F64), 3)
+
+    def f(h: Tensor) -> Tensor:
+        return alpha(name, h, J)
+
+    want: Any = torch.autograd.functional.jacobian(f, h)
+    if name in ("exact", "banded", "adjoint", "covariance"):
+        with pytest.raises(RuntimeError, match=r"got a batch of them .*; use torch\.func\.jacrev"):
+            torch.autograd.functional.jacobian(f, h, vectorize=True)
+    else:
+        got: Any = torch.autograd.functional.jacobian(f, h, vectorize=True)
+        assert torch.allclose(got, want, atol=1e-12)
+
+
+def test_a_vectorised_hessian_of_mean_field() -> None:
+    h, J = torch.randn(2, 3, dtype=F64), pack_couplings(0.3 * torch.randn(3, dtype=F64), 3)
+    backend = sampler("mean_field", tolerance=1e-13)
+
+    def f(h: Tensor) -> Tensor:
+        return spin_probabilities(h, J, backend, check=False).square().sum()
+
+    got, want = (torch.autograd.functional.hessian(f, h, vectorize=v) for v in (True, False))
+    assert torch.allclose(got, want, atol=1e-11)
+
+
 @pytest.mark.parametrize("name", ["straight_through", "linear_response", "adjoint", "covariance"])
 def test_second_derivatives_of_estimators_are_refused(name: str) -> None:
     h, J = torch.randn(2, 3, dtype=F64), torch.zeros(3, 3, dtype=F64)

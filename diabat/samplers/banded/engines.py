@@ -15,6 +15,7 @@ from diabat.samplers.banded import native as band_native
 from diabat.samplers.banded import torch as band_torch
 from diabat.samplers.banded.problems import BandProblems, fitting
 from diabat.samplers.banded.streams import stream_keys, uniforms
+from diabat.samplers.folding import refuse_batched_cotangent
 
 Arithmetic = Literal["float32", "float64", "logarithms"]
 _KINDS: tuple[Arithmetic, ...] = get_args(Arithmetic)
@@ -253,6 +254,7 @@ class BandProbabilities(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         """Covariances of f with spins and with pairs in the band; differentiable again where that is asked for."""
         *problem, p = ctx.saved_tensors
+        refuse_batched_cotangent(*cotangents)
         if torch.is_grad_enabled():
             return (
                 *_smooth_gradient(BandTensors(*problem), ctx.needs_input_grad, *cotangents),

@@ -29,6 +29,7 @@ from diabat.samplers.exact.fused_products import fused_products, suits
 from diabat.samplers.exact.half_energies import HalfEnergies, half_tables
 from diabat.samplers.exact.row_weights import row_scaled_weights
 from diabat.samplers.exact.smooth import smooth_probabilities
+from diabat.samplers.folding import refuse_batched_cotangent
 
 
 @dataclass(eq=False)
@@ -245,6 +246,7 @@ class ExactProbabilities(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         """Covariances of f with fields, half energies and the cut; differentiable again where that is asked for."""
         p, *terms = ctx.saved_tensors
+        refuse_batched_cotangent(*cotangents[:2])
         if torch.is_grad_enabled():
             return *_smooth_gradient(terms, ctx, cotangents[0], cotangents[1]), None, None
         split = Split(p.shape[-1], ctx.products.energies, p.dtype)
