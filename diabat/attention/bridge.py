@@ -10,7 +10,14 @@ from torch import Tensor
 from diabat.attention.compiled import compiled_probabilities, outside_graph, register
 from diabat.attention.sampled import Draw, sampled_probabilities
 from diabat.ising import Ising
-from diabat.samplers.base import Estimator, Sampler, UnsupportedError, check_num_reads, draw_seed
+from diabat.samplers.base import (
+    Estimator,
+    Sampler,
+    UnsupportedError,
+    check_num_reads,
+    draw_seed,
+    refuse_trace,
+)
 from diabat.samplers.derivatives import Solver, analytic_moments
 from diabat.samplers.folding import Terms
 from diabat.samplers.registry import as_sampler
@@ -68,6 +75,7 @@ def spin_probabilities(
             check=check,
         )
         return result
+    refuse_trace()
     bridge = GradientBridge(as_sampler(sampler), gradient, num_reads)
     ising = Ising(fields, couplings, visible, three_body, check=check)
     return bridge.probabilities(ising, seed)
@@ -132,6 +140,7 @@ class GradientBridge:
             visible: bool, broadcastable to [*batch, n], or None.
             three_body: K, [*lead, n, n, n], or None.
         """
+        refuse_trace()
         if torch.compiler.is_compiling() and self._name is not None:
             parameters = list(self.sampler.parameters)
             return compiled_probabilities(

@@ -275,8 +275,18 @@ class Sampler(WithOptions, ABC):
 
 
 def _require_ising(ising: Any) -> None:
+    refuse_trace()
     if not isinstance(ising, Ising):
         raise TypeError(f"ising: expected a diabat.Ising, got {type(ising).__name__}.")
+
+
+def refuse_trace() -> None:
+    """Raise UnsupportedError under ``torch.jit.trace``, which would freeze what a sampler answers into constants."""
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]  # not exported by name
+        raise UnsupportedError(
+            "torch.jit.trace: expected no sampler in a trace, which would freeze its answers, got one; use "
+            "torch.compile or torch.export."
+        )
 
 
 def check_num_reads(num_reads: int) -> None:

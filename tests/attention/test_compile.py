@@ -175,6 +175,14 @@ def test_export_of_a_backend_that_draws_says_why_not() -> None:
         torch.export.export(Net("tempering"), (torch.randn(3, 5, 8),))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", ["exact", "mean_field", "tempering", "dqa"])
+def test_a_trace_would_freeze_the_answers(name: str) -> None:
+    layer = BoltzmannAttention(8, 2, 5, sampler=name)
+    with pytest.raises(diabat.UnsupportedError, match=r"torch\.jit\.trace: expected no sampler in a trace"):
+        torch.jit.trace(layer, torch.randn(3, 5, 8), check_trace=False)
+
+
 @pytest.mark.parametrize("name", ["exact", "dqa"])
 def test_deepcopies_have_bridges_of_their_own(name: str) -> None:
     net = Net(name)
