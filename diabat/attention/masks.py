@@ -32,13 +32,13 @@ def attention_masks(
     visible = torch.ones(L, S, dtype=torch.bool, device=device)
     added = None
     if attn_mask is not None:
-        _check("attn_mask", attn_mask, ([L, S], [B * H, L, S]))
+        _check("attn_mask", attn_mask, ((L, S), (B * H, L, S)))
         per_head = attn_mask if attn_mask.ndim == 2 else attn_mask.view(B, H, L, S)
         visible, added = _split(per_head)
     elif is_causal:
         visible = visible.tril()
     if key_padding_mask is not None:
-        _check("key_padding_mask", key_padding_mask, ([B, S],))
+        _check("key_padding_mask", key_padding_mask, ((B, S),))
         seen, of_keys = _split(key_padding_mask[:, None, None, :])
         visible = visible & seen
         if of_keys is not None:
@@ -55,9 +55,9 @@ def _split(mask: Tensor) -> tuple[Tensor, Tensor | None]:
     return visible, torch.where(visible, mask, 0)
 
 
-def _check(name: str, mask: Tensor, shapes: tuple[list[int], ...]) -> None:
+def _check(name: str, mask: Tensor, shapes: tuple[tuple[int, ...], ...]) -> None:
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise ValueError(f"{name}: expected dtype bool or float, got {mask.dtype}.")
-    if list(mask.shape) not in shapes:
-        expected = " or ".join(map(str, shapes))
+    if all(tuple(mask.shape) != shape for shape in shapes):
+        expected = " or ".join(str(list(shape)) for shape in shapes)
         raise ValueError(f"{name}: expected shape {expected}, got {list(mask.shape)}.")

@@ -98,6 +98,36 @@ def test_one_graph_compiled_once_with_the_answers_of_eager_mode(name: str) -> No
     assert len(graphs) == 2
 
 
+def test_batches_of_other_sizes() -> None:
+    """A second graph with a free batch size, a third with a free length."""
+    net = Net("exact")
+    graphs, backend = count_graphs()
+    compiled = torch.compile(net, fullgraph=True, backend=backend)
+    for batch, length in ((4, 5), (7, 5), (2, 5), (3, 4), (5, 3), (2, 2)):
+        x = torch.randn(batch, length, 8)
+        for got, want in zip(step(compiled, net, x), step(net, net, x), strict=True):
+            assert torch.allclose(got, want, rtol=1e-6, atol=1e-6)
+    assert len(graphs) <= 3
+
+
+@pytest.mark.parametrize("mask", ["none", "float", "bool", "padding"])
+def test_layers_of_torch_with_our_attention(mask: str) -> None:
+    layer = nn.TransformerEncoderLayer(16, 4, batch_first=True, dropout=0.0)
+    layer.self_attn = diabat.BoltzmannMultiheadAttention(16, 4, batch_first=True, window=6)
+    nn.init.normal_(layer.self_attn.coupling_pairs, std=0.3)  # type: ignore[arg-type]  # a parameter in this mode
+    x = torch.randn(3, 6, 16)
+    options: dict[str, Any] = {
+        "none": {},
+        "float": {"src_mask": nn.Transformer.generate_square_subsequent_mask(6)},
+        "bool": {"src_mask": torch.ones(6, 6, dtype=torch.bool).triu(1)},
+        "padding": {"src_key_padding_mask": torch.arange(6) >= torch.tensor([[6], [4], [2]])},
+    }[mask]
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    pair = [step(lambda x, f=f: f(x, **options), layer, x) for f in (compiled, layer)]
+    for got, want in zip(*pair, strict=True):
+        assert torch.allclose(got, want, rtol=1e-6, atol=1e-6)
+
+
 def test_the_default_compiler() -> None:
     net = Net("exact")
     x = torch.randn(3, 5, 8)
