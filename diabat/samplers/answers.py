@@ -126,11 +126,12 @@ class Samples:
         The standard error is sqrt(Σ w² ) · sqrt(P(1 - P)) with P smoothed, i.e. sqrt(P(1 - P)/N) for equal
         weights; it treats reads as independent.
         """
-        w = self.weights
-        up = (self.spins > 0).double()
-        # Rounding of the weights can push a certain spin above 1.
-        probability = (w[..., None] * up).sum(0).clamp(max=1)
-        reads = self.num_reads
+        w, reads = self.weights, self.num_reads
+        if self.log_weights is None:  # counted: one byte a read, and no rounding
+            probability = (self.spins > 0).sum(0).double() / reads
+        else:
+            # Rounding of the weights can push a certain spin above 1.
+            probability = (w[..., None] * (self.spins > 0)).sum(0).clamp(max=1)
         smooth = (reads * probability + 0.5) / (reads + 1)
         error = (smooth * (1 - smooth) * (w**2).sum(0)[..., None]).sqrt()
         correlation = None
