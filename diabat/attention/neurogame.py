@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from diabat.attention.compiled import outside_graph
 from diabat.attention.explanation import NeuroGameExplanation
 from diabat.attention.games import Estimate, NormGame, sample_banzhaf, sample_interaction, sample_shapley
-from diabat.attention.games.checks import check_count, check_positive
+from diabat.attention.games.checks import check_count
 from diabat.attention.games.norm_game import NONLINEARITIES
 from diabat.attention.inputs import check_tokens
 from diabat.attention.layer import IsingLayer
@@ -29,7 +29,7 @@ from diabat.attention.own_couplings import always_answerable, require_answerable
 from diabat.attention.token_ising import mean_field_residual, token_ising
 from diabat.ising import Ising, check_finite
 from diabat.samplers.base import Sampler, UnsupportedError, draw_seed
-from diabat.samplers.checks import check_choice
+from diabat.samplers.checks import check_choice, check_positive
 from diabat.samplers.registry import sampler as build_sampler
 
 NORMALISATIONS = ("l1", "sum", "none")

@@ -53,9 +53,7 @@ def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
     if beta is not None and not (math.isfinite(beta) and beta > 0):
         raise ProblemFileError(f"beta: expected a finite number > 0, got {beta}.")
     piped = str(path) == "-"
-    data, path = (
-        (sys.stdin.buffer.read(), Path("standard input")) if piped else (_read_bytes(Path(path)), path)
-    )
+    data, path = (_read_piped(), Path("standard input")) if piped else (_read_bytes(Path(path)), path)
     try:
         return _parse(data, str(path), beta)
     except UnicodeDecodeError as error:
@@ -75,6 +73,14 @@ def _read_bytes(path: Path) -> bytes:
         raise ProblemFileError(f"'{path}': expected a file, got a folder.") from None
     except OSError as error:
         raise ProblemFileError(f"'{path}': cannot be read ({error.strerror}).") from error
+
+
+def _read_piped() -> bytes:
+    """Standard input, within the limit of files."""
+    data = sys.stdin.buffer.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise ProblemFileError(f"'standard input': expected at most {_MAX_BYTES} bytes, got more.")
+    return data
 
 
 def _parse(data: bytes, name: str, beta: float | None) -> Problem:

@@ -124,6 +124,7 @@ class Sampler(WithOptions, ABC):
             ValueError: If ``num_reads`` or ``seed`` is out of range, or the reads, int8, would not fit into the memory
                 that is available.
         """
+        refuse_trace()
         _require_ising(ising)
         num_reads = as_int(num_reads)
         check_num_reads(num_reads)
@@ -165,6 +166,7 @@ class Sampler(WithOptions, ABC):
                 for reads and draws none.
             ValueError: If ``num_reads`` or ``seed`` is out of range.
         """
+        refuse_trace()
         _require_ising(ising)
         if correlations and not self.capabilities.correlations:
             raise UnsupportedError(f"sampler '{self.name}' does not report pair correlations.")
@@ -275,7 +277,6 @@ class Sampler(WithOptions, ABC):
 
 
 def _require_ising(ising: Any) -> None:
-    refuse_trace()
     if not isinstance(ising, Ising):
         raise TypeError(f"ising: expected a diabat.Ising, got {type(ising).__name__}.")
 

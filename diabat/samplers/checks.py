@@ -16,10 +16,8 @@ def is_number(value: Any) -> bool:
 
 def check_positive(name: str, value: Any) -> None:
     """Raise ValueError unless a value is a finite number above 0."""
-    if not is_number(value) or not value > 0:
-        raise ValueError(f"{name}: expected a positive number, got {value!r}.")
-    if value == math.inf:
-        raise ValueError(f"{name}: expected a finite number, got {value!r}.")
+    if not is_number(value) or not 0 < value < math.inf:
+        raise ValueError(f"{name}: expected a positive finite number, got {value!r}.")
 
 
 def check_choice(name: str, value: Any, known: Iterable[str]) -> None:

@@ -60,7 +60,7 @@ class Solver:
 
 
 def analytic_moments(solver: Solver, ising: Ising) -> Moments:
-    """Moments of a problem, differentiable twice in h, J and K."""
+    """Moments of a problem, differentiable in h, J and K: twice at least, or a further derivative raises."""
     # A graph that is right to any order needs no help of ours, unless torch.func looks on.
     if solver.sampler.smooth and not torch._C._are_functorch_transforms_active():
         return solver.moments(ising)
@@ -105,10 +105,17 @@ def _leaves(terms: Sequence[Tensor | None], wanted: Sequence[bool]) -> tuple[Ten
     )
 
 
+def _replaced(terms: Terms, leaves: Sequence[Tensor | None]) -> Terms:
+    """The same problem with leaves in place of h, J and K."""
+    fields, couplings, three_body = leaves
+    assert fields is not None
+    return Terms(fields, couplings, three_body, terms.visible)
+
+
 def _solve(solver: Solver, terms: Terms, wanted: Sequence[bool]) -> _Kept:
     leaves = _leaves(terms[:3], wanted)
     with torch.set_grad_enabled(any(wanted)):
-        moments = solver.moments(_problem(Terms(*leaves, terms.visible)))  # type: ignore[arg-type, call-arg]  # three, of which the first is there
+        moments = solver.moments(_problem(_replaced(terms, leaves)))
     return _Kept(moments, leaves, (moments.probability, moments.log_partition) if any(wanted) else ())
 
 
@@ -265,7 +272,7 @@ class _Second(torch.autograd.Function):
         leaves = _leaves((fields, couplings, three_body, v, u), (*along_or_wanted, True, True))
         *terms, v_leaf, u_leaf = leaves
         with torch.enable_grad():
-            p, log_z = solver.smooth_moments(Terms(*terms, visible))  # type: ignore[arg-type, call-arg]  # as above
+            p, log_z = solver.smooth_moments(_replaced(Terms(fields, couplings, three_body, visible), terms))
             pairs = [(r, c) for r, c in ((p, v_leaf), (log_z, u_leaf)) if r is not None and c is not None]
             directions = [
                 (t, w) for t, w in zip(terms, (w_h, w_J, w_K), strict=True) if t is not None and w is not None

@@ -43,7 +43,7 @@ def prepare() -> None:
     torch.set_num_threads(1)
     for kind in KINDS:
         for seed in range(_WARM_UP if kind.__module__ != mistakes.__name__ else 0):
-            judge("", lambda kind=kind, seed=seed: kind(Dice(seed)))  # type: ignore[misc]
+            judge("", lambda kind=kind, seed=seed: kind(Dice(seed)))  # type: ignore[misc]  # defaults bind the loop's values
 
 
 def run_case(seed: int, *, show: bool = False) -> Outcome:

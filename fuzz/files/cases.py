@@ -30,7 +30,7 @@ def prepare() -> None:
     for seed in range(20):
         for kind in (readers.problem, readers.plan, readers.schedule):
             with tempfile.TemporaryDirectory() as folder:
-                judge("", lambda kind=kind, seed=seed, folder=folder: kind(Dice(seed), Path(folder)))  # type: ignore[misc]
+                judge("", lambda kind=kind, seed=seed, folder=folder: kind(Dice(seed), Path(folder)))  # type: ignore[misc]  # defaults bind the loop's values
 
 
 def run_case(seed: int, *, show: bool = False) -> Outcome:

@@ -262,8 +262,8 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     (
         lambda: games.gibbs_marginal(torch.zeros(8), True),
-        TypeError,
-        "temperature: expected a number, got bool",
+        ValueError,
+        "temperature: expected a positive finite number, got True",
     ),
     (
         lambda: games.gibbs_marginal(torch.zeros(2, 8), torch.tensor([1.0, -1.0])),

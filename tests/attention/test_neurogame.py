@@ -354,7 +354,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"temperature": 0.0}, ValueError, "temperature: expected a positive finite number, got 0.0"),
     ({"temperature": -1}, ValueError, "temperature: expected a positive finite number, got -1"),
     ({"temperature": float("nan")}, ValueError, "temperature: expected a positive finite number, got nan"),
-    ({"temperature": True}, TypeError, "temperature: expected a number, got bool"),
+    ({"temperature": True}, ValueError, "temperature: expected a positive finite number, got True"),
     ({"weighting": "boltzmann"}, ValueError, "weighting: expected one of gibbs, uniform, got 'boltzmann'"),
     ({"f": "gelu"}, ValueError, "f: expected one of identity, relu, tanh, got 'gelu'"),
     ({"normalisation": "l2"}, ValueError, "normalisation: expected one of l1, sum, none, got 'l2'"),

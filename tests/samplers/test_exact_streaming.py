@@ -163,7 +163,7 @@ def test_state_probabilities_have_their_own_limit() -> None:
 @pytest.mark.parametrize("option", ["memory_budget_mb", "max_seconds"])
 @pytest.mark.parametrize("value", [0, -1.0, float("nan")])
 def test_options_must_be_positive(option: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{option}: expected a positive number, got {value}"):
+    with pytest.raises(ValueError, match=f"{option}: expected a positive finite number, got {value}"):
         ExactSampler(**{option: value})
 
 

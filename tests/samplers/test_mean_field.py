@@ -167,8 +167,8 @@ def test_what_it_does_not_do_is_refused() -> None:
         ({"max_iterations": 0}, "max_iterations: expected an integer >= 1, got 0"),
         ({"max_iterations": True}, "max_iterations: expected an integer >= 1, got True"),
         ({"max_iterations": 2.5}, "max_iterations: expected an integer >= 1, got 2.5"),
-        ({"tolerance": 0.0}, "tolerance: expected a positive number, got 0.0"),
-        ({"tolerance": math.nan}, "tolerance: expected a positive number, got nan"),
+        ({"tolerance": 0.0}, "tolerance: expected a positive finite number, got 0.0"),
+        ({"tolerance": math.nan}, "tolerance: expected a positive finite number, got nan"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

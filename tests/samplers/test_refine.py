@@ -251,7 +251,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"sampler": "exact", "options": {"max_seconds": -1}},
         ValueError,
-        "options: max_seconds: expected a positive number, got -1.",
+        "options: max_seconds: expected a positive finite number, got -1.",
     ),
 ]
 

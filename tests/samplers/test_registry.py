@@ -60,7 +60,7 @@ def test_unknown_options(name: str, option: str, message: str) -> None:
 
 
 def test_bad_values_of_options_name_them() -> None:
-    with pytest.raises(ValueError, match="max_seconds: expected a positive number, got -1"):
+    with pytest.raises(ValueError, match="max_seconds: expected a positive finite number, got -1"):
         diabat.sampler("exact", max_seconds=-1)
 
 

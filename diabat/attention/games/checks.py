@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from diabat.samplers.base import UnsupportedError
+from diabat.samplers.checks import check_positive
 
 Temperature = float | Tensor
 """γ > 0: a number, or a tensor that broadcasts to the leading dimensions of the values."""
@@ -18,8 +18,8 @@ def inverse_temperature(temperature: Temperature, like: Tensor) -> Tensor:
     """1/γ as a tensor, differentiable in γ.
 
     Raises:
-        TypeError: If it is neither a number nor a floating tensor.
-        ValueError: If a value is not positive and finite.
+        TypeError: If it is a tensor of another kind.
+        ValueError: If it is no number, or a value is not positive and finite.
     """
     if isinstance(temperature, Tensor):
         if not temperature.is_floating_point():
@@ -30,14 +30,6 @@ def inverse_temperature(temperature: Temperature, like: Tensor) -> Tensor:
         return 1 / temperature.to(like)
     check_positive("temperature", temperature)
     return torch.full((), 1 / temperature, dtype=like.dtype, device=like.device)
-
-
-def check_positive(name: str, value: Any) -> None:
-    """Raise TypeError or ValueError unless the value is a positive finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name}: expected a number, got {type(value).__name__}.")
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name}: expected a positive finite number, got {value!r}.")
 
 
 def check_count(name: str, value: Any, *, even: bool = False) -> None:

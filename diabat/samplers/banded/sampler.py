@@ -13,7 +13,7 @@ from diabat.samplers.banded.engines import BandEngine, BandProbabilities, BandTe
 from diabat.samplers.banded.lanes import scratch_bytes
 from diabat.samplers.banded.layout import Layout, band_layout, bandwidth_of, beyond_band
 from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
-from diabat.samplers.checks import check_choice
+from diabat.samplers.checks import check_choice, check_positive
 from diabat.samplers.options import amend
 
 ENGINES = ("auto", "native", "torch")
@@ -54,10 +54,8 @@ class BandedSampler(Sampler):
     ) -> None:
         check_bandwidth(bandwidth)
         check_choice("engine", engine, ENGINES)
-        for label, value in (("memory_budget_mb", memory_budget_mb), ("max_seconds", max_seconds)):
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not number or not 0 < value < float("inf"):
-                raise ValueError(f"{label}: expected a positive finite number, got {value!r}.")
+        check_positive("memory_budget_mb", memory_budget_mb)
+        check_positive("max_seconds", max_seconds)
         self.bandwidth, self.engine = bandwidth, engine
         self.memory_budget_mb, self.max_seconds = memory_budget_mb, max_seconds
 
