@@ -49,7 +49,7 @@ def as_visible(value: Any, fields: Tensor) -> Any:
         return value
     array = _array("visible", value)
     if array.dtype != np.bool_:
-        raise IsingError(f"visible: expected dtype bool, got {array.dtype}.")
+        raise IsingError("visible", f"expected dtype bool, got {array.dtype}.")
     return torch.from_numpy(array.copy()).to(fields.device)
 
 
@@ -62,11 +62,11 @@ def from_dict(
     couplings = {} if couplings is None else couplings
     for name, given in (("fields", fields), ("couplings", couplings)):
         if not isinstance(given, Mapping):
-            raise IsingError(f"{name}: expected a mapping, got {type(given).__name__}.")
+            raise IsingError(name, f"expected a mapping, got {type(given).__name__}.")
     pairs = [_pair(pair) for pair in couplings]
     labels = list(dict.fromkeys([*fields, *(label for pair in pairs for label in pair)]))
     if not labels:
-        raise IsingError("fields: expected at least one spin, got none.")
+        raise IsingError("fields", "expected at least one spin, got none.")
     place = {label: j for j, label in enumerate(labels)}
     h = torch.zeros(len(labels), dtype=torch.float64)
     for label, value in fields.items():
@@ -75,7 +75,7 @@ def from_dict(
     seen: set[frozenset[Hashable]] = set()
     for a, b in pairs:
         if frozenset((a, b)) in seen:
-            raise IsingError(f"couplings: expected every pair once, got {(a, b)} and {(b, a)}.")
+            raise IsingError("couplings", f"expected every pair once, got {(a, b)} and {(b, a)}.")
         seen.add(frozenset((a, b)))
         J[place[a], place[b]] = J[place[b], place[a]] = _number(f"couplings[{(a, b)}]", couplings[a, b])
     return Ising(h.to(dtype), J.to(dtype)), labels
@@ -92,11 +92,11 @@ def _array(name: str, value: np.ndarray | Sequence[Any]) -> np.ndarray:
     if isinstance(value, np.ndarray):
         return value
     if _holds_tensor(value):
-        raise IsingError(f"{name}: expected numbers, got a list of tensors; use torch.stack.")
+        raise IsingError(name, "expected numbers, got a list of tensors; use torch.stack.")
     try:
         return np.array(value)
     except ValueError as error:
-        raise IsingError(f"{name}: expected nested lists of equal lengths, got others.") from error
+        raise IsingError(name, "expected nested lists of equal lengths, got others.") from error
 
 
 def _holds_tensor(value: Any) -> bool:
@@ -109,7 +109,7 @@ def _holds_tensor(value: Any) -> bool:
 def _numbers(name: str, array: np.ndarray, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A copy of an array of real numbers as a tensor."""
     if array.dtype.kind not in _REAL_KINDS and array.size:
-        raise IsingError(f"{name}: expected real numbers, got an array of dtype {array.dtype}.")
+        raise IsingError(name, f"expected real numbers, got an array of dtype {array.dtype}.")
     # Through float64 in the byte order of this machine, which is all that torch takes.
     with np.errstate(over="ignore"):  # what becomes infinite is refused by name
         wide = torch.from_numpy(np.array(array, dtype=np.float64, order="C"))
@@ -118,11 +118,11 @@ def _numbers(name: str, array: np.ndarray, dtype: torch.dtype, device: torch.dev
 
 def _pair(pair: Any) -> tuple[Hashable, Hashable]:
     if not isinstance(pair, tuple) or len(pair) != 2 or pair[0] == pair[1]:
-        raise IsingError(f"couplings: expected pairs (a, b) of two different spins as keys, got {pair!r}.")
+        raise IsingError("couplings", f"expected pairs (a, b) of two different spins as keys, got {pair!r}.")
     return pair[0], pair[1]
 
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise IsingError(f"{name}: expected a real number, got {type(value).__name__}.")
+        raise IsingError(name, f"expected a real number, got {type(value).__name__}.")
     return float(value)

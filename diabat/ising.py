@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diabat.checks import ArgumentError
+
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 _DTYPES = (torch.float32, torch.float64)
 
 
-class IsingError(ValueError):
+class IsingError(ArgumentError):
     """A problem that is not a valid Ising model; the message names argument, expected and got."""
 
 
@@ -227,7 +229,7 @@ class Ising:
         """
         fields = self.fields.to(*args, **keywords)
         if fields.dtype not in _DTYPES:
-            raise IsingError(f"dtype: expected float32 or float64, got {fields.dtype}.")
+            raise IsingError("dtype", f"expected float32 or float64, got {fields.dtype}.")
         J, K = (None if t is None else t.to(*args, **keywords) for t in (self.couplings, self.three_body))
         visible = None if self.visible is None else self.visible.to(fields.device)
         moved = (fields, J, visible, K)
@@ -241,11 +243,11 @@ class Ising:
 
 def _check_tensor(name: str, value: Any, expected: str = "a tensor, an array or a list") -> None:
     if not isinstance(value, Tensor):
-        raise IsingError(f"{name}: expected {expected}, got {type(value).__name__}.")
+        raise IsingError(name, f"expected {expected}, got {type(value).__name__}.")
     if value.is_meta:
-        raise IsingError(f"{name}: expected a tensor with data, got one on the device meta.")
+        raise IsingError(name, "expected a tensor with data, got one on the device meta.")
     if value.layout != torch.strided:
-        raise IsingError(f"{name}: expected a dense tensor, got the layout {value.layout}; use .to_dense().")
+        raise IsingError(name, f"expected a dense tensor, got the layout {value.layout}; use .to_dense().")
 
 
 def check_finite(name: str, value: Tensor) -> None:
@@ -253,19 +255,19 @@ def check_finite(name: str, value: Tensor) -> None:
     finite = torch.isfinite(value)
     if not bool(finite.all()):
         index = tuple(int(i) for i in (~finite).nonzero()[0])
-        raise IsingError(f"{name}: expected finite values, got {value[index].item()} at index {index}.")
+        raise IsingError(name, f"expected finite values, got {value[index].item()} at index {index}.")
 
 
 def _check_fields(fields: Any) -> None:
     _check_tensor("fields", fields)
     if fields.dtype not in _DTYPES:
-        raise IsingError(f"fields: expected dtype float32 or float64, got {fields.dtype}.")
+        raise IsingError("fields", f"expected dtype float32 or float64, got {fields.dtype}.")
     if fields.ndim < 1 or fields.shape[-1] < 1:
         raise IsingError(
-            f"fields: expected shape [*batch, n] with n >= 1 spins, got shape {list(fields.shape)}."
+            "fields", f"expected shape [*batch, n] with n >= 1 spins, got shape {list(fields.shape)}."
         )
     if fields.numel() == 0:
-        raise IsingError(f"fields: expected at least one problem, got an empty batch {list(fields.shape)}.")
+        raise IsingError("fields", f"expected at least one problem, got an empty batch {list(fields.shape)}.")
     check_finite("fields", fields)
 
 
@@ -276,12 +278,13 @@ def _check_interaction(name: str, value: Any, fields: Tensor, *, order: int) -> 
     n, batch = fields.shape[-1], fields.shape[:-1]
     if value.dtype != fields.dtype or value.device != fields.device:
         raise IsingError(
-            f"{name}: expected dtype {fields.dtype} on {fields.device} as in fields, "
-            f"got {value.dtype} on {value.device}."
+            name,
+            f"expected dtype {fields.dtype} on {fields.device} as in fields, "
+            f"got {value.dtype} on {value.device}.",
         )
     if value.ndim < order or tuple(value.shape[-order:]) != (n,) * order:
         raise IsingError(
-            f"{name}: expected shape [*lead, {', '.join('n' * order)}] with n = {n}, got {list(value.shape)}."
+            name, f"expected shape [*lead, {', '.join('n' * order)}] with n = {n}, got {list(value.shape)}."
         )
     _check_lead(name, value.shape[:-order], batch)
     check_finite(name, value)
@@ -292,7 +295,7 @@ def _check_lead(name: str, lead: torch.Size, batch: torch.Size) -> None:
     padded = (1,) * (len(batch) - len(lead)) + tuple(lead)
     if len(padded) != len(batch) or any(a not in (1, b) for a, b in zip(padded, batch, strict=True)):
         raise IsingError(
-            f"{name}: expected leading dimensions that broadcast to the batch {list(batch)}, got {list(lead)}."
+            name, f"expected leading dimensions that broadcast to the batch {list(batch)}, got {list(lead)}."
         )
 
 
@@ -302,12 +305,12 @@ def _check_symmetric(name: str, value: Tensor, order: int) -> None:
         # Rounding of J = (U + Uᵀ)/2 is symmetric to the last bit; anything visible is a mistake.
         if not torch.allclose(value, flipped, rtol=1e-6, atol=1e-12):
             gap = float((value - flipped).abs().max())
-            raise IsingError(f"{name}: expected a symmetric tensor, got a largest asymmetry of {gap:.3g}.")
+            raise IsingError(name, f"expected a symmetric tensor, got a largest asymmetry of {gap:.3g}.")
         diagonal = torch.diagonal(value, dim1=-order, dim2=-order + axis)
         if bool((diagonal != 0).any()):
             worst = float(diagonal.abs().max())
             raise IsingError(
-                f"{name}: expected zero where two indices coincide, got {worst:.3g} on the diagonal."
+                name, f"expected zero where two indices coincide, got {worst:.3g} on the diagonal."
             )
 
 
@@ -315,11 +318,12 @@ def _check_spins(spins: Any, fields: Tensor) -> torch.Size:
     """Shape of spins and fields together."""
     _check_tensor("spins", spins, "a torch.Tensor")
     if spins.dtype == torch.bool or spins.is_complex():
-        raise IsingError(f"spins: expected integers or floats (-1, 0, +1), got dtype {spins.dtype}.")
+        raise IsingError("spins", f"expected integers or floats (-1, 0, +1), got dtype {spins.dtype}.")
     shape = broadcast_shape(spins.shape, fields.shape) or torch.Size()
     if shape[-1:] != fields.shape[-1:]:
         raise IsingError(
-            f"spins: expected a shape that broadcasts against {list(fields.shape)}, got {list(spins.shape)}."
+            "spins",
+            f"expected a shape that broadcasts against {list(fields.shape)}, got {list(spins.shape)}.",
         )
     return shape
 
@@ -331,7 +335,7 @@ def _check_clamped(spins: Any, fields: Tensor) -> torch.Size:
     if bool(wrong.any()):
         index = tuple(int(i) for i in wrong.nonzero()[0])
         raise IsingError(
-            f"spins: expected -1, 0 (free) or +1, got {spins[index].item()} at index {list(index)}."
+            "spins", f"expected -1, 0 (free) or +1, got {spins[index].item()} at index {list(index)}."
         )
     return shape
 
@@ -341,10 +345,10 @@ def _check_visible(visible: Any, fields: Tensor) -> None:
         return
     _check_tensor("visible", visible)
     if visible.dtype != torch.bool:
-        raise IsingError(f"visible: expected dtype bool, got {visible.dtype}.")
+        raise IsingError("visible", f"expected dtype bool, got {visible.dtype}.")
     if broadcast_shape(visible.shape, fields.shape) != fields.shape:
         raise IsingError(
-            f"visible: expected a shape that broadcasts to {list(fields.shape)}, got {list(visible.shape)}."
+            "visible", f"expected a shape that broadcasts to {list(fields.shape)}, got {list(visible.shape)}."
         )
 
 
@@ -370,8 +374,9 @@ def check_size(ising: Ising, limit: float) -> None:
         if bool(beyond.any()):
             index = tuple(int(i) for i in beyond.nonzero()[0])
             raise IsingError(
-                f"{name}: expected numbers up to {limit:g}, beside which float64 still resolves smaller ones, got "
-                f"{value[index].item():.3g} at index {index}; hide spins with visible rather than by large fields."
+                name,
+                f"expected numbers up to {limit:g}, beside which float64 still resolves smaller ones, got "
+                f"{value[index].item():.3g} at index {index}; hide spins with visible rather than by large fields.",
             )
 
 
@@ -431,7 +436,7 @@ def from_bqm(
     import dimod
 
     if not isinstance(bqm, dimod.BinaryQuadraticModel):
-        raise IsingError(f"bqm: expected a dimod.BinaryQuadraticModel, got {type(bqm).__name__}.")
+        raise IsingError("bqm", f"expected a dimod.BinaryQuadraticModel, got {type(bqm).__name__}.")
     spin = bqm.change_vartype("SPIN", inplace=False)
     labels = list(spin.variables)
     linear, (rows, columns, biases), _ = spin.to_numpy_vectors(variable_order=labels)
@@ -461,14 +466,14 @@ def to_bqm(ising: Ising, labels: list[Hashable] | None = None) -> Any:
     import dimod
 
     if ising.fields.ndim != 1:
-        raise IsingError(f"fields: expected one problem [n], got a batch {list(ising.fields.shape)}.")
+        raise IsingError("fields", f"expected one problem [n], got a batch {list(ising.fields.shape)}.")
     if ising.three_body is not None:
-        raise IsingError("three_body: expected None (a BQM is quadratic), got a tensor.")
+        raise IsingError("three_body", "expected None (a BQM is quadratic), got a tensor.")
     if ising.visible is not None and not bool(ising.visible.all()):
-        raise IsingError("visible: expected every spin visible, got invisible spins; drop them first.")
+        raise IsingError("visible", "expected every spin visible, got invisible spins; drop them first.")
     names: list[Hashable] = list(range(ising.num_spins)) if labels is None else list(labels)
     if len(set(names)) != len(names) or len(names) != ising.num_spins:
-        raise IsingError(f"labels: expected {ising.num_spins} different labels, got {names}.")
+        raise IsingError("labels", f"expected {ising.num_spins} different labels, got {names}.")
     bqm = dimod.BinaryQuadraticModel("SPIN")
     for name, h in zip(names, ising.fields.tolist(), strict=True):
         bqm.add_variable(name, -h)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from diabat.attention.coupled_heads import CoupledHeads, check_sizes
 from diabat.attention.inputs import check_tokens
+from diabat.checks import ArgumentError, check_flag
 from diabat.samplers.base import Sampler
-from diabat.samplers.checks import check_flag
 
 
 class BoltzmannAttention(CoupledHeads):
@@ -123,14 +123,15 @@ class BoltzmannAttention(CoupledHeads):
     def _check_input(self, x: Tensor, padding: Tensor | None) -> None:
         check_tokens(x, self.query.weight)
         if x.ndim != 3 or x.shape[-1] != self.embed_dim or x.shape[0] == 0 or x.shape[1] == 0:
-            raise ValueError(
-                f"x: expected shape [B, T, {self.embed_dim}] with B, T >= 1, got {list(x.shape)}."
+            raise ArgumentError(
+                "x", f"expected shape [B, T, {self.embed_dim}] with B, T >= 1, got {list(x.shape)}."
             )
         if x.shape[1] > self.window:
-            raise ValueError(f"x: expected at most window = {self.window} positions, got {x.shape[1]}.")
+            raise ArgumentError("x", f"expected at most window = {self.window} positions, got {x.shape[1]}.")
         if padding is not None and (padding.dtype != torch.bool or padding.shape != x.shape[:2]):
-            raise ValueError(
-                f"key_padding_mask: expected bool {list(x.shape[:2])}, got {padding.dtype} {list(padding.shape)}."
+            raise ArgumentError(
+                "key_padding_mask",
+                f"expected bool {list(x.shape[:2])}, got {padding.dtype} {list(padding.shape)}.",
             )
 
     def extra_repr(self) -> str:

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from diabat.attention.compiled import compiled_probabilities, outside_graph, register
 from diabat.attention.sampled import Draw, sampled_probabilities
+from diabat.checks import check_count
 from diabat.ising import Ising
 from diabat.samplers.base import (
     Estimator,
     Sampler,
     UnsupportedError,
-    check_num_reads,
     draw_seed,
     refuse_trace,
 )
@@ -109,11 +109,12 @@ class GradientBridge:
         self.sampler, self.gradient, self.num_reads = sampler, gradient, num_reads
         self.estimator = choose_estimator(sampler, gradient)
         if num_reads is not None:
-            check_num_reads(num_reads)
+            check_count("num_reads", num_reads)
             if self.estimator == "exact":
                 raise UnsupportedError(
-                    "num_reads: gradient 'exact' differentiates the sampler's own moments, "
-                    f"expected None, got {num_reads}."
+                    "num_reads",
+                    "gradient 'exact' differentiates the sampler's own moments, "
+                    f"expected None, got {num_reads}.",
                 )
         analytic = "exact" in sampler.capabilities.gradients
         self.draws = num_reads is not None or self.estimator == "covariance" or not analytic
@@ -167,7 +168,7 @@ def choose_estimator(sampler: Sampler, gradient: str) -> Estimator:
     """
     supported = sampler.capabilities.gradients
     if not isinstance(gradient, str):
-        raise UnsupportedError(f"gradient: expected auto or the name of an estimator, got {gradient!r}.")
+        raise UnsupportedError("gradient", f"expected auto or the name of an estimator, got {gradient!r}.")
     if gradient == "auto":
         return supported[0]
     for estimator in supported:
@@ -175,7 +176,7 @@ def choose_estimator(sampler: Sampler, gradient: str) -> Estimator:
             return estimator
     known = ", ".join(get_args(Estimator))
     if gradient not in get_args(Estimator):
-        raise UnsupportedError(f"gradient: expected auto, {known}, got {gradient!r}.")
+        raise UnsupportedError("gradient", f"expected auto, {known}, got {gradient!r}.")
     raise UnsupportedError(
-        f"gradient: sampler '{sampler.name}' supports {', '.join(supported)}, got {gradient!r}."
+        "gradient", f"sampler '{sampler.name}' supports {', '.join(supported)}, got {gradient!r}."
     )

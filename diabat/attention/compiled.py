@@ -57,8 +57,9 @@ def compiled_probabilities(terms: Terms, parameters: Sequence[Tensor], name: str
     """
     if torch.compiler.is_exporting() and not name.startswith("{"):
         raise UnsupportedError(
-            "torch.export: expected a sampler that its options describe, with the estimator 'exact' "
-            "(exact, banded or mean_field), got one that draws or is not registered."
+            "torch.export",
+            "expected a sampler that its options describe, with the estimator 'exact' "
+            "(exact, banded or mean_field), got one that draws or is not registered.",
         )
     differentiated = torch.is_grad_enabled()
     wanted = [differentiated and t is not None and t.requires_grad for t in (*terms[:3], *parameters)]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from diabat.attention.layer import IsingLayer
+from diabat.checks import ArgumentError, check_count
 from diabat.circuits.memory import require_memory
 from diabat.ising import pack_three_body
 from diabat.samplers.banded import BandedSampler
@@ -169,15 +170,14 @@ def check_sizes(embed_dim: int, num_heads: int, window: int, mode: str, bandwidt
         ValueError: Names the argument.
     """
     for name, value in (("embed_dim", embed_dim), ("num_heads", num_heads), ("window", window)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}: expected an integer >= 1, got {value!r}.")
+        check_count(name, value)
     if embed_dim % num_heads:
-        raise ValueError(f"embed_dim: expected a multiple of num_heads = {num_heads}, got {embed_dim}.")
+        raise ArgumentError("embed_dim", f"expected a multiple of num_heads = {num_heads}, got {embed_dim}.")
     if not isinstance(mode, str) or mode not in MODES:
         lower = {m.lower(): m for m in MODES}
         near = [lower[m] for m in difflib.get_close_matches(str(mode).lower(), lower, n=1)]
         hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}.{hint}")
+        raise ArgumentError("mode", f"expected one of {', '.join(MODES)}, got {mode!r}.{hint}")
     _check_bandwidth(bandwidth)
     pairs, triples = _numbers_of_terms(
         window, window - 1 if bandwidth is None else min(bandwidth, window - 1)
@@ -196,7 +196,7 @@ def _check_bandwidth(bandwidth: int | None) -> None:
     if bandwidth is not None and (
         isinstance(bandwidth, bool) or not isinstance(bandwidth, int) or bandwidth < 1
     ):
-        raise ValueError(f"bandwidth: expected None or an integer >= 1, got {bandwidth!r}.")
+        raise ArgumentError("bandwidth", f"expected None or an integer >= 1, got {bandwidth!r}.")
 
 
 def _check_backend(sampler: Sampler, window: int, three_body: bool) -> None:
@@ -204,9 +204,9 @@ def _check_backend(sampler: Sampler, window: int, three_body: bool) -> None:
     able = sampler.capabilities
     if three_body and not able.three_body:
         raise UnsupportedError(
-            f"mode: sampler '{sampler.name}' has no three-body terms; use 'exact' or a mode without K."
+            "mode", f"sampler '{sampler.name}' has no three-body terms; use 'exact' or a mode without K."
         )
     if able.max_spins is not None and window > able.max_spins:
         raise UnsupportedError(
-            f"window: sampler '{sampler.name}' accepts at most {able.max_spins} spins, got {window}."
+            "window", f"sampler '{sampler.name}' accepts at most {able.max_spins} spins, got {window}."
         )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from diabat.attention.susceptibility import consistent_correlations, multiplier_gradient
+from diabat.checks import ArgumentError
 
 
 class ProblemGradient(NamedTuple):
@@ -197,7 +198,7 @@ def covariance(
     """
     reads = spins.shape[0]
     if reads < 2:
-        raise ValueError(f"num_reads: the covariance estimator expects at least 2 reads, got {reads}.")
+        raise ArgumentError("num_reads", f"the covariance estimator expects at least 2 reads, got {reads}.")
     s = torch.where(visible, spins.to(cotangent.dtype), 0)
     w = (
         torch.full(s.shape[:-1], 1 / reads, dtype=s.dtype, device=s.device)

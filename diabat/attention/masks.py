@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from diabat.checks import ArgumentError
+
 
 def attention_masks(
     shape: tuple[int, ...],
@@ -57,7 +59,7 @@ def _split(mask: Tensor) -> tuple[Tensor, Tensor | None]:
 
 def _check(name: str, mask: Tensor, shapes: tuple[tuple[int, ...], ...]) -> None:
     if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise ValueError(f"{name}: expected dtype bool or float, got {mask.dtype}.")
+        raise ArgumentError(name, f"expected dtype bool or float, got {mask.dtype}.")
     if all(tuple(mask.shape) != shape for shape in shapes):
         expected = " or ".join(str(list(shape)) for shape in shapes)
-        raise ValueError(f"{name}: expected shape {expected}, got {list(mask.shape)}.")
+        raise ArgumentError(name, f"expected shape {expected}, got {list(mask.shape)}.")

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from diabat.attention.coupled_heads import CoupledHeads, check_sizes
 from diabat.attention.masks import attention_masks
 from diabat.attention.nested import from_padded, is_nested, to_padded
+from diabat.checks import ArgumentError
 from diabat.samplers.base import Sampler
 
 
@@ -77,7 +78,7 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         check_sizes(embed_dim, num_heads, window, mode, bandwidth)
         for name, asked in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
             if asked:
-                raise ValueError(f"{name}: expected False, since couplings are between keys, got {asked!r}.")
+                raise ArgumentError(name, f"expected False, since couplings are between keys, got {asked!r}.")
         nn.MultiheadAttention.__init__(
             self,
             embed_dim,
@@ -139,7 +140,7 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         """
         if is_nested(query, key, value):
             if attn_mask is not None or key_padding_mask is not None:
-                raise ValueError("attn_mask: expected no masks beside nested tensors, got one.")
+                raise ArgumentError("attn_mask", "expected no masks beside nested tensors, got one.")
             return self._attend_nested(query, key, value, need_weights, average_attn_weights, is_causal)
         batched = self._check_inputs(query, key, value)
         if not batched:
@@ -167,7 +168,7 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """Sequences of different lengths, as ``nn.TransformerEncoder`` packs them at inference."""
         if not self.batch_first:
-            raise ValueError("query: expected dense tensors without batch_first, got a nested one.")
+            raise ArgumentError("query", "expected dense tensors without batch_first, got a nested one.")
         (q, lengths), (k, seen), (v, _) = (to_padded(x) for x in (query, key, value))
         hidden = torch.arange(k.shape[1], device=k.device) >= seen[:, None]
         out, weights = self.forward(q, k, v, hidden, need_weights, None, average, is_causal)
@@ -189,25 +190,28 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         given = {"query": (query, self.embed_dim), "key": (key, self.kdim), "value": (value, self.vdim)}
         for name, (x, features) in given.items():
             if not x.is_floating_point():
-                raise ValueError(f"{name}: expected a floating dtype, got {x.dtype}.")
+                raise ArgumentError(name, f"expected a floating dtype, got {x.dtype}.")
             if x.ndim not in (2, 3) or x.ndim != query.ndim or x.shape[-1] != features or 0 in x.shape:
                 form = "[L, B, E], [B, L, E] or [L, E]" if name == "query" else f"{query.ndim} dimensions"
-                raise ValueError(
-                    f"{name}: expected {form} with {features} features, none of them empty, got {list(x.shape)}."
+                raise ArgumentError(
+                    name,
+                    f"expected {form} with {features} features, none of them empty, got {list(x.shape)}.",
                 )
         batched = query.ndim == 3
         axis = 1 if batched and self.batch_first else 0
         if key.shape[:-1] != value.shape[:-1]:
-            raise ValueError(
-                f"value: expected the positions of the keys, {list(key.shape[:-1])}, got {list(value.shape[:-1])}."
+            raise ArgumentError(
+                "value",
+                f"expected the positions of the keys, {list(key.shape[:-1])}, got {list(value.shape[:-1])}.",
             )
         if batched and query.shape[1 - axis] != key.shape[1 - axis]:
-            raise ValueError(
-                f"key: expected a batch of {query.shape[1 - axis]} as the queries, got {key.shape[1 - axis]}."
+            raise ArgumentError(
+                "key",
+                f"expected a batch of {query.shape[1 - axis]} as the queries, got {key.shape[1 - axis]}.",
             )
         if key.shape[axis] > self.window:
-            raise ValueError(
-                f"key: expected at most window = {self.window} positions, got {key.shape[axis]}."
+            raise ArgumentError(
+                "key", f"expected at most window = {self.window} positions, got {key.shape[axis]}."
             )
         return batched
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from diabat.checks import ArgumentError
+
 
 def is_nested(*tensors: Tensor) -> bool:
     """Whether all of them are nested.
@@ -14,7 +16,7 @@ def is_nested(*tensors: Tensor) -> bool:
     """
     kinds = {tensor.is_nested for tensor in tensors}
     if len(kinds) == 2:
-        raise ValueError("query: expected query, key and value all nested or all dense, got both kinds.")
+        raise ArgumentError("query", "expected query, key and value all nested or all dense, got both kinds.")
     return kinds == {True}
 
 

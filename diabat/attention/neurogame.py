@@ -21,15 +21,14 @@ from torch import Tensor, nn
 from diabat.attention.compiled import outside_graph
 from diabat.attention.explanation import NeuroGameExplanation
 from diabat.attention.games import Estimate, NormGame, sample_banzhaf, sample_interaction, sample_shapley
-from diabat.attention.games.checks import check_count
 from diabat.attention.games.norm_game import NONLINEARITIES
 from diabat.attention.inputs import check_tokens
 from diabat.attention.layer import IsingLayer
 from diabat.attention.own_couplings import always_answerable, require_answerable
 from diabat.attention.token_ising import mean_field_residual, token_ising
+from diabat.checks import ArgumentError, check_choice, check_count, check_positive
 from diabat.ising import Ising, check_finite
 from diabat.samplers.base import Sampler, UnsupportedError, draw_seed
-from diabat.samplers.checks import check_choice, check_positive
 from diabat.samplers.registry import sampler as build_sampler
 
 NORMALISATIONS = ("l1", "sum", "none")
@@ -108,7 +107,9 @@ class NeuroGameAttention(IsingLayer):
         ).items():
             check_count(name, count)
         if embed_dim % num_heads:
-            raise ValueError(f"embed_dim: expected a multiple of num_heads = {num_heads}, got {embed_dim}.")
+            raise ArgumentError(
+                "embed_dim", f"expected a multiple of num_heads = {num_heads}, got {embed_dim}."
+            )
         check_positive("temperature", temperature)
         check_choice("weighting", weighting, ("gibbs", "uniform"))
         check_choice("f", f, NONLINEARITIES)
@@ -138,8 +139,9 @@ class NeuroGameAttention(IsingLayer):
     def _fitted(self, sampler: Sampler) -> Sampler:
         if not sampler.capabilities.per_problem_couplings:
             raise UnsupportedError(
-                "sampler: expected one that takes couplings of their own for every sequence and head, "
-                f"got '{sampler.name}'."
+                "sampler",
+                "expected one that takes couplings of their own for every sequence and head, "
+                f"got '{sampler.name}'.",
             )
         return sampler
 
@@ -302,12 +304,13 @@ class NeuroGameAttention(IsingLayer):
     def _check_input(self, x: Tensor, padding: Tensor | None) -> None:
         check_tokens(x, self.value.weight)
         if x.ndim != 3 or x.shape[-1] != self.embed_dim or x.shape[0] == 0 or x.shape[1] == 0:
-            raise ValueError(
-                f"x: expected shape [B, T, {self.embed_dim}] with B, T >= 1, got {list(x.shape)}."
+            raise ArgumentError(
+                "x", f"expected shape [B, T, {self.embed_dim}] with B, T >= 1, got {list(x.shape)}."
             )
         if padding is not None and (padding.dtype != torch.bool or padding.shape != x.shape[:2]):
-            raise ValueError(
-                f"key_padding_mask: expected bool {list(x.shape[:2])}, got {padding.dtype} {list(padding.shape)}."
+            raise ArgumentError(
+                "key_padding_mask",
+                f"expected bool {list(x.shape[:2])}, got {padding.dtype} {list(padding.shape)}.",
             )
 
     def _check_lengths(self, x: Tensor, padding: Tensor | None) -> None:

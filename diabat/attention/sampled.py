@@ -98,7 +98,7 @@ class _Sampled(torch.autograd.Function):
         *terms, draw = inputs[:5]
         if any(dim is not None for dim in in_dims[5:]):
             raise UnsupportedError(
-                "gradient: expected parameters of the anneal that vmap does not map, got mapped ones."
+                "gradient", "expected parameters of the anneal that vmap does not map, got mapped ones."
             )
         folded = folded_terms(Terms(*terms), in_dims[:4], info.batch_size)
         found: Any = _Sampled.apply(*folded, draw, *inputs[5:])
@@ -155,8 +155,9 @@ class _Estimated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Maybe, ...]:
         raise UnsupportedError(
-            f"gradient: estimator '{ctx.draw.estimator}' of sampler '{ctx.draw.sampler.name}' has first derivatives "
-            "only, got a second one; use sampler 'exact' or 'banded'."
+            "gradient",
+            f"estimator '{ctx.draw.estimator}' of sampler '{ctx.draw.sampler.name}' has first derivatives "
+            "only, got a second one; use sampler 'exact' or 'banded'.",
         )
 
     @staticmethod
@@ -164,7 +165,7 @@ class _Estimated(torch.autograd.Function):
         size, draw, wanted = info.batch_size, inputs[9], inputs[10]
         if wanted[2]:
             raise UnsupportedError(
-                "gradient: expected no gradient of the anneal's parameters under vmap, got one."
+                "gradient", "expected no gradient of the anneal's parameters under vmap, got one."
             )
         terms, dims = Terms(*inputs[:4]), _term_dims(in_dims)
         folded = folded_terms(terms, dims, size, own=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from diabat.calibration.goodness import Goodness, boltzmann, goodness, rescaled
+from diabat.checks import ArgumentError
 from diabat.fidelity import states
 from diabat.ising import Ising
 from diabat.samplers.base import Sampler, UnsupportedError
@@ -65,7 +66,9 @@ def measure(
         spins, weights = states.all_states(ising.num_spins), law.movedim(-1, 0)
         fit = fit_state_betas(ising, law, groups=groups)
     else:
-        raise ValueError(f"num_reads: expected a number of reads, got None; {_why_no_law(backend, ising)}.")
+        raise ArgumentError(
+            "num_reads", f"expected a number of reads, got None; {_why_no_law(backend, ising)}."
+        )
     judged = goodness(ising, fit, spins, weights, law=law)
     if law is None:
         return Measurement(fit, judged, None, None)

@@ -10,11 +10,12 @@ import torch
 
 from diabat.calibration.measure import Measurement, measure
 from diabat.calibration.table import CalibrationRow, CalibrationTable
+from diabat.checks import ArgumentError, check_count
 from diabat.circuits import AnnealingSchedule, Engine, TrotterPlan, available_schedules
 from diabat.fidelity.ensembles import sk
 from diabat.ising import Ising
 from diabat.samplers.anneals import Anneal, Protocol, find_schedule
-from diabat.samplers.base import check_num_reads, draw_seed
+from diabat.samplers.base import draw_seed
 from diabat.samplers.dqa import DQASampler
 
 DEFAULT_TIMES_NS = (2.0, 5.0, 7.0, 10.0, 20.0)
@@ -63,11 +64,11 @@ def calibration_table(
     """
     times = _check_times(times_ns)
     if not (math.isfinite(strength) and strength > 0):
-        raise ValueError(f"strength: expected a finite number > 0, got {strength!r}.")
+        raise ArgumentError("strength", f"expected a finite number > 0, got {strength!r}.")
     if not 0 < level < 1:
-        raise ValueError(f"level: expected a number between 0 and 1, got {level!r}.")
+        raise ArgumentError("level", f"expected a number between 0 and 1, got {level!r}.")
     if num_reads is not None:
-        check_num_reads(num_reads)
+        check_count("num_reads", num_reads)
     _refuse_plans(schedule, protocol)
     seed = draw_seed(seed)
     (ensemble,) = sk([strength], num_spins=num_spins, instances=instances, queries=queries, seed=seed)
@@ -129,9 +130,10 @@ def _row(anneal: Anneal, ising: Ising, found: Measurement, level: float) -> Cali
 def _refuse_plans(schedule: str | AnnealingSchedule, protocol: Protocol | None) -> None:
     if isinstance(find_schedule(schedule, protocol), TrotterPlan):
         what = f"'{schedule}'" if isinstance(schedule, str) else "one"
-        raise ValueError(
-            f"schedule: expected an annealing schedule, which runs at any annealing time, got {what}: a plan of "
-            "angles, which has none."
+        raise ArgumentError(
+            "schedule",
+            f"expected an annealing schedule, which runs at any annealing time, got {what}: a plan of "
+            "angles, which has none.",
         )
 
 
@@ -165,5 +167,5 @@ def _tracked(backends: list[DQASampler], progress: bool) -> Iterable[DQASampler]
 def _check_times(times_ns: Sequence[float]) -> list[float]:
     times = sorted({float(time) for time in times_ns})
     if not times or not all(math.isfinite(time) and time > 0 for time in times):
-        raise ValueError(f"times_ns: expected positive finite times in ns, got {list(times_ns)}.")
+        raise ArgumentError("times_ns", f"expected positive finite times in ns, got {list(times_ns)}.")
     return times

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from diabat.checks import ArgumentError, check_count
 from diabat.circuits.engine import Engine
 from diabat.circuits.parameterised import ParameterisedCircuit, parameterised_circuit
 from diabat.circuits.problem import check_batch, check_couplings
@@ -55,12 +56,11 @@ class AerEngine(Engine):
             ValueError: An argument outside these choices.
         """
         if method != "statevector":
-            raise ValueError(f"method: expected 'statevector', got {method!r}.")
+            raise ArgumentError("method", f"expected 'statevector', got {method!r}.")
         if precision not in ("double", "single"):
-            raise ValueError(f"precision: expected 'double' or 'single', got {precision!r}.")
+            raise ArgumentError("precision", f"expected 'double' or 'single', got {precision!r}.")
         for key, value, least in (("threads", threads, 0), ("batch_size", batch_size, 1)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{key}: expected an integer >= {least}, got {value!r}.")
+            check_count(key, value, least=least)
         self.method, self.precision, self.threads, self.batch_size = method, precision, threads, batch_size
         self._last: tuple[TrotterPlan, FloatArray, ParameterisedCircuit] | None = None
 
@@ -83,7 +83,7 @@ class AerEngine(Engine):
         h, coupled = check_batch(fields, couplings)
         problems, n = h.shape
         if n > self.max_spins:
-            raise ValueError(f"fields: expected at most {self.max_spins} spins, got {n}.")
+            raise ArgumentError("fields", f"expected at most {self.max_spins} spins, got {n}.")
         out = np.empty((problems, 1 << n))
         stack = coupled.reshape(-1, n, n)
         distinct, group = np.unique(stack, axis=0, return_inverse=True)

@@ -8,6 +8,7 @@ from importlib import resources
 
 import numpy as np
 
+from diabat.checks import ArgumentError
 from diabat.circuits.schedules import AnnealingSchedule
 
 PROTOCOLS = ("fast", "standard")
@@ -43,11 +44,12 @@ def schedule(name: str, protocol: str = "fast") -> AnnealingSchedule:
             str(name).lower(), [key.lower() for key in SHEETS], n=1, cutoff=0.0
         )
         wanted = next((key for key in SHEETS if [key.lower()] == nearest), next(iter(SHEETS)))
-        raise ValueError(
-            f"schedule: unknown name {name!r}, did you mean {wanted!r}? Expected one of {', '.join(SHEETS)}."
+        raise ArgumentError(
+            "schedule",
+            f"unknown name {name!r}, did you mean {wanted!r}? Expected one of {', '.join(SHEETS)}.",
         )
     if protocol not in PROTOCOLS:
-        raise ValueError(f"protocol: expected {' or '.join(map(repr, PROTOCOLS))}, got {protocol!r}.")
+        raise ArgumentError("protocol", f"expected {' or '.join(map(repr, PROTOCOLS))}, got {protocol!r}.")
     table = resources.files(__package__).joinpath("data", "annealing_schedules.npz")
     with table.open("rb") as file, np.load(file, allow_pickle=False) as archive:
         s, a, b = archive[f"{name}.{protocol}"].T

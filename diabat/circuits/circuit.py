@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from diabat.checks import ArgumentError
 from diabat.circuits.problem import check_couplings, check_fields, coupling_exponents, spin_table
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
@@ -51,7 +52,7 @@ def anneal_circuit(
     circuit, seen = prepared(plan, n, visible, metadata)
     h, coupled = h * seen, coupled * np.outer(seen, seen)
     if form not in ("gates", "diagonal"):
-        raise ValueError(f"anneal_circuit: expected form 'gates' or 'diagonal', got {form!r}")
+        raise ArgumentError("anneal_circuit", f"expected form 'gates' or 'diagonal', got {form!r}")
     for k in range(plan.steps):
         if form == "gates":
             _gate_layer(circuit, plan.field_angles[k] * h, plan.coupling_angles[k] * coupled)
@@ -75,7 +76,7 @@ def prepared(
 
     seen = np.ones(num_spins, dtype=bool) if visible is None else np.asarray(visible)
     if seen.dtype != bool or seen.shape != (num_spins,):
-        raise ValueError(f"visible: expected bool [{num_spins}], got {seen.dtype} {list(seen.shape)}")
+        raise ArgumentError("visible", f"expected bool [{num_spins}], got {seen.dtype} {list(seen.shape)}")
     facts = {"plan": plan.label, "steps": plan.steps, **(metadata or {})}
     circuit = QuantumCircuit(num_spins, name="anneal", metadata=facts)
     circuit.h(np.flatnonzero(seen).tolist())
@@ -106,9 +107,10 @@ def to_qasm3(circuit: QuantumCircuit) -> str:
 
     diagonals = circuit.count_ops().get("diagonal", 0)
     if diagonals:
-        raise ValueError(
-            f"to_qasm3: expected a circuit of form 'gates', got {diagonals} DiagonalGates, "
-            "which OpenQASM 3 cannot express"
+        raise ArgumentError(
+            "to_qasm3",
+            f"expected a circuit of form 'gates', got {diagonals} DiagonalGates, "
+            "which OpenQASM 3 cannot express",
         )
     source: str = qasm3.dumps(circuit)
     return source

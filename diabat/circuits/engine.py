@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from diabat.checks import ArgumentError
 from diabat.circuits.problem import check_batch, spin_table
 from diabat.circuits.sampling import draw_spins
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
 
 
-class EngineError(ValueError):
+class EngineError(ArgumentError):
     """The engine does not do what it was asked for; the message says what does."""
 
 
@@ -200,7 +201,9 @@ class Engine(ABC):
             EngineError: The engine cannot (`differentiable` is False).
             ValueError: The cotangents do not have the shapes of the batches.
         """
-        raise EngineError(f"gradient: engine '{self.name}' has no adjoint gradient; use 'native' or 'torch'.")
+        raise EngineError(
+            "gradient", f"engine '{self.name}' has no adjoint gradient; use 'native' or 'torch'."
+        )
 
 
 def check_cotangents(
@@ -209,12 +212,13 @@ def check_cotangents(
     """Raise ValueError unless there is one cotangent of the right shape for every batch; see `Engine.gradient`."""
     counts = len(cotangents), len(batches) if pairs is None else len(pairs)
     if counts != (len(batches), len(batches)):
-        raise ValueError(
-            f"cotangents: expected one array per batch ({len(batches)}), got {counts[0]} and {counts[1]} for pairs."
+        raise ArgumentError(
+            "cotangents",
+            f"expected one array per batch ({len(batches)}), got {counts[0]} and {counts[1]} for pairs.",
         )
     named = [("cotangents", v, b.fields.shape) for v, b in zip(cotangents, batches, strict=True)]
     for w, b in zip(pairs or (), batches, strict=pairs is not None):
         named.append(("pair_cotangents", w, (*b.fields.shape, b.num_spins)))
     for name, array, shape in named:
         if np.shape(array) != shape:
-            raise ValueError(f"{name}: expected shape {shape}, got {np.shape(array)}.")
+            raise ArgumentError(name, f"expected shape {shape}, got {np.shape(array)}.")

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
+from diabat.checks import ArgumentError
 from diabat.circuits.schedules import AnnealingSchedule, FloatArray, check_annealing_time
 
 Order = Literal["first", "strang", "suzuki4"]
@@ -65,25 +66,26 @@ def check_edges(schedule: AnnealingSchedule, time: float, grid: ArrayLike) -> Fl
     try:
         edges = np.array(grid, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"grid: expected 'uniform', 'adaptive' or edges in s, got {grid!r}.") from None
+        raise ArgumentError("grid", f"expected 'uniform', 'adaptive' or edges in s, got {grid!r}.") from None
     if edges.ndim != 1 or len(edges) < 2:
-        raise ValueError(
-            f"grid: expected 'uniform', 'adaptive' or edges of shape [steps + 1], got shape {edges.shape}."
+        raise ArgumentError(
+            "grid", f"expected 'uniform', 'adaptive' or edges of shape [steps + 1], got shape {edges.shape}."
         )
     if len(edges) > MAX_STEPS + 1:
-        raise ValueError(f"grid: expected at most {MAX_STEPS} steps, got {len(edges) - 1}.")
+        raise ArgumentError("grid", f"expected at most {MAX_STEPS} steps, got {len(edges) - 1}.")
     if edges[0] != 0.0 or edges[-1] != 1.0:
-        raise ValueError(f"grid: expected edges in s from 0 to 1, got {edges[0]:g} to {edges[-1]:g}.")
+        raise ArgumentError("grid", f"expected edges in s from 0 to 1, got {edges[0]:g} to {edges[-1]:g}.")
     if not (np.diff(edges) > 0).all():
         at = int(np.flatnonzero(~(np.diff(edges) > 0))[0]) + 1
-        raise ValueError(f"grid: expected increasing edges, got {edges[at]:g} after {edges[at - 1]:g}.")
+        raise ArgumentError("grid", f"expected increasing edges, got {edges[at]:g} after {edges[at - 1]:g}.")
     turns = _turns(schedule, time, edges)
     if turns.max() >= np.pi:
         at, least = int(turns.argmax()), math.floor((len(edges) - 1) * turns.max() / np.pi) + 1
-        raise ValueError(
-            f"grid: expected every mixer layer to turn by less than π, got {turns[at]:.3g} in the step from "
+        raise ArgumentError(
+            "grid",
+            f"expected every mixer layer to turn by less than π, got {turns[at]:.3g} in the step from "
             f"s = {edges[at]:.3g} to {edges[at + 1]:.3g} for {schedule.name} at {time:g} ns; a grid of this form "
-            f"needs about {least} steps, got {len(edges) - 1}."
+            f"needs about {least} steps, got {len(edges) - 1}.",
         )
     return edges
 
@@ -150,14 +152,14 @@ def default_steps(
 def check_steps(schedule: AnnealingSchedule, time: float, steps: Any, order: Order, grid: GridName) -> int:
     """The number of outer steps as an int, neither too small for the anneal nor absurd."""
     if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)):
-        raise ValueError(f"steps: expected an integer, got {steps!r}.")
+        raise ArgumentError("steps", f"expected an integer, got {steps!r}.")
     if steps > MAX_STEPS:
-        raise ValueError(f"steps: expected at most {MAX_STEPS}, got {steps}.")
+        raise ArgumentError("steps", f"expected at most {MAX_STEPS}, got {steps}.")
     least = minimum_steps(schedule, time, order, grid)
     if steps < least:
         rule = "more than 2·A(0)·t_a" if grid == "uniform" else "a turn below π in every step of this grid,"
-        raise ValueError(
-            f"steps: expected at least {least} ({rule} for {schedule.name} at {time:g} ns), got {steps}."
+        raise ArgumentError(
+            "steps", f"expected at least {least} ({rule} for {schedule.name} at {time:g} ns), got {steps}."
         )
     return int(steps)
 
@@ -165,6 +167,6 @@ def check_steps(schedule: AnnealingSchedule, time: float, steps: Any, order: Ord
 def check_order_and_grid(order: str, grid: Any) -> None:
     """Refuse unknown names."""
     if not isinstance(order, str) or order not in get_args(Order):
-        raise ValueError(f"order: expected 'first', 'strang' or 'suzuki4', got {order!r}.")
+        raise ArgumentError("order", f"expected 'first', 'strang' or 'suzuki4', got {order!r}.")
     if isinstance(grid, str) and grid not in get_args(GridName):
-        raise ValueError(f"grid: expected 'uniform', 'adaptive' or an array of edges, got {grid!r}.")
+        raise ArgumentError("grid", f"expected 'uniform', 'adaptive' or an array of edges, got {grid!r}.")

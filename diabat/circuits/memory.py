@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from diabat.checks import ArgumentError
+
 
 def available_bytes() -> int:
     """Physical memory that is free or can be freed, in bytes."""
@@ -30,8 +32,8 @@ def require_memory(needed: int, what: str, argument: str = "fields") -> None:
     """
     # Small requests are not worth asking the system about.
     if needed > 1 << 28 and needed > (there := available_bytes()):
-        raise ValueError(
-            f"{argument}: {what} need {_gib(needed)} GiB of memory, got {_gib(there)} GiB available."
+        raise ArgumentError(
+            argument, f"{what} need {_gib(needed)} GiB of memory, got {_gib(there)} GiB available."
         )
 
 

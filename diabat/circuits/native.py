@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from diabat.checks import ArgumentError
 from diabat.circuits.engine import (
     Batch,
     BatchGradient,
@@ -67,11 +68,11 @@ class NativeEngine(Engine):
             ValueError: An argument outside these choices.
         """
         if precision not in ("double", "single"):
-            raise ValueError(f"precision: expected 'double' or 'single', got {precision!r}.")
+            raise ArgumentError("precision", f"expected 'double' or 'single', got {precision!r}.")
         if not callable(threads) and (
             isinstance(threads, bool) or not isinstance(threads, int) or threads < 1
         ):
-            raise ValueError(f"threads: expected an integer >= 1, got {threads!r}.")
+            raise ArgumentError("threads", f"expected an integer >= 1, got {threads!r}.")
         self.precision, self.threads = precision, threads
         self._dtype: type[np.floating] = np.float64 if precision == "double" else np.float32
         self._width = _VECTOR_BYTES // np.dtype(self._dtype).itemsize
@@ -176,7 +177,7 @@ class NativeEngine(Engine):
     def _lanes(self, plan: TrotterPlan, batches: Sequence[Batch], out_rows: Sequence[int]) -> Lanes:
         for batch in batches:
             if batch.num_spins > MAX_SPINS:
-                raise ValueError(f"fields: expected at most {MAX_SPINS} spins, got {batch.num_spins}.")
+                raise ArgumentError("fields", f"expected at most {MAX_SPINS} spins, got {batch.num_spins}.")
         self._require_phases(plan, batches)
         return in_lanes(batches, self._dtype, self._width, out_rows)
 
@@ -190,10 +191,11 @@ class NativeEngine(Engine):
         largest = max(phases, default=0.0)
         most = _PHASE_ERROR / np.finfo(self._dtype).eps
         if not largest <= most:
-            raise ValueError(
-                f"fields: expected fields and couplings that turn a spin by at most {most:.1g} rad per step, which "
+            raise ArgumentError(
+                "fields",
+                f"expected fields and couplings that turn a spin by at most {most:.1g} rad per step, which "
                 f"{self.precision} precision resolves, got {largest:.2g} rad; hide spins with visible rather than by "
-                "large fields."
+                "large fields.",
             )
 
     def _answer(self, plan: TrotterPlan, lanes: Lanes, scratch: Tables, **wanted: Any) -> None:

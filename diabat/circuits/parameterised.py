@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from diabat.checks import ArgumentError
 from diabat.circuits.circuit import prepared
 from diabat.circuits.problem import check_couplings, check_fields, coupling_exponents
 from diabat.circuits.schedules import FloatArray
@@ -44,7 +45,7 @@ class ParameterisedCircuit:
         """
         h = check_fields(fields, ndim=2)
         if h.shape[1] != self.circuit.num_qubits:
-            raise ValueError(f"fields: expected shape [Q, {self.circuit.num_qubits}], got {h.shape}")
+            raise ArgumentError("fields", f"expected shape [Q, {self.circuit.num_qubits}], got {h.shape}")
         values = np.pi / 2 + self.plan.field_angles[:, None, None] * h.T  # [steps, n, Q]
         return {
             parameter: row

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from diabat.checks import ArgumentError
 from diabat.circuits.safe_files import create_file, read_file, replacing
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.strict_json import parse_json
@@ -53,7 +54,7 @@ def save_plan(path: str | Path, plan: TrotterPlan, metadata: Mapping[str, Any] |
     try:
         text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"metadata: expected what JSON can hold, got {error}.") from None
+        raise ArgumentError("metadata", f"expected what JSON can hold, got {error}.") from None
     with replacing(path, prefix=".") as temporary:
         create_file(temporary, f"{text}\n".encode())
 
@@ -100,7 +101,7 @@ def builtin_plan(name: str) -> tuple[TrotterPlan, dict[str, Any]]:
             if near
             else "; none is installed"
         )
-        raise ValueError(f"plan: unknown name {name!r}{hint}.")
+        raise ArgumentError("plan", f"unknown name {name!r}{hint}.")
     file = next(entry for entry in _shipped() if entry.name == f"{name}.json")
     return _parse(f"{name}.json", file.read_text(encoding="utf-8"))
 

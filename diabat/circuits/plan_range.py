@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from diabat.checks import ArgumentError
 from diabat.circuits.engine import Batch
 from diabat.circuits.reference import reference_probabilities
 from diabat.circuits.trotter import TrotterPlan
@@ -48,7 +49,7 @@ class PlanRange:
             value = getattr(self, name)
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not (number and value > 0 and value != most):
-                raise ValueError(f"{name}: expected a number > 0, got {value!r}.")
+                raise ArgumentError(name, f"expected a number > 0, got {value!r}.")
 
     @classmethod
     def of_metadata(cls, metadata: Mapping[str, Any]) -> PlanRange | None:
@@ -63,8 +64,9 @@ class PlanRange:
         try:
             return cls(entry["max_field"], entry["max_row_norm"])
         except (KeyError, TypeError, ValueError):
-            raise ValueError(
-                f"{KEY}: expected {{'max_field': ..., 'max_row_norm': ...}} with numbers > 0, got {entry!r:.80}."
+            raise ArgumentError(
+                KEY,
+                f"expected {{'max_field': ..., 'max_row_norm': ...}} with numbers > 0, got {entry!r:.80}.",
             ) from None
 
     @classmethod

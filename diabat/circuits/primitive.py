@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from diabat.checks import ArgumentError
 from diabat.circuits.engine import Batch, BatchMoments, Engine, EngineError
 from diabat.circuits.ising_circuit import IsingCircuit, coupled_pairs, ising_circuit
 from diabat.circuits.primitive_job import Work, run_job
@@ -71,7 +72,7 @@ class PrimitiveEngine(Engine):
         if max_spins is not None and (
             isinstance(max_spins, bool) or not isinstance(max_spins, int) or max_spins < 1
         ):
-            raise ValueError(f"max_spins: expected an integer >= 1, got {max_spins!r}.")
+            raise ArgumentError("max_spins", f"expected an integer >= 1, got {max_spins!r}.")
         self.primitive, self.max_spins = primitive, max_spins or _MAX_SIMULATED
         self._pass_manager = pass_manager
         if backend is not None:
@@ -91,7 +92,8 @@ class PrimitiveEngine(Engine):
             EngineError: Always; a primitive returns shots.
         """
         raise EngineError(
-            "probabilities: engine 'primitive' returns shots only; call sample, or use 'native', 'torch' or 'aer'."
+            "probabilities",
+            "engine 'primitive' returns shots only; call sample, or use 'native', 'torch' or 'aer'.",
         )
 
     def moments(
@@ -103,7 +105,8 @@ class PrimitiveEngine(Engine):
             EngineError: Always.
         """
         raise EngineError(
-            "moments: engine 'primitive' returns shots only; average those of sample, or use another engine."
+            "moments",
+            "engine 'primitive' returns shots only; average those of sample, or use another engine.",
         )
 
     def sample(
@@ -125,7 +128,7 @@ class PrimitiveEngine(Engine):
             RuntimeError: The primitive failed; the message carries its own, with anything like a token removed.
         """
         if isinstance(num_reads, bool) or not isinstance(num_reads, (int, np.integer)) or num_reads < 1:
-            raise ValueError(f"num_reads: expected an integer >= 1, got {num_reads!r}.")
+            raise ArgumentError("num_reads", f"expected an integer >= 1, got {num_reads!r}.")
         spins = [np.empty((num_reads, *batch.fields.shape), dtype=np.int8) for batch in batches]
         filled = [i for i, batch in enumerate(batches) if batch.num_problems]
         works = []
@@ -148,7 +151,7 @@ class PrimitiveEngine(Engine):
         """
         n = batch.num_spins
         if n > self.max_spins:
-            raise ValueError(f"fields: expected at most {self.max_spins} spins, got {n}.")
+            raise ArgumentError("fields", f"expected at most {self.max_spins} spins, got {n}.")
         angles = np.stack([plan.field_angles, plan.coupling_angles, plan.mixer_angles]).tobytes()
         key = (angles, n, coupled_pairs(batch.couplings))
         if key not in self._kept:
@@ -174,19 +177,21 @@ def _check_primitive(primitive: Any) -> None:
     from qiskit.primitives import BaseSamplerV2
 
     if not isinstance(primitive, BaseSamplerV2):
-        raise ValueError(
-            f"primitive: expected a qiskit.primitives.BaseSamplerV2, got {type(primitive).__name__}."
+        raise ArgumentError(
+            "primitive", f"expected a qiskit.primitives.BaseSamplerV2, got {type(primitive).__name__}."
         )
 
 
 def _check_compiler(backend: Any, pass_manager: Any, level: Any) -> None:
     if backend is not None and pass_manager is not None:
-        raise ValueError("backend: expected a backend or a pass_manager, got both.")
+        raise ArgumentError("backend", "expected a backend or a pass_manager, got both.")
     if backend is not None and getattr(backend, "target", None) is None:
-        raise ValueError(f"backend: expected a Qiskit backend with a target, got {type(backend).__name__}.")
+        raise ArgumentError(
+            "backend", f"expected a Qiskit backend with a target, got {type(backend).__name__}."
+        )
     if pass_manager is not None and not callable(getattr(pass_manager, "run", None)):
-        raise ValueError(
-            f"pass_manager: expected an object with a run method, got {type(pass_manager).__name__}."
+        raise ArgumentError(
+            "pass_manager", f"expected an object with a run method, got {type(pass_manager).__name__}."
         )
     if isinstance(level, bool) or level not in (0, 1, 2, 3):
-        raise ValueError(f"optimization_level: expected 0, 1, 2 or 3, got {level!r}.")
+        raise ArgumentError("optimization_level", f"expected 0, 1, 2 or 3, got {level!r}.")

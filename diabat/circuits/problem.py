@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from diabat.checks import ArgumentError
 from diabat.circuits.schedules import FloatArray
 
 
@@ -17,10 +18,10 @@ def check_fields(fields: ArrayLike, ndim: int) -> FloatArray:
     array = np.asarray(fields, dtype=np.float64)
     if array.ndim != ndim or array.shape[-1] < 1:
         shape = "[n]" if ndim == 1 else "[Q, n]"
-        raise ValueError(f"fields: expected shape {shape} with n >= 1, got {array.shape}")
+        raise ArgumentError("fields", f"expected shape {shape} with n >= 1, got {array.shape}")
     if not np.isfinite(array).all():
         at = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-        raise ValueError(f"fields: expected finite values, got {array[at]} at {at}")
+        raise ArgumentError("fields", f"expected finite values, got {array[at]} at {at}")
     return array
 
 
@@ -37,22 +38,25 @@ def check_couplings(couplings: ArrayLike, n: int | None = None) -> FloatArray:
         or not len(array)
         or len(array) != (n or len(array))
     ):
-        raise ValueError(f"couplings: expected shape {'[n, n]' if n is None else (n, n)}, got {array.shape}")
+        raise ArgumentError(
+            "couplings", f"expected shape {'[n, n]' if n is None else (n, n)}, got {array.shape}"
+        )
     if not np.isfinite(array).all():
         at = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-        raise ValueError(f"couplings: expected finite values, got {array[at]} at {at}")
+        raise ArgumentError("couplings", f"expected finite values, got {array[at]} at {at}")
     if np.diagonal(array).any():
         at_spin = int(np.flatnonzero(np.diagonal(array))[0])
-        raise ValueError(
-            f"couplings: expected a zero diagonal, got {array[at_spin, at_spin]:g} at spin {at_spin}"
+        raise ArgumentError(
+            "couplings", f"expected a zero diagonal, got {array[at_spin, at_spin]:g} at spin {at_spin}"
         )
     gap = np.abs(array - array.T)
     # float32 matrices symmetrised in another order may differ in their last bits.
     if gap.max() > 1e-6 * np.abs(array).max():
         i, j = (int(k) for k in np.unravel_index(int(gap.argmax()), gap.shape))
-        raise ValueError(
-            f"couplings: expected a symmetric matrix, got {array[i, j]:g} at ({i}, {j}) "
-            f"and {array[j, i]:g} at ({j}, {i})"
+        raise ArgumentError(
+            "couplings",
+            f"expected a symmetric matrix, got {array[i, j]:g} at ({i}, {j}) "
+            f"and {array[j, i]:g} at ({j}, {i})",
         )
     return (array + array.T) / 2
 
@@ -68,8 +72,8 @@ def check_batch(fields: ArrayLike, couplings: ArrayLike) -> tuple[FloatArray, Fl
     if array.ndim < 3:
         return h, check_couplings(array, h.shape[1])
     if array.shape != (*h.shape, h.shape[1]):
-        raise ValueError(
-            f"couplings: expected shape {(h.shape[1],) * 2} or {(*h.shape, h.shape[1])}, got {array.shape}"
+        raise ArgumentError(
+            "couplings", f"expected shape {(h.shape[1],) * 2} or {(*h.shape, h.shape[1])}, got {array.shape}"
         )
     if not len(array):
         return h, array
@@ -81,8 +85,8 @@ def check_batch(fields: ArrayLike, couplings: ArrayLike) -> tuple[FloatArray, Fl
         at = int(suspects.argmax())
         try:
             check_couplings(array[at], h.shape[1])
-        except ValueError as error:
-            raise ValueError(f"{error}, in problem {at}") from None
+        except ArgumentError as error:
+            raise ArgumentError(error.argument, f"{error.reason}, in problem {at}") from None
     return h, (array + flipped) / 2
 
 

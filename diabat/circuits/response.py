@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from diabat.checks import ArgumentError
 from diabat.circuits.calibration import mixer_angle_ahead, plan_betas
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
@@ -46,7 +47,9 @@ def second_order_response(plan: TrotterPlan) -> Response:
     """
     beta_h, beta_j = plan_betas(plan)
     if not (beta_h and beta_j):
-        raise ValueError(f"plan: expected beta_h and beta_J other than 0, got {beta_h:g} and {beta_j:g}.")
+        raise ArgumentError(
+            "plan", f"expected beta_h and beta_J other than 0, got {beta_h:g} and {beta_j:g}."
+        )
     ahead, b, c = mixer_angle_ahead(plan), plan.field_angles, plan.coupling_angles
     inner = c * np.sin(ahead)
     field = inner @ _sine_before(b, ahead, ahead)

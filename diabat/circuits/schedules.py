@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from diabat.checks import ArgumentError
+
 FloatArray = NDArray[np.float64]
 
 # No annealer comes near this; a table in MHz or Hz does. There is no lower bound here: a slow simulator of kHz
@@ -121,7 +123,7 @@ def linear_ramp(A0_GHz: float, B1_GHz: float, B0_GHz: float = 0.0) -> AnnealingS
     """
     for key, value in (("A0_GHz", A0_GHz), ("B1_GHz", B1_GHz)):
         if not (_is_number(value) and value > 0):
-            raise ValueError(f"linear_ramp: expected {key} > 0 in GHz, got {value!r}")
+            raise ArgumentError("linear_ramp", f"expected {key} > 0 in GHz, got {value!r}")
     name = f"linear_ramp({A0_GHz:g}, {B1_GHz:g})"
     ends = np.array([0.0, 1.0]), np.array([A0_GHz, 0.0]), np.array([B0_GHz, B1_GHz])
     return AnnealingSchedule(name, *ends, protocol="linear", source="linear ramp")
@@ -143,8 +145,8 @@ def check_annealing_time(annealing_time_ns: float) -> float:
         ValueError: It is not a positive finite number.
     """
     if not (_is_number(annealing_time_ns) and annealing_time_ns > 0):
-        raise ValueError(
-            f"annealing_time_ns: expected a positive finite time in ns, got {annealing_time_ns!r}"
+        raise ArgumentError(
+            "annealing_time_ns", f"expected a positive finite time in ns, got {annealing_time_ns!r}"
         )
     return float(annealing_time_ns)
 

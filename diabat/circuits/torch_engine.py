@@ -10,6 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from diabat.checks import ArgumentError
 from diabat.circuits.engine import (
     Batch,
     BatchGradient,
@@ -64,13 +65,13 @@ class TorchEngine(Engine):
                 not positive.
         """
         if precision not in _DTYPES:
-            raise ValueError(f"precision: expected 'double' or 'single', got {precision!r}.")
+            raise ArgumentError("precision", f"expected 'double' or 'single', got {precision!r}.")
         if (
             isinstance(memory_gib, bool)
             or not isinstance(memory_gib, (int, float))
             or not 0 < memory_gib < 1e9
         ):
-            raise ValueError(f"memory_gib: expected a positive number of GiB, got {memory_gib!r}.")
+            raise ArgumentError("memory_gib", f"expected a positive number of GiB, got {memory_gib!r}.")
         self.device, self.precision, self.memory_gib = _usable_device(device), precision, float(memory_gib)
         self._amplitudes = max(2, int(self.memory_gib * 2**30) // _BYTES[precision])
         self.max_spins = self._amplitudes.bit_length() - 1
@@ -161,9 +162,10 @@ class TorchEngine(Engine):
         n = batch.num_spins
         if n > self.max_spins:
             need = 2.0 ** (n - 30) * _BYTES[self.precision]
-            raise ValueError(
-                f"fields: expected at most {self.max_spins} spins, got {n}, whose states need {need:.3g} GiB in "
-                f"{self.precision} precision; engine 'torch' may use {self.memory_gib:g} GiB (memory_gib)."
+            raise ArgumentError(
+                "fields",
+                f"expected at most {self.max_spins} spins, got {n}, whose states need {need:.3g} GiB in "
+                f"{self.precision} precision; engine 'torch' may use {self.memory_gib:g} GiB (memory_gib).",
             )
         return n
 
@@ -199,5 +201,7 @@ def _usable_device(device: str) -> torch.device:
         torch.zeros(1, dtype=torch.float64, device=found).item()
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"device: expected a torch device with float64, got {device!r}: {reason}") from None
+        raise ArgumentError(
+            "device", f"expected a torch device with float64, got {device!r}: {reason}"
+        ) from None
     return found

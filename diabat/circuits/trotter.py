@@ -23,6 +23,7 @@ from typing import cast
 
 import numpy as np
 
+from diabat.checks import ArgumentError
 from diabat.circuits.grids import (
     MAX_STEPS,
     Grid,
@@ -81,15 +82,16 @@ class TrotterPlan:
             angles = np.array(getattr(self, key), dtype=np.float64)
             if angles.ndim != 1 or not len(angles) or len(angles) != np.size(self.field_angles):
                 steps = max(np.size(self.field_angles), 1)
-                raise ValueError(f"{key}: expected shape ({steps},), got {angles.shape}.")
+                raise ArgumentError(key, f"expected shape ({steps},), got {angles.shape}.")
             if not np.isfinite(angles).all():
                 at = int(np.flatnonzero(~np.isfinite(angles))[0])
-                raise ValueError(f"{key}: expected finite angles, got {angles[at]} at step {at}.")
+                raise ArgumentError(key, f"expected finite angles, got {angles[at]} at step {at}.")
             if (np.abs(angles) > MAX_ANGLE).any():
                 at = int(np.abs(angles).argmax())
-                raise ValueError(
-                    f"{key}: expected at most {MAX_ANGLE:g} rad, beyond which double precision loses the digits of "
-                    f"a turn, got {angles[at]:g} at step {at}."
+                raise ArgumentError(
+                    key,
+                    f"expected at most {MAX_ANGLE:g} rad, beyond which double precision loses the digits of "
+                    f"a turn, got {angles[at]:g} at step {at}.",
                 )
             angles.flags.writeable = False
             object.__setattr__(self, key, angles)
@@ -141,7 +143,7 @@ def trotter_plan(
     check_order_and_grid(order, grid)
     if trotter_error is not None and (steps is not None or not isinstance(grid, str)):
         other = "steps" if steps is not None else "a grid of one's own"
-        raise ValueError(f"trotter_error: expected either it or {other}, got both.")
+        raise ArgumentError("trotter_error", f"expected either it or {other}, got both.")
     if isinstance(grid, str):
         name = cast(GridName, grid)
         if trotter_error is not None:
@@ -154,7 +156,7 @@ def trotter_plan(
     else:
         edges = check_edges(schedule, time, grid)
         if steps not in (None, len(edges) - 1):
-            raise ValueError(f"steps: expected None or the {len(edges) - 1} of the grid, got {steps!r}.")
+            raise ArgumentError("steps", f"expected None or the {len(edges) - 1} of the grid, got {steps!r}.")
     problem_edges, mixer_edges = layer_edges(edges, order)
     problem = 2 * np.pi * time * np.diff(schedule.integral_B(problem_edges))
     mixer = 2 * np.pi * time * np.diff(schedule.integral_A(mixer_edges))
@@ -174,15 +176,17 @@ def check_plan_time(schedule: AnnealingSchedule, annealing_time_ns: float) -> fl
     needed = minimum_steps(schedule, time)
     if needed > MAX_STEPS:
         most = MAX_STEPS / (2 * float(schedule.A_GHz.max()))
-        raise ValueError(
-            f"annealing_time_ns: expected at most {most:.4g} ns for {schedule.name} ({MAX_STEPS} steps), "
-            f"got {time:g}, which needs at least {needed} steps."
+        raise ArgumentError(
+            "annealing_time_ns",
+            f"expected at most {most:.4g} ns for {schedule.name} ({MAX_STEPS} steps), "
+            f"got {time:g}, which needs at least {needed} steps.",
         )
     turn = 2 * np.pi * time * float(schedule.integral_A(1.0))
     if turn < _LEAST_TURN:
         least = time * _LEAST_TURN / turn if turn else math.inf
-        raise ValueError(
-            f"annealing_time_ns: expected at least {least:.3g} ns for {schedule.name} (in less, the spins never "
-            f"leave |+>), got {time:g}; is it in microseconds? 0.005 microseconds are 5 ns."
+        raise ArgumentError(
+            "annealing_time_ns",
+            f"expected at least {least:.3g} ns for {schedule.name} (in less, the spins never "
+            f"leave |+>), got {time:g}; is it in microseconds? 0.005 microseconds are 5 ns.",
         )
     return time

@@ -8,6 +8,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
+from diabat.checks import ArgumentError
 from diabat.circuits.calibration import predicted_beta
 from diabat.circuits.grids import GridName, Order, check_order_and_grid, least_number, minimum_steps
 from diabat.circuits.reference import reference_probabilities
@@ -76,7 +77,7 @@ def steps_for_error(
     check_order_and_grid(order, grid)
     for key, value, most in (("trotter_error", error, 1.0), ("strength", strength, math.inf)):
         if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 < value < most:
-            raise ValueError(f"{key}: expected a number above 0 and below {most:g}, got {value!r}.")
+            raise ArgumentError(key, f"expected a number above 0 and below {most:g}, got {value!r}.")
     table = hashlib.sha256(b"".join(x.tobytes() for x in (schedule.s, schedule.A_GHz, schedule.B_GHz)))
     asked = (schedule.name, table.digest(), time, float(error), order, grid, float(strength))
     if asked not in _CHOSEN:
@@ -94,9 +95,10 @@ def _measured_steps(
         nonlocal layers
         layers += steps * (5 if order == "suzuki4" else 1)
         if layers > _MOST_LAYERS:
-            raise ValueError(
-                f"trotter_error: expected an error and an anneal that {_MOST_LAYERS} layers resolve, got "
-                f"{error:g} for {schedule.name} at {time:g} ns; give steps instead."
+            raise ArgumentError(
+                "trotter_error",
+                f"expected an error and an anneal that {_MOST_LAYERS} layers resolve, got "
+                f"{error:g} for {schedule.name} at {time:g} ns; give steps instead.",
             )
         return reference_probabilities(trotter_plan(schedule, time, steps, order, grid), fields, couplings)
 

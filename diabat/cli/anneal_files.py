@@ -50,18 +50,18 @@ def choose_problem(
         raise ConfigError(f"--problem, --fields: expected one of them, got {got}.")
     if path is not None:
         if couplings is not None:
-            raise ConfigError(f"--couplings: expected none beside --problem, got {couplings!r}.")
+            raise ConfigError("--couplings", f"expected none beside --problem, got {couplings!r}.")
         ising = read_problem(path, beta=beta).ising
         if ising.three_body is not None:
             raise ConfigError(
-                f"--problem: expected fields and couplings alone, got three-body terms in '{path}'."
+                "--problem", f"expected fields and couplings alone, got three-body terms in '{path}'."
             )
         if not bool(ising.visible_mask.all()):
-            raise ConfigError(f"--problem: expected every spin visible, got invisible ones in '{path}'.")
+            raise ConfigError("--problem", f"expected every spin visible, got invisible ones in '{path}'.")
         h, J = ising.fields.double(), ising.couplings
         return h.numpy(), torch.zeros(len(h), len(h)).numpy() if J is None else J.double().numpy()
     if beta is not None:
-        raise ConfigError(f"--beta: expected a --problem to fold it into, got {beta:g} beside --fields.")
+        raise ConfigError("--beta", f"expected a --problem to fold it into, got {beta:g} beside --fields.")
     values = numbers(fields or "", "--fields")
     n = len(values)
     pairs = (
@@ -69,8 +69,9 @@ def choose_problem(
     )
     if len(pairs) != n * (n - 1) // 2:
         raise ConfigError(
-            f"--couplings: expected {n * (n - 1) // 2} numbers for {n} spins, J_jk with j < k row by row, "
-            f"got {len(pairs)}."
+            "--couplings",
+            f"expected {n * (n - 1) // 2} numbers for {n} spins, J_jk with j < k row by row, "
+            f"got {len(pairs)}.",
         )
     J = pack_couplings(torch.tensor(pairs, dtype=torch.float64), n)
     return torch.tensor(values, dtype=torch.float64).numpy(), J.numpy()
@@ -91,9 +92,9 @@ def numbers(text: str, option: str, *, empty: bool = False) -> list[float]:
         except ValueError:
             found.append(math.nan)
         if not math.isfinite(found[-1]):
-            raise ConfigError(f"{option}: expected numbers with spaces or commas between them, got {word!r}.")
+            raise ConfigError(option, f"expected numbers with spaces or commas between them, got {word!r}.")
     if not found and not empty:
-        raise ConfigError(f"{option}: expected at least one number, got {text!r}.")
+        raise ConfigError(option, f"expected at least one number, got {text!r}.")
     return found
 
 
@@ -108,7 +109,7 @@ def integers(text: str, option: str) -> list[int]:
     values = numbers(text, option)
     for value in values:
         if value != int(value):
-            raise ConfigError(f"{option}: expected integers, got {value:g}.")
+            raise ConfigError(option, f"expected integers, got {value:g}.")
     return [int(value) for value in values]
 
 

@@ -68,14 +68,16 @@ class Request:
         for option, value in random.items():
             if run is not None and value is not None:
                 raise ConfigError(
-                    f"{option}: expected none beside --run, which has its problems, got {value!r}."
+                    option, f"expected none beside --run, which has its problems, got {value!r}."
                 )
         if wide_weight is not None and wide_fields is None:
-            raise ConfigError(f"--wide-weight: expected --wide-fields to weigh, got {wide_weight:g} without.")
+            raise ConfigError(
+                "--wide-weight", f"expected --wide-fields to weigh, got {wide_weight:g} without."
+            )
         g = tuple(numbers(_STRENGTHS if strengths is None else strengths, "--strengths"))
         w = (1.0,) * len(g) if weights is None else tuple(numbers(weights, "--weights"))
         if len(w) != len(g):
-            raise ConfigError(f"--weights: expected {len(g)} numbers, one for each strength, got {len(w)}.")
+            raise ConfigError("--weights", f"expected {len(g)} numbers, one for each strength, got {len(w)}.")
         return cls(
             strengths=g,
             weights=w,

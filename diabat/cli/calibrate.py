@@ -8,6 +8,7 @@ from typing import Annotated, Literal, cast
 
 import typer
 
+from diabat.checks import ArgumentError
 from diabat.cli.arguments import JsonOption
 from diabat.cli.failures import importing, naming
 from diabat.cli.figures import require_writable
@@ -109,11 +110,11 @@ def _times(text: str) -> list[float]:
     except ValueError:
         times = []
     if not times or not all(math.isfinite(time) and time > 0 for time in times):
-        raise ValueError(f"--times: expected positive numbers in ns, separated by commas, got '{text}'.")
+        raise ArgumentError("--times", f"expected positive numbers in ns, separated by commas, got '{text}'.")
     return times
 
 
 def _protocol(text: str | None) -> Literal["fast", "standard"] | None:
     if text not in (None, "fast", "standard"):
-        raise ValueError(f"--protocol: expected fast or standard, got '{text}'.")
+        raise ArgumentError("--protocol", f"expected fast or standard, got '{text}'.")
     return cast(Literal["fast", "standard"] | None, text)

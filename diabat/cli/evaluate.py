@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from diabat.checks import ArgumentError
 from diabat.cli.arguments import JsonOption, TrustOption
 from diabat.cli.failures import importing, naming
 from diabat.cli.figures import require_writable
@@ -58,8 +59,8 @@ def evaluate_model(
         result = evaluate_run(loaded, split)
     if figure is not None:
         if result.scores is None:
-            raise ValueError(
-                f"--figure: expected a classifier of sentence pairs, got the task '{result.task}'."
+            raise ArgumentError(
+                "--figure", f"expected a classifier of sentence pairs, got the task '{result.task}'."
             )
         plot_scores(result.scores, figure)
     if as_json:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diabat.checks import ArgumentError
 from diabat.cli.arguments import JsonOption, TrustOption
 from diabat.cli.evaluate import RunArgument
 from diabat.cli.failures import importing, naming
@@ -70,9 +71,9 @@ def explain_prediction(
         told = explain_run(run, premise, hypothesis, overrides, seed=seed, trust=trust)
     if overrides and told.pooling != "neurogame":
         option = "--coalitions" if weighting is None else "--weighting"
-        raise ValueError(f"{option}: expected a run with neurogame pooling, got {told.pooling} pooling.")
+        raise ArgumentError(option, f"expected a run with neurogame pooling, got {told.pooling} pooling.")
     if head is not None and head >= len(told.alpha):
-        raise ValueError(f"--head: expected a head in 0 .. {len(told.alpha) - 1}, got {head}.")
+        raise ArgumentError("--head", f"expected a head in 0 .. {len(told.alpha) - 1}, got {head}.")
     if figure is not None:
         plot_explanation(told, figure, head=head, at_least=at_least)
     if as_json:

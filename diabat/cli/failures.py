@@ -14,6 +14,8 @@ from typing import Any
 
 import typer
 
+from diabat.checks import ArgumentError
+
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130
 
 # Errors of the command-line parser, which prints them itself.  Their base class moved between releases of
@@ -57,19 +59,18 @@ def _say(message: Warning | str, *place: Any, **further: Any) -> None:
 
 
 @contextmanager
-def naming(options: Mapping[str, str], error: type[ValueError] = ValueError) -> Iterator[None]:
-    """Say the library's refusals in the words of the command line: "name: ..." becomes "--option: ...".
+def naming(options: Mapping[str, str], error: type[ArgumentError] = ArgumentError) -> Iterator[None]:
+    """Say the library's refusals in the words of the command line.
 
     Args:
-        options: The option of each name; other refusals pass as they are.
+        options: The option of each argument; refusals of other arguments pass as they are.
         error: What is raised instead.
     """
     try:
         yield
-    except ValueError as refused:
-        name, colon, rest = str(refused).partition(": ")
-        if colon and name in options:
-            raise error(f"{options[name]}: {rest}") from refused
+    except ArgumentError as refused:
+        if refused.argument is not None and refused.argument in options:
+            raise error(options[refused.argument], refused.reason) from refused
         raise
 
 
@@ -118,5 +119,7 @@ def _code(error: Exception) -> int:
     from diabat.config.errors import ConfigError
 
     # A refusal that begins with an option of the command line is about how the command was used.
-    usage = isinstance(error, ConfigError) or (isinstance(error, ValueError) and str(error).startswith("--"))
+    usage = isinstance(error, ConfigError) or (
+        isinstance(error, ArgumentError) and (error.argument or "").startswith("--")
+    )
     return USAGE if usage else FAILURE

@@ -6,6 +6,8 @@ import errno
 import os
 from pathlib import Path
 
+from diabat.checks import ArgumentError
+
 FIGURES = (".png", ".pdf", ".svg")
 
 
@@ -15,7 +17,7 @@ def require_writable(
     suffixes: tuple[str, ...] = FIGURES,
     *,
     new: bool = False,
-    error: type[ValueError] = ValueError,
+    error: type[ArgumentError] = ArgumentError,
 ) -> None:
     """Fail before the computation rather than after it; missing folders are made.
 
@@ -31,9 +33,9 @@ def require_writable(
         PermissionError: If the file cannot be written.
     """
     if path.suffix not in suffixes or path.is_dir():
-        raise error(f"{option}: expected a file ending in {', '.join(suffixes)}, got '{path}'.")
+        raise error(option, f"expected a file ending in {', '.join(suffixes)}, got '{path}'.")
     if new and path.exists():
-        raise error(f"{option}: expected a new file, or --force to replace it, got '{path}', which exists.")
+        raise error(option, f"expected a new file, or --force to replace it, got '{path}', which exists.")
     path.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))

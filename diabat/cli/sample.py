@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from diabat.checks import ArgumentError
 from diabat.cli.arguments import JsonOption, TrustOption
 from diabat.cli.failures import importing, naming
 from diabat.cli.output import print_json
@@ -99,7 +100,7 @@ def sample_problem(
         loaded = read_problem(problem, beta=beta)
     if compare is not None and (dry_run or not moments):
         raise ConfigError(
-            f"--compare: expected marginals to compare, got {'--dry-run' if dry_run else '--samples'}."
+            "--compare", f"expected marginals to compare, got {'--dry-run' if dry_run else '--samples'}."
         )
     ising = loaded.ising
     if dry_run:
@@ -118,7 +119,7 @@ def _report_dry_run(backend: Sampler, ising: Ising, num_reads: int, seed: int | 
     from diabat.samplers.dimod import DimodSampler
 
     if not isinstance(backend, DimodSampler):
-        raise ValueError(f"--dry-run: expected backend 'dimod', which submits, got '{backend.name}'.")
+        raise ArgumentError("--dry-run", f"expected backend 'dimod', which submits, got '{backend.name}'.")
     report = backend.dry_run(ising, num_reads, seed=seed or 0)
     if as_json:
         print_json(dataclasses.asdict(report))
@@ -136,10 +137,10 @@ def _build(name: str | None, config: str | None, changes: list[str], trust: bool
     for path, value in map(parse_override, changes):
         if path[0] != "sampler":
             raise ConfigError(
-                f"{'.'.join(path)}: expected a key of the section sampler, as in sampler.backend=exact."
+                ".".join(path), "expected a key of the section sampler, as in sampler.backend=exact."
             )
         if path == ("sampler", "backend") and name not in (None, value):
-            raise ConfigError(f"--sampler: expected '{value}' as sampler.backend says, got '{name}'.")
+            raise ConfigError("--sampler", f"expected '{value}' as sampler.backend says, got '{name}'.")
     # A JSON string is a YAML string, also if the name is 1e3.
     chosen = [] if name is None else [f"sampler.backend={json.dumps(name)}"]
     every = [*chosen, *changes]

@@ -45,6 +45,7 @@ def other_moments(name: str, ising: Ising, seed: int | None) -> tuple[Sampler, M
     Raises:
         ConfigError: If there is none of this name, it cannot be built, or it refuses the problem.
     """
+    from diabat.checks import ArgumentError
     from diabat.config.errors import ConfigError
     from diabat.samplers.base import UnsupportedError
     from diabat.samplers.registry import sampler
@@ -53,9 +54,11 @@ def other_moments(name: str, ising: Ising, seed: int | None) -> tuple[Sampler, M
         other = sampler(name)
         return other, other.moments(ising, seed=seed)
     except UnsupportedError as error:
-        raise ConfigError(f"--compare {name}: {error}") from error
+        raise ConfigError(f"--compare {name}", str(error)) from error
+    except ArgumentError as error:
+        raise ConfigError("--compare", error.reason if error.argument == "sampler" else str(error)) from error
     except (ValueError, TypeError, ImportError) as error:
-        raise ConfigError(f"--compare: {str(error).removeprefix('sampler: ')}") from error
+        raise ConfigError("--compare", str(error)) from error
 
 
 def compared(moments: Moments, other: Sampler, found: Moments) -> Comparison:

@@ -80,7 +80,7 @@ def _load(config: str, changes: list[str], data: Path | None, trust: bool) -> Co
         changes, option = changes[:-1], changes[-1]
         name = load_config(config, changes, trust=trust).task_name
         if name == "brackets":
-            raise ConfigError(f"--data: the task '{name}' is generated and reads no data, got '{data}'.")
+            raise ConfigError("--data", f"the task '{name}' is generated and reads no data, got '{data}'.")
         changes = [*changes, option]
     return load_config(config, changes, trust=trust)
 
@@ -110,8 +110,9 @@ def _require_same_run(config: Config) -> None:
             if was != is_now and (section, key) not in free:
                 name = f"{section}.{key}".rstrip(".")
                 raise ConfigError(
-                    f"{name}: expected {was!r} as in the run in '{config.output}', got {is_now!r}; "
-                    "a resumed run keeps its configuration."
+                    name,
+                    f"expected {was!r} as in the run in '{config.output}', got {is_now!r}; "
+                    "a resumed run keeps its configuration.",
                 )
 
 

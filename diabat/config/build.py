@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import TYPE_CHECKING
 
 import torch
 
-from diabat.config.errors import ConfigError
+from diabat.config.errors import ConfigError, refused
 from diabat.config.schema import Config
 from diabat.config.sections import SamplerChoice
 from diabat.models import PairModelOptions
@@ -37,7 +36,7 @@ def choose_device(config: Config) -> torch.device:
     """
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
-        raise ConfigError("device: expected a CUDA device, got none; use device=cpu or device=auto.")
+        raise ConfigError("device", "expected a CUDA device, got none; use device=cpu or device=auto.")
     if config.device == "cpu" or not available:
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -56,11 +55,7 @@ def build_sampler(choice: SamplerChoice, key: str = "sampler") -> Sampler:
     try:
         return sampler(choice.backend, **choice.options)
     except (ValueError, TypeError, OSError) as error:
-        text = " ".join(str(error).split()).rstrip(".")
-        # "annealing_time_ns: expected ..." is about an option; other sentences are about the whole section.
-        separator = "." if re.match(r"\w+: ", text) else ": "
-        end = "" if text.endswith("?") else "."
-        raise ConfigError(f"{key}{separator}{text}{end}") from error
+        raise refused(error, key) from error
 
 
 def build_task(config: Config) -> Task | PairTask:
@@ -109,10 +104,9 @@ def build_model(config: Config, task: Task | PairTask, backend: Sampler | None =
             gradient=config.gradient,
         )
     except (ValueError, TypeError) as error:
-        text = " ".join(str(error).split())
         # The attention layer speaks of its own arguments; the user set them in the sections model and task.
-        section = {"mode": "model.", "embed_dim": "model.", "window": "task."}.get(text.partition(":")[0], "")
-        raise ConfigError(f"{section}{text}") from error
+        sections = {"mode": "model", "embed_dim": "model", "window": "task"}
+        raise refused(error, sections.get(getattr(error, "argument", "") or "", "")) from error
 
 
 def run_training(config: Config, *, resume: bool = False, progress: bool = True) -> TrainResult:

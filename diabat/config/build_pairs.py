@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from diabat.config.errors import ConfigError
+from diabat.config.errors import ConfigError, refused
 from diabat.config.schema import Config
 from diabat.models import PairModelOptions
 from diabat.tasks import PairOptions, PairTask, pair_task
@@ -28,7 +28,7 @@ def build_pair_task(options: PairOptions, model: PairModelOptions) -> PairTask:
     try:
         return pair_task(options, tokenizer)
     except ValueError as error:
-        raise ConfigError(f"task.{error}") from error
+        raise refused(error, "task") from error
 
 
 def build_tokenizer(model: PairModelOptions) -> Any:
@@ -46,7 +46,7 @@ def build_tokenizer(model: PairModelOptions) -> Any:
             model.tokenizer or model.encoder, local_files_only=model.local_files_only, argument=argument
         )
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        raise refused(error) from error
 
 
 def build_pair_model(config: Config, tokenizer: Any, num_classes: int, backend: Sampler) -> PairClassifier:
@@ -72,11 +72,11 @@ def build_pair_model(config: Config, tokenizer: Any, num_classes: int, backend: 
         limit, rows = positions_of(encoder), vocabulary_of(encoder)
         if limit is not None and window > limit:
             raise ConfigError(
-                f"task.window: expected at most {limit}, the encoder's positions, got {window}."
+                "task.window", f"expected at most {limit}, the encoder's positions, got {window}."
             )
         if len(tokenizer) > rows:
             raise ConfigError(
-                f"model.tokenizer: expected at most {rows} tokens as the encoder has, got {len(tokenizer)}."
+                "model.tokenizer", f"expected at most {rows} tokens as the encoder has, got {len(tokenizer)}."
             )
         # Its own draws: poolings of one seed start with the same classifier whatever the encoder drew.
         torch.manual_seed(config.seed)
@@ -86,6 +86,5 @@ def build_pair_model(config: Config, tokenizer: Any, num_classes: int, backend: 
     except ConfigError:
         raise
     except (ValueError, TypeError) as error:
-        text = " ".join(str(error).split())
-        section = {"window": "task.", "sampler": "", "gradient": ""}.get(text.partition(":")[0], "model.")
-        raise ConfigError(f"{section}{text}") from error
+        sections = {"window": "task", "sampler": "", "gradient": ""}
+        raise refused(error, sections.get(getattr(error, "argument", "") or "", "model")) from error

@@ -68,17 +68,17 @@ def attention_ensembles(run_dir: Path, *, seed: int, trust: bool = False) -> lis
     stored = run_dir / "config.json"
     if not stored.is_file():
         raise ConfigError(
-            f"fidelity.checkpoint: expected the folder of a run, got '{run_dir}' without config.json."
+            "fidelity.checkpoint", f"expected the folder of a run, got '{run_dir}' without config.json."
         )
     config = load_config(stored, trust=trust)
     task = build_task(config) if isinstance(config.model, TransformerOptions) else None
     if not isinstance(config.model, TransformerOptions) or not isinstance(task, Task):
         raise ConfigError(
-            f"fidelity.checkpoint: expected a run of a transformer, got '{run_dir}', a classifier of pairs."
+            "fidelity.checkpoint", f"expected a run of a transformer, got '{run_dir}', a classifier of pairs."
         )
     if config.model.mode == "softmax":
         raise ConfigError(
-            f"fidelity.checkpoint: expected a run with couplings, got '{run_dir}' with model.mode=softmax."
+            "fidelity.checkpoint", f"expected a run with couplings, got '{run_dir}' with model.mode=softmax."
         )
     model = build_model(config, task)
     assert isinstance(model, Transformer)

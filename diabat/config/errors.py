@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pydantic import ValidationError
+
+from diabat.checks import ArgumentError
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 _KINDS = {
@@ -34,8 +35,16 @@ _LIMITS = {
 _MEMBERS = {"int", "float", "str", "bool"}
 
 
-class ConfigError(ValueError):
+class ConfigError(ArgumentError):
     """A configuration that cannot be used; the message is one sentence that names file or key."""
+
+
+def refused(error: Exception, section: str = "") -> ConfigError:
+    """A refusal of the library as one of a key: ``section.argument``, or the section if it names no argument."""
+    named = error if isinstance(error, ArgumentError) else ArgumentError(str(error))
+    reason = " ".join(named.reason.split())
+    key = ".".join(part for part in (section, named.argument) if part)
+    return ConfigError(key or None, reason if reason.endswith(("?", ".")) else f"{reason}.")
 
 
 def dotted(location: Sequence[str | int]) -> str:
@@ -74,19 +83,19 @@ def nearest(key: str, known: Iterable[str]) -> str | None:
     return None
 
 
-def unknown_key(key: str, known: Iterable[str]) -> str:
-    """Sentence for a key that does not exist, with the nearest valid one or the keys of its section."""
+def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
+    """Refusal of a key that does not exist, with the nearest valid one or the keys of its section."""
     keys = sorted(known)
     near = nearest(key, keys)
     if near:
-        return f"{key}: unknown key. Did you mean '{near}'?"
+        return ConfigError(key, f"unknown key. Did you mean '{near}'?")
     section = key.rpartition(".")[0]
     siblings = [k for k in keys if k.rpartition(".")[0] == section]
-    return f"{key}: unknown key. Valid keys here: {', '.join(siblings) or 'none'}."
+    return ConfigError(key, f"unknown key. Valid keys here: {', '.join(siblings) or 'none'}.")
 
 
-def explain(error: ValidationError, known: Iterable[str], prefix: Sequence[str | int] = ()) -> str:
-    """Turn the most telling of pydantic's errors into one sentence.
+def explain(error: ValidationError, known: Iterable[str], prefix: Sequence[str | int] = ()) -> ConfigError:
+    """Turn the most telling of pydantic's errors into one sentence about its key.
 
     Args:
         error: What pydantic raised; validators may raise a nested ``ValidationError``.
@@ -104,15 +113,13 @@ def explain(error: ValidationError, known: Iterable[str], prefix: Sequence[str |
     if detail["type"] in _UNKNOWN:
         return unknown_key(key, known)
     if detail["type"] == "missing":
-        return f"{key}: this key is required."
+        return ConfigError(key, "this key is required.")
     if inner is not None:
-        # "window: expected ..." raised by the options of a section is about the key section.window.
-        separator = "." if re.match(r"\w+: ", str(inner)) else ": "
-        return f"{key}{separator}{inner}" if key else str(inner)
+        return refused(inner, key)
     # A union such as "int | str" gives one error per member.
     same = [d for d in details if _without_tags(d) == _without_tags(detail)]
     expected = " or ".join(dict.fromkeys(_expected(d) for d in same))
-    return f"{key}: expected {expected}, got {shown(detail['input'])}."
+    return ConfigError(key, f"expected {expected}, got {shown(detail['input'])}.")
 
 
 def _without_tags(detail: Any) -> tuple[str | int, ...]:

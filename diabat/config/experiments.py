@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from diabat.checks import ArgumentError
 from diabat.config.build import run_training
 from diabat.config.errors import ConfigError, explain
 from diabat.config.loading import load_config, make_config, to_plain
@@ -51,7 +52,7 @@ class Experiment(BaseModel):
     def _variants_are_rows(self) -> Experiment:
         for name in self.variants:
             if name not in self.published:
-                raise ValueError(f"variants: expected rows of published, got '{name}'.")
+                raise ArgumentError("variants", f"expected rows of published, got '{name}'.")
         return self
 
     def overrides(self, row: str) -> tuple[str, ...]:
@@ -91,13 +92,13 @@ def load_experiment(name: str) -> Experiment:
     if path is None:
         near = difflib.get_close_matches(name, shipped, n=1)
         hint = f"Did you mean '{near[0]}'?" if near else f"Shipped are {', '.join(shipped)}."
-        raise ConfigError(f"'{name}': no such file, and no shipped experiment has this name. {hint}")
+        raise ConfigError(f"'{name}'", f"no such file, and no shipped experiment has this name. {hint}")
     document = read_mapping(path)
     try:
         # As JSON, lists become tuples, as in configurations.
         return Experiment.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        raise ConfigError(explain(error, list(Experiment.model_fields))) from error
+        raise explain(error, list(Experiment.model_fields)) from error
 
 
 def run_experiment(
@@ -133,7 +134,7 @@ def run_experiment(
     chosen = tuple(overrides)
     for row in rows or ():
         if row not in experiment.published:
-            raise ConfigError(f"row: expected one of {', '.join(experiment.published)}, got '{row}'.")
+            raise ConfigError("row", f"expected one of {', '.join(experiment.published)}, got '{row}'.")
     _refuse_what_rows_set(experiment, chosen)
     plans = []
     for value in (v for v in experiment.published if not rows or v in rows):

@@ -42,7 +42,7 @@ def find_config(name: str | Path) -> Path:
         return shipped[stem]
     near = difflib.get_close_matches(stem, shipped, n=1)
     hint = f"Did you mean '{near[0]}'?" if near else f"Shipped are {', '.join(shipped)}."
-    raise ConfigError(f"'{name}': no such file, and no shipped configuration has this name. {hint}")
+    raise ConfigError(f"'{name}'", f"no such file, and no shipped configuration has this name. {hint}")
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = (), *, trust: bool = False) -> Config:
@@ -83,7 +83,7 @@ def make_config(document: dict[str, Any]) -> Config:
     try:
         return Config.model_validate_json(text)
     except ValidationError as error:
-        raise ConfigError(explain(error, valid_keys(document))) from error
+        raise explain(error, valid_keys(document)) from error
 
 
 def to_plain(config: Config) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from diabat.checks import ArgumentError
 from diabat.config.runs import TrainedClassifier
 from diabat.tasks import PairFileOptions
 from diabat.tasks.nli_files import Columns, Pairs, read_sentences
@@ -108,7 +109,7 @@ def write_predictions(predictions: Predictions, path: Path) -> None:
         OSError: As the system reports it; the file is what it was.
     """
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"output: expected a file ending in {', '.join(SUFFIXES)}, got '{path}'.")
+        raise ArgumentError("output", f"expected a file ending in {', '.join(SUFFIXES)}, got '{path}'.")
     lines = json_lines(predictions) if path.suffix == ".jsonl" else _table(predictions)
     replace_file(path, "".join(f"{line}\n" for line in lines).encode())
 
@@ -121,9 +122,10 @@ def require_table(pairs: Pairs) -> None:
     """
     for number, sentences in enumerate(zip(pairs.premises, pairs.hypotheses, strict=True), start=1):
         if any(mark in sentence for sentence in sentences for mark in "\t\n\r"):
-            raise ValueError(
-                f"output: expected sentences without tabs and line breaks for a .tsv file, got pair {number} with one; "
-                "write a .jsonl file."
+            raise ArgumentError(
+                "output",
+                f"expected sentences without tabs and line breaks for a .tsv file, got pair {number} with one; "
+                "write a .jsonl file.",
             )
 
 

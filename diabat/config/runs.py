@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from diabat.checks import ArgumentError
 from diabat.config.build import build_model, build_sampler, build_task, choose_device, use_threads
 from diabat.config.errors import ConfigError
 from diabat.config.loading import load_config
@@ -156,7 +157,8 @@ def load_classifier(
     config, weights = _stored(Path(path), overrides, trust)
     if not isinstance(config.model, PairModelOptions) or not isinstance(config.task, PairOptions):
         raise ConfigError(
-            f"'{path}': expected a run of a classifier of sentence pairs, got the task '{config.task_name}'."
+            f"'{path}'",
+            f"expected a run of a classifier of sentence pairs, got the task '{config.task_name}'.",
         )
     tokenizer, classes = build_tokenizer(config.model), config.task.class_names
     model = build_pair_model(config, tokenizer, len(classes), build_sampler(config.sampler))
@@ -172,7 +174,7 @@ def _stored(
     home = folder.parent.parent if checkpoint else folder
     stored = home / "config.json"
     if not stored.is_file():
-        raise ConfigError(f"'{folder}': expected the folder of a run or of a checkpoint, got none.")
+        raise ConfigError(f"'{folder}'", "expected the folder of a run or of a checkpoint, got none.")
     config = load_config(stored, overrides, trust=trust)
     use_threads(config)
     return config, _averaged(folder) if checkpoint else load_model(home)
@@ -197,7 +199,7 @@ def evaluate_run(run: Run, split: str = "validation") -> Evaluation:
     examples: Any = {name: getattr(task, name) for name in _sets(task)}.get(split)
     if examples is None:
         there = ", ".join(name for name in _sets(task) if getattr(task, name) is not None)
-        raise ValueError(f"split: expected one of {there} for the task '{task.name}', got '{split}'.")
+        raise ArgumentError("split", f"expected one of {there} for the task '{task.name}', got '{split}'.")
     device = next(run.model.parameters()).device
     options: dict[str, Any] = {"seed": training.seed, "precision": training.precision}
     if isinstance(task, PairTask):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, field_serializer, model_validator
 
 from diabat.attention.coupled_heads import MODES
+from diabat.checks import ArgumentError, check_choice
 from diabat.config.sections import (
     PAIR_MODEL,
     PAIR_TASKS,
@@ -104,14 +104,10 @@ class Config(BaseModel):
         pairs = isinstance(self.model, PairModelOptions)
         if pairs != (self.task_name in PAIR_TASKS):
             kind = "a transformer" if pairs else "a pair classifier"
-            raise ValueError(f"model: expected the options of {kind} for the task '{self.task_name}'.")
+            raise ArgumentError("model", f"expected the options of {kind} for the task '{self.task_name}'.")
         if isinstance(self.model, PairModelOptions):
             return self
-        mode = self.model.mode
-        if mode not in MODES:
-            near = difflib.get_close_matches(mode, MODES, n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else ""
-            raise ValueError(f"model.mode: expected one of {', '.join(MODES)}, got '{mode}'.{hint}")
+        check_choice("model.mode", self.model.mode, MODES)
         return self
 
     @field_serializer("task")

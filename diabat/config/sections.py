@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 from functools import lru_cache
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Tag, create_model, model_validator
 
+from diabat.checks import ArgumentError, did_you_mean
 from diabat.config.errors import shown
 from diabat.models import PairModelOptions, TransformerOptions
 from diabat.samplers.registry import available_backends, backend_factory
@@ -53,10 +53,9 @@ def _known_task(value: Any) -> Any:
     name = task_name(value)
     if isinstance(value, dict) and name not in TASKS:
         if name is None:
-            raise ValueError(f"name: this key is required; it is one of {', '.join(TASKS)}.")
-        near = difflib.get_close_matches(str(name), TASKS, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise ValueError(f"name: expected one of {', '.join(TASKS)}, got {shown(name)}.{hint}")
+            raise ArgumentError("name", f"this key is required; it is one of {', '.join(TASKS)}.")
+        hint = did_you_mean(name, TASKS)
+        raise ArgumentError("name", f"expected one of {', '.join(TASKS)}, got {shown(name)}.{hint}")
     return value
 
 
@@ -128,8 +127,8 @@ def _refuse_backend(backend: Any) -> None:
     """Raise the registry's sentence on an unknown backend, about our key."""
     try:
         backend_factory(str(backend))
-    except ValueError as error:
-        raise ValueError(f"backend: {str(error).removeprefix('sampler: ')}") from None
+    except ArgumentError as error:
+        raise ArgumentError("backend", error.reason) from None
 
 
 @lru_cache(maxsize=64)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from diabat.config.errors import ConfigError, dotted
+from diabat.config.errors import ConfigError, dotted, refused
 
 RUN_CONFIG = "config.json"
 """Name of the file that makes a folder that of a run."""
@@ -45,8 +45,9 @@ def refuse_untrusted(document: dict[str, Any], path: Path, given: Iterable[KeyPa
             expected = _expected(key, value)
             if expected:
                 raise ConfigError(
-                    f"{dotted(key)}: expected {expected} in the folder of a run, got {value!r:.80} in '{path}'; set "
-                    "the key yourself, or give --trust (trust=True) if you trust whoever made the run."
+                    dotted(key),
+                    f"expected {expected} in the folder of a run, got {value!r:.80} in '{path}'; set "
+                    "the key yourself, or give --trust (trust=True) if you trust whoever made the run.",
                 )
 
 
@@ -67,7 +68,7 @@ def refuse_stored_secrets(document: dict[str, Any]) -> None:
     except RecursionError:  # it contains itself, which is told elsewhere
         return
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        raise refused(error) from None
 
 
 def _expected(key: KeyPath, value: Any) -> str | None:

@@ -137,17 +137,17 @@ def parse_yaml(text: str, name: str) -> Any:
         ConfigError: If it is not valid YAML, or beyond a limit of size; the message names ``name`` and the line.
     """
     if len(text) > MAX_BYTES:
-        raise ConfigError(f"{name}: expected at most {MAX_BYTES} bytes of YAML, got more.")
+        raise ConfigError(name, f"expected at most {MAX_BYTES} bytes of YAML, got more.")
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{name}{line}: {error.problem or error.context}.") from error
+        raise ConfigError(f"{name}{line}", f"{error.problem or error.context}.") from error
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{name}: not valid YAML ({' '.join(str(error).split())}).") from error
+        raise ConfigError(name, f"not valid YAML ({' '.join(str(error).split())}).") from error
     except RecursionError as error:
-        raise ConfigError(f"{name}: nested too deeply.") from error
+        raise ConfigError(name, "nested too deeply.") from error
 
 
 def read_text(path: Path) -> str:
@@ -160,18 +160,18 @@ def read_text(path: Path) -> str:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise ConfigError(f"'{path}': expected at most {MAX_BYTES} bytes, got more.")
+            raise ConfigError(f"'{path}'", f"expected at most {MAX_BYTES} bytes, got more.")
         return content.decode("utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"'{path}': no such file.") from None
+        raise ConfigError(f"'{path}'", "no such file.") from None
     except IsADirectoryError:
-        raise ConfigError(f"'{path}': expected a file, got a folder.") from None
+        raise ConfigError(f"'{path}'", "expected a file, got a folder.") from None
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"'{path}': expected UTF-8 text, got other bytes at offset {error.start}."
+            f"'{path}'", f"expected UTF-8 text, got other bytes at offset {error.start}."
         ) from error
     except OSError as error:
-        raise ConfigError(f"'{path}': cannot be read ({error.strerror}).") from error
+        raise ConfigError(f"'{path}'", f"cannot be read ({error.strerror}).") from error
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -182,9 +182,9 @@ def read_mapping(path: Path) -> dict[str, Any]:
     """
     value = parse_yaml(read_text(path), f"'{path}'")
     if value is None:
-        raise ConfigError(f"'{path}': the file is empty.")
+        raise ConfigError(f"'{path}'", "the file is empty.")
     if not isinstance(value, dict):
-        raise ConfigError(f"'{path}': expected a mapping of keys to values, got a {type(value).__name__}.")
+        raise ConfigError(f"'{path}'", f"expected a mapping of keys to values, got a {type(value).__name__}.")
     return value
 
 

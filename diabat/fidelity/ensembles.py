@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from diabat.checks import ArgumentError, check_count
 from diabat.circuits.memory import require_memory
 from diabat.ising import Ising, pack_couplings
 
@@ -60,7 +61,8 @@ def sk(
     Raises:
         ValueError: If a size is below 1, or a strength is negative or not finite.
     """
-    _check_sizes(num_spins=num_spins, instances=instances, queries=queries)
+    for name, size in (("num_spins", num_spins), ("instances", instances), ("queries", queries)):
+        check_count(name, size)
     _require_room(len(strengths), num_spins, instances, queries)
     generator = torch.Generator().manual_seed(seed)
     pairs = num_spins * (num_spins - 1) // 2
@@ -98,7 +100,8 @@ def ferromagnet(
     Raises:
         ValueError: If a size is below 1, or a strength is negative or not finite.
     """
-    _check_sizes(num_spins=num_spins, queries=queries)
+    check_count("num_spins", num_spins)
+    check_count("queries", queries)
     _require_room(len(strengths), num_spins, 1, queries)
     generator = torch.Generator().manual_seed(seed)
     h = torch.randn(queries, num_spins, generator=generator, dtype=torch.float64)
@@ -127,11 +130,5 @@ def coupling_strength(couplings: Tensor | None) -> float:
 def _strengths(strengths: Sequence[float], field_strength: float | None) -> list[tuple[float, float]]:
     for g in (*strengths, *([] if field_strength is None else [field_strength])):
         if not (math.isfinite(g) and g >= 0):
-            raise ValueError(f"strengths: expected finite values >= 0, got {g!r}.")
+            raise ArgumentError("strengths", f"expected finite values >= 0, got {g!r}.")
     return [(float(g), float(g if field_strength is None else field_strength)) for g in strengths]
-
-
-def _check_sizes(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name}: expected an integer >= 1, got {size!r}.")

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from diabat.checks import ArgumentError
 from diabat.circuits.safe_files import naming
 from diabat.fidelity.report import FidelityReport
 
@@ -42,7 +43,9 @@ def plot_fidelity(report: FidelityReport, path: str | Path, *, metric: str = "ma
 
     rows = [row for row in report.rows if row.get(metric) is not None]
     if not rows:
-        raise ValueError(f"metric: expected one with values in the report, got '{metric}', which has none.")
+        raise ArgumentError(
+            "metric", f"expected one with values in the report, got '{metric}', which has none."
+        )
     panels = list(dict.fromkeys(row["ensemble"] for row in rows))
     backends = list(dict.fromkeys(row["backend"] for row in rows))
     figure = Figure(figsize=(3.6 * len(panels) + 1.2, 3.9), layout="constrained")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from diabat.checks import ArgumentError
 from diabat.circuits.safe_files import naming
 from diabat.fidelity.figure import COLOURS, MARKERS
 from diabat.fidelity.gradients import GradientReport
@@ -40,7 +41,7 @@ def plot_gradients(report: GradientReport, path: str | Path) -> Path:
 
     rows = [row for row in report.rows if row["refused"] is None]
     if not rows:
-        raise ValueError("report: expected one with values, got one in which every backend refused.")
+        raise ArgumentError("report", "expected one with values, got one in which every backend refused.")
     columns = list(dict.fromkeys((row["ensemble"], row["backend"]) for row in rows))
     figure = Figure(figsize=(2.6 * len(columns) + 1.0, 5.4), layout="constrained")
     FigureCanvasAgg(figure)  # a figure without pyplot leaves no global state behind

@@ -52,8 +52,9 @@ def random_loss(case: Ensemble, reference: Sampler, *, seed: int) -> Loss:
         return Loss(v, gradient_of(reference, "exact", double, v.double(), num_reads=None, seed=0))
     except UnsupportedError as refusal:
         raise FidelityError(
-            f"ensembles: '{case.name}' at strength {case.strength:g} with {ising.num_spins} spins "
-            f"has no exact gradient to compare with ({refusal})"
+            "ensembles",
+            f"'{case.name}' at strength {case.strength:g} with {ising.num_spins} spins "
+            f"has no exact gradient to compare with ({refusal})",
         ) from refusal
 
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from diabat.checks import ArgumentError, check_count
 from diabat.fidelity.ensembles import Ensemble
 from diabat.fidelity.gradient_measure import Loss, own_gradient, random_loss, score_gradient
 from diabat.fidelity.gradient_table import GRADIENT_DEFINITIONS, render_gradients
 from diabat.fidelity.report import progress_bar, report_json
-from diabat.samplers.base import Sampler, UnsupportedError, check_num_reads, draw_seed
+from diabat.samplers.base import Sampler, UnsupportedError, draw_seed
 from diabat.samplers.registry import sampler
 
 if TYPE_CHECKING:
@@ -80,13 +81,12 @@ def gradient_report(
         ValueError: If there is nothing to compare, the reference is not exact, or a number is out of range.
     """
     cases = list(ensembles)
-    check_num_reads(num_reads)
-    if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 2:
-        raise ValueError(f"repeats: expected an integer >= 2, got {repeats!r}.")
+    check_count("num_reads", num_reads)
+    check_count("repeats", repeats, least=2)
     seed = draw_seed(seed)
     if not backends or not cases:
         what = "ensembles" if backends else "backends"
-        raise ValueError(f"{what}: expected at least one, got none.")
+        raise ArgumentError(what, "expected at least one, got none.")
     losses = _solve(cases, sampler("exact") if reference is None else reference, seed)
     seeds = np.random.SeedSequence(seed).generate_state(repeats).tolist()
     rows: list[dict[str, Any]] = []
@@ -105,7 +105,7 @@ def gradient_report(
 def _solve(cases: Sequence[Ensemble], reference: Sampler, seed: int) -> list[Loss]:
     """Differentiate everything exactly first, so that a refusal comes before any backend has run."""
     if not (reference.capabilities.exact and "exact" in reference.capabilities.gradients):
-        raise ValueError(f"reference: expected a sampler with exact gradients, got '{reference.name}'.")
+        raise ArgumentError("reference", f"expected a sampler with exact gradients, got '{reference.name}'.")
     return [random_loss(case, reference, seed=seed) for case in cases]
 
 

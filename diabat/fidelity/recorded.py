@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from diabat.checks import ArgumentError
 from diabat.fidelity.ensembles import Ensemble, coupling_strength
 from diabat.ising import Ising
 
@@ -45,7 +46,7 @@ def from_attention(
         ValueError: If the fields have fewer than three axes or a row does not exist.
     """
     if fields.ndim < 3:
-        raise ValueError(f"fields: expected shape [windows, ..., T, T], got {list(fields.shape)}.")
+        raise ArgumentError("fields", f"expected shape [windows, ..., T, T], got {list(fields.shape)}.")
     generator = torch.Generator().manual_seed(seed)
     picked = torch.randperm(fields.shape[0], generator=generator)[:windows].sort().values.to(fields.device)
     kept = _rows(rows, num_rows, fields.shape[-2], generator).to(fields.device)
@@ -71,8 +72,8 @@ def _rows(rows: str | Sequence[int], num_rows: int, total: int, generator: torch
     if rows == "random":
         return torch.randperm(total, generator=generator)[:num_rows].sort().values
     if isinstance(rows, str):
-        raise ValueError(f"rows: expected 'last', 'random' or row numbers, got '{rows}'.")
+        raise ArgumentError("rows", f"expected 'last', 'random' or row numbers, got '{rows}'.")
     wrong = [row for row in rows if not 0 <= row < total]
     if wrong or not rows:
-        raise ValueError(f"rows: expected at least one row between 0 and {total - 1}, got {list(rows)}.")
+        raise ArgumentError("rows", f"expected at least one row between 0 and {total - 1}, got {list(rows)}.")
     return torch.tensor(list(rows))

@@ -9,12 +9,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from diabat.checks import ArgumentError, check_count
 from diabat.fidelity.ensembles import Ensemble
 from diabat.fidelity.evaluate import ask, score
 from diabat.fidelity.summary import summary
 from diabat.fidelity.table import DEFINITIONS, render
 from diabat.fidelity.truth import Truth, find_truth
-from diabat.samplers.base import Sampler, UnsupportedError, check_num_reads, draw_seed
+from diabat.samplers.base import Sampler, UnsupportedError, draw_seed
 from diabat.samplers.refine import RefineSampler
 
 if TYPE_CHECKING:
@@ -82,11 +83,11 @@ def fidelity_report(
         ValueError: If there is nothing to compare, or ``num_reads`` or ``seed`` is out of range.
     """
     cases = list(ensembles)
-    check_num_reads(num_reads)
+    check_count("num_reads", num_reads)
     seed = draw_seed(seed)
     if not backends or not cases:
         what = "ensembles" if backends else "backends"
-        raise ValueError(f"{what}: expected at least one, got none.")
+        raise ArgumentError(what, "expected at least one, got none.")
     rows = []
     with progress_bar(progress) as bar:
         truths = _solve(cases, reference, bar)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from diabat.checks import ArgumentError
 from diabat.fidelity import metrics, states
 from diabat.fidelity.ensembles import Ensemble
 from diabat.ising import Ising
@@ -14,7 +15,7 @@ from diabat.samplers.base import Sampler, UnsupportedError
 from diabat.samplers.registry import sampler
 
 
-class FidelityError(ValueError):
+class FidelityError(ArgumentError):
     """A comparison that cannot be made, because the exact answer is out of reach."""
 
 
@@ -48,14 +49,15 @@ def find_truth(ensemble: Ensemble, reference: Sampler | None = None) -> Truth:
     """
     reference = sampler("exact") if reference is None else reference
     if not reference.capabilities.exact:
-        raise ValueError(f"reference: expected an exact sampler, got '{reference.name}'.")
+        raise ArgumentError("reference", f"expected an exact sampler, got '{reference.name}'.")
     ising = _as_double(ensemble.ising)
     try:
         moments = reference.moments(ising, correlations=True)
     except UnsupportedError as refusal:
         raise FidelityError(
-            f"ensembles: '{ensemble.name}' at strength {ensemble.strength:g} with {ising.num_spins} spins "
-            f"has no exact answer to compare with ({refusal})"
+            "ensembles",
+            f"'{ensemble.name}' at strength {ensemble.strength:g} with {ising.num_spins} spins "
+            f"has no exact answer to compare with ({refusal})",
         ) from refusal
     exact, seen = moments.probability, ising.visible_mask
     table = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from diabat.checks import ArgumentError
 from diabat.circuits.engine import PlanGradient
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
@@ -33,7 +34,9 @@ def from_plan(plan: TrotterPlan, shared: bool) -> FloatArray:
     if not shared:
         return np.concatenate((plan.field_angles, plan.coupling_angles, plan.mixer_angles))
     if not np.array_equal(plan.field_angles, plan.coupling_angles):
-        raise ValueError("shared: expected a plan with equal field and coupling angles, got different ones.")
+        raise ArgumentError(
+            "shared", "expected a plan with equal field and coupling angles, got different ones."
+        )
     return np.concatenate((plan.field_angles, plan.mixer_angles))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from diabat.checks import ArgumentError, check_count
 from diabat.fidelity.ensembles import Ensemble, sk
 from diabat.ising import Ising, pack_couplings
 from diabat.learned.recorded import MAX_SPINS, Instances, recorded_instances
@@ -82,7 +83,7 @@ def wide_instances(
     _check([strength], num_spins, instances, None)
     for name, value in (("max_field", max_field), ("weight", weight)):
         if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name}: expected a finite number > 0, got {value!r}.")
+            raise ArgumentError(name, f"expected a finite number > 0, got {value!r}.")
     drawn = []
     for n in num_spins:
         # A fourth word, which no seed of `random_instances` has.
@@ -117,21 +118,22 @@ def _check(
 ) -> None:
     for name, values in (("strengths", strengths), ("num_spins", num_spins)):
         if not len(values):
-            raise ValueError(f"{name}: expected at least one, got none.")
+            raise ArgumentError(name, "expected at least one, got none.")
     for g in strengths:
         if not (math.isfinite(g) and g > 0):
-            raise ValueError(f"strengths: expected finite numbers > 0, got {g!r}.")
+            raise ArgumentError("strengths", f"expected finite numbers > 0, got {g!r}.")
     for n in num_spins:
         if isinstance(n, bool) or not isinstance(n, int) or not 2 <= n <= MAX_SPINS:
-            raise ValueError(f"num_spins: expected integers from 2 to {MAX_SPINS}, got {n!r}.")
-    if isinstance(instances, bool) or not isinstance(instances, int) or instances < 1:
-        raise ValueError(f"instances: expected an integer >= 1, got {instances!r}.")
+            raise ArgumentError("num_spins", f"expected integers from 2 to {MAX_SPINS}, got {n!r}.")
+    check_count("instances", instances)
     if weights is None:
         return
     if len(weights) != len(strengths):
-        raise ValueError(f"weights: expected {len(strengths)}, one for each strength, got {len(weights)}.")
+        raise ArgumentError(
+            "weights", f"expected {len(strengths)}, one for each strength, got {len(weights)}."
+        )
     for weight in weights:
         if not (math.isfinite(weight) and weight >= 0):
-            raise ValueError(f"weights: expected finite numbers >= 0, got {weight!r}.")
+            raise ArgumentError("weights", f"expected finite numbers >= 0, got {weight!r}.")
     if not sum(weights) > 0:
-        raise ValueError("weights: expected one above 0, got only zeros.")
+        raise ArgumentError("weights", "expected one above 0, got only zeros.")

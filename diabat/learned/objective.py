@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from diabat.checks import ArgumentError
 from diabat.circuits.engine import Engine
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
@@ -47,11 +48,11 @@ class Objective:
         shared: bool = False,
     ) -> None:
         if not instances:
-            raise ValueError("instances: expected at least one, got none.")
+            raise ArgumentError("instances", "expected at least one, got none.")
         if not (np.isfinite(pair_weight) and pair_weight >= 0):
-            raise ValueError(f"pair_weight: expected a finite number >= 0, got {pair_weight!r}.")
+            raise ArgumentError("pair_weight", f"expected a finite number >= 0, got {pair_weight!r}.")
         if not (engine.differentiable and engine.exact):
-            raise ValueError(f"engine: expected one with an exact gradient, got '{engine.name}'.")
+            raise ArgumentError("engine", f"expected one with an exact gradient, got '{engine.name}'.")
         self.instances, self.engine = list(instances), engine
         self.pair_weight, self.shared = float(pair_weight), shared
         self.batches = [entry.batch for entry in self.instances]
@@ -100,9 +101,10 @@ def _scales(instances: list[Instances]) -> tuple[list[float], list[float]]:
         weights[key] = entry.weight
     for (name, strength), effect in effects.items():
         if not effect.min() > _LEAST_EFFECT:
-            raise ValueError(
-                f"instances: expected couplings that change the marginals, got none in '{name}' "
-                f"at strength {strength:g}."
+            raise ArgumentError(
+                "instances",
+                f"expected couplings that change the marginals, got none in '{name}' "
+                f"at strength {strength:g}.",
             )
     total = sum(weights.values())
     per_family = {key: weights[key] / total / effect for key, effect in effects.items()}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
+from diabat.checks import ArgumentError
 from diabat.circuits.engine import Batch
 from diabat.circuits.schedules import FloatArray
 from diabat.fidelity.ensembles import Ensemble
@@ -61,14 +62,15 @@ def recorded_instances(ensemble: Ensemble, *, weight: float = 1.0) -> list[Insta
         ising.fields.double(), _double(ising.couplings), ising.visible, ising.three_body, check=False
     )
     if ising.three_body is not None:
-        raise ValueError(
-            f"ensemble: expected fields and couplings alone, got three-body terms in '{ensemble.name}'."
+        raise ArgumentError(
+            "ensemble", f"expected fields and couplings alone, got three-body terms in '{ensemble.name}'."
         )
     most = int(ising.visible_mask.sum(-1).max())
     if most > MAX_SPINS:
-        raise ValueError(
-            f"ensemble: expected at most {MAX_SPINS} visible spins, got {most} in '{ensemble.name}'; "
-            "every step of the training costs 2^n."
+        raise ArgumentError(
+            "ensemble",
+            f"expected at most {MAX_SPINS} visible spins, got {most} in '{ensemble.name}'; "
+            "every step of the training costs 2^n.",
         )
     moments = ExactSampler().moments(ising, correlations=True)
     assert moments.correlation is not None
@@ -88,7 +90,7 @@ def split_windows(ensemble: Ensemble) -> tuple[Ensemble, Ensemble]:
     ising = ensemble.ising
     windows = ising.batch_shape[0] if ising.batch_shape else 1
     if windows < 2:
-        raise ValueError(f"ensemble: expected at least two windows to divide, got {windows}.")
+        raise ArgumentError("ensemble", f"expected at least two windows to divide, got {windows}.")
     halves = []
     for part in (slice(0, None, 2), slice(1, None, 2)):
         fields = ising.fields[part]

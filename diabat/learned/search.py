@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from diabat.checks import ArgumentError, check_count
 from diabat.circuits.grids import MAX_STEPS
 from diabat.circuits.trotter import TrotterPlan
 
@@ -36,10 +37,9 @@ class Search:
         least = {"layers": 1, "restarts": 1, "iterations": 1, "polish": 0, "seed": 0}
         for name, smallest in least.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
-                raise ValueError(f"{name}: expected an integer >= {smallest}, got {value!r}.")
+            check_count(name, value, least=smallest)
         if self.layers > MAX_STEPS:
-            raise ValueError(f"layers: expected at most {MAX_STEPS}, got {self.layers}.")
+            raise ArgumentError("layers", f"expected at most {MAX_STEPS}, got {self.layers}.")
 
     def stages(self, given: int | None = None) -> list[int]:
         """Numbers of layers on the way to `layers`, from those of a given plan or from the fewest.
@@ -51,7 +51,7 @@ class Search:
         while found[0] != given and found[0] % 2 == 0 and (given is not None or found[0] > _FEWEST):
             found.insert(0, found[0] // 2)
         if given is not None and found[0] != given:
-            raise ValueError(f"start: expected {self.layers} steps over a power of two, got {given}.")
+            raise ArgumentError("start", f"expected {self.layers} steps over a power of two, got {given}.")
         return found
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from diabat.attention.coupled_heads import normalised_weights
 from diabat.attention.layer import IsingLayer
+from diabat.checks import ArgumentError, check_count
 from diabat.ising import pack_couplings
 from diabat.models.pooling import QueryHeads, visible_positions
 from diabat.samplers.banded import BandedSampler
@@ -53,8 +54,7 @@ class BoltzmannPooling(IsingLayer):
         num_reads: int | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-            raise ValueError(f"window: expected an integer >= 1, got {window!r}.")
+        check_count("window", window)
         self.heads = QueryHeads(embed_dim, num_heads)
         self.window = window
         self.use_sampler(sampler, gradient=gradient, num_reads=num_reads)
@@ -67,7 +67,7 @@ class BoltzmannPooling(IsingLayer):
         limit = sampler.capabilities.max_spins
         if limit is not None and self.window > limit:
             raise UnsupportedError(
-                f"window: sampler '{sampler.name}' accepts at most {limit} spins, got {self.window}."
+                "window", f"sampler '{sampler.name}' accepts at most {limit} spins, got {self.window}."
             )
         return sampler
 
@@ -84,7 +84,7 @@ class BoltzmannPooling(IsingLayer):
         """alpha_i = P(s_i = +1), [B, H, T]."""
         visible = visible_positions(x, key_padding_mask)[:, None]
         if x.shape[1] > self.window:
-            raise ValueError(f"x: expected at most window = {self.window} positions, got {x.shape[1]}.")
+            raise ArgumentError("x", f"expected at most window = {self.window} positions, got {x.shape[1]}.")
         fields, J = self.heads.scores(x), self.couplings(x.shape[1])
         self._recorded = (fields.detach(), J.detach())
         return self._probabilities(fields, J, visible)

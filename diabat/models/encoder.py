@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from diabat.checks import ArgumentError
 from diabat.tasks.hub import extra, resolve, unavailable
 
 
@@ -55,8 +56,8 @@ def load_encoder(
             )
         else:
             encoder = transformers.AutoModel.from_config(config, trust_remote_code=False)
-    except _ConfigurationError as error:
-        raise ValueError(str(error)) from None
+    except ArgumentError:
+        raise
     # transformers raises half a dozen types here; see unavailable.
     except Exception as error:
         raise unavailable(name, "encoder", "an encoder", error) from None
@@ -69,16 +70,12 @@ def load_encoder(
     return encoder
 
 
-class _ConfigurationError(Exception):
-    """A change of the configuration that is not possible."""
-
-
 def _change(config: Any, changes: Mapping[str, Any]) -> None:
     known = config.to_dict()
     for key, value in changes.items():
         if key not in known:
-            raise _ConfigurationError(
-                f"encoder_config.{key}: unknown key of a '{config.model_type}' configuration."
+            raise ArgumentError(
+                f"encoder_config.{key}", f"unknown key of a '{config.model_type}' configuration."
             )
         setattr(config, key, value)
 

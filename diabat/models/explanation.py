@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diabat.checks import ArgumentError
 from diabat.models.boltzmann_pooling import BoltzmannPooling
 from diabat.models.pairs import PairClassifier, full_precision
 from diabat.tasks.nli_files import Pairs
@@ -103,7 +104,7 @@ def explain_pair(
     """
     for name, sentence in (("premise", premise), ("hypothesis", hypothesis)):
         if not sentence.strip():
-            raise ValueError(f"{name}: expected a sentence, got an empty one.")
+            raise ArgumentError(name, "expected a sentence, got an empty one.")
     device = next(model.parameters()).device
     split = tokenize_pairs(tokenizer, Pairs([premise], [hypothesis], [0]), model.window).to(device)
     batch, _ = split.batch(torch.zeros(1, dtype=torch.int64, device=device))

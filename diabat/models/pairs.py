@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Union
 import torch
 from torch import Tensor, nn
 
+from diabat.checks import ArgumentError, did_you_mean
 from diabat.models.boltzmann_pooling import BoltzmannPooling
 from diabat.models.pooling import MeanPooling, ProjectedMeanPooling, SoftmaxPooling
 from diabat.tasks.nli_tokens import PairBatch, PairSplit
@@ -74,20 +74,21 @@ class PairModelOptions:
 
     def __post_init__(self) -> None:
         if self.pooling not in POOLINGS:
-            near = difflib.get_close_matches(self.pooling, POOLINGS, n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else ""
-            raise ValueError(f"pooling: expected one of {', '.join(POOLINGS)}, got '{self.pooling}'.{hint}")
+            hint = did_you_mean(self.pooling, POOLINGS)
+            raise ArgumentError(
+                "pooling", f"expected one of {', '.join(POOLINGS)}, got '{self.pooling}'.{hint}"
+            )
         if self.mode != "h+J" and self.pooling != "neurogame":
-            raise ValueError(f"mode: expected 'h+J' with pooling '{self.pooling}', got '{self.mode}'.")
+            raise ArgumentError("mode", f"expected 'h+J' with pooling '{self.pooling}', got '{self.mode}'.")
         for name in ("num_heads", "coalitions", "eval_coalitions", "ffn_dim"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected an integer >= 1, got {getattr(self, name)}.")
+                raise ArgumentError(name, f"expected an integer >= 1, got {getattr(self, name)}.")
         if self.ffn_layers < 0:
-            raise ValueError(f"ffn_layers: expected an integer >= 0, got {self.ffn_layers}.")
+            raise ArgumentError("ffn_layers", f"expected an integer >= 0, got {self.ffn_layers}.")
         if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: expected a probability in [0, 1), got {self.dropout}.")
+            raise ArgumentError("dropout", f"expected a probability in [0, 1), got {self.dropout}.")
         if not 0 < self.temperature < float("inf"):
-            raise ValueError(f"temperature: expected a finite number > 0, got {self.temperature}.")
+            raise ArgumentError("temperature", f"expected a finite number > 0, got {self.temperature}.")
 
     @property
     def asks_sampler(self) -> bool:
@@ -159,8 +160,8 @@ class PairClassifier(nn.Module):
     def encode(self, batch: PairBatch) -> Tensor:
         """Compute the token states in the dtype of the weights, [B, T, D]."""
         if batch.tokens.shape[1] > self.window:
-            raise ValueError(
-                f"batch: expected at most window = {self.window} positions, got {batch.tokens.shape[1]}."
+            raise ArgumentError(
+                "batch", f"expected at most window = {self.window} positions, got {batch.tokens.shape[1]}."
             )
         segments = {} if batch.segments is None else {"token_type_ids": batch.segments}
         with torch.no_grad() if self.options.freeze_encoder else nullcontext():

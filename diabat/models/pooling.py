@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from diabat.checks import ArgumentError, check_count
+
 
 class MeanPooling(nn.Module):
     """Mean of the token states; it has no parameters."""
@@ -79,10 +81,11 @@ class QueryHeads(nn.Module):
     def __init__(self, embed_dim: int, num_heads: int) -> None:
         super().__init__()
         for name, value in (("embed_dim", embed_dim), ("num_heads", num_heads)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}: expected an integer >= 1, got {value!r}.")
+            check_count(name, value)
         if embed_dim % num_heads:
-            raise ValueError(f"num_heads: expected a divisor of embed_dim = {embed_dim}, got {num_heads}.")
+            raise ArgumentError(
+                "num_heads", f"expected a divisor of embed_dim = {embed_dim}, got {num_heads}."
+            )
         self.num_heads = num_heads
         self.query = nn.Parameter(torch.randn(num_heads, embed_dim // num_heads))
         self.key = nn.Linear(embed_dim, embed_dim)
@@ -115,18 +118,19 @@ def visible_positions(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         ValueError: If the shapes are wrong, or a row has no position that counts.
     """
     if x.ndim != 3 or 0 in x.shape:
-        raise ValueError(f"x: expected shape [B, T, D] without empty dimension, got {list(x.shape)}.")
+        raise ArgumentError("x", f"expected shape [B, T, D] without empty dimension, got {list(x.shape)}.")
     if key_padding_mask is None:
         return x.new_ones(x.shape[:2], dtype=torch.bool)
     if key_padding_mask.dtype != torch.bool or key_padding_mask.shape != x.shape[:2]:
-        raise ValueError(
-            f"key_padding_mask: expected bool {list(x.shape[:2])}, "
-            f"got {key_padding_mask.dtype} {list(key_padding_mask.shape)}."
+        raise ArgumentError(
+            "key_padding_mask",
+            f"expected bool {list(x.shape[:2])}, "
+            f"got {key_padding_mask.dtype} {list(key_padding_mask.shape)}.",
         )
     empty = key_padding_mask.all(1)
     if bool(empty.any()):
-        raise ValueError(
-            "key_padding_mask: expected a position that counts in every row, "
-            f"got none in row {int(empty.nonzero()[0])}."
+        raise ArgumentError(
+            "key_padding_mask",
+            f"expected a position that counts in every row, got none in row {int(empty.nonzero()[0])}.",
         )
     return ~key_padding_mask

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from diabat.attention.boltzmann import BoltzmannAttention
+from diabat.checks import ArgumentError
 from diabat.circuits.memory import require_memory
 
 if TYPE_CHECKING:
@@ -59,17 +60,17 @@ class TransformerOptions:
     def __post_init__(self) -> None:
         for name, least in (("embed_dim", 1), ("num_heads", 1), ("num_layers", 1), ("ffn_dim", 0)):
             if getattr(self, name) < least:
-                raise ValueError(f"{name}: expected an integer >= {least}, got {getattr(self, name)}.")
+                raise ArgumentError(name, f"expected an integer >= {least}, got {getattr(self, name)}.")
         if self.embed_dim % self.num_heads:
-            raise ValueError(
-                f"embed_dim: expected a multiple of num_heads = {self.num_heads}, got {self.embed_dim}."
+            raise ArgumentError(
+                "embed_dim", f"expected a multiple of num_heads = {self.num_heads}, got {self.embed_dim}."
             )
         for name in ("dropout", "attention_dropout"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
-                raise ValueError(f"{name}: expected a probability in [0, 1), got {value}.")
+                raise ArgumentError(name, f"expected a probability in [0, 1), got {value}.")
         if self.bandwidth is not None and self.bandwidth < 1:
-            raise ValueError(f"bandwidth: expected None or an integer >= 1, got {self.bandwidth}.")
+            raise ArgumentError("bandwidth", f"expected None or an integer >= 1, got {self.bandwidth}.")
 
 
 class Block(nn.Module):
@@ -189,7 +190,9 @@ class Transformer(nn.Module):
         """
         length = symbols.shape[-1]
         if length > self.window:
-            raise ValueError(f"symbols: expected at most window = {self.window} positions, got {length}.")
+            raise ArgumentError(
+                "symbols", f"expected at most window = {self.window} positions, got {length}."
+            )
         x = self.symbols(symbols) + self.positions.weight[:length]  # [B, T, D]
         for block in self.blocks:
             x = block(x, key_padding_mask)

@@ -51,7 +51,7 @@ def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
         ProblemFileError: If the file is unreadable or not a valid problem.
     """
     if beta is not None and not (math.isfinite(beta) and beta > 0):
-        raise ProblemFileError(f"beta: expected a finite number > 0, got {beta}.")
+        raise ProblemFileError("beta", f"expected a finite number > 0, got {beta}.")
     piped = str(path) == "-"
     data, path = (_read_piped(), Path("standard input")) if piped else (_read_bytes(Path(path)), path)
     try:

@@ -45,7 +45,7 @@ def yaml_problem(document: Any, beta: float | None) -> Ising:
         )
     for key in document:
         if key not in _KEYS:
-            raise ProblemFileError(unknown_key(key, _KEYS))
+            raise ProblemFileError(str(unknown_key(key, _KEYS)))
     scale = _number("beta", document.get("beta", 1.0)) if beta is None else beta
     if not (math.isfinite(scale) and scale > 0):
         raise ProblemFileError(f"beta: expected a finite number > 0, got {scale}")

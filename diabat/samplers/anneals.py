@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from diabat.checks import ArgumentError
 from diabat.circuits import (
     AnnealingSchedule,
     Betas,
@@ -82,7 +83,7 @@ def resolve_anneal(
         FileNotFoundError: If the file does not exist.
     """
     if protocol is not None and not isinstance(protocol, str):
-        raise ValueError(f"protocol: expected a name or None, got {protocol!r}.")
+        raise ArgumentError("protocol", f"expected a name or None, got {protocol!r}.")
     found, metadata = _find(schedule, protocol)
     if isinstance(found, AnnealingSchedule):
         time = DEFAULT_TIME_NS if annealing_time_ns is None else annealing_time_ns
@@ -100,15 +101,15 @@ def resolve_anneal(
     }
     for option, value in of_schedules.items():
         if value is not None:
-            raise ValueError(
-                f"{option}: expected none with a plan of angles, which are what they are, got {value!r}."
+            raise ArgumentError(
+                option, f"expected none with a plan of angles, which are what they are, got {value!r}."
             )
     shipped = isinstance(schedule, str) and schedule in available_plans()
     name = str(schedule) if shipped else found.label or "plan"
     try:
         trained = PlanRange.of_metadata(metadata)
     except ValueError as error:
-        raise ValueError(f"{schedule}: {error}") from None
+        raise ArgumentError(str(schedule), str(error)) from None
     return Anneal(name, found, plan_betas(found), True, None, trained)
 
 
@@ -191,16 +192,17 @@ def _find(
 ) -> tuple[AnnealingSchedule, Mapping[str, Any]] | tuple[TrotterPlan, Mapping[str, Any]]:
     """What ``schedule`` means, and the metadata of a plan."""
     if isinstance(value, AnnealingSchedule) and protocol is not None:
-        raise ValueError(
-            f"protocol: expected none beside a schedule that is an object, which has its own, got {protocol!r}."
+        raise ArgumentError(
+            "protocol",
+            f"expected none beside a schedule that is an object, which has its own, got {protocol!r}.",
         )
     if isinstance(value, AnnealingSchedule):
         return value, {}
     if isinstance(value, TrotterPlan):
         return value, {}
     if not isinstance(value, str):
-        raise ValueError(
-            f"schedule: expected a name, a path, an AnnealingSchedule or a TrotterPlan, got {value!r}."
+        raise ArgumentError(
+            "schedule", f"expected a name, a path, an AnnealingSchedule or a TrotterPlan, got {value!r}."
         )
     if value in available_schedules():
         return built_in_schedule(value, "fast" if protocol is None else protocol), {}
@@ -214,7 +216,8 @@ def _find(
     known = [*available_schedules(), *available_plans()]
     lower = {name.lower(): name for name in known}
     near = difflib.get_close_matches(value.lower(), lower, n=1, cutoff=0.0)
-    raise ValueError(
-        f"schedule: unknown name {value!r}, did you mean {lower[near[0]]!r}? Expected one of {', '.join(known)}, "
-        "or a path ending in .csv (schedule) or .json (plan)."
+    raise ArgumentError(
+        "schedule",
+        f"unknown name {value!r}, did you mean {lower[near[0]]!r}? Expected one of {', '.join(known)}, "
+        "or a path ending in .csv (schedule) or .json (plan).",
     )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from diabat.checks import ArgumentError
 from diabat.ising import Ising
 
 
@@ -95,9 +96,10 @@ class Samples:
             ValueError: If the samples do not know their problem.
         """
         if self.ising is None:
-            raise ValueError(
-                "ising: expected the problem of the reads, as Sampler.sample keeps it, got None; "
-                "use Ising.energy(samples.spins)."
+            raise ArgumentError(
+                "ising",
+                "expected the problem of the reads, as Sampler.sample keeps it, got None; "
+                "use Ising.energy(samples.spins).",
             )
         return self.ising.energy(self.spins)
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from diabat.checks import ArgumentError, ArgumentTypeError, check_count
 from diabat.circuits.memory import require_memory
 from diabat.ising import Ising, check_size
 from diabat.samplers.answers import AdjointGradient, Moments, Samples
@@ -33,7 +34,7 @@ MAX_SEED = 2**63 - 1
 LARGEST = 1e9
 
 
-class UnsupportedError(ValueError):
+class UnsupportedError(ArgumentError):
     """The problem asks for something that the backend does not do; the message says what and what to use."""
 
 
@@ -127,7 +128,7 @@ class Sampler(WithOptions, ABC):
         refuse_trace()
         _require_ising(ising)
         num_reads = as_int(num_reads)
-        check_num_reads(num_reads)
+        check_count("num_reads", num_reads)
         if not self.capabilities.samples:
             raise UnsupportedError(f"sampler '{self.name}' computes moments only and cannot draw samples.")
         self._require(ising)
@@ -190,7 +191,8 @@ class Sampler(WithOptions, ABC):
     def _average(self, ising: Ising, correlations: bool, num_reads: int, seed: int | None) -> Moments:
         if not self.capabilities.samples:
             raise UnsupportedError(
-                f"num_reads: sampler '{self.name}' computes its moments without reads, expected None, got {num_reads}."
+                "num_reads",
+                f"sampler '{self.name}' computes its moments without reads, expected None, got {num_reads}.",
             )
         samples = self.sample(ising, num_reads, seed=seed)
         return samples.moments(correlations=correlations, dtype=ising.fields.dtype)
@@ -206,7 +208,7 @@ class Sampler(WithOptions, ABC):
         Raises:
             UnsupportedError: If the backend has no adjoint gradient.
         """
-        raise UnsupportedError(f"gradient: sampler '{self.name}' has no adjoint gradient.")
+        raise UnsupportedError("gradient", f"sampler '{self.name}' has no adjoint gradient.")
 
     def with_own_parameters(self) -> Sampler:
         """Return a sampler whose ``parameters`` and state are its own; itself if it has neither."""
@@ -226,7 +228,7 @@ class Sampler(WithOptions, ABC):
             ValueError: If it is not that of such a sampler.
         """
         if state:
-            raise ValueError(f"state: expected none for sampler '{self.name}', got {', '.join(state)}.")
+            raise ArgumentError("state", f"expected none for sampler '{self.name}', got {', '.join(state)}.")
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         raise UnsupportedError(f"sampler '{self.name}' cannot draw samples.")
@@ -237,7 +239,8 @@ class Sampler(WithOptions, ABC):
             moments = self._moments(ising, False, 0)
             return moments.probability, moments.log_partition
         raise UnsupportedError(
-            f"gradient: sampler '{self.name}' has first derivatives only, got a second one; use 'exact' or 'banded'."
+            "gradient",
+            f"sampler '{self.name}' has first derivatives only, got a second one; use 'exact' or 'banded'.",
         )
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
@@ -250,50 +253,48 @@ class Sampler(WithOptions, ABC):
         able = self.capabilities
         for name in ("fields", "couplings", "visible", "three_body"):
             if (tensor := getattr(ising, name)) is not None and tensor.is_meta:
-                raise UnsupportedError(f"{name}: expected a tensor with data, got one on the device meta.")
+                raise UnsupportedError(name, "expected a tensor with data, got one on the device meta.")
         if ising.fields.dtype not in (torch.float32, torch.float64):  # of a problem that was not checked
-            raise UnsupportedError(f"fields: expected dtype float32 or float64, got {ising.fields.dtype}.")
+            raise UnsupportedError("fields", f"expected dtype float32 or float64, got {ising.fields.dtype}.")
         if "exact" in able.gradients:
             check_size(ising, LARGEST)
         elif not ising.check:
             check_size(ising, sys.float_info.max)
         if ising.three_body is not None and not able.three_body:
             raise UnsupportedError(
-                f"three_body: sampler '{self.name}' accepts fields and couplings only; "
-                "use 'exact', 'tempering' or 'mean_field' for three-body terms."
+                "three_body",
+                f"sampler '{self.name}' accepts fields and couplings only; "
+                "use 'exact', 'tempering' or 'mean_field' for three-body terms.",
             )
         if able.max_spins is not None:
             visible = int(ising.visible_mask.sum(-1).max()) if ising.visible is not None else ising.num_spins
             if visible > able.max_spins:
                 raise UnsupportedError(
-                    f"fields: sampler '{self.name}' accepts at most {able.max_spins} visible spins, got {visible}."
+                    "fields",
+                    f"sampler '{self.name}' accepts at most {able.max_spins} visible spins, got {visible}.",
                 )
         if not able.per_problem_couplings and ising.couplings is not None:
             distinct = ising.couplings.shape[:-2].numel()
             if distinct > 1 and distinct == ising.num_problems:
                 raise UnsupportedError(
-                    f"couplings: sampler '{self.name}' needs couplings shared by the batch, got {distinct} different J."
+                    "couplings",
+                    f"sampler '{self.name}' needs couplings shared by the batch, got {distinct} different J.",
                 )
 
 
 def _require_ising(ising: Any) -> None:
     if not isinstance(ising, Ising):
-        raise TypeError(f"ising: expected a diabat.Ising, got {type(ising).__name__}.")
+        raise ArgumentTypeError("ising", f"expected a diabat.Ising, got {type(ising).__name__}.")
 
 
 def refuse_trace() -> None:
     """Raise UnsupportedError under ``torch.jit.trace``, which would freeze what a sampler answers into constants."""
     if torch.jit.is_tracing():  # type: ignore[attr-defined]  # not exported by name
         raise UnsupportedError(
-            "torch.jit.trace: expected no sampler in a trace, which would freeze its answers, got one; use "
-            "torch.compile or torch.export."
+            "torch.jit.trace",
+            "expected no sampler in a trace, which would freeze its answers, got one; use "
+            "torch.compile or torch.export.",
         )
-
-
-def check_num_reads(num_reads: int) -> None:
-    """Raise ValueError unless ``num_reads`` is an integer of at least 1."""
-    if isinstance(num_reads, bool) or not isinstance(num_reads, int) or num_reads < 1:
-        raise ValueError(f"num_reads: expected an integer >= 1, got {num_reads!r}.")
 
 
 def require_room(ising: Ising, num_reads: int) -> None:
@@ -322,5 +323,5 @@ def draw_seed(seed: int | None) -> int:
         return secrets.randbelow(2**31)
     seed = as_int(seed)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
-        raise ValueError(f"seed: expected an integer between 0 and 2^63 - 1, got {seed!r}.")
+        raise ArgumentError("seed", f"expected an integer between 0 and 2^63 - 1, got {seed!r}.")
     return seed

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
+from diabat.checks import ArgumentError
+
 Term = Literal["field", "coupling", "three_body"]
 
 
@@ -59,9 +61,9 @@ class BetaFit:
             ValueError: If the term or the level is not one of these.
         """
         if term not in ("field", "coupling", "three_body"):
-            raise ValueError(f"term: expected 'field', 'coupling' or 'three_body', got {term!r}.")
+            raise ArgumentError("term", f"expected 'field', 'coupling' or 'three_body', got {term!r}.")
         if not 0 < level < 1:
-            raise ValueError(f"level: expected a number between 0 and 1, got {level!r}.")
+            raise ArgumentError("level", f"expected a number between 0 and 1, got {level!r}.")
         value, error = getattr(self, term), getattr(self, f"{term}_error")
         if value is None or error is None:
             return None

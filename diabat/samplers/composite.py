@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from diabat.checks import ArgumentError, ArgumentTypeError
 from diabat.samplers import registry
 from diabat.samplers.base import Sampler
 
@@ -22,18 +23,18 @@ def build_base(sampler: str | Sampler, options: Mapping[str, Any] | None) -> Sam
     """
     if not isinstance(sampler, str):
         if options is not None:
-            raise ValueError(
-                f"options: expected None with a sampler that is built already, got {sorted(options)}."
+            raise ArgumentError(
+                "options", f"expected None with a sampler that is built already, got {sorted(options)}."
             )
         return registry.as_sampler(sampler)
     if options is not None and not isinstance(options, Mapping):
-        raise ValueError(f"options: expected a mapping of names to values, got {options!r}.")
+        raise ArgumentError("options", f"expected a mapping of names to values, got {options!r}.")
     registry.backend_factory(sampler)  # an unknown name is about ``sampler``, what follows about ``options``
     try:
         return registry.sampler(sampler, **(options or {}))
     except (ValueError, TypeError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"options: {error}") from error
+        kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentError
+        raise kind("options", str(error)) from error
 
 
 def refuse_memory(base: Sampler) -> None:
@@ -43,6 +44,7 @@ def refuse_memory(base: Sampler) -> None:
         ValueError: If the sampler, or one that it stands on, is persistent.
     """
     if base.remembers:
-        raise ValueError(
-            f"sampler: expected a base that begins anew at every call, got '{base.name}' with persistent=True."
+        raise ArgumentError(
+            "sampler",
+            f"expected a base that begins anew at every call, got '{base.name}' with persistent=True.",
         )

@@ -305,7 +305,7 @@ class _Second(torch.autograd.Function):
         from diabat.samplers.base import UnsupportedError
 
         raise UnsupportedError(
-            f"gradient: expected at most second derivatives through sampler '{ctx.name}', got a third."
+            "gradient", f"expected at most second derivatives through sampler '{ctx.name}', got a third."
         )
 
     @staticmethod

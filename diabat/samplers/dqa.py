@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from diabat.checks import ArgumentError, check_choice, check_count, check_flag
 from diabat.circuits import (
     AnnealingSchedule,
     Betas,
@@ -26,7 +27,7 @@ from diabat.circuits.plan_range import SATURATED
 from diabat.ising import Ising
 from diabat.samplers.anneals import WATCHED, Grid, Order, Protocol, beyond, known_error, resolve_anneal
 from diabat.samplers.answers import AdjointGradient, Moments, Samples
-from diabat.samplers.base import Capabilities, Estimator, UnsupportedError, check_num_reads
+from diabat.samplers.base import Capabilities, Estimator, UnsupportedError
 from diabat.samplers.calibrated import (
     MODES,
     REFERENCE_STRENGTH,
@@ -35,7 +36,6 @@ from diabat.samplers.calibrated import (
     fit_reads,
     reference_problems,
 )
-from diabat.samplers.checks import check_choice
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.dqa_circuits import AnnealCircuits
 from diabat.samplers.engines import Precision, build_engine
@@ -129,11 +129,10 @@ class DQASampler(AnnealCircuits):
         self.calibration = calibration
         self.calibration_strength = _check_strength(calibration_strength, calibration)
         if num_reads is not None:
-            check_num_reads(num_reads)
+            check_count("num_reads", num_reads)
             self.num_reads = num_reads
         self.sampled = num_reads is not None or not self.engine.exact
-        if not isinstance(learn_schedule, bool):
-            raise ValueError(f"learn_schedule: expected True or False, got {learn_schedule!r}.")
+        check_flag("learn_schedule", learn_schedule)
         if learn_schedule:
             self._learn()
 
@@ -205,10 +204,10 @@ class DQASampler(AnnealCircuits):
         self._require(ising)
         if ising.visible is not None and not bool(ising.visible.all()):
             raise UnsupportedError(
-                "visible: state probabilities need every spin visible, got invisible spins."
+                "visible", "state probabilities need every spin visible, got invisible spins."
             )
         if not self.engine.exact:
-            raise UnsupportedError(f"engine: '{self.engine.name}' draws reads and knows no probabilities.")
+            raise UnsupportedError("engine", f"'{self.engine.name}' draws reads and knows no probabilities.")
         require_memory(8 * ising.num_problems << ising.num_spins, "probabilities of all states")
         out = torch.empty(ising.num_problems, 2**ising.num_spins, dtype=torch.float64)
         plan = self.plan
@@ -225,7 +224,7 @@ class DQASampler(AnnealCircuits):
         """
         if not self.engine.differentiable:
             raise UnsupportedError(
-                f"gradient: engine '{self.engine.name}' has no adjoint gradient; use 'native' or 'torch'."
+                "gradient", f"engine '{self.engine.name}' has no adjoint gradient; use 'native' or 'torch'."
             )
         self._require(ising)
         betas = self._betas_for(ising, seed)
@@ -305,8 +304,9 @@ class DQASampler(AnnealCircuits):
 
     def _learn(self) -> None:
         if not self.engine.differentiable:
-            raise ValueError(
-                f"learn_schedule: expected engine native or torch, which have gradients, got '{self.engine.name}'."
+            raise ArgumentError(
+                "learn_schedule",
+                f"expected engine native or torch, which have gradients, got '{self.engine.name}'.",
             )
         plan = self.anneal.plan
         angles = np.stack((plan.field_angles, plan.coupling_angles, plan.mixer_angles))
@@ -371,11 +371,14 @@ def _check_strength(strength: float | None, calibration: str) -> float:
     if strength is None:
         return REFERENCE_STRENGTH
     if not (_is_number(strength) and 0 < strength <= 10):
-        raise ValueError(f"calibration_strength: expected a coupling strength in (0, 10], got {strength!r}.")
+        raise ArgumentError(
+            "calibration_strength", f"expected a coupling strength in (0, 10], got {strength!r}."
+        )
     if calibration != "fitted":
-        raise ValueError(
-            f"calibration_strength: expected none without calibration='fitted', which alone has reference "
-            f"problems, got {strength!r} beside {calibration!r}."
+        raise ArgumentError(
+            "calibration_strength",
+            f"expected none without calibration='fitted', which alone has reference "
+            f"problems, got {strength!r} beside {calibration!r}.",
         )
     return float(strength)
 
@@ -384,10 +387,10 @@ def _check_betas(betas: tuple[float, float] | None, calibration: str | None) -> 
     if betas is None:
         return None
     if calibration is not None:
-        raise ValueError(f"calibration: expected none beside betas, got {calibration!r}.")
+        raise ArgumentError("calibration", f"expected none beside betas, got {calibration!r}.")
     values = tuple(betas) if isinstance(betas, (tuple, list)) else ()
     if len(values) != 2 or not all(_is_number(b) and 0 < b < float("inf") for b in values):
-        raise ValueError(f"betas: expected two positive numbers (beta_h, beta_J), got {betas!r}.")
+        raise ArgumentError("betas", f"expected two positive numbers (beta_h, beta_J), got {betas!r}.")
     return Betas(float(values[0]), float(values[1]))
 
 

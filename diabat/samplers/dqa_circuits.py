@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from diabat.checks import ArgumentTypeError, check_count
 from diabat.circuits import Betas, TrotterPlan, anneal_circuit, coupled_pairs, ising_circuit
 from diabat.ising import Ising, IsingError
-from diabat.samplers.base import Sampler, check_num_reads
+from diabat.samplers.base import Sampler
 from diabat.samplers.facts import plain
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ class AnnealCircuits(Sampler):
         self._require_problem(ising)
         if ising.fields.ndim != 1:
             raise IsingError(
-                f"fields: expected one problem [n], got a batch {list(ising.fields.shape)}; use circuits or pub."
+                "fields",
+                f"expected one problem [n], got a batch {list(ising.fields.shape)}; use circuits or pub.",
             )
         return self.circuits(ising, measure=measure, labels=labels)[0]
 
@@ -108,7 +110,7 @@ class AnnealCircuits(Sampler):
         seen = _numpy(ising.visible_mask).reshape(-1, n)
         if (seen != seen[0]).any():
             raise IsingError(
-                "visible: expected the same spins visible in every problem, got others; use circuits."
+                "visible", "expected the same spins visible in every problem, got others; use circuits."
             )
         couplings = J.reshape(-1, n, n) * np.outer(seen[0], seen[0])
         metadata = self._metadata(seen[0], labels)
@@ -117,18 +119,18 @@ class AnnealCircuits(Sampler):
         values = values.reshape(*ising.batch_shape, values.shape[-1])
         if num_reads is None:
             return built.circuit, values
-        check_num_reads(num_reads)
+        check_count("num_reads", num_reads)
         return built.circuit, values, num_reads
 
     def _require_problem(self, ising: Any) -> None:
         if not isinstance(ising, Ising):
-            raise TypeError(f"ising: expected a diabat.Ising, got {type(ising).__name__}.")
+            raise ArgumentTypeError("ising", f"expected a diabat.Ising, got {type(ising).__name__}.")
         self._require(ising)
 
     def _metadata(self, seen: np.ndarray, labels: Sequence[Hashable] | None) -> dict[str, Any]:
         names: list[Hashable] = list(range(len(seen))) if labels is None else list(labels)
         if len(names) != len(seen):
-            raise IsingError(f"labels: expected {len(seen)} labels, one per spin, got {len(names)}.")
+            raise IsingError("labels", f"expected {len(seen)} labels, one per spin, got {len(names)}.")
         return {**plain(self._facts(self.betas)), "labels": names, "visible": seen.tolist()}
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
+from diabat.checks import ArgumentError, did_you_mean
 from diabat.circuits import AerEngine, Engine, NativeEngine
 
 ENGINES = ("native", "aer", "torch", "primitive")
@@ -27,13 +27,16 @@ def build_engine(engine: str | Engine, precision: Precision | None, device: str 
     """
     named = isinstance(engine, str)
     if engine not in ENGINES if named else not isinstance(engine, Engine):
-        raise ValueError(_unknown(engine))
+        hint = did_you_mean(engine, ENGINES)
+        raise ArgumentError(
+            "engine", f"expected one of {', '.join(ENGINES)} or an Engine, got {engine!r}.{hint}"
+        )
     if device is not None and not (named and engine == "torch"):
-        raise ValueError(f"device: expected none with an engine other than 'torch', got {device!r}.")
+        raise ArgumentError("device", f"expected none with an engine other than 'torch', got {device!r}.")
     if precision is not None and not isinstance(precision, str):
-        raise ValueError(f"precision: expected 'double' or 'single', got {precision!r}.")
+        raise ArgumentError("precision", f"expected 'double' or 'single', got {precision!r}.")
     if precision is not None and (not named or engine == "primitive"):
-        raise ValueError(f"precision: expected none with an engine that has its own, got {precision!r}.")
+        raise ArgumentError("precision", f"expected none with an engine that has its own, got {precision!r}.")
     if isinstance(engine, Engine):
         return engine
     chosen: Precision = "double" if precision is None else precision
@@ -49,9 +52,3 @@ def build_engine(engine: str | Engine, precision: Precision | None, device: str 
     from diabat.circuits.primitive import PrimitiveEngine
 
     return PrimitiveEngine()
-
-
-def _unknown(engine: Any) -> str:
-    near = difflib.get_close_matches(str(engine), ENGINES, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"engine: expected one of {', '.join(ENGINES)} or an Engine, got {engine!r}.{hint}"

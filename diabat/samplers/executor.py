@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from diabat.checks import ArgumentError, ArgumentTypeError, check_count
 from diabat.ising import Ising
 from diabat.samplers.answers import Samples
-from diabat.samplers.base import Sampler, UnsupportedError, check_num_reads, draw_seed
+from diabat.samplers.base import Sampler, UnsupportedError, draw_seed
 from diabat.samplers.composite import build_base, refuse_memory
 from diabat.samplers.distributed.jobs import Answer, Job, make_job, pack, run, run_packed
 from diabat.samplers.distributed.workers import Workers
@@ -89,8 +90,7 @@ def map_samples(
         ValueError: If an argument is out of range, or the backend is persistent.
         TypeError: If an argument, or a job, has the wrong type.
     """
-    if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1:
-        raise ValueError(f"ahead: expected an integer >= 1, got {ahead!r}.")
+    check_count("ahead", ahead)
     base = build_base(sampler, options)
     refuse_memory(base)
     if not base.capabilities.samples:
@@ -130,12 +130,14 @@ class _Campaign:
         for index, job in enumerate(jobs):
             if not isinstance(job, SampleJob) or not isinstance(job.problem, Ising):
                 kind = type(getattr(job, "problem", job)).__name__
-                raise TypeError(f"jobs: expected a SampleJob with an Ising, got a {kind} at place {index}.")
+                raise ArgumentTypeError(
+                    "jobs", f"expected a SampleJob with an Ising, got a {kind} at place {index}."
+                )
             try:
-                check_num_reads(job.num_reads)
+                check_count("num_reads", job.num_reads)
                 seed = child_seed(self.seed, index) if job.seed is None else draw_seed(job.seed)
             except ValueError as error:
-                raise ValueError(f"jobs: place {index}: {error}") from error
+                raise ArgumentError("jobs", f"place {index}: {error}") from error
             self.handed.append((index, job))
             yield sent, make_job("sample", job.problem, seed, num_reads=job.num_reads)
 

@@ -16,6 +16,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from diabat.checks import ArgumentError
 from diabat.ising import Ising, broadcast_shape
 
 _CACHED_MASK_ELEMENTS = 1 << 16
@@ -154,7 +155,7 @@ def scatter_pairs(parts: Iterable[tuple[Tier, Tensor]], ising: Ising) -> Tensor:
 def _assemble(pairs: list[tuple[Tensor, Tensor]], shape: torch.Size, fill: float) -> Tensor:
     size = shape.numel()
     if not pairs:
-        raise ValueError("parts: expected at least one tier, got none.")
+        raise ArgumentError("parts", "expected at least one tier, got none.")
     index = torch.cat([i.reshape(-1) for i, _ in pairs])
     values = torch.cat([v.reshape(-1) for _, v in pairs])
     return (

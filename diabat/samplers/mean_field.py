@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diabat.checks import ArgumentError, check_count, check_positive, is_number
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments
 from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
-from diabat.samplers.checks import check_positive, is_number
 from diabat.samplers.diagnostics import Watched
 
 
@@ -39,9 +39,8 @@ class MeanFieldSampler(Sampler):
 
     def __init__(self, *, damping: float = 0.7, max_iterations: int = 500, tolerance: float = 1e-6) -> None:
         if not is_number(damping) or not 0 < damping <= 1:
-            raise ValueError(f"damping: expected a number in (0, 1], got {damping!r}.")
-        if isinstance(max_iterations, bool) or not isinstance(max_iterations, int) or max_iterations < 1:
-            raise ValueError(f"max_iterations: expected an integer >= 1, got {max_iterations!r}.")
+            raise ArgumentError("damping", f"expected a number in (0, 1], got {damping!r}.")
+        check_count("max_iterations", max_iterations)
         check_positive("tolerance", tolerance)
         self.damping, self.max_iterations, self.tolerance = damping, max_iterations, tolerance
 
@@ -93,8 +92,9 @@ class MeanFieldSampler(Sampler):
             m, info = self._iterate(ising.detach(), visible)
         if not info["converged"]:
             raise UnsupportedError(
-                "gradient: second derivatives through 'mean_field' expect a converged fixed point, got a residual of "
-                f"{info['residual']:.3g} after {info['iterations']} iterations; raise max_iterations or damp more."
+                "gradient",
+                "second derivatives through 'mean_field' expect a converged fixed point, got a residual of "
+                f"{info['residual']:.3g} after {info['iterations']} iterations; raise max_iterations or damp more.",
             )
         problem = _symmetrised(ising)
         local = _local_field(ising.detach(), m, visible)

@@ -19,9 +19,10 @@ from typing import Any
 import dimod
 import numpy as np
 
+from diabat.checks import ArgumentError, ArgumentTypeError, check_count
 from diabat.ising import from_bqm
 from diabat.samplers.answers import Samples
-from diabat.samplers.base import MAX_SEED, Sampler, as_int, check_num_reads, draw_seed
+from diabat.samplers.base import MAX_SEED, Sampler, as_int, draw_seed
 from diabat.samplers.composite import build_base
 from diabat.samplers.facts import plain
 
@@ -45,9 +46,10 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
         self.sampler = build_base(sampler, options or None)
         able = self.sampler.capabilities
         if not able.samples:
-            raise ValueError(
-                f"sampler: expected a backend that draws samples, got '{self.sampler.name}', "
-                "which computes moments only."
+            raise ArgumentError(
+                "sampler",
+                f"expected a backend that draws samples, got '{self.sampler.name}', "
+                "which computes moments only.",
             )
         self._properties = {
             "backend": self.sampler.name,
@@ -98,9 +100,11 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
         """
         self.remove_unknown_kwargs(**unknown)
         if not isinstance(bqm, dimod.BinaryQuadraticModel):
-            raise TypeError(f"bqm: expected a dimod.BinaryQuadraticModel, got {type(bqm).__name__}.")
+            raise ArgumentTypeError(
+                "bqm", f"expected a dimod.BinaryQuadraticModel, got {type(bqm).__name__}."
+            )
         num_reads = as_int(num_reads)
-        check_num_reads(num_reads)
+        check_count("num_reads", num_reads)
         _check_beta(beta)
         if not bqm.num_variables:
             empty = {"backend": self.sampler.name, "seed": draw_seed(seed)}
@@ -140,4 +144,4 @@ def _sampleset(
 def _check_beta(beta: Any) -> None:
     number = isinstance(beta, Real) and not isinstance(beta, bool)
     if not number or not math.isfinite(beta) or beta < 0:
-        raise ValueError(f"beta: expected a finite number >= 0, got {beta!r}.")
+        raise ArgumentError("beta", f"expected a finite number >= 0, got {beta!r}.")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diabat.checks import ArgumentError
 from diabat.circuits import Batch, Betas
 from diabat.ising import Ising
 from diabat.samplers.grouping import Tier, grouped, unpadded_cost
@@ -49,8 +50,9 @@ class ControlNoise:
             value = getattr(self, name)
             number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
             if not number or not 0 <= value < float("inf"):
-                raise ValueError(
-                    f"{name[:-1]}_noise: expected a standard deviation >= 0 in hardware units, got {value!r}."
+                raise ArgumentError(
+                    f"{name[:-1]}_noise",
+                    f"expected a standard deviation >= 0 in hardware units, got {value!r}.",
                 )
 
     @property

@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from diabat.checks import ArgumentError
 from diabat.circuits import spin_table
 from diabat.ising import Ising
 from diabat.samplers.beta_fit import BetaFit, Term
@@ -123,8 +124,9 @@ def _labels(ising: Ising, groups: Tensor) -> Tensor:
     try:
         labels = groups.expand(ising.batch_shape).reshape(-1)
     except RuntimeError:
-        raise ValueError(
-            f"groups: expected labels that broadcast to {list(ising.batch_shape)}, got {list(groups.shape)}."
+        raise ArgumentError(
+            "groups",
+            f"expected labels that broadcast to {list(ising.batch_shape)}, got {list(groups.shape)}.",
         ) from None
     return torch.unique(labels.cpu(), return_inverse=True)[1]
 
@@ -132,8 +134,8 @@ def _labels(ising: Ising, groups: Tensor) -> Tensor:
 def _check(ising: Ising, spins: Tensor, weights: Tensor) -> None:
     reads, n, batch = len(spins), ising.num_spins, list(ising.batch_shape)
     if not reads or list(spins.shape) not in ([reads, *batch, n], [reads, n]):
-        raise ValueError(
-            f"spins: expected shape {['reads', *batch, n]} or {['reads', n]}, got {list(spins.shape)}."
+        raise ArgumentError(
+            "spins", f"expected shape {['reads', *batch, n]} or {['reads', n]}, got {list(spins.shape)}."
         )
     if list(weights.shape) != [reads, *batch]:
-        raise ValueError(f"weights: expected shape {[reads, *batch]}, got {list(weights.shape)}.")
+        raise ArgumentError("weights", f"expected shape {[reads, *batch]}, got {list(weights.shape)}.")

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diabat.checks import ArgumentError, check_count
 from diabat.ising import Ising
 from diabat.samplers.answers import Samples
-from diabat.samplers.base import Capabilities, Sampler, check_num_reads
+from diabat.samplers.base import Capabilities, Sampler
 from diabat.samplers.composite import build_base
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.grouping import Group, grouped
@@ -54,21 +55,22 @@ class RefineSampler(Sampler):
         sweeps: int = 4,
         num_reads: int = 1000,
     ) -> None:
-        if isinstance(sweeps, bool) or not isinstance(sweeps, int) or sweeps < 0:
-            raise ValueError(f"sweeps: expected an integer >= 0, got {sweeps!r}.")
+        check_count("sweeps", sweeps, least=0)
         if sweeps >= 2**31:
-            raise ValueError(f"sweeps: expected an integer below 2^31, got {sweeps}.")
-        check_num_reads(num_reads)
+            raise ArgumentError("sweeps", f"expected an integer below 2^31, got {sweeps}.")
+        check_count("num_reads", num_reads)
         self.base, self.sweeps, self.num_reads = build_base(sampler, options), sweeps, num_reads
         if not self.base.capabilities.samples:
-            raise ValueError(
-                f"sampler: expected a backend that draws samples, got '{self.base.name}', "
-                "which computes moments only."
+            raise ArgumentError(
+                "sampler",
+                f"expected a backend that draws samples, got '{self.base.name}', "
+                "which computes moments only.",
             )
         if self.base.parameters:
-            raise ValueError(
-                "sampler: expected a base without learnable parameters, which reads cannot train, "
-                f"got '{self.base.name}' with {len(self.base.parameters)}."
+            raise ArgumentError(
+                "sampler",
+                "expected a base without learnable parameters, which reads cannot train, "
+                f"got '{self.base.name}' with {len(self.base.parameters)}.",
             )
 
     @property

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from diabat.checks import ArgumentError, ArgumentTypeError, did_you_mean
 from diabat.samplers.base import Sampler
 
 GROUP = "diabat.samplers"
@@ -34,7 +35,7 @@ def register(name: str, factory: Callable[..., Sampler]) -> None:
         ValueError: If the name is taken by another factory.
     """
     if name in _BUILT_IN or _registered.get(name, factory) is not factory:
-        raise ValueError(f"name: a sampler named '{name}' exists already.")
+        raise ArgumentError("name", f"a sampler named '{name}' exists already.")
     _registered[name] = factory
 
 
@@ -58,9 +59,8 @@ def backend_factory(name: str) -> Callable[..., Sampler]:
     if name in third_party:
         return third_party[name].load()
     known = available_backends()
-    near = difflib.get_close_matches(str(name), known, n=1)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
-    raise ValueError(f"sampler: expected one of {', '.join(known)}, got {name!r}.{hint}")
+    hint = did_you_mean(name, known)
+    raise ArgumentError("sampler", f"expected one of {', '.join(known)}, got {name!r}.{hint}")
 
 
 def sampler(name: str, /, **options: Any) -> Sampler:
@@ -90,7 +90,7 @@ def as_sampler(value: Sampler | str) -> Sampler:
         return value
     if isinstance(value, str):
         return sampler(value)
-    raise TypeError(f"sampler: expected a diabat Sampler or its name, got {type(value).__name__}.")
+    raise ArgumentTypeError("sampler", f"expected a diabat Sampler or its name, got {type(value).__name__}.")
 
 
 def _third_party() -> dict[str, EntryPoint]:

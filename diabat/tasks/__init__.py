@@ -1,5 +1,6 @@
 """What the models are trained on: Tiny Shakespeare, bracket matching, natural language inference."""
 
+from diabat.checks import ArgumentTypeError
 from diabat.tasks.base import IGNORED, Examples, Split, Task
 from diabat.tasks.brackets import BracketOptions, brackets
 from diabat.tasks.data import DataError, fetch
@@ -49,4 +50,6 @@ def build_task(options: ShakespeareOptions | BracketOptions) -> Task:
         return shakespeare(options)
     if isinstance(options, BracketOptions):
         return brackets(options)
-    raise TypeError(f"options: expected ShakespeareOptions or BracketOptions, got {type(options).__name__}.")
+    raise ArgumentTypeError(
+        "options", f"expected ShakespeareOptions or BracketOptions, got {type(options).__name__}."
+    )

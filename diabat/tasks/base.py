@@ -9,6 +9,8 @@ from typing import Any, Literal, Protocol, Self
 import torch
 from torch import Tensor
 
+from diabat.checks import ArgumentError
+
 Metric = Literal["perplexity", "accuracy"]
 
 IGNORED = -100
@@ -57,16 +59,16 @@ class Split:
     def __post_init__(self) -> None:
         for name, value in (("inputs", self.inputs), ("targets", self.targets)):
             if value.dtype != torch.int64 or value.ndim != 2 or len(value) == 0:
-                raise ValueError(
-                    f"{name}: expected int64 [N, T] with N >= 1, got {value.dtype} {list(value.shape)}."
+                raise ArgumentError(
+                    name, f"expected int64 [N, T] with N >= 1, got {value.dtype} {list(value.shape)}."
                 )
         if self.inputs.shape != self.targets.shape:
-            raise ValueError(
-                f"targets: expected the shape of inputs {list(self.inputs.shape)}, "
-                f"got {list(self.targets.shape)}."
+            raise ArgumentError(
+                "targets",
+                f"expected the shape of inputs {list(self.inputs.shape)}, got {list(self.targets.shape)}.",
             )
         if not bool((self.targets != IGNORED).any()):
-            raise ValueError("targets: expected at least one target that counts, got only ignored ones.")
+            raise ArgumentError("targets", "expected at least one target that counts, got only ignored ones.")
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -119,8 +121,8 @@ class Task:
     def __post_init__(self) -> None:
         for name, split in (("train", self.train), ("validation", self.validation)):
             if split.inputs.shape[1] != self.window:
-                raise ValueError(
-                    f"{name}: expected sequences of window = {self.window}, got {split.inputs.shape[1]}."
+                raise ArgumentError(
+                    name, f"expected sequences of window = {self.window}, got {split.inputs.shape[1]}."
                 )
 
     @property

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from diabat.checks import ArgumentError
 from diabat.circuits.memory import require_memory
 from diabat.tasks.base import IGNORED, Split, Task
 
@@ -49,9 +50,9 @@ class BracketOptions:
         for name, least in limits.items():
             value = getattr(self, name)
             if value < least:
-                raise ValueError(f"{name}: expected an integer >= {least}, got {value}.")
+                raise ArgumentError(name, f"expected an integer >= {least}, got {value}.")
             if value >= 2**63:
-                raise ValueError(f"{name}: expected an integer below 2^63, got {value}.")
+                raise ArgumentError(name, f"expected an integer below 2^63, got {value}.")
 
 
 def brackets(options: BracketOptions | None = None) -> Task:
@@ -80,9 +81,10 @@ def brackets(options: BracketOptions | None = None) -> Task:
         if counts[0] >= wanted[0] and counts[1] >= wanted[1]:
             train, validation = (torch.cat(p)[:n] for p, n in zip(parts, wanted, strict=True))
             return _task(options, train, validation)
-    raise ValueError(
-        f"vocab_size: expected enough symbols to hold {options.num_validation} sequences back from "
-        f"training at window = {options.window}, got {options.vocab_size}."
+    raise ArgumentError(
+        "vocab_size",
+        f"expected enough symbols to hold {options.num_validation} sequences back from "
+        f"training at window = {options.window}, got {options.vocab_size}.",
     )
 
 

@@ -7,6 +7,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+from diabat.checks import ArgumentError
+
 PACKAGE_PREFIX = "package:"
 
 
@@ -38,17 +40,17 @@ def resolve(name: str, argument: str = "encoder") -> str:
         ValueError: If the package or the folder does not exist, or the name is an address.
     """
     if "://" in name:  # not shown: an address may hold an access token
-        raise ValueError(f"{argument}: expected the name of a model or a folder, got an address.")
+        raise ArgumentError(argument, "expected the name of a model or a folder, got an address.")
     if name.startswith(PACKAGE_PREFIX):
         return _in_package(name, argument)
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ValueError(f"{argument}: expected a folder with config.json, got '{name}' without one.")
+            raise ArgumentError(argument, f"expected a folder with config.json, got '{name}' without one.")
         return str(path)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ValueError(
-            f"{argument}: expected the name of a model or a folder, got '{name}', which is none."
+        raise ArgumentError(
+            argument, f"expected the name of a model or a folder, got '{name}', which is none."
         )
     return name
 
@@ -57,13 +59,14 @@ def _in_package(name: str, argument: str) -> str:
     package, _, inside = name.removeprefix(PACKAGE_PREFIX).partition("/")
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
-        raise ValueError(
-            f"{argument}: expected an installed Python package, got '{package}'; "
-            f"pip install {package.replace('_', '-')}."
+        raise ArgumentError(
+            argument,
+            f"expected an installed Python package, got '{package}'; "
+            f"pip install {package.replace('_', '-')}.",
         )
     folder = Path(next(iter(spec.submodule_search_locations))) / inside
     if not (folder / "config.json").is_file():
-        raise ValueError(f"{argument}: expected a folder with config.json in the package, got '{name}'.")
+        raise ArgumentError(argument, f"expected a folder with config.json in the package, got '{name}'.")
     return str(folder)
 
 
@@ -89,16 +92,17 @@ def load_tokenizer(name: str, *, local_files_only: bool = False, argument: str =
     except Exception as error:
         raise unavailable(name, argument, "a tokenizer", error) from None
     if not tokenizer.is_fast:
-        raise ValueError(f"{argument}: expected a fast tokenizer, got '{name}', which has none.")
+        raise ArgumentError(argument, f"expected a fast tokenizer, got '{name}', which has none.")
     return tokenizer
 
 
-def unavailable(name: str, argument: str, what: str, error: Exception) -> ValueError:
+def unavailable(name: str, argument: str, what: str, error: Exception) -> ArgumentError:
     """One sentence for a failure of ``from_pretrained``.
 
     The library's own text is not repeated: it is long, and may quote requests.
     """
-    return ValueError(
-        f"{argument}: expected the name or folder of {what} that can be loaded, got '{name}' "
-        f"({type(error).__name__}); check the spelling, the connection to huggingface.co and your access to it."
+    return ArgumentError(
+        argument,
+        f"expected the name or folder of {what} that can be loaded, got '{name}' "
+        f"({type(error).__name__}); check the spelling, the connection to huggingface.co and your access to it.",
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from diabat.checks import ArgumentError, ArgumentTypeError
 from diabat.tasks.nli_files import CLASSES, Columns, Pairs, read_pairs
 from diabat.tasks.nli_hub import read_hub
 from diabat.tasks.nli_originals import read_originals
@@ -32,9 +33,9 @@ class PairOptions:
 
     def __post_init__(self) -> None:
         if self.window < 1:
-            raise ValueError(f"window: expected an integer >= 1, got {self.window}.")
+            raise ArgumentError("window", f"expected an integer >= 1, got {self.window}.")
         if self.num_train is not None and self.num_train < 1:
-            raise ValueError(f"num_train: expected an integer >= 1 or None, got {self.num_train}.")
+            raise ArgumentError("num_train", f"expected an integer >= 1 or None, got {self.num_train}.")
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -93,7 +94,7 @@ class PairFileOptions(PairOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.classes) < 2 or len({name.casefold() for name in self.classes}) < len(self.classes):
-            raise ValueError(f"classes: expected two or more different names, got {list(self.classes)}.")
+            raise ArgumentError("classes", f"expected two or more different names, got {list(self.classes)}.")
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -184,8 +185,8 @@ def _read(options: PairOptions) -> tuple[str, dict[str, Pairs]]:
         return "mnli", read_originals("mnli", names, options.data) or read_hub("mnli", names, options.data)
     if isinstance(options, PairFileOptions):
         return "pairs", _read_files(options)
-    raise TypeError(
-        f"options: expected the options of a task of sentence pairs, got {type(options).__name__}."
+    raise ArgumentTypeError(
+        "options", f"expected the options of a task of sentence pairs, got {type(options).__name__}."
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diabat.checks import ArgumentError
 from diabat.tasks.data import DataError
 from diabat.tasks.nli_files import Pairs
 
@@ -133,7 +134,7 @@ def tokenize_pairs(tokenizer: Any, pairs: Pairs, window: int) -> PairSplit:
 def _require_room(tokenizer: Any, window: int) -> None:
     least = tokenizer.num_special_tokens_to_add(pair=True) + 2
     if window < least:
-        raise ValueError(f"window: expected at least {least} for this tokenizer, got {window}.")
+        raise ArgumentError("window", f"expected at least {least} for this tokenizer, got {window}.")
 
 
 def _encode(

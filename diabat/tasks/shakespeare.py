@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from diabat.checks import ArgumentError
 from diabat.tasks.base import Split, Task
 from diabat.tasks.data import fetch
 
@@ -29,12 +30,12 @@ class ShakespeareOptions:
 
     def __post_init__(self) -> None:
         if self.window < 1:
-            raise ValueError(f"window: expected an integer >= 1, got {self.window}.")
+            raise ArgumentError("window", f"expected an integer >= 1, got {self.window}.")
         # A tenth of the text is for validation and must hold one window and its last target.
         least = 10 * (self.window + 1)
         if self.characters < least:
-            raise ValueError(
-                f"characters: expected at least {least} for window = {self.window}, got {self.characters}."
+            raise ArgumentError(
+                "characters", f"expected at least {least} for window = {self.window}, got {self.characters}."
             )
 
 

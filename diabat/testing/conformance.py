@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from diabat.checks import ArgumentError
 from diabat.samplers.base import Law, Sampler
 
 # Importing these modules registers their checks.
@@ -17,10 +18,10 @@ _ORDER = [module.__name__ for module in _MODULES]
 
 def _trial(sampler: Sampler, alpha: float, num_reads: int, seed: int, law: Law | None) -> Trial:
     if not 0 < alpha < 1:
-        raise ValueError(f"alpha: expected a probability between 0 and 1, got {alpha!r}.")
+        raise ArgumentError("alpha", f"expected a probability between 0 and 1, got {alpha!r}.")
     if num_reads < 256:
-        raise ValueError(
-            f"num_reads: expected at least 256, below which no test has power, got {num_reads!r}."
+        raise ArgumentError(
+            "num_reads", f"expected at least 256, below which no test has power, got {num_reads!r}."
         )
     return Trial(sampler, alpha, num_reads, seed, law or sampler.capabilities.law)
 
@@ -53,7 +54,7 @@ def run_check(
         ValueError: If no check has this name, or an argument is out of range.
     """
     if name not in CHECKS:
-        raise ValueError(f"name: expected one of {', '.join(CHECKS)}, got {name!r}.")
+        raise ArgumentError("name", f"expected one of {', '.join(CHECKS)}, got {name!r}.")
     CHECKS[name].run(_trial(sampler, alpha, num_reads, seed, law))
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from diabat.checks import ArgumentError
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.base import Capabilities, Sampler
@@ -46,10 +47,10 @@ class FIFOSampler(Sampler):
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         if not self.queue:
-            raise ValueError("spins: expected one tensor per call, got more calls than tensors.")
+            raise ArgumentError("spins", "expected one tensor per call, got more calls than tensors.")
         spins, want = self.queue.popleft(), [num_reads, *ising.fields.shape]
         if list(spins.shape) != want:
-            raise ValueError(f"spins: expected shape {want} for this call, got {list(spins.shape)}.")
+            raise ArgumentError("spins", f"expected shape {want} for this call, got {list(spins.shape)}.")
         return Samples(spins.to(torch.int8).clone(), ising.visible_mask.clone())
 
 

@@ -34,7 +34,9 @@ def brute_force_exponents(ising: Ising) -> Tensor:
     """
     n = ising.num_spins
     if n > MAX_SPINS:
-        raise UnsupportedError(f"fields: the brute-force oracle accepts at most {MAX_SPINS} spins, got {n}.")
+        raise UnsupportedError(
+            "fields", f"the brute-force oracle accepts at most {MAX_SPINS} spins, got {n}."
+        )
     s, v = state_table(n), ising.visible_mask.cpu()
     h = ising.fields.detach().cpu().double()
     exponent = torch.zeros(*ising.batch_shape, 2**n, dtype=torch.float64)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from diabat.checks import ArgumentError
 from diabat.circuits import schedule
 from diabat.samplers.dimod.budget import estimated_access_us
 from diabat.samplers.dimod.target import missing_package
@@ -38,12 +39,12 @@ TIMING = {
 
 def _check_law(law: Any, name: str | None, tied_below: float | None) -> None:
     if law not in ("boltzmann", "anneal"):
-        raise ValueError(f"law: expected 'boltzmann' or 'anneal', got {law!r}.")
+        raise ArgumentError("law", f"expected 'boltzmann' or 'anneal', got {law!r}.")
     if (law == "anneal") != (name is not None):
-        raise ValueError(f"schedule: expected one with law='anneal' and none without, got {name!r}.")
+        raise ArgumentError("schedule", f"expected one with law='anneal' and none without, got {name!r}.")
     if law == "anneal" and tied_below is not None:
-        raise ValueError(
-            f"tied_below: expected None with law='anneal', whose chains are simulated, got {tied_below!r}."
+        raise ArgumentError(
+            "tied_below", f"expected None with law='anneal', whose chains are simulated, got {tied_below!r}."
         )
     if name is not None:
         schedule(name)
@@ -112,7 +113,7 @@ def _strict_mock_qpu() -> type:
             **chip: Any,
         ) -> None:
             if not beta > 0:
-                raise ValueError(f"beta: expected a positive number, got {beta!r}.")
+                raise ArgumentError("beta", f"expected a positive number, got {beta!r}.")
             _check_law(law, schedule, tied_below)
             stated = {"problem_timing_data": TIMING, "beta": beta, "seed": seed, "sweeps": sweeps}
             if law == "anneal":

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
 
+from diabat.checks import ArgumentError
 from diabat.ising import Ising, to_minimised
 from diabat.samplers.dimod.programming import FloatArray, IntArray
 from diabat.samplers.seeds import child_seed
@@ -100,8 +101,8 @@ def anneal(
 
     weak = (flux != 0) & (np.abs(flux) < _HOLDING_FIELD)
     if weak.any():
-        raise ValueError(
-            "flux_biases: expected 0 or enough to hold a qubit with law='anneal', got a weak one."
+        raise ArgumentError(
+            "flux_biases", "expected 0 or enough to hold a qubit with law='anneal', got a weak one."
         )
     held = -np.sign(flux)  # 0 where the qubit is free
     out = np.empty((reads, len(model.h)), dtype=np.int8)
@@ -126,8 +127,8 @@ def _parts(model: Model, held: FloatArray) -> Iterator[tuple[NDArray[np.int64], 
     members = [free[group == part] for part in range(size)]
     for n in sorted({len(part) for part in members}):
         if n > _MOST_QUBITS:
-            raise ValueError(
-                f"law: 'anneal' simulates parts of at most {_MOST_QUBITS} coupled qubits, got one of {n}."
+            raise ArgumentError(
+                "law", f"'anneal' simulates parts of at most {_MOST_QUBITS} coupled qubits, got one of {n}."
             )
         qubits = np.stack([part for part in members if len(part) == n])
         yield qubits, h[qubits], J[qubits[:, :, None], qubits[:, None, :]]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from diabat.checks import ArgumentError
 from diabat.samplers.dimod.programming import FloatArray, IntArray
 
 Properties = Mapping[str, Any]
@@ -143,7 +144,7 @@ def fast_annealing_time(keywords: Keywords) -> float:
     points = keywords.get("anneal_schedule")
     time = keywords.get("annealing_time") if points is None else points[-1][0]
     if time is None:
-        raise ValueError("annealing_time: expected one with law='anneal', got none.")
+        raise ArgumentError("annealing_time", "expected one with law='anneal', got none.")
     return float(time)
 
 
@@ -159,7 +160,7 @@ def programmed(
         ValueError: Out of range without ``auto_scale``, or h other than 0 with ``fast_anneal``.
     """
     if keywords.get("fast_anneal") and h.any():
-        raise ValueError(f"h: expected 0 with fast_anneal, got {h[np.flatnonzero(h)[0]]:g}.")
+        raise ArgumentError("h", f"expected 0 with fast_anneal, got {h[np.flatnonzero(h)[0]]:g}.")
     extended = properties.get("extended_j_range", properties["j_range"])
     total = np.bincount(pairs.reshape(-1), np.repeat(J, 2), minlength=len(h)).astype(np.float64)
     parts = (

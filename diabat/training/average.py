@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from diabat.checks import ArgumentError
+
 
 class Average:
     """θ̄ ← decay · θ̄ + (1 - decay) · θ after every step, from the initial weights on.
@@ -55,7 +57,7 @@ class Average:
         """
         for name, mean in self._mean.items():
             if (tensor := tensors[name]).shape != mean.shape:  # it would be repeated
-                raise ValueError(f"{name}: expected {list(mean.shape)}, got {list(tensor.shape)}")
+                raise ArgumentError(name, f"expected {list(mean.shape)}, got {list(tensor.shape)}")
             mean.copy_(tensor)
 
     @torch.no_grad()

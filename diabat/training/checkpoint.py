@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from diabat.checks import ArgumentError
 from diabat.training.errors import CheckpointError
 from diabat.training.files import (
     TEMPORARY_PREFIX,
@@ -205,7 +206,7 @@ def load_model(run_dir: str | Path, which: Literal["best", "latest"] = "best") -
     """
     kinds: dict[str, Kind] = {"best": "best", "latest": "step"}
     if which not in kinds:
-        raise ValueError(f"which: expected 'best' or 'latest', got {which!r}.")
+        raise ArgumentError("which", f"expected 'best' or 'latest', got {which!r}.")
     found = find_checkpoints(Path(run_dir), kinds[which])
     if not found:
         raise CheckpointError(f"run_dir: expected a run with a {which} checkpoint, got none in {run_dir}.")

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from diabat.checks import ArgumentError
 from diabat.models import Model, PairClassifier
 from diabat.tasks.base import IGNORED
 from diabat.training.options import TrainOptions
@@ -50,4 +51,4 @@ def require_mixable(model: Model, options: TrainOptions) -> None:
         ValueError: If there are none.
     """
     if options.mixup and not isinstance(model, PairClassifier):
-        raise ValueError(f"mixup: expected 0 for a model of sequences, got {options.mixup}.")
+        raise ArgumentError("mixup", f"expected 0 for a model of sequences, got {options.mixup}.")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, get_args
 
+from diabat.checks import ArgumentError
+
 Precision = Literal["float32", "bfloat16", "float16"]
 
 
@@ -70,38 +72,38 @@ class TrainOptions:
         rates = ("learning_rate", "coupling_learning_rate", "schedule_learning_rate")
         for name in (*rates, "weight_decay", "coupling_weight_decay"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name}: expected a finite number >= 0, got {getattr(self, name)}.")
+                raise ArgumentError(name, f"expected a finite number >= 0, got {getattr(self, name)}.")
         if not self.clip > 0:
-            raise ValueError(f"clip: expected a number > 0, got {self.clip}.")
+            raise ArgumentError("clip", f"expected a number > 0, got {self.clip}.")
         if self.head_learning_rate is not None and not 0 <= self.head_learning_rate < float("inf"):
-            raise ValueError(
-                f"head_learning_rate: expected a finite number >= 0 or None, got {self.head_learning_rate}."
+            raise ArgumentError(
+                "head_learning_rate", f"expected a finite number >= 0 or None, got {self.head_learning_rate}."
             )
         self._check_recipe()
         for name in ("batch_size", "accumulation", "max_epochs", "patience", "checkpoint_every"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected an integer >= 1, got {getattr(self, name)}.")
+                raise ArgumentError(name, f"expected an integer >= 1, got {getattr(self, name)}.")
         if self.max_steps is not None and self.max_steps < 1:
-            raise ValueError(f"max_steps: expected an integer >= 1 or None, got {self.max_steps}.")
+            raise ArgumentError("max_steps", f"expected an integer >= 1 or None, got {self.max_steps}.")
         if self.log_every < 0:
-            raise ValueError(f"log_every: expected an integer >= 0, got {self.log_every}.")
+            raise ArgumentError("log_every", f"expected an integer >= 0, got {self.log_every}.")
         if not 0 <= self.seed < 2**31:
-            raise ValueError(f"seed: expected an integer in 0 .. 2^31 - 1, got {self.seed}.")
+            raise ArgumentError("seed", f"expected an integer in 0 .. 2^31 - 1, got {self.seed}.")
 
     def _check_recipe(self) -> None:
         for name in ("warmup", "decay"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}: expected a number in 0 .. 1, got {getattr(self, name)}.")
+                raise ArgumentError(name, f"expected a number in 0 .. 1, got {getattr(self, name)}.")
         for name in ("label_smoothing", "ema_decay"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected a number in [0, 1), got {getattr(self, name)}.")
+                raise ArgumentError(name, f"expected a number in [0, 1), got {getattr(self, name)}.")
         if not 0 <= self.mixup < float("inf"):
-            raise ValueError(f"mixup: expected a finite number >= 0, got {self.mixup}.")
+            raise ArgumentError("mixup", f"expected a finite number >= 0, got {self.mixup}.")
         if any(epoch < 1 for epoch in self.decay_epochs):
-            raise ValueError(f"decay_epochs: expected integers >= 1, got {list(self.decay_epochs)}.")
+            raise ArgumentError("decay_epochs", f"expected integers >= 1, got {list(self.decay_epochs)}.")
         if self.precision not in get_args(Precision):
-            raise ValueError(
-                f"precision: expected one of {', '.join(get_args(Precision))}, got '{self.precision}'."
+            raise ArgumentError(
+                "precision", f"expected one of {', '.join(get_args(Precision))}, got '{self.precision}'."
             )
 
 

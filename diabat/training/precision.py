@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from diabat.checks import ArgumentError
 from diabat.training.options import Precision
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -68,8 +69,9 @@ class Scaler:
             values = {key: tensors[f"scaler.{key}"] for key in _STATE}
             for key, value in values.items():
                 if value.numel() != 1 or not 0 <= float(value) < math.inf:
-                    raise ValueError(
-                        f"scaler.{key}: expected a finite number >= 0, got {value.flatten().tolist()!r:.60}"
+                    raise ArgumentError(
+                        f"scaler.{key}",
+                        f"expected a finite number >= 0, got {value.flatten().tolist()!r:.60}",
                     )
             saved = {"scale": float(values["scale"]), "_growth_tracker": int(values["_growth_tracker"])}
             self._scaler.load_state_dict({**self._scaler.state_dict(), **saved})

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from diabat.checks import ArgumentError
+
 NUM_BINS = 15
 
 
@@ -76,8 +78,8 @@ def score(logits: Tensor, labels: Tensor, names: Sequence[str]) -> Scores:
         ValueError: If the shapes do not fit, or there is no example.
     """
     if logits.ndim != 2 or logits.shape != (len(labels), len(names)) or not len(labels):
-        raise ValueError(
-            f"logits: expected shape [{len(labels)}, {len(names)}] with N >= 1, got {list(logits.shape)}."
+        raise ArgumentError(
+            "logits", f"expected shape [{len(labels)}, {len(names)}] with N >= 1, got {list(logits.shape)}."
         )
     log_chances = logits.double().log_softmax(-1)
     chances, predicted = log_chances.exp(), logits.argmax(-1)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diabat.checks import ArgumentError
 from diabat.models.pairs import HEAD
 from diabat.models.transformer import is_coupling, is_schedule
 from diabat.tasks.base import Examples
@@ -87,14 +88,14 @@ def checked_state(values: Any) -> TrainState:
     """
     kinds = {field.name: str(field.type) for field in fields(TrainState)}
     if not isinstance(values, dict) or not values.keys() <= kinds.keys():
-        raise ValueError(f"state: expected {', '.join(kinds)}, got {values!r:.120}")
+        raise ArgumentError("state", f"expected {', '.join(kinds)}, got {values!r:.120}")
     for name, value in values.items():
         kind = kinds[name]
         whole = type(value) is int and value >= 0
         real = kind.startswith("float") and type(value) in (int, float) and math.isfinite(value)
         if not (whole or real or (value is None and kind.endswith("None"))):
             expected = "a count" if kind.startswith("int") else "a finite number"
-            raise ValueError(f"state: expected {expected} as {name}, got {value!r:.60}")
+            raise ArgumentError("state", f"expected {expected} as {name}, got {value!r:.60}")
     return TrainState(**values)
 
 
@@ -153,7 +154,9 @@ def restore_training(
                 own = torch.cuda.get_rng_state(device)
                 torch.cuda.set_rng_state(_like(name, tensors[name], own), device)
     except RuntimeError as error:
-        raise ValueError(f"rng: expected the state of a generator, got one that is none ({error})") from None
+        raise ArgumentError(
+            "rng", f"expected the state of a generator, got one that is none ({error})"
+        ) from None
     restore_memory(model, tensors)
     packed = optimizer.state_dict()
     packed["state"] = {index: state for index, state in states.items() if state}
@@ -184,8 +187,8 @@ def _moments(name: str, parameter: nn.Parameter, tensors: Mapping[str, Tensor]) 
 def _like(name: str, tensor: Tensor, form: Tensor) -> Tensor:
     """The tensor, if it has the shape and the type of another."""
     if tensor.shape != form.shape or tensor.dtype != form.dtype:
-        raise ValueError(
-            f"{name}: expected {form.dtype} {list(form.shape)}, got {tensor.dtype} {list(tensor.shape)}"
+        raise ArgumentError(
+            name, f"expected {form.dtype} {list(form.shape)}, got {tensor.dtype} {list(tensor.shape)}"
         )
     return tensor
 

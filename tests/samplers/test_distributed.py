@@ -332,7 +332,7 @@ def test_a_causal_batch_of_a_layer_is_the_same_in_one_chunk() -> None:
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"chunk": 0}, ValueError, "chunk: expected an integer >= 1, got 0."),
     ({"chunk": True}, ValueError, "chunk: expected an integer >= 1, got True."),
-    ({"read_chunk": 2.5}, ValueError, "read_chunk: expected an integer >= 1, got 2.5."),
+    ({"read_chunk": 2.5}, ValueError, "read_chunk: expected an integer >= 1 or None, got 2.5."),
     ({"workers": -1}, ValueError, "workers: expected an integer >= 0 or None, got -1."),
     ({"workers": True}, ValueError, "workers: expected an integer >= 0 or None, got True."),
     ({"workers": 2, "executor": Spy()}, ValueError, "workers: expected None beside an executor"),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from diabat.checks import ArgumentError, ArgumentTypeError, check_positive
 from diabat.samplers.base import UnsupportedError
-from diabat.samplers.checks import check_positive
 
 Temperature = float | Tensor
 """γ > 0: a number, or a tensor that broadcasts to the leading dimensions of the values."""
@@ -23,21 +21,17 @@ def inverse_temperature(temperature: Temperature, like: Tensor) -> Tensor:
     """
     if isinstance(temperature, Tensor):
         if not temperature.is_floating_point():
-            raise TypeError(f"temperature: expected a number or a floating tensor, got {temperature.dtype}.")
+            raise ArgumentTypeError(
+                "temperature", f"expected a number or a floating tensor, got {temperature.dtype}."
+            )
         if not bool(((temperature > 0) & torch.isfinite(temperature)).all()):
             worst = float(temperature.detach().min())
-            raise ValueError(f"temperature: expected positive finite numbers, got a smallest of {worst:g}.")
+            raise ArgumentError(
+                "temperature", f"expected positive finite numbers, got a smallest of {worst:g}."
+            )
         return 1 / temperature.to(like)
     check_positive("temperature", temperature)
     return torch.full((), 1 / temperature, dtype=like.dtype, device=like.device)
-
-
-def check_count(name: str, value: Any, *, even: bool = False) -> None:
-    """Raise ValueError unless the value is an integer >= 1, even if asked."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name}: expected an integer >= 1, got {value!r}.")
-    if even and value % 2:
-        raise ValueError(f"{name}: expected an even number with antithetic=True, got {value}.")
 
 
 def check_norms(name: str, sizes: Tensor, dtype: torch.dtype) -> None:
@@ -54,6 +48,7 @@ def check_norms(name: str, sizes: Tensor, dtype: torch.dtype) -> None:
     bound = sizes.detach().sum(-1) * sizes.shape[-1]
     if not bool((bound <= limit).all()):
         raise UnsupportedError(
-            f"{name}: expected vectors V_i small enough to be squared and added up in {str(dtype)[6:]}, n Σ ‖V_i‖² of "
-            f"at most {limit:.3g}, got {float(bound.max()):.3g}."
+            name,
+            f"expected vectors V_i small enough to be squared and added up in {str(dtype)[6:]}, n Σ ‖V_i‖² of "
+            f"at most {limit:.3g}, got {float(bound.max()):.3g}.",
         )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from diabat.attention.games.norm_game import Toggles
 from diabat.attention.games.tables import evaluate, value_table
+from diabat.checks import ArgumentTypeError, check_count
 
 _CHUNK = 1 << 12
 
@@ -33,9 +34,8 @@ class FunctionGame:
         self, value: Callable[[Tensor], Tensor], num_players: int, device: torch.device | str = "cpu"
     ) -> None:
         if not callable(value):
-            raise TypeError(f"value: expected a function of masks, got {type(value).__name__}.")
-        if isinstance(num_players, bool) or not isinstance(num_players, int) or num_players < 1:
-            raise ValueError(f"num_players: expected an integer >= 1, got {num_players!r}.")
+            raise ArgumentTypeError("value", f"expected a function of masks, got {type(value).__name__}.")
+        check_count("num_players", num_players)
         self._value = value
         self.players = torch.ones(num_players, dtype=torch.bool, device=device)
 

@@ -19,6 +19,7 @@ from diabat.attention.games.tables import (
     sizes,
     superset_sums,
 )
+from diabat.checks import ArgumentError
 
 
 def harsanyi_dividends(table: Tensor) -> Tensor:
@@ -73,7 +74,7 @@ def k_sii(table: Tensor, order: int = 2) -> Tensor:
     """
     n = num_players(table)
     if isinstance(order, bool) or not isinstance(order, int) or not 1 <= order <= n:
-        raise ValueError(f"order: expected an integer in 1 .. {n}, got {order!r}.")
+        raise ArgumentError("order", f"expected an integer in 1 .. {n}, got {order!r}.")
     size = sizes(n, table.device)
     dividends = mobius(table.double())
     # One transform per size serves all sets of that size: the weight depends on |T| - |S| only.

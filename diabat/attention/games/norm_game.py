@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from diabat.attention.games.checks import check_norms
 from diabat.attention.games.pair_tile import TILE, Coalitions, Values
 from diabat.attention.games.tables import MAX_PLAYERS, all_coalitions
-from diabat.samplers.checks import check_choice
+from diabat.checks import ArgumentError, ArgumentTypeError, check_choice
 
 NONLINEARITIES = ("identity", "relu", "tanh")
 
@@ -54,10 +54,10 @@ class NormGame:
     ) -> None:
         if not isinstance(vectors, Tensor) or not vectors.is_floating_point():
             got = vectors.dtype if isinstance(vectors, Tensor) else type(vectors).__name__
-            raise TypeError(f"vectors: expected a floating tensor, got {got}.")
+            raise ArgumentTypeError("vectors", f"expected a floating tensor, got {got}.")
         if vectors.ndim < 2 or vectors.shape[-2] < 1:
-            raise ValueError(
-                f"vectors: expected shape [*batch, n, d] with n >= 1, got {list(vectors.shape)}."
+            raise ArgumentError(
+                "vectors", f"expected shape [*batch, n, d] with n >= 1, got {list(vectors.shape)}."
             )
         check_choice("f", f, NONLINEARITIES)
         self.f = f
@@ -86,7 +86,7 @@ class NormGame:
         """
         n = self.gram.shape[-1]
         if n > MAX_PLAYERS:
-            raise ValueError(f"vectors: expected at most {MAX_PLAYERS} players for a table, got {n}.")
+            raise ArgumentError("vectors", f"expected at most {MAX_PLAYERS} players for a table, got {n}.")
         few = n // 2
         low, high = (all_coalitions(k, self.gram.device).to(self.gram) for k in (few, n - few))
         G = self.gram
@@ -211,10 +211,10 @@ def _players(players: Tensor | None, vectors: Tensor) -> Tensor:
         return torch.ones(shape, dtype=torch.bool, device=vectors.device)
     if not isinstance(players, Tensor) or players.dtype != torch.bool:
         got = players.dtype if isinstance(players, Tensor) else type(players).__name__
-        raise ValueError(f"players: expected a bool tensor, got {got}.")
+        raise ArgumentError("players", f"expected a bool tensor, got {got}.")
     try:
         return players.expand(shape)
     except RuntimeError:
-        raise ValueError(
-            f"players: expected a shape that broadcasts to {list(shape)}, got {list(players.shape)}."
+        raise ArgumentError(
+            "players", f"expected a shape that broadcasts to {list(shape)}, got {list(players.shape)}."
         ) from None

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from diabat.attention.games import draws
-from diabat.attention.games.checks import Temperature, check_count, inverse_temperature
+from diabat.attention.games.checks import Temperature, inverse_temperature
 from diabat.attention.games.estimate import Estimate, weighted_mean
 from diabat.attention.games.function_game import FunctionGame
 from diabat.attention.games.norm_game import NormGame, Toggles
 from diabat.attention.games.pair_estimates import of_function_pairs, of_norm_pairs
+from diabat.checks import ArgumentError, check_choice, check_count
 from diabat.samplers.base import draw_seed
-from diabat.samplers.checks import check_choice
 
 Game = NormGame | FunctionGame
 Weighting = Literal["uniform", "gibbs"]
@@ -140,7 +140,9 @@ def sample_interaction(
     start = draw_seed(seed)
     if index == "banzhaf":
         if stratified:
-            raise ValueError("stratified: expected False with index='banzhaf', whose sizes are binomial.")
+            raise ArgumentError(
+                "stratified", "expected False with index='banzhaf', whose sizes are binomial."
+            )
         inside = draws.half_coalitions(game.players, num_samples, start, antithetic=antithetic)
     else:
         inside = draws.sized_coalitions(
@@ -158,7 +160,11 @@ def sample_interaction(
 
 
 def _check(num_samples: int, weighting: str, antithetic: bool) -> None:
-    check_count("num_samples", num_samples, even=antithetic)
+    check_count("num_samples", num_samples)
+    if antithetic and num_samples % 2:
+        raise ArgumentError(
+            "num_samples", f"expected an even number with antithetic=True, got {num_samples}."
+        )
     check_choice("weighting", weighting, ("uniform", "gibbs"))
 
 

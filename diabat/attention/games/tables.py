@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diabat.checks import ArgumentError, ArgumentTypeError
+
 MAX_PLAYERS = 20
 _CHUNK = 1 << 14
 
@@ -75,13 +77,13 @@ def num_players(table: Tensor) -> int:
     """
     if not isinstance(table, Tensor) or not table.is_floating_point():
         got = table.dtype if isinstance(table, Tensor) else type(table).__name__
-        raise TypeError(f"table: expected a floating tensor, got {got}.")
+        raise ArgumentTypeError("table", f"expected a floating tensor, got {got}.")
     size = table.shape[-1] if table.ndim else 0
     n = size.bit_length() - 1
     if size < 1 or size != 1 << n:
-        raise ValueError(f"table: expected shape [..., 2^n], got {list(table.shape)}.")
+        raise ArgumentError("table", f"expected shape [..., 2^n], got {list(table.shape)}.")
     if n > MAX_PLAYERS:
-        raise ValueError(f"table: expected at most {MAX_PLAYERS} players, got {n}.")
+        raise ArgumentError("table", f"expected at most {MAX_PLAYERS} players, got {n}.")
     return n
 
 
@@ -92,7 +94,7 @@ def all_coalitions(n: int, device: torch.device | str = "cpu") -> Tensor:
         ValueError: If n is not an integer in 0 .. 20.
     """
     if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= MAX_PLAYERS:
-        raise ValueError(f"n: expected an integer in 0 .. {MAX_PLAYERS}, got {n!r}.")
+        raise ArgumentError("n", f"expected an integer in 0 .. {MAX_PLAYERS}, got {n!r}.")
     index = torch.arange(1 << n, device=device)
     return (index[:, None] >> torch.arange(n, device=device)) % 2 == 1
 
@@ -124,10 +126,11 @@ def evaluate(value: Callable[[Tensor], Tensor], masks: Tensor) -> Tensor:
     out = value(masks)
     if not isinstance(out, Tensor) or not out.is_floating_point():
         got = out.dtype if isinstance(out, Tensor) else type(out).__name__
-        raise TypeError(f"value: expected a function that returns a floating tensor, got {got}.")
+        raise ArgumentTypeError("value", f"expected a function that returns a floating tensor, got {got}.")
     if out.ndim < 1 or out.shape[-1] != masks.shape[0]:
-        raise ValueError(
-            f"value: expected values [..., {masks.shape[0]}] of {masks.shape[0]} coalitions, got {list(out.shape)}."
+        raise ArgumentError(
+            "value",
+            f"expected values [..., {masks.shape[0]}] of {masks.shape[0]} coalitions, got {list(out.shape)}.",
         )
     return out
 

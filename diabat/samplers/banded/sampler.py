@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 import torch
 
+from diabat.checks import ArgumentError, check_choice, check_positive
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.banded.engines import BandEngine, BandProbabilities, BandTensors, NativeBand, TorchBand
 from diabat.samplers.banded.lanes import scratch_bytes
 from diabat.samplers.banded.layout import Layout, band_layout, bandwidth_of, beyond_band
 from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
-from diabat.samplers.checks import check_choice, check_positive
 from diabat.samplers.options import amend
 
 ENGINES = ("auto", "native", "torch")
@@ -82,8 +82,9 @@ class BandedSampler(Sampler):
         """
         if self.bandwidth is not None and self.bandwidth < bandwidth:
             raise UnsupportedError(
-                f"bandwidth: sampler 'banded' was built for {self.bandwidth}, "
-                f"expected at least the {bandwidth} of the couplings."
+                "bandwidth",
+                f"sampler 'banded' was built for {self.bandwidth}, "
+                f"expected at least the {bandwidth} of the couplings.",
             )
         other = copy.copy(self)
         other.bandwidth = bandwidth if self.bandwidth is None else self.bandwidth
@@ -142,8 +143,9 @@ class BandedSampler(Sampler):
         if J is not None and (pair := beyond_band(J, self.bandwidth)) is not None:
             j, k = pair
             raise UnsupportedError(
-                f"couplings: sampler 'banded' expects J_jk = 0 for |j - k| > bandwidth = {self.bandwidth}, "
-                f"got a coupling of spins {j} and {k}."
+                "couplings",
+                f"sampler 'banded' expects J_jk = 0 for |j - k| > bandwidth = {self.bandwidth}, "
+                f"got a coupling of spins {j} and {k}.",
             )
         return min(self.bandwidth, n - 1)
 
@@ -153,7 +155,7 @@ class BandedSampler(Sampler):
             return TorchBand(budget)
         if device.type != "cpu":
             raise UnsupportedError(
-                f"fields: engine 'native' expects a tensor on the CPU, got {device}; use engine 'torch'."
+                "fields", f"engine 'native' expects a tensor on the CPU, got {device}; use engine 'torch'."
             )
         return NativeBand(budget)
 
@@ -168,10 +170,11 @@ class BandedSampler(Sampler):
             memory += scratch_bytes(n, max(1, width), tangent=True, keep=effort > 1)
         if seconds > self.max_seconds or memory > self.memory_budget_mb * 2**20:
             raise UnsupportedError(
-                f"couplings: sampler 'banded' expects problems that take at most max_seconds = {self.max_seconds:g} "
+                "couplings",
+                f"sampler 'banded' expects problems that take at most max_seconds = {self.max_seconds:g} "
                 f"and memory_budget_mb = {self.memory_budget_mb:g}, got a bandwidth of {width} with {n} spins in "
                 f"{problems} problems, which need about {seconds:.3g} s and {memory / 2**20:.3g} MB; "
-                "give a smaller bandwidth or use a sampling backend."
+                "give a smaller bandwidth or use a sampling backend.",
             )
 
 
@@ -180,7 +183,7 @@ def check_bandwidth(bandwidth: int | None) -> None:
     if bandwidth is not None and (
         isinstance(bandwidth, bool) or not isinstance(bandwidth, int) or bandwidth < 0
     ):
-        raise ValueError(f"bandwidth: expected None or an integer >= 0, got {bandwidth!r}.")
+        raise ArgumentError("bandwidth", f"expected None or an integer >= 0, got {bandwidth!r}.")
 
 
 def _tensors(layout: Layout) -> BandTensors:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from diabat.checks import ArgumentError
 from diabat.samplers.dimod.ledger import Ledger, Spent
 from diabat.samplers.dimod.target import DimodLike, device_properties, family
 
@@ -93,7 +94,7 @@ def estimated_access_us(
     return float(programming + num_reads * (anneal + readout + data["qpu_delay_time_per_sample"] + pause))
 
 
-class BudgetError(ValueError):
+class BudgetError(ArgumentError):
     """What is asked for goes beyond a limit; nothing of it was submitted."""
 
 
@@ -144,7 +145,7 @@ class Budget:
             used, cost = self.ledger.add(*held.cost), held.cost
         except OSError as error:
             raise BudgetError(
-                f"cache_dir: cannot write '{error.filename}' ({error.strerror}); nothing was submitted."
+                "cache_dir", f"cannot write '{error.filename}' ({error.strerror}); nothing was submitted."
             ) from error
         try:
             self._check(Spent(used.reads - cost.reads, used.seconds - cost.seconds), reads, seconds)
@@ -156,13 +157,15 @@ class Budget:
     def _check(self, used: Spent, reads: int, seconds: float | None) -> None:
         if self.max_reads is not None and used.reads + reads > self.max_reads:
             raise BudgetError(
-                f"max_reads: expected at most {self.max_reads} reads in all, got {used.reads} used and {reads} more "
-                "asked for."
+                "max_reads",
+                f"expected at most {self.max_reads} reads in all, got {used.reads} used and {reads} more "
+                "asked for.",
             )
         if self.max_seconds is not None and seconds is not None and used.seconds + seconds > self.max_seconds:
             raise BudgetError(
-                f"max_qpu_seconds: expected at most {self.max_seconds:g} s of access in all, got {used.seconds:.4g} s "
-                f"used and an estimated {seconds:.4g} s more asked for."
+                "max_qpu_seconds",
+                f"expected at most {self.max_seconds:g} s of access in all, got {used.seconds:.4g} s "
+                f"used and an estimated {seconds:.4g} s more asked for.",
             )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from diabat.checks import ArgumentError, ArgumentTypeError
 from diabat.circuits.safe_files import create_file, replacing
 from diabat.samplers.dimod.layout import Packed
 from diabat.samplers.dimod.readout import Reads
@@ -48,8 +49,8 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(
-        f"parameters: expected numbers, text and lists with a cache_dir, got {type(value).__name__}."
+    raise ArgumentTypeError(
+        "parameters", f"expected numbers, text and lists with a cache_dir, got {type(value).__name__}."
     )
 
 
@@ -61,8 +62,10 @@ def check_plain(name: str, values: Mapping[str, Any]) -> None:
     """
     try:
         json.dumps(dict(values), sort_keys=True, default=_plain)
-    except (TypeError, ValueError) as error:  # an object, keys of several types, or a list that holds itself
-        raise TypeError(f"{name}: {str(error).removeprefix('parameters: ')}") from None
+    except ArgumentTypeError as error:
+        raise ArgumentTypeError(name, error.reason) from None
+    except (TypeError, ValueError) as error:  # keys of several types, or a list that holds itself
+        raise ArgumentTypeError(name, str(error)) from None
 
 
 class AnswerCache:
@@ -74,7 +77,7 @@ class AnswerCache:
 
     def __init__(self, folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
-            raise ValueError(f"cache_dir: expected a folder, got '{folder}', which is none.")
+            raise ArgumentError("cache_dir", f"expected a folder, got '{folder}', which is none.")
         self.folder = folder
 
     def holds(self, key: str) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from diabat.checks import ArgumentError
 from diabat.samplers.dimod.dwave_options import QPU
 from diabat.samplers.dimod.dwave_tiles import Tiling
 from diabat.samplers.dimod.layout import Packed
@@ -173,8 +174,8 @@ def chain_strength(couplings: FloatArray, qpu: QPU, strongest: float | None) -> 
     """
     if qpu.chain_strength is None:
         if strongest is None:
-            raise ValueError(
-                "qpu.chain_strength: expected a number for a device without a j_range, got None."
+            raise ArgumentError(
+                "qpu.chain_strength", "expected a number for a device without a j_range, got None."
             )
         return strongest
     if qpu.chain_strength != "uniform_torque":

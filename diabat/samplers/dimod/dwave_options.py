@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from diabat.checks import ArgumentError, ArgumentTypeError
 from diabat.circuits import Betas, predicted_beta, schedule
 from diabat.samplers.dimod.secrets import refuse_secrets
 
@@ -56,8 +57,9 @@ class QPU:
         _one_of("protocol", self.protocol, ("fast", "standard"))
         _one_of("fields", self.fields, ("ancilla", "gauge", "direct"))
         if self.fields == "direct" and self.protocol == "fast":
-            raise ValueError(
-                "qpu.fields: expected 'ancilla' or 'gauge' with a fast anneal, which needs h = 0, got 'direct'."
+            raise ArgumentError(
+                "qpu.fields",
+                "expected 'ancilla' or 'gauge' with a fast anneal, which needs h = 0, got 'direct'.",
             )
         _positive("annealing_time_ns", self.annealing_time_ns)
         _positive("flux_bias", self.flux_bias)
@@ -66,9 +68,9 @@ class QPU:
         for name, least in (("spins", 1), ("tiles", 1), ("embedding_seed", 0)):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise ValueError(f"qpu.{name}: expected an integer >= {least}, got {value!r}.")
+                raise ArgumentError(f"qpu.{name}", f"expected an integer >= {least}, got {value!r}.")
             if value is not None and value >= 2**32:  # of which seeds are made
-                raise ValueError(f"qpu.{name}: expected an integer below 2^32, got {value}.")
+                raise ArgumentError(f"qpu.{name}", f"expected an integer below 2^32, got {value}.")
         if self.schedule is not None:
             schedule(self.schedule, self.protocol)
 
@@ -85,8 +87,9 @@ class QPU:
             ValueError: Without a schedule.
         """
         if self.schedule is None:
-            raise ValueError(
-                "beta: 'predicted' needs the schedule of the solver, such as qpu.schedule='Advantage2_system1'."
+            raise ArgumentError(
+                "beta",
+                "'predicted' needs the schedule of the solver, such as qpu.schedule='Advantage2_system1'.",
             )
         return predicted_beta(schedule(self.schedule, self.protocol), self.annealing_time_ns)
 
@@ -105,23 +108,25 @@ def qpu_options(value: QPU | Mapping[str, Any]) -> QPU:
     if isinstance(value, QPU):
         return value
     if not isinstance(value, Mapping):
-        raise TypeError(f"qpu: expected options of diabat.samplers.dimod.QPU, got {type(value).__name__}.")
+        raise ArgumentTypeError(
+            "qpu", f"expected options of diabat.samplers.dimod.QPU, got {type(value).__name__}."
+        )
     refuse_secrets("qpu", value)
     known = [field.name for field in dataclasses.fields(QPU)]
     for name in value:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
             hint = f" Did you mean '{near[0]}'?" if near else f" It has {', '.join(known)}."
-            raise TypeError(f"qpu: expected known options, got '{name}'.{hint}")
+            raise ArgumentTypeError("qpu", f"expected known options, got '{name}'.{hint}")
     return QPU(**value)
 
 
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise ValueError(f"qpu.{name}: expected one of {', '.join(known)}, got {value!r}.")
+        raise ArgumentError(f"qpu.{name}", f"expected one of {', '.join(known)}, got {value!r}.")
 
 
 def _positive(name: str, value: Any) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not 0 < value < math.inf:
-        raise ValueError(f"qpu.{name}: expected a positive finite number, got {value!r}.")
+        raise ArgumentError(f"qpu.{name}", f"expected a positive finite number, got {value!r}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from diabat.checks import ArgumentError
 from diabat.samplers.base import UnsupportedError
 from diabat.samplers.dimod.dwave_layout import pack_tiles
 from diabat.samplers.dimod.dwave_options import QPU
@@ -27,12 +28,13 @@ class Placement:
 
     def __init__(self, qpu: QPU, sampler: DimodLike) -> None:
         if not callable(getattr(sampler, "to_networkx_graph", None)):
-            raise ValueError(
-                f"qpu: expected a structured sampler such as DWaveSampler, got {type(sampler).__name__}."
+            raise ArgumentError(
+                "qpu", f"expected a structured sampler such as DWaveSampler, got {type(sampler).__name__}."
             )
         if qpu.fields == "ancilla" and "flux_biases" not in accepted_parameters(sampler):
-            raise ValueError(
-                f"qpu.fields: 'ancilla' needs flux_biases, which {type(sampler).__name__} has not; use 'gauge'."
+            raise ArgumentError(
+                "qpu.fields",
+                f"'ancilla' needs flux_biases, which {type(sampler).__name__} has not; use 'gauge'.",
             )
         self.qpu, self.sampler = qpu, sampler
         properties = device_properties(sampler)

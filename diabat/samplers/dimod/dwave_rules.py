@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from diabat.checks import ArgumentError
+
 # What a fast anneal excludes: it runs forward from s = 0 to s = 1 at constant speed.
 _NOT_WITH_FAST = ("initial_state", "reinitialize_state", "h_gain_schedule")
 
@@ -24,14 +26,15 @@ def check_anneal(parameters: Mapping[str, Any], properties: Mapping[str, Any]) -
         ValueError: Names the keyword.
     """
     if parameters.get("auto_scale"):
-        raise ValueError(
-            "auto_scale: expected False, got True, which scales every problem to the full range and so gives it a "
-            "temperature of its own; scale='fit' does it with a factor that is reported."
+        raise ArgumentError(
+            "auto_scale",
+            "expected False, got True, which scales every problem to the full range and so gives it a "
+            "temperature of its own; scale='fit' does it with a factor that is reported.",
         )
     fast = bool(parameters.get("fast_anneal"))
     schedule, time = parameters.get("anneal_schedule"), parameters.get("annealing_time")
     if schedule is not None and time is not None:
-        raise ValueError("anneal_schedule: expected none beside annealing_time, got both.")
+        raise ArgumentError("anneal_schedule", "expected none beside annealing_time, got both.")
     if fast:
         _check_fast(parameters, schedule)
     of = "fast_anneal_time_range" if fast else "annealing_time_range"
@@ -39,20 +42,20 @@ def check_anneal(parameters: Mapping[str, Any], properties: Mapping[str, Any]) -
     if total is not None and of in properties:
         low, high = properties[of]
         if not low <= total <= high:
-            raise ValueError(
-                f"annealing_time: expected {low:g} to {high:g} microseconds ({of}), got {total:g}."
+            raise ArgumentError(
+                "annealing_time", f"expected {low:g} to {high:g} microseconds ({of}), got {total:g}."
             )
 
 
 def _check_fast(parameters: Mapping[str, Any], schedule: Any) -> None:
     for name in _NOT_WITH_FAST:
         if parameters.get(name) is not None:
-            raise ValueError(
-                f"{name}: expected none with fast_anneal, which runs forward at constant speed, got one."
+            raise ArgumentError(
+                name, "expected none with fast_anneal, which runs forward at constant speed, got one."
             )
     if schedule is not None and (len(schedule) != 2 or tuple(schedule[0]) != (0, 0) or schedule[1][1] != 1):
-        raise ValueError(
-            f"anneal_schedule: expected two points [[0, 0], [t, 1]] with fast_anneal, got {schedule!r}."
+        raise ArgumentError(
+            "anneal_schedule", f"expected two points [[0, 0], [t, 1]] with fast_anneal, got {schedule!r}."
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from diabat.checks import ArgumentError
 from diabat.samplers.dimod.programming import FloatArray, IntArray
 
 Chains = list[tuple[int, ...]]
@@ -66,9 +67,10 @@ def find_tiling(graph: Any, spins: int, *, most: int | None = None, seed: int = 
         if most is not None and len(found) == most:
             break
     if not found:
-        raise ValueError(
-            f"qpu.spins: expected problems that fit on the chip, got {spins} spins that all couple to each other "
-            "(ancilla or gauge included), for which no embedding was found."
+        raise ArgumentError(
+            "qpu.spins",
+            f"expected problems that fit on the chip, got {spins} spins that all couple to each other "
+            "(ancilla or gauge included), for which no embedding was found.",
         )
     return _tabulate(graph, found)
 

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
+from diabat.checks import ArgumentError
 from diabat.circuits.safe_files import naming, open_file
 from diabat.circuits.strict_json import parse_json
 
@@ -112,7 +113,8 @@ def _entry(line: bytes, path: Path) -> Spent:
             return Spent(reads, float(seconds))
     except (ValueError, TypeError, KeyError, OverflowError):
         pass
-    raise ValueError(
-        f"cache_dir: expected lines of reads and seconds in '{path}', got {line[:40]!r}; correct it, or "
-        "delete the file to count from zero."
+    raise ArgumentError(
+        "cache_dir",
+        f"expected lines of reads and seconds in '{path}', got {line[:40]!r}; correct it, or "
+        "delete the file to count from zero.",
     )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from diabat.checks import ArgumentError, check_count
 from diabat.samplers.dimod.dwave_options import QPU
 from diabat.samplers.dimod.target import DimodLike, accepted_parameters
 
@@ -14,15 +15,14 @@ Scale = float | Literal["fit"]
 
 def count_or_none(name: str, value: int | None, least: int = 1) -> int | None:
     """Raise ValueError unless the value is None or an integer of at least ``least``."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-        raise ValueError(f"{name}: expected an integer >= {least}, got {value!r}.")
+    check_count(name, value, least=least, optional=True)
     return value
 
 
 def seconds_or_none(name: str, value: float | None) -> float | None:
     """Raise ValueError unless the value is None or a finite number >= 0."""
     if value is not None and not (_number(value) and 0 <= value < math.inf):
-        raise ValueError(f"{name}: expected a number of seconds >= 0, got {value!r}.")
+        raise ArgumentError(name, f"expected a number of seconds >= 0, got {value!r}.")
     return value
 
 
@@ -37,7 +37,7 @@ def check_scale(scale: Scale | None) -> Scale:
     if isinstance(scale, str) and scale == "fit":
         return "fit"
     if not _number(scale) or not 0 < float(scale) < math.inf:
-        raise ValueError(f"scale: expected a positive number or 'fit', got {scale!r}.")
+        raise ArgumentError("scale", f"expected a positive number or 'fit', got {scale!r}.")
     return float(scale)
 
 
@@ -46,12 +46,14 @@ def check_law(law: str | None, scale: Scale, estimated: bool) -> None:
     if law is None:
         return
     if law != "boltzmann":
-        raise ValueError(f"law: expected 'boltzmann' or None (the sampler's own), got {law!r}.")
+        raise ArgumentError("law", f"expected 'boltzmann' or None (the sampler's own), got {law!r}.")
     if scale != 1.0:
-        raise ValueError(f"law: 'boltzmann' promises beta = 1, expected no scale beside it, got {scale!r}.")
+        raise ArgumentError(
+            "law", f"'boltzmann' promises beta = 1, expected no scale beside it, got {scale!r}."
+        )
     if estimated:
-        raise ValueError(
-            "law: expected None with beta='estimate', which fits a temperature to any law, got 'boltzmann'."
+        raise ArgumentError(
+            "law", "expected None with beta='estimate', which fits a temperature to any law, got 'boltzmann'."
         )
 
 
@@ -64,12 +66,14 @@ def call_keywords(target: DimodLike, parameters: Mapping[str, Any], qpu: QPU | N
     own = {} if qpu is None else qpu.parameters
     for name in (*own, *(("flux_biases", "anneal_schedule") if qpu else ())):
         if name in parameters:
-            raise ValueError(f"parameters: expected no '{name}' beside qpu, which sets it.")
+            raise ArgumentError("parameters", f"expected no '{name}' beside qpu, which sets it.")
     known = accepted_parameters(target)
     if qpu is not None:
         for name in own:
             if name not in known:
-                raise ValueError(f"qpu: expected a sampler that accepts {name}, got {type(target).__name__}.")
+                raise ArgumentError(
+                    "qpu", f"expected a sampler that accepts {name}, got {type(target).__name__}."
+                )
     # auto_scale is True by default on hardware; raw answers keep the order of the reads.
     defaults = {"auto_scale": False, "answer_mode": "raw"}
     return {k: v for k, v in defaults.items() if k in known} | own | dict(parameters)

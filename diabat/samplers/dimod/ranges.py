@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from diabat.checks import ArgumentError
 from diabat.samplers.dimod.layout import Packed
 from diabat.samplers.dimod.programming import FloatArray
 
@@ -75,13 +76,13 @@ class Ranges:
             ValueError: Without ranges.
         """
         if not self.stated:
-            raise ValueError(
-                "scale: 'fit' needs a sampler that states h_range or j_range, got one that does not."
+            raise ArgumentError(
+                "scale", "'fit' needs a sampler that states h_range or j_range, got one that does not."
             )
         factor = min((self.largest_factor(one) for one in packed), default=math.inf)
         if factor <= 0:
-            raise ValueError(
-                "scale: expected room for the problems beside their chains, got none; weaken the chains."
+            raise ArgumentError(
+                "scale", "expected room for the problems beside their chains, got none; weaken the chains."
             )
         return factor if math.isfinite(factor) else 1.0
 
@@ -120,9 +121,10 @@ def _require(
         (values.max(), values.max() > allowed[1] + _ROUNDING),
     ):
         if outside:
-            raise ValueError(
-                f"{name}: expected programmed values within {of} [{allowed[0]:g}, {allowed[1]:g}], "
-                f"got {what} value {worst:.4g}; {FIX}."
+            raise ArgumentError(
+                name,
+                f"expected programmed values within {of} [{allowed[0]:g}, {allowed[1]:g}], "
+                f"got {what} value {worst:.4g}; {FIX}.",
             )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diabat.checks import ArgumentError
 from diabat.samplers.dimod.layout import Packed
 from diabat.samplers.dimod.programming import FloatArray
 
@@ -54,12 +55,12 @@ def expand(sampleset: Any, labels: list[int], random: np.random.Generator, asked
     record = sampleset.record
     energies, counts = np.asarray(record.energy), np.asarray(record.num_occurrences)
     if not np.isfinite(energies).all():
-        raise ValueError("answer: expected finite energies, got NaN or infinity.")
+        raise ArgumentError("answer", "expected finite energies, got NaN or infinity.")
     if not np.issubdtype(counts.dtype, np.integer) or (counts < 0).any():
-        raise ValueError("answer: expected num_occurrences as counts, got other numbers.")
+        raise ArgumentError("answer", "expected num_occurrences as counts, got other numbers.")
     total = counts.sum(dtype=np.float64)  # counts can be such that their sum is no int64
     if asked is not None and total > most_reads(asked):
-        raise ValueError(f"answer: expected about {asked} reads as asked for, got {total:.10g}.")
+        raise ArgumentError("answer", f"expected about {asked} reads as asked for, got {total:.10g}.")
     values = _columns(sampleset, labels)
     rows = np.repeat(np.arange(len(values)), counts)
     if (counts != 1).any():
@@ -85,11 +86,11 @@ def _columns(sampleset: Any, labels: list[int]) -> Spins:
     place = {label: column for column, label in enumerate(variables)}
     missing = [label for label in labels if label not in place]
     if missing:
-        raise ValueError(f"answer: expected a value for every variable, got none for {missing[0]!r}.")
+        raise ArgumentError("answer", f"expected a value for every variable, got none for {missing[0]!r}.")
     values = np.asarray(sampleset.record.sample)[:, [place[label] for label in labels]]
     low = {"SPIN": -1, "BINARY": 0}.get(sampleset.vartype.name)
     if low is None or not np.isin(values, (low, 1)).all():
-        raise ValueError(f"answer: expected spins or bits, got values of type {sampleset.vartype.name}.")
+        raise ArgumentError("answer", f"expected spins or bits, got values of type {sampleset.vartype.name}.")
     return (values if low else 2 * values - 1).astype(np.int8)
 
 

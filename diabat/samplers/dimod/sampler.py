@@ -10,10 +10,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from diabat.checks import ArgumentError, check_count
 from diabat.circuits import Betas
 from diabat.ising import Ising
 from diabat.samplers.answers import Samples
-from diabat.samplers.base import Capabilities, Sampler, check_num_reads, require_room
+from diabat.samplers.base import Capabilities, Sampler, require_room
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.dimod.budget import Budget, access_time
 from diabat.samplers.dimod.cache import AnswerCache, check_plain
@@ -123,20 +124,22 @@ class DimodSampler(Sampler):
         if sampler is None:
             _refuse_beside_default(options=options, parameters=parameters, beta=beta, qpu=qpu)
             sampler, parameters, beta, law = DEFAULT_SAMPLER, _DEFAULT_PARAMETERS, 1.0, "boltzmann"
-        check_num_reads(num_reads)
+        check_count("num_reads", num_reads)
         self.num_reads, self.together = num_reads, count_or_none("together", together) or 1
         self._reads_per_call = count_or_none("reads_per_call", reads_per_call)
         self.qpu = None if qpu is None else qpu_options(qpu)
         if self.qpu is not None and self.together != 1:
-            raise ValueError(f"together: expected 1 beside qpu, which tiles the chip, got {together}.")
+            raise ArgumentError("together", f"expected 1 beside qpu, which tiles the chip, got {together}.")
         self._beta = check_beta(beta)
         self._scale: Scale = check_scale(scale)
         check_law(law, self._scale, self._beta == "estimate")
         self._law: Literal["boltzmann", "diabatic"] = law or "diabatic"
         if self._beta == "predicted" and self.qpu is None:
-            raise ValueError("beta: 'predicted' needs qpu.schedule, the schedule of the solver, got no qpu.")
+            raise ArgumentError(
+                "beta", "'predicted' needs qpu.schedule, the schedule of the solver, got no qpu."
+            )
         if cache_dir is not None and not isinstance(cache_dir, str | Path):
-            raise ValueError(f"cache_dir: expected a path or None, got {cache_dir!r}.")
+            raise ArgumentError("cache_dir", f"expected a path or None, got {cache_dir!r}.")
         self._cache = None if cache_dir is None else AnswerCache(Path(cache_dir))
         self.budget = Budget(
             count_or_none("max_reads", max_reads, 0),
@@ -187,7 +190,7 @@ class DimodSampler(Sampler):
             num_reads: Reads per problem.
             seed: That of the call, by which answers in the cache are found.
         """
-        check_num_reads(num_reads)
+        check_count("num_reads", num_reads)
         self._require(ising)
         require_room(ising, num_reads)
         estimated = self._beta != "estimate" or "_estimated" in self.__dict__
@@ -252,14 +255,16 @@ class DimodSampler(Sampler):
         for one in packed:
             ranges.check(one, factor)
             if self._beta == "predicted" and (longest := int(one.lengths.max())) > 1:
-                raise ValueError(
-                    "beta: 'predicted' holds for spins of one qubit each, got chains of up to "
-                    f"{longest}, which anneal more slowly; use 'estimate', or declare what you measured."
+                raise ArgumentError(
+                    "beta",
+                    "'predicted' holds for spins of one qubit each, got chains of up to "
+                    f"{longest}, which anneal more slowly; use 'estimate', or declare what you measured.",
                 )
             if submitter.parameters.get("fast_anneal") and one.fields.any():
-                raise ValueError(
-                    "fields: expected 0 with fast_anneal, which has no h, got others; give qpu={'fields': 'ancilla'} "
-                    "or 'gauge'."
+                raise ArgumentError(
+                    "fields",
+                    "expected 0 with fast_anneal, which has no h, got others; give qpu={'fields': 'ancilla'} "
+                    "or 'gauge'.",
                 )
         limits = (self._reads_per_call, longest_run(submitter.parameters, properties))
         most = min((limit for limit in limits if limit is not None), default=None)
@@ -287,9 +292,10 @@ class DimodSampler(Sampler):
         check_anneal(keywords, device_properties(target))
         access = access_time(target)
         if self.budget.max_seconds is not None and access is None:
-            raise ValueError(
-                "max_qpu_seconds: expected a sampler that states its timing (problem_timing_data), got "
-                f"{type(target).__name__}, which does not."
+            raise ArgumentError(
+                "max_qpu_seconds",
+                "expected a sampler that states its timing (problem_timing_data), got "
+                f"{type(target).__name__}, which does not.",
             )
         return Submitter(
             target,
@@ -339,4 +345,4 @@ class DimodSampler(Sampler):
 def _refuse_beside_default(**given: Any) -> None:
     for name, value in given.items():
         if value is not None:
-            raise ValueError(f"sampler: expected a dimod sampler or its name beside {name}, got None.")
+            raise ArgumentError("sampler", f"expected a dimod sampler or its name beside {name}, got None.")

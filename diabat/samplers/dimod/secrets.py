@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from diabat.checks import ArgumentError
 from diabat.circuits.scrubbing import SECRET_NAME, scrubbed, without_secrets
 
 # As D-Wave and others write them.
@@ -30,15 +31,15 @@ def refuse_secrets(name: str, options: Any, key: str | None = None) -> None:
         for inner, value in options.items():
             # A key may be the secret itself, in a mapping by address.
             if _holds_secret(str(inner)):
-                raise ValueError(_refusal(name, "such key"))
+                raise _refusal(name, "such key")
             if SECRET_NAME.search(str(inner)):
-                raise ValueError(_refusal(name, f"'{inner}'"))
+                raise _refusal(name, f"'{inner}'")
             refuse_secrets(name, value, str(inner))
     elif isinstance(options, (list, tuple, set, frozenset)):
         for value in options:
             refuse_secrets(name, value, key)
     elif isinstance(options, str) and _holds_secret(options):
-        raise ValueError(_refusal(name, "token or password" + (f" in '{key}'" if key else "")))
+        raise _refusal(name, "token or password" + (f" in '{key}'" if key else ""))
 
 
 def _holds_secret(text: str) -> bool:
@@ -46,10 +47,11 @@ def _holds_secret(text: str) -> bool:
     return bool((own and own in text) or _TOKEN.fullmatch(text.strip()) or without_secrets(text) != text)
 
 
-def _refusal(name: str, what: str) -> str:
-    return (
-        f"{name}: expected no {what} here, where it would be stored with the run; put it into the Ocean "
-        f"configuration ('dwave config create') or the variable {_VARIABLE}."
+def _refusal(name: str, what: str) -> ArgumentError:
+    return ArgumentError(
+        name,
+        f"expected no {what} here, where it would be stored with the run; put it into the Ocean "
+        f"configuration ('dwave config create') or the variable {_VARIABLE}.",
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from diabat.checks import ArgumentError
 from diabat.samplers.dimod.budget import AccessTime, Budget, BudgetError, Held
 from diabat.samplers.dimod.cache import AnswerCache, submission_key
 from diabat.samplers.dimod.layout import Packed
@@ -54,8 +55,8 @@ def split_reads(
     """
     size = reads if most is None else min(reads, most)
     if (count := len(packed) * -(-reads // size)) > _MOST_SUBMISSIONS:
-        raise ValueError(
-            f"num_reads: expected at most {_MOST_SUBMISSIONS} submissions of {size} reads, got {count}."
+        raise ArgumentError(
+            "num_reads", f"expected at most {_MOST_SUBMISSIONS} submissions of {size} reads, got {count}."
         )
     return [
         Work(one, factor, min(size, reads - start), seed, part)
@@ -126,8 +127,9 @@ class Submitter:
         told = told_time(given)
         if told is None and self.budget.max_seconds is not None:
             raise BudgetError(
-                "max_qpu_seconds: expected a sampler that estimates its access time as a number of microseconds, got "
-                f"{given!r:.200} from {type(self.sampler).__name__}."
+                "max_qpu_seconds",
+                "expected a sampler that estimates its access time as a number of microseconds, got "
+                f"{given!r:.200} from {type(self.sampler).__name__}.",
             )
         return None if told is None else told / 1e6
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from diabat.checks import ArgumentError, ArgumentTypeError
 from diabat.samplers.dimod.secrets import refuse_secrets, safe_message
 
 
@@ -37,35 +38,38 @@ def resolve(sampler: str | DimodLike, options: Mapping[str, Any] | None) -> Dimo
         refuse_secrets("options", options or {})
         sampler = _build(sampler, dict(options or {}))
     elif options is not None:
-        raise ValueError(
-            f"options: expected None with a sampler that is built already, got {sorted(options)}."
+        raise ArgumentError(
+            "options", f"expected None with a sampler that is built already, got {sorted(options)}."
         )
     if isinstance(sampler, type) or not isinstance(sampler, DimodLike):
         kind = f"the class {sampler.__name__}" if isinstance(sampler, type) else type(sampler).__name__
-        raise TypeError(f"sampler: expected a dimod sampler or its name 'module:name', got {kind}.")
+        raise ArgumentTypeError("sampler", f"expected a dimod sampler or its name 'module:name', got {kind}.")
     return sampler
 
 
 def _build(name: str, options: dict[str, Any]) -> Any:
     module, _, attribute = name.partition(":")
     if not attribute.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
-        raise ValueError(
-            "sampler: expected a dimod sampler or its name 'module:name', such as "
-            f"'dwave.samplers:SimulatedAnnealingSampler', got {name!r}."
+        raise ArgumentError(
+            "sampler",
+            "expected a dimod sampler or its name 'module:name', such as "
+            f"'dwave.samplers:SimulatedAnnealingSampler', got {name!r}.",
         )
     try:
         found = getattr(importlib.import_module(module), attribute)
     except ImportError as error:
         raise ValueError(missing_package(error, f"sampler: '{name}'")) from None
     except AttributeError:
-        raise ValueError(f"sampler: expected a name in the module {module}, got '{attribute}'.") from None
+        raise ArgumentError(
+            "sampler", f"expected a name in the module {module}, got '{attribute}'."
+        ) from None
     except Exception as error:  # whatever a module does when it is imported
-        raise ValueError(f"sampler: '{name}' cannot be imported: {safe_message(error)}") from None
+        raise ArgumentError("sampler", f"'{name}' cannot be imported: {safe_message(error)}") from None
     _require_sampler_class(name, found)
     try:
         return found(**options)
     except Exception as error:  # whatever a client does on construction, its message may hold a token
-        raise ValueError(f"sampler: '{name}' cannot be built: {safe_message(error)}") from None
+        raise ArgumentError("sampler", f"'{name}' cannot be built: {safe_message(error)}") from None
 
 
 def _require_sampler_class(name: str, found: Any) -> None:
@@ -74,7 +78,9 @@ def _require_sampler_class(name: str, found: Any) -> None:
 
     if not (isinstance(found, type) and issubclass(found, dimod.Sampler)):
         kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
-        raise TypeError(f"sampler: expected the name of a class of dimod samplers, got '{name}', {kind}.")
+        raise ArgumentTypeError(
+            "sampler", f"expected the name of a class of dimod samplers, got '{name}', {kind}."
+        )
 
 
 def missing_package(error: ImportError, what: str) -> str:
@@ -118,16 +124,18 @@ def check_parameters(sampler: DimodLike, parameters: Mapping[str, Any]) -> None:
     known = accepted_parameters(sampler)
     for name in parameters:
         if name in ("num_reads", "seed"):
-            raise ValueError(f"parameters: expected no '{name}', which is given to sample().")
+            raise ArgumentError("parameters", f"expected no '{name}', which is given to sample().")
         if name == "max_answers":
-            raise ValueError("parameters: expected no 'max_answers', which would cut the reads.")
+            raise ArgumentError("parameters", "expected no 'max_answers', which would cut the reads.")
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean '{near[0]}'?" if near else f" It accepts {', '.join(sorted(known))}."
-            raise TypeError(f"parameters: {type(sampler).__name__} has no parameter '{name}'.{hint}")
+            raise ArgumentTypeError(
+                "parameters", f"{type(sampler).__name__} has no parameter '{name}'.{hint}"
+            )
     if "num_reads" not in known:
-        raise ValueError(
-            f"sampler: expected one that accepts num_reads, got {type(sampler).__name__}, which does not."
+        raise ArgumentError(
+            "sampler", f"expected one that accepts num_reads, got {type(sampler).__name__}, which does not."
         )
 
 

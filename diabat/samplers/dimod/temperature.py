@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from diabat.checks import ArgumentError
 from diabat.circuits import Betas
 from diabat.ising import Ising
 from diabat.samplers.answers import Samples
@@ -41,10 +42,11 @@ def check_beta(beta: Beta | None) -> Mode | Betas:
         ValueError: If there is neither.
     """
     if beta is None:
-        raise ValueError(
-            "beta: expected the inverse temperature at which the sampler answers programmed values (a number, or two "
+        raise ArgumentError(
+            "beta",
+            "expected the inverse temperature at which the sampler answers programmed values (a number, or two "
             "for fields and couplings), 'estimate', or 'predicted' with qpu.schedule, got None; an annealer's own "
-            "temperature is not that of your problem."
+            "temperature is not that of your problem.",
         )
     if isinstance(beta, str):
         if beta in ("estimate", "predicted"):
@@ -53,8 +55,8 @@ def check_beta(beta: Beta | None) -> Mode | Betas:
         values = tuple(beta) if isinstance(beta, (tuple, list)) else (beta, beta)
         if len(values) == 2 and all(_positive(value) for value in values):
             return Betas(float(values[0]), float(values[1]))
-    raise ValueError(
-        f"beta: expected a positive number, two of them, 'estimate' or 'predicted', got {beta!r}."
+    raise ArgumentError(
+        "beta", f"expected a positive number, two of them, 'estimate' or 'predicted', got {beta!r}."
     )
 
 
@@ -69,14 +71,15 @@ def check_held(sampler: Any, parameters: Mapping[str, Any], beta: Mode | Betas) 
         return
     given = next((parameters[name] for name in offered if parameters.get(name) is not None), None)
     if given is None:
-        raise ValueError(
-            f"parameters: expected {' or '.join(offered)}, since {type(sampler).__name__} may take a temperature of "
-            f"its own choice otherwise, got none; {_STAYS[offered[0]]} stays at 1."
+        raise ArgumentError(
+            "parameters",
+            f"expected {' or '.join(offered)}, since {type(sampler).__name__} may take a temperature of "
+            f"its own choice otherwise, got none; {_STAYS[offered[0]]} stays at 1.",
         )
     last = float(np.asarray(given, dtype=np.float64).reshape(-1)[-1])
     if any(not math.isclose(last, one, rel_tol=1e-9) for one in beta):
-        raise ValueError(
-            f"beta: expected the last inverse temperature of the schedule, {last:g}, got {tuple(beta)}."
+        raise ArgumentError(
+            "beta", f"expected the last inverse temperature of the schedule, {last:g}, got {tuple(beta)}."
         )
 
 
@@ -105,9 +108,10 @@ def estimate(draw: Callable[[Ising, Betas], Samples], spins: int = 6) -> tuple[B
         samples = draw(problems, betas)
         fit = fit_betas(problems, samples.spins, samples.weights)
         if fit.field is None or fit.coupling is None or fit.field <= 0 or fit.coupling <= 0:
-            raise ValueError(
-                "beta: expected answers that some positive temperature explains, got a fit of "
-                f"({fit.field}, {fit.coupling}); declare beta, or look at the sampler's parameters."
+            raise ArgumentError(
+                "beta",
+                "expected answers that some positive temperature explains, got a fit of "
+                f"({fit.field}, {fit.coupling}); declare beta, or look at the sampler's parameters.",
             )
         betas = Betas(betas.beta_h * fit.field, betas.beta_J * fit.coupling)
     return betas, fit

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diabat.checks import ArgumentError
 from diabat.ising import Ising
 from diabat.samplers.base import Sampler
 from diabat.samplers.facts import plain
@@ -123,9 +124,10 @@ def pack(sampler: Sampler) -> bytes:
     try:
         return pickle.dumps(sampler)
     except Exception as error:  # pickling fails with as many types as there are things that refuse it
-        raise ValueError(
-            f"sampler: expected a backend that can be sent to another process, got '{sampler.name}' "
-            f"({' '.join(str(error).split())})."
+        raise ArgumentError(
+            "sampler",
+            f"expected a backend that can be sent to another process, got '{sampler.name}' "
+            f"({' '.join(str(error).split())}).",
         ) from error
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from torch import Tensor
 
+from diabat.checks import ArgumentError, check_count
 from diabat.ising import Ising
 from diabat.samplers.answers import AdjointGradient, Moments, Samples
 from diabat.samplers.base import Capabilities, Sampler
@@ -69,17 +70,17 @@ class DistributedSampler(Sampler):
         read_chunk: int | None = None,
         executor: str | Executor | None = None,
     ) -> None:
-        _check_size("chunk", chunk)
-        if read_chunk is not None:
-            _check_size("read_chunk", read_chunk)
+        check_count("chunk", chunk)
+        check_count("read_chunk", read_chunk, optional=True)
         self.workers = Workers(executor, workers)
         self.base, self.chunk, self.read_chunk = build_base(sampler, options), chunk, read_chunk
         self.num_reads = self.base.num_reads
         refuse_memory(self.base)
         if self.base.parameters:
-            raise ValueError(
-                "sampler: expected a base without learnable parameters, which other processes do not see, "
-                f"got '{self.base.name}' with {len(self.base.parameters)}."
+            raise ArgumentError(
+                "sampler",
+                "expected a base without learnable parameters, which other processes do not see, "
+                f"got '{self.base.name}' with {len(self.base.parameters)}.",
             )
         self._packed: bytes | None = None
 
@@ -200,8 +201,3 @@ def _parts(plan: list[_Part], answers: list[Answer], name: str, *, reads: bool =
         ((part.reads,) if reads else (), part.box, answer.arrays[name])
         for part, answer in zip(plan, answers, strict=True)
     ]
-
-
-def _check_size(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name}: expected an integer >= 1, got {value!r}.")

@@ -10,6 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future
 from types import TracebackType
 from typing import Any, Self
 
+from diabat.checks import ArgumentError, ArgumentTypeError, check_count
 from diabat.circuits.scrubbing import without_secrets
 from diabat.samplers.distributed.processes import InProcess, WorkerPool, available_cpus
 
@@ -37,13 +38,12 @@ class Workers:
     """
 
     def __init__(self, executor: str | Executor | None = None, workers: int | None = None) -> None:
-        if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
-            raise ValueError(f"workers: expected an integer >= 0 or None, got {workers!r}.")
+        check_count("workers", workers, least=0, optional=True)
         if executor is not None:
             _check_executor(executor)
             if workers is not None:
-                raise ValueError(
-                    f"workers: expected None beside an executor, which has its own, got {workers}."
+                raise ArgumentError(
+                    "workers", f"expected None beside an executor, which has its own, got {workers}."
                 )
         self.executor, self.workers = executor, workers
         self._forget()
@@ -222,15 +222,16 @@ def _check_executor(executor: Any) -> None:
     if isinstance(executor, Executor):
         return
     if not isinstance(executor, str):
-        raise TypeError(
-            f"executor: expected an Executor, 'dask' or a scheduler address, got {type(executor).__name__}."
+        raise ArgumentTypeError(
+            "executor", f"expected an Executor, 'dask' or a scheduler address, got {type(executor).__name__}."
         )
     shown = repr(without_secrets(executor))
     if executor != "dask" and not executor.startswith(_ADDRESSES):
-        raise ValueError(
-            f"executor: expected 'dask' or a scheduler address such as tcp://host:8786, got {shown}."
+        raise ArgumentError(
+            "executor", f"expected 'dask' or a scheduler address such as tcp://host:8786, got {shown}."
         )
     if importlib.util.find_spec("distributed") is None:
-        raise ValueError(
-            f"executor: expected the package distributed for {shown}, got none; pip install 'diabat[cluster]'."
+        raise ArgumentError(
+            "executor",
+            f"expected the package distributed for {shown}, got none; pip install 'diabat[cluster]'.",
         )

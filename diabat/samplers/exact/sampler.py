@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diabat.checks import check_positive
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
-from diabat.samplers.checks import check_positive
 from diabat.samplers.exact.half_energies import HalfEnergies, own_weights, split_energies
 from diabat.samplers.exact.half_split import ExactProbabilities, half_products
 from diabat.samplers.exact.states import draw_states, pair_correlations, state_probabilities
@@ -78,11 +78,11 @@ class ExactSampler(Sampler):
         """
         if ising.num_spins > 20:
             raise UnsupportedError(
-                f"fields: state probabilities need at most 20 spins, got {ising.num_spins}."
+                "fields", f"state probabilities need at most 20 spins, got {ising.num_spins}."
             )
         if ising.visible is not None and not bool(ising.visible.all()):
             raise UnsupportedError(
-                "visible: state probabilities need every spin visible, got invisible spins."
+                "visible", "state probabilities need every spin visible, got invisible spins."
             )
         # One row more: where the padding of a tier goes.
         out = ising.fields.new_empty(ising.num_problems + 1, 2**ising.num_spins)
@@ -167,9 +167,10 @@ class ExactSampler(Sampler):
         seconds = count * 2.0**m / _STATES_PER_SECOND
         if seconds > self.max_seconds:
             raise UnsupportedError(
-                f"fields: sampler 'exact' expects problems that take at most max_seconds = {self.max_seconds:g}, got "
+                "fields",
+                f"sampler 'exact' expects problems that take at most max_seconds = {self.max_seconds:g}, got "
                 f"{count} of {m} visible spins whose fields and couplings are so strong that they share no weights, "
-                f"which need about {_duration(seconds)}; use a sampling backend or raise max_seconds."
+                f"which need about {_duration(seconds)}; use a sampling backend or raise max_seconds.",
             )
         step = max(1, self._budget_bytes // (2 ** ((m + 1) // 2) * _BYTES_PER_HALF_STATE))
         which, query = lost.nonzero(as_tuple=True)
@@ -217,9 +218,10 @@ class ExactSampler(Sampler):
             spins = max(spins, m)
         if seconds > self.max_seconds:
             raise UnsupportedError(
-                f"fields: sampler 'exact' expects problems that take at most max_seconds = {self.max_seconds:g}, got "
+                "fields",
+                f"sampler 'exact' expects problems that take at most max_seconds = {self.max_seconds:g}, got "
                 f"{spins} visible spins in {ising.num_problems} problems, which need about {_duration(seconds)} and "
-                f"{memory / 2**20:.0f} MB; use a sampling backend or raise max_seconds."
+                f"{memory / 2**20:.0f} MB; use a sampling backend or raise max_seconds.",
             )
 
 
@@ -239,8 +241,9 @@ def _lost(total: Tensor) -> Tensor:
 def _require_finite(found: Tensor, group: Group) -> None:
     if not bool(found.isfinite().all()):
         raise UnsupportedError(
-            "fields: expected exponents that float64 can hold, got a sum of fields and couplings beyond it, "
-            f"max |h| = {float(group.fields.detach().abs().max()):.3g}."
+            "fields",
+            "expected exponents that float64 can hold, got a sum of fields and couplings beyond it, "
+            f"max |h| = {float(group.fields.detach().abs().max()):.3g}.",
         )
 
 

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diabat.checks import ArgumentError
 from diabat.circuits.memory import require_memory
 from diabat.ising import Ising
 from diabat.samplers.grouping import Group, Tier, common_lead, grouped, scatter_problems
@@ -41,13 +42,13 @@ class Kept:
         Raises:
             ValueError: If they are no int8 ±1 of shape [C, R, *batch, n].
         """
-        expected = f"chains: expected int8 spins of -1 and +1, [num_chains, {replicas}, *batch, n]"
+        expected = f"expected int8 spins of -1 and +1, [num_chains, {replicas}, *batch, n]"
         if not isinstance(spins, Tensor):
-            raise ValueError(f"{expected}, got {type(spins).__name__}.")
+            raise ArgumentError("chains", f"{expected}, got {type(spins).__name__}.")
         if spins.dtype != torch.int8 or spins.ndim < 3 or spins.shape[1] != replicas:
-            raise ValueError(f"{expected}, got {spins.dtype} of shape {list(spins.shape)}.")
+            raise ArgumentError("chains", f"{expected}, got {spins.dtype} of shape {list(spins.shape)}.")
         if not bool((spins.abs() == 1).all()):
-            raise ValueError(f"{expected}, got other values among them.")
+            raise ArgumentError("chains", f"{expected}, got other values among them.")
         return cls(spins.detach().cpu().clone(), None, None)
 
     @classmethod
@@ -59,17 +60,21 @@ class Kept:
                 or the ladder does not rise.
         """
         if "chains" not in tensors:
-            raise ValueError(f"state: expected the chains of a persistent sampler, got {', '.join(tensors)}.")
+            raise ArgumentError(
+                "state", f"expected the chains of a persistent sampler, got {', '.join(tensors)}."
+            )
         spins = cls.checked(tensors["chains"], replicas).spins
         couplings = int(tensors["couplings"]) if "couplings" in tensors else None
         ladder = tensors["ladder"].numpy().copy() if "ladder" in tensors else None
         shape = (math.prod(spins.shape[2:-1]), replicas)
         if ladder is not None and ladder.shape != shape:
-            raise ValueError(f"state: expected a ladder of shape {list(shape)}, got {list(ladder.shape)}.")
+            raise ArgumentError(
+                "state", f"expected a ladder of shape {list(shape)}, got {list(ladder.shape)}."
+            )
         if ladder is not None and not (
             ladder.dtype == np.float64 and np.isfinite(ladder).all() and (np.diff(ladder) >= 0).all()
         ):
-            raise ValueError("state: expected a ladder of ascending float64, got other values.")
+            raise ArgumentError("state", "expected a ladder of ascending float64, got other values.")
         return cls(spins, couplings, ladder)
 
     def tensors(self) -> dict[str, Tensor]:

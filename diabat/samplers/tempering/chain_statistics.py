@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diabat.checks import ArgumentError
+
 Array = NDArray[Any]
 
 
@@ -84,5 +86,5 @@ def rhat(means: Array, variances: Array, steps: int) -> Array:
 def _series(series: Array) -> Array:
     x = np.asarray(series, dtype=np.float64)
     if x.ndim < 2 or x.shape[0] < 4:
-        raise ValueError(f"series: expected [T, C, ...] with T >= 4 steps, got shape {list(x.shape)}.")
+        raise ArgumentError("series", f"expected [T, C, ...] with T >= 4 steps, got shape {list(x.shape)}.")
     return x

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diabat.checks import ArgumentError, check_choice, check_count, check_flag
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Samples
-from diabat.samplers.base import Capabilities, Sampler, UnsupportedError, check_num_reads
-from diabat.samplers.checks import check_choice, check_flag
+from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.tempering.averages import averages, burn_in
 from diabat.samplers.tempering.batch import Batch, Kept, Part
@@ -102,12 +102,12 @@ class TemperingSampler(Sampler):
             "threads": threads,
         }
         for name, value in counts.items():
-            _check_count(name, value, optional=name in ("thin", "threads"))
+            check_count(name, value, most=_MOST, optional=name in ("thin", "threads"))
         check_choice("method", method, get_args(Method))
         check_choice("order", order, get_args(Order))
         check_flag("persistent", persistent)
         check_flag("store_chain", store_chain)
-        check_num_reads(num_reads)
+        check_count("num_reads", num_reads)
         self.ladder = _check_ladder(num_replicas, betas)
         self.tuned = betas is None
         self.burn_in, self.sweeps, self.num_chains, self.thin = burn_in, sweeps, num_chains, thin
@@ -181,7 +181,9 @@ class TemperingSampler(Sampler):
     @chains.setter
     def chains(self, spins: Tensor) -> None:
         if not self.persistent:
-            raise ValueError("chains: expected a sampler with persistent=True, got one that keeps no chains.")
+            raise ArgumentError(
+                "chains", "expected a sampler with persistent=True, got one that keeps no chains."
+            )
         self._kept = Kept.checked(spins, self.num_replicas)
 
     def reset(self) -> None:
@@ -207,7 +209,9 @@ class TemperingSampler(Sampler):
             ValueError: If there are chains for a sampler that keeps none, or they are not such a sampler's.
         """
         if state and not self.persistent:
-            raise ValueError("state: expected none for a sampler that keeps no chains (persistent=False).")
+            raise ArgumentError(
+                "state", "expected none for a sampler that keeps no chains (persistent=False)."
+            )
         self._kept = Kept.from_tensors(state, self.num_replicas) if state else None
 
     def _require(self, ising: Ising) -> None:
@@ -216,8 +220,9 @@ class TemperingSampler(Sampler):
             # Fields beyond float32 are cut, which decides a spin just as surely as long as nothing else is as large.
             if value is not None and (largest := float(value.detach().abs().max())) > _LARGEST_COUPLING:
                 raise UnsupportedError(
-                    f"{name}: sampler 'tempering' computes in float32, expected values up to "
-                    f"{_LARGEST_COUPLING:g}, got {largest:.3g}."
+                    name,
+                    f"sampler 'tempering' computes in float32, expected values up to "
+                    f"{_LARGEST_COUPLING:g}, got {largest:.3g}.",
                 )
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
@@ -281,31 +286,25 @@ class TemperingSampler(Sampler):
         }
 
 
-def _check_count(name: str, value: Any, *, optional: bool) -> None:
-    if optional and value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name}: expected an integer >= 1{' or None' * optional}, got {value!r}.")
-    if value is not None and value > _MOST:
-        raise ValueError(f"{name}: expected at most {_MOST}, got {value}.")
-
-
 def _check_ladder(num_replicas: Any, betas: Any) -> Array:
     """The ladder to begin with."""
     if betas is None:
         count = _DEFAULT_REPLICAS if num_replicas is None else num_replicas
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST_REPLICAS:
-            raise ValueError(
-                f"num_replicas: expected an integer between 1 and {_MOST_REPLICAS}, got {num_replicas!r}."
+            raise ArgumentError(
+                "num_replicas", f"expected an integer between 1 and {_MOST_REPLICAS}, got {num_replicas!r}."
             )
         return even_ladder(count)
     if num_replicas is not None:
-        raise ValueError(f"num_replicas: expected None with betas, which say how many, got {num_replicas!r}.")
+        raise ArgumentError(
+            "num_replicas", f"expected None with betas, which say how many, got {num_replicas!r}."
+        )
     rungs = list(betas) if isinstance(betas, list | tuple) else []
     numbers = all(isinstance(b, int | float) and not isinstance(b, bool) and math.isfinite(b) for b in rungs)
     ascending = numbers and all(a < b for a, b in pairwise(rungs))
     if not (rungs and len(rungs) <= _MOST_REPLICAS and ascending and rungs[0] >= 0 and rungs[-1] == 1):
-        raise ValueError(
-            f"betas: expected up to {_MOST_REPLICAS} ascending numbers from 0 or more to 1.0, got {betas!r}."
+        raise ArgumentError(
+            "betas",
+            f"expected up to {_MOST_REPLICAS} ascending numbers from 0 or more to 1.0, got {betas!r}.",
         )
     return np.array(rungs, dtype=np.float64)

@@ -1,0 +1,77 @@
+"""Checks of arguments: what is no such number, choice or flag is refused in one sentence that names the argument."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+from numbers import Real
+from typing import Any, overload
+
+
+class ArgumentError(ValueError):
+    """A value that cannot be used, said as "argument: expected this, got that".
+
+    Attributes:
+        argument: Which argument, option or key it is about; None if the sentence is about none in particular.
+        reason: The rest of the sentence.
+    """
+
+    @overload
+    def __init__(self, sentence: str, /) -> None: ...
+    @overload
+    def __init__(self, argument: str | None, reason: str, /) -> None: ...
+    def __init__(self, first: str | None, second: str | None = None, /) -> None:
+        super().__init__(*((first,) if second is None else (first, second)))
+        self.argument, self.reason = (None, str(first)) if second is None else (first, second)
+
+    def __str__(self) -> str:
+        return self.reason if self.argument is None else f"{self.argument}: {self.reason}"
+
+
+class ArgumentTypeError(ArgumentError, TypeError):
+    """A value of a type that cannot be used."""
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a real number; True and False are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def check_count(
+    name: str, value: Any, *, least: int = 1, most: int | None = None, optional: bool = False
+) -> None:
+    """Raise ArgumentError unless a value is an integer in ``least`` .. ``most``, or None where it is optional."""
+    if optional and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ArgumentError(name, f"expected an integer >= {least}{' or None' * optional}, got {value!r}.")
+    if most is not None and value > most:
+        raise ArgumentError(name, f"expected at most {most}, got {value}.")
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Raise ArgumentError unless a value is a finite number above 0."""
+    if not is_number(value) or not 0 < value < math.inf:
+        raise ArgumentError(name, f"expected a positive finite number, got {value!r}.")
+
+
+def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
+    """Raise ArgumentError, with the nearest name, unless a value is one of the names."""
+    names = tuple(known)
+    if not isinstance(value, str) or value not in names:
+        raise ArgumentError(
+            name, f"expected one of {', '.join(names)}, got {value!r}.{did_you_mean(value, names)}"
+        )
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise ArgumentError unless a value is True or False."""
+    if not isinstance(value, bool):
+        raise ArgumentError(name, f"expected True or False, got {value!r}.")
+
+
+def did_you_mean(value: Any, known: Iterable[str]) -> str:
+    """Ask for the nearest name, after a space; empty if none is near."""
+    near = difflib.get_close_matches(str(value), known, n=1)
+    return f" Did you mean '{near[0]}'?" if near else ""

@@ -1,0 +1,97 @@
+"""Refusals that name their argument, for people and for the layers above."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+
+import pytest
+
+import diabat
+from diabat.checks import (
+    ArgumentError,
+    ArgumentTypeError,
+    check_choice,
+    check_count,
+    check_flag,
+    check_positive,
+)
+from diabat.config.errors import refused
+
+
+def test_an_error_carries_its_argument_and_says_it() -> None:
+    error = ArgumentError("window", "expected an integer >= 1, got 0.")
+    assert (error.argument, error.reason) == ("window", "expected an integer >= 1, got 0.")
+    assert str(error) == "window: expected an integer >= 1, got 0."
+    alone = ArgumentError("nothing fits: not even this.")
+    assert (alone.argument, str(alone)) == (None, "nothing fits: not even this.")
+
+
+@pytest.mark.parametrize("kind", [ArgumentError, ArgumentTypeError, diabat.IsingError])
+def test_errors_survive_copies_and_processes(kind: type[ArgumentError]) -> None:
+    for error in (kind("a", "b: c."), kind("alone: d.")):
+        for again in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+            assert type(again) is kind
+            assert (again.argument, again.reason, str(again)) == (error.argument, error.reason, str(error))
+
+
+def test_a_wrong_type_is_a_type_error_as_well() -> None:
+    assert issubclass(ArgumentTypeError, TypeError)
+    assert issubclass(ArgumentTypeError, ValueError)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.0, "1", True, None])
+def test_what_is_no_count(value: object) -> None:
+    with pytest.raises(ArgumentError, match=r"^reads: expected an integer >= 1, got ") as caught:
+        check_count("reads", value)
+    assert caught.value.argument == "reads"
+
+
+def test_limits_of_counts() -> None:
+    check_count("reads", 0, least=0)
+    check_count("reads", None, optional=True)
+    with pytest.raises(ArgumentError, match=r"^reads: expected an integer >= 2 or None, got 1\.$"):
+        check_count("reads", 1, least=2, optional=True)
+    with pytest.raises(ArgumentError, match=r"^reads: expected at most 3, got 4\.$"):
+        check_count("reads", 4, most=3)
+
+
+def test_choices_have_a_near_miss_hint() -> None:
+    check_choice("engine", "aer", ("aer", "native"))
+    with pytest.raises(ArgumentError, match=r"one of aer, native, got 'nativ'\. Did you mean 'native'\?$"):
+        check_choice("engine", "nativ", ("aer", "native"))
+    with pytest.raises(ArgumentError, match=r"got 3\.$"):
+        check_choice("engine", 3, ("aer", "native"))
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("inf"), float("nan"), True, "1"])
+def test_what_is_not_positive(value: object) -> None:
+    with pytest.raises(ArgumentError, match=r"^beta: expected a positive finite number"):
+        check_positive("beta", value)
+
+
+def test_flags_are_true_or_false() -> None:
+    with pytest.raises(ArgumentError, match=r"^measure: expected True or False, got 1"):
+        check_flag("measure", 1)
+
+
+def test_a_key_of_the_configuration_is_made_of_section_and_argument() -> None:
+    error = refused(ArgumentError("window", "expected more, got 1."), "task")
+    assert (error.argument, str(error)) == ("task.window", "task.window: expected more, got 1.")
+    # A sentence about no argument is about the section, whatever colons it holds.
+    assert str(refused(ValueError("no: go"), "sampler")) == "sampler: no: go."
+
+
+def test_no_layer_reads_an_argument_out_of_a_sentence() -> None:
+    """An error carries its argument, so nobody splits its text at a colon."""
+    root = Path(diabat.__file__).parent
+    for path in root.rglob("*.py"):
+        source = path.read_text(encoding="utf-8")
+        for trick in (
+            'partition(": ")',
+            'removeprefix("sampler: ")',
+            "removeprefix('sampler: ')",
+            r're.match(r"\w+: "',
+        ):
+            assert trick not in source, f"{path.name} parses a message"
