@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from diabat.attention.layer import IsingLayer
 from diabat.checks import ArgumentError, check_count
-from diabat.circuits.memory import require_memory
+from diabat.compute.memory import require_memory
 from diabat.ising import pack_three_body
 from diabat.samplers.banded import BandedSampler
 from diabat.samplers.banded.layout import pack_band

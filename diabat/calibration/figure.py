@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diabat.calibration.table import CalibrationRow, CalibrationTable
-from diabat.circuits.safe_files import naming
+from diabat.files import naming
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

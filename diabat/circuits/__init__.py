@@ -6,28 +6,35 @@ built.
 
 from typing import TYPE_CHECKING, Any
 
-from diabat.circuits.aer import AerEngine
+from diabat.circuits.betas import Betas, plan_betas, predicted_beta
 from diabat.circuits.builtin import available_schedules, schedule
-from diabat.circuits.calibration import Betas, plan_betas, predicted_beta
-from diabat.circuits.circuit import anneal_circuit, to_qasm3
-from diabat.circuits.engine import Batch, BatchGradient, BatchMoments, Engine, EngineError, PlanGradient
-from diabat.circuits.ising_circuit import IsingCircuit, coupled_pairs, ising_circuit
-from diabat.circuits.native import NativeEngine
-from diabat.circuits.parameterised import ParameterisedCircuit, parameterised_circuit
+from diabat.circuits.engines.engine import (
+    Batch,
+    BatchGradient,
+    BatchMoments,
+    Engine,
+    EngineError,
+    PlanGradient,
+)
+from diabat.circuits.engines.native.engine import NativeEngine
+from diabat.circuits.engines.qiskit.aer import AerEngine
+from diabat.circuits.engines.qiskit.circuit import anneal_circuit, to_qasm3
+from diabat.circuits.engines.qiskit.ising_circuit import IsingCircuit, coupled_pairs, ising_circuit
+from diabat.circuits.engines.qiskit.parameterised import ParameterisedCircuit, parameterised_circuit
+from diabat.circuits.engines.qiskit.primitive import PrimitiveEngine
+from diabat.circuits.engines.sampling import draw_spins
 from diabat.circuits.plan_file import available_plans, builtin_plan, load_plan, save_plan
 from diabat.circuits.plan_range import OutOfRangeWarning, PlanRange
-from diabat.circuits.primitive import PrimitiveEngine
 from diabat.circuits.problem import spin_table
 from diabat.circuits.reference import reference_probabilities
 from diabat.circuits.response import Response, second_order_response
-from diabat.circuits.sampling import draw_spins
 from diabat.circuits.schedule_csv import from_csv
 from diabat.circuits.schedules import AnnealingSchedule, linear_ramp
 from diabat.circuits.trotter import TrotterPlan, default_steps, minimum_steps, trotter_plan
 from diabat.circuits.trotter_error import plan_distance, steps_for_error
 
 if TYPE_CHECKING:
-    from diabat.circuits.torch_engine import TorchEngine
+    from diabat.circuits.engines.torch.engine import TorchEngine
 
 __all__ = [
     "AerEngine",
@@ -78,7 +85,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load `TorchEngine`, and torch with it, when it is first asked for."""
     if name == "TorchEngine":
-        from diabat.circuits.torch_engine import TorchEngine
+        from diabat.circuits.engines.torch.engine import TorchEngine
 
         return TorchEngine
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

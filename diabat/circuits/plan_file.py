@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from diabat.checks import ArgumentError
-from diabat.circuits.safe_files import create_file, read_file, replacing
 from diabat.circuits.schedules import FloatArray
-from diabat.circuits.strict_json import parse_json
 from diabat.circuits.trotter import TrotterPlan
+from diabat.files import create_file, read_file, replacing
+from diabat.strict_json import parse_json
 
 FORMAT = "diabat-plan"
 VERSION = 1

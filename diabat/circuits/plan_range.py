@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from diabat.checks import ArgumentError
-from diabat.circuits.engine import Batch
 from diabat.circuits.reference import reference_probabilities
+from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
 
 KEY = "trained_range"
@@ -85,8 +85,13 @@ class PlanRange:
         wrong = np.flatnonzero(plus < 1 - _MISSED)
         return cls(float(fields[max(0, wrong[0] - 1)] if len(wrong) else fields[-1]))
 
-    def outside(self, batch: Batch) -> int:
-        """Number of spins of all problems together whose field or couplings are stronger."""
+    def outside(self, fields: FloatArray, couplings: FloatArray) -> int:
+        """Number of spins of all problems together whose field or couplings are stronger.
+
+        Args:
+            fields: Programmed fields, [Q, n].
+            couplings: Programmed couplings, [n, n] shared or [Q, n, n].
+        """
         with np.errstate(over="ignore"):  # beyond every limit then, as it should be
-            rows = np.sqrt((batch.couplings**2).sum(axis=-1))  # [n] shared, or [Q, n]
-        return int(((np.abs(batch.fields) > self.max_field) | (rows > self.max_row_norm)).sum())
+            rows = np.sqrt((couplings**2).sum(axis=-1))  # [n] shared, or [Q, n]
+        return int(((np.abs(fields) > self.max_field) | (rows > self.max_row_norm)).sum())

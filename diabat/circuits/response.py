@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from diabat.checks import ArgumentError
-from diabat.circuits.calibration import mixer_angle_ahead, plan_betas
+from diabat.circuits.betas import mixer_angle_ahead, plan_betas
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from diabat.circuits.safe_files import read_file
 from diabat.circuits.schedules import MAX_GHZ, AnnealingSchedule, FloatArray, span_hint
+from diabat.files import read_file
 
 COLUMNS = ("s", "A_GHz", "B_GHz")
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from diabat.checks import ArgumentError
-from diabat.circuits.calibration import predicted_beta
+from diabat.circuits.betas import predicted_beta
 from diabat.circuits.grids import GridName, Order, check_order_and_grid, least_number, minimum_steps
 from diabat.circuits.reference import reference_probabilities
 from diabat.circuits.schedules import AnnealingSchedule, FloatArray

@@ -147,8 +147,8 @@ def export(
     """
     with importing():
         from diabat.circuits import anneal_circuit, to_qasm3
-        from diabat.circuits.safe_files import naming
         from diabat.cli.anneal_files import choose_problem
+        from diabat.files import naming
 
     chosen, _ = choose_plan(plan)
     h, J = choose_problem(problem, fields, couplings, beta)

@@ -98,7 +98,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def sentence(error: Exception) -> str:
     """Say in one line what went wrong."""
-    from diabat.circuits.scrubbing import without_secrets  # numpy comes with it, which help does not need
+    from diabat.scrubbing import without_secrets  # numpy comes with it, which help does not need
 
     text = without_secrets(" ".join(str(error).split()))
     if isinstance(error, OSError) and error.strerror:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from diabat.circuits.scrubbing import without_secrets
 from diabat.config.errors import ConfigError, shown
 from diabat.config.yaml_files import parse_yaml
+from diabat.scrubbing import without_secrets
 
 # Backends by labels of the user's own; null leaves one out.
 _LABELLED = ("fidelity", "backends")

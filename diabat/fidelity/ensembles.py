@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError, check_count
-from diabat.circuits.memory import require_memory
+from diabat.compute.memory import require_memory
 from diabat.ising import Ising, pack_couplings
 
 DEFAULT_STRENGTHS = (0.1, 0.3, 0.6, 1.0, 1.5)

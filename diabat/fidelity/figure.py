@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from diabat.checks import ArgumentError
-from diabat.circuits.safe_files import naming
 from diabat.fidelity.report import FidelityReport
+from diabat.files import naming
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

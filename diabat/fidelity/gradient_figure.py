@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diabat.checks import ArgumentError
-from diabat.circuits.safe_files import naming
 from diabat.fidelity.figure import COLOURS, MARKERS
 from diabat.fidelity.gradients import GradientReport
+from diabat.files import naming
 from diabat.samplers.base import Estimator
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from diabat.checks import ArgumentError
-from diabat.circuits.engine import PlanGradient
+from diabat.circuits.engines.engine import PlanGradient
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
 

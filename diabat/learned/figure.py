@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from diabat.circuits.safe_files import naming
 from diabat.circuits.trotter import TrotterPlan
+from diabat.files import naming
 
 # Okabe and Ito's colours and three markers, told apart by colour-blind readers and in grey print.
 _LINES = (

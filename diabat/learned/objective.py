@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from diabat.checks import ArgumentError
-from diabat.circuits.engine import Engine
+from diabat.circuits.engines.engine import Engine
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
 from diabat.learned.angles import of_gradient, to_plan

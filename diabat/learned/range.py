@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from diabat.circuits.engine import Batch, Engine
+from diabat.circuits.engines.engine import Batch, Engine
 from diabat.circuits.plan_range import PlanRange
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan

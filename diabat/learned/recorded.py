@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from diabat.checks import ArgumentError
-from diabat.circuits.engine import Batch
+from diabat.circuits.engines.engine import Batch
 from diabat.circuits.schedules import FloatArray
 from diabat.fidelity.ensembles import Ensemble
 from diabat.ising import Ising

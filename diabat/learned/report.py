@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from diabat.circuits.betas import predicted_beta
 from diabat.circuits.builtin import schedule
-from diabat.circuits.calibration import predicted_beta
-from diabat.circuits.engine import Batch, Engine
+from diabat.circuits.engines.engine import Batch, Engine
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan, trotter_plan
 from diabat.ising import Ising

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from diabat.circuits.safe_files import naming
+from diabat.files import naming
 from diabat.models.explanation import PairExplanation, of_head
 
 if TYPE_CHECKING:

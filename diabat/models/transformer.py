@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from diabat.attention.boltzmann import BoltzmannAttention
 from diabat.checks import ArgumentError
-from diabat.circuits.memory import require_memory
+from diabat.compute.memory import require_memory
 
 if TYPE_CHECKING:
     from diabat.samplers.base import Sampler

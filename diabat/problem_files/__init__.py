@@ -14,10 +14,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
-from diabat.circuits.memory import require_memory
-from diabat.circuits.safe_files import read_file
+from diabat.compute.memory import require_memory
 from diabat.config.errors import ConfigError
 from diabat.config.yaml_files import parse_yaml
+from diabat.files import read_file
 from diabat.ising import Ising, IsingError, from_bqm
 from diabat.problem_files.dimod_formats import COO_HEADER, DIMOD_MAGIC, binary_bqm, coo_bqm, json_bqm
 from diabat.problem_files.errors import ProblemFileError

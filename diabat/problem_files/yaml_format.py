@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diabat.circuits.memory import require_memory
+from diabat.compute.memory import require_memory
 from diabat.config.errors import shown, unknown_key
 from diabat.ising import Ising
 from diabat.problem_files.errors import ProblemFileError

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from diabat.checks import ArgumentError, ArgumentTypeError, check_count
-from diabat.circuits.memory import require_memory
+from diabat.compute.memory import require_memory
 from diabat.ising import Ising, check_size
 from diabat.samplers.answers import AdjointGradient, Moments, Samples
 from diabat.samplers.derivatives import Solver, analytic_moments, without_autocast

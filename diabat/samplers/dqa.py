@@ -21,9 +21,9 @@ from diabat.circuits import (
     PlanRange,
     TrotterPlan,
 )
-from diabat.circuits.calibration import plan_betas
-from diabat.circuits.memory import require_memory
+from diabat.circuits.betas import plan_betas
 from diabat.circuits.plan_range import SATURATED
+from diabat.compute.memory import require_memory
 from diabat.ising import Ising
 from diabat.samplers.anneals import WATCHED, Grid, Order, Protocol, beyond, known_error, resolve_anneal
 from diabat.samplers.answers import AdjointGradient, Moments, Samples
@@ -356,7 +356,9 @@ class DQASampler(AnnealCircuits):
     def _outside(self, allowed: PlanRange, parts: list[Placed]) -> float:
         """Fraction of the spins beyond the range; the first time is warned of."""
         spins = sum(part.spins.numel() for part in parts)
-        share = sum(allowed.outside(part.batch) for part in parts) / max(1, spins)
+        share = sum(allowed.outside(part.batch.fields, part.batch.couplings) for part in parts) / max(
+            1, spins
+        )
         if share and not self._warned:
             self._warned = True
             warnings.warn(beyond(self.anneal, allowed, share), OutOfRangeWarning, stacklevel=5)

@@ -46,9 +46,9 @@ def build_engine(engine: str | Engine, precision: Precision | None, device: str 
     if engine == "aer":
         return AerEngine(precision=chosen)
     if engine == "torch":
-        from diabat.circuits.torch_engine import TorchEngine
+        from diabat.circuits.engines.torch.engine import TorchEngine
 
         return TorchEngine("cpu" if device is None else device, chosen)
-    from diabat.circuits.primitive import PrimitiveEngine
+    from diabat.circuits.engines.qiskit.primitive import PrimitiveEngine
 
     return PrimitiveEngine()

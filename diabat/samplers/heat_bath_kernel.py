@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from diabat.circuits.jit import jit
+from diabat.compute.jit import jit
 
 # Lanes whose local fields are accumulated at once, within the first-level cache.
 _WIDTH = 128

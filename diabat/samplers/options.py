@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from diabat.circuits.scrubbing import SECRET_NAME, without_secrets
+from diabat.scrubbing import SECRET_NAME, without_secrets
 
 _RECORD = "_built_with"
 _MOST_ITEMS = 8

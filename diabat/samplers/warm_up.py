@@ -31,7 +31,7 @@ class Warmed(NamedTuple):
 
 def warm_up() -> Iterator[Warmed]:
     """Compile what is not on disk yet, group by group; yields each group when it is ready."""
-    from diabat.circuits.jit import compiled_functions, unannounced
+    from diabat.compute.jit import compiled_functions, unannounced
 
     for group, ask in GROUPS.items():
         before, start = compiled_functions(), time.perf_counter()

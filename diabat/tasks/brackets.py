@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError
-from diabat.circuits.memory import require_memory
+from diabat.compute.memory import require_memory
 from diabat.tasks.base import IGNORED, Split, Task
 
 OPEN, CLOSE, FIRST_FILLER = 0, 1, 2

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from diabat.circuits.safe_files import create_file, replacing, unused_name
-from diabat.circuits.strict_json import parse_json
+from diabat.files import create_file, replacing, unused_name
+from diabat.strict_json import parse_json
 
 TEMPORARY_PREFIX = ".tmp-"
 

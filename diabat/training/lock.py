@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from diabat.circuits.safe_files import open_file
+from diabat.files import open_file
 from diabat.training.errors import OutputError
 
 try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from diabat.circuits.safe_files import open_file
+from diabat.files import open_file
 from diabat.tasks import PairTask, Task
 from diabat.training.errors import CheckpointError, OutputError, TrainingError
 from diabat.training.options import TrainOptions

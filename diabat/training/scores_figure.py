@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from diabat.circuits.safe_files import naming
+from diabat.files import naming
 from diabat.training.scores import Scores
 
 if TYPE_CHECKING:

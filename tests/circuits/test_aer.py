@@ -18,8 +18,8 @@ from diabat.circuits import (
     spin_table,
     trotter_plan,
 )
-from diabat.circuits import aer as aer_module
-from diabat.circuits import parameterised as parameterised_module
+from diabat.circuits.engines.qiskit import aer as aer_module
+from diabat.circuits.engines.qiskit import parameterised as parameterised_module
 
 from .conftest import random_plan, random_problem
 from .goodness import ALPHA, p_value

@@ -11,17 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diabat.circuits import (
-    Batch,
-    NativeEngine,
-    TrotterPlan,
-    draw_spins,
-    memory,
-    native,
-    reference_probabilities,
-    spin_table,
-)
-from diabat.circuits.native import MAX_SPINS
+from diabat.circuits import Batch, NativeEngine, TrotterPlan, draw_spins, reference_probabilities, spin_table
+from diabat.circuits.engines.native import engine as native
+from diabat.circuits.engines.native.engine import MAX_SPINS
+from diabat.compute import memory
 
 from .conftest import random_plan, random_problem
 from .goodness import ALPHA, p_value
@@ -114,7 +107,7 @@ def test_threads_do_not_change_a_bit() -> None:
 
 
 def test_threads_are_used_and_a_function_is_asked_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    from diabat.circuits import native_kernel
+    from diabat.circuits.engines.native import kernel as native_kernel
 
     seen: list[int] = []
     original = native_kernel.run_plan
@@ -356,7 +349,8 @@ def all_kernels(engine: NativeEngine, n: int, own: bool, parity: int) -> None:
 
 def test_nothing_is_compiled_for_a_second_engine() -> None:
     """One compiled version of every kernel for each precision serves all sizes, couplings and plans."""
-    from diabat.circuits import native_adjoint, native_kernel
+    from diabat.circuits.engines.native import adjoint as native_adjoint
+    from diabat.circuits.engines.native import kernel as native_kernel
 
     kernels: list[Any] = [
         native_kernel.run_plan,
@@ -376,7 +370,7 @@ def test_a_second_process_reads_the_compiled_code_from_disk() -> None:
     code = """
 import numpy as np
 from diabat.circuits import Batch, NativeEngine, TrotterPlan
-from diabat.circuits.native_kernel import run_plan
+from diabat.circuits.engines.native.kernel import run_plan
 plan = TrotterPlan(np.ones(2), np.ones(2), np.ones(2))
 NativeEngine().moments(plan, [Batch(np.zeros((1, 3)), np.zeros((3, 3)))])
 print(sum(run_plan.stats.cache_hits.values()), sum(run_plan.stats.cache_misses.values()))
@@ -390,7 +384,7 @@ print(sum(run_plan.stats.cache_hits.values()), sum(run_plan.stats.cache_misses.v
 def test_the_collector_rests_while_numba_loads_and_is_left_as_it_was(
     collecting: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from diabat.circuits import native_steps
+    from diabat.circuits.engines.native import steps as native_steps
 
     seen: list[bool] = []
 
@@ -427,7 +421,8 @@ def test_kernels_stay_within_their_scratch(
     own: bool, precision: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guard rows before and behind either buffer of scratch are left as they were, all sizes of groups."""
-    from diabat.circuits import native_adjoint, native_kernel
+    from diabat.circuits.engines.native import adjoint as native_adjoint
+    from diabat.circuits.engines.native import kernel as native_kernel
 
     runs = 0
 

@@ -257,7 +257,7 @@ def test_angles_are_left_out_on_request(n: int) -> None:
 
 
 def test_memory_does_not_grow_with_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    from diabat.circuits import native
+    from diabat.circuits.engines.native import engine as native
 
     asked: list[int] = []
     monkeypatch.setattr(native, "require_memory", lambda needed, what: asked.append(needed))

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diabat.circuits import Batch, PlanRange, plan_betas, schedule, trotter_plan
+from diabat.circuits import PlanRange, plan_betas, schedule, trotter_plan
 
 
 def test_spins_are_counted_by_field_and_by_row_of_couplings() -> None:
@@ -13,12 +13,12 @@ def test_spins_are_counted_by_field_and_by_row_of_couplings() -> None:
     J[0, 1] = J[1, 0] = 3.0
     J[1, 2] = J[2, 1] = -4.0  # row norms 3, 5, 4
     fields = np.array([[0.0, 0.0, 0.0], [2.1, -2.1, 2.0]])
-    assert PlanRange(2.0, 9.0).outside(Batch(fields, J)) == 2
-    assert PlanRange(9.0, 4.0).outside(Batch(fields, J)) == 2  # spin 1 of both problems
-    assert PlanRange(2.0, 4.0).outside(Batch(fields, J)) == 3
+    assert PlanRange(2.0, 9.0).outside(fields, J) == 2
+    assert PlanRange(9.0, 4.0).outside(fields, J) == 2  # spin 1 of both problems
+    assert PlanRange(2.0, 4.0).outside(fields, J) == 3
     own = np.stack([J, np.zeros_like(J)])
-    assert PlanRange(9.0, 3.5).outside(Batch(fields, own)) == 2
-    assert PlanRange(9.0, 9.0).outside(Batch(fields, own)) == 0
+    assert PlanRange(9.0, 3.5).outside(fields, own) == 2
+    assert PlanRange(9.0, 9.0).outside(fields, own) == 0
 
 
 def test_a_file_need_not_state_a_range() -> None:
@@ -76,4 +76,4 @@ def test_the_range_of_an_anneal_ends_where_a_strong_field_is_not_followed(
 
 def test_couplings_whose_squares_overflow_are_outside() -> None:
     J = np.array([[0.0, 1e200], [1e200, 0.0]])
-    assert PlanRange(1.0, 1e300).outside(Batch(np.zeros((1, 2)), J)) == 2
+    assert PlanRange(1.0, 1e300).outside(np.zeros((1, 2)), J) == 2

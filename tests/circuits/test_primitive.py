@@ -21,7 +21,7 @@ from diabat.circuits import (
     schedule,
     trotter_plan,
 )
-from diabat.circuits.scrubbing import scrubbed
+from diabat.scrubbing import scrubbed
 
 from .conftest import Array, random_plan, random_problem
 from .goodness import ALPHA, p_value

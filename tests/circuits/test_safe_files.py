@@ -12,8 +12,8 @@ import matplotlib.figure
 import pytest
 
 from diabat.circuits import from_csv, load_plan
-from diabat.circuits.safe_files import create_file, naming, read_file
 from diabat.fidelity import fidelity_report, plot_fidelity, sk
+from diabat.files import create_file, naming, read_file
 from diabat.problem_files import ProblemFileError, read_problem
 from diabat.samplers import sampler
 

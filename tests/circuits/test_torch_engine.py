@@ -12,17 +12,11 @@ import torch
 from torch import Tensor
 
 from diabat import circuits
-from diabat.circuits import (
-    Batch,
-    TrotterPlan,
-    linear_ramp,
-    reference_probabilities,
-    torch_adjoint,
-    trotter_plan,
-)
-from diabat.circuits import torch_engine as torch_engine_module
-from diabat.circuits.torch_engine import TorchEngine
-from diabat.circuits.torch_steps import TorchSteps
+from diabat.circuits import Batch, TrotterPlan, linear_ramp, reference_probabilities, trotter_plan
+from diabat.circuits.engines.torch import adjoint as torch_adjoint
+from diabat.circuits.engines.torch import engine as torch_engine_module
+from diabat.circuits.engines.torch.engine import TorchEngine
+from diabat.circuits.engines.torch.steps import TorchSteps
 
 from .conftest import Array, random_plan, random_problem
 

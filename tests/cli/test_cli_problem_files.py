@@ -235,7 +235,7 @@ def test_a_key_of_json_that_is_given_twice_is_refused(tmp_path: Path) -> None:
 
 def test_more_spins_than_memory_holds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line per spin, but J has one number per pair."""
-    monkeypatch.setattr("diabat.circuits.memory.available_bytes", lambda: 1 << 29)
+    monkeypatch.setattr("diabat.compute.memory.available_bytes", lambda: 1 << 29)
     lines = "".join(f"{j} {j} 1\n" for j in range(5000))
     with pytest.raises(
         ProblemFileError, match=r"couplings of 5000 spins need 0.559 GiB of memory, got 0.5 GiB"

@@ -83,7 +83,7 @@ def test_bad_arguments(call: object, message: str) -> None:
 def test_ensembles_that_fit_into_no_memory_are_refused(
     sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("diabat.circuits.memory.available_bytes", lambda: 1 << 33)
+    monkeypatch.setattr("diabat.compute.memory.available_bytes", lambda: 1 << 33)
     for family in (sk, ferromagnet):
         with pytest.raises(
             ValueError, match=r"^instances: .* spins need .* GiB of memory, got 8 GiB available\.$"

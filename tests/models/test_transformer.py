@@ -158,7 +158,7 @@ def test_unknown_modes_are_refused() -> None:
 def test_weights_that_fit_into_no_memory_are_refused(
     changes: dict[str, Any], window: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("diabat.circuits.memory.available_bytes", lambda: 1 << 33)
+    monkeypatch.setattr("diabat.compute.memory.available_bytes", lambda: 1 << 33)
     options = TransformerOptions(**changes)
     with pytest.raises(ValueError, match=rf"^{name}: weights of .* GiB of memory, got 8 GiB available\.$"):
         Transformer(options, 12, 8, window, sampler="mean_field")

@@ -238,7 +238,7 @@ def test_a_backend_without_either_method_says_so() -> None:
 
 @pytest.fixture
 def half_a_gib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diabat.circuits.memory.available_bytes", lambda: 1 << 29)
+    monkeypatch.setattr("diabat.compute.memory.available_bytes", lambda: 1 << 29)
 
 
 class NeverAsked(FIFOSampler):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from diabat.samplers.tempering.counter_random import (
+from diabat.compute.counter_random import (
     PURPOSE_SHIFT,
     START,
     SWAP,

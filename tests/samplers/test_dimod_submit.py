@@ -285,7 +285,7 @@ def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("diabat.circuits.safe_files.os.write", full)
+    monkeypatch.setattr("diabat.files.os.write", full)
     with pytest.raises(
         BudgetError, match=r"cannot write '.*/spent.jsonl' \(No space left on device\); nothing"
     ):

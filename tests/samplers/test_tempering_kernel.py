@@ -12,10 +12,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from diabat.circuits.simd import load, store
+from diabat.compute.simd import load, store
+from diabat.compute.words import load_words
 from diabat.ising import Ising
 from diabat.samplers.tempering.decisions import heat_bath, metropolis
-from diabat.samplers.tempering.lanes import load_words
 from diabat.samplers.tempering.run import Rules, Simulation
 from diabat.testing import brute_force_states
 from diabat.testing.problems import make_problem

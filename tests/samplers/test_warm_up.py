@@ -13,14 +13,14 @@ import pytest
 import torch
 
 import diabat
-from diabat.circuits.jit import NOTICE
+from diabat.compute.jit import NOTICE
 from diabat.ising import pack_couplings
 from diabat.samplers.warm_up import GROUPS, warm_up
 
 KERNELS = [
-    "circuits.native_adjoint",
-    "circuits.native_kernel",
-    "circuits.native_steps",
+    "circuits.engines.native.adjoint",
+    "circuits.engines.native.kernel",
+    "circuits.engines.native.steps",
     "samplers.banded.kernel",
     "samplers.banded.walks",
     "samplers.exact.fused_kernel",
@@ -46,7 +46,7 @@ def warm() -> dict[str, Any]:
 
 
 def test_every_kernel_is_compiled(warm: dict[str, Any]) -> None:
-    assert {"samplers.banded.walks.run_reads", "circuits.native_kernel.run_plan"} <= warm.keys()
+    assert {"samplers.banded.walks.run_reads", "circuits.engines.native.kernel.run_plan"} <= warm.keys()
     tests_only = {"samplers.banded.walks.uniform", "samplers.tempering.kernel.random_word"}
     assert {name for name, kernel in warm.items() if not kernel.signatures} <= tests_only
 
@@ -90,7 +90,7 @@ def test_what_users_ask_for_is_compiled(warm: dict[str, Any], dtype: torch.dtype
 @pytest.mark.parametrize("times", [1, 2])
 def test_compiling_is_announced_once_and_reading_from_disk_is_not(tmp_path: Path, times: int) -> None:
     code = (
-        "from diabat.circuits.native_steps import phase_rows, small_rows\n"
+        "from diabat.circuits.engines.native.steps import phase_rows, small_rows\n"
         "small_rows(2, 8)\nphase_rows(2, True, 8)\nphase_rows(2, True, 8.0)\n"
     )
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}

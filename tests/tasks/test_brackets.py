@@ -123,7 +123,7 @@ def test_build_task_dispatches_and_refuses() -> None:
 def test_more_sequences_than_memory_holds_are_refused(
     changes: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("diabat.circuits.memory.available_bytes", lambda: 1 << 33)
+    monkeypatch.setattr("diabat.compute.memory.available_bytes", lambda: 1 << 33)
     with pytest.raises(
         ValueError, match=r"^num_train: \d+ sequences of window = \d+ need .* got 8 GiB available\.$"
     ):

@@ -10,7 +10,7 @@ import pytest
 from run_checks import assert_same_run
 from tiny_runs import tiny_train
 
-from diabat.circuits.safe_files import create_file, replacing
+from diabat.files import create_file, replacing
 from diabat.training import OutputError
 from diabat.training.files import create_folder, remove_folder, replace_file
 from diabat.training.lock import LOCK, locked

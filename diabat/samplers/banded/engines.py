@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diabat.circuits.memory import require_memory
+from diabat.compute.memory import require_memory
 from diabat.samplers.banded import native as band_native
 from diabat.samplers.banded import torch as band_torch
 from diabat.samplers.banded.problems import BandProblems, fitting

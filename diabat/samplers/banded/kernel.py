@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from diabat.circuits.jit import inner, jit
-from diabat.circuits.simd import add, load, store, sub
+from diabat.compute.jit import inner, jit
+from diabat.compute.simd import add, load, store, sub
 from diabat.samplers.banded.steps import (
     back,
     back_tangent,

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from diabat.circuits.jit import inner
-from diabat.circuits.simd import add, constant, fma, load, mul, store, sub
+from diabat.compute.jit import inner
+from diabat.compute.simd import add, constant, fma, load, mul, store, sub
 
 
 @inner

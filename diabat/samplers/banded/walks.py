@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from diabat.circuits.jit import inner, jit
-from diabat.circuits.simd import load, store, sub
+from diabat.compute.jit import inner, jit
+from diabat.compute.simd import load, store, sub
 from diabat.samplers.banded.kernel import (
     fill_own_edges,
     half_size,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from diabat.checks import ArgumentError, ArgumentTypeError
-from diabat.circuits.safe_files import create_file, replacing
+from diabat.files import create_file, replacing
 from diabat.samplers.dimod.layout import Packed
 from diabat.samplers.dimod.readout import Reads
 

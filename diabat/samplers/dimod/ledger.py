@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from diabat.checks import ArgumentError
-from diabat.circuits.safe_files import naming, open_file
-from diabat.circuits.strict_json import parse_json
+from diabat.files import naming, open_file
+from diabat.strict_json import parse_json
 
 # Of this module, not of an object: samplers are copied and sent to other processes.
 _LOCK = threading.Lock()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from diabat.checks import ArgumentError
-from diabat.circuits.scrubbing import SECRET_NAME, scrubbed, without_secrets
+from diabat.scrubbing import SECRET_NAME, scrubbed, without_secrets
 
 # As D-Wave and others write them.
 _TOKEN = re.compile(r"[A-Za-z]{2,6}-[0-9a-fA-F]{32,64}|(?:ghp|hf|sk)_?[-\w]{20,}")

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from diabat.checks import ArgumentError, ArgumentTypeError, check_count
-from diabat.circuits.scrubbing import without_secrets
 from diabat.samplers.distributed.processes import InProcess, WorkerPool, available_cpus
+from diabat.scrubbing import without_secrets
 
 _ADDRESSES = ("tcp://", "tls://", "ucx://", "ws://", "wss://", "inproc://")
 Progress = Callable[[int], None]

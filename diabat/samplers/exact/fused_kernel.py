@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diabat.circuits.jit import inlined, inner, jit
-from diabat.circuits.simd import add, address, entry, fma, load, mul, skip, splat, store, sub
+from diabat.compute.jit import inlined, inner, jit
+from diabat.compute.simd import add, address, entry, fma, load, mul, skip, splat, store, sub
 
 TILE = 8
 """Rows of W that are made together, as many as a vector has float64 lanes."""

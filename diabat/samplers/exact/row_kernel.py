@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from diabat.circuits.jit import jit
+from diabat.compute.jit import jit
 
 
 # No NaN can occur here (inputs are finite), which lets the maximum vectorise.

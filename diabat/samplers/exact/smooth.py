@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diabat.circuits.memory import require_memory
+from diabat.compute.memory import require_memory
 from diabat.samplers.exact.half_energies import HalfEnergies, half_tables, own_weights
 
 # W, its exponent, and their cotangents of first and second order.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diabat.checks import ArgumentError
-from diabat.circuits.memory import require_memory
+from diabat.compute.memory import require_memory
 from diabat.ising import Ising
 from diabat.samplers.grouping import Group, Tier, common_lead, grouped, scatter_problems
 from diabat.samplers.tempering.run import Simulation

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from diabat.circuits.jit import inner
-from diabat.circuits.simd import add, constant, fma, mul, nearest, sub
-from diabat.samplers.tempering.lanes import (
+from diabat.compute.jit import inner
+from diabat.compute.simd import add, constant, fma, mul, nearest, sub
+from diabat.compute.words import (
     divide,
     flip_sign,
     float_sign,

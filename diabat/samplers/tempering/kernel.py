@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from diabat.circuits.jit import inner, jit
-from diabat.circuits.simd import constant, load, store
+from diabat.compute.jit import inner, jit
+from diabat.compute.simd import constant, load, store
 from diabat.samplers.tempering.layout import (
     STRIP,
     Chains,

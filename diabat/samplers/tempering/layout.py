@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diabat.circuits.jit import inner, jit
+from diabat.compute.jit import inner, jit
 
 STRIP = 64
 _LOG2E = 1.4426950408889634

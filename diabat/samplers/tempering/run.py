@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from diabat.samplers.tempering.counter_random import seed_key, visiting_orders
+from diabat.compute.counter_random import seed_key, visiting_orders
 
 Array = NDArray[Any]
 Method = Literal["heat_bath", "metropolis"]

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from diabat.circuits.jit import inner, jit
-from diabat.circuits.simd import constant, fma, load, splat, store, sub
+from diabat.compute.jit import inner, jit
+from diabat.compute.simd import constant, fma, load, splat, store, sub
+from diabat.compute.words import flip_sign, load_words, philox, sign_of, store_words
 from diabat.samplers.tempering.decisions import heat_bath, metropolis
-from diabat.samplers.tempering.lanes import flip_sign, load_words, philox, sign_of, store_words
 from diabat.samplers.tempering.layout import Strip
 
 # Purpose of random numbers, as in counter_random.

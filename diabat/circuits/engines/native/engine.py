@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from diabat.checks import ArgumentError
-from diabat.circuits.engine import (
+from diabat.circuits.engines.engine import (
     Batch,
     BatchGradient,
     BatchMoments,
@@ -22,11 +22,11 @@ from diabat.circuits.engine import (
     PlanGradient,
     check_cotangents,
 )
-from diabat.circuits.lanes import COLUMNS, SPINS, Lanes, in_lanes, lower_pairs
-from diabat.circuits.memory import require_memory
-from diabat.circuits.native_plan import native_plan
+from diabat.circuits.engines.native.lanes import COLUMNS, SPINS, Lanes, in_lanes, lower_pairs
+from diabat.circuits.engines.native.plan import native_plan
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
+from diabat.compute.memory import require_memory
 
 MAX_SPINS = 26
 _VECTOR_BYTES = 64
@@ -151,7 +151,7 @@ class NativeEngine(Engine):
     ) -> PlanGradient:
         """Exact derivative by the adjoint method, as `Engine.gradient`; without ``angles`` their part is left zero."""
         _load_numba()
-        from diabat.circuits.native_adjoint import run_gradient
+        from diabat.circuits.engines.native.adjoint import run_gradient
 
         pairs_of = [n * (n - 1) // 2 for n in (max(2, b.num_spins) for b in batches)]
         check_cotangents(batches, cotangents, pair_cotangents)
@@ -200,7 +200,7 @@ class NativeEngine(Engine):
 
     def _answer(self, plan: TrotterPlan, lanes: Lanes, scratch: Tables, **wanted: Any) -> None:
         """Run all jobs and fill the arrays that are wanted, by their names in `run_plan`."""
-        from diabat.circuits.native_kernel import run_plan
+        from diabat.circuits.engines.native.kernel import run_plan
 
         none = np.empty((0, self._width), self._dtype)
         values = (wanted.get(name, none) for name in ("ups", "totals", "pairs", "tables"))
@@ -212,8 +212,8 @@ class NativeEngine(Engine):
         self, kernel: Callable[..., None], plan: TrotterPlan, lanes: Lanes, tables: Tables, *out: Any
     ) -> None:
         """Run all jobs; arrays of ``out`` whose rows follow the jobs' own numbering are shared by the threads."""
-        from diabat.circuits.native_kernel import scratch_rows
-        from diabat.circuits.native_steps import small_rows
+        from diabat.circuits.engines.native.kernel import scratch_rows
+        from diabat.circuits.engines.native.steps import small_rows
 
         if not len(lanes.jobs):
             return
@@ -252,8 +252,8 @@ def _load_numba() -> None:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        import_module("diabat.circuits.native_kernel")
-        from diabat.circuits.native_steps import small_rows
+        import_module("diabat.circuits.engines.native.kernel")
+        from diabat.circuits.engines.native.steps import small_rows
 
         small_rows(2, 8)  # numba sets itself up at the first call
     finally:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diabat.circuits.engine import Batch
+from diabat.circuits.engines.engine import Batch
 from diabat.circuits.schedules import FloatArray
 
 Floats = NDArray[np.floating]

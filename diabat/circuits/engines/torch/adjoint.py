@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diabat.circuits.torch_states import HalvedStates
-from diabat.circuits.torch_steps import TorchSteps
+from diabat.circuits.engines.torch.states import HalvedStates
+from diabat.circuits.engines.torch.steps import TorchSteps
 
 
 @dataclass(frozen=True, eq=False)

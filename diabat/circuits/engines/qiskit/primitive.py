@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from diabat.checks import ArgumentError
-from diabat.circuits.engine import Batch, BatchMoments, Engine, EngineError
-from diabat.circuits.ising_circuit import IsingCircuit, coupled_pairs, ising_circuit
-from diabat.circuits.primitive_job import Work, run_job
+from diabat.circuits.engines.engine import Batch, BatchMoments, Engine, EngineError
+from diabat.circuits.engines.qiskit.ising_circuit import IsingCircuit, coupled_pairs, ising_circuit
+from diabat.circuits.engines.qiskit.primitive_job import Work, run_job
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from diabat.circuits.jit import inner, jit
-from diabat.circuits.simd import address, constant, entry, fma, fnma, load, mul, nearest, skip, splat, store
+from diabat.compute.jit import inner, jit
+from diabat.compute.simd import address, constant, entry, fma, fnma, load, mul, nearest, skip, splat, store
 
 # Qubits whose field phases are applied together, in the first of the two passes that mix them.
 GROUP = 4

@@ -1,6 +1,6 @@
 """Vectors of 16 lanes of 32 bits for the tempering kernel: random words, and bit tricks on float32.
 
-Adds to :mod:`diabat.circuits.simd`, whose vectors of float32 are used as they are.
+Adds to :mod:`diabat.compute.simd`, whose vectors of float32 are used as they are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numba.core import types
 from numba.core.types.containers import UniTuple
 from numba.extending import models, register_model
 
-from diabat.circuits.simd import FLOAT32, intrinsic
+from diabat.compute.simd import FLOAT32, intrinsic
 
 WIDTH = 16
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from diabat.circuits.jit import inner
-from diabat.circuits.native_steps import GROUP, Tables, rotated
-from diabat.circuits.simd import add, entry, fma, fnma, load, mul, splat, store, sub
+from diabat.circuits.engines.native.steps import GROUP, Tables, rotated
+from diabat.compute.jit import inner
+from diabat.compute.simd import add, entry, fma, fnma, load, mul, splat, store, sub
 
 # Log2 of the rows of a chunk that is taken through all its qubits before the next, a multiple of GROUP: 2^8 rows of
 # two vectors are 32 KiB, the first-level cache of a core.

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diabat.circuits.schedules import FloatArray
-from diabat.circuits.scrubbing import scrubbed
+from diabat.scrubbing import scrubbed
 
 if TYPE_CHECKING:
     from qiskit import QuantumCircuit

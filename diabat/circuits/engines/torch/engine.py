@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from diabat.checks import ArgumentError
-from diabat.circuits.engine import (
+from diabat.circuits.engines.engine import (
     Batch,
     BatchGradient,
     BatchMoments,
@@ -19,10 +19,10 @@ from diabat.circuits.engine import (
     PlanGradient,
     check_cotangents,
 )
+from diabat.circuits.engines.torch.adjoint import observable, part_gradient
+from diabat.circuits.engines.torch.states import HalvedStates
+from diabat.circuits.engines.torch.steps import TorchSteps
 from diabat.circuits.schedules import FloatArray
-from diabat.circuits.torch_adjoint import observable, part_gradient
-from diabat.circuits.torch_states import HalvedStates
-from diabat.circuits.torch_steps import TorchSteps
 from diabat.circuits.trotter import TrotterPlan
 
 _DTYPES = {"double": torch.complex128, "single": torch.complex64}
@@ -107,7 +107,7 @@ class TorchEngine(Engine):
         *,
         angles: bool = True,
     ) -> PlanGradient:
-        """Derivative by the adjoint method; see `Engine.gradient` and `diabat.circuits.torch_adjoint`.
+        """Derivative by the adjoint method; see `Engine.gradient` and `diabat.circuits.engines.torch.adjoint`.
 
         Raises:
             ValueError: Too many spins, or cotangents that do not have the shapes of the batches.

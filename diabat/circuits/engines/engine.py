@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from diabat.checks import ArgumentError
+from diabat.circuits.engines.sampling import draw_spins
 from diabat.circuits.problem import check_batch, spin_table
-from diabat.circuits.sampling import draw_spins
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from diabat.checks import ArgumentError
-from diabat.circuits.circuit import prepared
+from diabat.circuits.engines.qiskit.circuit import prepared
 from diabat.circuits.problem import check_couplings, check_fields, coupling_exponents
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from diabat.circuits.jit import inner
-from diabat.circuits.native_passes import (
+from diabat.circuits.engines.native.passes import (
     CHUNK,
     STRIP,
     Mixer,
@@ -22,8 +21,9 @@ from diabat.circuits.native_passes import (
     phase_four,
     store_four,
 )
-from diabat.circuits.native_steps import GROUP, Tables, rotated
-from diabat.circuits.simd import add, constant, fma, fnma, load, mul, store, sub
+from diabat.circuits.engines.native.steps import GROUP, Tables, rotated
+from diabat.compute.jit import inner
+from diabat.compute.simd import add, constant, fma, fnma, load, mul, store, sub
 
 
 class Pair(NamedTuple):

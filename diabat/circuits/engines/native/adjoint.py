@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from diabat.circuits.jit import inner, jit
-from diabat.circuits.lanes import FIELD_ROW, OUT_ROW, OUT_ROWS, OWN, SPINS
-from diabat.circuits.native_kernel import GAP, evolve, fold_pairs, job_inputs, signed_sums, table
-from diabat.circuits.native_passes import mixer_of
-from diabat.circuits.native_steps import Tables, make_phases, phase_tables, turn_array
-from diabat.circuits.native_undo import Pair, backward_step
-from diabat.circuits.simd import add, address, constant, entry, fma, fnma, load, mul, skip, splat, store, sub
+from diabat.circuits.engines.native.kernel import GAP, evolve, fold_pairs, job_inputs, signed_sums, table
+from diabat.circuits.engines.native.lanes import FIELD_ROW, OUT_ROW, OUT_ROWS, OWN, SPINS
+from diabat.circuits.engines.native.passes import mixer_of
+from diabat.circuits.engines.native.steps import Tables, make_phases, phase_tables, turn_array
+from diabat.circuits.engines.native.undo import Pair, backward_step
+from diabat.compute.jit import inner, jit
+from diabat.compute.simd import add, address, constant, entry, fma, fnma, load, mul, skip, splat, store, sub
 
 # Tables of 2^n rows in scratch: ψ, λ, the gradient of the couplings, their exponents, and one to fold in.
 GRADIENT, EXPONENTS, FOLDED, TABLES = 4, 5, 6, 7

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diabat.circuits.engines.torch.states import HalvedStates
 from diabat.circuits.schedules import FloatArray
-from diabat.circuits.torch_states import HalvedStates
 from diabat.circuits.trotter import TrotterPlan
 
 # Qubits that one matrix of the mixer acts on: 2^4 rows keep a matrix product near the speed of the machine.

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from diabat.circuits.jit import inlined, inner, jit
-from diabat.circuits.lanes import COUPLING_ROW, FIELD_ROW, OUT_ROW, OUT_ROWS, OWN, SPINS
-from diabat.circuits.native_passes import forward_step, mixer_of
-from diabat.circuits.native_steps import (
+from diabat.circuits.engines.native.lanes import COUPLING_ROW, FIELD_ROW, OUT_ROW, OUT_ROWS, OWN, SPINS
+from diabat.circuits.engines.native.passes import forward_step, mixer_of
+from diabat.circuits.engines.native.steps import (
     Tables,
     make_phases,
     phase_rows,
@@ -20,7 +19,8 @@ from diabat.circuits.native_steps import (
     shared_turns,
     turn_array,
 )
-from diabat.circuits.simd import add, address, constant, entry, fma, load, mul, store, sub
+from diabat.compute.jit import inlined, inner, jit
+from diabat.compute.simd import add, address, constant, entry, fma, load, mul, store, sub
 
 # Rows between tables of 2^n rows: at a distance of a power of two, a load from one would wait for a store to the
 # other, whose address agrees in the lowest bits, and the rows of both would compete for the same lines of the cache.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from diabat.circuits.circuit import prepared
+from diabat.circuits.engines.qiskit.circuit import prepared
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
 

@@ -1,0 +1,1 @@
+"""What runs a Trotter plan: the interface of engines, and one package for each kind of them."""

@@ -1,0 +1,1 @@
+"""The engine of compiled kernels, with problems in SIMD lanes."""
