@@ -20,8 +20,8 @@ from torch import Tensor
 import diabat
 from benchmarks.measure import report
 from diabat.attention.neurogame import PAPER_MEAN_FIELD, NeuroGameAttention
-from diabat.config.runs import load_run
 from diabat.models import PairClassifier
+from diabat.runs.runs import load_run
 from diabat.samplers import Sampler
 from diabat.tasks import PairTask
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, PreTrainedTokenizerFast
 
-from diabat.config import make_config, run_training
-from diabat.config.runs import evaluate_run, explain_run, load_run
+from diabat.config import make_config
+from diabat.runs import run_training
+from diabat.runs.runs import evaluate_run, explain_run, load_run
 
 WORDS = ["a", "man", "dog", "cat", "is", "not", "playing", "sleeping", "the", "guitar", "with", "nobody"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.dqa_fidelity.core import SOLVER, Job, Row, Section, anneal, law_of
-from diabat.calibration.goodness import boltzmann
-from diabat.fidelity.states import kl_divergence, total_variation
 from diabat.ising import Ising, pack_couplings
+from diabat.studies.calibration.goodness import boltzmann
+from diabat.studies.fidelity.states import kl_divergence, total_variation
 
 SPINS, INSTANCES, STEPS = 10, 64, 800
 STRENGTHS = (0.1, 0.3, 0.5, 1.0)

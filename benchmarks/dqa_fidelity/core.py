@@ -18,10 +18,10 @@ from diabat.circuits import (
     second_order_response,
     trotter_plan,
 )
-from diabat.fidelity import find_truth, sk
-from diabat.fidelity.states import all_states, states_of, total_variation
 from diabat.ising import Ising
 from diabat.samplers.dqa import DQASampler
+from diabat.studies.fidelity import find_truth, sk
+from diabat.studies.fidelity.states import all_states, states_of, total_variation
 
 SOLVER = "Advantage2_system1"
 LEARNED = tuple(name for name in available_plans() if name.startswith("boltzmann-"))

@@ -10,7 +10,7 @@ import torch
 from benchmarks.dqa_fidelity.core import LEARNED, Job, Row, Section, anneal, law_of, sk_problems
 from diabat.circuits import NativeEngine, builtin_plan
 from diabat.ising import Ising
-from diabat.learned import error_table, wide_instances
+from diabat.studies.learned import error_table, wide_instances
 
 CASES = ((0.5, 0.5), (1.0, 0.5), (2.0, 0.5), (3.0, 0.5), (0.5, 1.0), (1.0, 1.0), (2.0, 1.0), (3.0, 1.0))
 FIELDS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0)

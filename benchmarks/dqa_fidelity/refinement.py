@@ -20,7 +20,7 @@ from benchmarks.dqa_fidelity.core import (
     sk_problems,
 )
 from benchmarks.dqa_fidelity.sweeps import swept
-from diabat.fidelity.states import states_of_marginals
+from diabat.studies.fidelity.states import states_of_marginals
 
 STRENGTHS, SWEEPS = (0.6, 1.0, 2.0), (0, 1, 2, 4, 8, 16)
 DISTANCE, ERROR = "TV against sweeps", "Mean |ΔP| against sweeps"

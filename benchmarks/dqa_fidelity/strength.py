@@ -23,9 +23,9 @@ from benchmarks.dqa_fidelity.core import (
     sk_problems,
 )
 from benchmarks.dqa_fidelity.sweeps import swept
-from diabat.fidelity.metrics import marginal_floor
-from diabat.fidelity.states import states_of_marginals
 from diabat.samplers import sampler
+from diabat.studies.fidelity.metrics import marginal_floor
+from diabat.studies.fidelity.states import states_of_marginals
 
 STRENGTHS = (0.1, 0.2, 0.3, 0.6, 1.0, 1.5, 2.0)
 SIZES = (6, 8)

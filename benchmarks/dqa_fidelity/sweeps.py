@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diabat.fidelity.states import all_states
 from diabat.ising import Ising
+from diabat.studies.fidelity.states import all_states
 
 
 def swept(law: Tensor, ising: Ising, sweeps: int) -> Tensor:

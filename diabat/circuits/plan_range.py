@@ -53,7 +53,7 @@ class PlanRange:
 
     @classmethod
     def of_metadata(cls, metadata: Mapping[str, Any]) -> PlanRange | None:
-        """The range that a plan's file states, measured by `diabat.learned.trained_range`; None if it states none.
+        """The range that a plan's file states, by `diabat.studies.learned.trained_range`; None if it states none.
 
         Raises:
             ValueError: The entry has another form.

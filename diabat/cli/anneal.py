@@ -115,7 +115,7 @@ def show(
     """Print the angles of a plan, its first-order betas, and its errors on held-out instances."""
     with importing():
         from diabat.cli.anneal_report import print_plan
-        from diabat.learned import plot_plan
+        from diabat.studies.learned import plot_plan
 
     chosen, metadata = choose_plan(plan)
     if figure is not None:

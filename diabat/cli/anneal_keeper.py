@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diabat.circuits import TrotterPlan, save_plan
-from diabat.learned import Watcher
+from diabat.studies.learned import Watcher
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -15,7 +15,7 @@ from diabat.cli.anneal_files import choose_plan
 from diabat.cli.anneal_keeper import Keeper
 from diabat.cli.anneal_request import Request, naming_options
 from diabat.cli.failures import Interrupted
-from diabat.learned import (
+from diabat.studies.learned import (
     COLUMNS,
     Instances,
     Objective,
@@ -78,7 +78,7 @@ def _instances(request: Request) -> tuple[list[Instances], list[Instances]]:
             strengths, request.spins, request.instances, seed=request.seed, weights=weights
         )
         return [*drawn, *_wide(request, request.spins, request.instances)], []
-    from diabat.config.ensembles import attention_ensembles
+    from diabat.runs.ensembles import attention_ensembles
 
     halves = [split_windows(layer) for layer in attention_ensembles(request.run, seed=request.seed)]
     training = [entry for half, _ in halves for entry in recorded_instances(half)]

@@ -77,7 +77,7 @@ def calibrate_schedule(
     if figure is not None:
         require_writable(figure)
     with importing():
-        from diabat.calibration import calibration_table, plot_calibration
+        from diabat.studies.calibration import calibration_table, plot_calibration
 
     with naming(_OPTIONS):
         found = calibration_table(

@@ -17,7 +17,7 @@ from diabat.cli.figures import require_writable
 from diabat.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from diabat.config.runs import Evaluation
+    from diabat.runs.runs import Evaluation
     from diabat.training.scores import Scores
 
 RunArgument = Annotated[
@@ -44,7 +44,7 @@ def evaluate_model(
     metric of their task.
     """
     with importing():
-        from diabat.config.runs import evaluate_run, load_run
+        from diabat.runs.runs import evaluate_run, load_run
         from diabat.tasks import PairTask
         from diabat.training.scores_figure import plot_scores
 

@@ -60,8 +60,8 @@ def explain_prediction(
     --coalitions, to see how far they can be trusted.  The prediction is that of the same coalitions.
     """
     with importing():
-        from diabat.config.runs import explain_run
         from diabat.models.explanation_figure import plot_explanation
+        from diabat.runs.runs import explain_run
 
     if figure is not None:
         require_writable(figure)

@@ -46,9 +46,11 @@ def compare_backends(
     fields and couplings of a trained model.
     """
     with importing():
-        from diabat.config import build_sampler, load_config, use_threads
-        from diabat.config.ensembles import build_ensembles
-        from diabat.fidelity import fidelity_report, gradient_report, plot_fidelity, plot_gradients
+        from diabat.config import load_config
+        from diabat.runs import build_sampler, use_threads
+        from diabat.runs.ensembles import build_ensembles
+        from diabat.studies.fidelity import fidelity_report, plot_fidelity
+        from diabat.studies.gradients import gradient_report, plot_gradients
 
     compare: Any = gradient_report if gradients else fidelity_report
     plot: Any = plot_gradients if gradients else plot_fidelity

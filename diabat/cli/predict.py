@@ -15,7 +15,7 @@ from diabat.cli.failures import importing, naming
 from diabat.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from diabat.config.predictions import Predictions
+    from diabat.runs.predict import Predictions
 
 DataOption = Annotated[
     Path, typer.Option(help="The pairs: .jsonl, .tsv (.txt) or .csv with columns premise and hypothesis.")
@@ -46,7 +46,7 @@ def predict_pairs_of_file(
     --output a file that is complete or not there.
     """
     with importing():
-        from diabat.config.predictions import (
+        from diabat.runs.predict import (
             SUFFIXES,
             columns_of,
             json_lines,
@@ -55,8 +55,8 @@ def predict_pairs_of_file(
             require_table,
             write_predictions,
         )
-        from diabat.config.runs import load_classifier
-        from diabat.fidelity.report import progress_bar
+        from diabat.runs.runs import load_classifier
+        from diabat.studies.fidelity.report import progress_bar
 
     if output is not None:
         require_new(output, "--output", SUFFIXES, force)

@@ -15,7 +15,7 @@ from diabat.cli.output import print_json, print_table
 from diabat.cli.shipped import print_shipped
 
 if TYPE_CHECKING:
-    from diabat.config.experiments import Outcome
+    from diabat.runs.experiments import Outcome
 
 NameArgument = Annotated[
     str | None,
@@ -45,7 +45,7 @@ def reproduce_experiment(
     What is finished is not trained again, and what was interrupted goes on: repeat the command to continue.
     """
     with importing():
-        from diabat.config.experiments import (
+        from diabat.runs.experiments import (
             load_experiment,
             run_experiment,
             shipped_experiments,

@@ -38,7 +38,8 @@ def train_model(
     CONFIG may also be the folder of an earlier run.
     """
     with importing():
-        from diabat.config import run_training, to_plain
+        from diabat.config import to_plain
+        from diabat.runs import run_training
         from diabat.training import OutputError, TrainingInterrupted
 
     changes = [*(overrides or []), *_as_overrides(output, data)]

@@ -21,8 +21,8 @@ from diabat.config.sections import (
     options_model,
     task_name,
 )
-from diabat.fidelity.ensembles import DEFAULT_STRENGTHS
 from diabat.models import PairModelOptions, TransformerOptions
+from diabat.studies.fidelity.ensembles import DEFAULT_STRENGTHS
 from diabat.tasks import BracketOptions
 from diabat.training.options import PAIR_PROTOCOL, PROTOCOLS, TrainOptions
 

@@ -12,10 +12,10 @@ import matplotlib.figure
 import pytest
 
 from diabat.circuits import from_csv, load_plan
-from diabat.fidelity import fidelity_report, plot_fidelity, sk
 from diabat.files import create_file, naming, read_file
 from diabat.problem_files import ProblemFileError, read_problem
 from diabat.samplers import sampler
+from diabat.studies.fidelity import fidelity_report, plot_fidelity, sk
 
 
 def full(*_: Any, **__: Any) -> Any:

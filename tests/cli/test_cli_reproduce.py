@@ -11,8 +11,9 @@ import pytest
 from cli_runs import SMALL, run, run_json
 
 from diabat.cli.shipped import described
-from diabat.config import ConfigError, experiments, load_config, shipped_configs, to_plain
-from diabat.config.experiments import Experiment, Outcome, load_experiment, shipped_experiments, table_rows
+from diabat.config import ConfigError, load_config, shipped_configs, to_plain
+from diabat.runs import experiments
+from diabat.runs.experiments import Experiment, Outcome, load_experiment, shipped_experiments, table_rows
 from diabat.training import TrainingInterrupted
 
 LIMITS = ["training.max_steps=3", "training.checkpoint_every=1"]

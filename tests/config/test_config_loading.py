@@ -11,9 +11,6 @@ import diabat
 from diabat.config import (
     Config,
     ConfigError,
-    build_model,
-    build_sampler,
-    build_task,
     find_config,
     load_config,
     make_config,
@@ -21,6 +18,7 @@ from diabat.config import (
     to_plain,
     to_yaml,
 )
+from diabat.runs import build_model, build_sampler, build_task
 from diabat.samplers import registry
 from diabat.samplers.dqa import DQASampler
 from diabat.tasks import BracketOptions, ShakespeareOptions

@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from diabat.config import ConfigError, build_model, build_sampler, build_task, make_config
+from diabat.config import ConfigError, make_config
+from diabat.runs import build_model, build_sampler, build_task
 
 BACKENDS = "dqa, exact, mean_field"
 TASKS = "brackets, shakespeare, sick, snli, mnli, pairs"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from diabat.config.runs import explain_run
 from diabat.models.explanation_figure import plot_explanation
+from diabat.runs.runs import explain_run
 
 from .test_cli_pairs import run, run_json, small
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner, Result
 
 import diabat
 from diabat.cli import app
-from diabat.config import predictions
-from diabat.config.predictions import predict_pairs, read_unlabelled
-from diabat.config.runs import load_classifier, load_run
+from diabat.runs import predict as predictions
+from diabat.runs.predict import predict_pairs, read_unlabelled
+from diabat.runs.runs import load_classifier, load_run
 from diabat.samplers import UnsupportedError
 from diabat.tasks.nli_files import Columns
 from diabat.training.evaluate import predict

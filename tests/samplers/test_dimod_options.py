@@ -11,8 +11,9 @@ import torch
 from dwave.samplers import SimulatedAnnealingSampler
 
 import diabat
-from diabat.config import build_sampler, make_config
+from diabat.config import make_config
 from diabat.ising import Ising
+from diabat.runs import build_sampler
 from diabat.samplers.dimod import DimodSampler
 
 from .dimod_fakes import HELD, Scripted, all_up

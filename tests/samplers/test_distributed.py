@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 import diabat
-from diabat.config import ConfigError, build_sampler, make_config
+from diabat.config import ConfigError, make_config
 from diabat.config.yaml_files import parse_yaml
 from diabat.ising import Ising, pack_couplings, pack_three_body
+from diabat.runs import build_sampler
 from diabat.samplers import Samples, UnsupportedError, sampler
 from diabat.samplers.distributed import DistributedSampler
 from diabat.samplers.distributed.jobs import Job

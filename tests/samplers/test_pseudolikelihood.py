@@ -11,8 +11,6 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from diabat import fidelity
-from diabat.fidelity import sk
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers import conditionals, newton
 from diabat.samplers.answers import Samples
@@ -23,6 +21,8 @@ from diabat.samplers.pseudolikelihood import (
     fit_state_betas,
     log_pseudolikelihood,
 )
+from diabat.studies import fidelity
+from diabat.studies.fidelity import sk
 from diabat.testing import ReferenceSampler, brute_force_states, scaled, state_table
 from diabat.testing.problems import Lead, causal_problem, make_problem, with_visible
 

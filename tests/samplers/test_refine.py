@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 import diabat
-from diabat.config import ConfigError, build_sampler, make_config
+from diabat.config import ConfigError, make_config
 from diabat.config.yaml_files import parse_yaml
 from diabat.ising import Ising
+from diabat.runs import build_sampler
 from diabat.samplers import Capabilities, Sampler, Samples, UnsupportedError, sampler
 from diabat.samplers.refine import RefineSampler
 from diabat.testing import (

@@ -13,9 +13,10 @@ from scipy import stats
 from torch import Tensor
 
 import diabat
-from diabat.config import ConfigError, build_sampler, make_config
+from diabat.config import ConfigError, make_config
 from diabat.config.yaml_files import parse_yaml
 from diabat.ising import Ising, pack_couplings
+from diabat.runs import build_sampler
 from diabat.samplers import UnsupportedError
 from diabat.samplers.tempering import TemperingSampler
 from diabat.testing import brute_force, brute_force_states

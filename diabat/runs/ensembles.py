@@ -1,0 +1,106 @@
+"""The problems of the section ``fidelity``: random ensembles, and the attention of a trained run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from diabat.attention import BoltzmannAttention
+from diabat.config.errors import ConfigError
+from diabat.config.loading import load_config
+from diabat.config.schema import Config
+from diabat.models import Transformer, TransformerOptions
+from diabat.runs.build import build_model, build_task
+from diabat.studies.fidelity import Ensemble, ferromagnet, from_attention, sk
+from diabat.tasks import Task
+from diabat.training import load_model
+
+_WINDOWS = 16
+
+
+def build_ensembles(config: Config, *, trust: bool = False) -> list[Ensemble]:
+    """Build the problems that ``config.fidelity`` asks for; the seed is ``config.seed``.
+
+    Args:
+        config: The configuration.
+        trust: As for :func:`diabat.config.load_config`, of the run that it names.
+
+    Raises:
+        ConfigError: If the checkpoint is not a run of Boltzmann attention, or would have to be trusted.
+        CheckpointError: If the checkpoint is damaged.
+    """
+    options = config.fidelity
+    ensembles: list[Ensemble] = []
+    for size in options.sizes:
+        for family in options.ensembles:
+            if family == "sk":
+                made = sk(
+                    options.strengths,
+                    num_spins=size,
+                    instances=options.instances,
+                    queries=options.queries,
+                    seed=config.seed,
+                )
+            else:
+                queries = options.instances * options.queries
+                made = ferromagnet(options.strengths, num_spins=size, queries=queries, seed=config.seed)
+            several = len(options.sizes) > 1
+            ensembles += [replace(e, name=f"{e.name} n={size}") if several else e for e in made]
+    if options.checkpoint is not None:
+        ensembles += attention_ensembles(options.checkpoint, seed=config.seed, trust=trust)
+    return ensembles
+
+
+def attention_ensembles(run_dir: Path, *, seed: int, trust: bool = False) -> list[Ensemble]:
+    """Run a trained model on validation sequences and take the problems of each attention layer.
+
+    Args:
+        run_dir: Folder of the run.
+        seed: Seed of the choice of sequences.
+        trust: As for :func:`diabat.config.load_config`.
+
+    Raises:
+        ConfigError: If the folder holds no run or would have to be trusted, or its model has softmax attention.
+        CheckpointError: If the checkpoint is damaged.
+    """
+    stored = run_dir / "config.json"
+    if not stored.is_file():
+        raise ConfigError(
+            "fidelity.checkpoint", f"expected the folder of a run, got '{run_dir}' without config.json."
+        )
+    config = load_config(stored, trust=trust)
+    task = build_task(config) if isinstance(config.model, TransformerOptions) else None
+    if not isinstance(config.model, TransformerOptions) or not isinstance(task, Task):
+        raise ConfigError(
+            "fidelity.checkpoint", f"expected a run of a transformer, got '{run_dir}', a classifier of pairs."
+        )
+    if config.model.mode == "softmax":
+        raise ConfigError(
+            "fidelity.checkpoint", f"expected a run with couplings, got '{run_dir}' with model.mode=softmax."
+        )
+    model = build_model(config, task)
+    assert isinstance(model, Transformer)
+    model.load_state_dict(load_model(run_dir))
+    model.eval()
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(len(task.validation), generator=generator)[:_WINDOWS]
+    with torch.no_grad():
+        model(task.validation.inputs[chosen])
+    return [_layer_ensemble(layer, f"layer {i}") for i, layer in enumerate(model.attention_layers(), start=1)]
+
+
+def _layer_ensemble(layer: BoltzmannAttention, name: str) -> Ensemble:
+    fields, couplings = layer.last_fields_and_couplings()
+    length = fields.shape[-1]
+    three_body = layer.three_body(length)
+    visible = torch.ones(length, length, dtype=torch.bool)
+    return from_attention(
+        fields.double(),
+        None if couplings is None else couplings.double(),
+        visible.tril() if layer.causal else visible,
+        None if three_body is None else three_body.detach().double(),
+        windows=_WINDOWS,
+        name=f"trained, {name}",
+    )

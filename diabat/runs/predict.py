@@ -1,0 +1,147 @@
+"""Predictions of a trained classifier for sentence pairs without labels."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from diabat.checks import ArgumentError
+from diabat.runs.runs import TrainedClassifier
+from diabat.tasks import PairFileOptions
+from diabat.tasks.nli_files import Columns, Pairs, read_sentences
+from diabat.tasks.nli_tokens import tokenize_pairs
+from diabat.training.evaluate import predict
+from diabat.training.files import replace_file
+
+SUFFIXES = (".jsonl", ".tsv")
+"""Suffixes of the files that predictions can be written to."""
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Pairs, and the probability of every class for each of them.
+
+    Attributes:
+        pairs: The pairs, in the order of the file.
+        classes: Names of the classes.
+        probabilities: float64 [N, C], rows sum to 1.
+    """
+
+    pairs: Pairs
+    classes: tuple[str, ...]
+    probabilities: Tensor
+
+    @property
+    def labels(self) -> list[str]:
+        """Most probable class of every pair."""
+        return [self.classes[c] for c in self.probabilities.argmax(-1).tolist()]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many pairs have each label."""
+        found = Counter(self.labels)
+        return {name: found[name] for name in self.classes}
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Each pair with ``premise``, ``hypothesis``, ``label`` and ``probabilities`` by class."""
+        columns = (self.pairs.premises, self.pairs.hypotheses, self.labels, self.probabilities.tolist())
+        for premise, hypothesis, label, chances in zip(*columns, strict=True):
+            yield {
+                "premise": premise,
+                "hypothesis": hypothesis,
+                "label": label,
+                "probabilities": dict(zip(self.classes, chances, strict=True)),
+            }
+
+
+def columns_of(run: TrainedClassifier, premise: str | None, hypothesis: str | None) -> Columns:
+    """Columns to read: those named, else those of the run's own files, else ``premise`` and ``hypothesis``."""
+    task = run.config.task
+    own = Columns(task.premise, task.hypothesis) if isinstance(task, PairFileOptions) else Columns()
+    return Columns(premise or own.premise, hypothesis or own.hypothesis)
+
+
+def read_unlabelled(path: Path, run: TrainedClassifier, columns: Columns) -> tuple[Pairs, Any]:
+    """Read and tokenize a file of pairs as the run's own data were.
+
+    Raises:
+        DataError: If the file cannot be read, lacks a column or holds no pairs.
+    """
+    pairs = read_sentences(path, columns)
+    return pairs, tokenize_pairs(run.tokenizer, pairs, run.config.task.window)
+
+
+def predict_pairs(
+    run: TrainedClassifier, pairs: Pairs, split: Any, advanced: Callable[[int], None] | None = None
+) -> Predictions:
+    """Predict the class of every pair; the same file gives the same answers.
+
+    Args:
+        run: The classifier.
+        pairs: The pairs.
+        split: The same, tokenized.
+        advanced: Called with the number of pairs of every batch as it is done.
+
+    Raises:
+        UnsupportedError: If the sampler cannot answer pairs as long as these.
+    """
+    training, device = run.config.training, next(run.model.parameters()).device
+    logits, _ = predict(
+        run.model, split.to(device), seed=training.seed, precision=training.precision, advanced=advanced
+    )
+    return Predictions(pairs, run.classes, logits.double().softmax(-1))
+
+
+def write_predictions(predictions: Predictions, path: Path) -> None:
+    """Write a file that holds all predictions or is not there.
+
+    ``.jsonl`` has the rows of :meth:`Predictions.rows`; ``.tsv`` the columns premise, hypothesis, label and one of
+    probabilities for each class, which may hold no tab or line break.
+
+    Raises:
+        ValueError: If a sentence does not fit into a table, or the suffix is another.
+        OSError: As the system reports it; the file is what it was.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ArgumentError("output", f"expected a file ending in {', '.join(SUFFIXES)}, got '{path}'.")
+    lines = json_lines(predictions) if path.suffix == ".jsonl" else _table(predictions)
+    replace_file(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+def require_table(pairs: Pairs) -> None:
+    """Refuse sentences that a tab-separated file cannot hold.
+
+    Raises:
+        ValueError: Naming the pair.
+    """
+    for number, sentences in enumerate(zip(pairs.premises, pairs.hypotheses, strict=True), start=1):
+        if any(mark in sentence for sentence in sentences for mark in "\t\n\r"):
+            raise ArgumentError(
+                "output",
+                f"expected sentences without tabs and line breaks for a .tsv file, got pair {number} with one; "
+                "write a .jsonl file.",
+            )
+
+
+def json_lines(predictions: Predictions) -> Iterator[str]:
+    """The rows as JSON, one object a line."""
+    for row in predictions.rows():
+        yield json.dumps(row, ensure_ascii=False, allow_nan=False)
+
+
+def _table(predictions: Predictions) -> Iterator[str]:
+    require_table(predictions.pairs)
+    yield _cells("premise", "hypothesis", "label", *predictions.classes)
+    for row in predictions.rows():
+        chances = (f"{chance:.6f}" for chance in row["probabilities"].values())
+        yield _cells(row["premise"], row["hypothesis"], row["label"], *chances)
+
+
+def _cells(*cells: str) -> str:
+    return "\t".join(cells)

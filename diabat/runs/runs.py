@@ -1,0 +1,217 @@
+"""Finished runs: their configuration, data and weights, evaluated and explained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from diabat.checks import ArgumentError
+from diabat.config.errors import ConfigError
+from diabat.config.loading import load_config
+from diabat.config.schema import Config
+from diabat.models import PairModelOptions
+from diabat.runs.build import build_model, build_sampler, build_task, choose_device, use_threads
+from diabat.tasks import PairOptions, PairTask, Task
+from diabat.training import load_model
+from diabat.training.checkpoint import load_weights, read_checkpoint
+from diabat.training.evaluate import evaluate, own_random_numbers, predict
+from diabat.training.precision import autocast
+from diabat.training.scores import Scores, score
+
+if TYPE_CHECKING:
+    from diabat.models import Model, PairClassifier
+    from diabat.models.explanation import PairExplanation
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A trained model with what it was trained on.
+
+    Attributes:
+        config: Configuration of the run.
+        task: Its task.
+        model: The model with the chosen weights, in evaluation mode.
+    """
+
+    config: Config
+    task: Task | PairTask
+    model: Model
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Outcome of an evaluation.
+
+    Attributes:
+        task: Name of the task.
+        split: Name of the examples.
+        metric: ``perplexity`` or ``accuracy``.
+        value: The metric.
+        loss: Mean cross-entropy in nats.
+        scores: Scores by class, for classifiers of pairs.
+        dropped: Examples of the source that were left out because they have no agreed label.
+    """
+
+    task: str
+    split: str
+    metric: str
+    value: float
+    loss: float
+    scores: Scores | None
+    dropped: int
+
+
+def load_run(path: str | Path, overrides: Iterable[str] = (), *, trust: bool = False) -> Run:
+    """Load a run with its data.
+
+    Args:
+        path: Folder of a run, of which the weights of the lowest validation loss are taken, or of one of its
+            checkpoints.  A checkpoint ``step-...`` gives the averaged weights if the run averages.
+        overrides: Changes of the configuration, e.g. of where the data lies.
+        trust: As for :func:`diabat.config.load_config`.
+
+    Raises:
+        ConfigError: If the folder holds no run, or one that would have to be trusted.
+        CheckpointError: If the checkpoint is damaged or missing.
+        DataError: If the data cannot be found.
+    """
+    config, weights = _stored(Path(path), overrides, trust)
+    task = build_task(config)
+    model = build_model(config, task)
+    load_weights(model, weights, Path(path))
+    return Run(config, task, model.to(choose_device(config)).eval())
+
+
+def explain_run(
+    path: str | Path,
+    premise: str,
+    hypothesis: str,
+    overrides: Iterable[str] = (),
+    *,
+    seed: int | None = None,
+    trust: bool = False,
+) -> PairExplanation:
+    """Explain the prediction of a trained classifier for one pair of sentences; needs no data.
+
+    Args:
+        path: As for :func:`load_run`.
+        premise: First sentence.
+        hypothesis: Second sentence.
+        overrides: Changes of the configuration, e.g. of weighting and number of the coalitions.
+        seed: Of coalitions and reads; None takes the seed of the training.
+        trust: As for :func:`diabat.config.load_config`.
+
+    Raises:
+        ConfigError: If the folder holds no run of a classifier of sentence pairs, or would have to be trusted.
+        CheckpointError: If the checkpoint is damaged or missing.
+        ValueError: If a sentence is empty.
+    """
+    from diabat.models.explanation import explain_pair
+
+    run = load_classifier(path, overrides, trust=trust)
+    training, device = run.config.training, next(run.model.parameters()).device
+    used_seed = training.seed if seed is None else seed
+    with own_random_numbers(run.model, used_seed), autocast(training.precision, device):
+        return explain_pair(run.model, run.tokenizer, premise, hypothesis, run.classes)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedClassifier:
+    """A classifier of sentence pairs without its data.
+
+    Attributes:
+        config: Configuration of its run.
+        tokenizer: Its tokenizer.
+        classes: Names of its classes.
+        model: The model with the chosen weights, in evaluation mode.
+    """
+
+    config: Config
+    tokenizer: Any
+    classes: tuple[str, ...]
+    model: PairClassifier
+
+
+def load_classifier(
+    path: str | Path, overrides: Iterable[str] = (), *, trust: bool = False
+) -> TrainedClassifier:
+    """Load a classifier of sentence pairs for further sentences.
+
+    Args:
+        path: As for :func:`load_run`.
+        overrides: Changes of the configuration.
+        trust: As for :func:`diabat.config.load_config`.
+
+    Raises:
+        ConfigError: If the folder holds no run of a classifier of sentence pairs, or would have to be trusted.
+        CheckpointError: If the checkpoint is damaged or missing.
+    """
+    from diabat.runs.build_pairs import build_pair_model, build_tokenizer
+
+    config, weights = _stored(Path(path), overrides, trust)
+    if not isinstance(config.model, PairModelOptions) or not isinstance(config.task, PairOptions):
+        raise ConfigError(
+            f"'{path}'",
+            f"expected a run of a classifier of sentence pairs, got the task '{config.task_name}'.",
+        )
+    tokenizer, classes = build_tokenizer(config.model), config.task.class_names
+    model = build_pair_model(config, tokenizer, len(classes), build_sampler(config.sampler))
+    load_weights(model, weights, Path(path))
+    return TrainedClassifier(config, tokenizer, classes, model.to(choose_device(config)).eval())
+
+
+def _stored(
+    folder: Path, overrides: Iterable[str] = (), trust: bool = False
+) -> tuple[Config, dict[str, Tensor]]:
+    """Configuration and weights of a run or checkpoint; torch gets its number of threads."""
+    checkpoint = folder.parent.name == "checkpoints" and (folder / "state.json").is_file()
+    home = folder.parent.parent if checkpoint else folder
+    stored = home / "config.json"
+    if not stored.is_file():
+        raise ConfigError(f"'{folder}'", "expected the folder of a run or of a checkpoint, got none.")
+    config = load_config(stored, overrides, trust=trust)
+    use_threads(config)
+    return config, _averaged(folder) if checkpoint else load_model(home)
+
+
+def _averaged(checkpoint: Path) -> dict[str, Tensor]:
+    tensors, _ = read_checkpoint(checkpoint)
+    return tensors["model"] | tensors.get("average", {})
+
+
+def evaluate_run(run: Run, split: str = "validation") -> Evaluation:
+    """Evaluate a run on one of its sets.
+
+    Args:
+        run: The run.
+        split: ``train``, ``validation`` or ``test``.
+
+    Raises:
+        ValueError: If the task has no such set.
+    """
+    task, training = run.task, run.config.training
+    examples: Any = {name: getattr(task, name) for name in _sets(task)}.get(split)
+    if examples is None:
+        there = ", ".join(name for name in _sets(task) if getattr(task, name) is not None)
+        raise ArgumentError("split", f"expected one of {there} for the task '{task.name}', got '{split}'.")
+    device = next(run.model.parameters()).device
+    options: dict[str, Any] = {"seed": training.seed, "precision": training.precision}
+    if isinstance(task, PairTask):
+        logits, labels = predict(run.model, examples.to(device), **options)
+        scores = score(logits, labels, task.classes)
+        loss, value, dropped = scores.loss, scores.accuracy, task.dropped.get(split, 0)
+        return Evaluation(task.name, split, task.metric, value, loss, scores, dropped)
+    loss, accuracy = evaluate(run.model, examples.to(device), **options)
+    return Evaluation(
+        task.name, split, task.metric, task.metric_value(loss, accuracy), loss, scores=None, dropped=0
+    )
+
+
+def _sets(task: Task | PairTask) -> tuple[str, ...]:
+    return SPLITS if isinstance(task, PairTask) else SPLITS[:2]

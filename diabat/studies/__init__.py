@@ -1,0 +1,1 @@
+"""Measurements of backends, gradients and anneals, each as a table, JSON and a figure."""

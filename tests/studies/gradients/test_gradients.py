@@ -1,0 +1,192 @@
+"""The gradient report: right for estimators whose errors are known."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from diabat.ising import Ising, pack_couplings
+from diabat.samplers import Capabilities, Sampler, sampler
+from diabat.studies.fidelity import Ensemble, FidelityError, from_attention, sk
+from diabat.studies.gradients import GRADIENT_DEFINITIONS, GradientReport, gradient_report, plot_gradients
+from diabat.testing import RecorderSampler, ReferenceSampler
+
+SMALL: dict[str, Any] = {"num_spins": 4, "instances": 3, "queries": 2}
+EXACT = sampler("exact")
+
+
+def by_estimator(backend: Sampler, ensemble: Ensemble, **options: Any) -> dict[str, dict[str, Any]]:
+    rows = gradient_report({"b": backend}, [ensemble], **options).rows
+    assert [row["refused"] for row in rows] == [None] * len(rows)
+    return {row["estimator"]: row for row in rows}
+
+
+def test_the_exact_gradient_has_no_error_and_the_others_have_theirs() -> None:
+    (ensemble,) = sk([0.6], num_spins=6, instances=4, queries=4)
+    rows = by_estimator(EXACT, ensemble, num_reads=200)
+    for name in ("h", "J"):
+        assert rows["exact"][f"{name}_cosine"] == pytest.approx(1, abs=1e-12)
+        assert rows["exact"][f"{name}_bias"] == pytest.approx(0, abs=1e-12)
+        assert rows["exact"][f"{name}_variance"] is None
+        errors = [rows[e][f"{name}_bias"] for e in ("linear_response", "straight_through")]
+        assert 0.01 < errors[0] < 0.4 * errors[1] < 0.2
+        assert rows["linear_response"][f"{name}_cosine"] > rows["straight_through"][f"{name}_cosine"]
+    assert all(row["h_own_cosine"] is None for row in rows.values())
+    assert [row["num_reads"] for row in rows.values()] == [None, None, None, 200]
+    assert [row["repeats"] for row in rows.values()] == [1, 1, 1, 16]
+
+
+def test_covariance_is_unbiased_and_its_variance_is_that_of_one_read() -> None:
+    """With h = J = 0, Cov(v·s/2, s_j) has the variance Σ_{k≠j} v_k²/4 per read, and |exact|² = Σ_j v_j²/4: n - 1."""
+    n = 4
+    free = Ensemble("free", 0.0, Ising(torch.zeros(400, n, dtype=torch.float64)))
+    row = by_estimator(ReferenceSampler(), free, num_reads=50, repeats=40)["covariance"]
+    # 16,000 problem estimates: the relative error of the variance is below 2 %; fixed seed.
+    assert row["h_variance"] == pytest.approx(n - 1, rel=0.1)
+    assert row["h_bias_floor"] == pytest.approx((row["h_variance"] / 50 / 40) ** 0.5, rel=1e-9)
+    assert row["h_bias"] == pytest.approx(row["h_bias_floor"], rel=0.1)
+    assert row["J_cosine"] is row["J_bias"] is row["J_variance"] is None
+    single = by_estimator(ReferenceSampler(), free, num_reads=50, repeats=2)["covariance"]
+    assert single["h_cosine"] == pytest.approx((1 + row["h_variance"] / 50) ** -0.5, rel=0.01)
+
+
+def test_own_law_is_compared_with_its_own_derivative_too() -> None:
+    (ensemble,) = sk([0.8], **SMALL)
+    rows = by_estimator(sampler("mean_field"), ensemble)
+    for name in ("h", "J"):
+        assert rows["exact"][f"{name}_own_cosine"] == pytest.approx(1, abs=1e-9)
+        assert rows["exact"][f"{name}_cosine"] < 0.999
+    (weak,) = sk([0.4], **SMALL)
+    anneal = by_estimator(sampler("dqa", schedule="boltzmann-8"), weak, num_reads=50, repeats=2)
+    assert anneal["adjoint"]["J_own_cosine"] == pytest.approx(1, abs=1e-9)
+    assert anneal["straight_through"]["J_own_cosine"] < 0.999
+    assert anneal["straight_through"]["repeats"] == 1
+    assert anneal["covariance"]["repeats"] == 2
+
+
+def test_masks_and_couplings_shared_by_the_queries_of_a_head() -> None:
+    generator = torch.Generator().manual_seed(0)
+    h = 0.4 * torch.randn(6, 2, 5, 5, generator=generator)
+    J = pack_couplings(0.3 * torch.randn(2, 1, 10, generator=generator), 5)
+    ensemble = from_attention(h, J, torch.ones(5, 5, dtype=torch.bool).tril(), windows=4, num_rows=3)
+    rows = by_estimator(EXACT, ensemble, num_reads=20, repeats=2)
+    assert rows["exact"]["J_bias"] < 1e-5  # float32 against float64
+    assert rows["linear_response"]["J_cosine"] > 0.95 > rows["straight_through"]["J_cosine"] > 0.5
+    assert rows["exact"]["queries"] == 4 * 2 * 3
+
+
+def test_seeds_reach_the_backend_and_repeat_the_report() -> None:
+    recorder = RecorderSampler(ReferenceSampler())
+    ensembles = sk([0.2, 0.4], **SMALL)
+    first = gradient_report({"r": recorder}, ensembles, num_reads=64, repeats=3, seed=11)
+    drawn = [(call.num_reads, call.seed) for call in recorder.calls if call.method == "sample"]
+    assert {reads for reads, _ in drawn} == {64}
+    assert len({seed for _, seed in drawn}) == 3
+    again = gradient_report({"r": recorder}, ensembles, num_reads=64, repeats=3, seed=11)
+    other = gradient_report({"r": recorder}, ensembles, num_reads=64, repeats=3, seed=12)
+    for a, b, c in zip(first.rows, again.rows, other.rows, strict=True):
+        assert {**a, "us_per_query": 0} == {**b, "us_per_query": 0}
+        assert a["h_cosine"] != c["h_cosine"]
+
+
+class _Quadratic(ReferenceSampler):
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(**{**super().capabilities.__dict__, "three_body": False})
+
+
+def test_refusal_is_a_row_for_each_estimator() -> None:
+    (plain,) = sk([0.4], **SMALL)
+    K = torch.zeros(4, 4, 4, dtype=torch.float64)
+    cubic = Ensemble("cubic", 0.4, Ising(plain.ising.fields, plain.ising.couplings, three_body=K))
+    report = gradient_report({"q": _Quadratic(), "e": EXACT}, [cubic], num_reads=8, repeats=2)
+    refused = [row for row in report.rows if row["refused"] is not None]
+    assert [row["estimator"] for row in refused] == list(_Quadratic().capabilities.gradients)
+    assert "fields and couplings only" in refused[0]["refused"]
+    assert len(report.rows) == len(refused) + 4
+    assert _text(report).count("refused") == len(refused)
+    json.loads(report.to_json())
+
+
+def test_no_exact_gradient_is_refused_before_any_backend_runs() -> None:
+    recorder = RecorderSampler(ReferenceSampler())
+    ensembles = [*sk([0.1], **SMALL), *sk([0.1], num_spins=40, instances=1, queries=1)]
+    with pytest.raises(FidelityError, match=r"'SK' at strength 0\.1 with 40 spins has no exact gradient"):
+        gradient_report({"r": recorder}, ensembles)
+    assert recorder.calls == []
+
+
+@pytest.mark.parametrize(
+    ("backends", "ensembles", "options", "message"),
+    [
+        ({}, sk([0.1]), {}, "backends: expected at least one"),
+        ({"r": EXACT}, [], {}, "ensembles: expected at least one"),
+        ({"r": EXACT}, sk([0.1]), {"num_reads": 0}, "num_reads: expected"),
+        ({"r": EXACT}, sk([0.1]), {"repeats": 1}, "repeats: expected an integer >= 2, got 1"),
+        ({"r": EXACT}, sk([0.1]), {"repeats": True}, "repeats: expected an integer >= 2, got True"),
+        (
+            {"r": EXACT},
+            sk([0.1]),
+            {"reference": ReferenceSampler(analytic=True)},
+            "reference: expected a sampler",
+        ),
+    ],
+)
+def test_bad_arguments(
+    backends: dict[str, Sampler], ensembles: list[Ensemble], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        gradient_report(backends, ensembles, **options)
+
+
+def _text(report: GradientReport, *, width: int = 170, narrow: bool = False) -> str:
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(report.table(narrow=narrow))
+    return console.export_text()
+
+
+@pytest.fixture(scope="module")
+def report() -> GradientReport:
+    backends: dict[str, Sampler] = {"exact": EXACT, "mean_field": sampler("mean_field")}
+    return gradient_report(backends, sk([0.2, 0.6], **SMALL), num_reads=50, repeats=2)
+
+
+def test_rows_json_and_definitions_agree(report: GradientReport) -> None:
+    content = json.loads(report.to_json())
+    assert len(content["rows"]) == len(report.rows) == 2 * (4 + 3)
+    assert set(GRADIENT_DEFINITIONS) <= set(content["rows"][0])
+    assert (content["num_reads"], content["repeats"]) == (50, 2)
+    broken = GradientReport([{**report.rows[0], "h_bias": float("inf")}])
+    assert json.loads(broken.to_json())["rows"][0]["h_bias"] is None
+
+
+def test_table_has_one_row_each_and_fits(report: GradientReport) -> None:
+    for text in (_text(report), _text(report, width=80, narrow=True)):
+        assert sum("SK" in line for line in text.splitlines()) == 14
+        assert "…" not in text
+        assert len(re.findall(r"linear_response +(?:1\.000|0\.9\d\d) ", text)) == 4
+
+
+def test_figure_is_written(report: GradientReport, tmp_path: Path) -> None:
+    for suffix, magic in ((".png", b"\x89PNG"), (".pdf", b"%PDF")):
+        assert plot_gradients(report, tmp_path / f"f{suffix}").read_bytes().startswith(magic)
+    one = GradientReport([row for row in report.rows if row["strength"] == 0.2])
+    svg = plot_gradients(one, tmp_path / "one.svg").read_text()
+    for estimator in ("exact", "straight_through", "linear_response", "covariance"):
+        assert f"<!-- {estimator} -->" in svg
+    with pytest.raises(ValueError, match="every backend refused"):
+        plot_gradients(GradientReport([{"refused": "no"}]), tmp_path / "x.png")
+
+
+def test_progress_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    gradient_report({"m": sampler("mean_field")}, sk([0.2], **SMALL), progress=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "m on SK, g = 0.2" in err
