@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from diabat.attention.compiled import outside_graph
 from diabat.attention.explanation import NeuroGameExplanation
 from diabat.attention.games import Estimate, NormGame, sample_banzhaf, sample_interaction, sample_shapley
-from diabat.attention.games.norm_game import NONLINEARITIES
+from diabat.attention.games.value_games import NONLINEARITIES
 from diabat.attention.inputs import check_tokens
 from diabat.attention.layer import IsingLayer
 from diabat.attention.own_couplings import always_answerable, require_answerable

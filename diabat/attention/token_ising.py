@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diabat.attention.games.checks import Temperature
+from diabat.attention.games.estimate import Temperature
 
 
 def token_ising(fields: Tensor, interactions: Tensor, temperature: Temperature) -> tuple[Tensor, Tensor]:

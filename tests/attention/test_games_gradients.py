@@ -34,8 +34,8 @@ def test_gradcheck_at_fixed_coalitions(
 ) -> None:
     """In x, W_v and γ, with several tiles; central differences in float64 are good to about 1e-9."""
     monkeypatch.setattr(pair_tile, "TILE", 64)  # read where it is used, see the next test
-    monkeypatch.setattr("diabat.attention.games.pair_sum.TILE", 64)
-    monkeypatch.setattr("diabat.attention.games.norm_game.TILE", 64)
+    monkeypatch.setattr("diabat.attention.games.pairs.TILE", 64)
+    monkeypatch.setattr("diabat.attention.games.value_games.TILE", 64)
     g = torch.Generator().manual_seed(30)
     x = torch.randn(2, 5, 3, generator=g, dtype=F64).requires_grad_()
     W = (0.4 * torch.randn(4, 3, generator=g, dtype=F64)).requires_grad_()
@@ -60,7 +60,7 @@ def test_tiles_change_nothing_but_rounding(
     V = token_vectors(3, 6, 4, seed=31).requires_grad_()
     results = []
     for tile in (1, 100, 1 << 18):
-        monkeypatch.setattr("diabat.attention.games.pair_sum.TILE", tile)
+        monkeypatch.setattr("diabat.attention.games.pairs.TILE", tile)
         estimate = games.sample_interaction(
             games.NormGame(V), 8, index=index, weighting=weighting, antithetic=True, seed=4
         )

@@ -1,7 +1,6 @@
 """Cooperative games on tokens: exact and sampled Shapley values, Banzhaf indices and interactions."""
 
 from diabat.attention.games.estimate import Estimate
-from diabat.attention.games.function_game import FunctionGame
 from diabat.attention.games.indices import (
     banzhaf,
     banzhaf_interaction,
@@ -12,9 +11,9 @@ from diabat.attention.games.indices import (
     shapley,
     shapley_interaction,
 )
-from diabat.attention.games.norm_game import NormGame
 from diabat.attention.games.sampling import sample_banzhaf, sample_interaction, sample_shapley
 from diabat.attention.games.tables import all_coalitions, inverse_mobius, mobius, value_table
+from diabat.attention.games.value_games import FunctionGame, NormGame
 
 __all__ = [
     "Estimate",

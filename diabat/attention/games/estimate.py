@@ -1,4 +1,4 @@
-"""What a Monte Carlo estimate returns, and how weighted draws become one."""
+"""What a Monte Carlo estimate returns, how weighted draws become one, and the temperature of Gibbs weights."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from diabat.checks import ArgumentError, ArgumentTypeError, check_positive
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,3 +56,29 @@ def standard_error(squares: Tensor, units: int) -> Tensor:
     if units < 2:
         return torch.full_like(squares, torch.inf)
     return (squares * (units / (units - 1))).sqrt()
+
+
+Temperature = float | Tensor
+"""γ > 0: a number, or a tensor that broadcasts to the leading dimensions of the values."""
+
+
+def inverse_temperature(temperature: Temperature, like: Tensor) -> Tensor:
+    """1/γ as a tensor, differentiable in γ.
+
+    Raises:
+        TypeError: If it is a tensor of another kind.
+        ValueError: If it is no number, or a value is not positive and finite.
+    """
+    if isinstance(temperature, Tensor):
+        if not temperature.is_floating_point():
+            raise ArgumentTypeError(
+                "temperature", f"expected a number or a floating tensor, got {temperature.dtype}."
+            )
+        if not bool(((temperature > 0) & torch.isfinite(temperature)).all()):
+            worst = float(temperature.detach().min())
+            raise ArgumentError(
+                "temperature", f"expected positive finite numbers, got a smallest of {worst:g}."
+            )
+        return 1 / temperature.to(like)
+    check_positive("temperature", temperature)
+    return torch.full((), 1 / temperature, dtype=like.dtype, device=like.device)

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from diabat.attention.games.checks import Temperature, inverse_temperature
+from diabat.attention.games.estimate import Temperature, inverse_temperature
 from diabat.attention.games.tables import (
     containing_one,
     containing_two,

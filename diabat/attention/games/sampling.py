@@ -15,11 +15,9 @@ import torch
 from torch import Tensor
 
 from diabat.attention.games import draws
-from diabat.attention.games.checks import Temperature, inverse_temperature
-from diabat.attention.games.estimate import Estimate, weighted_mean
-from diabat.attention.games.function_game import FunctionGame
-from diabat.attention.games.norm_game import NormGame, Toggles
-from diabat.attention.games.pair_estimates import of_function_pairs, of_norm_pairs
+from diabat.attention.games.estimate import Estimate, Temperature, inverse_temperature, weighted_mean
+from diabat.attention.games.pairs import of_function_pairs, of_norm_pairs
+from diabat.attention.games.value_games import FunctionGame, NormGame, Toggles
 from diabat.checks import ArgumentError, check_choice, check_count
 from diabat.samplers.base import draw_seed
 

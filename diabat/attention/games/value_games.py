@@ -1,21 +1,23 @@
-r"""The token game v(C) = f(‖Σ_{i ∈ C} V_i‖), computed from the Gram matrix G = V Vᵀ alone.
+r"""Games given by their value function: the token game of norms, and any function of coalitions.
 
-With S = Σ_{i ∈ C} V_i: ‖S‖² = Σ_{i ∈ C} a_i, a_i = S·V_i = Σ_{j ∈ C} G_ij, so that adding or removing a player is
-scalar arithmetic, ‖S ± V_i‖² = ‖S‖² ± 2 a_i + G_ii.
+The token game v(C) = f(‖Σ_{i ∈ C} V_i‖) is computed from the Gram matrix G = V Vᵀ alone.  With S = Σ_{i ∈ C} V_i:
+‖S‖² = Σ_{i ∈ C} a_i, a_i = S·V_i = Σ_{j ∈ C} G_ij, so that adding or removing a player is scalar arithmetic,
+‖S ± V_i‖² = ‖S‖² ± 2 a_i + G_ii.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from diabat.attention.games.checks import check_norms
 from diabat.attention.games.pair_tile import TILE, Coalitions, Values
-from diabat.attention.games.tables import MAX_PLAYERS, all_coalitions
-from diabat.checks import ArgumentError, ArgumentTypeError, check_choice
+from diabat.attention.games.tables import MAX_PLAYERS, all_coalitions, evaluate, value_table
+from diabat.checks import ArgumentError, ArgumentTypeError, check_choice, check_count
+from diabat.samplers.base import UnsupportedError
 
 NONLINEARITIES = ("identity", "relu", "tanh")
 
@@ -67,7 +69,7 @@ class NormGame:
             vectors = vectors.float()
         vectors = torch.where(self.players[..., None], vectors, 0)
         self.gram = vectors @ vectors.mT
-        check_norms(name, self._sizes(), dtype)
+        _check_norms(name, self._sizes(), dtype)
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -218,3 +220,83 @@ def _players(players: Tensor | None, vectors: Tensor) -> Tensor:
         raise ArgumentError(
             "players", f"expected a shape that broadcasts to {list(shape)}, got {list(players.shape)}."
         ) from None
+
+
+def _check_norms(name: str, sizes: Tensor, dtype: torch.dtype) -> None:
+    """Raise UnsupportedError unless sums of vectors can be squared, and are held by ``dtype`` themselves.
+
+    Args:
+        name: What the error calls the vectors.
+        sizes: Squared norms ‖V_i‖², [*batch, n], in the precision of the squares.
+        dtype: Of the vectors.
+    """
+    # ‖Σ V_i‖² <= n Σ ‖V_i‖².  The room is for derivatives and for the exponents that values end up in.
+    largest = torch.finfo(dtype).max
+    limit = min(torch.finfo(sizes.dtype).max / 2**24, largest * largest)
+    bound = sizes.detach().sum(-1) * sizes.shape[-1]
+    if not bool((bound <= limit).all()):
+        raise UnsupportedError(
+            name,
+            f"expected vectors V_i small enough to be squared and added up in {str(dtype)[6:]}, n Σ ‖V_i‖² of "
+            f"at most {limit:.3g}, got {float(bound.max()):.3g}.",
+        )
+
+
+_CHUNK = 1 << 12
+
+
+class FunctionGame:
+    """v given by a function; the batch, if there is one, shares the sampled coalitions.
+
+    Differentiable in whatever the function's values depend on.  An estimate of all pairs calls it on about
+    K n²/2 coalitions and keeps their values.
+
+    Args:
+        value: Takes bool masks [M, n], returns floating values [*batch, M]; called with M up to 4096.
+        num_players: n.
+        device: Of the masks.
+
+    Raises:
+        TypeError: If the value is not callable.
+        ValueError: If n is not an integer >= 1.
+    """
+
+    def __init__(
+        self, value: Callable[[Tensor], Tensor], num_players: int, device: torch.device | str = "cpu"
+    ) -> None:
+        if not callable(value):
+            raise ArgumentTypeError("value", f"expected a function of masks, got {type(value).__name__}.")
+        check_count("num_players", num_players)
+        self._value = value
+        self.players = torch.ones(num_players, dtype=torch.bool, device=device)
+
+    def value(self, coalitions: Tensor) -> Tensor:
+        """Values of coalitions, bool [..., n], as [*batch, ...]."""
+        masks = coalitions.reshape(-1, coalitions.shape[-1])
+        values = torch.cat([evaluate(self._value, part) for part in masks.split(_CHUNK)], -1)
+        return values.unflatten(-1, coalitions.shape[:-1])
+
+    def table(self) -> Tensor:
+        """Values of all coalitions, [*batch, 2^n], n <= 20."""
+        return value_table(self._value, self.players.shape[-1])
+
+    def toggles(self, coalitions: Tensor) -> Toggles:
+        """Values v(C) and v(C with i toggled) of coalitions, bool [K, n]."""
+        eye = torch.eye(coalitions.shape[-1], dtype=torch.bool, device=coalitions.device)
+        return Toggles(self.value(coalitions), self.value(coalitions[:, None] ^ eye))
+
+    def along(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Values of the predecessors of every player in permutations [K, n], without and with the player."""
+        count, n = positions.shape
+        lengths = torch.arange(n + 1, device=positions.device)[:, None]
+        prefixes = self.value(positions[:, None] < lengths)  # [*batch, K, n + 1]
+        where = positions.expand(*prefixes.shape[:-2], count, n)
+        return prefixes[..., :-1].gather(-1, where), prefixes[..., 1:].gather(-1, where)
+
+    def double_toggles(self, coalitions: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """v(C with i and j toggled) for given pairs [P] of coalitions [K, n], [*batch, K, P]."""
+        n = coalitions.shape[-1]
+        both = torch.zeros(len(rows), n, dtype=torch.bool, device=coalitions.device)
+        pairs = torch.arange(len(rows), device=coalitions.device)
+        both[pairs, rows] = both[pairs, columns] = True
+        return self.value(coalitions[:, None] ^ both)
