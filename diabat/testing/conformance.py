@@ -6,13 +6,13 @@ from diabat.checks import ArgumentError
 from diabat.samplers.base import Law, Sampler
 
 # Importing these modules registers their checks.
-from diabat.testing import batches, boltzmann, independence, own_law, refusals, state, structure
+from diabat.testing import boltzmann, draws, own_law, refusals, structure
 from diabat.testing.core import CHECKS, DEFAULT_ALPHA, DEFAULT_NUM_READS, ConformanceError, Trial
 
 __all__ = ["check_names", "check_sampler", "run_check"]
 
 # Form before law: a sampler that returns the wrong shape is told so, rather than that its statistics are off.
-_MODULES = (structure, state, refusals, boltzmann, independence, own_law, batches)
+_MODULES = (structure, draws, refusals, boltzmann, own_law)
 _ORDER = [module.__name__ for module in _MODULES]
 
 

@@ -1,17 +1,22 @@
-"""Samplers with one mistake each.  A suite that passes any of them is not worth running."""
+"""Samplers with one mistake each, made of changes of a problem, a seed, samples or moments.
+
+A suite that passes any of them is not worth running.
+"""
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.base import Capabilities, Sampler
-from diabat.testing.fakes import WeightedSampler
-from diabat.testing.mistakes import DRAW, PROBLEM, RESULT, Change, via_magnetization, without_three_body
+from diabat.testing.fakes import WeightedSampler, scaled
 
 
 def _same(value: Any) -> Any:
@@ -120,3 +125,103 @@ def mutants(base: Sampler) -> dict[str, Sampler]:
             built[name] = _Live(base, name, cache=cache)
         built["ignored_weights"] = WeightedSampler(base, keep_weights=False)
     return built
+
+
+Change = Callable[[Any], Any]
+
+
+def without_three_body(ising: Ising) -> Ising:
+    """Leave K out."""
+    return Ising(ising.fields, ising.couplings, ising.visible, check=False)
+
+
+def _without_mask(ising: Ising) -> Ising:
+    return Ising(ising.fields, ising.couplings, None, ising.three_body, check=False)
+
+
+def _first_couplings(ising: Ising) -> Ising:
+    J = ising.couplings
+    J = None if J is None else J.reshape(-1, *J.shape[-2:])[0]
+    return Ising(ising.fields, J, ising.visible, ising.three_body, check=False)
+
+
+def _roll_moments(axis: int) -> Change:
+    def change(moments: Moments) -> Moments:
+        if moments.probability.ndim < -axis:
+            return moments
+        return replace(moments, probability=moments.probability.roll(1, axis))
+
+    return change
+
+
+def _roll_samples(axis: int) -> Change:
+    def change(samples: Samples) -> Samples:
+        if samples.spins.ndim - 1 < -axis:
+            return samples
+        return _spins(samples, samples.spins.roll(1, axis))
+
+    return change
+
+
+def _spins(samples: Samples, spins: Tensor) -> Samples:
+    return replace(samples, spins=torch.where(samples.visible, spins, -1).to(samples.spins.dtype))
+
+
+def _sorted(samples: Samples) -> Samples:
+    """Reads in the order of their magnetization, as a solver returns them that sorts by energy."""
+    order = samples.spins.float().sum(-1, keepdim=True).argsort(0)
+    return replace(samples, spins=samples.spins.gather(0, order.expand_as(samples.spins)))
+
+
+def _sticky(samples: Samples) -> Samples:
+    """Every third read repeats the one before: a chain read out too often."""
+    spins = samples.spins.clone()
+    spins[1::3] = spins[0::3][: len(spins[1::3])]
+    return replace(samples, spins=spins)
+
+
+def _mixed_temperatures(samples: Samples) -> Samples:
+    """Every fourth read is at infinite temperature: replica labels swapped."""
+    spins = samples.spins.clone()
+    noise = torch.randint(0, 2, spins[::4].shape, generator=torch.Generator().manual_seed(len(spins)))
+    spins[::4] = (2 * noise - 1).to(spins)
+    return _spins(samples, spins)
+
+
+def _probability_of_one(moments: Moments) -> Moments:
+    return replace(moments, probability=moments.visible.to(moments.probability))
+
+
+def via_magnetization(moments: Moments) -> Moments:
+    """Compute P as (m + 1)/2."""
+    m = 2 * moments.probability - 1
+    return replace(moments, probability=torch.where(moments.visible, (m + 1) / 2, 0))
+
+
+# Mistakes in what is solved show in samples and in analytic moments alike.
+PROBLEM: dict[str, dict[str, Change]] = {
+    "beta_times_1.05": {"problem": lambda ising: scaled(ising, 1.05, 1.05)},
+    "half_fields": {"problem": lambda ising: scaled(ising, 0.5, 1)},
+    "negated_fields": {"problem": lambda ising: scaled(ising, -1, 1)},
+    "negated_couplings": {"problem": lambda ising: scaled(ising, 1, -1)},
+    "ignored_couplings": {"problem": lambda ising: scaled(ising, 1, 0)},
+    "double_counted_couplings": {"problem": lambda ising: scaled(ising, 1, 2)},
+    "first_couplings_for_all": {"problem": _first_couplings},
+    "ignored_visibility": {"problem": _without_mask},
+}
+RESULT: dict[str, dict[str, Change]] = {
+    "constant": {"samples": lambda s: _spins(s, torch.ones_like(s.spins)), "moments": _probability_of_one},
+    "permuted_columns": {"samples": _roll_samples(-1), "moments": _roll_moments(-1)},
+    "swapped_problems": {"samples": _roll_samples(-2), "moments": _roll_moments(-2)},
+}
+DRAW: dict[str, dict[str, Change]] = {
+    "ignored_seed": {"seed": lambda seed: 0},
+    "unseeded": {"seed": lambda seed: secrets.randbelow(2**31)},
+    "identical_reads": {"samples": lambda s: replace(s, spins=s.spins[:1].expand_as(s.spins).clone())},
+    "sticky_reads": {"samples": _sticky},
+    "sorted_reads": {"samples": _sorted},
+    "mixed_temperatures": {"samples": _mixed_temperatures},
+    "one_read_short": {"samples": lambda s: replace(s, spins=s.spins[: max(1, len(s.spins) - 1)])},
+    "float_spins": {"samples": lambda s: replace(s, spins=s.spins.float())},
+    "bits_for_spins": {"samples": lambda s: replace(s, spins=(s.spins + 1) // 2)},
+}

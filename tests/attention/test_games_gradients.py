@@ -192,7 +192,7 @@ class LargestTensor(TorchDispatchMode):
 @pytest.mark.parametrize("weighting", ["uniform", "gibbs"])
 def test_memory_is_linear_in_kn_plus_n_squared(weighting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """No tensor of K n² elements exists at any time, backward included."""
-    for module in ("pair_sum", "norm_game"):
+    for module in ("pairs", "value_games"):
         monkeypatch.setattr(f"diabat.attention.games.{module}.TILE", 1 << 10)
     batch, n, K = 1, 24, 48
     V = token_vectors(batch, n, 4, seed=38).requires_grad_()
