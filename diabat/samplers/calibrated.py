@@ -10,8 +10,7 @@ import torch
 from diabat.circuits import Betas
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers.answers import Samples
-from diabat.samplers.beta_fit import BetaFit
-from diabat.samplers.pseudolikelihood import fit_betas
+from diabat.samplers.pseudolikelihood import BetaFit, fit_betas
 
 Calibration = Literal["predicted", "fitted", "per_batch", "none"]
 MODES: tuple[Calibration, ...] = ("predicted", "fitted", "per_batch", "none")

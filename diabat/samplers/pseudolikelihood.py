@@ -14,15 +14,18 @@ estimator, one problem at a time, and returns -β.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError
 from diabat.circuits import spin_table
 from diabat.ising import Ising
-from diabat.samplers.beta_fit import BetaFit, Term
-from diabat.samplers.conditionals import Conditionals, derivatives, present_terms
-from diabat.samplers.newton import maximise, score_covariance
+from diabat.samplers.conditionals import Conditionals, derivatives, present_terms, scores
 
 __all__ = ["BetaFit", "Term", "fit_betas", "fit_state_betas", "log_pseudolikelihood"]
 
@@ -139,3 +142,128 @@ def _check(ising: Ising, spins: Tensor, weights: Tensor) -> None:
         )
     if list(weights.shape) != [reads, *batch]:
         raise ArgumentError("weights", f"expected shape {[reads, *batch]}, got {list(weights.shape)}.")
+
+
+Term = Literal["field", "coupling", "three_body"]
+
+
+@dataclass(frozen=True)
+class BetaFit:
+    """Fitted scales and their standard errors; None without such a term, or where no finite fit exists.
+
+    Attributes:
+        field: β_h, dimensionless, relative to the fields that were handed in.
+        field_error: Standard error of β_h; 0 for exact state probabilities without groups.
+        coupling: β_J.
+        coupling_error: Standard error of β_J.
+        three_body: β_K.
+        three_body_error: Standard error of β_K.
+        groups: Number of groups of problems behind the errors; None if they are those of the reads.
+    """
+
+    field: float | None = None
+    field_error: float | None = None
+    coupling: float | None = None
+    coupling_error: float | None = None
+    three_body: float | None = None
+    three_body_error: float | None = None
+    groups: int | None = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a fit."""
+        return (self.field, self.coupling, self.three_body) != (None, None, None)
+
+    @property
+    def scales(self) -> tuple[float, float, float]:
+        """(β_h, β_J, β_K), 1 for a term that is not there."""
+        h, J, K = (1.0 if value is None else value for value in (self.field, self.coupling, self.three_body))
+        return h, J, K
+
+    def interval(self, term: Term, level: float = 0.95) -> tuple[float, float] | None:
+        """Confidence interval β ± q · standard error.
+
+        q is the quantile of the normal distribution, or with ``groups`` of Student's t with groups - 1 degrees
+        of freedom.  What the interval covers is what the errors cover: see ``groups`` of :func:`fit_betas`.
+
+        Args:
+            term: ``field``, ``coupling`` or ``three_body``.
+            level: Confidence level, between 0 and 1.
+
+        Returns:
+            Lower and upper end; None without such a term, or where no error is known.
+
+        Raises:
+            ValueError: If the term or the level is not one of these.
+        """
+        if term not in ("field", "coupling", "three_body"):
+            raise ArgumentError("term", f"expected 'field', 'coupling' or 'three_body', got {term!r}.")
+        if not 0 < level < 1:
+            raise ArgumentError("level", f"expected a number between 0 and 1, got {level!r}.")
+        value, error = getattr(self, term), getattr(self, f"{term}_error")
+        if value is None or error is None:
+            return None
+        half = _quantile((1 + level) / 2, self.groups) * error
+        return value - half, value + half
+
+
+def _quantile(probability: float, groups: int | None) -> float:
+    if groups is None:
+        return NormalDist().inv_cdf(probability)
+    from scipy.special import stdtrit  # scipy.stats takes ten times as long to import
+
+    return float(stdtrit(groups - 1, probability))
+
+
+_ITERATIONS = 100
+_CONVERGED = 1e-9
+_ROUNDING = 1e-12
+
+
+def maximise(data: Conditionals) -> tuple[Tensor, Tensor] | None:
+    """Best scales [t] and the inverse of the negative Hessian [t, t] there; None if there is no maximum."""
+    beta = torch.zeros(len(data.kinds), dtype=torch.float64)
+    step, unit = torch.zeros_like(beta), torch.ones_like(beta)
+    total, reached = 1.0, -math.inf
+    for iteration in range(_ITERATIONS):
+        value, gradient, hessian = derivatives(data, beta)
+        if value < reached - _ROUNDING * abs(reached):
+            step = step / 2  # the Newton step went too far; the function is concave, a shorter one is uphill
+            beta = beta - step
+            continue
+        reached = value
+        if iteration == 0:
+            # Units in which the log-odds are of size 1, so that fields of 1e-6 are as good as fields of 1.
+            total = float(sum(table.weights.sum() for table in data))
+            unit = (4 * hessian.diagonal() / total).sqrt()
+        if not bool(unit.isfinite().all() and (unit > 0).all()):
+            return None
+        curvature = hessian / (unit[:, None] * unit) / total
+        if float(torch.linalg.eigvalsh(curvature)[0]) < _ROUNDING:
+            return None  # terms that cannot be told apart, or reads that a larger beta fits ever better
+        step = torch.linalg.solve(curvature, gradient / unit / total) / unit
+        beta = beta + step
+        if float((step * unit).abs().max()) < _CONVERGED:
+            return beta, torch.linalg.inv(curvature) / (unit[:, None] * unit) / total
+    return None
+
+
+def score_covariance(data: Conditionals, beta: Tensor, labels: Tensor | None) -> Tensor:
+    """Estimated covariance of the gradient at the maximum, [t, t], over reads or over groups of problems."""
+    total = beta.new_zeros(len(beta), len(beta))
+    if labels is None:
+        for table in data:
+            g, w = scores(table, beta), table.reads  # [t, P, R], [P, R]
+            share = w.square().sum(-1, keepdim=True)  # 1/R for equal weights
+            # R - 1 degrees of freedom; a single read has no mean of its own, and its gradient stands as it is.
+            # So does that of reads that are all the same: they do not say how much others would differ.
+            alone = (share > 1 - 1e-9) | (g == g[..., :1]).all(-1, keepdim=True).all(0)
+            centred = torch.where(alone, g, g - (g * w).sum(-1, keepdim=True))
+            spread = (centred * w / torch.where(alone, share, 1 - share).sqrt()).flatten(1)
+            total += spread @ spread.T
+        return total
+    sums = [(scores(table, beta) * table.reads).sum(-1) for table in data]
+    count = int(labels.max()) + 1
+    # The sums add up to 0 at the maximum, hence count - 1 degrees of freedom.
+    grouped = beta.new_zeros(len(beta), count).index_add(1, labels, torch.cat(sums, dim=1))
+    return grouped @ grouped.T * count / max(1, count - 1)

@@ -9,11 +9,10 @@ import torch
 
 from diabat.circuits import Betas, TrotterPlan, plan_betas, predicted_beta, schedule
 from diabat.ising import Ising, pack_couplings
-from diabat.samplers.beta_fit import BetaFit
 from diabat.samplers.calibrated import corrected, reference_problems
 from diabat.samplers.dqa import DQASampler
 from diabat.samplers.exact import ExactSampler
-from diabat.samplers.pseudolikelihood import fit_state_betas
+from diabat.samplers.pseudolikelihood import BetaFit, fit_state_betas
 from diabat.testing.problems import make_problem
 
 from .recording_engine import RecordingEngine

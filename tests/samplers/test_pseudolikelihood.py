@@ -12,7 +12,7 @@ from scipy import stats
 from torch import Tensor
 
 from diabat.ising import Ising, pack_couplings
-from diabat.samplers import conditionals, newton
+from diabat.samplers import conditionals, pseudolikelihood
 from diabat.samplers.answers import Samples
 from diabat.samplers.pseudolikelihood import (
     BetaFit,
@@ -85,10 +85,10 @@ def test_newton_steps_that_go_too_far_are_halved(monkeypatch: pytest.MonkeyPatch
     class Data(list[Any]):
         kinds = (0,)
 
-    monkeypatch.setattr(newton, "derivatives", straight)
+    monkeypatch.setattr(pseudolikelihood, "derivatives", straight)
     chunk = conditionals.Chunk(torch.zeros(1, 1), torch.ones(1), torch.ones(1, 1))
     data: Any = Data([chunk])
-    found = newton.maximise(data)
+    found = pseudolikelihood.maximise(data)
     assert found is not None
     assert float(found[0]) == pytest.approx(2, abs=1e-9)
 

@@ -13,10 +13,9 @@ from diabat.checks import ArgumentError
 from diabat.circuits import Betas
 from diabat.ising import Ising
 from diabat.samplers.answers import Samples
-from diabat.samplers.beta_fit import BetaFit
 from diabat.samplers.calibrated import reference_problems
 from diabat.samplers.dimod.target import accepted_parameters
-from diabat.samplers.pseudolikelihood import fit_betas, log_pseudolikelihood
+from diabat.samplers.pseudolikelihood import BetaFit, fit_betas, log_pseudolikelihood
 
 Mode = Literal["estimate", "predicted"]
 Beta = Mode | float | tuple[float, float]
