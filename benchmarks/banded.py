@@ -18,9 +18,8 @@ from torch import Tensor
 
 import diabat
 from benchmarks.measure import report
-from diabat.ising import Ising
+from diabat.ising import Ising, pack_couplings, pair_indices
 from diabat.samplers.banded import BandedSampler
-from diabat.samplers.banded.layout import band_indices, pack_band
 
 QUERIES = 64
 
@@ -28,9 +27,9 @@ QUERIES = 64
 def problem(queries: int, n: int, width: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """Fields [queries, n] ~ N(0, 1) and one J with entries N(0, 1/(2w)) in the band."""
     g = torch.Generator().manual_seed(0)
-    pairs = torch.randn(len(band_indices(n, width)[0]), generator=g, dtype=torch.float64) / (2 * width) ** 0.5
+    pairs = torch.randn(len(pair_indices(n, width)[0]), generator=g, dtype=torch.float64) / (2 * width) ** 0.5
     h = torch.randn(queries, n, generator=g, dtype=torch.float64)
-    return h.to(dtype), pack_band(pairs, n, width).to(dtype)
+    return h.to(dtype), pack_couplings(pairs, n, width).to(dtype)
 
 
 def best_cpu_seconds(call: Callable[[], Any], rounds: int = 7) -> float:

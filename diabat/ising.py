@@ -391,12 +391,26 @@ def broadcast_shape(*shapes: torch.Size) -> torch.Size | None:
         return None
 
 
-def pack_couplings(pairs: Tensor, n: int) -> Tensor:
-    """Build symmetric J [..., n, n] from its upper triangle [..., n(n-1)/2] in row-major order; differentiable."""
-    upper = torch.triu_indices(n, n, offset=1, device=pairs.device)
+def pack_couplings(pairs: Tensor, n: int, reach: int | None = None) -> Tensor:
+    """Build symmetric J [..., n, n] from its upper triangle [..., n(n-1)/2] in row-major order; differentiable.
+
+    With a ``reach`` w the entries are those with k - j <= w, [..., Σ_{d=1..w} (n-d)]; the others are 0.
+    """
+    j, k = pair_indices(n, reach, pairs.device)
     J = pairs.new_zeros(*pairs.shape[:-1], n, n)
-    J[..., upper[0], upper[1]] = pairs
-    return J + J.transpose(-1, -2)
+    J[..., j, k] = pairs
+    return J + J.mT
+
+
+def pair_indices(
+    n: int, reach: int | None = None, device: torch.device | str = "cpu"
+) -> tuple[Tensor, Tensor]:
+    """Indices of all pairs j < k of n spins with k - j <= reach, in row-major order."""
+    j, k = torch.triu_indices(n, n, offset=1, device=device)
+    if reach is None:
+        return j, k
+    inside = k - j <= reach
+    return j[inside], k[inside]
 
 
 def pack_three_body(triples: Tensor, n: int) -> Tensor:

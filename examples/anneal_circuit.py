@@ -15,7 +15,7 @@ from diabat.ising import pack_couplings
 def main() -> None:
     problem = diabat.Ising(torch.tensor([0.5, -0.2, 0.1]), pack_couplings(torch.tensor([0.3, 0.0, -0.4]), 3))
     sampler = diabat.sampler("dqa", annealing_time_ns=1.0, steps=24)
-    circuit = sampler.circuit(problem)  # type: ignore[attr-defined]  # a method of this backend only
+    circuit = sampler.circuit(problem)  # type: ignore[operator]  # a method of this backend only
     print(f"{circuit.num_qubits} qubits, depth {circuit.depth()}, {dict(circuit.count_ops())}")
     print("\n".join(to_qasm3(circuit).splitlines()[:12]))
     exact = diabat.sampler("exact").moments(problem).probability

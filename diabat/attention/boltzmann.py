@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from diabat.attention.coupled_heads import CoupledHeads, check_sizes
-from diabat.attention.inputs import check_tokens
-from diabat.checks import ArgumentError, check_flag
+from diabat.attention.inputs import check_sequences
+from diabat.checks import check_flag
 from diabat.samplers.base import Sampler
 
 
@@ -39,8 +39,8 @@ class BoltzmannAttention(CoupledHeads):
     Attributes:
         coupling_pairs: J_jk for j < k, [H, window(window-1)/2], in modes with J; with a bandwidth the pairs with
             k - j <= w, [H, Σ_{d=1..w} (window-d)], in the same row-major order.
-        schedule_angles: Learnable angles of the sampler's anneal, if it has some; each layer has its own.
         coupling_triples: K_jkl for j < k < l, [H, window(window-1)(window-2)/6], in modes with K.
+        sampler: The backend, whose parameters (the learnable angles of an anneal) are those of the layer.
 
     Raises:
         ValueError: If a size or the mode is invalid.
@@ -102,7 +102,7 @@ class BoltzmannAttention(CoupledHeads):
         Raises:
             ValueError: If a shape or dtype is wrong or T exceeds the window.
         """
-        self._check_input(x, key_padding_mask)
+        check_sequences(x, self.query.weight, self.embed_dim, key_padding_mask, self.window)
         batch, length, _ = x.shape
         q, k, v = (
             f(x).view(batch, length, self.num_heads, -1).transpose(1, 2)
@@ -119,20 +119,6 @@ class BoltzmannAttention(CoupledHeads):
         if not self.causal:
             mask = torch.ones(length, length, dtype=torch.bool, device=device)
         return mask if padding is None else mask & ~padding[:, None, None, :]
-
-    def _check_input(self, x: Tensor, padding: Tensor | None) -> None:
-        check_tokens(x, self.query.weight)
-        if x.ndim != 3 or x.shape[-1] != self.embed_dim or x.shape[0] == 0 or x.shape[1] == 0:
-            raise ArgumentError(
-                "x", f"expected shape [B, T, {self.embed_dim}] with B, T >= 1, got {list(x.shape)}."
-            )
-        if x.shape[1] > self.window:
-            raise ArgumentError("x", f"expected at most window = {self.window} positions, got {x.shape[1]}.")
-        if padding is not None and (padding.dtype != torch.bool or padding.shape != x.shape[:2]):
-            raise ArgumentError(
-                "key_padding_mask",
-                f"expected bool {list(x.shape[:2])}, got {padding.dtype} {list(padding.shape)}.",
-            )
 
     def extra_repr(self) -> str:
         """Show what the parameters do not."""

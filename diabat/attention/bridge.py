@@ -15,12 +15,12 @@ from diabat.samplers.base import (
     Estimator,
     Sampler,
     UnsupportedError,
-    draw_seed,
     refuse_trace,
 )
 from diabat.samplers.derivatives import Solver, analytic_moments
 from diabat.samplers.folding import Terms
 from diabat.samplers.registry import as_sampler
+from diabat.samplers.seeds import draw_seed
 
 
 def spin_probabilities(
@@ -143,7 +143,7 @@ class GradientBridge:
         """
         refuse_trace()
         if torch.compiler.is_compiling() and self._name is not None:
-            parameters = list(self.sampler.parameters)
+            parameters = list(self.sampler.parameters())
             return compiled_probabilities(
                 Terms(fields, couplings, three_body, visible), parameters, self._name
             )

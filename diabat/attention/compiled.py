@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -22,6 +21,7 @@ from diabat.ising import Ising
 from diabat.samplers.base import Sampler, UnsupportedError
 from diabat.samplers.folding import Terms
 from diabat.samplers.registry import backend_factory, sampler
+from diabat.samplers.state import in_place
 
 if TYPE_CHECKING:
     from diabat.attention.bridge import GradientBridge
@@ -103,19 +103,6 @@ class _Kept(NamedTuple):
     result: Tensor
 
 
-@contextmanager
-def _in_place(backend: Sampler, parameters: Sequence[Any]) -> Iterator[None]:
-    """Put the graph's parameters in place of a sampler's own, if it has some."""
-    before = backend.parameters
-    if before:
-        backend.parameters = tuple(parameters)
-    try:
-        yield
-    finally:
-        if before:
-            backend.parameters = before
-
-
 def _run(
     terms: Terms, parameters: Sequence[Tensor], bridge: GradientBridge, wanted: Sequence[bool], seed: int
 ) -> _Kept:
@@ -127,7 +114,7 @@ def _run(
     fields, couplings, three_body, *own = leaves
     assert fields is not None
     problem = Ising(fields, couplings, terms.visible, three_body, check=False)
-    with torch.set_grad_enabled(any(wanted)), _in_place(bridge.sampler, own):
+    with torch.set_grad_enabled(any(wanted)), in_place(bridge.sampler, [p for p in own if p is not None]):
         result = bridge.probabilities(problem, seed)
     return _Kept(tuple(leaves), result)
 

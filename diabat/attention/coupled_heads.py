@@ -13,13 +13,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.layer import IsingLayer
+from diabat.attention.layer import Asked, IsingLayer
 from diabat.checks import ArgumentError, check_count
 from diabat.compute.memory import require_memory
-from diabat.ising import pack_three_body
-from diabat.samplers.banded import BandedSampler
-from diabat.samplers.banded.layout import pack_band
-from diabat.samplers.base import Sampler, UnsupportedError
+from diabat.ising import pack_couplings, pack_three_body
+from diabat.samplers.base import Sampler
 
 MODES = ("softmax", "h+J", "h", "J", "h+K", "J+K", "h+J+K", "K")
 
@@ -56,34 +54,22 @@ class CoupledHeads(IsingLayer):
             UnsupportedError: If the sampler does not support the mode, the window or the estimator.
         """
         self.num_heads, self.window, self.bandwidth, self.mode = num_heads, window, bandwidth, mode
-        self.use_sampler(sampler, gradient=gradient, num_reads=num_reads)
-        pairs, triples = _numbers_of_terms(window, self._reach)
-        terms = mode.split("+")
+        reach, terms = _reach(window, bandwidth), mode.split("+")
+        asked = Asked() if mode == "softmax" else Asked(window, reach if "J" in terms else None, "K" in terms)
+        self._bind(asked, sampler, gradient=gradient, num_reads=num_reads)
+        self._has_fields = "h" in terms or mode == "softmax"
+        pairs, triples = _numbers_of_terms(window, reach)
         zeros = partial(torch.zeros, device=device, dtype=dtype)
         self.coupling_pairs = nn.Parameter(zeros(num_heads, pairs)) if "J" in terms else None
         self.coupling_triples = nn.Parameter(zeros(num_heads, triples)) if "K" in terms else None
         self._recorded: tuple[Tensor, Tensor | None] | None = None
-
-    @property
-    def _reach(self) -> int:
-        """Largest distance of two coupled positions."""
-        return self.window - 1 if self.bandwidth is None else min(self.bandwidth, self.window - 1)
-
-    def _fitted(self, sampler: Sampler) -> Sampler:
-        terms = self.mode.split("+")
-        if "J" in terms and isinstance(sampler, BandedSampler):
-            # Couplings start from zero, where no sampler sees which of them are parameters.
-            sampler = sampler.for_window(self.window, self._reach)
-        if self.mode != "softmax":
-            _check_backend(sampler, self.window, "K" in terms)
-        return sampler
 
     def couplings(self, length: int | None = None) -> Tensor | None:
         """Symmetric J over the first ``length`` positions, [H, 1, T, T]; None in modes without J."""
         if self.coupling_pairs is None:
             return None
         T = self.window if length is None else length
-        return pack_band(self.coupling_pairs, self.window, self._reach)[:, None, :T, :T]
+        return pack_couplings(self.coupling_pairs, self.window, self.bandwidth)[:, None, :T, :T]
 
     def three_body(self, length: int | None = None) -> Tensor | None:
         """Symmetric K over the first ``length`` positions, [H, 1, T, T, T]; None in modes without K."""
@@ -117,7 +103,7 @@ class CoupledHeads(IsingLayer):
         # Samplers know float32 and float64, and exponents have no digits to lose.
         with torch.autocast(q.device.type, enabled=False):
             fields = q.to(wide) @ k.to(wide).transpose(-2, -1) / math.sqrt(q.shape[-1])
-            if not {"h", "softmax"} & set(self.mode.split("+")):
+            if not self._has_fields:
                 fields = torch.zeros_like(fields)
             if bias is not None:
                 fields = fields + bias.to(wide)
@@ -127,22 +113,22 @@ class CoupledHeads(IsingLayer):
 
     def _boltzmann_weights(self, fields: Tensor, visible: Tensor) -> Tensor:
         length = fields.shape[-1]
-        J, K = (
-            None if terms is None else terms.to(fields.dtype)
-            for terms in (self.couplings(length), self.three_body(length))
-        )
+        J, K = self.couplings(length), self.three_body(length)
+        J, K = None if J is None else J.to(fields.dtype), None if K is None else K.to(fields.dtype)
         self._recorded = (fields.detach(), None if J is None else J.detach())
-        alpha = self._probabilities(fields, J, visible, K)
-        return normalised_weights(alpha, visible)
+        return normalised_weights(self._bridge(fields, J, visible, K), visible)
 
     def extra_repr(self) -> str:
         """Show what the parameters do not."""
-        shown = (
-            f"num_heads={self.num_heads}, window={self.window}, mode={self.mode!r}, sampler={self.sampler!r}, "
-            f"gradient={self.gradient!r}"
-        )
+        shown = f"num_heads={self.num_heads}, window={self.window}, mode={self.mode!r}, gradient={self.gradient!r}"
         given = {"bandwidth": self.bandwidth, "num_reads": self.num_reads}
         return shown + "".join(f", {name}={value}" for name, value in given.items() if value is not None)
+
+
+def coupling_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """J and K of all layers of a model that have couplings of their own."""
+    layers = [module for module in model.modules() if isinstance(module, CoupledHeads)]
+    return [p for layer in layers for p in (layer.coupling_pairs, layer.coupling_triples) if p is not None]
 
 
 def _masked_softmax(fields: Tensor, visible: Tensor) -> Tensor:
@@ -156,6 +142,11 @@ def normalised_weights(alpha: Tensor, visible: Tensor) -> Tensor:
     # Too small to change an alpha that matters, and its inverse leaves room for a cotangent.
     positive = (alpha + torch.finfo(alpha.dtype).tiny ** 0.75).masked_fill(~visible, 0)
     return positive / positive.sum(-1, keepdim=True).clamp_min(torch.finfo(alpha.dtype).tiny)
+
+
+def _reach(window: int, bandwidth: int | None) -> int:
+    """Largest distance of two coupled positions."""
+    return window - 1 if bandwidth is None else min(bandwidth, window - 1)
 
 
 def _numbers_of_terms(window: int, reach: int) -> tuple[int, int]:
@@ -179,9 +170,7 @@ def check_sizes(embed_dim: int, num_heads: int, window: int, mode: str, bandwidt
         hint = f" Did you mean '{near[0]}'?" if near else ""
         raise ArgumentError("mode", f"expected one of {', '.join(MODES)}, got {mode!r}.{hint}")
     _check_bandwidth(bandwidth)
-    pairs, triples = _numbers_of_terms(
-        window, window - 1 if bandwidth is None else min(bandwidth, window - 1)
-    )
+    pairs, triples = _numbers_of_terms(window, _reach(window, bandwidth))
     terms = mode.split("+")
     # float32, with gradients and both moments of an optimiser as large; and J as a matrix, with its gradient.
     numbers = num_heads * (pairs * ("J" in terms) + triples * ("K" in terms)) + 4 * embed_dim**2
@@ -197,16 +186,3 @@ def _check_bandwidth(bandwidth: int | None) -> None:
         isinstance(bandwidth, bool) or not isinstance(bandwidth, int) or bandwidth < 1
     ):
         raise ArgumentError("bandwidth", f"expected None or an integer >= 1, got {bandwidth!r}.")
-
-
-def _check_backend(sampler: Sampler, window: int, three_body: bool) -> None:
-    """Refuse at construction what the backend would refuse at the first batch."""
-    able = sampler.capabilities
-    if three_body and not able.three_body:
-        raise UnsupportedError(
-            "mode", f"sampler '{sampler.name}' has no three-body terms; use 'exact' or a mode without K."
-        )
-    if able.max_spins is not None and window > able.max_spins:
-        raise UnsupportedError(
-            "window", f"sampler '{sampler.name}' accepts at most {able.max_spins} spins, got {window}."
-        )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from diabat.attention.games import Estimate
@@ -46,3 +47,11 @@ class NeuroGameExplanation:
     info: Mapping[str, Any]
     num_coalitions: int
     seed: int
+
+
+def mean_field_residual(h: Tensor, J: Tensor, alpha: Tensor, visible: Tensor) -> Tensor:
+    """max_i |α_i - σ(2 (h_i + Σ_j J_ij m_j))| with m = 2α - 1 over the visible spins, detached, [*batch]."""
+    h, J, alpha = h.detach(), J.detach(), alpha.detach()
+    m = torch.where(visible, 2 * alpha - 1, 0)
+    update = torch.sigmoid(2 * (h + (J @ m[..., None])[..., 0]))
+    return torch.where(visible, (update - alpha).abs(), 0).amax(-1)

@@ -1,21 +1,52 @@
-"""What every layer over a sampler has: the bridge, bound when the layer is built, and the angles of its anneal."""
+"""What every layer over a sampler has: sampler, estimator and limits, bound when the layer is built."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
 from diabat.attention.bridge import GradientBridge
-from diabat.ising import Ising
-from diabat.samplers.base import Sampler
+from diabat.samplers.base import Sampler, UnsupportedError
 from diabat.samplers.registry import as_sampler
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is known of a layer's problems when it is built.
+
+    Attributes:
+        window: Largest number of spins; None if sequences of any length come.
+        reach: Largest distance of two coupled spins; None without couplings, or if any two spins may be coupled.
+        three_body: Whether there are three-body terms.
+        own_couplings: Whether every problem has a J of its own.
+    """
+
+    window: int | None = None
+    reach: int | None = None
+    three_body: bool = False
+    own_couplings: bool = False
 
 
 class IsingLayer(nn.Module):
     """Binds a sampler, an estimator and a number of reads.
 
     Attributes:
-        schedule_angles: Learnable angles of the sampler's anneal, if it has some; each layer has its own.
+        sampler: The backend, a submodule; another one may be assigned, which keeps estimator and reads (see
+            :meth:`use_sampler`).  Of a sampler with parameters or chains each layer takes a copy of its own.
     """
+
+    sampler: Sampler
+    _asked = Asked()
+
+    def _bind(
+        self, asked: Asked, sampler: Sampler | str, *, gradient: str = "auto", num_reads: int | None = None
+    ) -> None:
+        """Choose the sampler for the problems of this layer; errors as of :meth:`use_sampler`."""
+        self._asked = asked
+        self.use_sampler(sampler, gradient=gradient, num_reads=num_reads)
 
     def use_sampler(
         self, sampler: Sampler | str, *, gradient: str = "auto", num_reads: int | None = None
@@ -31,22 +62,22 @@ class IsingLayer(nn.Module):
             ValueError: If ``num_reads`` is invalid.
             UnsupportedError: If the sampler does not support the layer's problems or the estimator.
         """
-        built = self._fitted(as_sampler(sampler).with_own_parameters())
+        built = _fitted(as_sampler(sampler).with_own_parameters(), self._asked)
         self._bridge = GradientBridge(built, gradient, num_reads, in_graphs=True)
-        self.schedule_angles = nn.ParameterList(built.parameters) if built.parameters else None
+        super().__setattr__("sampler", built)
 
-    def _fitted(self, sampler: Sampler) -> Sampler:
-        """Adapt a backend to the layer's problems, or refuse what it would refuse at the first batch."""
-        return sampler
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a new sampler is bound as :meth:`use_sampler` does."""
+        if name == "sampler":
+            self.use_sampler(value, gradient=self.gradient, num_reads=self.num_reads)
+        else:
+            super().__setattr__(name, value)
 
-    @property
-    def sampler(self) -> Sampler:
-        """The backend; another one may be assigned, which keeps estimator and reads (see :meth:`use_sampler`)."""
-        return self._bridge.sampler
-
-    @sampler.setter
-    def sampler(self, sampler: Sampler | str) -> None:
-        self.use_sampler(sampler, gradient=self.gradient, num_reads=self.num_reads)
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        former = f"{prefix}schedule_angles.0"  # the angles of an anneal once belonged to the layer
+        if former in state_dict:
+            state_dict[f"{prefix}sampler.schedule_angles"] = state_dict.pop(former)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     @property
     def gradient(self) -> str:
@@ -58,22 +89,62 @@ class IsingLayer(nn.Module):
         """Reads per problem for sampling backends, as asked for."""
         return self._bridge.num_reads
 
-    def _probabilities(
-        self,
-        fields: Tensor,
-        couplings: Tensor | None,
-        visible: Tensor | None,
-        three_body: Tensor | None = None,
-        *,
-        seed: int | None = None,
-    ) -> Tensor:
-        """P(s = +1) of problems that are valid by construction; shapes as in :class:`diabat.Ising`.
 
-        Without a seed, one is drawn from torch's global generator where the backend needs it.
-        """
-        if self.schedule_angles is not None:
-            # load_state_dict(assign=True) and functional_call put other tensors in place of the parameters.
-            self.sampler.parameters = tuple(self.schedule_angles)
-        if seed is None:
-            return self._bridge(fields, couplings, visible, three_body)
-        return self._bridge.probabilities(Ising(fields, couplings, visible, three_body, check=False), seed)
+def _fitted(sampler: Sampler, asked: Asked) -> Sampler:
+    """Adapt a backend to the problems of a layer, or refuse what it would refuse at the first batch."""
+    if asked.window is not None and asked.reach is not None:
+        sampler = sampler.for_window(asked.window, asked.reach)
+    able = sampler.capabilities
+    if asked.own_couplings and not able.per_problem_couplings:
+        raise UnsupportedError(
+            "sampler",
+            "expected one that takes couplings of their own for every sequence and head, "
+            f"got '{sampler.name}'.",
+        )
+    if asked.three_body and not able.three_body:
+        raise UnsupportedError(
+            "mode", f"sampler '{sampler.name}' has no three-body terms; use 'exact' or a mode without K."
+        )
+    if asked.window is not None and able.max_spins is not None and asked.window > able.max_spins:
+        raise UnsupportedError(
+            "window", f"sampler '{sampler.name}' accepts at most {able.max_spins} spins, got {asked.window}."
+        )
+    return sampler
+
+
+def always_answerable(sampler: Sampler, problems: int, longest: int) -> bool:
+    """Whether a backend answers so many problems, each with a J of its own, of up to ``longest`` spins."""
+    able = sampler.capabilities
+    spins, states = (math.inf if limit is None else limit for limit in (able.max_spins, able.max_states))
+    return longest <= spins and problems * 2.0 ** min(longest, 1000) <= states
+
+
+def require_answerable(sampler: Sampler, lengths: Tensor, heads: int, begin: str) -> None:
+    """Refuse a batch of sequences that the sampler would not finish.
+
+    Args:
+        sampler: The backend.
+        lengths: Tokens of each sequence, int64 [B].
+        heads: Heads, each with a J of its own for every sequence, so that no work is shared.
+        begin: What the error begins with, before the name of the sampler.
+
+    Raises:
+        UnsupportedError: If a sequence has more tokens than the sampler accepts spins, or heads · Σ 2^n is more than
+            it enumerates in one call.
+    """
+    able = sampler.capabilities
+    if not len(lengths):
+        return
+    longest = int(lengths.max())
+    if able.max_spins is not None and longest > able.max_spins:
+        raise UnsupportedError(
+            f"{begin} '{sampler.name}' accepts at most {able.max_spins} tokens, got {longest}; "
+            "use 'mean_field' or 'tempering'."
+        )
+    states = heads * float(lengths.double().exp2().sum())
+    if able.max_states is not None and states > able.max_states:
+        raise UnsupportedError(
+            f"{begin} '{sampler.name}' enumerates 2^n states for every sequence and head, at most "
+            f"{able.max_states:.2g} in one call, got {states:.2g} for {len(lengths)} sequences of up to {longest} "
+            f"tokens and {heads} heads; use 'mean_field' or 'tempering', or fewer or shorter sequences."
+        )

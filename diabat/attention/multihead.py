@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diabat.attention.coupled_heads import CoupledHeads, check_sizes
-from diabat.attention.masks import attention_masks
-from diabat.attention.nested import from_padded, is_nested, to_padded
+from diabat.attention.inputs import check_tokens
 from diabat.checks import ArgumentError
 from diabat.samplers.base import Sampler
 
@@ -47,7 +46,7 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         bandwidth: w; J_jk is a parameter for abs(j - k) <= w and 0 beyond.  None makes every pair a parameter.
 
     Attributes:
-        coupling_pairs, coupling_triples, schedule_angles: As in :class:`diabat.BoltzmannAttention`.
+        coupling_pairs, coupling_triples, sampler: As in :class:`diabat.BoltzmannAttention`.
 
     Raises:
         ValueError: If a size or the mode is invalid, or ``add_bias_kv`` or ``add_zero_attn`` is asked for.
@@ -189,8 +188,7 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         """Whether the inputs have a batch dimension."""
         given = {"query": (query, self.embed_dim), "key": (key, self.kdim), "value": (value, self.vdim)}
         for name, (x, features) in given.items():
-            if not x.is_floating_point():
-                raise ArgumentError(name, f"expected a floating dtype, got {x.dtype}.")
+            check_tokens(x, self.out_proj.weight, name)
             if x.ndim not in (2, 3) or x.ndim != query.ndim or x.shape[-1] != features or 0 in x.shape:
                 form = "[L, B, E], [B, L, E] or [L, E]" if name == "query" else f"{query.ndim} dimensions"
                 raise ArgumentError(
@@ -218,3 +216,86 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
     def extra_repr(self) -> str:
         """Show what the parameters do not."""
         return f"embed_dim={self.embed_dim}, {super().extra_repr()}, batch_first={self.batch_first}"
+
+
+def attention_masks(
+    shape: tuple[int, ...],
+    key_padding_mask: Tensor | None,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    device: torch.device,
+) -> tuple[Tensor, Tensor | None]:
+    """Visible keys, and the sum of the float masks, of queries [B, H, L, S].
+
+    Args:
+        shape: (B, H, L, S).
+        key_padding_mask: bool, True hides, or float, [B, S].
+        attn_mask: bool or float, [L, S] or [B·H, L, S].
+        is_causal: Hide the keys after the query if there is no ``attn_mask``.
+        device: Where they go if there is no mask.
+
+    Returns:
+        bool, and float or None, both broadcastable to ``shape``.
+
+    Raises:
+        ValueError: If a mask is of another shape or dtype.
+    """
+    B, H, L, S = shape
+    visible = torch.ones(L, S, dtype=torch.bool, device=device)
+    added = None
+    if attn_mask is not None:
+        _check("attn_mask", attn_mask, ((L, S), (B * H, L, S)))
+        per_head = attn_mask if attn_mask.ndim == 2 else attn_mask.view(B, H, L, S)
+        visible, added = _split(per_head)
+    elif is_causal:
+        visible = visible.tril()
+    if key_padding_mask is not None:
+        _check("key_padding_mask", key_padding_mask, ((B, S),))
+        seen, of_keys = _split(key_padding_mask[:, None, None, :])
+        visible = visible & seen
+        if of_keys is not None:
+            added = of_keys if added is None else added + of_keys
+    return visible, added
+
+
+def _split(mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    """What a mask leaves visible, and what it adds there."""
+    if mask.dtype == torch.bool:
+        return ~mask, None
+    # Some libraries hide by the lowest number instead of -inf, to which a field would be added in vain.
+    visible = ~(mask <= torch.finfo(mask.dtype).min)  # a NaN hides nothing: it is to be seen
+    return visible, torch.where(visible, mask, 0)
+
+
+def _check(name: str, mask: Tensor, shapes: tuple[tuple[int, ...], ...]) -> None:
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise ArgumentError(name, f"expected dtype bool or float, got {mask.dtype}.")
+    if all(tuple(mask.shape) != shape for shape in shapes):
+        expected = " or ".join(str(list(shape)) for shape in shapes)
+        raise ArgumentError(name, f"expected shape {expected}, got {list(mask.shape)}.")
+
+
+def is_nested(*tensors: Tensor) -> bool:
+    """Whether all of them are nested.
+
+    Raises:
+        ValueError: If some are and some are not.
+    """
+    kinds = {tensor.is_nested for tensor in tensors}
+    if len(kinds) == 2:
+        raise ArgumentError("query", "expected query, key and value all nested or all dense, got both kinds.")
+    return kinds == {True}
+
+
+def to_padded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Pad with zeros: [B, L, E] of the longest, and the lengths, int64 [B]."""
+    lengths = torch.tensor([len(part) for part in x.unbind()], device=x.device)
+    return x.to_padded_tensor(0.0), lengths
+
+
+def from_padded(x: Tensor, lengths: Tensor) -> Tensor:
+    """Drop the padding again."""
+    mask = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+    # As torch makes its own, so that the two can be added.
+    packed: Tensor = torch._nested_tensor_from_mask(x, mask, mask_check=False)
+    return packed

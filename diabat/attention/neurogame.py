@@ -19,17 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from diabat.attention.compiled import outside_graph
-from diabat.attention.explanation import NeuroGameExplanation
+from diabat.attention.explanation import NeuroGameExplanation, mean_field_residual
 from diabat.attention.games import Estimate, NormGame, sample_banzhaf, sample_interaction, sample_shapley
+from diabat.attention.games.estimate import Temperature
 from diabat.attention.games.value_games import NONLINEARITIES
-from diabat.attention.inputs import check_tokens
-from diabat.attention.layer import IsingLayer
-from diabat.attention.own_couplings import always_answerable, require_answerable
-from diabat.attention.token_ising import mean_field_residual, token_ising
+from diabat.attention.inputs import check_sequences
+from diabat.attention.layer import Asked, IsingLayer, always_answerable, require_answerable
 from diabat.checks import ArgumentError, check_choice, check_count, check_positive
 from diabat.ising import Ising, check_finite
-from diabat.samplers.base import Sampler, UnsupportedError, draw_seed
+from diabat.samplers.base import Sampler
 from diabat.samplers.registry import sampler as build_sampler
+from diabat.samplers.seeds import draw_seed
 
 NORMALISATIONS = ("l1", "sum", "none")
 OUTPUTS = ("pooled", "tokens")
@@ -122,7 +122,7 @@ class NeuroGameAttention(IsingLayer):
         self.eval_seed = None if eval_seed is None else draw_seed(eval_seed)
         self.f, self.normalisation, self.output, self.mode = f, normalisation, output, mode
         chosen = build_sampler("mean_field", **PAPER_MEAN_FIELD) if sampler is None else sampler
-        self.use_sampler(chosen, gradient=gradient, num_reads=num_reads)
+        self._bind(Asked(own_couplings=True), chosen, gradient=gradient, num_reads=num_reads)
         self.value = nn.Linear(embed_dim, embed_dim, bias=False)
         self.gate = nn.Linear(embed_dim, num_heads)
         self.output_projection = nn.Linear(embed_dim, embed_dim, bias=bias)
@@ -135,15 +135,6 @@ class NeuroGameAttention(IsingLayer):
             self.log_temperature = nn.Parameter(start)
         else:
             self.register_buffer("log_temperature", start)
-
-    def _fitted(self, sampler: Sampler) -> Sampler:
-        if not sampler.capabilities.per_problem_couplings:
-            raise UnsupportedError(
-                "sampler",
-                "expected one that takes couplings of their own for every sequence and head, "
-                f"got '{sampler.name}'.",
-            )
-        return sampler
 
     @property
     def temperature(self) -> Tensor:
@@ -179,7 +170,7 @@ class NeuroGameAttention(IsingLayer):
             around: Any = outside_graph(NeuroGameAttention.forward)
             answer: Tensor = around(self, x, key_padding_mask, need_explanation, seed)
             return answer
-        self._check_input(x, key_padding_mask)
+        check_sequences(x, self.value.weight, self.embed_dim, key_padding_mask)
         self._check_lengths(x, key_padding_mask)
         x, V, players = self._values(x, key_padding_mask)
         used_seed = self._seed(seed)
@@ -223,7 +214,7 @@ class NeuroGameAttention(IsingLayer):
         self, x: Tensor, key_padding_mask: Tensor | None = None, seed: int | None = None
     ) -> tuple[Estimate, Estimate, Estimate]:
         """φ, β [B, H, T] and J_ij [B, H, T, T] as :meth:`explain` has them, without asking the sampler."""
-        self._check_input(x, key_padding_mask)
+        check_sequences(x, self.value.weight, self.embed_dim, key_padding_mask)
         _, V, players = self._values(x, key_padding_mask)
         phi, beta, pairs = self._indices(V, players, self._seed(seed), diagnostics=True)
         assert pairs is not None
@@ -280,7 +271,8 @@ class NeuroGameAttention(IsingLayer):
             return h * 0
         if self.mode != "h+J":
             return torch.where(players, torch.sigmoid(2 * h), 0)
-        return self._probabilities(h, J, players, seed=_sampler_seed(seed))
+        ising = Ising(h, J, players, check=False)
+        return self._bridge.probabilities(ising, _sampler_seed(seed))
 
     @torch.no_grad()
     def _sampler_info(self, h: Tensor, J: Tensor, players: Tensor, seed: int) -> Mapping[str, Any]:
@@ -300,18 +292,6 @@ class NeuroGameAttention(IsingLayer):
             seed = self.eval_seed
         # From torch's global generator, so that restoring its state repeats the draw.
         return int(torch.randint(2**31, ())) if seed is None else draw_seed(seed)
-
-    def _check_input(self, x: Tensor, padding: Tensor | None) -> None:
-        check_tokens(x, self.value.weight)
-        if x.ndim != 3 or x.shape[-1] != self.embed_dim or x.shape[0] == 0 or x.shape[1] == 0:
-            raise ArgumentError(
-                "x", f"expected shape [B, T, {self.embed_dim}] with B, T >= 1, got {list(x.shape)}."
-            )
-        if padding is not None and (padding.dtype != torch.bool or padding.shape != x.shape[:2]):
-            raise ArgumentError(
-                "key_padding_mask",
-                f"expected bool {list(x.shape[:2])}, got {padding.dtype} {list(padding.shape)}.",
-            )
 
     def _check_lengths(self, x: Tensor, padding: Tensor | None) -> None:
         batch, longest, _ = x.shape
@@ -333,10 +313,27 @@ class NeuroGameAttention(IsingLayer):
     def extra_repr(self) -> str:
         """Show what the parameters do not."""
         return (
-            f"num_heads={self.num_heads}, mode={self.mode!r}, sampler={self.sampler!r}, "
-            f"gradient={self.gradient!r}, weighting={self.weighting!r}, f={self.f!r}, "
+            f"num_heads={self.num_heads}, mode={self.mode!r}, gradient={self.gradient!r}, "
+            f"weighting={self.weighting!r}, f={self.f!r}, "
             f"coalitions={self.num_coalitions}/{self.eval_coalitions}, output={self.output!r}"
         )
+
+
+def token_ising(fields: Tensor, interactions: Tensor, temperature: Temperature) -> tuple[Tensor, Tensor]:
+    r"""Fields h and couplings J of P(s) ∝ exp(Σ h s + Σ_{j<k} J s s) for the paper's Hamiltonian.
+
+    Eq. 10 and 12: P(S) ∝ exp(-H(S)/γ), H(S) = -Σ J_i s_i - Σ_{i<j} J_ij s_i s_j, s_i = ±1.  Hence h_i = J_i/γ and
+    J = J_ij/γ, with no factor and no sign: eq. 20, P(s) = e^{hs/γ}/(e^{h/γ} + e^{-h/γ}), confirms that spins are ±1 and
+    not 0/1, so that one token alone has α = σ(2 J_1/γ).
+
+    Args:
+        fields: J_i, [*batch, n].
+        interactions: J_ij, symmetric with zero diagonal, [*batch, n, n].
+        temperature: γ > 0, a number or a tensor that broadcasts to the batch.
+    """
+    if isinstance(temperature, Tensor):
+        return fields / temperature[..., None], interactions / temperature[..., None, None]
+    return fields / temperature, interactions / temperature
 
 
 def _sampler_seed(seed: int) -> int:

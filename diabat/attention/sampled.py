@@ -43,7 +43,9 @@ class Draw:
 
 def sampled_probabilities(terms: Terms, draw: Draw) -> Tensor:
     """Smoothed P(s = +1), differentiable once in h, J, K and the sampler's parameters by the estimator."""
-    result: Any = _Sampled.apply(*terms, draw, *draw.sampler.parameters)
+    # No other estimator differentiates the law in its parameters.
+    parameters = draw.sampler.parameters() if draw.estimator == "adjoint" else ()
+    result: Any = _Sampled.apply(*terms, draw, *parameters)
     probability: Tensor = result[0]
     return probability
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diabat.attention.pooling import BoltzmannPooling
 from diabat.checks import ArgumentError
-from diabat.models.boltzmann_pooling import BoltzmannPooling
 from diabat.models.pairs import PairClassifier, full_precision
 from diabat.tasks.nli_files import Pairs
 from diabat.tasks.nli_tokens import tokenize_pairs

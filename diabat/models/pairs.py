@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal, Union
 import torch
 from torch import Tensor, nn
 
+from diabat.attention.pooling import BoltzmannPooling
 from diabat.checks import ArgumentError, did_you_mean
-from diabat.models.boltzmann_pooling import BoltzmannPooling
 from diabat.models.pooling import MeanPooling, ProjectedMeanPooling, SoftmaxPooling
 from diabat.tasks.nli_tokens import PairBatch, PairSplit
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
-from diabat.checks import ArgumentError, check_count
+from diabat.attention.inputs import visible_positions
+from diabat.attention.pooling import QueryHeads, mix
 
 
 class MeanPooling(nn.Module):
@@ -73,64 +72,3 @@ class SoftmaxPooling(nn.Module):
         scores = self.heads.scores(x)
         hidden = ~visible_positions(x, key_padding_mask)[:, None]
         return scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(hidden, 0)
-
-
-class QueryHeads(nn.Module):
-    """Keys, values, output projection and one learned query per head."""
-
-    def __init__(self, embed_dim: int, num_heads: int) -> None:
-        super().__init__()
-        for name, value in (("embed_dim", embed_dim), ("num_heads", num_heads)):
-            check_count(name, value)
-        if embed_dim % num_heads:
-            raise ArgumentError(
-                "num_heads", f"expected a divisor of embed_dim = {embed_dim}, got {num_heads}."
-            )
-        self.num_heads = num_heads
-        self.query = nn.Parameter(torch.randn(num_heads, embed_dim // num_heads))
-        self.key = nn.Linear(embed_dim, embed_dim)
-        self.value = nn.Linear(embed_dim, embed_dim)
-        self.output = nn.Linear(embed_dim, embed_dim)
-
-    def scores(self, x: Tensor) -> Tensor:
-        """q_h · k_hi / sqrt(d), [B, H, T]."""
-        keys = self._split(self.key(x))  # [B, H, T, d]
-        return torch.einsum("hd,bhtd->bht", self.query, keys) / math.sqrt(keys.shape[-1])
-
-    def combine(self, weights: Tensor, x: Tensor) -> Tensor:
-        """Mix the values by weights [B, H, T] and project, [B, D]."""
-        out: Tensor = self.output(mix(weights, self._split(self.value(x))).flatten(1))
-        return out
-
-    def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-
-
-def mix(weights: Tensor, values: Tensor) -> Tensor:
-    """Σ_t weights_t values_t: [..., T] and [..., T, d] to [..., d]."""
-    return (weights[..., None, :] @ values)[..., 0, :]
-
-
-def visible_positions(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-    """Positions that count, bool [B, T].
-
-    Raises:
-        ValueError: If the shapes are wrong, or a row has no position that counts.
-    """
-    if x.ndim != 3 or 0 in x.shape:
-        raise ArgumentError("x", f"expected shape [B, T, D] without empty dimension, got {list(x.shape)}.")
-    if key_padding_mask is None:
-        return x.new_ones(x.shape[:2], dtype=torch.bool)
-    if key_padding_mask.dtype != torch.bool or key_padding_mask.shape != x.shape[:2]:
-        raise ArgumentError(
-            "key_padding_mask",
-            f"expected bool {list(x.shape[:2])}, "
-            f"got {key_padding_mask.dtype} {list(key_padding_mask.shape)}.",
-        )
-    empty = key_padding_mask.all(1)
-    if bool(empty.any()):
-        raise ArgumentError(
-            "key_padding_mask",
-            f"expected a position that counts in every row, got none in row {int(empty.nonzero()[0])}.",
-        )
-    return ~key_padding_mask

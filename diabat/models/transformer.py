@@ -10,24 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from diabat.attention.boltzmann import BoltzmannAttention
+from diabat.attention.coupled_heads import coupling_parameters
 from diabat.checks import ArgumentError
 from diabat.compute.memory import require_memory
+from diabat.samplers.state import sampler_parameters
 
 if TYPE_CHECKING:
     from diabat.samplers.base import Sampler
-
-COUPLING_SUFFIXES = ("coupling_pairs", "coupling_triples")
-"""Ends of the names of the parameters that hold J and K."""
-
-
-def is_schedule(name: str) -> bool:
-    """Whether the parameter of this name holds learnable angles of an attention layer's anneal."""
-    return "schedule_angles" in name
-
-
-def is_coupling(name: str) -> bool:
-    """Whether the parameter of this name holds couplings (J or K) of an attention layer."""
-    return name.endswith(COUPLING_SUFFIXES)
 
 
 @dataclass(frozen=True)
@@ -205,9 +194,10 @@ class Transformer(nn.Module):
 
 @torch.no_grad()
 def _initialise(model: nn.Module, seed: int) -> None:
-    norms = {f"{n}.weight" for n, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
+    kept = {module.weight for module in model.modules() if isinstance(module, nn.LayerNorm)}
+    kept |= {*coupling_parameters(model), *sampler_parameters(model)}
     for name, parameter in model.named_parameters():
-        if is_coupling(name) or is_schedule(name) or name in norms:
+        if parameter in kept:
             continue
         if parameter.ndim < 2:
             parameter.zero_()

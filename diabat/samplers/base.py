@@ -6,15 +6,13 @@ with one sentence, draw and record the seed, and call the backend's ``_sample`` 
 
 from __future__ import annotations
 
-import secrets
+import copy
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, final
+from typing import Any, Literal, Self, final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,11 +23,11 @@ from diabat.samplers.answers import AdjointGradient, Moments, Samples
 from diabat.samplers.derivatives import Solver, analytic_moments, without_autocast
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.options import WithOptions
+from diabat.samplers.seeds import as_int, draw_seed
 
 Law = Literal["boltzmann", "mean-field", "diabatic"]
 Estimator = Literal["exact", "straight_through", "linear_response", "covariance", "adjoint"]
 
-MAX_SEED = 2**63 - 1
 # Analytic backends form sums of exponents in float64: next to this, a term of size 1 keeps seven digits.
 LARGEST = 1e9
 
@@ -40,7 +38,7 @@ class UnsupportedError(ArgumentError):
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend can do.
+    """What a backend can do; the defaults are those of a backend that draws Boltzmann samples of fields and couplings.
 
     Attributes:
         exact: Moments are exact up to rounding.
@@ -56,36 +54,58 @@ class Capabilities:
             work is shared; None if the backend does not enumerate.
     """
 
-    exact: bool
-    law: Law
-    max_spins: int | None
-    three_body: bool
-    per_problem_couplings: bool
-    samples: bool
-    correlations: bool
-    log_partition: bool
-    gradients: tuple[Estimator, ...]
+    exact: bool = False
+    law: Law = "boltzmann"
+    max_spins: int | None = None
+    three_body: bool = False
+    per_problem_couplings: bool = True
+    samples: bool = True
+    correlations: bool = True
+    log_partition: bool = False
+    gradients: tuple[Estimator, ...] = ("straight_through", "linear_response", "covariance")
     max_states: int | None = None
 
 
-class Sampler(WithOptions, ABC):
+class Sampler(WithOptions, nn.Module, ABC):
     """Base class of all backends.
 
-    A backend sets ``name`` and ``capabilities`` and implements ``_moments`` (analytic backends) or ``_sample``
-    (sampling backends, which inherit moments averaged over ``num_reads`` reads), or both.  Its ``options`` are
-    recorded here, whatever its constructor does with them.
+    A backend sets ``name`` and ``capabilities`` (an attribute, or a property that depends on its options) and
+    implements ``_moments`` (analytic backends) or ``_sample`` (sampling backends, which inherit moments averaged over
+    ``num_reads`` reads), or both.  Its ``options`` are recorded here, whatever its constructor does with them.
+
+    A sampler is an ``nn.Module``: learnable numbers that the law depends on are its parameters, which ``adjoint``
+    differentiates in the order of ``parameters()``; what it carries from call to call is in its ``state_dict``.  A
+    constructor need not call ``super().__init__()``.
 
     Attributes:
         name: Registry name.
         num_reads: Reads that ``moments`` averages over, for sampling backends.
-        parameters: Learnable numbers that the law depends on, differentiated by ``adjoint``.
         smooth: Whether autograd can differentiate what ``_moments`` returns any number of times.
     """
 
     name: str
     smooth: bool = False
     num_reads: int = 1000
-    parameters: tuple[nn.Parameter, ...] = ()
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Make the module ready for attributes before any constructor runs.
+
+        Raises:
+            TypeError: If the class compares by value, which modules must not.
+        """
+        if cls.__hash__ is None:
+            raise TypeError(
+                f"{cls.__name__}: expected a sampler that is compared by identity, as torch's modules are, "
+                "got one that is compared by value; use @dataclass(eq=False)."
+            )
+        built = super().__new__(cls)
+        nn.Module.__init__(built)
+        return built
+
+    def __init__(
+        self,
+    ) -> None:  # what __new__ has done, done again, would forget the attributes set meanwhile
+        pass
 
     @property
     @abstractmethod
@@ -104,8 +124,13 @@ class Sampler(WithOptions, ABC):
 
     @property
     def remembers(self) -> bool:
-        """Whether an answer depends on the calls before it; composites say it of their base."""
-        return False
+        """Whether an answer depends on the calls before it; composites do if their base does."""
+        return any(base.remembers for base in self._bases)
+
+    @property
+    def _bases(self) -> list[Sampler]:
+        """The samplers that this one stands on, as its submodules."""
+        return [child for child in self.children() if isinstance(child, Sampler)]
 
     @final
     def sample(self, ising: Ising, num_reads: int, *, seed: int | None = None) -> Samples:
@@ -210,25 +235,33 @@ class Sampler(WithOptions, ABC):
         """
         raise UnsupportedError("gradient", f"sampler '{self.name}' has no adjoint gradient.")
 
-    def with_own_parameters(self) -> Sampler:
-        """Return a sampler whose ``parameters`` and state are its own; itself if it has neither."""
-        return self
+    def for_window(self, window: int, reach: int) -> Sampler:
+        """The sampler for couplings that reach ``reach`` spins among ``window``; itself for most.
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """What this sampler carries from one call to the next, as copies; empty for most.
-
-        A training saves it with its checkpoints, and takes it away for the time of an evaluation.
-        """
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what :meth:`state_dict` gave; an empty mapping makes the sampler forget.
+        A layer asks once, when it is built: couplings start from zero, where no sampler sees which are parameters.
 
         Raises:
-            ValueError: If it is not that of such a sampler.
+            UnsupportedError: If it would refuse such problems.
         """
-        if state:
-            raise ArgumentError("state", f"expected none for sampler '{self.name}', got {', '.join(state)}.")
+        return self
+
+    def with_own_parameters(self) -> Sampler:
+        """A copy whose parameters and state are its own, which begins anew; itself if it has neither."""
+        if not self.remembers and next(self.parameters(), None) is None:
+            return self
+        own = copy.deepcopy(self)
+        own.reset()
+        return own
+
+    def reset(self) -> None:
+        """Forget the calls before; a backend that ``remembers`` says how."""
+        for base in self._bases:
+            base.reset()
+
+    def close(self) -> None:
+        """Release what the backend holds, such as worker processes; most hold nothing."""
+        for base in self._bases:
+            base.close()
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         raise UnsupportedError(f"sampler '{self.name}' cannot draw samples.")
@@ -306,22 +339,3 @@ def require_room(ising: Ising, num_reads: int) -> None:
     require_memory(
         num_reads * ising.fields.numel(), f"{num_reads} reads of {ising.num_problems} problems", "num_reads"
     )
-
-
-def as_int(value: Any) -> Any:
-    """An integer of numpy as one of Python; anything else as it is, to be checked."""
-    return int(value) if isinstance(value, np.integer) else value
-
-
-def draw_seed(seed: int | None) -> int:
-    """Return the seed itself, or a fresh one from the operating system.
-
-    Raises:
-        ValueError: If the seed is not an integer in 0 .. 2^63 - 1.
-    """
-    if seed is None:
-        return secrets.randbelow(2**31)
-    seed = as_int(seed)
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
-        raise ArgumentError("seed", f"expected an integer between 0 and 2^63 - 1, got {seed!r}.")
-    return seed

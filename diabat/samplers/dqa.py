@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterator
 from functools import cached_property
@@ -78,9 +77,10 @@ class DQASampler(AnnealCircuits):
         num_reads: Reads behind ``moments``; None uses the exact probabilities of the circuit.
         precision: ``double`` (the default) or ``single`` state vectors, of engines by name that have them.
         device: Device of the torch engine; ``cpu`` if left out.
-        learn_schedule: Make the angles of the plan parameters, trained with the model through ``adjoint``.
+        learn_schedule: Make the angles of the plan a parameter, trained with the model through ``adjoint``.
 
     Attributes:
+        schedule_angles: The learnable angles, [3, steps] (fields, couplings, mixer); None where they are fixed.
         anneal: What is run, with its plan and first-order inverse temperatures.
 
     Raises:
@@ -133,8 +133,7 @@ class DQASampler(AnnealCircuits):
             self.num_reads = num_reads
         self.sampled = num_reads is not None or not self.engine.exact
         check_flag("learn_schedule", learn_schedule)
-        if learn_schedule:
-            self._learn()
+        self.schedule_angles = self._learnable() if learn_schedule else None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -143,15 +142,9 @@ class DQASampler(AnnealCircuits):
         if self.engine.differentiable:
             gradients = (*gradients, "adjoint")
         return Capabilities(
-            exact=False,
             law="diabatic",
             max_spins=self.engine.max_spins,
-            three_body=False,
-            per_problem_couplings=True,
-            samples=True,
-            correlations=True,
-            log_partition=False,
-            gradients=("adjoint",) if self.parameters else gradients,
+            gradients=("adjoint",) if self.schedule_angles is not None else gradients,
         )
 
     @property
@@ -162,20 +155,20 @@ class DQASampler(AnnealCircuits):
     @property
     def expected_error(self) -> str:
         """The response at second order, and the range of a learned plan."""
-        return "unknown: the angles are trained" if self.parameters else known_error(self.anneal)
+        return known_error(self.anneal) if self.schedule_angles is None else "unknown: the angles are trained"
 
     @property
     def plan(self) -> TrotterPlan:
-        """Angles of the steps; those of the parameters where they are learned."""
-        if not self.parameters:
+        """Angles of the steps; those of the parameter where they are learned."""
+        if self.schedule_angles is None:
             return self.anneal.plan
-        b, c, a = self.parameters[0].detach().double().cpu().numpy()
+        b, c, a = self.schedule_angles.detach().double().cpu().numpy()
         return TrotterPlan(b, c, a, self.anneal.plan.label)
 
     @property
     def predicted_betas(self) -> Betas:
         """First-order inverse temperatures of the plan as it stands."""
-        return plan_betas(self.plan) if self.parameters else self.anneal.betas
+        return self.anneal.betas if self.schedule_angles is None else plan_betas(self.plan)
 
     @property
     def betas(self) -> Betas:
@@ -185,14 +178,6 @@ class DQASampler(AnnealCircuits):
         if self.calibration == "none":
             return _NONE
         return self._fitted_once if self.calibration == "fitted" else self.anneal.betas
-
-    def with_own_parameters(self) -> DQASampler:
-        """Return a sampler with copies of the learnable angles; itself if they are fixed."""
-        if not self.parameters:
-            return self
-        other = copy.copy(self)
-        other.parameters = tuple(nn.Parameter(p.detach().clone()) for p in self.parameters)
-        return other
 
     def state_probabilities(self, ising: Ising) -> Tensor:
         """P(s) of the circuit, float64 [*batch, 2^n]; bit j of the index is spin j, bit 1 means +1.
@@ -232,7 +217,8 @@ class DQASampler(AnnealCircuits):
         v = cotangent.detach().double().cpu().reshape(ising.num_problems, -1)
         cotangents = [v[part.rows[:, None], part.spins].numpy() for part in parts]
         batches = [part.batch for part in parts]
-        gradient = self.engine.gradient(self.plan, batches, cotangents, angles=bool(self.parameters))
+        angles = self.schedule_angles
+        gradient = self.engine.gradient(self.plan, batches, cotangents, angles=angles is not None)
         like = ising.fields
         h = scatter_moments(parts, [g.fields / betas.beta_h for g in gradient.batches], ising)
         J = None
@@ -240,7 +226,7 @@ class DQASampler(AnnealCircuits):
             shares = [g.couplings / betas.beta_J for g in gradient.batches]
             J = _gather_couplings(parts, shares, ising.couplings).to(ising.couplings)
         turned = (gradient.field_angles, gradient.coupling_angles, gradient.mixer_angles)
-        own = tuple(torch.from_numpy(np.stack(turned)).to(p) for p in self.parameters)
+        own = () if angles is None else (torch.from_numpy(np.stack(turned)).to(angles),)
         return AdjointGradient(h.reshape(like.shape).to(like), J, own)
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
@@ -302,7 +288,8 @@ class DQASampler(AnnealCircuits):
         table = self.engine.probabilities(self.anneal.plan, part.batch.fields, part.batch.couplings)
         return corrected(self.anneal.betas, fit_state_betas(problems, torch.from_numpy(table)))
 
-    def _learn(self) -> None:
+    def _learnable(self) -> nn.Parameter:
+        """The angles of the plan as a parameter."""
         if not self.engine.differentiable:
             raise ArgumentError(
                 "learn_schedule",
@@ -310,7 +297,7 @@ class DQASampler(AnnealCircuits):
             )
         plan = self.anneal.plan
         angles = np.stack((plan.field_angles, plan.coupling_angles, plan.mixer_angles))
-        self.parameters = (nn.Parameter(torch.from_numpy(angles).to(torch.get_default_dtype())),)
+        return nn.Parameter(torch.from_numpy(angles).to(torch.get_default_dtype()))
 
     def _facts(self, betas: Betas) -> dict[str, Any]:
         """What is programmed, whatever the problems."""
@@ -341,7 +328,9 @@ class DQASampler(AnnealCircuits):
 
     def _range(self, parts: list[Placed]) -> PlanRange | None:
         """What the plan answers; None where nothing is known, or no field is strong enough to look."""
-        if self.parameters:  # angles that are trained leave the range of the plan that they began as
+        if (
+            self.schedule_angles is not None
+        ):  # angles that are trained leave the range of the plan that they began as
             return None
         beta_h = self.anneal.betas.beta_h
         if self.anneal.learned or beta_h <= 0:

@@ -36,6 +36,13 @@ class MeanFieldSampler(Sampler):
     """
 
     name = "mean_field"
+    capabilities = Capabilities(
+        law="mean-field",
+        three_body=True,
+        samples=False,
+        correlations=False,
+        gradients=("exact", "straight_through", "linear_response"),
+    )
 
     def __init__(self, *, damping: float = 0.7, max_iterations: int = 500, tolerance: float = 1e-6) -> None:
         if not is_number(damping) or not 0 < damping <= 1:
@@ -43,21 +50,6 @@ class MeanFieldSampler(Sampler):
         check_count("max_iterations", max_iterations)
         check_positive("tolerance", tolerance)
         self.damping, self.max_iterations, self.tolerance = damping, max_iterations, tolerance
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Marginals only, of any number of spins."""
-        return Capabilities(
-            exact=False,
-            law="mean-field",
-            max_spins=None,
-            three_body=True,
-            per_problem_couplings=True,
-            samples=False,
-            correlations=False,
-            log_partition=False,
-            gradients=("exact", "straight_through", "linear_response"),
-        )
 
     @property
     def watched(self) -> tuple[Watched, ...]:

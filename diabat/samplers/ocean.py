@@ -22,9 +22,10 @@ import numpy as np
 from diabat.checks import ArgumentError, ArgumentTypeError, check_count
 from diabat.ising import from_bqm
 from diabat.samplers.answers import Samples
-from diabat.samplers.base import MAX_SEED, Sampler, as_int, draw_seed
+from diabat.samplers.base import Sampler
 from diabat.samplers.composite import build_base
 from diabat.samplers.facts import plain
+from diabat.samplers.seeds import MAX_SEED, as_int, draw_seed
 
 
 class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
@@ -115,9 +116,7 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
 
     def close(self) -> None:
         """Release what the backend holds, such as worker processes."""
-        close = getattr(self.sampler, "close", None)  # most backends hold nothing
-        if close is not None:
-            close()
+        self.sampler.close()
 
 
 def _sampleset(

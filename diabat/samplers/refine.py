@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from copy import copy
 from typing import Any
 
 import numpy as np
@@ -66,32 +64,22 @@ class RefineSampler(Sampler):
                 f"expected a backend that draws samples, got '{self.base.name}', "
                 "which computes moments only.",
             )
-        if self.base.parameters:
+        if learnable := len(list(self.base.parameters())):
             raise ArgumentError(
                 "sampler",
                 "expected a base without learnable parameters, which reads cannot train, "
-                f"got '{self.base.name}' with {len(self.base.parameters)}.",
+                f"got '{self.base.name}' with {learnable}.",
             )
-
-    @property
-    def remembers(self) -> bool:
-        """As the base."""
-        return self.base.remembers
 
     @property
     def capabilities(self) -> Capabilities:
         """Law and limits of the base; moments are averages over reads."""
         base = self.base.capabilities
         return Capabilities(
-            exact=False,
             law=base.law,
             max_spins=base.max_spins,
             three_body=base.three_body,
             per_problem_couplings=base.per_problem_couplings,
-            samples=True,
-            correlations=True,
-            log_partition=False,
-            gradients=("straight_through", "linear_response", "covariance"),
         )
 
     @property
@@ -108,23 +96,6 @@ class RefineSampler(Sampler):
             f"that of '{self.base.name}', which {self.sweeps} sweeps of heat bath move towards the Boltzmann law; "
             "4 after a 5 ns anneal leave a mean |error| of P of .001 at g = 0.6, .008 at 1 and .032 at 2 (docs/dqa.md)"
         )
-
-    def with_own_parameters(self) -> RefineSampler:
-        """Return a copy with a base of its own, if the base carries something from call to call."""
-        base = self.base.with_own_parameters()
-        if base is self.base:
-            return self
-        own = copy(self)
-        own.base = base
-        return own
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """That of the base."""
-        return self.base.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what :meth:`state_dict` gave."""
-        self.base.load_state_dict(state)
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         # Two streams, so that the sweeps do not repeat the numbers behind the reads they start from.

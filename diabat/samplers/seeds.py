@@ -1,8 +1,34 @@
-"""Seeds that follow from other seeds."""
+"""Seeds: checked, drawn, and following from other seeds."""
 
 from __future__ import annotations
 
+import secrets
+from typing import Any
+
 import numpy as np
+
+from diabat.checks import ArgumentError
+
+MAX_SEED = 2**63 - 1
+
+
+def as_int(value: Any) -> Any:
+    """An integer of numpy as one of Python; anything else as it is, to be checked."""
+    return int(value) if isinstance(value, np.integer) else value
+
+
+def draw_seed(seed: int | None) -> int:
+    """Return the seed itself, or a fresh one from the operating system.
+
+    Raises:
+        ValueError: If the seed is not an integer in 0 .. 2^63 - 1.
+    """
+    if seed is None:
+        return secrets.randbelow(2**31)
+    seed = as_int(seed)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+        raise ArgumentError("seed", f"expected an integer between 0 and 2^63 - 1, got {seed!r}.")
+    return seed
 
 
 def child_seed(seed: int, *place: int) -> int:

@@ -25,25 +25,11 @@ class FIFOSampler(Sampler):
     """
 
     name = "fifo"
+    capabilities = Capabilities(three_body=True)
 
     def __init__(self, spins: Iterable[Tensor], *, num_reads: int = 1000) -> None:
         self.queue = deque(spins)
         self.num_reads = num_reads
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Accepts everything."""
-        return Capabilities(
-            exact=False,
-            law="boltzmann",
-            max_spins=None,
-            three_body=True,
-            per_problem_couplings=True,
-            samples=True,
-            correlations=True,
-            log_partition=False,
-            gradients=("straight_through", "linear_response", "covariance"),
-        )
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         if not self.queue:

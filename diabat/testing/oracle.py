@@ -102,14 +102,9 @@ class ReferenceSampler(Sampler):
         """Boltzmann, up to 14 spins, with three-body terms."""
         return Capabilities(
             exact=self.analytic,
-            law="boltzmann",
             max_spins=MAX_SPINS,
             three_body=True,
-            per_problem_couplings=True,
-            samples=True,
-            correlations=True,
             log_partition=self.analytic,
-            gradients=("straight_through", "linear_response", "covariance"),
         )
 
     def state_probabilities(self, ising: Ising) -> Tensor:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from diabat.checks import ArgumentError
+from diabat.samplers.state import weights_of
 from diabat.training.errors import CheckpointError
 from diabat.training.files import (
     TEMPORARY_PREFIX,
@@ -137,12 +138,19 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[st
         with reading(path):
             content = _as_listed(path, expected)
             try:
-                tensors[path.stem] = safetensors.torch.load(content)
+                found = safetensors.torch.load(content)
             except Exception as error:  # of safetensors' own types, or whatever a wrong header makes of it
                 raise ValueError(
                     f"expected safetensors, got '{' '.join(str(error).split())[:120]}'"
                 ) from None
+        tensors[path.stem] = {_name_today(name): tensor for name, tensor in found.items()}
     return tensors, facts
+
+
+def _name_today(name: str) -> str:
+    """Name of a tensor as it is now: the angles of an anneal once belonged to the layer, not to its sampler."""
+    former = "schedule_angles.0"
+    return f"{name.removesuffix(former)}sampler.schedule_angles" if name.endswith(former) else name
 
 
 def _listed(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -219,7 +227,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Path) 
     Raises:
         CheckpointError: If names, shapes or types differ; the message names the first difference.
     """
-    own = model.state_dict()
+    own = weights_of(model)
     for name in sorted(own.keys() | weights.keys()):
         mine, theirs = own.get(name), weights.get(name)
         expected, got = _shape(mine), _shape(theirs)

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from diabat.samplers.state import begin_anew
 from diabat.tasks.base import IGNORED, Examples
 from diabat.training.lengths import require_answerable
-from diabat.training.memory import own_memory
 from diabat.training.objective import token_loss
 from diabat.training.options import Precision
 from diabat.training.precision import autocast
@@ -103,7 +103,7 @@ def _passes(
     device = next(model.parameters()).device
     batches = batches_of(split, batch_size)
     require_answerable(model, split, batches)
-    with own_random_numbers(model, seed), own_memory(model), autocast(precision, device):
+    with own_random_numbers(model, seed), begin_anew(model), autocast(precision, device):
         for chosen in batches if processes is None else processes.own(batches):
             places = chosen.to(device)
             inputs, targets = split.batch(places)

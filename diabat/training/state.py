@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diabat.attention.coupled_heads import coupling_parameters
 from diabat.checks import ArgumentError
 from diabat.models.pairs import HEAD
-from diabat.models.transformer import is_coupling, is_schedule
+from diabat.samplers.base import Sampler
+from diabat.samplers.state import carried, carry, sampler_parameters
 from diabat.tasks.base import Examples
-from diabat.training.memory import memory_tensors, restore_memory
 from diabat.training.options import TrainOptions
 from diabat.training.order import epoch_order
 
@@ -101,10 +102,10 @@ def checked_state(values: Any) -> TrainState:
 
 def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.AdamW:
     """AdamW with groups for the couplings J and K, for learnable anneals and for the head, where they differ."""
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    couplings = [p for name, p in named if is_coupling(name)]
-    schedules = [p for name, p in named if is_schedule(name)]
-    others = [(name, p) for name, p in named if not (is_coupling(name) or is_schedule(name))]
+    couplings = [p for p in coupling_parameters(model) if p.requires_grad]
+    schedules = [p for p in sampler_parameters(model) if p.requires_grad]
+    apart = {*couplings, *schedules}
+    others = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p not in apart]
     rate, head_rate = options.learning_rate, options.head_learning_rate
     head = [] if head_rate is None else [p for name, p in others if name.startswith(_HEAD)]
     rest = [p for name, p in others if head_rate is None or not name.startswith(_HEAD)]
@@ -124,11 +125,13 @@ def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.AdamW
 
 
 _HEAD = (*HEAD, "head.")
+_SAMPLERS = "samplers."
 
 
 def training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """State of the optimiser by parameter name, of torch's random number generators, and of the samplers."""
-    tensors = {"rng.cpu": torch.get_rng_state(), **memory_tensors(model)}
+    tensors = {"rng.cpu": torch.get_rng_state()}
+    tensors |= {f"{_SAMPLERS}{name}": tensor for name, tensor in carried(model).items()}
     for device in cuda_devices(model):
         tensors[f"rng.{device}"] = torch.cuda.get_rng_state(device)
     for name, parameter in model.named_parameters():
@@ -157,10 +160,29 @@ def restore_training(
         raise ArgumentError(
             "rng", f"expected the state of a generator, got one that is none ({error})"
         ) from None
-    restore_memory(model, tensors)
+    carry(model, _of_samplers(model, tensors))
     packed = optimizer.state_dict()
     packed["state"] = {index: state for index, state in states.items() if state}
     optimizer.load_state_dict(packed)
+
+
+def _of_samplers(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the samplers carry, by name in the ``state_dict`` of the model.
+
+    Before samplers were modules, an entry was named "sampler.", its key, and the layer.
+    """
+    found = {}
+    for full, tensor in tensors.items():
+        if full.startswith(_SAMPLERS):
+            found[full.removeprefix(_SAMPLERS)] = tensor
+        elif full.startswith("sampler."):
+            key, _, layer = full.removeprefix("sampler.").partition(".")
+            home = f"{layer}.sampler"
+            inside = [(n, m) for n, m in model.named_modules() if f"{n}.".startswith(f"{home}.")]
+            # Of a composite, the base at the bottom remembers.
+            names = [home, *(n for n, m in inside if isinstance(m, Sampler) and m.remembers)]
+            found[f"{names[-1]}.{key}"] = tensor
+    return found
 
 
 def _ordered(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:

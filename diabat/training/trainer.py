@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from diabat.models import Model
+from diabat.samplers.state import weights_of
 from diabat.tasks import PairTask, Task
 from diabat.tasks.base import Examples
 from diabat.training.average import Average
@@ -174,7 +175,7 @@ class Trainer:
             metric = self.task.metric_value(loss, accuracy)
             if state.record_validation(loss, metric) and self.processes.is_main:
                 facts = {"epoch": state.epoch, "val_loss": loss, self.task.metric: metric}
-                save_checkpoint(self.folder, "best", state.step, {"model": self.model.state_dict()}, facts)
+                save_checkpoint(self.folder, "best", state.step, {"model": weights_of(self.model)}, facts)
         figures = {"train_loss": state.loss_sum / state.batch, "val_loss": loss, self.task.metric: metric}
         figures |= games
         if self.epoch_is_complete:
@@ -198,7 +199,7 @@ class Trainer:
             return
         self.state.metrics_bytes = self.metrics.sync()
         tensors = {
-            "model": self.model.state_dict(),
+            "model": weights_of(self.model),
             "training": training_tensors(self.model, self.optimizer) | self.scaler.tensors(),
         }
         if averages := self.average.tensors():

@@ -224,7 +224,7 @@ def test_weights_are_returned_on_request_only() -> None:
 
 def test_options_show_in_the_representation() -> None:
     shown = repr(layer("h", sampler=DQASampler(annealing_time_ns=2.0, steps=60), bias=False))
-    sampled = "sampler=DQASampler(engine='native', schedule='Advantage2_system1', annealing_time_ns=2.0,"
+    sampled = "(sampler): DQASampler(engine='native', schedule='Advantage2_system1', annealing_time_ns=2.0,"
     for part in (
         "num_heads=2",
         "mode='h'",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import diabat
 from diabat import BoltzmannAttention, NeuroGameAttention
-from diabat.models.boltzmann_pooling import BoltzmannPooling
+from diabat.attention.pooling import BoltzmannPooling
 
 # What torch's compiler says of torch, and hides from users.
 pytestmark = [

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from diabat.attention import BoltzmannAttention
+from diabat.attention.coupled_heads import coupling_parameters
 from diabat.circuits import TrotterPlan
 from diabat.models import Transformer, TransformerOptions
-from diabat.models.transformer import is_coupling, is_schedule
 from diabat.samplers import UnsupportedError
 from diabat.samplers.dqa import DQASampler
+from diabat.samplers.state import sampler_parameters
 
 F64 = torch.float64
 PLAN = TrotterPlan(*np.random.default_rng(3).normal(size=(3, 4)))
@@ -39,8 +40,7 @@ def inputs(dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def angles_of(module: BoltzmannAttention) -> Tensor:
-    assert module.schedule_angles is not None
-    (angles,) = module.schedule_angles
+    (angles,) = module.sampler.parameters()
     return angles
 
 
@@ -90,12 +90,14 @@ def test_every_parameter_of_the_layer_has_a_gradient() -> None:
 
 
 def test_angles_are_parameters_under_their_name() -> None:
-    names = [name for name, _ in layer().named_parameters() if is_schedule(name)]
-    assert names == ["schedule_angles.0"]
-    assert not is_coupling(names[0])
+    built = layer()
+    names = [name for name, p in built.named_parameters() if p is angles_of(built)]
+    assert names == ["sampler.schedule_angles"]
+    assert sampler_parameters(built) == [angles_of(built)]
+    assert coupling_parameters(built) == [built.coupling_pairs]
     fixed = BoltzmannAttention(6, 2, 4, sampler=DQASampler(schedule=PLAN))
-    assert fixed.schedule_angles is None
-    assert not any(is_schedule(name) for name, _ in fixed.named_parameters())
+    assert sampler_parameters(fixed) == []
+    assert not any("angles" in name for name, _ in fixed.named_parameters())
 
 
 def test_each_layer_has_angles_of_its_own() -> None:
@@ -125,11 +127,11 @@ def test_state_dict_round_trip() -> None:
         angles_of(source).add_(torch.randn(3, 4))
         source.query.weight.normal_()
     state = source.state_dict()
-    assert state["schedule_angles.0"].shape == (3, 4)
+    assert state["sampler.schedule_angles"].shape == (3, 4)
     assert not torch.allclose(target(x), source(x))
     target.load_state_dict(state)
     assert torch.equal(target(x), source(x))
-    with pytest.raises(RuntimeError, match=r"schedule_angles\.0"):
+    with pytest.raises(RuntimeError, match=r"sampler\.schedule_angles"):
         BoltzmannAttention(6, 2, 4, sampler=DQASampler(schedule=PLAN)).load_state_dict(state)
 
 
@@ -166,8 +168,8 @@ def test_initialisation_leaves_the_angles_alone() -> None:
         TransformerOptions(embed_dim=8, num_heads=2, ffn_dim=0, num_layers=2, dropout=0.0), 11, 7, 4
     )
     assert {n for n, _ in model().named_parameters()} - {n for n, _ in plain.named_parameters()} == {
-        "blocks.0.attention.schedule_angles.0",
-        "blocks.1.attention.schedule_angles.0",
+        "blocks.0.attention.sampler.schedule_angles",
+        "blocks.1.attention.sampler.schedule_angles",
     }
 
 
@@ -176,7 +178,7 @@ def test_learned_angles_do_not_change_the_initial_weights() -> None:
     options = TransformerOptions(embed_dim=8, num_heads=2, ffn_dim=0, num_layers=2, dropout=0.0)
     plain = dict(Transformer(options, 11, 7, 4).named_parameters())
     for name, p in model().named_parameters():
-        if not is_schedule(name):
+        if "angles" not in name:
             assert torch.equal(p, plain[name]), name
 
 
@@ -215,5 +217,4 @@ def test_softmax_layers_have_no_angles_in_their_output() -> None:
     built = BoltzmannAttention(6, 2, 4, sampler=learning(), mode="softmax")
     built(inputs()).square().sum().backward()
     for name, p in built.named_parameters():
-        assert (p.grad is None) == is_schedule(name)
-    assert isinstance(built.schedule_angles, nn.ParameterList)
+        assert (p.grad is None) == (name == "sampler.schedule_angles")

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import diabat
 from diabat import BoltzmannAttention, BoltzmannMultiheadAttention
-from diabat.attention.masks import attention_masks
+from diabat.attention.multihead import attention_masks
 from diabat.testing import ReferenceSampler
 
 F64 = torch.float64
@@ -355,7 +355,7 @@ def test_a_band_of_couplings() -> None:
         "BandedSampler(bandwidth=2",
         "batch_first=False",
     ):
-        assert part in built.extra_repr()
+        assert part in repr(built)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, F64])

@@ -129,7 +129,7 @@ def test_options_of_the_annealing_backend_reach_it() -> None:
     assert isinstance(sampler, DQASampler)
     assert tuple(sampler.betas) == (9.0, 10.0)
     assert (sampler.noise.fields, sampler.noise.couplings) == (0.01, 0.02)
-    assert (sampler.engine.name, len(sampler.parameters)) == ("torch", 1)
+    assert (sampler.engine.name, len(list(sampler.parameters()))) == ("torch", 1)
     model = build_model(config, build_task(config), sampler)
     assert any("schedule_angles" in name for name, _ in model.named_parameters())
     assert make_config(to_plain(config)) == config

@@ -9,8 +9,8 @@ import torch
 from torch.testing import assert_close
 
 import diabat
+from diabat.attention.pooling import BoltzmannPooling
 from diabat.models import POOLINGS, PairClassifier, PairModelOptions
-from diabat.models.boltzmann_pooling import BoltzmannPooling
 from diabat.models.pooling import MeanPooling, ProjectedMeanPooling, SoftmaxPooling
 from diabat.samplers.base import UnsupportedError
 from diabat.tasks import PairBatch, PairTask
@@ -205,7 +205,7 @@ def test_neurogame_options_arrive(encoder: Path, task: PairTask) -> None:
     model: PairClassifier = tiny_model(
         encoder, task, weighting="uniform", temperature=0.5, value_function="tanh"
     )
-    shown = model.pooling.extra_repr()
+    shown = repr(model.pooling)
     for word in ("MeanFieldSampler(damping=0.7", "gradient='auto'", "uniform", "tanh", "4/6"):
         assert word in shown
     assert_close(model.pooling.temperature, torch.full((2,), 0.5))

@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from diabat.ising import Ising
+from diabat.ising import Ising, pack_couplings, pair_indices
 from diabat.samplers import Sampler, UnsupportedError
 from diabat.samplers.banded import BandedSampler
-from diabat.samplers.banded.layout import band_indices, pack_band
 from diabat.samplers.exact import ExactSampler
 from diabat.testing.problems import Lead
 
@@ -73,14 +72,14 @@ def test_every_bandwidth_against_the_exact_backend(engine: Engine, width: int) -
 def test_against_central_differences(engine: Engine, pattern: str) -> None:
     """Through the packed parameters, which is how J is trained: every perturbation stays symmetric and in the band."""
     generator = torch.Generator().manual_seed(22)
-    pairs = len(band_indices(6, 2)[0])
+    pairs = len(pair_indices(6, 2)[0])
     h, J = (
         (0.5 * torch.randn(*shape, generator=generator, dtype=F64)).requires_grad_()
         for shape in ((1, 6, 6), (1, 1, pairs))
     )
 
     def function(h: Tensor, J: Tensor) -> tuple[Tensor, Tensor]:
-        ising = Ising(h, pack_band(J, 6, 2), PATTERNS[pattern], check=False)
+        ising = Ising(h, pack_couplings(J, 6, 2), PATTERNS[pattern], check=False)
         moments = BandedSampler(bandwidth=2, engine=engine).moments(ising)
         assert moments.log_partition is not None
         return moments.probability, moments.log_partition

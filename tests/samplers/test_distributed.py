@@ -292,7 +292,7 @@ def test_limits_of_the_base_are_refused() -> None:
 
 def test_a_base_that_cannot_travel_is_named() -> None:
     stuck = ReferenceSampler()
-    stuck.hook = lambda: None  # type: ignore[attr-defined]  # nothing can send a lambda to another process
+    stuck.hook = lambda: None  # type: ignore[assignment]  # nothing can send a lambda to another process
     ising = make_problem((2,), 3)
     assert DistributedSampler(stuck, workers=0).sample(ising, 2).spins.shape == (2, 2, 3)
     with pytest.raises(ValueError, match=r"sampler: expected a backend that can be sent .*, got 'reference'"):

@@ -385,7 +385,10 @@ def test_a_state_that_is_none_is_refused() -> None:
     sampler.moments(make_problem((2,), 4, seed=1), seed=1)
     state = sampler.state_dict()
     for wrong, message in (
-        ({"weight": torch.zeros(2)}, "state: expected the chains of a persistent sampler, got weight"),
+        (
+            {"ladder": state["ladder"]},
+            "state: expected the chains of a persistent sampler, got ladder",
+        ),
         (
             state | {"ladder": state["ladder"][:1]},
             r"state: expected a ladder of shape \[2, 3\], got \[1, 3\]",

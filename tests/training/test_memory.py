@@ -10,10 +10,10 @@ from tiny_runs import tiny_task, tiny_train
 
 from diabat.models import Transformer, TransformerOptions
 from diabat.samplers import sampler
+from diabat.samplers.state import carried, carry
 from diabat.tasks import Task
 from diabat.testing.problems import make_problem
 from diabat.training.evaluate import evaluate
-from diabat.training.memory import memory_tensors, restore_memory, samplers
 
 
 def chained_model(task: Task, *, seed: int = 0, persistent: bool = True) -> Transformer:
@@ -30,7 +30,7 @@ def chained_model(task: Task, *, seed: int = 0, persistent: bool = True) -> Tran
 
 def one_step(model: Transformer, task: Task) -> dict[str, torch.Tensor]:
     model(task.train.inputs[:8])
-    return memory_tensors(model)
+    return carried(model)
 
 
 def test_each_layer_has_chains_of_its_own() -> None:
@@ -39,12 +39,12 @@ def test_each_layer_has_chains_of_its_own() -> None:
     memory = one_step(model, task)
     layers = ["blocks.0.attention", "blocks.1.attention"]
     assert sorted(memory) == sorted(
-        f"sampler.{key}.{layer}" for key in ("chains", "couplings", "ladder") for layer in layers
+        f"{layer}.sampler.{key}" for key in ("chains", "couplings", "ladder") for layer in layers
     )
-    first, second = (memory[f"sampler.chains.{layer}"] for layer in layers)
+    first, second = (memory[f"{layer}.sampler.chains"] for layer in layers)
     assert first.shape == (4, 3, 8, 1, 4, 4)
     assert not torch.equal(first, second)
-    assert memory_tensors(chained_model(task, persistent=False)) == {}
+    assert carried(chained_model(task, persistent=False)) == {}
 
 
 def test_a_resumed_run_goes_on_with_its_chains(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_an_evaluation_leaves_the_chains_as_they_were() -> None:
     model = chained_model(task)
     before = one_step(model, task)
     first = evaluate(model, task.validation)
-    after = memory_tensors(model)
+    after = carried(model)
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     assert evaluate(model, task.validation) == first
 
@@ -71,12 +71,12 @@ def test_memory_is_put_back_by_layer() -> None:
     task = tiny_task()
     model, other = chained_model(task), chained_model(task)
     memory = one_step(model, task)
-    restore_memory(other, memory)
-    for name, backend in samplers(other).items():
-        for key, tensor in backend.state_dict().items():
-            assert torch.equal(tensor, memory[f"sampler.{key}.{name}"])
-    restore_memory(other, {})
-    assert memory_tensors(other) == {}
+    carry(other, memory)
+    found = carried(other)
+    assert found.keys() == memory.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in memory.items())
+    carry(other, {})
+    assert carried(other) == {}
 
 
 def test_composites_hand_on_the_memory_of_their_base() -> None:
@@ -84,7 +84,7 @@ def test_composites_hand_on_the_memory_of_their_base() -> None:
     refine = sampler("refine", sampler="tempering", options={"persistent": True, "num_replicas": 1}, sweeps=1)
     refine.sample(ising, 3, seed=1)
     memory = refine.state_dict()
-    assert memory["chains"].shape == (3, 1, 2, 4)
+    assert memory["base.chains"].shape == (3, 1, 2, 4)
     own = refine.with_own_parameters()
     assert own is not refine
     assert own.state_dict() == {}

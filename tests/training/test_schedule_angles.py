@@ -13,15 +13,15 @@ from tiny_runs import OPTIONS, tiny_task, tiny_train
 
 from diabat.circuits import TrotterPlan
 from diabat.models import Transformer, TransformerOptions
-from diabat.models.transformer import is_schedule
 from diabat.samplers import UnsupportedError
 from diabat.samplers.dqa import DQASampler
+from diabat.samplers.state import sampler_parameters
 from diabat.tasks import Task
 from diabat.training import CheckpointError, TrainOptions, load_model
 from diabat.training.state import make_optimizer
 
 PLAN = TrotterPlan(*np.random.default_rng(3).normal(size=(3, 4)))
-NAME = "blocks.0.attention.schedule_angles.0"
+NAME = "blocks.0.attention.sampler.schedule_angles"
 
 
 def learning_model(task: Task, *, layers: int = 1, seed: int = 0, gradient: str = "auto") -> Transformer:
@@ -126,4 +126,4 @@ def test_straight_through_is_refused_when_the_model_is_built() -> None:
 
 def test_the_default_rate_is_finite_and_the_options_are_stored() -> None:
     assert OPTIONS.schedule_learning_rate == TrainOptions().schedule_learning_rate == 1e-3
-    assert sum(is_schedule(name) for name, _ in learning_model(tiny_task()).named_parameters()) == 1
+    assert len(sampler_parameters(learning_model(tiny_task()))) == 1

@@ -19,7 +19,7 @@ from diabat.attention.games.estimate import Estimate, Temperature, inverse_tempe
 from diabat.attention.games.pairs import of_function_pairs, of_norm_pairs
 from diabat.attention.games.value_games import FunctionGame, NormGame, Toggles
 from diabat.checks import ArgumentError, check_choice, check_count
-from diabat.samplers.base import draw_seed
+from diabat.samplers.seeds import draw_seed
 
 Game = NormGame | FunctionGame
 Weighting = Literal["uniform", "gibbs"]

@@ -98,21 +98,6 @@ def beyond_band(couplings: Tensor, width: int) -> tuple[int, int] | None:
     return j, k
 
 
-def band_indices(n: int, bandwidth: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-    """All pairs j < k of n spins with k - j <= bandwidth, in row-major order."""
-    j, k = torch.triu_indices(n, n, offset=1, device=device)
-    inside = k - j <= bandwidth
-    return j[inside], k[inside]
-
-
-def pack_band(pairs: Tensor, n: int, bandwidth: int) -> Tensor:
-    """Build symmetric J [..., n, n] from its entries in the band [..., Σ_{d<=w} (n-d)], row-major; differentiable."""
-    j, k = band_indices(n, bandwidth, pairs.device)
-    J = pairs.new_zeros(*pairs.shape[:-1], n, n)
-    J[..., j, k] = pairs
-    return J + J.mT
-
-
 def _patterns(ising: Ising) -> tuple[Tensor, Tensor, Tensor]:
     """Visible spins of each problem [N], its pattern [N], and the order of the spins of each pattern [P, n].
 

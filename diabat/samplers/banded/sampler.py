@@ -42,6 +42,11 @@ class BandedSampler(Sampler):
     """
 
     name = "banded"
+    capabilities = Capabilities(
+        exact=True,
+        log_partition=True,
+        gradients=("exact", "straight_through", "linear_response", "covariance"),
+    )
     smooth = True
 
     def __init__(
@@ -59,37 +64,22 @@ class BandedSampler(Sampler):
         self.bandwidth, self.engine = bandwidth, engine
         self.memory_budget_mb, self.max_seconds = memory_budget_mb, max_seconds
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """Everything but three-body terms, for any number of spins."""
-        return Capabilities(
-            exact=True,
-            law="boltzmann",
-            max_spins=None,
-            three_body=False,
-            per_problem_couplings=True,
-            samples=True,
-            correlations=True,
-            log_partition=True,
-            gradients=("exact", "straight_through", "linear_response", "covariance"),
-        )
-
-    def for_window(self, num_spins: int, bandwidth: int) -> BandedSampler:
-        """Return the sampler for couplings that reach ``bandwidth`` spins; its own bandwidth, if given, must do.
+    def for_window(self, window: int, reach: int) -> BandedSampler:
+        """Return the sampler for couplings that reach ``reach`` spins; its own bandwidth, if given, must do.
 
         Raises:
-            UnsupportedError: If it is narrower, or one problem of ``num_spins`` spins would already be refused.
+            UnsupportedError: If it is narrower, or one problem of ``window`` spins would already be refused.
         """
-        if self.bandwidth is not None and self.bandwidth < bandwidth:
+        if self.bandwidth is not None and self.bandwidth < reach:
             raise UnsupportedError(
                 "bandwidth",
                 f"sampler 'banded' was built for {self.bandwidth}, "
-                f"expected at least the {bandwidth} of the couplings.",
+                f"expected at least the {reach} of the couplings.",
             )
-        other = copy.copy(self)
-        other.bandwidth = bandwidth if self.bandwidth is None else self.bandwidth
+        other = copy.deepcopy(self)
+        other.bandwidth = reach if self.bandwidth is None else self.bandwidth
         amend(other, bandwidth=other.bandwidth)
-        other._refuse_excess(num_spins, min(other.bandwidth, num_spins - 1))
+        other._refuse_excess(window, min(other.bandwidth, window - 1))
         return other
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:

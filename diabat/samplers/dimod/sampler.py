@@ -156,15 +156,8 @@ class DimodSampler(Sampler):
     def capabilities(self) -> Capabilities:
         """Fields and couplings, reads only, with the declared law."""
         return Capabilities(
-            exact=False,
             law=self._law,
             max_spins=None if self.qpu is None else self.qpu.spins,
-            three_body=False,
-            per_problem_couplings=True,
-            samples=True,
-            correlations=True,
-            log_partition=False,
-            gradients=("straight_through", "linear_response", "covariance"),
         )
 
     @property

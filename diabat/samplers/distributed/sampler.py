@@ -76,11 +76,11 @@ class DistributedSampler(Sampler):
         self.base, self.chunk, self.read_chunk = build_base(sampler, options), chunk, read_chunk
         self.num_reads = self.base.num_reads
         refuse_memory(self.base)
-        if self.base.parameters:
+        if learnable := len(list(self.base.parameters())):
             raise ArgumentError(
                 "sampler",
                 "expected a base without learnable parameters, which other processes do not see, "
-                f"got '{self.base.name}' with {len(self.base.parameters)}.",
+                f"got '{self.base.name}' with {learnable}.",
             )
         self._packed: bytes | None = None
 
@@ -122,6 +122,7 @@ class DistributedSampler(Sampler):
     def close(self) -> None:
         """Stop the workers; the next call starts new ones.  A given executor stays open."""
         self.workers.close()
+        super().close()
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         if self.read_chunk is not None and type(self.base)._moments is Sampler._moments:

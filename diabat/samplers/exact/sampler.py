@@ -59,12 +59,8 @@ class ExactSampler(Sampler):
         """Everything, for as many spins as one query can have within ``max_seconds``."""
         return Capabilities(
             exact=True,
-            law="boltzmann",
             max_spins=max(1, int(math.log2(self.max_seconds) + math.log2(_STATES_PER_SECOND))),
             three_body=True,
-            per_problem_couplings=True,
-            samples=True,
-            correlations=True,
             log_partition=True,
             gradients=("exact", "straight_through", "linear_response", "covariance"),
             max_states=int(self.memory_budget_mb * 2**22),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ class Kept:
         couplings: Number of distinct couplings of the batch; None if unknown.
         betas: Ladder of every problem of the flat batch, float64 [N, R]; None if it is still to be tuned.
     """
+
+    NAMES: ClassVar[tuple[str, ...]] = ("chains", "couplings", "ladder")
 
     spins: Tensor
     couplings: int | None
@@ -65,7 +67,7 @@ class Kept:
             )
         spins = cls.checked(tensors["chains"], replicas).spins
         couplings = int(tensors["couplings"]) if "couplings" in tensors else None
-        ladder = tensors["ladder"].numpy().copy() if "ladder" in tensors else None
+        ladder = tensors["ladder"].cpu().numpy().copy() if "ladder" in tensors else None
         shape = (math.prod(spins.shape[2:-1]), replicas)
         if ladder is not None and ladder.shape != shape:
             raise ArgumentError(
@@ -78,7 +80,7 @@ class Kept:
         return cls(spins, couplings, ladder)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything as copies: ``chains``, and where they are known ``couplings`` and ``ladder``."""
+        """Everything as copies under ``NAMES``: ``chains``, and where they are known ``couplings`` and ``ladder``."""
         found = {"chains": self.spins.clone()}
         if self.couplings is not None:
             found["couplings"] = torch.tensor(self.couplings)

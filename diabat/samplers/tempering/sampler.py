@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from copy import copy
 from itertools import pairwise
 from typing import Any, get_args
 
@@ -122,22 +121,15 @@ class TemperingSampler(Sampler):
 
     @property
     def remembers(self) -> bool:
-        """Persistent chains go on from the last call."""
+        """Persistent chains go on from the last call, and from what ``load_state_dict`` put back."""
         return self.persistent
 
     @property
     def capabilities(self) -> Capabilities:
         """Any problem that fits into memory; log Z if the ladder begins at β = 0."""
         return Capabilities(
-            exact=False,
-            law="boltzmann",
-            max_spins=None,
             three_body=True,
-            per_problem_couplings=True,
-            samples=True,
-            correlations=True,
             log_partition=bool(self.ladder[0] == 0),
-            gradients=("straight_through", "linear_response", "covariance"),
         )
 
     @property
@@ -190,29 +182,30 @@ class TemperingSampler(Sampler):
         """Drop the kept chains and their ladder: the next call starts at random."""
         self._kept = None
 
-    def with_own_parameters(self) -> TemperingSampler:
-        """Return a copy without chains if they persist: layers that share a sampler go on with their own."""
-        if not self.persistent:
-            return self
-        own = copy(self)
-        own.reset()
-        return own
+    # Chains are no buffers: their shape is that of the last call, and .to() must change neither spins nor ladder.
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """Add the kept chains, their ladder and the number of their couplings, as copies."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self._kept is not None:
+            destination.update({prefix + name: tensor for name, tensor in self._kept.tensors().items()})
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The kept chains, their ladder and the number of their couplings."""
-        return {} if self._kept is None else self._kept.tensors()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what :meth:`state_dict` gave.
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+        """Take over the chains of a state of any shape; one without chains makes the sampler forget its own.
 
         Raises:
             ValueError: If there are chains for a sampler that keeps none, or they are not such a sampler's.
         """
+        state = {name: state_dict[prefix + name] for name in Kept.NAMES if prefix + name in state_dict}
         if state and not self.persistent:
             raise ArgumentError(
                 "state", "expected none for a sampler that keeps no chains (persistent=False)."
             )
-        self._kept = Kept.from_tensors(state, self.num_replicas) if state else None
+        kept = Kept.from_tensors(state, self.num_replicas) if state else None
+        others = {
+            name: tensor for name, tensor in state_dict.items() if name.removeprefix(prefix) not in state
+        }
+        super()._load_from_state_dict(others, prefix, *rest)
+        self._kept = kept
 
     def _require(self, ising: Ising) -> None:
         super()._require(ising)

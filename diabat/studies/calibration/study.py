@@ -12,8 +12,8 @@ from diabat.checks import ArgumentError, check_count
 from diabat.circuits import AnnealingSchedule, Engine, TrotterPlan, available_schedules
 from diabat.ising import Ising
 from diabat.samplers.anneals import Anneal, Protocol, find_schedule
-from diabat.samplers.base import draw_seed
 from diabat.samplers.dqa import DQASampler
+from diabat.samplers.seeds import draw_seed
 from diabat.studies.calibration.measure import Measurement, measure
 from diabat.studies.calibration.table import CalibrationRow, CalibrationTable
 from diabat.studies.fidelity.ensembles import sk

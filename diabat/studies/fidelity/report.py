@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from diabat.checks import ArgumentError, check_count
-from diabat.samplers.base import Sampler, UnsupportedError, draw_seed
+from diabat.samplers.base import Sampler, UnsupportedError
 from diabat.samplers.refine import RefineSampler
+from diabat.samplers.seeds import draw_seed
 from diabat.studies.fidelity.ensembles import Ensemble
 from diabat.studies.fidelity.evaluate import ask, score
 from diabat.studies.fidelity.summary import summary

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from diabat.checks import ArgumentError, check_count
-from diabat.samplers.base import Sampler, UnsupportedError, draw_seed
+from diabat.samplers.base import Sampler, UnsupportedError
 from diabat.samplers.registry import sampler
+from diabat.samplers.seeds import draw_seed
 from diabat.studies.fidelity.ensembles import Ensemble
 from diabat.studies.fidelity.report import progress_bar, report_json
 from diabat.studies.gradients.measure import Loss, own_gradient, random_loss, score_gradient

@@ -6,19 +6,18 @@ and weights alpha_i / Σ_j alpha_j with alpha_i = P(s_i = +1).
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.coupled_heads import normalised_weights
-from diabat.attention.layer import IsingLayer
+from diabat.attention.coupled_heads import CoupledHeads, normalised_weights
+from diabat.attention.inputs import visible_positions
 from diabat.checks import ArgumentError, check_count
-from diabat.ising import pack_couplings
-from diabat.models.pooling import QueryHeads, visible_positions
-from diabat.samplers.banded import BandedSampler
-from diabat.samplers.base import Sampler, UnsupportedError
+from diabat.samplers.base import Sampler
 
 
-class BoltzmannPooling(IsingLayer):
+class BoltzmannPooling(CoupledHeads):
     """Attention pooling with Boltzmann marginals instead of a softmax.
 
     Couplings are free parameters of each head over absolute positions, as in
@@ -34,14 +33,14 @@ class BoltzmannPooling(IsingLayer):
 
     Attributes:
         coupling_pairs: J_ij for i < j, [H, window(window-1)/2].
-        schedule_angles: Learnable angles of the sampler's anneal, if it has some.
+        sampler: The backend, whose parameters (the learnable angles of an anneal) are those of the layer.
 
     Raises:
         ValueError: If a size is invalid.
         UnsupportedError: If the sampler does not support the window or the estimator.
     """
 
-    mode = "h+J"
+    coupling_pairs: nn.Parameter
 
     def __init__(
         self,
@@ -56,20 +55,15 @@ class BoltzmannPooling(IsingLayer):
         super().__init__()
         check_count("window", window)
         self.heads = QueryHeads(embed_dim, num_heads)
-        self.window = window
-        self.use_sampler(sampler, gradient=gradient, num_reads=num_reads)
-        self.coupling_pairs = nn.Parameter(torch.zeros(num_heads, window * (window - 1) // 2))
-        self._recorded: tuple[Tensor, Tensor | None] | None = None
-
-    def _fitted(self, sampler: Sampler) -> Sampler:
-        if isinstance(sampler, BandedSampler):  # every pair is a parameter: refused here where it is too wide
-            sampler = sampler.for_window(self.window, self.window - 1)
-        limit = sampler.capabilities.max_spins
-        if limit is not None and self.window > limit:
-            raise UnsupportedError(
-                "window", f"sampler '{sampler.name}' accepts at most {limit} spins, got {self.window}."
-            )
-        return sampler
+        self._build_terms(
+            num_heads,
+            window,
+            sampler=sampler,
+            mode="h+J",
+            gradient=gradient,
+            num_reads=num_reads,
+            bandwidth=None,
+        )
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """Map [B, T, D] to [B, D]; the mask is bool [B, T], True at positions that do not count."""
@@ -87,28 +81,46 @@ class BoltzmannPooling(IsingLayer):
             raise ArgumentError("x", f"expected at most window = {self.window} positions, got {x.shape[1]}.")
         fields, J = self.heads.scores(x), self.couplings(x.shape[1])
         self._recorded = (fields.detach(), J.detach())
-        return self._probabilities(fields, J, visible)
+        return self._bridge(fields, J, visible)
 
     def couplings(self, length: int | None = None) -> Tensor:
         """Symmetric J over the first ``length`` positions, [H, T, T]."""
-        T = self.window if length is None else length
-        return pack_couplings(self.coupling_pairs, self.window)[:, :T, :T]
+        J = super().couplings(length)
+        assert J is not None
+        return J[:, 0]
 
-    def last_fields_and_couplings(self) -> tuple[Tensor, Tensor | None]:
-        """Fields [B, H, T] and J [H, T, T] of the last forward pass, detached.
 
-        Raises:
-            RuntimeError: Before the first forward pass.
-        """
-        if self._recorded is None:
-            raise RuntimeError(
-                "no Boltzmann forward pass has been made yet; call the layer on an input first."
+class QueryHeads(nn.Module):
+    """Keys, values, output projection and one learned query per head."""
+
+    def __init__(self, embed_dim: int, num_heads: int) -> None:
+        super().__init__()
+        for name, value in (("embed_dim", embed_dim), ("num_heads", num_heads)):
+            check_count(name, value)
+        if embed_dim % num_heads:
+            raise ArgumentError(
+                "num_heads", f"expected a divisor of embed_dim = {embed_dim}, got {num_heads}."
             )
-        return self._recorded
+        self.num_heads = num_heads
+        self.query = nn.Parameter(torch.randn(num_heads, embed_dim // num_heads))
+        self.key = nn.Linear(embed_dim, embed_dim)
+        self.value = nn.Linear(embed_dim, embed_dim)
+        self.output = nn.Linear(embed_dim, embed_dim)
 
-    def extra_repr(self) -> str:
-        """Show what the parameters do not."""
-        return (
-            f"num_heads={self.heads.num_heads}, window={self.window}, mode={self.mode!r}, "
-            f"sampler={self.sampler!r}, gradient={self.gradient!r}"
-        )
+    def scores(self, x: Tensor) -> Tensor:
+        """q_h · k_hi / sqrt(d), [B, H, T]."""
+        keys = self._split(self.key(x))  # [B, H, T, d]
+        return torch.einsum("hd,bhtd->bht", self.query, keys) / math.sqrt(keys.shape[-1])
+
+    def combine(self, weights: Tensor, x: Tensor) -> Tensor:
+        """Mix the values by weights [B, H, T] and project, [B, D]."""
+        out: Tensor = self.output(mix(weights, self._split(self.value(x))).flatten(1))
+        return out
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+
+def mix(weights: Tensor, values: Tensor) -> Tensor:
+    """Σ_t weights_t values_t: [..., T] and [..., T, d] to [..., d]."""
+    return (weights[..., None, :] @ values)[..., 0, :]

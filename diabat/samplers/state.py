@@ -1,0 +1,80 @@
+"""Parameters of the samplers in a model, and what samplers carry from one call to the next."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from diabat.checks import ArgumentError
+from diabat.samplers.base import Sampler
+
+
+def sampler_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Learnable numbers of all samplers of a model, each once."""
+    found = (p for module in model.modules() if isinstance(module, Sampler) for p in module.parameters())
+    return list(dict.fromkeys(found))
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """The ``state_dict`` of a model without what its samplers carry from one call to the next."""
+    with begin_anew(model):
+        return dict(model.state_dict())
+
+
+def carried(model: nn.Module) -> dict[str, Tensor]:
+    """What the samplers of a model carry from one call to the next, by name in its ``state_dict``."""
+    weights = weights_of(model)
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in weights}
+
+
+def carry(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Put back what :func:`carried` gave; an empty mapping makes the samplers forget.
+
+    Raises:
+        ValueError: If it is not that of the samplers of such a model.
+    """
+    weights = weights_of(model)
+    if state.keys() & weights.keys():
+        raise ArgumentError("state", f"expected no weights, got {', '.join(state.keys() & weights.keys())}.")
+    try:
+        model.load_state_dict({**weights, **state})
+    except RuntimeError as error:
+        names = ", ".join(sorted(state))
+        raise ArgumentError(
+            "state", f"expected what the samplers of the model carry, got {names}."
+        ) from error
+
+
+@contextmanager
+def begin_anew(model: nn.Module) -> Iterator[None]:
+    """Let the samplers of a model begin anew in the block, and go on afterwards as if it had not been."""
+    found = [m for m in model.modules() if isinstance(m, Sampler) and m.remembers]
+    kept = [copy.deepcopy(sampler.state_dict()) for sampler in found]
+    for sampler in found:
+        sampler.reset()
+    try:
+        yield
+    finally:
+        for sampler, state in zip(found, kept, strict=True):
+            sampler.load_state_dict(state)
+
+
+@contextmanager
+def in_place(sampler: Sampler, tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Put tensors in place of a sampler's parameters, in the order of ``parameters()``, for the block."""
+    before = dict(sampler.named_parameters()) if tensors else {}
+    try:
+        _put(sampler, dict(zip(before, tensors, strict=True)))
+        yield
+    finally:
+        _put(sampler, before)
+
+
+def _put(sampler: Sampler, tensors: dict[str, Tensor] | dict[str, nn.Parameter]) -> None:
+    for name, tensor in tensors.items():
+        path, _, last = name.rpartition(".")
+        # Assignment by name takes nn.Parameter only; torch.func.functional_call does the same.
+        sampler.get_submodule(path)._parameters[last] = tensor  # type: ignore[assignment]
