@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from diabat.checks import ArgumentError, is_number
 from diabat.circuits import Betas
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers.answers import Samples
@@ -51,3 +52,32 @@ def _shrunk(value: float | None, error: float | None) -> float:
     weight = _PRIOR**2 / (_PRIOR**2 + error**2)
     # Scales outside are the mark of a fit gone wrong, and dividing by one near 0 or below would be worse.
     return min(max(1.0 + weight * (value - 1.0), 0.2), 5.0)
+
+
+def check_strength(strength: float | None, calibration: str) -> float:
+    """``calibration_strength``, refused where no reference problem is fitted."""
+    if strength is None:
+        return REFERENCE_STRENGTH
+    if not (is_number(strength) and 0 < strength <= 10):
+        raise ArgumentError(
+            "calibration_strength", f"expected a coupling strength in (0, 10], got {strength!r}."
+        )
+    if calibration != "fitted":
+        raise ArgumentError(
+            "calibration_strength",
+            f"expected none without calibration='fitted', which alone has reference "
+            f"problems, got {strength!r} beside {calibration!r}.",
+        )
+    return float(strength)
+
+
+def check_betas(betas: tuple[float, float] | None, calibration: str | None) -> Betas | None:
+    """``betas`` of the backend: two positive numbers, in place of a calibration."""
+    if betas is None:
+        return None
+    if calibration is not None:
+        raise ArgumentError("calibration", f"expected none beside betas, got {calibration!r}.")
+    values = tuple(betas) if isinstance(betas, (tuple, list)) else ()
+    if len(values) != 2 or not all(is_number(b) and 0 < b < float("inf") for b in values):
+        raise ArgumentError("betas", f"expected two positive numbers (beta_h, beta_J), got {betas!r}.")
+    return Betas(float(values[0]), float(values[1]))

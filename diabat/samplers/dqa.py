@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -24,21 +23,31 @@ from diabat.circuits.betas import plan_betas
 from diabat.circuits.plan_range import SATURATED
 from diabat.compute.memory import require_memory
 from diabat.ising import Ising
-from diabat.samplers.anneals import WATCHED, Grid, Order, Protocol, beyond, known_error, resolve_anneal
+from diabat.samplers.anneals import (
+    WATCHED,
+    Grid,
+    Order,
+    Precision,
+    Protocol,
+    beyond,
+    build_engine,
+    known_error,
+    resolve_anneal,
+)
 from diabat.samplers.answers import AdjointGradient, Moments, Samples
 from diabat.samplers.base import Capabilities, Estimator, UnsupportedError
 from diabat.samplers.calibrated import (
     MODES,
-    REFERENCE_STRENGTH,
     Calibration,
+    check_betas,
+    check_strength,
     corrected,
     fit_reads,
     reference_problems,
 )
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.dqa_circuits import AnnealCircuits
-from diabat.samplers.engines import Precision, build_engine
-from diabat.samplers.programming import ControlNoise, Placed, program, scatter_moments
+from diabat.samplers.programming import ControlNoise, Placed, gather_couplings, program, scatter_moments
 from diabat.samplers.pseudolikelihood import fit_betas, fit_state_betas
 
 _FIT_READS = 64
@@ -122,12 +131,12 @@ class DQASampler(AnnealCircuits):
             trotter_error=trotter_error,
         )
         self.noise = ControlNoise(field_noise, coupling_noise)
-        self._given = _check_betas(betas, calibration)
+        self._given = check_betas(betas, calibration)
         if calibration is None:
             calibration = "none" if self.anneal.learned else "predicted"
         check_choice("calibration", calibration, MODES)
         self.calibration = calibration
-        self.calibration_strength = _check_strength(calibration_strength, calibration)
+        self.calibration_strength = check_strength(calibration_strength, calibration)
         if num_reads is not None:
             check_count("num_reads", num_reads)
             self.num_reads = num_reads
@@ -224,7 +233,7 @@ class DQASampler(AnnealCircuits):
         J = None
         if ising.couplings is not None:
             shares = [g.couplings / betas.beta_J for g in gradient.batches]
-            J = _gather_couplings(parts, shares, ising.couplings).to(ising.couplings)
+            J = gather_couplings(parts, shares, ising.couplings).to(ising.couplings)
         turned = (gradient.field_angles, gradient.coupling_angles, gradient.mixer_angles)
         own = () if angles is None else (torch.from_numpy(np.stack(turned)).to(angles),)
         return AdjointGradient(h.reshape(like.shape).to(like), J, own)
@@ -352,52 +361,3 @@ class DQASampler(AnnealCircuits):
             self._warned = True
             warnings.warn(beyond(self.anneal, allowed, share), OutOfRangeWarning, stacklevel=5)
         return share
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-
-
-def _check_strength(strength: float | None, calibration: str) -> float:
-    if strength is None:
-        return REFERENCE_STRENGTH
-    if not (_is_number(strength) and 0 < strength <= 10):
-        raise ArgumentError(
-            "calibration_strength", f"expected a coupling strength in (0, 10], got {strength!r}."
-        )
-    if calibration != "fitted":
-        raise ArgumentError(
-            "calibration_strength",
-            f"expected none without calibration='fitted', which alone has reference "
-            f"problems, got {strength!r} beside {calibration!r}.",
-        )
-    return float(strength)
-
-
-def _check_betas(betas: tuple[float, float] | None, calibration: str | None) -> Betas | None:
-    if betas is None:
-        return None
-    if calibration is not None:
-        raise ArgumentError("calibration", f"expected none beside betas, got {calibration!r}.")
-    values = tuple(betas) if isinstance(betas, (tuple, list)) else ()
-    if len(values) != 2 or not all(_is_number(b) and 0 < b < float("inf") for b in values):
-        raise ArgumentError("betas", f"expected two positive numbers (beta_h, beta_J), got {betas!r}.")
-    return Betas(float(values[0]), float(values[1]))
-
-
-def _gather_couplings(parts: list[Placed], shares: list[np.ndarray], couplings: Tensor) -> Tensor:
-    """Sum the gradients of all parts into the shape of J."""
-    n = couplings.shape[-1]
-    out = torch.zeros(couplings.shape[:-2].numel(), n, n, dtype=torch.float64)
-    for index, spins, share in _by_coupling(parts, shares):
-        out.index_put_((index[:, None, None], spins[:, :, None], spins[:, None, :]), share, accumulate=True)
-    return out.reshape(couplings.shape)
-
-
-def _by_coupling(parts: list[Placed], shares: list[np.ndarray]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    for part, share in zip(parts, shares, strict=True):
-        block = torch.from_numpy(share)
-        if block.ndim == 2:  # one J for all problems of the part
-            yield part.couplings[:1], part.spins[:1], block[None]
-        else:
-            yield part.couplings, part.spins, block

@@ -13,7 +13,7 @@ from diabat.checks import ArgumentTypeError, check_count
 from diabat.circuits import Betas, TrotterPlan, anneal_circuit, coupled_pairs, ising_circuit
 from diabat.ising import Ising, IsingError
 from diabat.samplers.base import Sampler
-from diabat.samplers.facts import plain
+from diabat.samplers.diagnostics import plain
 
 if TYPE_CHECKING:
     from qiskit import QuantumCircuit

@@ -13,9 +13,9 @@ from diabat.checks import ArgumentError, ArgumentTypeError, check_count
 from diabat.ising import Ising
 from diabat.samplers.answers import Samples
 from diabat.samplers.base import Sampler, UnsupportedError
-from diabat.samplers.composite import build_base, refuse_memory
 from diabat.samplers.distributed.jobs import Answer, Job, make_job, pack, run, run_packed
 from diabat.samplers.distributed.workers import Workers
+from diabat.samplers.registry import build_base, refuse_memory
 from diabat.samplers.seeds import child_seed, draw_seed
 
 Progress = Callable[[int, int | None], None]

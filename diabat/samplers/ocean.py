@@ -23,8 +23,8 @@ from diabat.checks import ArgumentError, ArgumentTypeError, check_count
 from diabat.ising import from_bqm
 from diabat.samplers.answers import Samples
 from diabat.samplers.base import Sampler
-from diabat.samplers.composite import build_base
-from diabat.samplers.facts import plain
+from diabat.samplers.diagnostics import plain
+from diabat.samplers.registry import build_base
 from diabat.samplers.seeds import MAX_SEED, as_int, draw_seed
 
 

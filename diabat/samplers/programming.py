@@ -139,3 +139,21 @@ def scatter_moments(
         else:
             out[part.rows[:, None], part.spins] = block
     return out
+
+
+def gather_couplings(parts: list[Placed], shares: list[np.ndarray], couplings: Tensor) -> Tensor:
+    """Sum the gradients of all parts into the shape of J."""
+    n = couplings.shape[-1]
+    out = torch.zeros(couplings.shape[:-2].numel(), n, n, dtype=torch.float64)
+    for index, spins, share in _by_coupling(parts, shares):
+        out.index_put_((index[:, None, None], spins[:, :, None], spins[:, None, :]), share, accumulate=True)
+    return out.reshape(couplings.shape)
+
+
+def _by_coupling(parts: list[Placed], shares: list[np.ndarray]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    for part, share in zip(parts, shares, strict=True):
+        block = torch.from_numpy(share)
+        if block.ndim == 2:  # one J for all problems of the part
+            yield part.couplings[:1], part.spins[:1], block[None]
+        else:
+            yield part.couplings, part.spins, block

@@ -12,10 +12,10 @@ from diabat.checks import ArgumentError, check_count
 from diabat.ising import Ising
 from diabat.samplers.answers import Samples
 from diabat.samplers.base import Capabilities, Sampler
-from diabat.samplers.composite import build_base
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.grouping import Group, grouped
 from diabat.samplers.heat_bath import heat_bath
+from diabat.samplers.registry import build_base
 
 
 class RefineSampler(Sampler):

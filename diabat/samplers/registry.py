@@ -1,11 +1,14 @@
-"""Backends by name.  Third-party packages add theirs under the entry-point group ``diabat.samplers``."""
+"""Backends by name, and the bases that composites stand on.
+
+Third-party packages add theirs under the entry-point group ``diabat.samplers``.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -70,6 +73,10 @@ def sampler(name: str, /, **options: Any) -> Sampler:
         ValueError: If the name is unknown, or an option has a bad value.
         TypeError: If an option is unknown; the message gives the nearest valid one.
     """
+    return _built(name, options)
+
+
+def _built(name: str, options: Mapping[str, Any]) -> Sampler:
     factory = backend_factory(name)
     parameters = inspect.signature(factory).parameters
     known = [name for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
@@ -91,6 +98,46 @@ def as_sampler(value: Sampler | str) -> Sampler:
     if isinstance(value, str):
         return sampler(value)
     raise ArgumentTypeError("sampler", f"expected a diabat Sampler or its name, got {type(value).__name__}.")
+
+
+def build_base(sampler: str | Sampler, options: Mapping[str, Any] | None) -> Sampler:
+    """Build the base of a composite.
+
+    Args:
+        sampler: A name, or a sampler.
+        options: Options of the base, if it is given by name.
+
+    Raises:
+        ValueError: If an option has a bad value, or ``options`` come with a sampler that is built already.
+        TypeError: If ``sampler`` is neither name nor sampler, or the base has no such option.
+    """
+    if not isinstance(sampler, str):
+        if options is not None:
+            raise ArgumentError(
+                "options", f"expected None with a sampler that is built already, got {sorted(options)}."
+            )
+        return as_sampler(sampler)
+    if options is not None and not isinstance(options, Mapping):
+        raise ArgumentError("options", f"expected a mapping of names to values, got {options!r}.")
+    backend_factory(sampler)  # an unknown name is about ``sampler``, what follows about ``options``
+    try:
+        return _built(sampler, options or {})
+    except (ValueError, TypeError) as error:
+        kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentError
+        raise kind("options", str(error)) from error
+
+
+def refuse_memory(base: Sampler) -> None:
+    """Refuse a base that goes on from its last call: which call is the last one depends on the workers.
+
+    Raises:
+        ValueError: If the sampler, or one that it stands on, is persistent.
+    """
+    if base.remembers:
+        raise ArgumentError(
+            "sampler",
+            f"expected a base that begins anew at every call, got '{base.name}' with persistent=True.",
+        )
 
 
 def _third_party() -> dict[str, EntryPoint]:

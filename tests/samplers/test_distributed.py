@@ -21,9 +21,9 @@ from diabat.config.yaml_files import parse_yaml
 from diabat.ising import Ising, pack_couplings, pack_three_body
 from diabat.runs import build_sampler
 from diabat.samplers import Samples, UnsupportedError, sampler
+from diabat.samplers.diagnostics import condensed
 from diabat.samplers.distributed import DistributedSampler
 from diabat.samplers.distributed.jobs import Job
-from diabat.samplers.facts import condensed
 from diabat.samplers.seeds import child_seed
 from diabat.testing import ReferenceSampler, WeightedSampler
 from diabat.testing.problems import Lead, causal_problem, make_problem

@@ -18,7 +18,7 @@ from torch import Tensor
 from diabat.checks import ArgumentError
 from diabat.ising import Ising
 from diabat.samplers.base import Sampler
-from diabat.samplers.facts import plain
+from diabat.samplers.diagnostics import plain
 
 Method = Literal["sample", "moments", "adjoint"]
 

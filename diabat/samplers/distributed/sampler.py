@@ -14,12 +14,11 @@ from diabat.checks import ArgumentError, check_count
 from diabat.ising import Ising
 from diabat.samplers.answers import AdjointGradient, Moments, Samples
 from diabat.samplers.base import Capabilities, Sampler
-from diabat.samplers.composite import build_base, refuse_memory
-from diabat.samplers.diagnostics import Watched
+from diabat.samplers.diagnostics import Watched, condensed
 from diabat.samplers.distributed.chunks import Box, Chunks
 from diabat.samplers.distributed.jobs import Answer, Job, make_job, pack, run, run_packed
 from diabat.samplers.distributed.workers import Workers
-from diabat.samplers.facts import condensed
+from diabat.samplers.registry import build_base, refuse_memory
 from diabat.samplers.seeds import child_seed
 
 
