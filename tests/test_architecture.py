@@ -183,6 +183,16 @@ def test_plans_know_no_engine_and_engines_not_each_other(file: str) -> None:
         assert not {name for name in engines if name.split(".")[3] in others}
 
 
+# What attention may know of samplers: the interface, what is asked and answered, and backends by their name.
+INTERFACE = {"answers", "base", "derivatives", "folding", "registry", "seeds", "state"}
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if unit(f) in ("attention", "models", "training")])
+def test_attention_and_models_import_no_backend(file: str) -> None:
+    parts = [name.split(".") for name in imports(file) if name.startswith("diabat.samplers.")]
+    assert {names[2] for names in parts} <= INTERFACE
+
+
 @pytest.mark.parametrize("file", [*KERNELS, *CIRCUITS])
 def test_kernels_know_neither_dimod_nor_configuration(file: str) -> None:
     for package in ("dimod", "diabat.config", "pydantic", "yaml"):

@@ -27,6 +27,7 @@ from diabat.samplers.folding import (
     refuse_batched_cotangent,
     unfolded,
 )
+from diabat.samplers.state import in_place
 
 Maybe = Tensor | None
 
@@ -71,7 +72,7 @@ class _Sampled(torch.autograd.Function):
         *parameters: Tensor,
     ) -> tuple[Maybe, ...]:
         ising = Ising(fields, couplings, visible, three_body, check=False).detach()
-        with without_autocast(fields):
+        with without_autocast(fields), in_place(draw.sampler, parameters):
             moments, spins, weights = _asked(draw, ising)
             p, at = moments.probability, None
             own_law = draw.sampler.capabilities.law != "boltzmann"
@@ -83,17 +84,19 @@ class _Sampled(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        fields, couplings, three_body, visible, ctx.draw, *ctx.parameters = inputs
+        fields, couplings, three_body, visible, ctx.draw, *parameters = inputs
         seen = output[1:]
-        ctx.save_for_backward(fields, couplings, three_body, visible, *seen)
+        ctx.save_for_backward(fields, couplings, three_body, visible, *seen, *parameters)
         ctx.mark_non_differentiable(*(t for t in seen if t is not None))
 
     @staticmethod
     def backward(ctx: Any, v: Tensor, *rest: Any) -> tuple[Maybe, ...]:
         wanted = (*ctx.needs_input_grad[1:3], any(ctx.needs_input_grad[5:]))
-        found: Any = _Estimated.apply(*ctx.saved_tensors, v, ctx.draw, wanted)
+        # The forward pass may have seen other parameters than the sampler has now (torch.func.functional_call).
+        seen, parameters = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
+        found: Any = _Estimated.apply(*seen, v, ctx.draw, wanted, *parameters)
         h, J, K, *of_parameters = found
-        return h, J, K, None, None, *(of_parameters or [None] * len(ctx.parameters))
+        return h, J, K, None, None, *(of_parameters or [None] * len(parameters))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
@@ -125,6 +128,7 @@ class _Estimated(torch.autograd.Function):
         v: Tensor,
         draw: Draw,
         wanted: tuple[bool, ...],
+        *parameters: Tensor,
     ) -> tuple[Maybe, ...]:
         with without_autocast(fields):
             ising = Ising(fields, couplings, visible, three_body, check=False)
@@ -132,7 +136,8 @@ class _Estimated(torch.autograd.Function):
             if draw.estimator in ("adjoint", "covariance"):
                 refuse_batched_cotangent(v)
             if draw.estimator == "adjoint":
-                exact = draw.sampler.adjoint(ising, v, seed=draw.seed or 0)
+                with in_place(draw.sampler, parameters):
+                    exact = draw.sampler.adjoint(ising, v, seed=draw.seed or 0)
                 of_parameters = exact.parameters if wanted[2] else ()
                 return exact.fields, exact.couplings if wanted[0] else None, None, *of_parameters
             terms = {"couplings": wanted[0], "three_body": wanted[1]}
@@ -172,7 +177,7 @@ class _Estimated(torch.autograd.Function):
         terms, dims = Terms(*inputs[:4]), _term_dims(in_dims)
         folded = folded_terms(terms, dims, size, own=True)
         seen = _folded_batches(inputs[4:9], in_dims[4:9], (0, 0, 1, 1, 0), size)
-        found: Any = _Estimated.apply(*folded, *seen, draw, wanted)
+        found: Any = _Estimated.apply(*folded, *seen, draw, wanted, *inputs[11:])
         outputs = [unfolded(g, t, d) for g, t, d in zip(found[:3], terms[:3], dims[:3], strict=True)]
         return tuple(outputs), dims_of(*outputs)
 

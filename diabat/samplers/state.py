@@ -65,7 +65,10 @@ def begin_anew(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def in_place(sampler: Sampler, tensors: Sequence[Tensor]) -> Iterator[None]:
     """Put tensors in place of a sampler's parameters, in the order of ``parameters()``, for the block."""
-    before = dict(sampler.named_parameters()) if tensors else {}
+    if not tensors:
+        yield
+        return
+    before = dict(sampler.named_parameters())
     try:
         _put(sampler, dict(zip(before, tensors, strict=True)))
         yield

@@ -1,0 +1,185 @@
+"""The sampler of a layer is a module: what torch does with modules works for its angles and chains."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+import diabat
+from diabat.attention.pooling import BoltzmannPooling
+from diabat.models import Transformer, TransformerOptions
+from diabat.samplers.state import begin_anew, carried, sampler_parameters, weights_of
+from diabat.samplers.tempering import TemperingSampler
+
+LAYERS: dict[str, Any] = {
+    "attention": lambda s: diabat.BoltzmannAttention(8, 2, 4, sampler=s),
+    "multihead": lambda s: diabat.BoltzmannMultiheadAttention(8, 2, window=4, sampler=s, batch_first=True),
+    "pooling": lambda s: BoltzmannPooling(8, 2, 4, sampler=s),
+    "neurogame": lambda s: diabat.NeuroGameAttention(8, 2, s, eval_seed=3),
+}
+
+
+def angles() -> diabat.Sampler:
+    return diabat.sampler("dqa", schedule="boltzmann-4", learn_schedule=True)
+
+
+def chains(**options: Any) -> diabat.Sampler:
+    return diabat.sampler(
+        "tempering", num_replicas=2, burn_in=2, sweeps=3, num_chains=3, persistent=True, **options
+    )
+
+
+def answer(layer: nn.Module, x: Tensor) -> Tensor:
+    torch.manual_seed(1)  # of the reads
+    out: Any = layer(x, x, x) if isinstance(layer, diabat.BoltzmannMultiheadAttention) else layer(x)
+    found: Tensor = out[0] if isinstance(out, tuple) else out
+    return found
+
+
+def built(kind: str, sampler: Any) -> nn.Module:
+    torch.manual_seed(0)
+    layer: nn.Module = LAYERS[kind](sampler)
+    for name, p in layer.named_parameters():
+        if name == "coupling_pairs":
+            nn.init.normal_(p, std=0.8)
+    return layer.eval()
+
+
+def inputs(batch: int = 3) -> Tensor:
+    return torch.randn(batch, 4, 8, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_model_has_the_angles_exactly_once(kind: str) -> None:
+    layer = built(kind, angles())
+    stack = nn.ModuleList([layer])
+    names = [name for name, _ in stack.named_parameters() if "angles" in name]
+    assert names == ["0.sampler.schedule_angles"]
+    assert sampler_parameters(stack) == [dict(stack.named_parameters())[names[0]]]
+    answer(layer, inputs()).square().sum().backward()
+    (own,) = sampler_parameters(stack)
+    assert own.grad is not None
+    assert bool((own.grad != 0).any())
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("sampler", [angles, chains], ids=["angles", "chains"])
+def test_deep_copies_and_states_go_on_alike(kind: str, sampler: Any) -> None:
+    layer, x = built(kind, sampler()), inputs()
+    answer(layer, x)
+    twin = copy.deepcopy(layer)
+    other = built(kind, sampler())
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))  # tensors only, nothing is pickled
+    expected = answer(layer, x)
+    assert torch.equal(answer(twin, x), expected)
+    assert torch.equal(answer(other, x), expected)
+    assert twin.state_dict().keys() == layer.state_dict().keys()
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_the_chains_are_state_that_comes_and_goes(kind: str) -> None:
+    layer, x = built(kind, chains()), inputs()
+    fresh = dict(layer.state_dict())
+    assert not carried(layer)
+    answer(layer, x)
+    state = layer.state_dict()
+    assert state.keys() - fresh.keys() == {"sampler.chains", "sampler.couplings", "sampler.ladder"}
+    assert carried(layer).keys() == state.keys() - fresh.keys()
+    assert weights_of(layer).keys() == fresh.keys()
+    expected = answer(layer, x)
+    layer.load_state_dict(state)
+    assert torch.equal(answer(layer, x), expected)
+    answer(layer, inputs(5))  # of another shape
+    layer.load_state_dict(state)
+    assert torch.equal(answer(layer, x), expected)
+    layer.load_state_dict(fresh)
+    assert not carried(layer)
+
+
+def test_an_evaluation_in_the_block_leaves_the_chains_alone() -> None:
+    layer, x = built("attention", chains()), inputs()
+    answer(layer, x)
+    before = carried(layer)
+    with begin_anew(layer):
+        assert not carried(layer)
+        answer(layer, inputs(2))
+    after = carried(layer)
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_a_cast_changes_the_angles_and_neither_spins_nor_ladder() -> None:
+    layer = built("attention", angles()).double()
+    assert [p.dtype for p in sampler_parameters(layer)] == [torch.float64]
+    assert answer(layer, inputs().double()).dtype == torch.float64
+    chained, x = built("attention", chains()), inputs()
+    answer(chained, x)
+    before = carried(chained)
+    for cast in (torch.float64, torch.float32):
+        chained.to(cast)
+        after = carried(chained)
+        assert all(after[n].dtype == t.dtype and torch.equal(after[n], t) for n, t in before.items())
+    assert torch.equal(answer(chained, x), answer(built_from(chained, before), x))
+    meta = built("attention", angles()).to("meta")
+    assert {p.device.type for p in meta.parameters()} == {"meta"}
+
+
+def built_from(layer: nn.Module, state: dict[str, Tensor]) -> nn.Module:
+    """The same layer, with its chains as they were."""
+    other = built("attention", chains())
+    other.load_state_dict({**weights_of(layer), **state})
+    return other
+
+
+def test_a_gradient_reaches_the_angles_by_functional_call() -> None:
+    layer, x = built("attention", angles()), inputs()
+    own = "sampler.schedule_angles"
+    parameters = {name: p.detach().clone() for name, p in layer.named_parameters()}
+    parameters[own] *= 0.7
+    found = torch.func.grad(lambda p: functional_call(layer, p, (x,)).square().sum())(parameters)
+    leaves = {name: p.clone().requires_grad_() for name, p in parameters.items()}
+    functional_call(layer, leaves, (x,)).square().sum().backward()
+    assert all(p.grad is None for p in layer.parameters())
+    with torch.no_grad():
+        dict(layer.named_parameters())[own].copy_(parameters[own])
+    layer(x).square().sum().backward()
+    for name, p in layer.named_parameters():
+        assert p.grad is not None
+        assert torch.allclose(found[name], p.grad, atol=1e-6), name
+        by_hand = leaves[name].grad
+        assert by_hand is not None
+        assert torch.allclose(by_hand, p.grad, atol=1e-6), name
+
+
+def test_a_model_shows_its_sampler_once() -> None:
+    options = TransformerOptions(embed_dim=8, num_heads=2, ffn_dim=0, num_layers=1)
+    shown = repr(Transformer(options, 11, 7, 4, angles()))
+    assert shown.count("DQASampler(") == 1
+    assert "(sampler): DQASampler(engine='native', schedule='boltzmann-4'" in shown
+    assert "learn_schedule=True)" in shown
+
+
+def test_a_sampler_that_is_assigned_is_bound_like_the_first() -> None:
+    layer: Any = built("attention", "exact")
+    layer.sampler = chains()
+    assert isinstance(layer.sampler, TemperingSampler)
+    assert [name for name, _ in layer.named_children()].count("sampler") == 1
+    assert layer.sampler is layer._bridge.sampler
+    answer(layer, inputs())
+    assert "sampler.chains" in layer.state_dict()
+    layer.sampler = "mean_field"
+    assert layer.gradient == "auto"
+    assert not carried(layer)
+    cubic: Any = diabat.BoltzmannAttention(8, 2, 4, mode="h+K")
+    with pytest.raises(diabat.UnsupportedError, match="mode: sampler 'banded' has no three-body terms"):
+        cubic.sampler = "banded"
+    with pytest.raises(TypeError, match="sampler: expected a diabat Sampler or its name, got int"):
+        layer.sampler = 3
