@@ -109,14 +109,11 @@ class CoupledHeads(IsingLayer):
                 fields = fields + bias.to(wide)
             if self.mode == "softmax":
                 return _masked_softmax(fields, visible)
-            return self._boltzmann_weights(fields, visible)
-
-    def _boltzmann_weights(self, fields: Tensor, visible: Tensor) -> Tensor:
-        length = fields.shape[-1]
-        J, K = self.couplings(length), self.three_body(length)
-        J, K = None if J is None else J.to(fields.dtype), None if K is None else K.to(fields.dtype)
-        self._recorded = (fields.detach(), None if J is None else J.detach())
-        return normalised_weights(self._bridge(fields, J, visible, K), visible)
+            length = fields.shape[-1]
+            J, K = self.couplings(length), self.three_body(length)
+            J, K = None if J is None else J.to(wide), None if K is None else K.to(wide)
+            self._recorded = (fields.detach(), None if J is None else J.detach())
+            return normalised_weights(self._bridge(fields, J, visible, K), visible)
 
     def extra_repr(self) -> str:
         """Show what the parameters do not."""

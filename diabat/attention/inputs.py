@@ -55,11 +55,12 @@ def check_sequences(
         raise ArgumentError("x", f"expected shape [B, T, {features}] with B, T >= 1, got {list(x.shape)}.")
     if window is not None and x.shape[1] > window:
         raise ArgumentError("x", f"expected at most window = {window} positions, got {x.shape[1]}.")
-    _check_padding(x, padding)
+    if padding is not None:
+        _check_padding(x, padding)
 
 
-def _check_padding(x: Tensor, padding: Tensor | None) -> None:
-    if padding is not None and (padding.dtype != torch.bool or padding.shape != x.shape[:2]):
+def _check_padding(x: Tensor, padding: Tensor) -> None:
+    if padding.dtype != torch.bool or padding.shape != x.shape[:2]:
         raise ArgumentError(
             "key_padding_mask",
             f"expected bool {list(x.shape[:2])}, got {padding.dtype} {list(padding.shape)}.",
@@ -74,9 +75,9 @@ def visible_positions(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
     """
     if x.ndim != 3 or 0 in x.shape:
         raise ArgumentError("x", f"expected shape [B, T, D] without empty dimension, got {list(x.shape)}.")
-    _check_padding(x, key_padding_mask)
     if key_padding_mask is None:
         return x.new_ones(x.shape[:2], dtype=torch.bool)
+    _check_padding(x, key_padding_mask)
     empty = key_padding_mask.all(1)
     if bool(empty.any()):
         raise ArgumentError(
