@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import filelock
+
 from diabat.files import open_file
 from diabat.training.errors import OutputError
-
-try:
-    import fcntl
-except ImportError:  # Windows, where nothing is locked
-    fcntl = None  # type: ignore[assignment]  # so that one test serves both
 
 LOCK = ".lock"
 """File of a run folder that whoever trains there has locked; it holds the process and the host."""
 
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
+# Windows locks the first byte of the file, and lets nobody else read it.
+_LOCKED_BYTE = " "
+_MOST_READ = 4096
 
 
 @contextmanager
@@ -63,8 +63,9 @@ def _acquire(path: Path) -> int | None:
                 os.close(descriptor)
                 return None
             if _is_at(descriptor, path):
+                name = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
                 os.truncate(descriptor, 0)
-                os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+                os.write(descriptor, (_LOCKED_BYTE + name).encode())
                 return descriptor
         except BaseException:
             os.close(descriptor)
@@ -73,19 +74,17 @@ def _acquire(path: Path) -> int | None:
 
 
 def _lock(descriptor: int) -> bool:
-    if fcntl is not None:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            warnings.warn(
-                "run_dir: the file system has no locks; see to it that only one process trains in the folder.",
-                stacklevel=5,
-            )
-    return True
+    """Lock an open file; False if somebody else has.  We open it, since filelock would lock pipes as well."""
+    try:
+        return filelock.lock_descriptor(descriptor, blocking=False)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        warnings.warn(
+            "run_dir: the file system has no locks; see to it that only one process trains in the folder.",
+            stacklevel=5,
+        )
+        return True
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
@@ -97,7 +96,9 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 def _holder(path: Path) -> str:
     try:
-        told = json.loads(path.read_bytes())
+        with path.open("rb", buffering=0) as file:
+            file.seek(len(_LOCKED_BYTE))
+            told = json.loads(file.read(_MOST_READ))
         return f"process {told['pid']} on {told['host']}"
     except (OSError, ValueError, LookupError, TypeError):  # it has only just got the lock
         return "another process"

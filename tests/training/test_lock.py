@@ -99,6 +99,15 @@ def test_a_holder_that_has_not_given_its_name_yet(tmp_path: Path) -> None:
             pass
 
 
+def test_the_holder_is_named_without_the_byte_that_windows_locks(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        descriptor = os.open(tmp_path / LOCK, os.O_RDWR)
+        os.write(descriptor, b"\xff")
+        os.close(descriptor)
+        with pytest.raises(OutputError, match=OTHER.format(os.getpid()).replace("run, where", ", where")):
+            tiny_train(tmp_path, resume=True)
+
+
 def test_a_file_system_without_locks_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
