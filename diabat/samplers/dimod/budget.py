@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,9 +131,11 @@ class Budget:
             seconds: Estimated access time to come.
 
         Raises:
-            BudgetError: Names the limit, what is used and what was asked for.
+            BudgetError: Names the limit, what is used and what was asked for; or if it cannot be read.
         """
-        self._check(self.ledger.total(), reads, seconds)
+        with _naming_the_file():
+            used = self.ledger.total()
+        self._check(used, reads, seconds)
 
     def hold(self, reads: int, seconds: float | None) -> Held:
         """Count a submission before it is made, so that it is counted whatever becomes of it.
@@ -141,12 +144,8 @@ class Budget:
             BudgetError: As `require`, or if it cannot be written down.
         """
         held = Held(self.ledger, Spent(reads, seconds or 0.0))
-        try:
+        with _naming_the_file():
             used, cost = self.ledger.add(*held.cost), held.cost
-        except OSError as error:
-            raise BudgetError(
-                "cache_dir", f"cannot write '{error.filename}' ({error.strerror}); nothing was submitted."
-            ) from error
         try:
             self._check(Spent(used.reads - cost.reads, used.seconds - cost.seconds), reads, seconds)
         except BudgetError:
@@ -167,6 +166,16 @@ class Budget:
                 f"expected at most {self.max_seconds:g} s of access in all, got {used.seconds:.4g} s "
                 f"used and an estimated {seconds:.4g} s more asked for.",
             )
+
+
+@contextmanager
+def _naming_the_file() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BudgetError(
+            "cache_dir", f"cannot write '{error.filename}' ({error.strerror}); nothing was submitted."
+        ) from error
 
 
 @dataclass(frozen=True)

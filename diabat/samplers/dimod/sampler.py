@@ -85,7 +85,7 @@ class DimodSampler(Sampler):
             submits the model as it is, to a sampler or composite that takes any.
         cache_dir: Folder in which answers are kept; the same call with the same seed is then answered from it.
         max_reads: Reads that may be submitted in all: by this object, or with a ``cache_dir`` by all runs and
-            processes that use that folder, whose ``spent.jsonl`` counts them.  Submissions that timed out, or were
+            processes that use that folder, whose ``spent.sqlite`` counts them.  Submissions that timed out, or were
             under way when a run ended, count with their estimate: they may have been answered.
         max_qpu_seconds: Seconds of processor access in all, estimated before and counted after each submission.
         retries: Further attempts after a failure of the network.
@@ -144,7 +144,7 @@ class DimodSampler(Sampler):
         self.budget = Budget(
             count_or_none("max_reads", max_reads, 0),
             seconds_or_none("max_qpu_seconds", max_qpu_seconds),
-            Ledger() if cache_dir is None else FileLedger(Path(cache_dir) / "spent.jsonl"),
+            Ledger() if cache_dir is None else FileLedger(Path(cache_dir) / "spent.sqlite"),
         )
         self._retries = count_or_none("retries", retries, 0) or 0
         self._wait_s = seconds_or_none("retry_wait_s", retry_wait_s) or 0.0
