@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from diabat.checks import ArgumentError
 
@@ -23,15 +24,15 @@ class Average:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
+        self._lerp = get_ema_multi_avg_fn(decay)
         self._live = {n: p for n, p in model.named_parameters() if p.requires_grad} if decay else {}
         self._mean = {name: parameter.detach().clone() for name, parameter in self._live.items()}
 
-    @torch.no_grad()
     def update(self) -> None:
         """Take note of the weights after a step."""
         if self._mean:
-            live = [parameter.detach() for parameter in self._live.values()]
-            torch._foreach_lerp_(list(self._mean.values()), live, 1 - self.decay)
+            # AveragedModel would copy what is not trained as well, and take the first step for the average.
+            self._lerp(list(self._mean.values()), [p.detach() for p in self._live.values()], 1)
 
     @contextmanager
     def applied(self) -> Iterator[None]:

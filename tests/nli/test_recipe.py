@@ -11,6 +11,7 @@ import pytest
 import torch
 from run_checks import metrics
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.testing import assert_close
 
 from diabat.models import Transformer, TransformerOptions
@@ -82,6 +83,22 @@ def test_average_against_its_formula() -> None:
         assert_close(layer.weight.detach(), expected)
     assert bool((layer.weight == 0.5).all())
     assert Average(layer, 0.0).tensors() == {}
+
+
+def test_average_against_that_of_torch_bit_by_bit() -> None:
+    torch.manual_seed(1)
+    layer = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7))
+    average = Average(layer, 0.97)
+    theirs = AveragedModel(layer, multi_avg_fn=get_ema_multi_avg_fn(0.97))
+    theirs.n_averaged += 1  # the initial weights count as one
+    for _ in range(5):
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        average.update()
+        theirs.update_parameters(layer)
+    for name, mean in average.tensors().items():
+        assert torch.equal(mean, theirs.module.state_dict()[name])
 
 
 def test_the_best_checkpoint_holds_the_average_and_its_validation(
