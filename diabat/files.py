@@ -1,14 +1,19 @@
-"""Files opened where somebody else may have put links: they are not followed."""
+"""Files that appear whole or not at all, through no link, and are read strictly."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import secrets
+import shutil
 import stat
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 _PIECE = 1 << 20
 # Both are absent on Windows.  Without waiting, so that a pipe in the place of a file holds nobody up.
@@ -101,3 +106,121 @@ def replacing(path: Path, prefix: str = ".tmp-") -> Iterator[Path]:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+TEMPORARY_PREFIX = ".tmp-"
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    if os.name == "nt":  # folders cannot be opened there
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file so that readers see the old or the new content, never a part of it."""
+    with replacing(path, TEMPORARY_PREFIX) as temporary:
+        create_file(temporary, content)
+    sync_folder(path.parent)
+
+
+def create_folder(path: Path, files: Mapping[str, bytes]) -> None:
+    """Create a folder with its files under a temporary name, then rename it; replaces a folder of that name.
+
+    Raises:
+        OSError: As the system reports it; the temporary folder is gone then, and ``path`` is what it was.
+    """
+    temporary = unused_name(path, TEMPORARY_PREFIX)
+    try:
+        temporary.mkdir()
+        for name, content in files.items():
+            create_file(temporary / name, content)
+        sync_folder(temporary)
+        if os.path.lexists(path):
+            remove_folder(path)
+        os.rename(temporary, path)
+        sync_folder(path.parent)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder; killed half-way it leaves no incomplete folder under the name."""
+    doomed = unused_name(path, f"{TEMPORARY_PREFIX}old-")
+    os.rename(path, doomed)
+    discard(doomed)
+
+
+def discard(path: Path) -> None:
+    """Delete a file or a folder with what is in it, as far as the system lets us; a link, not what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+def digest(content: bytes) -> str:
+    """Hexadecimal sha256."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def to_json(value: Any) -> bytes:
+    """Serialise to JSON with sorted keys; floats survive the round trip bit for bit."""
+    return (json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def seal(value: Mapping[str, Any]) -> bytes:
+    """Serialise a JSON object together with its own checksum."""
+    return to_json({**value, "sha256": digest(to_json(value))})
+
+
+def unseal(content: bytes) -> dict[str, Any]:
+    """Read what :func:`seal` wrote.
+
+    Raises:
+        ValueError: If it is not a JSON object or its checksum is wrong; the message says which.
+    """
+    try:
+        value = parse_json(content)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"expected JSON, got {len(content)} bytes that are none") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a JSON object, got {type(value).__name__}")
+    expected = value.pop("sha256", None)
+    got = digest(to_json(value))
+    if got != expected:
+        raise ValueError(f"expected sha256 {expected}, got {got}")
+    return value
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse a JSON document.
+
+    Raises:
+        json.JSONDecodeError: It is not JSON.
+        ValueError: A key is given twice, a number is NaN or Infinity or has thousands of digits, or it is nested too
+            deeply; half a sentence that says which.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {twice!r:.60} is given twice")
+    return found
+
+
+def _refuse_constant(constant: str) -> float:
+    raise ValueError(f"expected finite numbers, got {constant}")

@@ -15,7 +15,6 @@ ROOT = Path(diabat.__file__).parent
 FLOOR = {
     "checks": 0,
     "files": 0,
-    "strict_json": 0,
     "scrubbing": 0,
     "ising": 0,
     "inputs": 0,
@@ -158,7 +157,7 @@ def test_the_parser_sees_imports() -> None:
 
 @pytest.mark.parametrize("file", CIRCUITS)
 def test_circuits_import_nothing_else_of_diabat(file: str) -> None:
-    assert units_imported(file) <= {"checks", "files", "strict_json", "scrubbing", "compute", "circuits"}
+    assert units_imported(file) <= {"checks", "files", "scrubbing", "compute", "circuits"}
     # The torch engine is loaded on first use, by its name in the package.
     assert file.startswith("circuits/engines/torch/") or not imports_package(file, "torch")
 

@@ -22,8 +22,7 @@ import numpy as np
 from diabat.checks import ArgumentError
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
-from diabat.files import create_file, read_file, replacing
-from diabat.strict_json import parse_json
+from diabat.files import create_file, parse_json, read_file, replacing
 
 FORMAT = "diabat-plan"
 VERSION = 1

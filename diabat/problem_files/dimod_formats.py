@@ -6,8 +6,8 @@ import json
 import re
 from typing import Any
 
+from diabat.files import parse_json
 from diabat.problem_files.errors import ProblemFileError
-from diabat.strict_json import parse_json
 
 DIMOD_MAGIC = b"DIMODBQM"
 COO_HEADER = re.compile(r"#.*?\bvartype[:=][ \t]*([A-Za-z]+)")

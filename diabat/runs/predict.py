@@ -12,12 +12,12 @@ from typing import Any
 from torch import Tensor
 
 from diabat.checks import ArgumentError
+from diabat.files import replace_file
 from diabat.runs.runs import TrainedClassifier
 from diabat.tasks import PairFileOptions
 from diabat.tasks.nli_files import Columns, Pairs, read_sentences
 from diabat.tasks.nli_tokens import tokenize_pairs
 from diabat.training.evaluate import predict
-from diabat.training.files import replace_file
 
 SUFFIXES = (".jsonl", ".tsv")
 """Suffixes of the files that predictions can be written to."""

@@ -20,9 +20,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from diabat.checks import ArgumentError
-from diabat.samplers.state import weights_of
-from diabat.training.errors import CheckpointError
-from diabat.training.files import (
+from diabat.files import (
     TEMPORARY_PREFIX,
     create_folder,
     digest,
@@ -31,6 +29,8 @@ from diabat.training.files import (
     seal,
     unseal,
 )
+from diabat.samplers.state import weights_of
+from diabat.training.errors import CheckpointError
 
 Kind = Literal["step", "best"]
 _KEPT: dict[Kind, int] = {"step": 2, "best": 1}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from diabat.files import TEMPORARY_PREFIX, discard, replace_file, to_json
 from diabat.training.average import Average
 from diabat.training.checkpoint import (
     find_checkpoints,
@@ -19,7 +20,6 @@ from diabat.training.checkpoint import (
     remove_leftovers,
 )
 from diabat.training.errors import CheckpointError, OutputError
-from diabat.training.files import TEMPORARY_PREFIX, discard, replace_file, to_json
 from diabat.training.lock import LOCK
 from diabat.training.options import TrainOptions
 from diabat.training.precision import Scaler

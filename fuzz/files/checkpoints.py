@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from diabat.files import digest, seal
 from diabat.training import load_model
-from diabat.training.files import digest, seal
 from fuzz.dice import Dice
 from fuzz.files.mutations import damaged, tampered
 from fuzz.outcome import REFUSALS, Wrong, demand, refusal_flaw

@@ -11,10 +11,9 @@ import torch
 from run_checks import assert_same_run, metrics
 from tiny_runs import tiny_train
 
-from diabat.files import open_file
+from diabat.files import create_folder, open_file, replace_file, seal, unseal
 from diabat.training import CheckpointError, OutputError, load_model
 from diabat.training.checkpoint import find_checkpoints, read_checkpoint, save_checkpoint
-from diabat.training.files import create_folder, replace_file, seal, unseal
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import torch
 from tiny_runs import tiny_train
 from torch import Tensor
 
+from diabat.files import digest, seal
 from diabat.training import CheckpointError, load_model
 from diabat.training.checkpoint import find_checkpoints, read_checkpoint
-from diabat.training.files import digest, seal
 
 Tensors = dict[str, Tensor]
 

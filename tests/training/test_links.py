@@ -10,9 +10,8 @@ import pytest
 from run_checks import assert_same_run
 from tiny_runs import tiny_train
 
-from diabat.files import create_file, replacing
+from diabat.files import create_file, create_folder, remove_folder, replace_file, replacing
 from diabat.training import OutputError
-from diabat.training.files import create_folder, remove_folder, replace_file
 from diabat.training.lock import LOCK, locked
 from diabat.training.report import METRICS
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from diabat.checks import ArgumentError
-from diabat.strict_json import parse_json
+from diabat.files import parse_json
 
 # Of this module, not of an object: samplers are copied and sent to other processes.
 _LOCK = threading.Lock()

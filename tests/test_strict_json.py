@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diabat.strict_json import parse_json
+from diabat.files import parse_json
 
 
 def test_json_is_read() -> None:
