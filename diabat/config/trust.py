@@ -57,7 +57,7 @@ def refuse_stored_secrets(document: dict[str, Any]) -> None:
     Raises:
         ConfigError: Names the key, never the value.
     """
-    from diabat.samplers.dimod.secrets import refuse_secrets
+    from diabat.scrubbing import refuse_secrets
 
     try:
         refuse_secrets("sampler", document.get("sampler"))

@@ -14,7 +14,7 @@ from scipy.sparse.csgraph import connected_components
 
 from diabat.checks import ArgumentError
 from diabat.ising import Ising, to_minimised
-from diabat.samplers.dimod.programming import FloatArray, IntArray
+from diabat.samplers.dimod.packing import FloatArray, IntArray
 from diabat.samplers.seeds import child_seed
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from diabat.checks import ArgumentError
-from diabat.samplers.dimod.programming import FloatArray, IntArray
+from diabat.samplers.dimod.packing import FloatArray, IntArray
 
 Properties = Mapping[str, Any]
 Keywords = Mapping[str, Any]

@@ -12,9 +12,8 @@ import torch
 import diabat
 from diabat.ising import Ising
 from diabat.samplers.dimod import DimodSampler
-from diabat.samplers.dimod.layout import Packed
-from diabat.samplers.dimod.readout import expand, logical_spins
-from diabat.samplers.dimod.retries import SubmissionError
+from diabat.samplers.dimod.packing import Packed, expand, logical_spins
+from diabat.samplers.dimod.submit import SubmissionError
 
 from .dimod_fakes import Scripted, all_up, rows
 

@@ -27,8 +27,8 @@ from diabat.ising import Ising
 from diabat.samplers.dimod import DimodSampler
 from diabat.samplers.dimod.budget import BudgetError, estimated_access_us
 from diabat.samplers.dimod.cache import AnswerCache, _encode
-from diabat.samplers.dimod.readout import Reads
-from diabat.samplers.dimod.retries import SubmissionError, is_transient
+from diabat.samplers.dimod.packing import Reads
+from diabat.samplers.dimod.submit import SubmissionError, is_transient
 from diabat.testing import StrictMockQPU
 from diabat.testing.problems import make_problem
 from diabat.testing.strict_qpu import TIMING
@@ -43,7 +43,7 @@ TOKEN = "DEV-0123456789abcdef0123456789abcdef01234567"
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that would have been waited."""
     waited: list[float] = []
-    monkeypatch.setattr("diabat.samplers.dimod.retries.time.sleep", waited.append)
+    monkeypatch.setattr("diabat.samplers.dimod.submit.time.sleep", waited.append)
     return waited
 
 

@@ -12,8 +12,8 @@ from diabat.circuits import predicted_beta, schedule
 from diabat.ising import Ising
 from diabat.samplers.base import UnsupportedError
 from diabat.samplers.dimod import DimodSampler
-from diabat.samplers.dimod.dwave_options import QPU
-from diabat.samplers.dimod.dwave_tiles import find_tiling
+from diabat.samplers.dimod.options import QPU
+from diabat.samplers.dimod.qpu_tiles import find_tiling
 from diabat.samplers.dqa import DQASampler
 from diabat.testing import StrictMockQPU, brute_force_states
 from diabat.testing.problems import causal_problem, make_problem
@@ -177,7 +177,7 @@ def test_an_estimate_is_made_in_tiles_of_the_problems(monkeypatch: pytest.Monkey
         sizes.append(spins)
         return find_tiling(graph, spins, **options)
 
-    monkeypatch.setattr("diabat.samplers.dimod.dwave_placement.find_tiling", counted)
+    monkeypatch.setattr("diabat.samplers.dimod.qpu_packing.find_tiling", counted)
     sampler = DimodSampler(annealer(), beta="estimate", qpu={"spins": 3})
     ising = make_problem((16,), 3, seed=2, fields=0.3, couplings=0.3)
     fit = sampler.sample(ising, 2000, seed=1).info["beta_fit"]
@@ -194,7 +194,7 @@ def test_a_tiling_is_searched_for_once_per_size(monkeypatch: pytest.MonkeyPatch)
         sizes.append(spins)
         return find_tiling(graph, spins, **options)
 
-    monkeypatch.setattr("diabat.samplers.dimod.dwave_placement.find_tiling", counted)
+    monkeypatch.setattr("diabat.samplers.dimod.qpu_packing.find_tiling", counted)
     sampler = DimodSampler(chip(), beta=10.0, qpu={})
     for n in (3, 4, 3, 4, 3):
         sampler.sample(make_problem((2,), n, seed=n), 2, seed=0)

@@ -15,8 +15,7 @@ import numpy as np
 
 from diabat.checks import ArgumentError, ArgumentTypeError
 from diabat.files import create_file, replacing
-from diabat.samplers.dimod.layout import Packed
-from diabat.samplers.dimod.readout import Reads
+from diabat.samplers.dimod.packing import Packed, Reads
 
 _FORMAT = 1
 

@@ -1,14 +1,137 @@
-"""Checks of the options of the backend ``dimod``, and the keywords that follow from them."""
+"""Options of the backend ``dimod`` and of D-Wave processors: their checks, and the keywords that follow."""
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from diabat.checks import ArgumentError, check_count
-from diabat.samplers.dimod.dwave_options import QPU
+from diabat.checks import ArgumentError, ArgumentTypeError, check_count
+from diabat.circuits import Betas, predicted_beta, schedule
 from diabat.samplers.dimod.target import DimodLike, accepted_parameters
+from diabat.scrubbing import refuse_secrets
+
+Fields = Literal["ancilla", "gauge", "direct"]
+
+# Largest flux bias that every processor takes (Ocean, LinearAncillaComposite), in units of Φ0.
+_FLUX_BIAS = 0.005
+
+
+@dataclass(frozen=True)
+class QPU:
+    """Options ``qpu`` of the backend ``dimod``.
+
+    Attributes:
+        annealing_time_ns: t_a in ns; the processor gets microseconds.
+        protocol: ``fast`` (fast anneal, h = 0 on the chip) or ``standard``.
+        fields: How fields are programmed.  ``ancilla``: as couplings to one spin per tile that a flux bias holds at
+            +1; they come out at beta_h.  ``gauge``: as couplings to one free spin per tile, by which the reads are
+            multiplied; they come out at beta_J.  ``direct``: as h, which a fast anneal refuses.
+        schedule: Built-in schedule of the solver, for beta = "predicted".
+        chain_strength: Of the couplings -strength that hold a chain together, in programmed units;
+            ``uniform_torque`` is 1.414 · rms(J) · sqrt(mean degree) as in Ocean; None takes the strongest in range.
+            Weak problems need strong chains: what keeps a chain whole is beta · strength, not its ratio to J.
+        spins: Spins of a tile; None takes those of the largest problem of a call.
+        tiles: Tiles of one submission at most; None uses the chip.
+        flux_bias: Of the ancillas, in Φ0.
+        embedding_seed: Seed of the search for tiles.
+
+    Raises:
+        ValueError: If an option is out of range.
+    """
+
+    annealing_time_ns: float = 5.0
+    protocol: Literal["fast", "standard"] = "fast"
+    fields: Fields = "ancilla"
+    schedule: str | None = None
+    chain_strength: float | Literal["uniform_torque"] | None = None
+    spins: int | None = None
+    tiles: int | None = None
+    flux_bias: float = _FLUX_BIAS
+    embedding_seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check everything that needs no processor."""
+        _one_of("protocol", self.protocol, ("fast", "standard"))
+        _one_of("fields", self.fields, ("ancilla", "gauge", "direct"))
+        if self.fields == "direct" and self.protocol == "fast":
+            raise ArgumentError(
+                "qpu.fields",
+                "expected 'ancilla' or 'gauge' with a fast anneal, which needs h = 0, got 'direct'.",
+            )
+        _positive("annealing_time_ns", self.annealing_time_ns)
+        _positive("flux_bias", self.flux_bias)
+        if self.chain_strength not in (None, "uniform_torque"):
+            _positive("chain_strength", self.chain_strength)
+        for name, least in (("spins", 1), ("tiles", 1), ("embedding_seed", 0)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise ArgumentError(f"qpu.{name}", f"expected an integer >= {least}, got {value!r}.")
+            if value is not None and value >= 2**32:  # of which seeds are made
+                raise ArgumentError(f"qpu.{name}", f"expected an integer below 2^32, got {value}.")
+        if self.schedule is not None:
+            schedule(self.schedule, self.protocol)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Keywords of every submission; the one place where ns become microseconds."""
+        keywords: dict[str, Any] = {"annealing_time": self.annealing_time_ns / 1000}
+        return {"fast_anneal": True, **keywords} if self.protocol == "fast" else keywords
+
+    def predicted(self) -> Betas:
+        """Inverse temperatures of the anneal, of spins of one qubit each.
+
+        Raises:
+            ValueError: Without a schedule.
+        """
+        if self.schedule is None:
+            raise ArgumentError(
+                "beta",
+                "'predicted' needs the schedule of the solver, such as qpu.schedule='Advantage2_system1'.",
+            )
+        return predicted_beta(schedule(self.schedule, self.protocol), self.annealing_time_ns)
+
+    def programmed(self, betas: Betas) -> Betas:
+        """Inverse temperatures at which fields and couplings come out: as couplings both, with a gauge spin."""
+        return Betas(betas.beta_J, betas.beta_J) if self.fields == "gauge" else betas
+
+
+def qpu_options(value: QPU | Mapping[str, Any]) -> QPU:
+    """Options from a mapping, as a configuration file gives them.
+
+    Raises:
+        ValueError: Of :class:`QPU`.
+        TypeError: If an option is unknown; the message gives the nearest one.
+    """
+    if isinstance(value, QPU):
+        return value
+    if not isinstance(value, Mapping):
+        raise ArgumentTypeError(
+            "qpu", f"expected options of diabat.samplers.dimod.QPU, got {type(value).__name__}."
+        )
+    refuse_secrets("qpu", value)
+    known = [field.name for field in dataclasses.fields(QPU)]
+    for name in value:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else f" It has {', '.join(known)}."
+            raise ArgumentTypeError("qpu", f"expected known options, got '{name}'.{hint}")
+    return QPU(**value)
+
+
+def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ArgumentError(f"qpu.{name}", f"expected one of {', '.join(known)}, got {value!r}.")
+
+
+def _positive(name: str, value: Any) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:
+        raise ArgumentError(f"qpu.{name}", f"expected a positive finite number, got {value!r}.")
+
 
 Scale = float | Literal["fit"]
 

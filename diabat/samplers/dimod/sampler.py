@@ -18,24 +18,21 @@ from diabat.samplers.base import Capabilities, Sampler, require_room
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.dimod.budget import Budget, access_time
 from diabat.samplers.dimod.cache import AnswerCache, check_plain
-from diabat.samplers.dimod.dry_run import DryRun, dry_run
-from diabat.samplers.dimod.dwave_options import QPU, qpu_options
-from diabat.samplers.dimod.dwave_placement import Placement
-from diabat.samplers.dimod.dwave_rules import check_anneal, longest_run
-from diabat.samplers.dimod.info import Tally
-from diabat.samplers.dimod.layout import Packed, pack_plain
 from diabat.samplers.dimod.ledger import FileLedger, Ledger
+from diabat.samplers.dimod.limits import check_anneal, longest_run, stated_ranges
 from diabat.samplers.dimod.options import (
+    QPU,
     Scale,
     call_keywords,
     check_law,
     check_scale,
     count_or_none,
+    qpu_options,
     seconds_or_none,
 )
-from diabat.samplers.dimod.programming import Problem, program
-from diabat.samplers.dimod.ranges import stated_ranges
-from diabat.samplers.dimod.readout import logical_spins
+from diabat.samplers.dimod.packing import Packed, Problem, logical_spins, pack_plain, program
+from diabat.samplers.dimod.qpu_packing import Placement
+from diabat.samplers.dimod.report import DryRun, Tally, dry_run
 from diabat.samplers.dimod.submit import Submitter, Work, iterate, split_reads
 from diabat.samplers.dimod.target import (
     DimodLike,

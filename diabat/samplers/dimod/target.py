@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from diabat.checks import ArgumentError, ArgumentTypeError
-from diabat.samplers.dimod.secrets import refuse_secrets, safe_message
+from diabat.scrubbing import refuse_secrets, safe_message
 
 
 @runtime_checkable

@@ -12,12 +12,10 @@ from dwave.embedding.chain_strength import uniform_torque_compensation
 
 from diabat.circuits import Betas
 from diabat.ising import Ising
-from diabat.samplers.dimod.dwave_layout import chain_strength, pack_tiles
-from diabat.samplers.dimod.dwave_options import QPU
-from diabat.samplers.dimod.dwave_tiles import Tiling, find_tiling
-from diabat.samplers.dimod.layout import Packed
-from diabat.samplers.dimod.programming import Problem, program
-from diabat.samplers.dimod.readout import logical_spins
+from diabat.samplers.dimod.options import QPU
+from diabat.samplers.dimod.packing import Packed, Problem, logical_spins, program
+from diabat.samplers.dimod.qpu_packing import chain_strength, pack_tiles
+from diabat.samplers.dimod.qpu_tiles import Tiling, find_tiling
 from diabat.testing.problems import causal_problem, make_problem, with_visible
 
 ZEPHYR = graphs.zephyr_graph(2, 4)

@@ -1,18 +1,145 @@
-"""From a dimod sample set to reads, and from reads of variables to spins of problems."""
+"""From Ising problems to one quadratic model, and from its reads back to their spins."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from diabat.checks import ArgumentError
-from diabat.samplers.dimod.layout import Packed
-from diabat.samplers.dimod.programming import FloatArray
+from diabat.circuits import Betas
+from diabat.ising import Ising, to_minimised
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One problem without its invisible spins, as biases of an energy to be minimised.
+
+    Attributes:
+        row: Its place in the flat batch.
+        spins: int64 [m], the visible spins.
+        fields: h / -beta_h, float64 [m].
+        couplings: J / -beta_J, float64 [m, m], symmetric.
+    """
+
+    row: int
+    spins: IntArray
+    fields: FloatArray
+    couplings: FloatArray
+
+
+def program(ising: Ising, betas: Betas) -> list[Problem]:
+    """Divide by the inverse temperatures of the device; problems without a visible spin are left out.
+
+    Args:
+        ising: The problems, fields [*batch, n], without three-body terms.
+        betas: The device samples exp(-beta_h · field energy - beta_J · coupling energy).
+    """
+    n, total = ising.num_spins, ising.num_problems
+    h = _array(to_minimised(ising.fields, betas.beta_h)).reshape(total, n)
+    if ising.couplings is None:
+        J, which = np.zeros((1, n, n)), np.zeros(total, dtype=np.int64)
+    else:
+        J = _array(to_minimised(ising.couplings, betas.beta_J)).reshape(-1, n, n)
+        lead = ising.couplings.shape[:-2]
+        which = torch.arange(lead.numel()).reshape(lead).expand(ising.batch_shape).reshape(-1).numpy()
+    visible = ising.visible_mask.cpu().numpy().reshape(total, n)
+    problems = []
+    for row in range(total):
+        spins = np.flatnonzero(visible[row])
+        if len(spins):
+            pairs = J[which[row]][spins[:, None], spins]
+            problems.append(Problem(row, spins, h[row, spins], pairs))
+    return problems
+
+
+def _array(values: Tensor) -> FloatArray:
+    return values.detach().double().cpu().numpy()
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """Problems packed into one quadratic model, and how its variables are read.
+
+    A logical spin is a chain of one or more variables; its value is that of the majority.  The last chains may be
+    gauge or ancilla spins, which belong to no problem.
+
+    Attributes:
+        labels: int64 [V], labels of the variables (qubits, on a chip).
+        fields: Linear biases, float64 [V].
+        pairs: int64 [E, 2], positions of coupled variables in ``labels``.
+        couplings: Quadratic biases that belong to the problems, float64 [E].
+        chains: Quadratic biases that hold chains together, float64 [E]; no scale applies to them.
+        rows: int64 [L], problem of each logical spin.
+        spins: int64 [L], spin of each logical spin within its problem.
+        members: int64 [M], positions of the variables of all chains, chain after chain.
+        starts: int64 [C], start of each chain in ``members``, C >= L.
+        gauges: int64 [L], chain that a logical spin is multiplied by; None for none.
+        parameters: Keywords of this submission alone, such as flux biases.
+    """
+
+    labels: IntArray
+    fields: FloatArray
+    pairs: IntArray
+    couplings: FloatArray
+    chains: FloatArray
+    rows: IntArray
+    spins: IntArray
+    members: IntArray
+    starts: IntArray
+    gauges: IntArray | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def first_row(self) -> int:
+        """First problem of the submission, by which its random numbers are told from those of others."""
+        return int(self.rows[0])
+
+    @property
+    def lengths(self) -> IntArray:
+        """Number of variables of each chain, int64 [C]."""
+        return np.diff(self.starts, append=len(self.members))
+
+    def scaled(self, factor: float) -> tuple[FloatArray, FloatArray]:
+        """Linear [V] and quadratic [E] biases as they are programmed."""
+        return factor * self.fields, factor * self.couplings + self.chains
+
+
+def pack_plain(problems: Sequence[Problem], together: int) -> list[Packed]:
+    """Pack problems as they are, at most ``together`` of them in one model; variables are 0, 1, ..."""
+    return [_plain(problems[i : i + together]) for i in range(0, len(problems), together)]
+
+
+def _plain(problems: Sequence[Problem]) -> Packed:
+    pairs, couplings, start = [], [], 0
+    for problem in problems:
+        first, second = np.nonzero(np.triu(problem.couplings, 1))
+        pairs.append(np.stack((first, second), axis=1) + start)
+        couplings.append(problem.couplings[first, second])
+        start += len(problem.spins)
+    places = np.arange(start)
+    values = np.concatenate(couplings)
+    return Packed(
+        labels=places,
+        fields=np.concatenate([problem.fields for problem in problems]),
+        pairs=np.concatenate(pairs),
+        couplings=values,
+        chains=np.zeros_like(values),
+        rows=np.repeat([problem.row for problem in problems], [len(problem.spins) for problem in problems]),
+        spins=np.concatenate([problem.spins for problem in problems]),
+        members=places,
+        starts=places,
+    )
+
 
 Spins = NDArray[np.int8]
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from diabat.checks import ArgumentError
-from diabat.samplers.dimod.programming import FloatArray, IntArray
+from diabat.samplers.dimod.packing import FloatArray, IntArray
 
 Chains = list[tuple[int, ...]]
 """Qubits of each logical spin of one tile."""

@@ -1,4 +1,4 @@
-"""Problems on the tiles of a chip: several small ones in a tile, hundreds of tiles in a submission."""
+"""Problems on one chip: several small ones in a tile, hundreds of tiles in a submission."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from diabat.checks import ArgumentError
-from diabat.samplers.dimod.dwave_options import QPU
-from diabat.samplers.dimod.dwave_tiles import Tiling
-from diabat.samplers.dimod.layout import Packed
-from diabat.samplers.dimod.programming import FloatArray, IntArray, Problem
+from diabat.samplers.base import UnsupportedError
+from diabat.samplers.dimod.limits import stated_ranges
+from diabat.samplers.dimod.options import QPU
+from diabat.samplers.dimod.packing import FloatArray, IntArray, Packed, Problem
+from diabat.samplers.dimod.qpu_tiles import Tiling, find_tiling
+from diabat.samplers.dimod.target import DimodLike, accepted_parameters, device_properties, missing_package
 
 # Ocean's uniform_torque_compensation.
 _TORQUE = 1.414
@@ -193,3 +195,60 @@ def _flux(ancillas: IntArray, qpu: QPU, num_qubits: int) -> dict[str, list[float
     biases = np.zeros(num_qubits)
     biases[ancillas] = qpu.flux_bias
     return {"flux_biases": biases.tolist()}
+
+
+class Placement:
+    """Packs problems into tiles of a chip; a tiling is searched for once per size of problem.
+
+    Args:
+        qpu: How problems are placed.
+        sampler: A structured sampler (DWaveSampler or a stand-in), not a composite that embeds by itself.
+
+    Raises:
+        ValueError: If the sampler has no graph of qubits, or no flux biases where ancillas need them.
+    """
+
+    def __init__(self, qpu: QPU, sampler: DimodLike) -> None:
+        if not callable(getattr(sampler, "to_networkx_graph", None)):
+            raise ArgumentError(
+                "qpu", f"expected a structured sampler such as DWaveSampler, got {type(sampler).__name__}."
+            )
+        if qpu.fields == "ancilla" and "flux_biases" not in accepted_parameters(sampler):
+            raise ArgumentError(
+                "qpu.fields",
+                f"'ancilla' needs flux_biases, which {type(sampler).__name__} has not; use 'gauge'.",
+            )
+        self.qpu, self.sampler = qpu, sampler
+        properties = device_properties(sampler)
+        self.num_qubits = int(properties["num_qubits"])
+        allowed = stated_ranges(properties).J
+        self.strongest = None if allowed is None or allowed[0] >= 0 else -allowed[0]
+        self._tilings: dict[int, Tiling] = {}
+
+    def pack(self, problems: Sequence[Problem]) -> list[Packed]:
+        """Pack problems into as few submissions as the tiles allow.
+
+        Raises:
+            UnsupportedError: If a problem is larger than ``qpu.spins`` or than the chip takes.
+        """
+        if not problems:
+            return []
+        largest = max(len(problem.spins) for problem in problems)
+        # The reference problems of an estimate may be larger than qpu.spins.
+        tiling = self.tiling(max(self.qpu.spins or 0, largest))
+        return pack_tiles(problems, tiling, self.qpu, self.strongest, self.num_qubits)
+
+    def tiling(self, spins: int) -> Tiling:
+        """Tiles for problems of so many spins, searched for when first asked for."""
+        width = spins + (self.qpu.fields != "direct")
+        if width not in self._tilings:
+            graph = self.sampler.to_networkx_graph()  # type: ignore[attr-defined]  # checked on construction
+            try:
+                self._tilings[width] = find_tiling(
+                    graph, width, most=self.qpu.tiles, seed=self.qpu.embedding_seed
+                )
+            except ImportError as error:
+                raise ValueError(missing_package(error, "qpu: the search for tiles")) from None
+            except ValueError as error:
+                raise UnsupportedError(str(error)) from None
+        return self._tilings[width]
