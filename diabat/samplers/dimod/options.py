@@ -14,6 +14,7 @@ from diabat.circuits import Betas, predicted_beta, schedule
 from diabat.samplers.dimod.target import DimodLike, accepted_parameters
 from diabat.scrubbing import refuse_secrets
 
+Scale = float | Literal["fit"]
 Fields = Literal["ancilla", "gauge", "direct"]
 
 # Largest flux bias that every processor takes (Ocean, LinearAncillaComposite), in units of Φ0.
@@ -133,7 +134,11 @@ def _positive(name: str, value: Any) -> None:
         raise ArgumentError(f"qpu.{name}", f"expected a positive finite number, got {value!r}.")
 
 
-Scale = float | Literal["fit"]
+def refuse_beside_default(**given: Any) -> None:
+    """Raise ValueError for options of a sampler that is not given."""
+    for name, value in given.items():
+        if value is not None:
+            raise ArgumentError("sampler", f"expected a dimod sampler or its name beside {name}, got None.")
 
 
 def count_or_none(name: str, value: int | None, least: int = 1) -> int | None:

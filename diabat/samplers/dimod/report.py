@@ -8,8 +8,23 @@ from typing import Any
 
 import numpy as np
 
+from diabat.samplers.diagnostics import Watched
 from diabat.samplers.dimod.packing import FloatArray, Logical, Reads
 from diabat.samplers.dimod.submit import Submitter, Work
+
+WATCHED = (
+    Watched(
+        "chain_break_fraction.mean",
+        "chain breaks, mean",
+        most=0.05,
+        advice="stronger chains (qpu.chain_strength), or shorter ones",
+    ),
+    Watched("chain_break_fraction.max", "chain breaks, most broken chain"),
+    Watched("ancilla_flips", "ancilla flips", most=0.05, advice="a stronger qpu.flux_bias"),
+    Watched("beta_fit.beta_h", "fitted beta of the fields", 0.7, 1.4, "declare or estimate beta anew"),
+    Watched("beta_fit.beta_J", "fitted beta of couplings", 0.7, 1.4, "declare or estimate beta anew"),
+)
+"""Chains and ancillas that do not hold, and temperatures that are not those asked for."""
 
 
 @dataclass

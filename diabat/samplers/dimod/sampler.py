@@ -28,11 +28,12 @@ from diabat.samplers.dimod.options import (
     check_scale,
     count_or_none,
     qpu_options,
+    refuse_beside_default,
     seconds_or_none,
 )
 from diabat.samplers.dimod.packing import Packed, Problem, logical_spins, pack_plain, program
 from diabat.samplers.dimod.qpu_packing import Placement
-from diabat.samplers.dimod.report import DryRun, Tally, dry_run
+from diabat.samplers.dimod.report import WATCHED, DryRun, Tally, dry_run
 from diabat.samplers.dimod.submit import Submitter, Work, iterate, split_reads
 from diabat.samplers.dimod.target import (
     DimodLike,
@@ -119,7 +120,7 @@ class DimodSampler(Sampler):
         retry_wait_s: float = 1.0,
     ) -> None:
         if sampler is None:
-            _refuse_beside_default(options=options, parameters=parameters, beta=beta, qpu=qpu)
+            refuse_beside_default(options=options, parameters=parameters, beta=beta, qpu=qpu)
             sampler, parameters, beta, law = DEFAULT_SAMPLER, _DEFAULT_PARAMETERS, 1.0, "boltzmann"
         check_count("num_reads", num_reads)
         self.num_reads, self.together = num_reads, count_or_none("together", together) or 1
@@ -190,20 +191,7 @@ class DimodSampler(Sampler):
     @property
     def watched(self) -> tuple[Watched, ...]:
         """Chains and ancillas that do not hold, and temperatures that are not those asked for."""
-        return (
-            Watched(
-                "chain_break_fraction.mean",
-                "chain breaks, mean",
-                most=0.05,
-                advice="stronger chains (qpu.chain_strength), or shorter ones",
-            ),
-            Watched("chain_break_fraction.max", "chain breaks, most broken chain"),
-            Watched("ancilla_flips", "ancilla flips", most=0.05, advice="a stronger qpu.flux_bias"),
-            Watched(
-                "beta_fit.beta_h", "fitted beta of the fields", 0.7, 1.4, "declare or estimate beta anew"
-            ),
-            Watched("beta_fit.beta_J", "fitted beta of couplings", 0.7, 1.4, "declare or estimate beta anew"),
-        )
+        return WATCHED
 
     @property
     def expected_error(self) -> str | None:
@@ -330,9 +318,3 @@ class DimodSampler(Sampler):
         if not submitter.seeded and submitter.cache is None:
             facts["seed"] = None  # the sampler takes none: the reads cannot be drawn again
         return facts
-
-
-def _refuse_beside_default(**given: Any) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise ArgumentError("sampler", f"expected a dimod sampler or its name beside {name}, got None.")
