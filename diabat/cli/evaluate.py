@@ -46,7 +46,7 @@ def evaluate_model(
     with importing():
         from diabat.runs.runs import evaluate_run, load_run
         from diabat.tasks import PairTask
-        from diabat.training.scores_figure import plot_scores
+        from diabat.training.scores import plot_scores
 
     if figure is not None:
         require_writable(figure)

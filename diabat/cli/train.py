@@ -93,7 +93,7 @@ def _require_same_run(config: Config) -> None:
     shapes of the weights; the sampler and the estimator are known here only.
     """
     from diabat.config import ConfigError, load_config, to_plain
-    from diabat.training.runs import FREE_ON_RESUME
+    from diabat.training.folder import FREE_ON_RESUME
 
     free = {("task", "data"), *(("training", name) for name in FREE_ON_RESUME)}
     stored = config.output / "config.json"

@@ -19,7 +19,7 @@ from diabat.tasks import PairOptions, PairTask, Task
 from diabat.training import load_model
 from diabat.training.checkpoint import load_weights, read_checkpoint
 from diabat.training.evaluate import evaluate, own_random_numbers, predict
-from diabat.training.precision import autocast
+from diabat.training.recipe import autocast
 from diabat.training.scores import Scores, score
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from diabat.tasks.base import Examples
 from diabat.training.errors import TrainingError
 from diabat.training.evaluate import own_random_numbers
 from diabat.training.options import Precision
-from diabat.training.precision import autocast
+from diabat.training.recipe import autocast
 from diabat.training.state import TrainState
 
 _GAMES = 32

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from diabat.samplers.state import begin_anew
 from diabat.tasks.base import IGNORED, Examples
-from diabat.training.lengths import require_answerable
-from diabat.training.objective import token_loss
+from diabat.training.batches import require_answerable
+from diabat.training.data_parallel import Processes
 from diabat.training.options import Precision
-from diabat.training.precision import autocast
-from diabat.training.processes import Processes
+from diabat.training.recipe import autocast, token_loss
 from diabat.training.state import cuda_devices
 
 __all__ = ["evaluate", "own_random_numbers", "predict", "token_loss"]

@@ -1,24 +1,60 @@
-"""The training loop."""
+"""The training loop, which Ctrl-C stops between two steps."""
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, Self
 
 from diabat.models import Model
 from diabat.tasks import PairTask, Task
+from diabat.training.data_parallel import Processes
 from diabat.training.errors import TrainingInterrupted
 from diabat.training.evaluate import own_random_numbers
-from diabat.training.interrupt import InterruptFlag
-from diabat.training.lock import locked
+from diabat.training.folder import locked, prepare_folder
 from diabat.training.options import TrainOptions
-from diabat.training.processes import Processes
 from diabat.training.report import Display
-from diabat.training.runs import prepare_folder
 from diabat.training.trainer import Trainer
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class InterruptFlag:
+    """Turns the first SIGINT or SIGTERM into a request, granted when a step is complete; a second one is immediate.
+
+    A step that stops half-way leaves some weights updated and others not, which no checkpoint should hold.  SIGTERM is
+    what job schedulers send before they kill.
+
+    Attributes:
+        requested: Whether one has come.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        # Signals reach the main thread only, and only it may set handlers.
+        self._active = threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> Self:
+        if self._active:
+            self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._active:
+            for number, handler in self._previous.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
 
 
 @dataclass(frozen=True)
@@ -64,7 +100,7 @@ def train(
     Everything random derives from ``options.seed``; torch's global generators are given back as they were.
     A run that was killed and resumed ends with the same weights and the same metrics (except wall time) as
     one that was not.  Started by torchrun, several processes share every batch (see
-    :mod:`diabat.training.processes`); the folder must be the same for all of them.
+    :mod:`diabat.training.data_parallel`); the folder must be the same for all of them.
 
     Args:
         model: On the device to train on; its initial weights are overwritten when a run is resumed.

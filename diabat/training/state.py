@@ -17,8 +17,8 @@ from diabat.models.pairs import HEAD
 from diabat.samplers.base import Sampler
 from diabat.samplers.state import carried, carry, sampler_parameters
 from diabat.tasks.base import Examples
+from diabat.training.batches import epoch_order
 from diabat.training.options import TrainOptions
-from diabat.training.order import epoch_order
 
 __all__ = [
     "TrainState",

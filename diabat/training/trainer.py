@@ -1,7 +1,8 @@
-"""One run: its model, optimiser and state, and the things that happen to them."""
+"""One run: its model, optimiser, clock and state, and the things that happen to them."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,22 +15,38 @@ from diabat.models import Model
 from diabat.samplers.state import weights_of
 from diabat.tasks import PairTask, Task
 from diabat.tasks.base import Examples
-from diabat.training.average import Average
+from diabat.training.batches import bucketed_order, epoch_order, require_answerable, require_trainable
 from diabat.training.checkpoint import save_checkpoint
-from diabat.training.clock import Clock
+from diabat.training.data_parallel import Processes
 from diabat.training.diagnostics import game_figures, numbers_in_range, require_finite
 from diabat.training.errors import CheckpointError
 from diabat.training.evaluate import batches_of, evaluate
-from diabat.training.lengths import require_answerable, require_trainable
-from diabat.training.objective import require_mixable, training_loss
+from diabat.training.folder import FORMAT, continue_run, start_run
 from diabat.training.options import TrainOptions
-from diabat.training.order import bucketed_order, epoch_order
-from diabat.training.precision import Scaler, autocast
-from diabat.training.processes import Processes
+from diabat.training.recipe import Average, Rates, Scaler, autocast, require_mixable, training_loss
 from diabat.training.report import MetricsFile
-from diabat.training.runs import FORMAT, continue_run, start_run
-from diabat.training.schedule import Rates
 from diabat.training.state import TrainState, fingerprint, make_optimizer, training_tensors
+
+
+class Clock:
+    """Goes on from the times that a state holds; a clock that is set back stands still, so that no time ever falls.
+
+    Processor time is that of this process with all its threads, user and system; processes that a sampler starts are
+    not in it.
+    """
+
+    def __init__(self, state: TrainState) -> None:
+        self._wall, self._cpu = time.monotonic(), time.process_time()
+        self._seconds, self._cpu_seconds = state.seconds, state.cpu_seconds
+
+    def read(self, state: TrainState) -> None:
+        """Put the times so far into a state."""
+        wall, cpu = time.monotonic(), time.process_time()
+        self._seconds += max(0.0, wall - self._wall)
+        if self._cpu_seconds is not None:
+            self._cpu_seconds += max(0.0, cpu - self._cpu)
+        self._wall, self._cpu = wall, cpu
+        state.seconds, state.cpu_seconds = self._seconds, self._cpu_seconds
 
 
 class Trainer:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diabat.training import clock
+from diabat.training import trainer
 from fuzz.faults.session import difference, newest_checkpoint, session
 from fuzz.tiny import tiny_model, tiny_task, tiny_train
 
@@ -84,5 +84,5 @@ def _with_clock(folder: Path, *, before: float, jump: float, **options: Any) -> 
 
     names = ("time", "monotonic", "process_time", "perf_counter")
     clocks = SimpleNamespace(**{name: off(getattr(time, name)) for name in names})
-    setattr(clock, "time", clocks)  # noqa: B010 (a name that the module does not export)
+    setattr(trainer, "time", clocks)  # noqa: B010 (a name that the module does not export)
     tiny_train(folder, **options)

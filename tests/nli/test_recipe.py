@@ -17,12 +17,10 @@ from torch.testing import assert_close
 from diabat.models import Transformer, TransformerOptions
 from diabat.tasks import BracketOptions, PairTask, brackets
 from diabat.training import TrainOptions, load_model, train
-from diabat.training.average import Average
+from diabat.training.batches import bucketed_order
 from diabat.training.checkpoint import find_checkpoints, read_checkpoint
-from diabat.training.objective import token_loss, training_loss
 from diabat.training.options import PAIR_PROTOCOL
-from diabat.training.order import bucketed_order
-from diabat.training.schedule import Rates, rate_factor
+from diabat.training.recipe import Average, Rates, rate_factor, token_loss, training_loss
 from diabat.training.state import make_optimizer
 
 from .tiny_pairs import OPTIONS, furthest, tiny_model, tiny_train

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from diabat.training.scores import NUM_BINS, score
-from diabat.training.scores_figure import plot_scores
+from diabat.training.scores import NUM_BINS, plot_scores, score
 
 NAMES = ("yes", "no", "maybe")
 CHANCES = torch.tensor(

@@ -12,8 +12,8 @@ import pytest
 from tiny_runs import tiny_train
 
 from diabat.training.checkpoint import find_checkpoints, read_checkpoint, save_checkpoint
-from diabat.training.clock import Clock
 from diabat.training.state import TrainState
+from diabat.training.trainer import Clock
 
 
 def epochs(folder: Path) -> list[dict[str, float]]:
@@ -64,7 +64,7 @@ def test_a_run_of_an_older_version_has_no_processor_time(tmp_path: Path) -> None
 def test_a_clock_that_is_set_back_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     times = {"monotonic": iter([1000.0, 1002.0, 10.0, 11.0]), "process_time": iter([50.0, 51.0, 3.0, 5.0])}
     clocks = SimpleNamespace(**{name: partial(next, values) for name, values in times.items()})
-    monkeypatch.setattr("diabat.training.clock.time", clocks)
+    monkeypatch.setattr("diabat.training.trainer.time", clocks)
     state = TrainState(seconds=5.0, cpu_seconds=5.0)
     clock, seen = Clock(state), []
     for _ in range(3):

@@ -15,7 +15,7 @@ from tiny_runs import OPTIONS, tiny_model, tiny_task, tiny_train
 
 from diabat.training import OutputError, train
 from diabat.training.checkpoint import remove_leftovers
-from diabat.training.lock import LOCK
+from diabat.training.folder import LOCK
 
 
 def failing(real: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from tiny_runs import tiny_train
 
 from diabat.files import create_file, create_folder, remove_folder, replace_file, replacing
 from diabat.training import OutputError
-from diabat.training.lock import LOCK, locked
+from diabat.training.folder import LOCK, locked
 from diabat.training.report import METRICS
 
 

@@ -17,7 +17,7 @@ from tiny_runs import tiny_train
 
 from diabat.training import OutputError, load_model
 from diabat.training.checkpoint import find_checkpoints
-from diabat.training.lock import LOCK, locked
+from diabat.training.folder import LOCK, locked
 
 SCRIPT = """
 import sys

@@ -174,7 +174,7 @@ def test_resume_refuses_other_data_and_another_model(tmp_path: Path) -> None:
 
 def test_resume_refuses_another_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny_train(tmp_path / "run", max_epochs=1)
-    monkeypatch.setattr("diabat.training.runs.FORMAT", 2)
+    monkeypatch.setattr("diabat.training.folder.FORMAT", 2)
     with pytest.raises(CheckpointError, match=r"expected format 2, got 1 in .*step-.*another version"):
         tiny_train(tmp_path / "run", resume=True)
 
