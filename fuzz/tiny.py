@@ -1,4 +1,4 @@
-"""A model and a task so small that a whole training takes a tenth of a second."""
+"""A model and a task so small that a whole training takes a fraction of a second, for the tests and for the fuzz."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ import torch
 from diabat.models import Transformer, TransformerOptions
 from diabat.tasks import BracketOptions, Task, brackets
 from diabat.training import TrainOptions, TrainResult, train
+from diabat.training.checkpoint import find_checkpoints
+
+# Sums over threads round differently: also for fixtures of whole modules, and in processes that tests start.
+torch.set_num_threads(1)
 
 OPTIONS = TrainOptions(
     learning_rate=1e-2,
@@ -23,22 +27,35 @@ OPTIONS = TrainOptions(
 )
 
 
-def tiny_task() -> Task:
+def tiny_task(num_train: int = 40) -> Task:
     """40 sequences: batches of 16, 16 and 8."""
-    return brackets(BracketOptions(window=4, num_train=40, num_validation=16))
+    return brackets(BracketOptions(window=4, num_train=num_train, num_validation=16))
 
 
-def tiny_model(task: Task, seed: int = 0) -> Transformer:
+def tiny_model(task: Task, mode: str = "h+J", seed: int = 0) -> Transformer:
     """One layer of Boltzmann attention with exact marginals."""
     torch.manual_seed(seed)
-    options = TransformerOptions(embed_dim=8, ffn_dim=8, dropout=0.1, mode="h+J")
+    options = TransformerOptions(embed_dim=8, ffn_dim=8, dropout=0.1, mode=mode)
     return Transformer(options, task.vocab_size, task.num_classes, task.window)
 
 
 def tiny_train(
-    folder: Path, *, resume: bool = False, model: Transformer | None = None, weights: int = 0, **changes: Any
+    run_dir: Path,
+    *,
+    resume: bool = False,
+    progress: bool = False,
+    model: Transformer | None = None,
+    task: Task | None = None,
+    weights: int | None = None,
+    **changes: Any,
 ) -> TrainResult:
-    """Train in a folder, from the weights of a seed; a run that has a checkpoint must not depend on them."""
-    task = tiny_task()
-    model = tiny_model(task, weights) if model is None else model
-    return train(model, task, replace(OPTIONS, **changes), folder, resume=resume, progress=False)
+    """Train in a folder, from the weights of a seed.
+
+    A run that is resumed from a checkpoint must not depend on the weights that it is given: they are others then,
+    unless ``weights`` says which.
+    """
+    task = task or tiny_task()
+    if weights is None:
+        weights = 99 if resume and find_checkpoints(run_dir, "step") else 0
+    model = model or tiny_model(task, seed=weights)
+    return train(model, task, replace(OPTIONS, **changes), run_dir, resume=resume, progress=progress)

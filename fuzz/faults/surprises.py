@@ -41,7 +41,7 @@ def not_a_number(folder: Path) -> Iterator[str]:
 def _poisoned(folder: Path, *, split: str, value: float, weights: int, **options: Any) -> None:
     """Train with one example whose features are not finite: the last one of the split."""
     task = tiny_task()
-    model = tiny_model(task, weights)
+    model = tiny_model(task, seed=weights)
     bad = (task.train if split == "train" else task.validation).inputs[-1]
 
     def poison(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

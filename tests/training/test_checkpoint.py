@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from run_checks import assert_same_run, metrics
-from tiny_runs import tiny_train
 
 from diabat.files import create_folder, open_file, replace_file, seal, unseal
 from diabat.training import CheckpointError, OutputError, load_model
 from diabat.training.checkpoint import find_checkpoints, read_checkpoint, save_checkpoint
+from fuzz.tiny import tiny_train
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tiny_runs import tiny_train
 
 from diabat.training.checkpoint import find_checkpoints, read_checkpoint, save_checkpoint
 from diabat.training.state import TrainState
 from diabat.training.trainer import Clock
+from fuzz.tiny import tiny_train
 
 
 def epochs(folder: Path) -> list[dict[str, float]]:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from run_checks import assert_same_run
-from tiny_runs import OPTIONS, tiny_model, tiny_task, tiny_train
 
 from diabat.training import OutputError, train
 from diabat.training.checkpoint import remove_leftovers
 from diabat.training.folder import LOCK
+from fuzz.tiny import OPTIONS, tiny_model, tiny_task, tiny_train
 
 
 def failing(real: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from tiny_runs import tiny_train
 from torch import Tensor
 
 from diabat.files import digest, seal
 from diabat.training import CheckpointError, load_model
 from diabat.training.checkpoint import find_checkpoints, read_checkpoint
+from fuzz.tiny import tiny_train
 
 Tensors = dict[str, Tensor]
 

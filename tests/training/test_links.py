@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from run_checks import assert_same_run
-from tiny_runs import tiny_train
 
 from diabat.files import create_file, create_folder, remove_folder, replace_file, replacing
 from diabat.training import OutputError
 from diabat.training.folder import LOCK, locked
 from diabat.training.report import METRICS
+from fuzz.tiny import tiny_train
 
 
 @pytest.fixture

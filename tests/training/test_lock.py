@@ -13,17 +13,16 @@ from pathlib import Path
 
 import pytest
 from run_checks import assert_same_run
-from tiny_runs import tiny_train
 
 from diabat.training import OutputError, load_model
 from diabat.training.checkpoint import find_checkpoints
 from diabat.training.folder import LOCK, locked
+from fuzz.tiny import tiny_train
 
 SCRIPT = """
 import sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from tiny_runs import tiny_train
+from fuzz.tiny import tiny_train
 tiny_train(Path(sys.argv[1]), max_epochs=100_000, patience=100_000, checkpoint_every=1)
 """
 OTHER = r"run_dir: expected a folder that nobody else is training in, got .*run, where process {} on .+ is at work"
@@ -32,7 +31,7 @@ OTHER = r"run_dir: expected a folder that nobody else is training in, got .*run,
 @pytest.fixture
 def training(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that trains in ``run`` and does not end by itself."""
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "run"), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "run")]
     process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
     while not find_checkpoints(tmp_path / "run", "best"):
         assert process.poll() is None

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 from run_checks import assert_same_run, metrics
-from tiny_runs import tiny_task, tiny_train
 
 from diabat.models import Transformer, TransformerOptions
 from diabat.samplers import sampler
@@ -15,6 +14,7 @@ from diabat.tasks import Task
 from diabat.testing.problems import make_problem
 from diabat.training.chains import memory_tensors, restore_memory, samplers
 from diabat.training.evaluate import evaluate
+from fuzz.tiny import tiny_task, tiny_train
 
 
 def chained_model(task: Task, *, seed: int = 0, persistent: bool = True) -> Transformer:

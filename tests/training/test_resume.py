@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from run_checks import assert_same_run, metrics
-from tiny_runs import tiny_model, tiny_task, tiny_train
 
 from diabat.training import CheckpointError, OutputError, load_model
 from diabat.training.checkpoint import find_checkpoints
+from fuzz.tiny import tiny_model, tiny_task, tiny_train
 
 DISK_CALLS = ("write", "fsync", "rename", "replace", "mkdir", "unlink", "rmdir", "truncate")
 
@@ -72,9 +72,8 @@ def test_death_at_any_disk_access_loses_nothing(tmp_path: Path, straight: Path) 
 SCRIPT = """
 import sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from tiny_runs import tiny_train
-tiny_train(Path(sys.argv[1]), resume=sys.argv[3] == "resume", max_epochs=24, checkpoint_every=2, log_every=1)
+from fuzz.tiny import tiny_train
+tiny_train(Path(sys.argv[1]), resume=sys.argv[2] == "resume", max_epochs=24, checkpoint_every=2, log_every=1)
 """
 
 
@@ -87,7 +86,6 @@ def test_kill_9_in_a_real_process(tmp_path: Path) -> None:
             "-c",
             SCRIPT,
             str(folder),
-            str(Path(__file__).parent),
             "resume" if attempt else "new",
         ]
         process = subprocess.Popen(command, cwd=Path(__file__).parents[2])

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from run_checks import assert_same_run, metrics
-from tiny_runs import OPTIONS, tiny_task, tiny_train
 
 from diabat.circuits import TrotterPlan
 from diabat.models import Transformer, TransformerOptions
@@ -19,6 +18,7 @@ from diabat.samplers.state import sampler_parameters
 from diabat.tasks import Task
 from diabat.training import CheckpointError, TrainOptions, load_model
 from diabat.training.state import make_optimizer
+from fuzz.tiny import OPTIONS, tiny_task, tiny_train
 
 PLAN = TrotterPlan(*np.random.default_rng(3).normal(size=(3, 4)))
 NAME = "blocks.0.attention.sampler.schedule_angles"

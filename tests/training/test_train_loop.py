@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from run_checks import assert_same_run, metrics, same_weights
-from tiny_runs import OPTIONS, tiny_model, tiny_task, tiny_train
 
 from diabat.tasks import Split
 from diabat.training import (
@@ -24,6 +23,7 @@ from diabat.training import (
 )
 from diabat.training.evaluate import token_loss
 from diabat.training.state import epoch_order, make_optimizer
+from fuzz.tiny import OPTIONS, tiny_model, tiny_task, tiny_train
 
 
 def test_loss_falls_and_the_result_agrees_with_the_metrics_file(tmp_path: Path) -> None:
