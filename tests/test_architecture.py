@@ -145,6 +145,11 @@ def test_imports_run_one_way(file: str) -> None:
     assert not above, f"{file} (floor {FLOOR[unit(file)]}) imports {sorted(above)} from above"
 
 
+@pytest.mark.parametrize("file", ["checks.py", "files.py", "scrubbing.py"])
+def test_the_ground_floor_stands_alone(file: str) -> None:
+    assert units_imported(file) <= {"checks"}
+
+
 def test_the_parser_sees_imports() -> None:
     """Guard of this file: the floors are not empty by mistake."""
     assert {"ising", "circuits", "samplers"} <= units_imported("samplers/dqa.py")
