@@ -16,8 +16,6 @@ from diabat.training.options import Precision
 from diabat.training.recipe import autocast, token_loss
 from diabat.training.state import cuda_devices
 
-__all__ = ["evaluate", "own_random_numbers", "predict", "token_loss"]
-
 _BATCH = 512
 _UNEVEN_BATCH = 64
 """Of texts of different length, of which long ones need much memory."""

@@ -21,8 +21,9 @@ from diabat.training import (
     load_model,
     train,
 )
-from diabat.training.evaluate import token_loss
-from diabat.training.state import epoch_order, make_optimizer
+from diabat.training.batches import epoch_order
+from diabat.training.recipe import token_loss
+from diabat.training.state import make_optimizer
 from fuzz.tiny import OPTIONS, tiny_model, tiny_task, tiny_train
 
 

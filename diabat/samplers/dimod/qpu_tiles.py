@@ -42,12 +42,6 @@ class Tiling:
     couplers: IntArray
     shares: FloatArray
 
-    @property
-    def longest_chain(self) -> int:
-        """Qubits of the longest chain."""
-        _, counts = np.unique(self.qubits[:, 0] * self.spins + self.qubits[:, 1], return_counts=True)
-        return int(counts.max())
-
 
 def find_tiling(graph: Any, spins: int, *, most: int | None = None, seed: int = 0) -> Tiling:
     """Search for disjoint cliques.
