@@ -12,15 +12,15 @@ import pytest
 import safetensors.torch
 import torch
 from run_checks import assert_same_run
-from tiny_runs import tiny_task, tiny_train
 
 from diabat.circuits import TrotterPlan
+from diabat.files import digest, seal
 from diabat.models import Transformer, TransformerOptions
 from diabat.samplers import Sampler, sampler
 from diabat.samplers.dqa import DQASampler
 from diabat.training import CheckpointError, load_model
 from diabat.training.checkpoint import find_checkpoints
-from diabat.training.files import digest, seal
+from fuzz.tiny import tiny_task, tiny_train
 
 PLAN = TrotterPlan(*np.random.default_rng(3).normal(size=(3, 4)))
 CHAINS = {"num_replicas": 2, "burn_in": 2, "persistent": True}

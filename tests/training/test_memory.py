@@ -12,7 +12,6 @@ from diabat.samplers import sampler
 from diabat.samplers.state import carried, carry
 from diabat.tasks import Task
 from diabat.testing.problems import make_problem
-from diabat.training.chains import memory_tensors, restore_memory, samplers
 from diabat.training.evaluate import evaluate
 from fuzz.tiny import tiny_task, tiny_train
 
