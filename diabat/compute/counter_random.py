@@ -1,15 +1,19 @@
-"""Random numbers as a function of a key and a counter: Philox4x32-10 in numpy.
+"""Random numbers as a function of a key and a counter, in numpy: Philox4x32-10, and streams of SplitMix64.
 
     (w_0, w_1, w_2, w_3) = Philox(counter c_0 .. c_3, key k_0, k_1),        words of 32 bits
 
 Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011); 10 rounds, the
 authors' default (7 pass BigCrush).  A number has no predecessor, so that neither threads nor blocks nor the rest of a
-batch can change it.  The tempering backend counts as follows, and its compiled loops draw from the same table:
+batch can change it.  Markov chains count as follows, and their compiled loops draw from the same table:
 
     c_0 = purpose · 2^28 + index // 4 (word index % 4),   c_1 = sweep,   c_2 = lane,   c_3 = query,   key = seed
+
+Independent reads take the stream of their problem, with the number of the read and the spin as the counter.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +25,10 @@ PURPOSE_SHIFT = 28
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+# Of SplitMix64: what the counter is multiplied by, and the factors of its finaliser.
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+MIX_FIRST, MIX_SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def philox(counter: ArrayLike, key: ArrayLike, rounds: int = 10) -> NDArray[np.uint32]:
@@ -56,3 +64,22 @@ def visiting_orders(seed: int, first_sweep: int, sweeps: int, n: int) -> NDArray
     counter[..., 1] = (first_sweep + np.arange(sweeps, dtype=np.uint64))[:, None]
     words = philox(counter, seed_key(seed)).reshape(sweeps, -1)[:, :n]
     return np.argsort(words, axis=1, kind="stable")
+
+
+def stream_keys(seed: int, count: int) -> NDArray[np.uint64]:
+    """Keys of ``count`` independent streams."""
+    return np.random.SeedSequence(seed).generate_state(count, np.uint64).astype(np.uint64)
+
+
+def uniforms(keys: NDArray[np.uint64], counters: Any) -> NDArray[np.float64]:
+    """Multiples of 2^-53 in [0, 1) by SplitMix64 (Steele, Lea and Flood, 2014), as the compiled code draws them.
+
+    Args:
+        keys: uint64, broadcast against ``counters``.
+        counters: Non-negative integers, the place in the stream.
+    """
+    value = keys + (np.asarray(counters).astype(np.uint64) + np.uint64(1)) * GOLDEN
+    value = (value ^ (value >> np.uint64(30))) * MIX_FIRST
+    value = (value ^ (value >> np.uint64(27))) * MIX_SECOND
+    value = value ^ (value >> np.uint64(31))
+    return (value >> np.uint64(11)).astype(np.float64) * 2.0**-53

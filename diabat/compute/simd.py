@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic as _intrinsic
 from numba.extending import models, register_model
 
-BYTES = 64
+from diabat.compute.scratch import VECTOR_BYTES as BYTES
+
 _CONTRACT = ("contract",)
 
 
@@ -25,11 +25,6 @@ def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
     """Numba's decorator; what it makes is called without the typing context."""
     made: Callable[..., Any] = _intrinsic(function)
     return made
-
-
-def lanes(dtype: Any) -> int:
-    """Number of lanes of a vector of this type: 16 for float32, 8 for float64."""
-    return BYTES // np.dtype(dtype).itemsize
 
 
 class Vector(types.Type):
@@ -83,7 +78,8 @@ def _row(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
     return builder.bitcast(data, vector.as_pointer()), vector
 
 
-def _broadcast(builder: Any, vector: Any, value: Any) -> Any:
+def broadcast(builder: Any, vector: Any, value: Any) -> Any:
+    """LLVM value: a number in every lane."""
     undefined = ir.Constant(vector, ir.Undefined)
     single = builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
     mask = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
@@ -149,7 +145,7 @@ def entry(typing_context: Any, array: Any, index: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         vector = context.get_value_type(signature.return_type)
         data = _data(context, builder, signature.args[0], arguments[0])
-        return _broadcast(builder, vector, builder.load(builder.gep(data, [arguments[1]])))
+        return broadcast(builder, vector, builder.load(builder.gep(data, [arguments[1]])))
 
     return _vector_of(array.dtype)(array, types.intp), generate
 
@@ -159,7 +155,7 @@ def splat(typing_context: Any, scalar: Any) -> Any:
     """The same number in every lane."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _broadcast(builder, context.get_value_type(signature.return_type), arguments[0])
+        return broadcast(builder, context.get_value_type(signature.return_type), arguments[0])
 
     return _vector_of(scalar)(scalar), generate
 
@@ -171,7 +167,7 @@ def constant(typing_context: Any, like: Any, scalar: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = signature.return_type
         value = context.cast(builder, arguments[1], signature.args[1], kind.dtype)
-        return _broadcast(builder, context.get_value_type(kind), value)
+        return broadcast(builder, context.get_value_type(kind), value)
 
     return like(like, scalar), generate
 
@@ -220,6 +216,8 @@ sub = _binary("sub", _sub)
 """A - b."""
 mul = _binary("mul", _mul)
 """A · b."""
+divide = _binary("divide", lambda builder, a, b: builder.fdiv(a, b))
+"""A / b."""
 fma = _ternary("fma", lambda builder, a, b, c: _add(builder, c, _mul(builder, a, b)))
 """C + a · b."""
 fnma = _ternary("fnma", lambda builder, a, b, c: _sub(builder, c, _mul(builder, a, b)))
@@ -240,3 +238,14 @@ def nearest(typing_context: Any, a: Any) -> Any:
         return builder.call(function, arguments)
 
     return a(a), generate
+
+
+@intrinsic
+def where_less(typing_context: Any, a: Any, b: Any, x: Any, y: Any) -> Any:
+    """X where a < b, else y."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        below = builder.fcmp_ordered("<", *arguments[:2])
+        return builder.select(below, *arguments[2:])
+
+    return x(a, b, x, y), generate

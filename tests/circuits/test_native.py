@@ -15,6 +15,7 @@ from diabat.circuits import Batch, NativeEngine, TrotterPlan, draw_spins, refere
 from diabat.circuits.engines.native import engine as native
 from diabat.circuits.engines.native.engine import MAX_SPINS
 from diabat.compute import memory
+from diabat.compute.scratch import aligned_rows
 
 from .conftest import random_plan, random_problem
 from .goodness import ALPHA, p_value
@@ -124,7 +125,8 @@ def test_threads_are_used_and_a_function_is_asked_at_every_call(monkeypatch: pyt
         wanted[0] = count
         engine.moments(random_plan(2, seed=1), [batch])
         assert len(seen) == count
-        assert (threading.get_ident() in seen) == (count == 1)
+        # The calling thread takes the first part, others the rest.
+        assert seen.count(threading.get_ident()) == 1
 
 
 def test_one_spin_is_a_spin() -> None:
@@ -431,7 +433,7 @@ def test_kernels_stay_within_their_scratch(
             nonlocal runs
             work, small = arguments[6:8]
             rows, more = len(work), len(small)
-            room = native._aligned(rows + more + 96, work.shape[1], work.dtype.type)
+            room = aligned_rows(rows + more + 96, work.dtype)
             room[:] = 7
             guards = room[:32], room[32 + rows : 64 + rows], room[64 + rows + more :]
             kernel(*arguments[:6], room[32 : 32 + rows], room[64 + rows : 64 + rows + more], *arguments[8:])

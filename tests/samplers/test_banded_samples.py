@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from diabat.compute.counter_random import stream_keys, uniforms
 from diabat.ising import Ising
 from diabat.samplers.banded import BandedSampler
-from diabat.samplers.banded.streams import stream_keys, uniforms
 from diabat.testing import brute_force, brute_force_states, scaled
 from diabat.testing.problems import Lead
 
@@ -96,7 +96,7 @@ def test_seeds(engine: Engine) -> None:
 
 
 def test_the_compiled_stream_is_the_stream() -> None:
-    from diabat.samplers.banded.walks import uniform
+    from diabat.compute.compiled_random import uniform
 
     keys = stream_keys(3, 4)
     counters = np.array([0, 1, 77, 10**9])

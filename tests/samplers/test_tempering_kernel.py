@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from diabat.compute.simd import load, store
-from diabat.compute.words import load_words
+from diabat.compute.simd_bits import load_words
 from diabat.ising import Ising
 from diabat.samplers.tempering.decisions import heat_bath, metropolis
 from diabat.samplers.tempering.run import Rules, Simulation

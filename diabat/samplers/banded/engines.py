@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diabat.compute.counter_random import stream_keys, uniforms
 from diabat.compute.memory import require_memory
 from diabat.samplers.banded import native as band_native
 from diabat.samplers.banded import torch as band_torch
 from diabat.samplers.banded.problems import BandProblems, fitting
-from diabat.samplers.banded.streams import stream_keys, uniforms
 from diabat.samplers.folding import refuse_batched_cotangent
 
 Arithmetic = Literal["float32", "float64", "logarithms"]

@@ -7,15 +7,14 @@ lane carries its own.  A block's result depends on its own lanes only, and threa
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from diabat.compute.scratch import VECTOR_BYTES, Scratch, lanes_of
+from diabat.compute.threads import ranges_of_equal_work, run_parts
 from diabat.samplers.banded.problems import Array, BandProblems, Integers
 
-_VECTOR_BYTES = 64
 # β of one segment: half of the second-level cache of a core.
 _SEGMENT_BYTES = 1 << 19
 # β at the bounds of the segments may take this much before segments are made longer.
@@ -38,7 +37,7 @@ class Run:
         from diabat.samplers.banded.kernel import Problems
 
         self.dtype, self.threads = np.dtype(dtype), threads
-        self.lanes = _VECTOR_BYTES // self.dtype.itemsize
+        self.lanes = lanes_of(self.dtype)
         self.n, self.width = given.fields.shape[1], given.bands.shape[2]
         self.tangent = tangent
         self.segment = _segment(max(1, int(given.lengths.max())), self.width, keep)
@@ -59,16 +58,8 @@ class Run:
 
     def each(self, call: Callable[[slice, Any], None]) -> None:
         """Run ranges of blocks, one per thread, each with scratch of its own."""
-        parts = _split(self.blocks, self.problems.lengths, self.threads)
-
-        def work(part: slice) -> None:
-            call(part, self._work())
-
-        if len(parts) == 1:
-            work(parts[0])
-            return
-        with ThreadPoolExecutor(len(parts)) as pool:
-            list(pool.map(work, parts))
+        spins = np.where(self.blocks >= 0, self.problems.lengths[self.blocks], 0).max(1)
+        run_parts(ranges_of_equal_work(1 + spins, self.threads), lambda part: self._work(), call)
 
     def _couplings(self, bands: Array) -> tuple[Array, Array, Array]:
         """Tables e(x) of shared couplings, or what each lane makes its own of."""
@@ -82,19 +73,16 @@ class Run:
     def _work(self) -> Any:
         from diabat.samplers.banded.kernel import Work
 
-        states, n, lanes = 1 << self.width, self.n, self.lanes
+        states, n = 1 << self.width, self.n
         marks = -(-n // self.segment) + 1
         dots = 1 if self.tangent else 0
-        taken = 0
-
-        def rows(a: int, b: int) -> Array:
-            nonlocal taken
-            taken += a * b
-            return buffer[taken - a * b : taken].reshape(a, b, lanes)
-
         small = 2 * self.width + 3
         messages = (1 + dots) * (self.segment + marks) + 2 + 3 * dots + 1
-        buffer = _aligned(4 * n + messages * states + small, lanes, self.dtype)
+        memory = Scratch(4 * n + messages * states + small, cleared=True)
+
+        def rows(a: int, b: int) -> Array:
+            return memory.take(self.dtype, a, b, self.lanes)
+
         return Work(
             weights=rows(2, n),
             sources=rows(2, n),
@@ -106,8 +94,8 @@ class Run:
             alpha_dot=rows(3 * dots, states),
             edges=rows(1, states)[0],
             rows=rows(1, small)[0],
-            scale=np.zeros((2, lanes)),
-            ends=np.zeros(lanes + 1, np.int64),
+            scale=np.zeros((2, self.lanes)),
+            ends=np.zeros(self.lanes + 1, np.int64),
         )
 
 
@@ -123,32 +111,17 @@ def _blocks(given: BandProblems, lanes: int, own: bool) -> Integers:
     return blocks
 
 
-def _split(blocks: Integers, lengths: Integers, threads: int) -> list[slice]:
-    """Consecutive ranges of blocks of about the same work, at most one per thread."""
-    work = np.cumsum(1 + np.where(blocks >= 0, lengths[blocks], 0).max(1))
-    edges = np.searchsorted(work, work[-1] * np.arange(1, threads) / threads, side="right")
-    cuts = sorted({0, len(blocks), *(int(e) for e in edges)})
-    return [slice(a, b) for a, b in pairwise(cuts)]
-
-
-def _aligned(rows: int, lanes: int, dtype: np.dtype[Any]) -> Array:
-    """An array [rows, lanes] that starts on a cache line: a vector that straddles two costs twice."""
-    raw = np.zeros((rows + 1) * _VECTOR_BYTES, np.uint8)
-    start = -raw.ctypes.data % _VECTOR_BYTES
-    return raw[start : start + rows * _VECTOR_BYTES].view(dtype).reshape(rows, lanes)
-
-
 def scratch_bytes(n: int, width: int, *, tangent: bool, keep: bool) -> int:
     """Scratch of one thread."""
     segment = _segment(n, width, keep)
     messages = segment + -(-n // segment) + 1
-    return (2 if tangent else 1) * (messages + 3) * (_VECTOR_BYTES << width)
+    return (2 if tangent else 1) * (messages + 3) * (VECTOR_BYTES << width)
 
 
 def _segment(n: int, width: int, keep: bool) -> int:
     """Spins of a segment."""
     if keep:
         return n
-    size = _VECTOR_BYTES << width
+    size = VECTOR_BYTES << width
     fitting, balanced = max(1, _SEGMENT_BYTES // (2 * size)), int(np.ceil(np.sqrt(n)))
     return int(min(n, max(fitting, min(balanced, -(-n * size // _MARK_BYTES)))))

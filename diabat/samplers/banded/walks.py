@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
+from diabat.compute.compiled_random import uniform
 from diabat.compute.jit import inner, jit
 from diabat.compute.simd import load, store, sub
 from diabat.samplers.banded.kernel import (
@@ -17,9 +16,6 @@ from diabat.samplers.banded.kernel import (
     sweep_back,
 )
 from diabat.samplers.banded.steps import forward
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 @jit
@@ -79,21 +75,6 @@ def _normalise(block: Any, work: Any, pairs: Any) -> None:
                 pairs[block[q], k, j] /= total
                 pairs[block[q], j, k] = pairs[block[q], k, j]
             pairs[block[q], k, k] = 1.0
-
-
-@inner
-def _mixed(value: Any) -> Any:
-    """Finaliser of SplitMix64."""
-    value = (value ^ (value >> np.uint64(30))) * _FIRST
-    value = (value ^ (value >> np.uint64(27))) * _SECOND
-    return value ^ (value >> np.uint64(31))
-
-
-@jit
-def uniform(key: Any, counter: Any) -> float:
-    """Number ``counter`` of the stream ``key`` of SplitMix64, a multiple of 2^-53 in [0, 1)."""
-    value = _mixed(key + (np.uint64(counter) + np.uint64(1)) * _GOLDEN)
-    return np.float64(value >> np.uint64(11)) * 2.0**-53
 
 
 @jit

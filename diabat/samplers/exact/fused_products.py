@@ -10,17 +10,14 @@ so that each is a product over spins times a factor that all queries share, and 
 
 from __future__ import annotations
 
-import math
-import os
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-_VECTOR_BYTES = 64
+from diabat.compute.scratch import Scratch, lanes_of
+from diabat.compute.threads import equal_ranges, run_parts
+
 _MIN_SPINS = 6
 # Lanes without a query cost as much as those with one, and a query alone may need rows of W scaled one by one.
 _MIN_QUERIES = 2
@@ -97,8 +94,9 @@ def fused_products(
         log_scale, decay = strength.sum(2) + of_groups, np.exp(-2 * strength)
     sums = (np.empty((groups, queries, size), dtype) for size in (a + 1, b + 1, 2))
     found = Queries(fields, decay, *sums)
-    blocks = -(-queries * dtype.itemsize // _VECTOR_BYTES)
-    jobs = _jobs(groups, blocks, _VECTOR_BYTES // dtype.itemsize, threads, keep=tables)
+    lanes = lanes_of(dtype)
+    blocks = -(-queries // lanes)
+    jobs = _jobs(groups, blocks, lanes, threads, keep=tables)
     kept = _tables(groups * blocks, a, b, dtype) if tables else None
     keep = (groups << m) * dtype.itemsize <= keep_bytes
     W = np.empty((groups, 1 << a, 1 << b) if keep else (0, 0, 0), dtype)
@@ -135,29 +133,12 @@ def _run(jobs: Array, shared: Any, found: Any, kept: Any, W: Array, threads: int
 
     a, b = found.left_sums.shape[2] - 1, found.right_sums.shape[2] - 1
     count = min(threads, len(jobs), 1 + (len(jobs) << (a + b)) // _STATES_PER_THREAD)
-    parts = [jobs[len(jobs) * i // count : len(jobs) * (i + 1) // count] for i in range(count)]
-    # Scratch is taken here: what a thread that ends takes is given back to the system, and cleared again.
-    works = [
-        _work(_tables(int(part[:, 2].max()), a, b, W.dtype) if kept is None else kept, W, b) for part in parts
-    ]
-    others = [
-        _pool(threads).submit(run, part, shared, found, work)
-        for part, work in zip(parts[1:], works[1:], strict=True)
-    ]
-    run(parts[0], shared, found, works[0])
-    for other in others:
-        other.result()
 
+    def take(part: slice) -> Any:
+        tables = _tables(int(jobs[part, 2].max()), a, b, W.dtype) if kept is None else kept
+        return _work(tables, W, b)
 
-@lru_cache(maxsize=1)
-def _pool(threads: int) -> ThreadPoolExecutor:
-    """Threads that sleep between calls; to start new ones in each would take a tenth of a call."""
-    return ThreadPoolExecutor(threads)
-
-
-if sys.platform != "win32":
-    # A forked child has none of its parent's threads.
-    os.register_at_fork(after_in_child=_pool.cache_clear)
+    run_parts(equal_ranges(len(jobs), count), take, lambda part, work: run(jobs[part], shared, found, work))
 
 
 def _coefficients(cross: Array) -> Array:
@@ -184,26 +165,11 @@ def _jobs(groups: int, blocks: int, lanes: int, threads: int, *, keep: bool) -> 
     )
 
 
-class _Memory:
-    """Arrays that start on cache lines, cut from one piece: a vector that straddles two lines costs twice."""
-
-    def __init__(self, size: int) -> None:
-        raw = np.empty(size + _VECTOR_BYTES, np.uint8)
-        self.free = raw[-raw.ctypes.data % _VECTOR_BYTES :]
-
-    def take(self, dtype: Any, *shape: int) -> Array:
-        """An array of whole vectors."""
-        size = math.prod(shape) * dtype.itemsize
-        taken, self.free = self.free[:size], self.free[size:]
-        return taken.view(dtype).reshape(shape)
-
-
 def _tables(blocks: int, a: int, b: int, dtype: Any) -> tuple[Array, Array, Array, Array]:
     """A, V, C and U."""
-    lanes = _VECTOR_BYTES // dtype.itemsize
-    memory = _Memory(2 * blocks * ((1 << a) + (1 << b)) * _VECTOR_BYTES)
+    lanes = lanes_of(dtype)
     left, right = (blocks, 1 << a, lanes), (blocks, 1 << b, lanes)
-    take = memory.take
+    take = Scratch(2 * blocks * ((1 << a) + (1 << b))).take
     return take(dtype, *left), take(dtype, *left), take(dtype, *right), take(dtype, *right)
 
 
@@ -211,9 +177,9 @@ def _work(tables: tuple[Array, Array, Array, Array], W: Array, b: int) -> Any:
     from diabat.samplers.exact.fused_kernel import COLUMN_SPINS, LOW_SPINS, TILE, Work
 
     dtype = W.dtype
-    lanes, double = _VECTOR_BYTES // dtype.itemsize, np.dtype(np.float64)
+    lanes, double = lanes_of(dtype), np.float64
     columns, small = 1 << min(b, COLUMN_SPINS), 1 << max(LOW_SPINS, b - LOW_SPINS)
-    take = _Memory(((1 << b) + columns + 4 * small + 4 * b) * _VECTOR_BYTES).take
+    take = Scratch((1 << b) + columns + 4 * small + 4 * b).take
     return Work(
         *tables,
         folded=take(dtype, 1 << b, lanes),

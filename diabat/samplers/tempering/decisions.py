@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from diabat.compute.compiled_random import half_uniform, whole_uniform
 from diabat.compute.jit import inner
-from diabat.compute.simd import add, constant, fma, mul, nearest, sub
-from diabat.compute.words import (
-    divide,
-    flip_sign,
-    float_sign,
-    half_uniform,
-    sign_of,
-    times_power_of_two,
-    where_less,
-    where_signed,
-    whole_uniform,
-)
+from diabat.compute.simd import add, constant, divide, fma, mul, nearest, sub, where_less
+from diabat.compute.simd_bits import flip_sign, float_sign, sign_of, times_power_of_two, where_signed
 
 
 @inner

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from diabat.compute.compiled_random import random_word
+from diabat.compute.counter_random import PURPOSE_SHIFT, SWAP
 from diabat.compute.jit import inner, jit
 from diabat.compute.simd import constant, load, store
 from diabat.samplers.tempering.layout import (
@@ -29,23 +31,7 @@ from diabat.samplers.tempering.sweep import start_strip, strip_exponents, sweep_
 
 # Exponents follow from the changes of a sweep, and are summed anew after so many.
 _RENEW = 64
-# Purpose of random numbers, as in counter_random.
-_SWAP = 2 << 28
-
-
-@jit
-def random_word(index: int, c1: int, c2: int, c3: int, key: Any, purpose: int) -> float:
-    """Uniform number in (0, 1) from word ``index`` % 4 of counter (purpose + index // 4, c1, c2, c3)."""
-    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
-    x0, x1, x2, x3 = np.uint64(purpose + index // 4), np.uint64(c1), np.uint64(c2), np.uint64(c3)
-    k0, k1 = np.uint64(key[0]), np.uint64(key[1])
-    for _ in range(10):
-        a, b = x0 * np.uint64(0xD2511F53), x2 * np.uint64(0xCD9E8D57)
-        x0, x1, x2, x3 = (b >> half) ^ x1 ^ k0, b & low, (a >> half) ^ x3 ^ k1, a & low
-        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
-    which = index % 4
-    word = x0 if which == 0 else x1 if which == 1 else x2 if which == 2 else x3
-    return (float(word) + 0.5) / 4294967296.0
+_SWAP = SWAP << PURPOSE_SHIFT
 
 
 @inner

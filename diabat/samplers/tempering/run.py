@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diabat.compute.counter_random import seed_key, visiting_orders
+from diabat.compute.scratch import aligned_rows
+from diabat.compute.threads import equal_ranges, run_parts
 
 Array = NDArray[Any]
 Method = Literal["heat_bath", "metropolis"]
 Order = Literal["sequential", "random"]
 
-_LINE = 64
 # Larger fields decide a spin just as surely, and their sums stay within float32.
 _LARGEST = 1e30
 
@@ -142,12 +142,16 @@ class Simulation:
         blocks = self._blocks(rules.block, layout.STRIP)
         strips = -(-int(blocks[:, 2].max()) * replicas // layout.STRIP)
 
-        def work(part: Array) -> None:
-            numbers = _aligned(strips * layout.scratch_rows(n), np.float32)
-            words = _aligned(strips * layout.word_rows(n), np.uint32)
-            run_blocks(part, problems, state, stretch, found, numbers, words)
+        def take(part: slice) -> tuple[Array, Array]:
+            return (
+                aligned_rows(strips * layout.scratch_rows(n), np.float32),
+                aligned_rows(strips * layout.word_rows(n), np.uint32),
+            )
 
-        _share(work, blocks, rules.threads)
+        def sweep(part: slice, scratch: tuple[Array, Array]) -> None:
+            run_blocks(blocks[part], problems, state, stretch, found, *scratch)
+
+        run_parts(equal_ranges(len(blocks), rules.threads), take, sweep)
         self.sweeps += sweeps
         self._fresh = False
         return self._by_problem(found)
@@ -186,22 +190,5 @@ class Simulation:
         )
 
 
-def _share(work: Any, blocks: Array, threads: int) -> None:
-    """Run ranges of blocks, on threads that end with the call: none is left to spin."""
-    parts = [part for part in np.array_split(blocks, min(threads, len(blocks))) if len(part)]
-    if len(parts) == 1:
-        work(parts[0])
-        return
-    with ThreadPoolExecutor(len(parts)) as pool:
-        list(pool.map(work, parts))
-
-
 def _single(values: Array) -> Array:
     return np.ascontiguousarray(np.clip(values, -_LARGEST, _LARGEST), dtype=np.float32)
-
-
-def _aligned(rows: int, dtype: Any) -> Array:
-    """An array [rows, 16] of 32-bit numbers that starts on a cache line."""
-    raw = np.empty((rows + 1) * _LINE, np.uint8)
-    start = -raw.ctypes.data % _LINE
-    return raw[start : start + rows * _LINE].view(dtype).reshape(rows, 16)

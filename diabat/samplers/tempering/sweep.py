@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from diabat.compute.compiled_random import philox
+from diabat.compute.counter_random import PURPOSE_SHIFT, START
 from diabat.compute.jit import inner, jit
 from diabat.compute.simd import constant, fma, load, splat, store, sub
-from diabat.compute.words import flip_sign, load_words, philox, sign_of, store_words
+from diabat.compute.simd_bits import flip_sign, load_words, sign_of, store_words
 from diabat.samplers.tempering.decisions import heat_bath, metropolis
 from diabat.samplers.tempering.layout import Strip
 
-# Purpose of random numbers, as in counter_random.
-_START = 1 << 28
+_START = START << PURPOSE_SHIFT
 
 
 @inner

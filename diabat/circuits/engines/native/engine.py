@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module
-from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -22,14 +20,15 @@ from diabat.circuits.engines.engine import (
     PlanGradient,
     check_cotangents,
 )
-from diabat.circuits.engines.native.lanes import COLUMNS, SPINS, Lanes, in_lanes, lower_pairs
+from diabat.circuits.engines.native.lanes import SPINS, Lanes, in_lanes, lower_pairs
 from diabat.circuits.engines.native.plan import native_plan
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
 from diabat.compute.memory import require_memory
+from diabat.compute.scratch import VECTOR_BYTES, aligned_rows, lanes_of
+from diabat.compute.threads import ranges_of_equal_work, run_parts
 
 MAX_SPINS = 26
-_VECTOR_BYTES = 64
 
 Tables = Literal["states", "pairs", "gradient"]
 # Tables of 2^n rows that a run needs besides the phase tables.
@@ -75,7 +74,7 @@ class NativeEngine(Engine):
             raise ArgumentError("threads", f"expected an integer >= 1, got {threads!r}.")
         self.precision, self.threads = precision, threads
         self._dtype: type[np.floating] = np.float64 if precision == "double" else np.float32
-        self._width = _VECTOR_BYTES // np.dtype(self._dtype).itemsize
+        self._width = lanes_of(self._dtype)
 
     def probabilities(self, plan: TrotterPlan, fields: ArrayLike, couplings: ArrayLike) -> FloatArray:
         """Probabilities of all spin states, as `Engine.probabilities`."""
@@ -222,24 +221,23 @@ class NativeEngine(Engine):
             scratch_rows(n, own, self._width, _STATE_TABLES[tables]),
             small_rows(n, self._width),
         )
-        parts = _split(lanes.jobs, self.threads() if callable(self.threads) else self.threads)
-        needed = (rows + small) * _VECTOR_BYTES * len(parts) + sum(array.nbytes for array in out)
+        spins = lanes.jobs[:, SPINS]
+        threads = self.threads() if callable(self.threads) else self.threads
+        parts = ranges_of_equal_work(spins * 2.0**spins, threads)
+        needed = (rows + small) * VECTOR_BYTES * len(parts) + sum(array.nbytes for array in out)
         require_memory(needed, f"{n} spins on {len(parts)} thread{'s' * (len(parts) > 1)}")
         reduced = native_plan(plan, self._dtype)
 
-        def work(part: slice) -> None:
-            scratch = _aligned(rows + small, self._width, self._dtype)
-            jobs = lanes.jobs[part]
+        def take(part: slice) -> NDArray[np.floating]:
+            return aligned_rows(rows + small, self._dtype)
+
+        def run(part: slice, scratch: NDArray[np.floating]) -> None:
             kernel(
-                jobs, part.start, reduced.table, reduced.flip, lanes.fields, lanes.couplings,
+                lanes.jobs[part], part.start, reduced.table, reduced.flip, lanes.fields, lanes.couplings,
                 scratch[:rows], scratch[rows:], *out,
             )  # fmt: skip
 
-        if len(parts) == 1:
-            work(parts[0])
-            return
-        with ThreadPoolExecutor(len(parts)) as pool:
-            list(pool.map(work, parts))
+        run_parts(parts, take, run)
 
 
 @cache
@@ -259,22 +257,6 @@ def _load_numba() -> None:
     finally:
         if collecting:
             gc.enable()
-
-
-def _split(jobs: NDArray[np.int64], threads: int) -> list[slice]:
-    """Consecutive ranges of jobs of about the same work, at most one per thread."""
-    assert jobs.shape[1] == COLUMNS
-    work = np.cumsum(jobs[:, SPINS] * 2.0 ** jobs[:, SPINS])
-    edges = np.searchsorted(work, work[-1] * np.arange(1, threads) / threads, side="right")
-    cuts = sorted({0, len(jobs), *(int(e) for e in edges)})
-    return [slice(a, b) for a, b in pairwise(cuts)]
-
-
-def _aligned(rows: int, width: int, dtype: type[np.floating]) -> NDArray[np.floating]:
-    """An array [rows, width] that starts on a cache line: a vector that straddles two costs twice."""
-    raw = np.empty(rows * _VECTOR_BYTES + _VECTOR_BYTES, np.uint8)
-    start = -raw.ctypes.data % _VECTOR_BYTES
-    return raw[start : start + rows * _VECTOR_BYTES].view(dtype).reshape(rows, width)
 
 
 def _part(batch: Batch, rows: slice) -> Batch:

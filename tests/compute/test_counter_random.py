@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from diabat.compute.compiled_random import random_word
 from diabat.compute.counter_random import (
     PURPOSE_SHIFT,
     START,
@@ -13,7 +14,7 @@ from diabat.compute.counter_random import (
     seed_key,
     visiting_orders,
 )
-from diabat.samplers.tempering.kernel import _SWAP, random_word
+from diabat.samplers.tempering.kernel import _SWAP
 from diabat.samplers.tempering.sweep import draw_words
 
 PI = "243f6a88 85a308d3 13198a2e 03707344 a4093822 299f31d0"

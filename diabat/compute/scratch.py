@@ -1,0 +1,42 @@
+"""Memory of compiled kernels: arrays that start on a cache line, as a vector that straddles two lines costs twice."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+VECTOR_BYTES = 64
+"""Bytes of a vector of :mod:`diabat.compute.simd`, and of a cache line."""
+
+
+def lanes_of(dtype: DTypeLike) -> int:
+    """Number of lanes of a vector: 16 for float32, 8 for float64."""
+    return VECTOR_BYTES // np.dtype(dtype).itemsize
+
+
+class Scratch:
+    """One piece of memory from which arrays are cut.
+
+    Args:
+        vectors: Its size in vectors of 64 bytes.
+        cleared: Fill it with zeros; else it holds anything.
+    """
+
+    def __init__(self, vectors: int, *, cleared: bool = False) -> None:
+        raw = (np.zeros if cleared else np.empty)((vectors + 1) * VECTOR_BYTES, np.uint8)
+        start = -raw.ctypes.data % VECTOR_BYTES
+        self._free = raw[start : start + vectors * VECTOR_BYTES]
+
+    def take(self, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
+        """An array of whole vectors: its last axis has :func:`lanes_of` numbers, or a multiple of them."""
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        taken, self._free = self._free[:size], self._free[size:]
+        return taken.view(dtype).reshape(shape)
+
+
+def aligned_rows(rows: int, dtype: DTypeLike) -> NDArray[Any]:
+    """An array [rows, lanes] by itself, which holds anything."""
+    return Scratch(rows).take(dtype, rows, lanes_of(dtype))

@@ -1,0 +1,130 @@
+"""Vectors of 16 words of 32 bits, and operations on the bits of vectors of float32.
+
+Adds to :mod:`diabat.compute.simd`, whose vectors of float32 are used as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import models, register_model
+
+from diabat.compute.simd import intrinsic
+
+WIDTH = 16
+WORD, WORD_VECTOR = ir.IntType(32), ir.VectorType(ir.IntType(32), WIDTH)
+FLOAT_VECTOR = ir.VectorType(ir.FloatType(), WIDTH)
+
+
+class Words(types.Type):
+    """Numba type of a vector of 16 unsigned words."""
+
+    def __init__(self) -> None:
+        super().__init__(name="Words")
+
+
+WORDS = Words()
+
+
+@register_model(Words)
+class _WordsModel(models.PrimitiveModel):  # type: ignore[misc]  # numba has no stubs
+    def __init__(self, manager: Any, frontend: Words) -> None:
+        super().__init__(manager, frontend, WORD_VECTOR)
+
+
+def same(vector: Any, value: float) -> Any:
+    """LLVM constant: a number in every lane of a type of vectors."""
+    return ir.Constant(vector, [value] * vector.count)
+
+
+def _pointer(context: Any, builder: Any, array_type: Any, array: Any, row: Any) -> Any:
+    data = context.make_array(array_type)(context, builder, array).data
+    at = builder.gep(data, [builder.mul(row, ir.Constant(row.type, WIDTH))])
+    return builder.bitcast(at, WORD_VECTOR.as_pointer())
+
+
+@intrinsic
+def load_words(typing_context: Any, array: Any, row: Any) -> Any:
+    """Row of a uint32 array [rows, 16] as a vector."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value = builder.load(_pointer(context, builder, signature.args[0], *arguments), typ=WORD_VECTOR)
+        value.align = 4
+        return value
+
+    return WORDS(array, types.intp), generate
+
+
+@intrinsic
+def store_words(typing_context: Any, array: Any, row: Any, value: Any) -> Any:
+    """Write a vector to a row of a uint32 array [rows, 16]."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array_value, index, words = arguments
+        builder.store(words, _pointer(context, builder, signature.args[0], array_value, index), align=4)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, value), generate
+
+
+def elementwise(emit: Callable[..., Any]) -> Callable[[Any, Any, Any, Any], Any]:
+    """Code generator of an intrinsic; ``emit`` takes the LLVM builder and the values."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return emit(builder, *arguments)
+
+    return generate
+
+
+@intrinsic
+def sign_of(typing_context: Any, words: Any) -> Any:
+    """The top bit of every word, the others cleared."""
+
+    def emit(builder: Any, w: Any) -> Any:
+        return builder.and_(w, same(WORD_VECTOR, 0x80000000))
+
+    return WORDS(words), elementwise(emit)
+
+
+@intrinsic
+def float_sign(typing_context: Any, value: Any) -> Any:
+    """The sign bit of every number, the other bits cleared."""
+
+    def emit(builder: Any, x: Any) -> Any:
+        return builder.and_(builder.bitcast(x, WORD_VECTOR), same(WORD_VECTOR, 0x80000000))
+
+    return WORDS(value), elementwise(emit)
+
+
+@intrinsic
+def flip_sign(typing_context: Any, value: Any, signs: Any) -> Any:
+    """-x where the sign bit is set, else x."""
+
+    def emit(builder: Any, x: Any, s: Any) -> Any:
+        return builder.bitcast(builder.xor(builder.bitcast(x, WORD_VECTOR), s), FLOAT_VECTOR)
+
+    return value(value, signs), elementwise(emit)
+
+
+@intrinsic
+def where_signed(typing_context: Any, signs: Any, x: Any, y: Any) -> Any:
+    """X where the sign bit is set, else y."""
+
+    def emit(builder: Any, s: Any, x: Any, y: Any) -> Any:
+        return builder.select(builder.icmp_signed("<", s, same(WORD_VECTOR, 0)), x, y)
+
+    return x(signs, x, y), elementwise(emit)
+
+
+@intrinsic
+def times_power_of_two(typing_context: Any, value: Any, exponent: Any) -> Any:
+    """X · 2^e for whole e, as long as the result is a normal number."""
+
+    def emit(builder: Any, x: Any, e: Any) -> Any:
+        steps = builder.shl(builder.fptosi(e, WORD_VECTOR), same(WORD_VECTOR, 23))
+        return builder.bitcast(builder.add(builder.bitcast(x, WORD_VECTOR), steps), FLOAT_VECTOR)
+
+    return value(value, exponent), elementwise(emit)
