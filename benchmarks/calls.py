@@ -2,6 +2,7 @@
 
 python -m benchmarks.calls --json > before.json     # in a checkout of the former version
 python -m benchmarks.calls --against before.json    # in this one; take turns where the machine has other work
+python -m benchmarks.calls --only refine --json     # some backends: exact, dqa, tempering, refine
 
 CPU seconds of one thread, fastest of several rounds in which the calls take turns.
 """
@@ -13,15 +14,19 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import diabat
 from benchmarks.measure import report
 from diabat.ising import Ising, pack_couplings
+from diabat.samplers import Capabilities, Samples
+from diabat.testing import ReferenceSampler
 
 Call = Callable[[], Any]
 
@@ -65,6 +70,36 @@ def tempering() -> Iterator[tuple[str, Call]]:
         yield f"tempering, {queries} of n = {n}", partial(backend.moments, ising, seed=1)
 
 
+class Same(ReferenceSampler):
+    """A base that costs next to nothing: the same reads at every call."""
+
+    name = "same"
+
+    def __init__(self, spins: Tensor) -> None:
+        super().__init__()
+        self.spins = spins
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of enumeration, for any number of spins."""
+        return replace(super().capabilities, max_spins=None)
+
+    def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+        return Samples(self.spins, ising.visible_mask)
+
+
+def refine() -> Iterator[tuple[str, Call]]:
+    generator = torch.Generator().manual_seed(1)
+    for n in (8, 16, 32, 64):
+        for reads in (100, 1000):
+            ising = problem(64, n, 1.0)
+            spins = 2 * torch.randint(0, 2, (reads, 64, n), generator=generator, dtype=torch.int8) - 1
+            for sweeps in (1, 4, 10):
+                backend = diabat.sampler("refine", sampler=Same(spins), sweeps=sweeps)
+                label = f"refine, 64 of n = {n}, {reads} reads, {sweeps} sweep{'s' * (sweeps > 1)}"
+                yield label, partial(backend.sample, ising, reads, seed=1)
+
+
 def fastest(calls: dict[str, Call], rounds: int = 8) -> dict[str, float]:
     """CPU seconds of each call."""
     best = dict.fromkeys(calls, math.inf)
@@ -80,13 +115,17 @@ def fastest(calls: dict[str, Call], rounds: int = 8) -> dict[str, float]:
     return best
 
 
+GROUPS = {"exact": exact, "dqa": anneals, "tempering": tempering, "refine": refine}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=GROUPS, default=list(GROUPS))
     parser.add_argument("--against", type=Path, help="what another version printed with --json")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    found = fastest(dict([*exact(), *anneals(), *tempering()]))
+    found = fastest(dict(call for group in chosen.only for call in GROUPS[group]()))
     if chosen.json:
         print(json.dumps(found))
         return

@@ -13,9 +13,9 @@ from diabat.ising import Ising
 from diabat.samplers.answers import Samples
 from diabat.samplers.base import Capabilities, Sampler
 from diabat.samplers.diagnostics import Watched
-from diabat.samplers.grouping import Group, grouped
-from diabat.samplers.heat_bath import heat_bath
 from diabat.samplers.registry import build_base
+from diabat.samplers.tempering.batch import Batch, Kept, require_single_precision
+from diabat.samplers.tempering.run import Rules
 
 
 class RefineSampler(Sampler):
@@ -25,6 +25,10 @@ class RefineSampler(Sampler):
     f_j = h_j + Σ_k J_jk s_k + Σ_{k<l} K_jkl s_k s_l, of the problem as it was asked for.  The Boltzmann law
     at beta = 1 is invariant, so that no sweep increases the total variation to it, whatever the base, and
     the bias vanishes as k grows: fast at moderate couplings, slowly where the law has several modes.
+
+    The sweeps are those of ``tempering``, with one chain for each read and one replica: fields and couplings are
+    rounded to float32, P(s | rest) is right to about 1e-6 of itself and to 2^-33, and the random numbers are
+    Philox4x32-10 of (seed, problem, read, sweep, spin), whatever the other problems and the number of threads.
 
     The law is Boltzmann if that of the base is.  Otherwise it stays declared as the base's: it tends to
     Boltzmann, but k finite sweeps promise no distance.  Log-weights of the base are kept as they are; where
@@ -97,6 +101,11 @@ class RefineSampler(Sampler):
             "4 after a 5 ns anneal leave a mean |error| of P of .001 at g = 0.6, .008 at 1 and .032 at 2 (docs/dqa.md)"
         )
 
+    def _require(self, ising: Ising) -> None:
+        super()._require(ising)
+        if self.sweeps:
+            require_single_precision(self.name, ising)
+
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         # Two streams, so that the sweeps do not repeat the numbers behind the reads they start from.
         of_base, of_sweeps = np.random.SeedSequence(seed).spawn(2)
@@ -104,33 +113,16 @@ class RefineSampler(Sampler):
         drawn = self.base.sample(ising, num_reads, seed=base_seed)
         spins = drawn.spins
         if self.sweeps:
-            spins = _swept(spins, ising, self.sweeps, np.random.Generator(np.random.PCG64(of_sweeps)))
+            spins = _swept(spins, ising, self.sweeps, int(of_sweeps.generate_state(1, np.uint64)[0]))
         info = {"base": dict(drawn.info), "sweeps": self.sweeps}
         return Samples(spins, ising.visible_mask, drawn.log_weights, info)
 
 
-def _cost(groups: int, problems: int, spins: int) -> float:
-    """Additions of a sweep, plus a constant for the calls of one tier, in the same unit at 100 reads."""
-    return 5e3 + groups * problems * float(spins) ** 2
-
-
-def _swept(spins: Tensor, ising: Ising, sweeps: int, rng: np.random.Generator) -> Tensor:
-    """Sweep int8 reads [R, *batch, n] into new ones."""
-    reads, total = spins.shape[0], ising.fields.numel()
-    # int8 [N·n + 1, R], reads fastest; the last row is where padding is read from and written to.
-    padded = torch.full((total + 1, reads), -1, dtype=torch.int8)
-    padded[:-1] = spins.reshape(reads, total).T  # by torch, several times faster than numpy at this
-    cells = padded.numpy()
-    for group in grouped(ising, _cost):
-        rows = group.tier.cells.transpose(1, 2).cpu().numpy()  # [G, m, Q]
-        state = cells[rows]  # [G, m, Q, R]
-        heat_bath(state, *_parameters(group), sweeps=sweeps, uniforms=rng.random)
-        cells[rows] = state
-    return padded[:-1].T.contiguous().reshape(spins.shape).to(spins.device)
-
-
-def _parameters(group: Group) -> tuple[Any, Any, Any]:
-    """Fields, couplings and three-body terms of a group, float64."""
-    parts = (group.fields, group.couplings, group.three_body)
-    h, J, K = (None if t is None else t.detach().double().cpu().numpy() for t in parts)
-    return h, J, K
+def _swept(spins: Tensor, ising: Ising, sweeps: int, seed: int) -> Tensor:
+    """Sweep int8 reads [R, *batch, n] into new ones: one chain per read, with one replica at beta = 1."""
+    start = Kept(spins.detach().cpu()[:, None], None, np.ones((ising.num_problems, 1)))
+    batch = Batch(ising, len(spins), np.ones(1), start)
+    rules = Rules(seed, threads=torch.get_num_threads())
+    for part in batch.parts:
+        part.simulation.run(rules, sweeps)
+    return batch.kept().spins[:, 0].to(spins.device)

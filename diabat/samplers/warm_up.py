@@ -96,21 +96,13 @@ def _tempering() -> None:
         backend.sample(ising, 2, seed=0)
 
 
-def _refine() -> None:
-    for three_body in (False, True):
-        sampler("refine", sampler="exact").sample(
-            _problem(4, 2, torch.float64, three_body=three_body), 2, seed=0
-        )
-
-
 GROUPS: dict[str, Callable[[], None]] = {
     "exact": _exact,
     "dqa, single precision": partial(_dqa, "single", gradient=False),
     "dqa, double precision": partial(_dqa, "double", gradient=False),
-    "refine": _refine,
+    "tempering, refine": _tempering,
     "dqa, adjoint, single precision": partial(_dqa, "single", gradient=True),
     "dqa, adjoint, double precision": partial(_dqa, "double", gradient=True),
-    "tempering": _tempering,
     "banded": _banded,
 }
 """What has compiled code, by name; what `make demo` uses comes first."""

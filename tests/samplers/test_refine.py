@@ -14,7 +14,7 @@ from torch import Tensor
 import diabat
 from diabat.config import ConfigError, make_config
 from diabat.config.yaml_files import parse_yaml
-from diabat.ising import Ising
+from diabat.ising import Ising, pack_couplings
 from diabat.runs import build_sampler
 from diabat.samplers import Capabilities, Sampler, Samples, UnsupportedError, sampler
 from diabat.samplers.refine import RefineSampler
@@ -157,12 +157,32 @@ def test_reads_reach_the_base_in_one_call() -> None:
     ]
 
 
-def test_seeds_and_threads() -> None:
-    ising, refined = causal_problem(5, seed=12), RefineSampler("exact")
+@pytest.mark.parametrize(
+    "ising", [causal_problem(5, seed=12), make_problem((2, 3), 5, lead="heads", seed=12)]
+)
+def test_seeds_and_threads(ising: Ising) -> None:
+    refined = RefineSampler("exact")
     first = refined.sample(ising, 500, seed=3).spins
-    torch.set_num_threads(2)
-    assert torch.equal(refined.sample(ising, 500, seed=3).spins, first)
+    before = torch.get_num_threads()
+    try:
+        for threads in (2, 3):
+            torch.set_num_threads(threads)
+            assert torch.equal(refined.sample(ising, 500, seed=3).spins, first)
+    finally:
+        torch.set_num_threads(before)
     assert not torch.equal(refined.sample(ising, 500, seed=4).spins, first)
+
+
+def test_a_problem_s_reads_do_not_depend_on_the_others() -> None:
+    """Whether it is alone in its batch or has neighbours of other visible spins."""
+    ising = make_problem((3,), 5, seed=17)
+    mask = torch.ones(3, 5, dtype=torch.bool)
+    mask[1, 2] = mask[2, 0] = False
+    alone, among = (
+        RefineSampler(AllUp()).sample(one, 100, seed=1).spins[:, 0]
+        for one in (Ising(ising.fields[:1], ising.couplings), with_visible(ising, mask))
+    )
+    assert torch.equal(alone, among)
 
 
 def test_float32_fields_give_the_draw_of_the_same_numbers_in_float64() -> None:
@@ -220,6 +240,28 @@ def test_limits_of_the_base_are_refused() -> None:
         RefineSampler(ReferenceSampler()).moments(Ising(torch.zeros(15)))
     with pytest.raises(UnsupportedError, match="sampler 'refine' needs couplings shared by the batch"):
         RefineSampler(Shared()).moments(make_problem((3,), 4, lead="per_problem"))
+
+
+def test_couplings_beyond_float32_are_refused_by_sweeps_only() -> None:
+    ising = Ising(
+        torch.zeros(3, dtype=torch.float64), pack_couplings(torch.tensor([1e26, 0.0, 0.0]).double(), 3)
+    )
+    message = r"couplings: sampler 'refine' computes in float32, expected values up to 1e\+25, got 1e\+26\."
+    with pytest.raises(UnsupportedError, match=message):
+        RefineSampler(AllUp()).sample(ising, 2)
+    assert (RefineSampler(AllUp(), sweeps=0).sample(ising, 2).spins == 1).all()
+
+
+def test_a_single_spin_has_its_probability_and_a_large_field_decides() -> None:
+    """N = 40,000 reads of 2 problems of one spin, alpha = 1e-6."""
+    ising = Ising(torch.tensor([[0.8], [-0.8]]))
+    assert pvalue(RefineSampler(AllUp(), sweeps=1), ising, brute_force_states(ising)) > ALPHA
+    decided = (
+        RefineSampler(AllUp(), sweeps=1)
+        .sample(Ising(torch.tensor([[1e4], [-1e39]], dtype=torch.float64)), READS)
+        .spins
+    )
+    assert torch.equal(decided.unique(dim=0), torch.tensor([[[1], [-1]]], dtype=torch.int8))
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [

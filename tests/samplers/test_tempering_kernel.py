@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import numba
@@ -12,6 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from diabat.compute.counter_random import PURPOSE_SHIFT, UPDATE, philox, seed_key
 from diabat.compute.simd import load, store
 from diabat.compute.simd_bits import load_words
 from diabat.ising import Ising
@@ -127,6 +130,41 @@ def simulation(
         betas=np.tile(ladder, (count, 1)),
         spins=spins,
     )
+
+
+def up_probability(j: int, s: Array, h: Array, J: Array, K: Array | None) -> float:
+    """P(s_j = +1 | rest) of one chain s [n] by its definition, one term at a time."""
+    rest = [k for k in range(len(s)) if k != j]
+    f = float(h[j]) + sum(float(J[j, k] * s[k]) for k in rest)
+    if K is not None:
+        f += sum(float(K[j, k, m] * s[k] * s[m]) for k, m in combinations(rest, 2))
+    return 1 / (1 + math.exp(-2 * f))
+
+
+def swept(spins: Array, ising: Ising, seed: int, sweeps: int) -> Array:
+    """Sweeps of spins [P, C, n] by plain loops, on the random numbers that the kernel draws."""
+    assert ising.couplings is not None
+    h, J = ising.fields.numpy(), ising.couplings.numpy()
+    K = None if ising.three_body is None else ising.three_body.numpy()
+    s = spins.copy()
+    for sweep, p, c, j in np.ndindex(sweeps, *s.shape):
+        word = int(philox([(UPDATE << PURPOSE_SHIFT) + j // 4, sweep, c, p], seed_key(seed))[j % 4])
+        # The top bit says from which end of (0, 1) the uniform number is measured.
+        low, u = word < 2**31, (word % 2**31 + 0.5) / 2**32
+        probability = up_probability(j, s[p, c], h[p], J, K)
+        s[p, c, j] = (1 if u < probability else -1) if low else (-1 if u < 1 - probability else 1)
+    return s
+
+
+@pytest.mark.parametrize("three_body", [0.0, 0.4])
+@pytest.mark.parametrize("n", [1, 2, 4, 5, 7, 9])
+def test_sweeps_are_those_of_the_definition(n: int, three_body: float) -> None:
+    """n below, at and above the four spins of a random block; 2 x 67 chains are three strips of 64 lanes."""
+    ising = make_problem((2,), n, seed=n, fields=0.6, couplings=0.5, three_body=three_body)
+    start = (2 * np.random.default_rng(n).integers(0, 2, (2, 67, 1, n)) - 1).astype(np.int8)
+    run = simulation(ising, [1.0], chains=67, spins=start)
+    run.run(Rules(seed=2**40 + n), 2)
+    assert np.array_equal(run.spins()[:, :, 0], swept(start[:, :, 0], ising, 2**40 + n, 2))
 
 
 LADDER = [0.1, 0.35, 0.6, 0.8, 1.0]

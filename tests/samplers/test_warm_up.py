@@ -26,7 +26,6 @@ KERNELS = [
     "samplers.banded.walks",
     "samplers.exact.fused_kernel",
     "samplers.exact.row_kernel",
-    "samplers.heat_bath_kernel",
     "samplers.tempering.kernel",
     "samplers.tempering.layout",
 ]

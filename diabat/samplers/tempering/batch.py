@@ -15,10 +15,30 @@ from torch import Tensor
 from diabat.checks import ArgumentError
 from diabat.compute.memory import require_memory
 from diabat.ising import Ising
+from diabat.samplers.base import UnsupportedError
 from diabat.samplers.grouping import Group, Tier, common_lead, grouped, scatter_problems
 from diabat.samplers.tempering.run import Simulation
 
 Array = NDArray[Any]
+
+_LARGEST_COUPLING = 1e25
+
+
+def require_single_precision(sampler: str, ising: Ising) -> None:
+    """Refuse couplings whose sums float32 does not hold.
+
+    Fields beyond float32 are cut, which decides a spin just as surely as long as nothing else is as large.
+
+    Raises:
+        UnsupportedError: If there are such couplings; the message names the sampler.
+    """
+    for name, value in (("couplings", ising.couplings), ("three_body", ising.three_body)):
+        if value is not None and (largest := float(value.detach().abs().max())) > _LARGEST_COUPLING:
+            raise UnsupportedError(
+                name,
+                f"sampler '{sampler}' computes in float32, expected values up to "
+                f"{_LARGEST_COUPLING:g}, got {largest:.3g}.",
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,13 +152,20 @@ class Part:
 
     def _gather(self, spins: Tensor) -> Array:
         """Spins [C, R, *batch, n] as [P, C, R, m]; phantoms are up."""
+        if self.tier.whole:
+            by_problem = spins.reshape(*spins.shape[:2], *self._cells.shape).permute(2, 0, 1, 3)
+            return by_problem.contiguous().numpy()
         flat = spins.reshape(*spins.shape[:2], -1).numpy()
         padded = np.concatenate((flat, np.ones((*flat.shape[:2], 1), np.int8)), axis=-1)
         return np.ascontiguousarray(padded[..., self._cells].transpose(2, 0, 1, 3))
 
     def write_spins(self, flat: Array) -> None:
         """Write the spins of all replicas into [C, R, N·n + 1]."""
-        flat[..., self._cells] = self.simulation.spins().transpose(1, 2, 0, 3)
+        by_chain = self.simulation.spins().transpose(1, 2, 0, 3)
+        if self.tier.whole:
+            flat[..., :-1].reshape(by_chain.shape)[...] = by_chain
+        else:
+            flat[..., self._cells] = by_chain
 
     def write_reads(self, reads: Array, flat: Array) -> None:
         """Write reads [t, P, C, m] into [N·n + 1, reads], all chains at one time before the next time."""

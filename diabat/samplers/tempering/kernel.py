@@ -101,7 +101,7 @@ def run_block(
             slots[c, chains.rungs[first + c, slot]] = slot
     for i in range(strips):
         strip = strip_of(numbers, words, i, n)
-        load_strip(strip, i * STRIP, first, count, problems, chains)
+        load_strip(strip, i * STRIP, first, count, problems, chains, stretch.average)
         if stretch.start:
             start_strip(strip, n, stretch.key)
     set_rungs(numbers, slots, first, count, chains)

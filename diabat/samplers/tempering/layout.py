@@ -137,33 +137,48 @@ def strip_of(numbers: Any, words: Any, i: int, n: int) -> Strip:
 
 @inner
 def load_strip(
-    strip: Strip, first_lane: int, first: int, count: int, problems: Problems, chains: Chains
+    strip: Strip, first_lane: int, first: int, count: int, problems: Problems, chains: Chains, average: bool
 ) -> None:
-    """Fields, spins and names of the lanes of a strip; lanes beyond the last chain stand idle."""
+    """Fields, spins and names of the lanes of a strip; lanes beyond the last chain repeat it and are not read."""
     replicas, n = chains.spins.shape[1], chains.spins.shape[2]
+    fields, spins = strip.fields.reshape(-1), strip.spins.reshape(-1)
+    # Chain, slot and problem are counted on: a division costs as much as ten spins.
+    x, slot = first + first_lane // replicas, first_lane % replicas
+    p = x // chains.count
+    chain = x - p * chains.count
     for lane in range(STRIP):
         v, column = lane // 16, lane % 16
-        at = first_lane + lane
-        idle = at >= count * replicas
-        x, slot = first + (0 if idle else at // replicas), 0 if idle else at % replicas
-        p = x // chains.count
-        strip.lanes[v, column] = np.uint32((x % chains.count) * replicas + slot)
+        strip.lanes[v, column] = np.uint32(chain * replicas + slot)
         strip.queries[v, column] = problems.queries[p]
         strip.scale[v, column] = 0.0
         strip.cold[v, column] = 0.0
+        own, start = problems.fields[p], chains.spins[x, slot]
         for j in range(n):
-            strip.fields[4 * j + v, column] = problems.fields[p, j]
-            strip.spins[4 * j + v, column] = chains.spins[x, slot, j]
-            strip.ups[4 * j + v, column] = 0.0
-            strip.sums[4 * j + v, column] = 0.0
+            fields[STRIP * j + lane] = own[j]
+            spins[STRIP * j + lane] = start[j]
+        slot += 1
+        if slot == replicas:
+            slot = 0
+            if x + 1 < first + count:
+                x, chain = x + 1, chain + 1
+                if chain == chains.count:
+                    p, chain = p + 1, 0
+    if average:
+        strip.ups[:] = 0.0
+        strip.sums[:] = 0.0
 
 
 @inner
 def set_rungs(numbers: Any, slots: Any, first: int, count: int, chains: Chains) -> None:
     """Give every lane the inverse temperature of its rung."""
     replicas, n = chains.spins.shape[1], chains.spins.shape[2]
+    p = first // chains.count
+    chain = first - p * chains.count
     for c in range(count):
-        betas = chains.betas[(first + c) // chains.count]
+        betas = chains.betas[p]
+        chain += 1
+        if chain == chains.count:
+            p, chain = p + 1, 0
         for i in range(replicas):
             lane = c * replicas + slots[c, i]
             strip, v, column = lane // STRIP, lane % STRIP // 16, lane % 16
@@ -188,17 +203,19 @@ def store_chains(
     numbers: Any, slots: Any, first: int, count: int, chains: Chains, average: bool, results: Results
 ) -> None:
     """Put spins and rungs back, and add what the lanes of a chain saw while on the last rung."""
-    replicas, n = chains.spins.shape[1], chains.spins.shape[2]
+    replicas, n, flat = chains.spins.shape[1], chains.spins.shape[2], numbers.reshape(-1)
     for c in range(count):
         x = first + c
         for i in range(replicas):
             chains.rungs[x, slots[c, i]] = i
         for slot in range(replicas):
             lane = c * replicas + slot
-            column = lane % 16
-            base = lane // STRIP * scratch_rows(n) + lane % STRIP // 16
+            # Where spin 0 of the lane stands among fields, spins and sums, each of n rows of a strip.
+            block = lane // STRIP * scratch_rows(n) * 16 + lane % STRIP
+            end = chains.spins[x, slot]
             for j in range(n):
-                chains.spins[x, slot, j] = np.int8(numbers[base + 4 * (n + j), column])
-                if average:
-                    results.ups[x, j] += numbers[base + 4 * (2 * n + j), column]
-                    results.sums[x, j] += numbers[base + 4 * (3 * n + j), column]
+                end[j] = np.int8(flat[block + STRIP * (n + j)])
+            if average:
+                for j in range(n):
+                    results.ups[x, j] += flat[block + STRIP * (2 * n + j)]
+                    results.sums[x, j] += flat[block + STRIP * (3 * n + j)]

@@ -158,8 +158,11 @@ class Simulation:
 
     def spins(self) -> Array:
         """Spins by rung, a copy, int8 [P, C, R, n]."""
-        by_rung = np.argsort(self._rungs, axis=1)[..., None]  # slot on each rung
-        spins = np.take_along_axis(self._spins, by_rung, axis=1)
+        if self._spins.shape[1] == 1:
+            spins = self._spins.copy()
+        else:
+            by_rung = np.argsort(self._rungs, axis=1)[..., None]  # slot on each rung
+            spins = np.take_along_axis(self._spins, by_rung, axis=1)
         return spins.reshape(len(self._fields), self.chains, *self._spins.shape[1:])
 
     def _blocks(self, limit: int | None, strip: int) -> Array:
@@ -170,9 +173,10 @@ class Simulation:
         rows, start = [], 0
         for group, last in zip(self._groups, self._last, strict=True):
             stop = int(last) * self.chains
-            rows.append([(group, first, min(size, stop - first)) for first in range(start, stop, size)])
+            first = np.arange(start, stop, size)
+            rows.append(np.stack((np.full_like(first, group), first, np.minimum(size, stop - first)), axis=1))
             start = stop
-        return np.array([row for part in rows for row in part], np.int64)
+        return np.concatenate(rows)
 
     def _by_problem(self, found: Any) -> Found:
         def split(array: Array, axis: int = 0) -> Array:

@@ -15,10 +15,10 @@ from torch import Tensor
 from diabat.checks import ArgumentError, check_choice, check_count, check_flag
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Samples
-from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
+from diabat.samplers.base import Capabilities, Sampler
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.tempering.averages import averages, burn_in
-from diabat.samplers.tempering.batch import Batch, Kept, Part
+from diabat.samplers.tempering.batch import Batch, Kept, Part, require_single_precision
 from diabat.samplers.tempering.ladder import even_ladder
 from diabat.samplers.tempering.results import assembled
 from diabat.samplers.tempering.run import Method, Order, Rules
@@ -27,7 +27,6 @@ Array = NDArray[Any]
 
 _DEFAULT_REPLICAS, _MOST_REPLICAS = 8, 256
 _MOST = 2**31 - 1
-_LARGEST_COUPLING = 1e25
 
 
 class TemperingSampler(Sampler):
@@ -209,14 +208,7 @@ class TemperingSampler(Sampler):
 
     def _require(self, ising: Ising) -> None:
         super()._require(ising)
-        for name, value in (("couplings", ising.couplings), ("three_body", ising.three_body)):
-            # Fields beyond float32 are cut, which decides a spin just as surely as long as nothing else is as large.
-            if value is not None and (largest := float(value.detach().abs().max())) > _LARGEST_COUPLING:
-                raise UnsupportedError(
-                    name,
-                    f"sampler 'tempering' computes in float32, expected values up to "
-                    f"{_LARGEST_COUPLING:g}, got {largest:.3g}.",
-                )
+        require_single_precision(self.name, ising)
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         chains = num_reads if self.thin is None else min(self.num_chains, num_reads)
