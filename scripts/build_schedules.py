@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from diabat.circuits.builtin import PROTOCOLS, SHEETS
 from diabat.circuits.schedule_csv import from_csv
+from diabat.circuits.schedules import PROTOCOLS, SHEETS
 
 TARGET = Path(__file__).parents[1] / "diabat" / "circuits" / "data" / "annealing_schedules.npz"
 

@@ -40,9 +40,7 @@ KERNELS = [
     "samplers/exact/smooth.py",
     "samplers/exact/states.py",
     "samplers/banded/kernel.py",
-    "samplers/banded/lanes.py",
     "samplers/banded/native.py",
-    "samplers/banded/problems.py",
     "samplers/banded/steps.py",
     "samplers/banded/torch.py",
     "samplers/banded/walks.py",
@@ -53,11 +51,9 @@ KERNELS = [
     "compute/counter_random.py",
     "compute/scratch.py",
     "compute/threads.py",
-    "samplers/tempering/layout.py",
-    "samplers/tempering/decisions.py",
     "samplers/tempering/sweep.py",
     "samplers/tempering/kernel.py",
-    "samplers/tempering/run.py",
+    "samplers/tempering/simulation.py",
     "samplers/tempering/averages.py",
     "samplers/tempering/ladder.py",
     "samplers/tempering/chain_statistics.py",
@@ -78,8 +74,6 @@ COMPILED = [
     "samplers/exact/row_kernel.py",
     "compute/compiled_random.py",
     "compute/simd_bits.py",
-    "samplers/tempering/layout.py",
-    "samplers/tempering/decisions.py",
     "samplers/tempering/sweep.py",
     "samplers/tempering/kernel.py",
 ]
@@ -217,8 +211,7 @@ def test_kernels_know_no_problem_and_no_sampler(file: str) -> None:
     [
         *COMPILED,
         "circuits/engines/native/engine.py",
-        "circuits/engines/native/lanes.py",
-        "circuits/engines/native/plan.py",
+        "circuits/engines/native/kernel_inputs.py",
     ],
 )
 def test_compiled_kernels_know_no_torch(file: str) -> None:

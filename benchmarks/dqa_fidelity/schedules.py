@@ -17,7 +17,7 @@ from benchmarks.dqa_fidelity.core import (
     sk_problems,
 )
 from diabat.circuits import available_schedules, builtin_plan, plan_betas, second_order_response
-from diabat.circuits.builtin import PROTOCOLS
+from diabat.circuits.schedules import PROTOCOLS
 
 RESPONSE_TIMES_NS = (2.0, 5.0, 10.0, 20.0)
 STRENGTH = 0.6

@@ -6,8 +6,6 @@ built.
 
 from typing import TYPE_CHECKING, Any
 
-from diabat.circuits.betas import Betas, plan_betas, predicted_beta
-from diabat.circuits.builtin import available_schedules, schedule
 from diabat.circuits.engines.engine import (
     Batch,
     BatchGradient,
@@ -15,21 +13,27 @@ from diabat.circuits.engines.engine import (
     Engine,
     EngineError,
     PlanGradient,
+    draw_spins,
 )
 from diabat.circuits.engines.native.engine import NativeEngine
 from diabat.circuits.engines.qiskit.aer import AerEngine
-from diabat.circuits.engines.qiskit.circuit import anneal_circuit, to_qasm3
-from diabat.circuits.engines.qiskit.ising_circuit import IsingCircuit, coupled_pairs, ising_circuit
-from diabat.circuits.engines.qiskit.parameterised import ParameterisedCircuit, parameterised_circuit
+from diabat.circuits.engines.qiskit.circuit import (
+    IsingCircuit,
+    ParameterisedCircuit,
+    anneal_circuit,
+    coupled_pairs,
+    ising_circuit,
+    parameterised_circuit,
+    to_qasm3,
+)
 from diabat.circuits.engines.qiskit.primitive import PrimitiveEngine
-from diabat.circuits.engines.sampling import draw_spins
 from diabat.circuits.plan_file import available_plans, builtin_plan, load_plan, save_plan
 from diabat.circuits.plan_range import OutOfRangeWarning, PlanRange
 from diabat.circuits.problem import spin_table
 from diabat.circuits.reference import reference_probabilities
-from diabat.circuits.response import Response, second_order_response
+from diabat.circuits.response import Betas, Response, plan_betas, predicted_beta, second_order_response
 from diabat.circuits.schedule_csv import from_csv
-from diabat.circuits.schedules import AnnealingSchedule, linear_ramp
+from diabat.circuits.schedules import AnnealingSchedule, available_schedules, linear_ramp, schedule
 from diabat.circuits.trotter import TrotterPlan, default_steps, minimum_steps, trotter_plan
 from diabat.circuits.trotter_error import plan_distance, steps_for_error
 

@@ -1,4 +1,4 @@
-"""Annealing schedules: A(s) and B(s) in GHz, as tables with linear interpolation.
+"""Annealing schedules: A(s) and B(s) in GHz, as tables with linear interpolation; D-Wave's are built in.
 
 The annealing Hamiltonian, in D-Wave's convention (Ocean documentation), is
 
@@ -10,8 +10,11 @@ The sign of h and J in diabat, and the map from Z to spins, are stated once, in 
 
 from __future__ import annotations
 
+import difflib
 import math
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,17 @@ from numpy.typing import ArrayLike, NDArray
 from diabat.checks import ArgumentError
 
 FloatArray = NDArray[np.float64]
+
+PROTOCOLS = ("fast", "standard")
+
+# The built-in schedules: five solvers, each in both protocols, with D-Wave's published sheet (data/README.md).
+SHEETS = {
+    "Advantage2_system1": "09-1312A-N",
+    "Advantage2_system2": "09-1324A-B",
+    "Advantage2_system4": "09-1323A-D",
+    "Advantage_system4": "09-1263A-C",
+    "Advantage_system6": "09-1273A-F",
+}
 
 # No annealer comes near this; a table in MHz or Hz does. There is no lower bound here: a slow simulator of kHz
 # is a schedule as well (files are held to `schedule_csv.LEAST_GHZ`).
@@ -127,6 +141,39 @@ def linear_ramp(A0_GHz: float, B1_GHz: float, B0_GHz: float = 0.0) -> AnnealingS
     name = f"linear_ramp({A0_GHz:g}, {B1_GHz:g})"
     ends = np.array([0.0, 1.0]), np.array([A0_GHz, 0.0]), np.array([B0_GHz, B1_GHz])
     return AnnealingSchedule(name, *ends, protocol="linear", source="linear ramp")
+
+
+def available_schedules() -> tuple[str, ...]:
+    """Names of the built-in D-Wave schedules; each exists in both `PROTOCOLS`."""
+    return tuple(SHEETS)
+
+
+@cache
+def schedule(name: str, protocol: str = "fast") -> AnnealingSchedule:
+    """A built-in D-Wave schedule with about 1000 points.
+
+    Args:
+        name: One of `available_schedules()`.
+        protocol: "fast" (the fast-anneal protocol, for diabatic sampling) or "standard".
+
+    Raises:
+        ValueError: Unknown name (the message gives the nearest one) or protocol.
+    """
+    if name not in SHEETS:
+        nearest = difflib.get_close_matches(
+            str(name).lower(), [key.lower() for key in SHEETS], n=1, cutoff=0.0
+        )
+        wanted = next((key for key in SHEETS if [key.lower()] == nearest), next(iter(SHEETS)))
+        raise ArgumentError(
+            "schedule",
+            f"unknown name {name!r}, did you mean {wanted!r}? Expected one of {', '.join(SHEETS)}.",
+        )
+    if protocol not in PROTOCOLS:
+        raise ArgumentError("protocol", f"expected {' or '.join(map(repr, PROTOCOLS))}, got {protocol!r}.")
+    table = resources.files(__package__).joinpath("data", "annealing_schedules.npz")
+    with table.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        s, a, b = archive[f"{name}.{protocol}"].T
+    return AnnealingSchedule(name, s, a, b, protocol, f"D-Wave schedule sheet {SHEETS[name]}")
 
 
 def span_hint(last: float) -> str:

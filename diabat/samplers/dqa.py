@@ -19,8 +19,8 @@ from diabat.circuits import (
     PlanRange,
     TrotterPlan,
 )
-from diabat.circuits.betas import plan_betas
 from diabat.circuits.plan_range import SATURATED
+from diabat.circuits.response import plan_betas
 from diabat.compute.memory import require_memory
 from diabat.ising import Ising
 from diabat.samplers.anneals import (

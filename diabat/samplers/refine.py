@@ -15,7 +15,7 @@ from diabat.samplers.base import Capabilities, Sampler
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.registry import build_base
 from diabat.samplers.tempering.batch import Batch, Kept, require_single_precision
-from diabat.samplers.tempering.run import Rules
+from diabat.samplers.tempering.simulation import Rules
 
 
 class RefineSampler(Sampler):

@@ -19,7 +19,7 @@ from diabat.circuits import (
     trotter_plan,
 )
 from diabat.circuits.engines.qiskit import aer as aer_module
-from diabat.circuits.engines.qiskit import parameterised as parameterised_module
+from diabat.circuits.engines.qiskit import circuit as circuit_module
 
 from .conftest import random_plan, random_problem
 from .goodness import ALPHA, p_value
@@ -50,7 +50,7 @@ def test_changed_couplings_and_plans_are_noticed(engine: AerEngine) -> None:
 
 
 def test_large_phase_tables_become_gates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parameterised_module, "_MAX_PHASES", 8)
+    monkeypatch.setattr(circuit_module, "_MAX_PHASES", 8)
     plan = random_plan(4, seed=3)
     fields, couplings = random_problem(3, 2, seed=3)
     engine = AerEngine()
@@ -163,7 +163,7 @@ def test_couplings_of_each_problem_run_grouped(engine: AerEngine, monkeypatch: p
         [reference_probabilities(plan, fields[q : q + 1], couplings[q]) for q in range(6)]
     )
     built = []
-    original = parameterised_module.parameterised_circuit
+    original = circuit_module.parameterised_circuit
 
     def counted(*arguments: Any) -> Any:
         built.append(arguments)

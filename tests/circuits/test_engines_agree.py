@@ -19,7 +19,7 @@ from diabat.circuits import (
     spin_table,
     trotter_plan,
 )
-from diabat.circuits.engines.native.plan import native_plan
+from diabat.circuits.engines.native.kernel_inputs import native_plan
 
 from .conftest import Array, random_plan, random_problem
 

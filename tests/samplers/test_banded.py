@@ -95,7 +95,7 @@ def test_the_band_is_found_in_the_couplings(n: int) -> None:
 
 def test_segments_are_formed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of a few spins: most messages are formed twice."""
-    monkeypatch.setattr("diabat.samplers.banded.lanes._SEGMENT_BYTES", 1 << 12)
+    monkeypatch.setattr("diabat.samplers.banded.native._SEGMENT_BYTES", 1 << 12)
     ising = banded_problem((40, 29), 29, 3, seed=6, dtype=torch.float32)
     causal = torch.ones(29, 29, dtype=torch.bool).tril()
     ising = Ising(ising.fields, ising.couplings, causal)

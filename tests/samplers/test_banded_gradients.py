@@ -100,7 +100,7 @@ def test_strong_problems(engine: Engine) -> None:
 
 def test_segments_and_lanes_of_a_causal_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """n = 29 in segments of a few spins, all prefixes of one J; the torch engine has neither segments nor lanes."""
-    monkeypatch.setattr("diabat.samplers.banded.lanes._SEGMENT_BYTES", 1 << 12)
+    monkeypatch.setattr("diabat.samplers.banded.native._SEGMENT_BYTES", 1 << 12)
     causal = torch.ones(29, 29, dtype=torch.bool).tril()
     ising = banded_problem((7, 29), 29, 3, seed=24, visible=causal)
     got, want = (gradients(ising, BandedSampler(bandwidth=3, engine=e)) for e in ENGINES)

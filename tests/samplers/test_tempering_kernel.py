@@ -18,8 +18,8 @@ from diabat.compute.counter_random import PURPOSE_SHIFT, UPDATE, philox, seed_ke
 from diabat.compute.simd import load, store
 from diabat.compute.simd_bits import load_words
 from diabat.ising import Ising
-from diabat.samplers.tempering.decisions import heat_bath, metropolis
-from diabat.samplers.tempering.run import Rules, Simulation
+from diabat.samplers.tempering.simulation import Rules, Simulation
+from diabat.samplers.tempering.sweep import heat_bath, metropolis
 from diabat.testing import brute_force_states
 from diabat.testing.problems import make_problem
 

@@ -27,7 +27,7 @@ KERNELS = [
     "samplers.exact.fused_kernel",
     "samplers.exact.row_kernel",
     "samplers.tempering.kernel",
-    "samplers.tempering.layout",
+    "samplers.tempering.sweep",
 ]
 
 

@@ -14,7 +14,7 @@ from diabat.compute.counter_random import stream_keys, uniforms
 from diabat.compute.memory import require_memory
 from diabat.samplers.banded import native as band_native
 from diabat.samplers.banded import torch as band_torch
-from diabat.samplers.banded.problems import BandProblems, fitting
+from diabat.samplers.banded.native import BandProblems, fitting
 from diabat.samplers.folding import refuse_batched_cotangent
 
 Arithmetic = Literal["float32", "float64", "logarithms"]
@@ -25,7 +25,7 @@ _NUMBERS_PER_STATE = 30
 
 
 class BandTensors(NamedTuple):
-    """Problems as in :class:`diabat.samplers.banded.problems.BandProblems`, as tensors."""
+    """Problems as in :class:`diabat.samplers.banded.native.BandProblems`, as tensors."""
 
     fields: Tensor
     bands: Tensor

@@ -10,9 +10,9 @@ import torch
 from diabat.checks import ArgumentError, check_choice, check_positive
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Samples
+from diabat.samplers.banded.band_storage import Layout, band_layout, bandwidth_of, beyond_band
 from diabat.samplers.banded.engines import BandEngine, BandProbabilities, BandTensors, NativeBand, TorchBand
-from diabat.samplers.banded.lanes import scratch_bytes
-from diabat.samplers.banded.layout import Layout, band_layout, bandwidth_of, beyond_band
+from diabat.samplers.banded.native import scratch_bytes
 from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
 from diabat.samplers.options import amend
 

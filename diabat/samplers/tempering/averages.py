@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from diabat.samplers.tempering.chain_statistics import rhat
 from diabat.samplers.tempering.ladder import bridge_terms, equalised, swap_attempts
-from diabat.samplers.tempering.run import Rules, Simulation
+from diabat.samplers.tempering.simulation import Rules, Simulation
 
 Array = NDArray[Any]
 

@@ -17,7 +17,7 @@ from diabat.compute.memory import require_memory
 from diabat.ising import Ising
 from diabat.samplers.base import UnsupportedError
 from diabat.samplers.grouping import Group, Tier, common_lead, grouped, scatter_problems
-from diabat.samplers.tempering.run import Simulation
+from diabat.samplers.tempering.simulation import Simulation
 
 Array = NDArray[Any]
 

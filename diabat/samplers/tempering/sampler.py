@@ -21,7 +21,7 @@ from diabat.samplers.tempering.averages import averages, burn_in
 from diabat.samplers.tempering.batch import Batch, Kept, Part, require_single_precision
 from diabat.samplers.tempering.ladder import even_ladder
 from diabat.samplers.tempering.results import assembled
-from diabat.samplers.tempering.run import Method, Order, Rules
+from diabat.samplers.tempering.simulation import Method, Order, Rules
 
 Array = NDArray[Any]
 

@@ -1,26 +1,120 @@
-"""Compiled sweeps of a strip of 64 lanes.
+"""Compiled sweeps of a strip of 64 lanes; imported on first use.
 
-One spin of a strip is drawn at a time, from the local field at inverse temperature β
+A lane is one replica of one chain.  A *strip* is 64 lanes, four vectors of 16: rows 4j .. 4j + 3 of an array [4n, 16]
+belong to spin j.  One spin of a strip is drawn at a time, from the local field at inverse temperature β
 
     f_j = h_j + Σ_k J_jk s_k + Σ_{k<l} K_jkl s_k s_l,        P(s_j = +1 | rest) = σ(2 β f_j),
 
 summed anew: four sums run side by side and only read, whereas cached fields would be written back n times per
-flip, and among 16 lanes one nearly always flips.
+flip, and among 16 lanes one nearly always flips.  One random word decides, by heat bath or Metropolis.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from diabat.compute.compiled_random import philox
+from diabat.compute.compiled_random import half_uniform, philox, whole_uniform
 from diabat.compute.counter_random import PURPOSE_SHIFT, START
 from diabat.compute.jit import inner, jit
-from diabat.compute.simd import constant, fma, load, splat, store, sub
-from diabat.compute.simd_bits import flip_sign, load_words, sign_of, store_words
-from diabat.samplers.tempering.decisions import heat_bath, metropolis
-from diabat.samplers.tempering.layout import Strip
+from diabat.compute.simd import add, constant, divide, fma, load, mul, nearest, splat, store, sub, where_less
+from diabat.compute.simd_bits import (
+    flip_sign,
+    float_sign,
+    load_words,
+    sign_of,
+    store_words,
+    times_power_of_two,
+    where_signed,
+)
 
+STRIP = 64
 _START = START << PURPOSE_SHIFT
+
+
+class Strip(NamedTuple):
+    """Scratch of 64 lanes: rows of 16, four for each spin or four in all."""
+
+    fields: Any
+    spins: Any
+    ups: Any
+    sums: Any
+    scale: Any
+    cold: Any
+    gains: Any
+    words: Any
+    lanes: Any
+    queries: Any
+
+
+@jit
+def scratch_rows(n: int) -> int:
+    """Rows of float32 scratch of a strip."""
+    return 16 * n + 12
+
+
+@jit
+def word_rows(n: int) -> int:
+    """Rows of uint32 scratch of a strip."""
+    return 16 * ((n + 3) // 4) + 8
+
+
+@inner
+def strip_of(numbers: Any, words: Any, i: int, n: int) -> Strip:
+    """Strip i out of the scratch of a block."""
+    x = numbers[i * scratch_rows(n) : (i + 1) * scratch_rows(n)]
+    w = words[i * word_rows(n) : (i + 1) * word_rows(n)]
+    m, last = 4 * n, word_rows(n) - 8
+    small = 16 * n
+    return Strip(
+        x[:m], x[m : 2 * m], x[2 * m : 3 * m], x[3 * m : small],
+        x[small : small + 4], x[small + 4 : small + 8], x[small + 8 :],
+        w[:last], w[last : last + 4], w[last + 4 :],
+    )  # fmt: skip
+
+
+@inner
+def power_of_two(x: Any) -> Any:
+    """2^x to a relative 1e-7, x clipped to ±126; Cephes' polynomial on [-1/2, 1/2]."""
+    low, high = constant(x, -126.0), constant(x, 126.0)
+    x = where_less(x, low, low, where_less(high, x, high, x))
+    whole = nearest(x)
+    d = sub(x, whole)
+    p = constant(x, 1.535336188319500e-4)
+    for c in (
+        1.339887440266574e-3,
+        9.618437357674640e-3,
+        5.550332471162809e-2,
+        2.402264791363012e-1,
+        6.931472028550421e-1,
+        1.0,
+    ):
+        p = fma(p, d, constant(x, c))
+    return times_power_of_two(p, whole)
+
+
+@inner
+def heat_bath(field: Any, scale: Any, words: Any) -> Any:
+    """New spins, and their P(s = +1 | rest); ``scale`` is -2β log2 e.
+
+    One bit of the word says from which end of (0, 1) the uniform number is measured; the other 31 are its distance
+    u from there, in (0, 1/2) and with relative precision.  Both tails of σ are resolved to 2^-32.
+    """
+    ends = sign_of(words)
+    ratio = power_of_two(mul(flip_sign(field, ends), scale))
+    u, one = half_uniform(words), constant(field, 1.0)
+    # u < 1/(1 + ratio)
+    new = flip_sign(where_less(fma(u, ratio, u), one, one, constant(field, -1.0)), ends)
+    return new, divide(where_signed(ends, ratio, one), add(one, ratio))
+
+
+@inner
+def metropolis(field: Any, scale: Any, words: Any, old: Any) -> Any:
+    """As `heat_bath`, with a flip of the old spin accepted at min(1, exp(-2 β s f))."""
+    signs = float_sign(old)
+    ratio = power_of_two(mul(flip_sign(field, signs), scale))
+    one = constant(field, 1.0)
+    new = where_less(ratio, whole_uniform(words), old, mul(old, constant(old, -1.0)))
+    return new, divide(where_signed(signs, ratio, one), add(one, ratio))
 
 
 @inner

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from diabat.circuits.betas import predicted_beta
-from diabat.circuits.builtin import schedule
 from diabat.circuits.engines.engine import Batch, Engine
-from diabat.circuits.schedules import FloatArray
+from diabat.circuits.response import predicted_beta
+from diabat.circuits.schedules import FloatArray, schedule
 from diabat.circuits.trotter import TrotterPlan, trotter_plan
 from diabat.ising import Ising
 from diabat.samplers.mean_field import MeanFieldSampler

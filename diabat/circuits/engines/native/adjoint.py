@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from diabat.circuits.engines.native.kernel import GAP, evolve, fold_pairs, job_inputs, signed_sums, table
-from diabat.circuits.engines.native.lanes import FIELD_ROW, OUT_ROW, OUT_ROWS, OWN, SPINS
+from diabat.circuits.engines.native.kernel_inputs import FIELD_ROW, OUT_ROW, OUT_ROWS, OWN, SPINS
 from diabat.circuits.engines.native.passes import mixer_of
 from diabat.circuits.engines.native.steps import Tables, make_phases, phase_tables, turn_array
 from diabat.circuits.engines.native.undo import Pair, backward_step

@@ -20,8 +20,7 @@ from diabat.circuits.engines.engine import (
     PlanGradient,
     check_cotangents,
 )
-from diabat.circuits.engines.native.lanes import SPINS, Lanes, in_lanes, lower_pairs
-from diabat.circuits.engines.native.plan import native_plan
+from diabat.circuits.engines.native.kernel_inputs import SPINS, Lanes, in_lanes, lower_pairs, native_plan
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
 from diabat.compute.memory import require_memory

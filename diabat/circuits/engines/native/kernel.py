@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from diabat.circuits.engines.native.lanes import COUPLING_ROW, FIELD_ROW, OUT_ROW, OUT_ROWS, OWN, SPINS
+from diabat.circuits.engines.native.kernel_inputs import (
+    COUPLING_ROW,
+    FIELD_ROW,
+    OUT_ROW,
+    OUT_ROWS,
+    OWN,
+    SPINS,
+)
 from diabat.circuits.engines.native.passes import forward_step, mixer_of
 from diabat.circuits.engines.native.steps import (
     Tables,

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from diabat.checks import ArgumentError, check_count
 from diabat.circuits.engines.engine import Engine
-from diabat.circuits.engines.qiskit.parameterised import ParameterisedCircuit, parameterised_circuit
+from diabat.circuits.engines.qiskit.circuit import ParameterisedCircuit, parameterised_circuit
 from diabat.circuits.problem import check_batch, check_couplings
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diabat.circuits.engines.torch.states import HalvedStates
-from diabat.circuits.engines.torch.steps import TorchSteps
+from diabat.circuits.engines.torch.steps import HalvedStates, TorchSteps
 
 
 @dataclass(frozen=True, eq=False)

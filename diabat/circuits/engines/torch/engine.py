@@ -20,8 +20,7 @@ from diabat.circuits.engines.engine import (
     check_cotangents,
 )
 from diabat.circuits.engines.torch.adjoint import observable, part_gradient
-from diabat.circuits.engines.torch.states import HalvedStates
-from diabat.circuits.engines.torch.steps import TorchSteps
+from diabat.circuits.engines.torch.steps import HalvedStates, TorchSteps
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
 

@@ -119,39 +119,38 @@ class Simulation:
             exponents: Note -E on every rung after every sweep, if there are several.
             every: Sweeps from read to read; 0 for none.
         """
-        from diabat.samplers.tempering import layout
-        from diabat.samplers.tempering.kernel import run_blocks
+        from diabat.samplers.tempering import kernel, sweep
 
         total, replicas, n = self._spins.shape
         shuffled = rules.order == "random"
         orders = visiting_orders(rules.seed, self.sweeps, sweeps, n) if shuffled else np.arange(n)[None]
         low, high = seed_key(rules.seed)
-        found = layout.Results(
+        found = kernel.Results(
             np.zeros((total if average else 0, n), np.float32),
             np.zeros((total if average else 0, n), np.float32),
             np.zeros((total, replicas - 1)),
             np.empty((sweeps if exponents and replicas > 1 else 0, total, replicas), np.float32),
             np.empty((sweeps // every if every else 0, total, n), np.int8),
         )
-        stretch = layout.Stretch(
+        stretch = kernel.Stretch(
             self.sweeps, sweeps, orders, (np.uint32(low), np.uint32(high)), self._fresh,
             rules.method == "metropolis", shuffled, average, every,
         )  # fmt: skip
-        problems = layout.Problems(self._couplings, self._three_body, self._fields, self._queries)
-        state = layout.Chains(self._spins, self._rungs, np.ascontiguousarray(self.betas), self.chains)
-        blocks = self._blocks(rules.block, layout.STRIP)
-        strips = -(-int(blocks[:, 2].max()) * replicas // layout.STRIP)
+        problems = kernel.Problems(self._couplings, self._three_body, self._fields, self._queries)
+        state = kernel.Chains(self._spins, self._rungs, np.ascontiguousarray(self.betas), self.chains)
+        blocks = self._blocks(rules.block, sweep.STRIP)
+        strips = -(-int(blocks[:, 2].max()) * replicas // sweep.STRIP)
 
         def take(part: slice) -> tuple[Array, Array]:
             return (
-                aligned_rows(strips * layout.scratch_rows(n), np.float32),
-                aligned_rows(strips * layout.word_rows(n), np.uint32),
+                aligned_rows(strips * sweep.scratch_rows(n), np.float32),
+                aligned_rows(strips * sweep.word_rows(n), np.uint32),
             )
 
-        def sweep(part: slice, scratch: tuple[Array, Array]) -> None:
-            run_blocks(blocks[part], problems, state, stretch, found, *scratch)
+        def work(part: slice, scratch: tuple[Array, Array]) -> None:
+            kernel.run_blocks(blocks[part], problems, state, stretch, found, *scratch)
 
-        run_parts(equal_ranges(len(blocks), rules.threads), take, sweep)
+        run_parts(equal_ranges(len(blocks), rules.threads), take, work)
         self.sweeps += sweeps
         self._fresh = False
         return self._by_problem(found)
