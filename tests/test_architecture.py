@@ -206,14 +206,20 @@ def test_kernels_know_no_problem_and_no_sampler(file: str) -> None:
         assert not imports_package(file, module)
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        *COMPILED,
-        "circuits/engines/native/engine.py",
-        "circuits/engines/native/kernel_inputs.py",
-    ],
-)
+# Between arrays and compiled loops.
+NUMPY_ONLY = [
+    *(f for f in FILES if f.startswith("compute/")),
+    "circuits/engines/native/engine.py",
+    "circuits/engines/native/kernel_inputs.py",
+    "samplers/banded/native.py",
+    "samplers/tempering/averages.py",
+    "samplers/tempering/chain_statistics.py",
+    "samplers/tempering/ladder.py",
+    "samplers/tempering/simulation.py",
+]
+
+
+@pytest.mark.parametrize("file", sorted({*COMPILED, *NUMPY_ONLY}))
 def test_compiled_kernels_know_no_torch(file: str) -> None:
     assert not imports_package(file, "torch")
 
@@ -228,6 +234,15 @@ def test_compiled_kernels_are_imported_on_first_use(file: str) -> None:
         assert not any(
             name == module or name.startswith(f"{module}.") for name in imports(user, at_module_level=True)
         )
+
+
+@pytest.mark.parametrize("file", sorted({*KERNELS, *COMPILED, *CIRCUITS}))
+def test_kernels_share_threads_and_scratch(file: str) -> None:
+    """One pool of threads for all of them, and one place that aligns memory."""
+    if file != "compute/threads.py":
+        assert not imports_package(file, "concurrent")
+    if file != "compute/scratch.py":
+        assert ".ctypes.data" not in (ROOT / file).read_text(encoding="utf-8")
 
 
 # Converts by ising.py, and is imported by those who ask for a dimod.Sampler, which has to be a subclass.
