@@ -103,6 +103,7 @@ class Simulation:
         self._groups = groups[self._last - 1]
         self.chains, self.betas, self.sweeps = chains, betas, 0
         self._fresh = spins is None
+        self._cut: dict[int | None, Array] = {}  # blocks by their limit, for the next call
         shape = (count * chains, replicas, n)
         self._spins = np.empty(shape, np.int8) if spins is None else spins.reshape(shape).copy()
         self._rungs = np.tile(np.arange(replicas), (count * chains, 1))
@@ -138,7 +139,9 @@ class Simulation:
         )  # fmt: skip
         problems = kernel.Problems(self._couplings, self._three_body, self._fields, self._queries)
         state = kernel.Chains(self._spins, self._rungs, np.ascontiguousarray(self.betas), self.chains)
-        blocks = self._blocks(rules.block, sweep.STRIP)
+        if rules.block not in self._cut:
+            self._cut[rules.block] = self._blocks(rules.block, sweep.STRIP)
+        blocks = self._cut[rules.block]
         strips = -(-int(blocks[:, 2].max()) * replicas // sweep.STRIP)
 
         def take(part: slice) -> tuple[Array, Array]:
@@ -169,13 +172,12 @@ class Simulation:
         replicas = self._spins.shape[1]
         lanes = -(-replicas // strip) * strip
         size = min(limit or lanes, lanes // replicas)
-        rows, start = [], 0
-        for group, last in zip(self._groups, self._last, strict=True):
-            stop = int(last) * self.chains
-            first = np.arange(start, stop, size)
-            rows.append(np.stack((np.full_like(first, group), first, np.minimum(size, stop - first)), axis=1))
-            start = stop
-        return np.concatenate(rows)
+        stops = self._last * self.chains
+        starts = np.append(0, stops[:-1])
+        counts = -(-(stops - starts) // size)
+        group = np.repeat(np.arange(len(counts)), counts)
+        first = starts[group] + size * (np.arange(len(group)) - np.repeat(np.cumsum(counts) - counts, counts))
+        return np.stack((self._groups[group], first, np.minimum(size, stops[group] - first)), axis=1)
 
     def _by_problem(self, found: Any) -> Found:
         def split(array: Array, axis: int = 0) -> Array:
