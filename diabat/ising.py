@@ -144,6 +144,25 @@ class Ising:
         return math.prod(self.batch_shape)
 
     @property
+    def lead(self) -> torch.Size:
+        """Leading shape of J and K together, with ones in front of it to as many dimensions as the batch has."""
+        J, K = self.couplings, self.three_body
+        found = torch.Size() if J is None else J.shape[:-2]
+        if K is not None:
+            found = K.shape[:-3] if J is None else torch.Size(np.broadcast_shapes(found, K.shape[:-3]))
+        missing = self.fields.ndim - 1 - len(found)
+        return torch.Size((1,) * missing + found) if missing else found
+
+    @property
+    def num_couplings(self) -> int:
+        """Number of distinct (J, K) of the batch, C; 1 where it has neither."""
+        return math.prod(self.lead)
+
+    def coupling_index(self) -> Tensor:
+        """Which of the C distinct (J, K) each problem of the flat batch has, int64 [N], on the CPU."""
+        return flat_index(self.lead, self.batch_shape)
+
+    @property
     def visible_mask(self) -> Tensor:
         """Visibility as bool [*batch, n], a copy: results that carry it never alias the caller's mask."""
         if self.visible is None:
@@ -208,14 +227,16 @@ class Ising:
         return Ising(fields, couplings, free, self.three_body, check=False)
 
     def detach(self) -> Ising:
-        """Return the same problem cut from the autograd graph."""
-
-        def cut(t: Tensor | None) -> Tensor | None:
-            return None if t is None else t.detach()
-
-        return Ising(
-            self.fields.detach(), cut(self.couplings), self.visible, cut(self.three_body), check=False
-        )
+        """Return the same problem cut from the autograd graph; itself if it hangs on none."""
+        J, K = self.couplings, self.three_body
+        if not (
+            self.fields.requires_grad
+            or (J is not None and J.requires_grad)
+            or (K is not None and K.requires_grad)
+        ):
+            return self
+        J, K = (None if t is None else t.detach() for t in (J, K))
+        return Ising(self.fields.detach(), J, self.visible, K, check=False)
 
     def to(self, *args: Any, **keywords: Any) -> Ising:
         """Move and convert as ``Tensor.to`` does: ``to(device)``, ``to(dtype)``, ``to(device, dtype)``, ``to(other)``.
@@ -378,6 +399,16 @@ def check_size(ising: Ising, limit: float) -> None:
                 f"expected numbers up to {limit:g}, beside which float64 still resolves smaller ones, got "
                 f"{value[index].item():.3g} at index {index}; hide spins with visible rather than by large fields.",
             )
+
+
+def flat_index(lead: torch.Size, batch: torch.Size) -> Tensor:
+    """Which of the entries of leading dimensions each problem of a batch has, int64 [N], on the CPU.
+
+    Args:
+        lead: Leading dimensions, which broadcast to the batch.
+        batch: Its shape, N = Π batch.
+    """
+    return torch.arange(lead.numel()).reshape(lead).expand(batch).reshape(-1)
 
 
 def broadcast_shape(*shapes: torch.Size) -> torch.Size | None:

@@ -35,6 +35,7 @@ FLOOR = {
 }
 FILES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py"))
 KERNELS = [
+    "samplers/exact/enumeration.py",
     "samplers/exact/half_energies.py",
     "samplers/exact/half_split.py",
     "samplers/exact/smooth.py",

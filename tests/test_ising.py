@@ -419,3 +419,46 @@ def test_bad_clamps_are_refused(spins: Any, message: str) -> None:
 def test_energy_refuses_what_are_no_spins(spins: Any, told: str) -> None:
     with pytest.raises(IsingError, match=f"^spins: {told}"):
         Ising(torch.zeros(2)).energy(torch.ones(2).to_sparse() if isinstance(spins, str) else spins)
+
+
+@pytest.mark.parametrize(
+    ("batch", "lead", "index"),
+    [
+        ((), (), [0]),
+        ((3,), (), [0, 0, 0]),
+        ((3,), (3,), [0, 1, 2]),
+        ((2, 3), (2, 1), [0, 0, 0, 1, 1, 1]),
+        ((2, 3), (3,), [0, 1, 2, 0, 1, 2]),
+        ((2, 2, 2), (2, 1, 2), [0, 1, 0, 1, 2, 3, 2, 3]),
+        ((0, 3), (), []),
+    ],
+)
+def test_coupling_index(batch: tuple[int, ...], lead: tuple[int, ...], index: list[int]) -> None:
+    """Each problem's J is the one that broadcasting gives it."""
+    J = torch.arange(float(math.prod(lead))).reshape(*lead, 1, 1).expand(*lead, 4, 4)
+    ising = Ising(torch.zeros(*batch, 4), J, check=False)
+    assert ising.coupling_index().tolist() == index
+    assert ising.lead == (1,) * (len(batch) - len(lead)) + lead
+    assert ising.num_couplings == math.prod(lead)
+    assert torch.equal(J.reshape(-1, 4, 4)[ising.coupling_index()], J.expand(*batch, 4, 4).reshape(-1, 4, 4))
+
+
+def test_the_lead_is_that_of_both_interactions() -> None:
+    h, J, K = torch.zeros(2, 3, 4), torch.zeros(2, 1, 4, 4), torch.zeros(3, 4, 4, 4)
+    assert Ising(h).lead == (1, 1)
+    assert Ising(h, J).lead == (2, 1)
+    assert Ising(h, three_body=K).lead == (1, 3)
+    assert Ising(h, J, three_body=K).lead == (2, 3)
+    assert Ising(h, J, three_body=K).coupling_index().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_detached_is_itself_where_nothing_is_attached() -> None:
+    h, J = torch.zeros(3, 4), torch.zeros(4, 4)
+    plain = Ising(h, J)
+    assert plain.detach() is plain
+    for attached in (Ising(h.clone().requires_grad_(), J), Ising(h, J.clone().requires_grad_())):
+        cut = attached.detach()
+        assert cut is not attached
+        assert cut.couplings is not None
+        assert not cut.fields.requires_grad
+        assert not cut.couplings.requires_grad

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from diabat.ising import Ising
+from diabat.ising import Ising, flat_index
 
 # Cells (problem, read, spin) of one chunk: its tables, 256 KiB each, stay in the cache of a core.
 _CHUNK = 1 << 15
@@ -108,8 +108,8 @@ def _rows(kind: int, ising: Ising) -> tuple[Tensor, Tensor]:
     value = (ising.fields, ising.couplings, ising.three_body)[kind]
     assert value is not None
     lead = value.shape[: value.ndim - kind - 1]
-    row = torch.arange(lead.numel()).reshape(lead).expand(ising.batch_shape).reshape(-1)
-    return value.detach().cpu().double().reshape(-1, *value.shape[len(lead) :]), row
+    rows = value.detach().cpu().double().reshape(-1, *value.shape[len(lead) :])
+    return rows, flat_index(lead, ising.batch_shape)
 
 
 def _local_field(kind: int, terms: Tensor, s: Tensor) -> Tensor:

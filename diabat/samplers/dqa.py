@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from diabat.checks import ArgumentError, check_choice, check_count, check_flag
 from diabat.circuits import (
     AnnealingSchedule,
+    Batch,
     Betas,
     Engine,
     OutOfRangeWarning,
@@ -47,7 +48,7 @@ from diabat.samplers.calibrated import (
 )
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.dqa_circuits import AnnealCircuits
-from diabat.samplers.programming import ControlNoise, Placed, gather_couplings, program, scatter_moments
+from diabat.samplers.programming import ControlNoise, Programmed, program
 from diabat.samplers.pseudolikelihood import fit_betas, fit_state_betas
 
 _FIT_READS = 64
@@ -203,12 +204,11 @@ class DQASampler(AnnealCircuits):
         if not self.engine.exact:
             raise UnsupportedError("engine", f"'{self.engine.name}' draws reads and knows no probabilities.")
         require_memory(8 * ising.num_problems << ising.num_spins, "probabilities of all states")
-        out = torch.empty(ising.num_problems, 2**ising.num_spins, dtype=torch.float64)
         plan = self.plan
-        for part in program(ising, self._betas_for(ising, 0), self.noise, 0):
-            table = self.engine.probabilities(plan, part.batch.fields, part.batch.couplings)
-            out[part.rows] = torch.from_numpy(table)
-        return out.reshape(*ising.batch_shape, -1)
+        programmed = program(ising, self._betas_for(ising, 0), self.noise, 0)
+        return programmed.per_state(
+            [self.engine.probabilities(plan, batch.fields, batch.couplings) for batch in programmed.batches]
+        )
 
     def adjoint(self, ising: Ising, cotangent: Tensor, *, seed: int) -> AdjointGradient:
         """Exact derivative of the moments of the circuit; inverse temperatures and noise are held constant.
@@ -222,55 +222,46 @@ class DQASampler(AnnealCircuits):
             )
         self._require(ising)
         betas = self._betas_for(ising, seed)
-        parts = program(ising, betas, self.noise, seed)
-        v = cotangent.detach().double().cpu().reshape(ising.num_problems, -1)
-        cotangents = [v[part.rows[:, None], part.spins].numpy() for part in parts]
-        batches = [part.batch for part in parts]
-        angles = self.schedule_angles
-        gradient = self.engine.gradient(self.plan, batches, cotangents, angles=angles is not None)
-        like = ising.fields
-        h = scatter_moments(parts, [g.fields / betas.beta_h for g in gradient.batches], ising)
+        programmed, angles = program(ising, betas, self.noise, seed), self.schedule_angles
+        gradient = self.engine.gradient(
+            self.plan, programmed.batches, programmed.cut(cotangent), angles=angles is not None
+        )
+        h = programmed.per_spin([g.fields / betas.beta_h for g in gradient.batches]).to(ising.fields)
         J = None
         if ising.couplings is not None:
             shares = [g.couplings / betas.beta_J for g in gradient.batches]
-            J = gather_couplings(parts, shares, ising.couplings).to(ising.couplings)
+            J = programmed.per_coupling(shares, ising.couplings).to(ising.couplings)
         turned = (gradient.field_angles, gradient.coupling_angles, gradient.mixer_angles)
         own = () if angles is None else (torch.from_numpy(np.stack(turned)).to(angles),)
-        return AdjointGradient(h.reshape(like.shape).to(like), J, own)
+        return AdjointGradient(h, J, own)
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         if self.sampled:
             return super()._moments(ising, correlations, seed)
         betas = self._betas_for(ising, seed)
-        parts = program(ising, betas, self.noise, seed)
-        found = self.engine.moments(self.plan, [part.batch for part in parts], correlations=correlations)
-        like, pairs = ising.fields, None
+        programmed = program(ising, betas, self.noise, seed)
+        found = self.engine.moments(self.plan, programmed.batches, correlations=correlations)
+        pairs = None
         if correlations:
             tables = [m.correlation for m in found if m.correlation is not None]
-            pairs = scatter_moments(parts, tables, ising, pairs=True).reshape(*like.shape, -1).to(like)
+            pairs = programmed.per_pair(tables).to(ising.fields)
         return Moments(
-            probability=scatter_moments(parts, [m.probability for m in found], ising)
-            .reshape(like.shape)
-            .to(like),
+            probability=programmed.per_spin([m.probability for m in found]).to(ising.fields),
             visible=ising.visible_mask,
             correlation=pairs,
-            info=self._info(betas, parts, seed),
+            info=self._info(betas, programmed, seed),
         )
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         betas = self._betas_for(ising, seed)
-        parts = program(ising, betas, self.noise, seed)
-        spins = self._read(ising, parts, num_reads, seed)
-        return Samples(spins, ising.visible_mask, info=self._info(betas, parts, seed))
+        programmed = program(ising, betas, self.noise, seed)
+        spins = self._read(programmed, num_reads, seed)
+        return Samples(spins, ising.visible_mask, info=self._info(betas, programmed, seed))
 
-    def _read(self, ising: Ising, parts: list[Placed], num_reads: int, seed: int) -> Tensor:
-        n, total = ising.num_spins, ising.num_problems
+    def _read(self, programmed: Programmed, num_reads: int, seed: int) -> Tensor:
         random = np.random.default_rng(seed)
-        reads = self.engine.sample(self.plan, [part.batch for part in parts], num_reads, random)
-        out = torch.full((num_reads, total, n), -1, dtype=torch.int8)
-        for part, spins in zip(parts, reads, strict=True):
-            out[:, part.rows[:, None], part.spins] = torch.from_numpy(spins)
-        return out.reshape(num_reads, *ising.fields.shape).to(ising.fields.device)
+        reads = self.engine.sample(self.plan, programmed.batches, num_reads, random)
+        return programmed.reads(reads, num_reads).to(programmed.ising.fields.device)
 
     def _betas_for(self, ising: Ising, seed: int) -> Betas:
         """Inverse temperatures to divide by, fitted to these problems in mode ``per_batch``."""
@@ -280,21 +271,21 @@ class DQASampler(AnnealCircuits):
         spawned = int(np.random.default_rng([seed, 2]).integers(2**31))
 
         def draw(problems: Ising) -> Samples:
-            parts = program(problems, self.anneal.betas, self.noise, spawned)
-            spins = self._read(problems, parts, _FIT_READS, spawned)
-            return Samples(spins, problems.visible_mask)
+            programmed = program(problems, self.anneal.betas, self.noise, spawned)
+            return Samples(self._read(programmed, _FIT_READS, spawned), problems.visible_mask)
 
         return corrected(self.anneal.betas, fit_reads(ising.detach(), draw))
 
     @cached_property
     def _fitted_once(self) -> Betas:
         problems = reference_problems(self.calibration_strength)
-        [part] = program(problems, self.anneal.betas, self.noise, 0)
+        programmed = program(problems, self.anneal.betas, self.noise, 0)
         if not self.engine.exact:
-            spins = self._read(problems, [part], 1000, 0)
+            spins = self._read(programmed, 1000, 0)
             weights = torch.full(spins.shape[:-1], 1 / len(spins), dtype=torch.float64)
             return corrected(self.anneal.betas, fit_betas(problems, spins, weights))
-        table = self.engine.probabilities(self.anneal.plan, part.batch.fields, part.batch.couplings)
+        [batch] = programmed.batches
+        table = self.engine.probabilities(self.anneal.plan, batch.fields, batch.couplings)
         return corrected(self.anneal.betas, fit_state_betas(problems, torch.from_numpy(table)))
 
     def _learnable(self) -> nn.Parameter:
@@ -326,16 +317,16 @@ class DQASampler(AnnealCircuits):
             "effective_beta": (predicted.beta_h / betas.beta_h, predicted.beta_J / betas.beta_J),
         }
 
-    def _info(self, betas: Betas, parts: list[Placed], seed: int) -> dict[str, Any]:
+    def _info(self, betas: Betas, programmed: Programmed, seed: int) -> dict[str, Any]:
         facts = self._facts(betas)
         if self.noise.present:
             facts |= {"field_noise": self.noise.fields, "coupling_noise": self.noise.couplings, "seed": seed}
-        allowed = self._range(parts)
+        allowed = self._range(programmed.batches)
         if allowed is not None:
-            facts["outside_range"] = self._outside(allowed, parts)
+            facts["outside_range"] = self._outside(allowed, programmed)
         return facts
 
-    def _range(self, parts: list[Placed]) -> PlanRange | None:
+    def _range(self, batches: list[Batch]) -> PlanRange | None:
         """What the plan answers; None where nothing is known, or no field is strong enough to look."""
         if (
             self.schedule_angles is not None
@@ -344,19 +335,19 @@ class DQASampler(AnnealCircuits):
         beta_h = self.anneal.betas.beta_h
         if self.anneal.learned or beta_h <= 0:
             return self.anneal.trained
-        strongest = max((float(np.abs(part.batch.fields).max(initial=0.0)) for part in parts), default=0.0)
-        return self._saturation if strongest * beta_h > SATURATED else None
+        for batch in batches:
+            if np.abs(batch.fields).max(initial=0.0) * beta_h > SATURATED:
+                return self._saturation
+        return None
 
     @cached_property
     def _saturation(self) -> PlanRange:
         return PlanRange.of_anneal(self.anneal.plan, self.anneal.betas.beta_h)
 
-    def _outside(self, allowed: PlanRange, parts: list[Placed]) -> float:
+    def _outside(self, allowed: PlanRange, programmed: Programmed) -> float:
         """Fraction of the spins beyond the range; the first time is warned of."""
-        spins = sum(part.spins.numel() for part in parts)
-        share = sum(allowed.outside(part.batch.fields, part.batch.couplings) for part in parts) / max(
-            1, spins
-        )
+        beyond_it = sum(allowed.outside(batch.fields, batch.couplings) for batch in programmed.batches)
+        share = beyond_it / max(1, programmed.num_spins)
         if share and not self._warned:
             self._warned = True
             warnings.warn(beyond(self.anneal, allowed, share), OutOfRangeWarning, stacklevel=5)

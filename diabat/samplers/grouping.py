@@ -9,15 +9,14 @@ partition function by 2.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
-from diabat.checks import ArgumentError
-from diabat.ising import Ising, broadcast_shape
+from diabat.ising import Ising, flat_index
 
 _CACHED_MASK_ELEMENTS = 1 << 16
 
@@ -36,6 +35,30 @@ def unpadded_cost(groups: int, problems: int, spins: int) -> float:
 
 
 @dataclass(frozen=True, eq=False)
+class Places:
+    """The P problems of some groups without their padding, on the CPU.
+
+    Attributes:
+        slots: Group and place in it of each problem, int64 [P] both: ``fields[slots]`` is [P, m].
+        rows: int64 [P], row in the flat batch.
+        spins: int64 [P, m], spin of the problem, n on phantom spins.
+        couplings: int64 [P], index into the C distinct couplings.
+        cells: int64 [P, m], index into the flat fields [N·n + 1].
+    """
+
+    slots: tuple[Tensor, Tensor]
+    rows: Tensor
+    spins: Tensor
+    couplings: Tensor
+    cells: Tensor
+
+    def part(self, which: slice) -> Places:
+        """Some of them."""
+        slots = (self.slots[0][which], self.slots[1][which])
+        return Places(slots, self.rows[which], self.spins[which], self.couplings[which], self.cells[which])
+
+
+@dataclass(frozen=True, eq=False)
 class Tier:
     """Groups padded to m spins and Q problems, as indices into the flat batch of N problems.
 
@@ -43,6 +66,7 @@ class Tier:
     it, so that one index tensor both gathers and scatters.
 
     Attributes:
+        sizes: N, C and n of the whole batch.
         problems: int64 [G, Q], row of each problem in the batch, N on padding.
         spins: int64 [G, m], spin of the problem, n on phantom spins.
         coupling: int64 [G], index into the C distinct couplings.
@@ -52,6 +76,7 @@ class Tier:
         whole: The batch as it is, nothing padded or moved: a reshape gathers and scatters.
     """
 
+    sizes: tuple[int, int, int]
     problems: Tensor
     spins: Tensor
     coupling: Tensor
@@ -59,6 +84,43 @@ class Tier:
     phantoms: Tensor
     pair_cells: Tensor
     whole: bool
+
+    @cached_property
+    def places(self) -> Places:
+        """Its problems without the padding, group after group."""
+        problems, spins, coupling = self.problems.cpu(), self.spins.cpu(), self.coupling.cpu()
+        group, slot = (problems < self.sizes[0]).nonzero(as_tuple=True)
+        cells = self.cells.cpu()[group, slot]
+        return Places((group, slot), problems[group, slot], spins[group], coupling[group], cells)
+
+    @cached_property
+    def places_by_group(self) -> list[Places]:
+        """The same of each group."""
+        ends = (self.problems.cpu() < self.sizes[0]).sum(1).cumsum(0).tolist()
+        return [self.places.part(slice(*ends)) for ends in zip([0, *ends], ends, strict=False)]
+
+    def padded(self, values: Tensor) -> Tensor:
+        """Values of its problems [P, ...] in the slots of the tier, [G, Q, ...]; zero on padding."""
+        out = values.new_zeros(*self.problems.shape, *values.shape[1:])
+        out[self.places.slots] = values
+        return out
+
+    def gather(self, fields: Tensor, couplings: Tensor | None, three_body: Tensor | None) -> Group:
+        """Cut its groups out of flat h [N·n + 1], J [C·n² + 1] and K [C·n³ + 1], the last of each a zero."""
+        J = None if couplings is None else couplings[self.pair_cells]
+        if three_body is None:
+            return Group(self, fields[self.cells], J, None)
+        triples = _interaction_cells(self.spins, self.coupling, self.sizes[2], 3, three_body.numel() - 1)
+        return Group(self, fields[self.cells], J, three_body[triples])
+
+    @property
+    def matrix_cells(self) -> Tensor:
+        """int64 [G, Q, m, m], index into flat numbers per pair [N·n² + 1]."""
+        total, _, n = self.sizes
+        a, b = self.spins[:, None, :, None], self.spins[:, None, None, :]
+        cells = (self.problems[:, :, None, None] * n + a) * n + b
+        valid = (self.problems < total)[:, :, None, None] & (a < n) & (b < n)
+        return torch.where(valid, cells, total * n * n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,95 +140,99 @@ class Group:
     three_body: Tensor | None
 
 
-def grouped(ising: Ising, cost: Cost = enumeration_cost) -> list[Group]:
-    """Split a batch into tiers and gather h, J and K; differentiable in all three."""
-    n, lead = ising.num_spins, common_lead(ising)
-    found = tiers(ising, cost)
-    terms = ((ising.couplings, 2), (ising.three_body, 3))
-    J, K = (None if t is None else t.expand(*lead, *t.shape[-order:]) for t, order in terms)
-    if len(found) == 1 and found[0].whole:
-        return [_whole(found[0], ising.fields, J, K)]
-    fields = _with_dump(ising.fields.reshape(-1))
-    J, K = (None if t is None else _with_dump(t.reshape(-1)) for t in (J, K))
-    return [
-        Group(
-            tier,
-            fields[tier.cells],
-            None if J is None else J[tier.pair_cells],
-            None if K is None else K[_interaction_cells(tier.spins, tier.coupling, n, 3, K.numel() - 1)],
-        )
-        for tier in found
-    ]
+@dataclass(frozen=True, eq=False)
+class Tiers:
+    """The tiers of a batch: its problems are gathered once, and results of all tiers go back into its shape.
+
+    Problems without a visible spin are in no tier.
+
+    Attributes:
+        shape: That of the fields, [*batch, n].
+        tiers: The tiers; results are given in this order.
+    """
+
+    shape: torch.Size
+    tiers: tuple[Tier, ...]
+
+    @property
+    def whole(self) -> bool:
+        """Whether the only tier is the batch as it is."""
+        return len(self.tiers) == 1 and self.tiers[0].whole
+
+    def gather(self, ising: Ising) -> list[Group]:
+        """Fields and interactions of each tier, copied; differentiable in h, J and K."""
+        h, J, K = ising.fields, ising.couplings, ising.three_body
+        if J is not None and K is not None:
+            lead = ising.lead
+            J, K = J.expand(*lead, *J.shape[-2:]), K.expand(*lead, *K.shape[-3:])
+        if len(self.tiers) == 1 and self.tiers[0].whole:
+            groups, queries, m = self.tiers[0].cells.shape
+            return [
+                Group(
+                    self.tiers[0],
+                    h.reshape(groups, queries, m).clone(),
+                    None if J is None else J.reshape(groups, m, m).clone(),
+                    None if K is None else K.reshape(groups, m, m, m).clone(),
+                )
+            ]
+        h = _with_dump(h)
+        J = None if J is None else _with_dump(J)
+        K = None if K is None else _with_dump(K)
+        return [tier.gather(h, J, K) for tier in self.tiers]
+
+    def per_spin(self, values: Sequence[Tensor], fill: float = 0.0) -> Tensor:
+        """Results per spin, [G, Q, m] of each tier, as [*batch, n]; differentiable."""
+        if len(self.tiers) == 1 and self.tiers[0].whole:
+            return values[0].reshape(self.shape).clone()
+        return _assembled(self._cells, values, self.shape, fill)
+
+    def per_problem(self, values: Sequence[Tensor], fill: float = 0.0) -> Tensor:
+        """Results per problem, [G, Q] of each tier, as [*batch]; differentiable."""
+        if len(self.tiers) == 1 and self.tiers[0].whole:
+            return values[0].reshape(self.shape[:-1]).clone()
+        return _assembled(self._problems, values, self.shape[:-1], fill)
+
+    def per_pair(self, values: Sequence[Tensor]) -> Tensor:
+        """Results per pair, [G, Q, m, m] of each tier, as [*batch, n, n]; zero for invisible spins."""
+        index = _joined([tier.matrix_cells for tier in self.tiers])
+        return _assembled(index, values, torch.Size((*self.shape, self.shape[-1])), 0.0)
+
+    @cached_property
+    def _cells(self) -> Tensor:
+        return _joined([tier.cells for tier in self.tiers])
+
+    @cached_property
+    def _problems(self) -> Tensor:
+        return _joined([tier.problems for tier in self.tiers])
 
 
-def _whole(tier: Tier, fields: Tensor, J: Tensor | None, K: Tensor | None) -> Group:
-    """The batch as one group, copied, so that it aliases no more than a gathered one."""
-    groups, queries, m = tier.cells.shape
-
-    def copied(t: Tensor | None, order: int) -> Tensor | None:
-        return None if t is None else t.reshape(groups, *(m,) * order).clone()
-
-    return Group(tier, fields.reshape(groups, queries, m).clone(), copied(J, 2), copied(K, 3))
-
-
-def tiers(ising: Ising, cost: Cost = enumeration_cost) -> tuple[Tier, ...]:
-    """Tiers of a batch.  Problems without a visible spin are in none of them."""
-    lead, device = common_lead(ising), ising.fields.device
-    shape = tuple(ising.fields.shape)
+def tiers(ising: Ising, cost: Cost = enumeration_cost) -> Tiers:
+    """Tiers of a batch, of least total cost."""
+    device, shape = ising.fields.device, ising.fields.shape
     if ising.visible is None:
-        return _cached_tiers(None, (), shape, lead, cost, device)
+        return _cached_tiers(None, (), shape, ising.lead, cost, device)
     visible = ising.visible.cpu()
     if visible.numel() > _CACHED_MASK_ELEMENTS:
-        return _build_tiers(visible, shape, lead, cost, device)
+        return _build_tiers(visible, shape, ising.lead, cost, device)
     # The cache is keyed by content: masks of attention are small and the same at every step.
-    return _cached_tiers(visible.numpy().tobytes(), tuple(visible.shape), shape, lead, cost, device)
+    return _cached_tiers(visible.numpy().tobytes(), visible.shape, shape, ising.lead, cost, device)
 
 
-def scatter(parts: Iterable[tuple[Tier, Tensor]], ising: Ising, fill: float = 0.0) -> Tensor:
-    """Assemble per-spin results [G, Q, m] of all tiers into [*batch, n]; differentiable."""
-    found = list(parts)
-    if found and found[0][0].whole:
-        return found[0][1].reshape(ising.fields.shape).clone()
-    return _assemble([(t.cells, v) for t, v in found], ising.fields.shape, fill)
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """All elements of all parts, in a row."""
+    return parts[0].reshape(-1) if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts])
 
 
-def scatter_problems(parts: Iterable[tuple[Tier, Tensor]], ising: Ising, fill: float = 0.0) -> Tensor:
-    """Assemble per-problem results [G, Q] of all tiers into [*batch]; differentiable."""
-    found = list(parts)
-    if found and found[0][0].whole:
-        return found[0][1].reshape(ising.batch_shape).clone()
-    return _assemble([(t.problems, v) for t, v in found], ising.batch_shape, fill)
+def _assembled(index: Tensor, parts: Sequence[Tensor], shape: torch.Size, fill: float) -> Tensor:
+    """Scatter results by an index whose largest value is the dump."""
+    size, values = shape.numel(), _joined(parts)
+    out = torch.full((size + 1,), fill, dtype=values.dtype, device=values.device)
+    return out.scatter(0, index, values)[:size].reshape(shape)
 
 
-def scatter_pairs(parts: Iterable[tuple[Tier, Tensor]], ising: Ising) -> Tensor:
-    """Assemble pair results [G, Q, m, m] of all tiers into [*batch, n, n], zero for invisible spins."""
-    n = ising.num_spins
-    shape = torch.Size((*ising.batch_shape, n, n))
-    dump = shape.numel()
-    indexed = []
-    for tier, values in parts:
-        a, b = tier.spins[:, None, :, None], tier.spins[:, None, None, :]
-        cells = (tier.problems[:, :, None, None] * n + a) * n + b
-        valid = (tier.problems < ising.num_problems)[:, :, None, None] & (a < n) & (b < n)
-        indexed.append((torch.where(valid, cells, dump), values))
-    return _assemble(indexed, shape, 0.0)
-
-
-def _assemble(pairs: list[tuple[Tensor, Tensor]], shape: torch.Size, fill: float) -> Tensor:
-    size = shape.numel()
-    if not pairs:
-        raise ArgumentError("parts", "expected at least one tier, got none.")
-    index = torch.cat([i.reshape(-1) for i, _ in pairs])
-    values = torch.cat([v.reshape(-1) for _, v in pairs])
-    return (
-        torch.full((size + 1,), fill, dtype=values.dtype, device=values.device)
-        .scatter(0, index, values)[:size]
-        .reshape(shape)
-    )
-
-
-def _with_dump(flat: Tensor) -> Tensor:
-    return torch.cat((flat, flat.new_zeros(1)))
+def _with_dump(values: Tensor) -> Tensor:
+    """In a row, with a zero behind."""
+    return torch.constant_pad_nd(values.reshape(-1), (0, 1))
 
 
 def _interaction_cells(spins: Tensor, coupling: Tensor, n: int, order: int, dump: int) -> Tensor:
@@ -181,25 +247,15 @@ def _interaction_cells(spins: Tensor, coupling: Tensor, n: int, order: int, dump
     return torch.where(valid, cells, dump)
 
 
-def common_lead(ising: Ising) -> torch.Size:
-    """Leading shape shared by J and K, padded with ones to the batch's number of dimensions."""
-    J, K = ising.couplings, ising.three_body
-    lead: torch.Size | None = torch.Size(()) if J is None else J.shape[:-2]
-    if K is not None:
-        lead = K.shape[:-3] if J is None else broadcast_shape(J.shape[:-2], K.shape[:-3])
-    assert lead is not None  # a problem whose terms do not fit together was refused
-    return torch.Size((1,) * (len(ising.batch_shape) - len(lead)) + tuple(lead))
-
-
 @lru_cache(maxsize=64)
 def _cached_tiers(
     mask: bytes | None,
     mask_shape: tuple[int, ...],
-    shape: tuple[int, ...],
+    shape: torch.Size,
     lead: torch.Size,
     cost: Cost,
     device: torch.device,
-) -> tuple[Tier, ...]:
+) -> Tiers:
     if mask is None:
         visible = torch.ones(shape[-1], dtype=torch.bool)
     else:
@@ -208,14 +264,14 @@ def _cached_tiers(
 
 
 def _build_tiers(
-    visible: Tensor, shape: tuple[int, ...], lead: torch.Size, cost: Cost, device: torch.device
-) -> tuple[Tier, ...]:
+    visible: Tensor, shape: torch.Size, lead: torch.Size, cost: Cost, device: torch.device
+) -> Tiers:
     n, batch = shape[-1], shape[:-1]
     patterns, inverse = torch.unique(
         visible.expand(*visible.shape[:-1], n).reshape(-1, n), dim=0, return_inverse=True
     )
     pattern = inverse.reshape(visible.shape[:-1]).expand(batch).reshape(-1)
-    coupling = torch.arange(lead.numel()).reshape(lead).expand(batch).reshape(-1)
+    coupling = flat_index(lead, batch)
     keys, group, counts = torch.unique(
         coupling * len(patterns) + pattern, return_inverse=True, return_counts=True
     )
@@ -234,7 +290,7 @@ def _build_tiers(
             distinct = lead.numel()
             which = keys[part] // len(patterns)
             built.append(_make_tier(rows, visible_spins, which, (len(group), distinct, n), device))
-    return tuple(built)
+    return Tiers(shape, tuple(built))
 
 
 def _partition(groups: list[int], sizes: list[int], problems: int, cost: Cost) -> list[list[int]]:
@@ -283,6 +339,7 @@ def _make_tier(
         for index, size in ((cells, total * n), (pair_cells, distinct * n * n))
     )
     return Tier(
+        sizes=sizes,
         problems=problems.to(device),
         spins=padded.to(device),
         coupling=coupling.to(device),

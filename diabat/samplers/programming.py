@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,24 +12,80 @@ from torch import Tensor
 from diabat.checks import ArgumentError
 from diabat.circuits import Batch, Betas
 from diabat.ising import Ising
-from diabat.samplers.grouping import Tier, grouped, unpadded_cost
+from diabat.samplers.grouping import Places, tiers, unpadded_cost
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
-    """A batch and where it came from.
+class Programmed:
+    """A batch of problems as an engine runs it, in parts that share couplings, and the way back.
 
     Attributes:
-        batch: Programmed problems, Q of them with m spins.
-        rows: int64 [Q], index into the flat batch of N problems.
-        spins: int64 [Q, m], spin of each problem.
-        couplings: int64 [Q], index into the distinct couplings.
+        ising: The problems asked for.
+        batches: Programmed problems of each part, P of them with m spins.
+        places: Their rows in the flat batch, their spins and their couplings.
+        whole: The parts one after the other are the batch as it is.
     """
 
-    batch: Batch
-    rows: Tensor
-    spins: Tensor
-    couplings: Tensor
+    ising: Ising
+    batches: list[Batch]
+    places: list[Places]
+    whole: bool
+
+    @property
+    def num_spins(self) -> int:
+        """Programmed spins of all parts."""
+        return sum(place.spins.numel() for place in self.places)
+
+    def cut(self, values: Tensor) -> list[np.ndarray]:
+        """Numbers per spin [*batch, n] as float64 [P, m] of each part."""
+        flat = values.detach().double().cpu().reshape(self.ising.num_problems, -1)
+        return [flat[place.rows[:, None], place.spins].numpy() for place in self.places]
+
+    def per_spin(self, values: Sequence[np.ndarray]) -> Tensor:
+        """Numbers per spin, [P, m] of each part, as float64 [*batch, n]; zero for invisible spins."""
+        shape = self.ising.fields.shape
+        if self.whole:
+            return torch.from_numpy(np.concatenate(values)).reshape(shape)
+        out = torch.zeros(self.ising.num_problems, shape[-1], dtype=torch.float64)
+        for place, value in zip(self.places, values, strict=True):
+            out[place.rows[:, None], place.spins] = torch.from_numpy(value)
+        return out.reshape(shape)
+
+    def per_pair(self, values: Sequence[np.ndarray]) -> Tensor:
+        """Numbers per pair, [P, m, m] of each part, as float64 [*batch, n, n]; zero for invisible spins."""
+        n = self.ising.num_spins
+        out = torch.zeros(self.ising.num_problems, n, n, dtype=torch.float64)
+        for place, value in zip(self.places, values, strict=True):
+            rows, spins = place.rows, place.spins
+            out[rows[:, None, None], spins[:, :, None], spins[:, None, :]] = torch.from_numpy(value)
+        return out.reshape(*self.ising.fields.shape, n)
+
+    def per_state(self, tables: Sequence[np.ndarray]) -> Tensor:
+        """Numbers per state, [P, 2^n] of each part, as float64 [*batch, 2^n]; every spin is visible."""
+        out = torch.empty(self.ising.num_problems, 2**self.ising.num_spins, dtype=torch.float64)
+        for place, table in zip(self.places, tables, strict=True):
+            out[place.rows] = torch.from_numpy(table)
+        return out.reshape(*self.ising.batch_shape, -1)
+
+    def reads(self, values: Sequence[np.ndarray], num_reads: int) -> Tensor:
+        """Reads, int8 [num_reads, P, m] of each part, as [num_reads, *batch, n]; -1 for invisible spins."""
+        shape, total = self.ising.fields.shape, self.ising.num_problems
+        out = torch.full((num_reads, total, shape[-1]), -1, dtype=torch.int8)
+        for place, spins in zip(self.places, values, strict=True):
+            out[:, place.rows[:, None], place.spins] = torch.from_numpy(spins)
+        return out.reshape(num_reads, *shape)
+
+    def per_coupling(self, shares: Sequence[np.ndarray], couplings: Tensor) -> Tensor:
+        """Sum derivatives, [m, m] or [P, m, m] of each part, into float64 of the shape of J."""
+        n = couplings.shape[-1]
+        out = torch.zeros(couplings.shape[:-2].numel(), n, n, dtype=torch.float64)
+        for place, share in zip(self.places, shares, strict=True):
+            block = torch.from_numpy(share)
+            if block.ndim == 2:  # one J for all problems of the part
+                place, block = place.part(slice(1)), block[None]
+            where = (place.couplings[:, None, None], place.spins[:, :, None], place.spins[:, None, :])
+            out.index_put_(where, block, accumulate=True)
+        return out.reshape(couplings.shape)
 
 
 @dataclass(frozen=True)
@@ -61,7 +116,7 @@ class ControlNoise:
         return self.fields > 0 or self.couplings > 0
 
 
-def program(ising: Ising, betas: Betas, noise: ControlNoise, seed: int) -> list[Placed]:
+def program(ising: Ising, betas: Betas, noise: ControlNoise, seed: int) -> Programmed:
     """Divide by the inverse temperatures, add the control noise, and group what shares couplings.
 
     Args:
@@ -70,51 +125,30 @@ def program(ising: Ising, betas: Betas, noise: ControlNoise, seed: int) -> list[
         noise: Errors of the programmed values.
         seed: Seed of these errors.
     """
-    random = np.random.default_rng([seed, 1])
-    parts = list(_parts(ising, betas))
-    return (
-        [replace(part, batch=_noisy(part.batch, noise, random)) for part in parts] if noise.present else parts
-    )
-
-
-def _parts(ising: Ising, betas: Betas) -> Iterator[Placed]:
-    for group in grouped(ising.detach(), unpadded_cost):
-        tier = group.tier
-        h = group.fields.detach().double().cpu().numpy() / betas.beta_h  # [G, Q, m]
+    ising = ising.detach()
+    found = tiers(ising, unpadded_cost)
+    batches: list[Batch] = []
+    places: list[Places] = []
+    for group in found.gather(ising):
+        h = group.fields.double().cpu().numpy() / betas.beta_h  # [G, Q, m]
         groups, problems, m = h.shape
         if group.couplings is None:
             J = np.zeros((groups, m, m))
         else:
-            J = group.couplings.detach().double().cpu().numpy() / betas.beta_J
+            J = group.couplings.double().cpu().numpy() / betas.beta_J
         if problems == 1 and groups > 1:
             # Every problem has couplings of its own: one batch of them all.  (A single problem needs no phase table
             # per lane, which would double its memory and more.)
-            yield Placed(Batch(h[:, 0], J), *_places(tier, ising.num_problems, together=True)[0])
+            batches.append(Batch(h[:, 0], J))
+            places.append(group.tier.places)
             continue
-        places = _places(tier, ising.num_problems, together=False)
-        for g, (rows, spins, couplings) in enumerate(places):
-            yield Placed(Batch(h[g, : len(rows)], J[g]), rows, spins, couplings)
-
-
-# Tiers of attention are the same at every step; weak, since those of large masks are made anew.
-_kept: WeakKeyDictionary[Tier, list[tuple[Tensor, Tensor, Tensor]]] = WeakKeyDictionary()
-
-
-def _places(tier: Tier, total: int, *, together: bool) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Rows, spins and couplings of the problems of each group, or of all in one; padding is left out."""
-    if tier not in _kept:
-        groups = [slice(None)] if together else [slice(g, g + 1) for g in range(len(tier.coupling))]
-        _kept[tier] = [_places_of(tier, which, total) for which in groups]
-    return _kept[tier]
-
-
-def _places_of(tier: Tier, which: slice, total: int) -> tuple[Tensor, Tensor, Tensor]:
-    problems = tier.problems[which].cpu()
-    shape = problems.shape
-    kept = (problems < total).reshape(-1)
-    spins = tier.spins[which].cpu()[:, None].expand(*shape, -1).reshape(len(kept), -1)
-    couplings = tier.coupling[which].cpu()[:, None].expand(shape).reshape(-1)
-    return problems.reshape(-1)[kept], spins[kept], couplings[kept]
+        for g, place in enumerate(group.tier.places_by_group):
+            batches.append(Batch(h[g, : len(place.rows)], J[g]))
+            places.append(place)
+    if noise.fields or noise.couplings:
+        random = np.random.default_rng([seed, 1])
+        batches = [_noisy(batch, noise, random) for batch in batches]
+    return Programmed(ising, batches, places, found.whole)
 
 
 def _noisy(batch: Batch, noise: ControlNoise, random: np.random.Generator) -> Batch:
@@ -124,36 +158,3 @@ def _noisy(batch: Batch, noise: ControlNoise, random: np.random.Generator) -> Ba
     n = batch.num_spins
     upper = np.triu(random.standard_normal((batch.num_problems, n, n)), 1)
     return Batch(fields, batch.couplings + noise.couplings * (upper + upper.swapaxes(1, 2)))
-
-
-def scatter_moments(
-    parts: list[Placed], values: list[np.ndarray], ising: Ising, *, pairs: bool = False
-) -> Tensor:
-    """Numbers per spin [Q, m] (or per pair [Q, m, m]) of all parts in a zero tensor [N, n] (or [N, n, n])."""
-    n, total = ising.num_spins, ising.num_problems
-    out = torch.zeros((total, n, n) if pairs else (total, n), dtype=torch.float64)
-    for part, value in zip(parts, values, strict=True):
-        block = torch.from_numpy(value)
-        if pairs:
-            out[part.rows[:, None, None], part.spins[:, :, None], part.spins[:, None, :]] = block
-        else:
-            out[part.rows[:, None], part.spins] = block
-    return out
-
-
-def gather_couplings(parts: list[Placed], shares: list[np.ndarray], couplings: Tensor) -> Tensor:
-    """Sum the gradients of all parts into the shape of J."""
-    n = couplings.shape[-1]
-    out = torch.zeros(couplings.shape[:-2].numel(), n, n, dtype=torch.float64)
-    for index, spins, share in _by_coupling(parts, shares):
-        out.index_put_((index[:, None, None], spins[:, :, None], spins[:, None, :]), share, accumulate=True)
-    return out.reshape(couplings.shape)
-
-
-def _by_coupling(parts: list[Placed], shares: list[np.ndarray]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    for part, share in zip(parts, shares, strict=True):
-        block = torch.from_numpy(share)
-        if block.ndim == 2:  # one J for all problems of the part
-            yield part.couplings[:1], part.spins[:1], block[None]
-        else:
-            yield part.couplings, part.spins, block

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diabat.compute.threads import run_parts
 from diabat.ising import Ising
-from diabat.samplers.exact import ExactSampler, fused_products, half_split
+from diabat.samplers.exact import ExactSampler, enumeration, fused_products, half_split
 from diabat.testing import brute_force
 from diabat.testing.problems import make_problem
 
@@ -23,6 +23,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-13}
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small problems, too, are done by the compiled form, on as many threads as there are."""
+    monkeypatch.setattr(enumeration, "_MOST_STATES", 0)
     monkeypatch.setattr(fused_products, "_MIN_STATES", 1)
     monkeypatch.setattr(fused_products, "_STATES_PER_THREAD", 1)
 
@@ -38,6 +39,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return results[-1]
 
     monkeypatch.setattr(half_split, "fused_products", spy)
+    monkeypatch.setattr(fused_products, "fused_products", spy)
     return results
 
 

@@ -8,12 +8,25 @@ from torch import Tensor
 
 from diabat.ising import Ising, pack_three_body
 from diabat.samplers import UnsupportedError
-from diabat.samplers.exact import ExactSampler, row_weights, sampler
+from diabat.samplers.exact import ExactSampler, enumeration, row_weights, sampler
 from diabat.testing import brute_force, brute_force_states
 from diabat.testing.problems import make_problem
 
 from .enumeration import relative_error
 from .goodness import g_test
+
+
+@pytest.fixture
+def halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small problems, too, are done by products of halves."""
+    monkeypatch.setattr(enumeration, "_MOST_STATES", 0)
+
+
+@pytest.fixture(params=["states", "halves"])
+def either(request: pytest.FixtureRequest) -> None:
+    """Small problems by their states, as usual, and by products of halves."""
+    if request.param == "halves":
+        request.getfixturevalue("halves")
 
 
 def in_float64(ising: Ising) -> Ising:
@@ -35,6 +48,7 @@ def test_float32_keeps_the_relative_precision_of_every_probability(fields: float
     assert relative_error(single.log_partition, double.log_partition) < 1e-6
 
 
+@pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_very_negative_fields(dtype: torch.dtype) -> None:
     """h = -60: P = e^-120 is not representable in float32, and exact to rounding in float64; never NaN."""
@@ -132,6 +146,7 @@ def opposed(field: float, coupling: float, dtype: torch.dtype) -> Ising:
     return Ising(torch.tensor([[field, -field]], dtype=dtype), J)
 
 
+@pytest.mark.usefixtures("halves")
 def test_escalation_to_float64_is_reported_and_right() -> None:
     sampler = ExactSampler()
     weak, strong = opposed(1.0, 0.5, torch.float32), opposed(50.0, 45.0, torch.float32)
@@ -146,6 +161,7 @@ def test_escalation_to_float64_is_reported_and_right() -> None:
     assert (moments.correlation - want.correlation).abs().max() < 1e-6
 
 
+@pytest.mark.usefixtures("either")
 def test_escalated_gradients_are_right() -> None:
     ising = opposed(50.0, 49.5, torch.float32)
     fields = ising.fields.clone().requires_grad_()
@@ -180,6 +196,7 @@ def strong_batch(n: int, dtype: torch.dtype, *, three_body: bool = False) -> Isi
     return Ising(plain.fields * scale, (J + J.mT).to(dtype), three_body=K)
 
 
+@pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("n", "three_body"), [(2, False), (7, False), (14, False), (8, True)])
 def test_what_exceeds_float64_is_right(n: int, three_body: bool, dtype: torch.dtype) -> None:
@@ -196,12 +213,14 @@ def test_what_exceeds_float64_is_right(n: int, three_body: bool, dtype: torch.dt
     assert (sampler.state_probabilities(ising) - brute_force_states(ising)).abs().max() < tolerance
 
 
+@pytest.mark.usefixtures("halves")
 def test_strong_queries_are_lost_without_weights_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guard of the tests around this one."""
     monkeypatch.setattr(sampler, "_MIN_SCALED_Z", {torch.float32: -1.0, torch.float64: -1.0})
     assert not ExactSampler().moments(opposed(500.0, 450.0, torch.float64)).probability.isfinite().all()
 
 
+@pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("budget_mb", [256.0, 1e-4])
 def test_gradients_of_strong_problems_are_those_of_enumeration(budget_mb: float) -> None:
     """Near-ties: Cov is of order 1 although exponents are of order 1000; also of the weak queries beside them."""

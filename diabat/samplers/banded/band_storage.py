@@ -58,11 +58,9 @@ def band_layout(ising: Ising, width: int) -> Layout:
     w = max(1, min(width, n - 1))
     lengths, pattern, orders = _patterns(ising)
     J = ising.couplings
-    lead = torch.Size(()) if J is None else J.shape[:-2]
-    lead = torch.Size((1,) * (len(ising.batch_shape) - len(lead)) + tuple(lead))
-    which = torch.arange(lead.numel(), device=device).reshape(lead).expand(ising.batch_shape).reshape(-1)
+    which = ising.coupling_index().to(device)
     if len(orders) == 1:
-        keys, tables = torch.arange(lead.numel(), device=device), which
+        keys, tables = torch.arange(ising.num_couplings, device=device), which
     else:
         keys, tables = torch.unique(which * len(orders) + pattern, return_inverse=True)
     if J is None:

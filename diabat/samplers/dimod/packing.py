@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -47,11 +46,10 @@ def program(ising: Ising, betas: Betas) -> list[Problem]:
     n, total = ising.num_spins, ising.num_problems
     h = _array(to_minimised(ising.fields, betas.beta_h)).reshape(total, n)
     if ising.couplings is None:
-        J, which = np.zeros((1, n, n)), np.zeros(total, dtype=np.int64)
+        J = np.zeros((1, n, n))
     else:
         J = _array(to_minimised(ising.couplings, betas.beta_J)).reshape(-1, n, n)
-        lead = ising.couplings.shape[:-2]
-        which = torch.arange(lead.numel()).reshape(lead).expand(ising.batch_shape).reshape(-1).numpy()
+    which = ising.coupling_index().numpy()
     visible = ising.visible_mask.cpu().numpy().reshape(total, n)
     problems = []
     for row in range(total):

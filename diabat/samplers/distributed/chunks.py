@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diabat.ising import Ising
-from diabat.samplers.grouping import common_lead
+from diabat.ising import Ising, flat_index
 
 Box = tuple[slice, slice]
 """Rows of G and of Q."""
@@ -35,7 +34,7 @@ class Chunks:
 
     def __init__(self, ising: Ising, size: int) -> None:
         self.ising = ising
-        lead = common_lead(ising)
+        lead = ising.lead
         own = [axis for axis, extent in enumerate(lead) if extent > 1]
         self._lead = lead
         self._order = [*own, *(axis for axis in range(len(lead)) if axis not in own)]
@@ -106,8 +105,7 @@ class Chunks:
         """int64 [G], which of its own distinct couplings (or three-body terms) each group has."""
         if value is None:
             return torch.zeros(self._shape[0], dtype=torch.long)
-        lead = value.shape[:-order]
-        return torch.arange(lead.numel()).reshape(lead).expand(self._lead).reshape(-1)
+        return flat_index(value.shape[:-order], self._lead)
 
     def _interaction(self, value: Tensor | None, rows: Tensor, box: Box, order: int) -> Tensor | None:
         if value is None:

@@ -10,6 +10,7 @@ so that each is a product over spins times a factor that all queries share, and 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,6 +56,54 @@ class Fused(NamedTuple):
 def suits(groups: int, queries: int, spins: int) -> bool:
     """Whether there is enough to do."""
     return spins >= _MIN_SPINS and queries >= _MIN_QUERIES and groups * queries << spins >= _MIN_STATES
+
+
+def fused_moments(
+    fields: Array, J: Array | None, threads: int, least_sum: float
+) -> tuple[Array, Array] | None:
+    """Probabilities of +1 and log Z without what a derivative needs; None if the precision does not hold the factors.
+
+    Args:
+        fields: h, [G, Q, m], in the working precision.
+        J: Couplings, [G, m, m], read through their symmetric part; None for none.
+        threads: Most threads.
+        least_sum: Smallest sum of weights, up to its scale, that is still precise.
+
+    Returns:
+        [G, Q, m] and [G, Q], in the working precision.
+    """
+    m, dtype = fields.shape[2], fields.dtype
+    a = m // 2
+    if J is None:
+        J = np.zeros((len(fields), m, m))
+    J = J.astype(np.float64)
+    J = (J + J.transpose(0, 2, 1)) / 2
+    left, right = half_energy(J[:, :a, :a]), half_energy(J[:, a:, a:])
+    found = fused_products(fields.astype(np.float64), J[:, :a, a:], left, right, dtype, threads, tables=False)
+    if found is None or not found.right_sums[..., -1].min() >= least_sum:
+        return None
+    p, log_z = np.empty_like(fields), found.log_partition.astype(dtype)
+    np.divide(found.left_sums[..., :-1], found.left_sums[..., -1:], out=p[..., :a])
+    np.divide(found.right_sums[..., :-1], found.right_sums[..., -1:], out=p[..., a:])
+    # The two sums of a ratio agree to rounding only, which can pass 1.
+    return np.minimum(p, 1, out=p), log_z
+
+
+def half_energy(J: Array) -> Array:
+    """Σ_{j<k} J_jk s_j s_k over the states of one half, float64 [G, 2^spins], of J [G, spins, spins].
+
+    Not by BLAS, whose last bit depends on the number of threads.
+    """
+    j, k, products = _pairs(J.shape[1])
+    return np.einsum("gp,xp->gx", np.ascontiguousarray(J[:, j, k]), products)
+
+
+@lru_cache(maxsize=64)
+def _pairs(spins: int) -> tuple[Array, Array, Array]:
+    """All j < k, and s_j s_k, [2^spins, spins(spins-1)/2]."""
+    signs = 2.0 * ((np.arange(1 << spins)[:, None] >> np.arange(spins)) & 1) - 1
+    j, k = np.triu_indices(spins, 1)
+    return j, k, np.ascontiguousarray(signs[:, j] * signs[:, k])
 
 
 def fused_products(

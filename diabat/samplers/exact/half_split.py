@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from torch import Tensor
 from diabat.samplers.exact.fused_products import fused_products, suits
 from diabat.samplers.exact.half_energies import HalfEnergies, half_tables
 from diabat.samplers.exact.row_weights import row_scaled_weights
-from diabat.samplers.exact.smooth import smooth_probabilities
+from diabat.samplers.exact.smooth import smooth_gradient, smooth_probabilities
 from diabat.samplers.folding import refuse_batched_cotangent
 
 
@@ -248,7 +249,8 @@ class ExactProbabilities(torch.autograd.Function):
         p, *terms = ctx.saved_tensors
         refuse_batched_cotangent(*cotangents[:2])
         if torch.is_grad_enabled():
-            return *_smooth_gradient(terms, ctx, cotangents[0], cotangents[1]), None, None
+            solve = partial(_smooth, ctx.three_body)
+            return *smooth_gradient(terms, solve, ctx.needs_input_grad, *cotangents[:2]), None, None
         split = Split(p.shape[-1], ctx.products.energies, p.dtype)
         with torch.autocast(p.device.type, enabled=False):
             GL, GR, dX = _weighted_states(
@@ -258,17 +260,10 @@ class ExactProbabilities(torch.autograd.Function):
         return dh, GL.sum(1).double(), GR.sum(1).double(), dX, None, None
 
 
-def _smooth_gradient(terms: list[Tensor], ctx: Any, v: Tensor, u: Tensor) -> list[Tensor | None]:
-    """The same gradients as operations that have derivatives themselves."""
-    # Names of their own: v may depend on the terms too, and is held fixed here.
-    terms = [t.view_as(t) for t in terms]
-    fields, left, right, cross = terms
-    p, log_z = smooth_probabilities(fields, HalfEnergies(left, right, cross, ctx.three_body))
-    wanted = ctx.needs_input_grad[:4]
-    chosen = [t for t, want in zip(terms, wanted, strict=True) if want]
-    loss = (p * v).sum() + (log_z * u).sum()
-    found = iter(torch.autograd.grad(loss, chosen, create_graph=True, materialize_grads=True))
-    return [next(found) if want else None for want in wanted]
+def _smooth(
+    three_body: bool, fields: Tensor, left: Tensor, right: Tensor, cross: Tensor
+) -> tuple[Tensor, Tensor]:
+    return smooth_probabilities(fields, HalfEnergies(left, right, cross, three_body))
 
 
 def _weighted_states(

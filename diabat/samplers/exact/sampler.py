@@ -14,10 +14,12 @@ from diabat.checks import check_positive
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
+from diabat.samplers.exact.enumeration import Enumerated, enumerate_states, few_states, pairs_of_states
+from diabat.samplers.exact.fused_products import fused_moments, suits
 from diabat.samplers.exact.half_energies import HalfEnergies, own_weights, split_energies
 from diabat.samplers.exact.half_split import ExactProbabilities, half_products
 from diabat.samplers.exact.states import draw_states, pair_correlations, state_probabilities
-from diabat.samplers.grouping import Group, Tier, grouped, scatter, scatter_pairs, scatter_problems, tiers
+from diabat.samplers.grouping import Group, tiers
 
 # Smallest scaled Z that still has full relative precision: terms below the smallest normal number of the
 # working precision are lost, and 2^n of them must not matter.
@@ -82,7 +84,8 @@ class ExactSampler(Sampler):
             )
         # One row more: where the padding of a tier goes.
         out = ising.fields.new_empty(ising.num_problems + 1, 2**ising.num_spins)
-        for group in grouped(ising.detach()):
+        ising = ising.detach()
+        for group in tiers(ising).gather(ising):
             fields, energies = group.fields.double(), _energies(group)
             p, total = state_probabilities(fields, energies)
             for part in self._strong_parts(group, _lost(total)):
@@ -92,33 +95,65 @@ class ExactSampler(Sampler):
         return out[:-1].reshape(*ising.batch_shape, -1)
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
-        probability, log_z, pairs = [], [], []
-        escalated = False
-        for group in grouped(ising):
-            p, z, c, raised = self._solve(group, correlations)
-            escalated |= raised
-            probability.append((group.tier, p))
-            log_z.append((group.tier, _without_phantoms(z, group.tier)))
-            if c is not None:
-                pairs.append((group.tier, c))
-        zero = ising.fields * 0
+        found = tiers(ising)
+        if not found.tiers:
+            return _unseen(ising, correlations)
+        probability, log_z, pairs, escalated = zip(
+            *[self._solve(group, correlations) for group in found.gather(ising)], strict=True
+        )
         return Moments(
-            probability=scatter(probability, ising) if probability else zero,
+            probability=found.per_spin(probability),
             visible=ising.visible_mask,
-            correlation=(scatter_pairs(pairs, ising) if pairs else zero[..., None] * zero[..., None, :])
-            if correlations
-            else None,
-            # A problem without a visible spin has one state of exponent 0.
-            log_partition=scatter_problems(log_z, ising) if log_z else zero.sum(-1),
-            info={"float64_escalation": escalated},
+            correlation=found.per_pair(pairs) if correlations else None,
+            log_partition=found.per_problem(log_z),
+            info={"float64_escalation": any(escalated)},
         )
 
     def _solve(self, group: Group, correlations: bool) -> tuple[Tensor, Tensor, Tensor | None, bool]:
-        """Moments of one group in its own precision, in float64 where that underflows."""
+        """P(s = +1), log Z, pairs if asked for, and whether float64 had to do what the dtype could not."""
+        fields, J, K, pairs = group.fields, group.couplings, group.three_body, None
+        groups, queries, m = fields.shape
+        differentiated = torch.is_grad_enabled() and (
+            fields.requires_grad or (J is not None and J.requires_grad) or (K is not None and K.requires_grad)
+        )
+        budget, raised, found = self.memory_budget_mb * 2**20, False, None
+        on_cpu = fields.device.type == "cpu"
+        if on_cpu and few_states(groups, queries, m, budget):
+            solve: Any = Enumerated.apply if differentiated else enumerate_states
+            p, log_z, weights = solve(fields, J, K)
+            if correlations:
+                pairs = torch.from_numpy(pairs_of_states(weights.numpy(), m)).to(p.dtype)
+        else:
+            if on_cpu and K is None and not (differentiated or correlations) and suits(groups, queries, m):
+                found = self._fused(fields, J)
+            if found is None:
+                p, log_z, pairs, raised = self._solve_halves(group, correlations)
+            else:
+                p, log_z = found
+        # Every phantom doubled Z.
+        if not group.tier.whole:
+            log_z = log_z - _LOG_2 * group.tier.phantoms[:, None].to(log_z)
+        return p, log_z, pairs, raised
+
+    def _fused(self, fields: Tensor, J: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """P(s = +1) and log Z by the compiled products; None where memory or precision does not do."""
+        groups, queries, m = fields.shape
+        if groups * queries * 2 ** ((m + 1) // 2) * _BYTES_PER_HALF_STATE > self.memory_budget_mb * 2**20:
+            return None
+        found = fused_moments(
+            fields.detach().numpy(),
+            None if J is None else J.detach().numpy(),
+            torch.get_num_threads(),
+            _MIN_SCALED_Z[fields.dtype],
+        )
+        return None if found is None else (torch.from_numpy(found[0]), torch.from_numpy(found[1]))
+
+    def _solve_halves(self, group: Group, correlations: bool) -> tuple[Tensor, Tensor, Tensor | None, bool]:
+        """Moments by products of halves, in the precision of the fields, in float64 where that underflows."""
         energies = _energies(group)
         dtype = group.fields.dtype
         for fields in (group.fields, group.fields.double()):
-            p, log_z, total = self._in_parts(fields, energies)
+            p, log_z, total = _exact(fields, energies, self._budget_bytes)
             lost = _lost(total)
             if not bool(lost.any()):
                 break
@@ -135,15 +170,12 @@ class ExactSampler(Sampler):
         fields = group.fields.double()
         # Without fields nothing is lost: the gradients of the others stay finite.
         weak = torch.where(lost[..., None], 0, fields)
-        p, log_z, _ = self._in_parts(weak, energies)
+        p, log_z, _ = _exact(weak, energies, self._budget_bytes)
         for part in self._strong_parts(group, lost):
-            own, own_z, _ = self._in_parts(*own_weights(fields, energies, part))
+            own, own_z, _ = _exact(*own_weights(fields, energies, part), self._budget_bytes)
             p, log_z = p.index_put(part, own[:, 0]), log_z.index_put(part, own_z[:, 0])
         _require_finite(log_z, group)
         return p, log_z
-
-    def _in_parts(self, fields: Tensor, energies: HalfEnergies) -> tuple[Tensor, Tensor, Tensor]:
-        return _exact(fields, energies, self._budget_bytes)
 
     def _pairs(self, group: Group, fields: Tensor, energies: HalfEnergies, lost: Tensor) -> Tensor:
         products = half_products(fields, energies, fields.dtype, self._budget_bytes)
@@ -179,7 +211,7 @@ class ExactSampler(Sampler):
         # numpy's generator: torch's CPU one looks at the low 32 bits of a seed only.
         drawn = np.random.default_rng(seed).random((2, num_reads, total + 1))
         uniforms = torch.from_numpy(drawn).to(ising.fields.device)
-        for group in grouped(ising):
+        for group in tiers(ising).gather(ising):
             energies = _energies(group)
             fields = group.fields.double()
             products = half_products(fields, energies, torch.float64)
@@ -201,7 +233,7 @@ class ExactSampler(Sampler):
     def _refuse_excess(self, ising: Ising) -> None:
         """Refuse a batch whose enumeration would take longer than ``max_seconds``."""
         seconds, memory, spins = 0.0, 0.0, 0
-        for tier in tiers(ising):
+        for tier in tiers(ising).tiers:
             groups, queries, m = tier.cells.shape
             states = 2.0**m
             seconds += groups * (
@@ -224,9 +256,16 @@ class ExactSampler(Sampler):
 _LOG_2 = math.log(2.0)
 
 
-def _without_phantoms(log_z: Tensor, tier: Tier) -> Tensor:
-    """Log Z [G, Q] of the spins that are there: every phantom doubled Z."""
-    return log_z if tier.whole else log_z - _LOG_2 * tier.phantoms[:, None].to(log_z)
+def _unseen(ising: Ising, correlations: bool) -> Moments:
+    """Moments of problems without a visible spin: one state of exponent 0."""
+    zero = ising.fields * 0
+    return Moments(
+        probability=zero,
+        visible=ising.visible_mask,
+        correlation=zero[..., None] * zero[..., None, :] if correlations else None,
+        log_partition=zero.sum(-1),
+        info={"float64_escalation": False},
+    )
 
 
 def _lost(total: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ analytic backward know one derivative; second ones come from here.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -35,6 +37,32 @@ def smooth_probabilities(fields: Tensor, e: HalfEnergies) -> tuple[Tensor, Tenso
     part = (group, query)
     own, own_z, _ = _sums(*own_weights(h, e, part))
     return p.index_put(part, own[:, 0]), log_z.index_put(part, own_z[:, 0])
+
+
+def smooth_gradient(
+    terms: Sequence[Tensor | None],
+    solve: Callable[..., tuple[Tensor, Tensor]],
+    wanted: Sequence[bool],
+    v: Tensor,
+    u: Tensor,
+) -> list[Tensor | None]:
+    """Gradient of Σ v P + Σ u log Z in operations that have derivatives themselves.
+
+    Args:
+        terms: What P and log Z depend on.
+        solve: P and log Z of them.
+        wanted: For each of them whether its gradient is asked for.
+        v: Cotangent of P.
+        u: Cotangent of log Z.
+    """
+    # Names of their own: v may depend on the terms too, and is held fixed here.
+    terms = [None if t is None else t.view_as(t) for t in terms]
+    p, log_z = solve(*terms)
+    asked = [t is not None and want for t, want in zip(terms, wanted, strict=False)]
+    chosen = [t for t, ask in zip(terms, asked, strict=True) if t is not None and ask]
+    loss = (p * v).sum() + (log_z * u).sum()
+    found = iter(torch.autograd.grad(loss, chosen, create_graph=True, materialize_grads=True))
+    return [next(found) if ask else None for ask in asked]
 
 
 def _sums(h: Tensor, e: HalfEnergies) -> tuple[Tensor, Tensor, Tensor]:

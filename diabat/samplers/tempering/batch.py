@@ -16,7 +16,7 @@ from diabat.checks import ArgumentError
 from diabat.compute.memory import require_memory
 from diabat.ising import Ising
 from diabat.samplers.base import UnsupportedError
-from diabat.samplers.grouping import Group, Tier, common_lead, grouped, scatter_problems
+from diabat.samplers.grouping import Group, Tier, tiers
 from diabat.samplers.tempering.simulation import Simulation
 
 Array = NDArray[Any]
@@ -118,30 +118,26 @@ class Part:
     """Problems of one tier: a simulation, and where its numbers belong.
 
     Attributes:
-        tier: The tier.
-        filled: Slots that hold a problem, bool [G, Q]; those are the P problems of the simulation, in this order.
+        tier: The tier; the P problems of the simulation are its places, in their order.
         seen: Spins that are no phantoms, bool [P, m].
         simulation: The simulation.
     """
 
     def __init__(self, group: Group, batch: Batch, chains: int, ladder: Array) -> None:
         self.tier: Tier = group.tier
-        total = batch.ising.num_problems
-        self.filled = (self.tier.problems < total).cpu().numpy()
-        queries = self.tier.problems.cpu().numpy()[self.filled]
-        self._cells = self.tier.cells.cpu().numpy()[self.filled]  # [P, m]
+        places = self.tier.places
+        queries = places.rows.numpy()
+        self._cells = places.cells.numpy()  # [P, m]
         self.seen = self._cells < batch.ising.fields.numel()
-        fields, couplings, three_body = (
-            None if t is None else t.detach().cpu().numpy()
-            for t in (group.fields, group.couplings, group.three_body)
+        couplings, three_body = (
+            None if t is None else t.cpu().numpy() for t in (group.couplings, group.three_body)
         )
-        assert fields is not None
         kept = batch.start
         self.simulation = Simulation(
             couplings,
             three_body,
-            fields[self.filled],
-            np.nonzero(self.filled)[0],
+            group.fields.cpu()[places.slots].numpy(),
+            places.slots[0].numpy(),
             queries,
             chains=chains,
             betas=np.tile(ladder, (len(queries), 1))
@@ -177,10 +173,8 @@ class Part:
         flat[..., self._cells] = reads.transpose(0, 2, 1, 3)
 
     def dense(self, values: Array) -> Tensor:
-        """Values [P, ...] in the slots of the tier, [G, Q, ...]; zero elsewhere."""
-        out = np.zeros((*self.filled.shape, *values.shape[1:]), values.dtype)
-        out[self.filled] = values
-        return torch.from_numpy(out)
+        """Values [P, ...] in the slots of the tier, [G, Q, ...], on its device; zero elsewhere."""
+        return self.tier.padded(torch.from_numpy(values)).to(self.tier.problems.device)
 
 
 class Batch:
@@ -194,6 +188,7 @@ class Batch:
 
     Attributes:
         ising: The batch.
+        tiers: Its tiers.
         parts: One per tier; none if nothing is visible.
         start: The kept chains that this call goes on with, or None.
         visible_spins: Visible spins of all problems.
@@ -205,12 +200,13 @@ class Batch:
     def __init__(self, ising: Ising, chains: int, ladder: Array, kept: Kept | None) -> None:
         self.ising, self._shape = ising, (chains, len(ladder))
         coupled = ising.couplings is not None or ising.three_body is not None
-        self._couplings = common_lead(ising).numel() if coupled else 0
+        self._couplings = ising.num_couplings if coupled else 0
         self.start = kept if kept is not None and kept.fits(ising, *self._shape, self._couplings) else None
         # The spins of all replicas, and a copy of them as a result.
         needed = 2 * chains * len(ladder) * ising.fields.numel()
         require_memory(needed, f"{chains} chains of {len(ladder)} replicas of {ising.num_problems} problems")
-        self.parts = [Part(group, self, chains, ladder) for group in grouped(ising, _cost)]
+        self.tiers = tiers(ising, _cost)
+        self.parts = [Part(group, self, chains, ladder) for group in self.tiers.gather(ising)]
         self.visible_spins = sum(int(part.seen.sum()) for part in self.parts)
 
     @property
@@ -230,7 +226,7 @@ class Batch:
         betas = np.ones((total, replicas))
         for part in self.parts:
             part.write_spins(spins)
-            betas[part.tier.problems.cpu().numpy()[part.filled]] = part.simulation.betas
+            betas[part.tier.places.rows.numpy()] = part.simulation.betas
         by_batch = torch.from_numpy(spins[..., :-1].copy()).reshape(*self._shape, *self.ising.fields.shape)
         return Kept(by_batch, self._couplings, betas)
 
@@ -246,10 +242,7 @@ class Batch:
         if not values:
             return torch.full(self.ising.batch_shape, fill, dtype=torch.float64)
         pairs = zip(self.parts, values, strict=True)
-        device = self.ising.fields.device
-        return scatter_problems(
-            [(part.tier, part.dense(v.astype(np.float64)).to(device)) for part, v in pairs], self.ising, fill
-        )
+        return self.tiers.per_problem([part.dense(v.astype(np.float64)) for part, v in pairs], fill)
 
 
 def _cost(groups: int, problems: int, spins: int) -> float:

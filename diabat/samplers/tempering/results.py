@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diabat.samplers.answers import Moments
-from diabat.samplers.grouping import scatter, scatter_pairs
 from diabat.samplers.tempering.averages import Averages
 from diabat.samplers.tempering.batch import Batch, Part
 from diabat.samplers.tempering.ladder import log_partition
@@ -72,9 +71,7 @@ def _per_spin(batch: Batch, values: Sequence[Array]) -> Tensor:
     """Values [P, m] of every part as float64 [*batch, n]; 0 for invisible spins."""
     if not values:
         return torch.zeros_like(batch.ising.fields, dtype=torch.float64)
-    device = batch.ising.fields.device
-    dense = [(part.tier, part.dense(v).to(device)) for part, v in zip(batch.parts, values, strict=True)]
-    return scatter(dense, batch.ising)
+    return batch.tiers.per_spin([part.dense(v) for part, v in zip(batch.parts, values, strict=True)])
 
 
 def _correlation(batch: Batch, found: Found) -> Tensor:
@@ -83,9 +80,7 @@ def _correlation(batch: Batch, found: Found) -> Tensor:
         return torch.zeros(
             *ising.fields.shape, ising.num_spins, dtype=torch.float64, device=ising.fields.device
         )
-    return scatter_pairs(
-        [(part.tier, part.dense(a.pairs).to(ising.fields.device)) for part, a in found], ising
-    )
+    return batch.tiers.per_pair([part.dense(a.pairs) for part, a in found])
 
 
 def _log_partition(batch: Batch, found: Found) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from diabat.circuits.engines.engine import Batch
 from diabat.circuits.schedules import FloatArray
 from diabat.ising import Ising
 from diabat.samplers.exact import ExactSampler
-from diabat.samplers.grouping import Group, grouped, unpadded_cost
+from diabat.samplers.grouping import Group, tiers, unpadded_cost
 from diabat.studies.fidelity.ensembles import Ensemble
 
 MAX_SPINS = 16
@@ -77,7 +77,8 @@ def recorded_instances(ensemble: Ensemble, *, weight: float = 1.0) -> list[Insta
     n = ising.num_spins
     probability = moments.probability.reshape(-1, n).numpy()
     correlation = moments.correlation.reshape(-1, n, n).numpy()
-    groups = sorted(grouped(ising, unpadded_cost), key=lambda group: group.fields.shape[-1])
+    found = tiers(ising, unpadded_cost).gather(ising)
+    groups = sorted(found, key=lambda group: group.fields.shape[-1])
     return [_of_group(ensemble, group, probability, correlation, weight) for group in groups]
 
 
@@ -107,16 +108,14 @@ def _of_group(
     ensemble: Ensemble, group: Group, probability: FloatArray, correlation: FloatArray, weight: float
 ) -> Instances:
     """All problems of one number of spins; couplings are repeated only where there are several."""
-    tier = group.tier
-    total, m = len(probability), tier.spins.shape[1]
-    groups, places = (tier.problems < total).nonzero(as_tuple=True)
-    fields = group.fields[groups, places].numpy()
-    J = np.zeros((len(tier.coupling), m, m)) if group.couplings is None else group.couplings.numpy()
-    rows, spins = tier.problems[groups, places].numpy()[:, None], tier.spins[groups].numpy()
+    places, (groups, _, m) = group.tier.places, group.fields.shape
+    fields = group.fields[places.slots].numpy()
+    J = np.zeros((groups, m, m)) if group.couplings is None else group.couplings.numpy()
+    rows, spins = places.rows.numpy()[:, None], places.spins.numpy()
     return Instances(
         ensemble.name,
         ensemble.strength,
-        Batch(fields, J[0] if len(J) == 1 else J[groups.numpy()]),
+        Batch(fields, J[0] if len(J) == 1 else J[places.slots[0].numpy()]),
         probability[rows, spins],
         correlation[rows[:, :, None], spins[:, :, None], spins[:, None, :]],
         weight,
