@@ -11,6 +11,7 @@ Law (temperature folded into the parameters):
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -399,6 +400,14 @@ def check_size(ising: Ising, limit: float) -> None:
                 f"expected numbers up to {limit:g}, beside which float64 still resolves smaller ones, got "
                 f"{value[index].item():.3g} at index {index}; hide spins with visible rather than by large fields.",
             )
+
+
+def without_autocast(t: Tensor) -> AbstractContextManager[Any]:
+    """Leave autocast: samplers know float32 and float64, and exponents have no digits to lose."""
+    kind = t.device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return nullcontext()
+    return torch.autocast(kind, enabled=False)
 
 
 def flat_index(lead: torch.Size, batch: torch.Size) -> Tensor:

@@ -104,10 +104,10 @@ class BoltzmannAttention(CoupledHeads):
         """
         check_sequences(x, self.query.weight, self.embed_dim, key_padding_mask, self.window)
         batch, length, _ = x.shape
-        heads = (batch, length, self.num_heads, -1)
-        q = self.query(x).view(heads).transpose(1, 2)  # [B, H, T, d]
-        k = self.key(x).view(heads).transpose(1, 2)
-        v = self.value(x).view(heads).transpose(1, 2)
+        by_head = (batch, length, self.num_heads, -1)
+        q = self.query(x).view(by_head).transpose(1, 2)
+        k = self.key(x).view(by_head).transpose(1, 2)
+        v = self.value(x).view(by_head).transpose(1, 2)
         visible = self._visible(length, key_padding_mask, x.device)  # [T, T] or [B, 1, T, T]
         weights = self._weights(q, k, visible).to(v.dtype)
         mixed = (self.dropout(weights) @ v).transpose(1, 2).reshape(batch, length, self.embed_dim)

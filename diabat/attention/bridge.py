@@ -17,7 +17,6 @@ from diabat.samplers.base import (
     UnsupportedError,
     refuse_trace,
 )
-from diabat.samplers.derivatives import Solver, analytic_moments
 from diabat.samplers.folding import Terms
 from diabat.samplers.registry import as_sampler
 from diabat.samplers.seeds import draw_seed
@@ -141,7 +140,8 @@ class GradientBridge:
             visible: bool, broadcastable to [*batch, n], or None.
             three_body: K, [*lead, n, n, n], or None.
         """
-        refuse_trace()
+        if torch.jit.is_tracing():  # type: ignore[attr-defined]  # not exported by name
+            refuse_trace()
         if torch.compiler.is_compiling() and self._name is not None:
             parameters = list(self.sampler.parameters())
             return compiled_probabilities(
@@ -152,12 +152,12 @@ class GradientBridge:
 
     def probabilities(self, ising: Ising, seed: int | None) -> Tensor:
         """Smoothed P(s = +1) of a batch, [*batch, n]."""
-        terms = Terms(ising.fields, ising.couplings, ising.three_body, ising.visible)
         if self.estimator == "exact":
-            return analytic_moments(Solver(self.sampler, False, draw_seed(seed)), ising).smoothed_probability
+            moments = self.sampler.differentiable_moments(ising, seed=0 if seed is None else draw_seed(seed))
+            return moments.probability if moments.num_reads is None else moments.smoothed_probability
         if self.estimator == "adjoint":
             seed = draw_seed(seed)  # forward and backward are to see the same law
-        return sampled_probabilities(terms, Draw(self.sampler, self.estimator, self.num_reads, seed))
+        return sampled_probabilities(ising, Draw(self.sampler, self.estimator, self.num_reads, seed))
 
 
 def choose_estimator(sampler: Sampler, gradient: str) -> Estimator:

@@ -7,17 +7,16 @@ derivatives; a second one raises.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from diabat.attention import estimators
-from diabat.ising import Ising
+from diabat.ising import Ising, without_autocast
 from diabat.samplers.answers import Moments
 from diabat.samplers.base import Estimator, Sampler, UnsupportedError
-from diabat.samplers.derivatives import without_autocast
 from diabat.samplers.folding import (
     TermDims,
     Terms,
@@ -34,16 +33,30 @@ Maybe = Tensor | None
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """One call: which sampler, by which estimator, with how many reads and from which seed."""
+    """One call: which sampler, by which estimator, with how many reads and from which seed.
+
+    Attributes:
+        ising: The problem, detached; None where a transform of torch.func makes another one of it.
+    """
 
     sampler: Sampler
     estimator: Estimator
     num_reads: int | None
     seed: int | None
+    ising: Ising | None = None
+
+    def problem(self, terms: Terms) -> Ising:
+        """The problem of these terms, detached."""
+        if self.ising is not None:
+            return self.ising
+        return Ising(terms.fields, terms.couplings, terms.visible, terms.three_body, check=False).detach()
 
 
-def sampled_probabilities(terms: Terms, draw: Draw) -> Tensor:
+def sampled_probabilities(ising: Ising, draw: Draw) -> Tensor:
     """Smoothed P(s = +1), differentiable once in h, J, K and the sampler's parameters by the estimator."""
+    terms = Terms(ising.fields, ising.couplings, ising.three_body, ising.visible)
+    if not torch._C._are_functorch_transforms_active():  # which show the forward pass other tensors
+        draw = replace(draw, ising=ising.detach())
     # No other estimator differentiates the law in its parameters.
     parameters = draw.sampler.parameters() if draw.estimator == "adjoint" else ()
     result: Any = _Sampled.apply(*terms, draw, *parameters)
@@ -71,7 +84,7 @@ class _Sampled(torch.autograd.Function):
         draw: Draw,
         *parameters: Tensor,
     ) -> tuple[Maybe, ...]:
-        ising = Ising(fields, couplings, visible, three_body, check=False).detach()
+        ising = draw.problem(Terms(fields, couplings, three_body, visible))
         with without_autocast(fields), in_place(draw.sampler, parameters):
             moments, spins, weights = _asked(draw, ising)
             p, at = moments.probability, None
@@ -106,7 +119,7 @@ class _Sampled(torch.autograd.Function):
                 "gradient", "expected parameters of the anneal that vmap does not map, got mapped ones."
             )
         folded = folded_terms(Terms(*terms), in_dims[:4], info.batch_size)
-        found: Any = _Sampled.apply(*folded, draw, *inputs[5:])
+        found: Any = _Sampled.apply(*folded, replace(draw, ising=None), *inputs[5:])
         smoothed, p, at, spins, weights = found
         behind_reads = tuple(None if t is None else 1 for t in (spins, weights))
         return found, (*dims_of(smoothed, p, at), *behind_reads)
@@ -131,7 +144,7 @@ class _Estimated(torch.autograd.Function):
         *parameters: Tensor,
     ) -> tuple[Maybe, ...]:
         with without_autocast(fields):
-            ising = Ising(fields, couplings, visible, three_body, check=False)
+            ising = draw.problem(Terms(fields, couplings, three_body, visible))
             mask = ising.visible_mask
             if draw.estimator in ("adjoint", "covariance"):
                 refuse_batched_cotangent(v)
@@ -177,7 +190,7 @@ class _Estimated(torch.autograd.Function):
         terms, dims = Terms(*inputs[:4]), _term_dims(in_dims)
         folded = folded_terms(terms, dims, size, own=True)
         seen = _folded_batches(inputs[4:9], in_dims[4:9], (0, 0, 1, 1, 0), size)
-        found: Any = _Estimated.apply(*folded, *seen, draw, wanted, *inputs[11:])
+        found: Any = _Estimated.apply(*folded, *seen, replace(draw, ising=None), wanted, *inputs[11:])
         outputs = [unfolded(g, t, d) for g, t, d in zip(found[:3], terms[:3], dims[:3], strict=True)]
         return tuple(outputs), dims_of(*outputs)
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from diabat.checks import ArgumentError, ArgumentTypeError, check_count
 from diabat.compute.memory import require_memory
-from diabat.ising import Ising, check_size
+from diabat.ising import Ising, check_size, without_autocast
 from diabat.samplers.answers import AdjointGradient, Moments, Samples
-from diabat.samplers.derivatives import Solver, analytic_moments, without_autocast
+from diabat.samplers.derivatives import Solver, analytic_moments
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.options import WithOptions
 from diabat.samplers.seeds import as_int, draw_seed
@@ -201,17 +201,29 @@ class Sampler(WithOptions, nn.Module, ABC):
         drawn = draw_seed(seed)
         start = time.perf_counter()
         if "exact" in self.capabilities.gradients:
-            moments = analytic_moments(Solver(self, correlations, drawn), ising)
+            moments = self.differentiable_moments(ising, correlations, drawn)
         else:
-            with without_autocast(ising.fields):
-                self._require(ising)
-                moments = self._moments(ising, correlations, drawn)
+            moments = self._answer(ising, correlations, drawn)
             # Rounding can push a certain spin above 1.
             moments = replace(moments, probability=moments.probability.clamp(0, 1))
         info = {"backend": self.name, "wall_s": time.perf_counter() - start, **moments.info}
         if moments.num_reads is not None:
             info.setdefault("seed", drawn)
         return replace(moments, info=info)
+
+    @final
+    def differentiable_moments(self, ising: Ising, correlations: bool = False, seed: int = 0) -> Moments:
+        """Moments differentiable in h, J and K, as from :meth:`moments` but without facts about the call."""
+        # A graph that is right to any order needs no help of ours, unless torch.func looks on.
+        if self.smooth and not torch._C._are_functorch_transforms_active():
+            return self._answer(ising, correlations, seed)
+        return analytic_moments(Solver(self, correlations, seed), ising)
+
+    def _answer(self, ising: Ising, correlations: bool, seed: int) -> Moments:
+        """Refuse what is not supported, and call the backend."""
+        with without_autocast(ising.fields):
+            self._require(ising)
+            return self._moments(ising, correlations, seed)
 
     def _average(self, ising: Ising, correlations: bool, num_reads: int, seed: int | None) -> Moments:
         if not self.capabilities.samples:
@@ -300,7 +312,9 @@ class Sampler(WithOptions, nn.Module, ABC):
                 "use 'exact', 'tempering' or 'mean_field' for three-body terms.",
             )
         if able.max_spins is not None:
-            visible = int(ising.visible_mask.sum(-1).max()) if ising.visible is not None else ising.num_spins
+            visible = ising.num_spins
+            if visible > able.max_spins and ising.visible is not None:
+                visible = int(ising.visible_mask.sum(-1).max())
             if visible > able.max_spins:
                 raise UnsupportedError(
                     "fields",

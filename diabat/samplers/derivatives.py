@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from diabat.ising import Ising
+from diabat.ising import Ising, without_autocast
 from diabat.samplers.folding import Terms, batched_cotangent, dims_of, folded_terms, mapped_first, unfolded
 
 if TYPE_CHECKING:
@@ -49,9 +48,7 @@ class Solver:
 
     def moments(self, ising: Ising) -> Moments:
         """Moments with whatever graph the backend makes."""
-        with without_autocast(ising.fields):
-            self.sampler._require(ising)
-            return self.sampler._moments(ising, self.correlations, self.seed)
+        return self.sampler._answer(ising, self.correlations, self.seed)
 
     def smooth_moments(self, terms: Terms) -> tuple[Tensor, Tensor | None]:
         """P and log Z that can be differentiated twice."""
@@ -61,9 +58,6 @@ class Solver:
 
 def analytic_moments(solver: Solver, ising: Ising) -> Moments:
     """Moments of a problem, differentiable in h, J and K: twice at least, or a further derivative raises."""
-    # A graph that is right to any order needs no help of ours, unless torch.func looks on.
-    if solver.sampler.smooth and not torch._C._are_functorch_transforms_active():
-        return solver.moments(ising)
     terms = Terms(ising.fields, ising.couplings, ising.three_body, ising.visible)
     result: Any = _Moments.apply(*terms, solver, torch.is_grad_enabled())
     probability, log_partition, correlation, visible, kept = result
@@ -74,14 +68,6 @@ def analytic_moments(solver: Solver, ising: Ising) -> Moments:
         correlation=correlation,
         visible=visible,
     )
-
-
-def without_autocast(t: Tensor) -> AbstractContextManager[Any]:
-    """Leave autocast: samplers know float32 and float64, and exponents have no digits to lose."""
-    kind = t.device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
-        return nullcontext()
-    return torch.autocast(kind, enabled=False)
 
 
 def _problem(terms: Terms) -> Ising:

@@ -23,7 +23,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-13}
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small problems, too, are done by the compiled form, on as many threads as there are."""
-    monkeypatch.setattr(enumeration, "_MOST_STATES", 0)
+    monkeypatch.setattr(enumeration, "MOST_STATES", 0)
     monkeypatch.setattr(fused_products, "_MIN_STATES", 1)
     monkeypatch.setattr(fused_products, "_STATES_PER_THREAD", 1)
 

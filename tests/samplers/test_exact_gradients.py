@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diabat.ising import Ising, pack_couplings, pack_three_body
-from diabat.samplers.exact import ExactSampler, enumeration, half_split
+from diabat.samplers.exact import ExactSampler, enumeration, half_split, sampler
 from diabat.testing.problems import Lead, make_problem
 
 from .enumeration import naive
@@ -61,7 +61,7 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 def halved(ising: Ising) -> tuple[Tensor, Tensor]:
     """By products of halves, which few states do without."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(enumeration, "_MOST_STATES", 0)
+        patched.setattr(enumeration, "MOST_STATES", 0)
         return analytic(ising)
 
 
@@ -198,11 +198,10 @@ def test_second_derivatives_by_halves(visible: Tensor | None, three_body: float)
 def test_states_and_halves_agree(n: int, three_body: float, dtype: torch.dtype) -> None:
     """Values, pair correlations and gradients; the former to the rounding of the dtype."""
     ising = make_problem((2, 6), n, lead="heads", seed=n, three_body=three_body, dtype=dtype)
-    assert enumeration.few_states(2, 6, n, 2**20)
     tolerance = {torch.float32: 2e-6, F64: 1e-12}[dtype]
     few = ExactSampler().moments(ising, correlations=True)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(enumeration, "_MOST_STATES", 0)
+        patched.setattr(enumeration, "MOST_STATES", 0)
         halves = ExactSampler().moments(ising, correlations=True)
     for name in ("probability", "correlation", "log_partition"):
         got, want = getattr(few, name), getattr(halves, name)
@@ -210,8 +209,26 @@ def test_states_and_halves_agree(n: int, three_body: float, dtype: torch.dtype) 
         assert float(((got - want) / want.abs().clamp_min(0.1)).abs().max()) < tolerance
 
 
-def test_many_states_and_a_small_budget_are_left_to_halves() -> None:
-    assert enumeration.few_states(1, 1, 9, 2**28)
-    assert not enumeration.few_states(1, 1, 10, 2**28)
-    assert not enumeration.few_states(2, 64, 8, 2**28)
-    assert not enumeration.few_states(1, 1, 8, 1000)
+@pytest.mark.parametrize(
+    ("batch", "n", "budget_mb", "few"),
+    [
+        ((), 9, 1.0, True),
+        ((), 10, 1.0, False),
+        ((32,), 8, 1.0, True),
+        ((33,), 8, 1.0, False),
+        ((), 8, 1e-3, False),
+    ],
+)
+def test_few_states_that_fit_into_memory_are_enumerated(
+    monkeypatch: pytest.MonkeyPatch, batch: tuple[int, ...], n: int, budget_mb: float, few: bool
+) -> None:
+    seen: list[int] = []
+    original = enumeration.enumerate_states
+
+    def spy(*terms: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        seen.append(1)
+        return original(*terms)  # type: ignore[arg-type]  # h is no None
+
+    monkeypatch.setattr(sampler, "enumerate_states", spy)
+    ExactSampler(memory_budget_mb=budget_mb).moments(make_problem(batch, n, seed=1))
+    assert bool(seen) is few

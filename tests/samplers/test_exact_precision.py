@@ -19,7 +19,7 @@ from .goodness import g_test
 @pytest.fixture
 def halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small problems, too, are done by products of halves."""
-    monkeypatch.setattr(enumeration, "_MOST_STATES", 0)
+    monkeypatch.setattr(enumeration, "MOST_STATES", 0)
 
 
 @pytest.fixture(params=["states", "halves"])

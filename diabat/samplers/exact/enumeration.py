@@ -24,17 +24,12 @@ from diabat.samplers.folding import refuse_batched_cotangent
 
 Array = NDArray[Any]
 
-# Beyond, OpenBLAS cuts its products into parts by the number of threads, and their last bit with them.
-_MOST_SPINS = 9
-_MOST_STATES = 1 << 13
-# Exponents, weights and their products.
-_BYTES_PER_STATE = 32
-
-
-def few_states(groups: int, queries: int, spins: int, budget_bytes: float) -> bool:
-    """Whether all states of all problems are so few that the number of operations decides."""
-    states = groups * queries << spins
-    return spins <= _MOST_SPINS and states <= _MOST_STATES and states * _BYTES_PER_STATE <= budget_bytes
+MOST_SPINS = 9
+"""Beyond, OpenBLAS cuts products with one row into parts by the number of threads, and their last bit with them."""
+MOST_STATES = 1 << 13
+"""The same for several rows, over all problems; also about where products of halves become faster."""
+BYTES_PER_STATE = 32
+"""Exponents, weights and their products."""
 
 
 class States:
@@ -55,12 +50,12 @@ class States:
         self.pair_signs = np.ascontiguousarray(self.signs[:, self.pairs[0]] * self.signs[:, self.pairs[1]])
 
 
-@lru_cache(maxsize=_MOST_SPINS)
+@lru_cache(maxsize=MOST_SPINS)
 def _states(spins: int) -> States:
     return States(spins)
 
 
-@lru_cache(maxsize=_MOST_SPINS)
+@lru_cache(maxsize=MOST_SPINS)
 def _triples(spins: int) -> tuple[Array, Array]:
     """Indices j < k < l, [3, T], and s_j s_k s_l, [2^spins, T]."""
     index = np.array(list(combinations(range(spins), 3)), np.int64).reshape(-1, 3).T

@@ -141,8 +141,11 @@ def fused_products(
         shared, of_groups = _shared(cross, left, right, dtype)
         strength = np.abs(fields)
         log_scale, decay = strength.sum(2) + of_groups, np.exp(-2 * strength)
-    sums = (np.empty((groups, queries, size), dtype) for size in (a + 1, b + 1, 2))
-    found = Queries(fields, decay, *sums)
+    left_sums, right_sums = (
+        np.empty((groups, queries, a + 1), dtype),
+        np.empty((groups, queries, b + 1), dtype),
+    )
+    found = Queries(fields, decay, left_sums, right_sums, np.empty((groups, queries, 2), dtype))
     lanes = lanes_of(dtype)
     blocks = -(-queries // lanes)
     jobs = _jobs(groups, blocks, lanes, threads, keep=tables)
@@ -152,7 +155,7 @@ def fused_products(
     _run(jobs, shared, found, kept, W, threads)
     if not found.largest.min() >= _MIN_LARGEST[dtype]:
         return None
-    by_query = [_by_query(table, groups, queries) for table in kept or ()]
+    by_query = [_by_query(table, groups, queries) for table in kept] if kept else []
     # numpy's logarithm: torch's wakes threads that would then spin beside those of the next call.
     with np.errstate(divide="ignore", invalid="ignore"):
         log_z = np.log(found.right_sums[..., -1].astype(np.float64)) + log_scale
@@ -182,6 +185,10 @@ def _run(jobs: Array, shared: Any, found: Any, kept: Any, W: Array, threads: int
 
     a, b = found.left_sums.shape[2] - 1, found.right_sums.shape[2] - 1
     count = min(threads, len(jobs), 1 + (len(jobs) << (a + b)) // _STATES_PER_THREAD)
+    if count == 1:
+        tables = _tables(int(jobs[:, 2].max()), a, b, W.dtype) if kept is None else kept
+        run(jobs, shared, found, _work(tables, W, b))
+        return
 
     def take(part: slice) -> Any:
         tables = _tables(int(jobs[part, 2].max()), a, b, W.dtype) if kept is None else kept

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from diabat.checks import check_positive
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
-from diabat.samplers.exact.enumeration import Enumerated, enumerate_states, few_states, pairs_of_states
+from diabat.samplers.exact import enumeration
+from diabat.samplers.exact.enumeration import Enumerated, enumerate_states, pairs_of_states
 from diabat.samplers.exact.fused_products import fused_moments, suits
 from diabat.samplers.exact.half_energies import HalfEnergies, own_weights, split_energies
 from diabat.samplers.exact.half_split import ExactProbabilities, half_products
@@ -56,7 +58,7 @@ class ExactSampler(Sampler):
         self.memory_budget_mb = memory_budget_mb
         self.max_seconds = max_seconds
 
-    @property
+    @cached_property
     def capabilities(self) -> Capabilities:
         """Everything, for as many spins as one query can have within ``max_seconds``."""
         return Capabilities(
@@ -116,9 +118,14 @@ class ExactSampler(Sampler):
         differentiated = torch.is_grad_enabled() and (
             fields.requires_grad or (J is not None and J.requires_grad) or (K is not None and K.requires_grad)
         )
-        budget, raised, found = self.memory_budget_mb * 2**20, False, None
-        on_cpu = fields.device.type == "cpu"
-        if on_cpu and few_states(groups, queries, m, budget):
+        raised, found = False, None
+        on_cpu, states = fields.device.type == "cpu", groups * queries << m
+        if (
+            on_cpu
+            and m <= enumeration.MOST_SPINS
+            and states <= enumeration.MOST_STATES
+            and states * enumeration.BYTES_PER_STATE <= self.memory_budget_mb * 2**20
+        ):
             solve: Any = Enumerated.apply if differentiated else enumerate_states
             p, log_z, weights = solve(fields, J, K)
             if correlations:
@@ -232,6 +239,11 @@ class ExactSampler(Sampler):
 
     def _refuse_excess(self, ising: Ising) -> None:
         """Refuse a batch whose enumeration would take longer than ``max_seconds``."""
+        # Tiers at most double the problems by padding.
+        states = 2.0**ising.num_spins
+        bound = ising.num_problems * states * (1 / _STATES_PER_SECOND + 4 / _MULTIPLY_ADDS_PER_SECOND)
+        if bound <= self.max_seconds:
+            return
         seconds, memory, spins = 0.0, 0.0, 0
         for tier in tiers(ising).tiers:
             groups, queries, m = tier.cells.shape

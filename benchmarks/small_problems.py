@@ -1,0 +1,121 @@
+"""Latency of one small problem, paired with another checkout.
+
+python -m benchmarks.small_problems --against FOLDER [--rounds 8] [--json]
+
+The same file runs in child processes, by turns with this checkout and with the other one first in PYTHONPATH: one
+problem of 8 spins by each backend, and one sequence of 8 tokens through a layer without gradients and with them.  CPU
+seconds of one thread, fastest of all rounds, in which the calls of a process take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import diabat
+
+Call = Callable[[], Any]
+SPINS = 8
+HERE = Path(__file__).resolve()
+
+
+def calls() -> dict[str, Call]:
+    """Moments of one problem, one forward pass of a layer, and one with its backward pass."""
+    generator = torch.Generator().manual_seed(0)
+    J = torch.randn(SPINS, SPINS, generator=generator).triu(1) / SPINS**0.5
+    problem = diabat.Ising(torch.randn(1, SPINS, generator=generator), J + J.T)
+    x = torch.randn(1, SPINS, 32, generator=generator)
+    found: dict[str, Call] = {}
+    for name in ("exact", "mean_field", "dqa", "tempering"):
+        found[f"moments, {name}"] = partial(diabat.sampler(name).moments, problem, seed=1)
+        layer = diabat.BoltzmannAttention(embed_dim=32, num_heads=1, window=SPINS, sampler=name)
+        found[f"layer, {name}"] = partial(forward, layer, x)
+        if name != "tempering":
+            found[f"layer with gradients, {name}"] = partial(forward_and_backward, layer, x)
+    return found
+
+
+def forward(layer: torch.nn.Module, x: torch.Tensor) -> None:
+    with torch.no_grad():
+        layer(x)
+
+
+def forward_and_backward(layer: torch.nn.Module, x: torch.Tensor) -> None:
+    layer(x).square().mean().backward()
+
+
+def fastest(found: dict[str, Call], rounds: int = 5) -> dict[str, float]:
+    """CPU seconds of each call."""
+    best = dict.fromkeys(found, math.inf)
+    for call in found.values():
+        for _ in range(3):
+            call()
+    for _ in range(rounds):
+        for name, call in found.items():
+            count, start = 0, time.process_time()
+            while time.process_time() - start < 0.02:
+                call()
+                count += 1
+            best[name] = min(best[name], (time.process_time() - start) / count)
+    return best
+
+
+def in_child(folder: Path) -> dict[str, float]:
+    """What this file measures with the package of a checkout."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(HERE), "--child"]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=True)
+    measured: dict[str, float] = json.loads(done.stdout)
+    return measured
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--against", type=Path, help="another checkout")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.child:
+        torch.set_num_threads(1)
+        print(json.dumps(fastest(calls())))
+        return
+    folders = {"now": HERE.parent.parent}
+    if chosen.against is not None:
+        folders["before"] = chosen.against.resolve()
+    best: dict[str, dict[str, float]] = {which: {} for which in folders}
+    for _ in range(chosen.rounds):
+        for which, folder in folders.items():
+            for name, seconds in in_child(folder).items():
+                best[which][name] = min(best[which].get(name, math.inf), seconds)
+    before = best.get("before", best["now"])
+    rows = {
+        name: {"us": 1e6 * seconds, "us_before": 1e6 * before[name], "times_faster": before[name] / seconds}
+        for name, seconds in best["now"].items()
+    }
+    if chosen.json:
+        print(json.dumps(rows))
+        return
+    for name, row in rows.items():
+        print(
+            f"{name:32} {row['us']:8.0f} us   before {row['us_before']:8.0f} us   "
+            f"{row['times_faster']:5.2f} times faster"
+        )
+
+
+if __name__ == "__main__":
+    main()
