@@ -378,10 +378,17 @@ def check_size(ising: Ising, limit: float) -> None:
     """Refuse numbers that are not finite or beyond a limit; fields of invisible spins are not looked at.
 
     Raises:
-        IsingError: With the first such number and its index.
+        IsingError: With the first such number and its index; or if a tensor that nobody checked has no data, or
+            fields are of another dtype than float32 and float64.
     """
-    for name in ("fields", "couplings", "three_body"):
-        value = getattr(ising, name)
+    if ising.fields.dtype not in _DTYPES:
+        raise IsingError("fields", f"expected dtype float32 or float64, got {ising.fields.dtype}.")
+    if ising.visible is not None and ising.visible.is_meta:
+        raise IsingError("visible", "expected a tensor with data, got one on the device meta.")
+    terms = {"fields": ising.fields, "couplings": ising.couplings, "three_body": ising.three_body}
+    for name, value in terms.items():
+        if value is not None and value.is_meta:
+            raise IsingError(name, "expected a tensor with data, got one on the device meta.")
         # One reduction where all is well: the largest of NaN and numbers is NaN.
         if value is None or value.numel() == 0:
             continue

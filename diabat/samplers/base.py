@@ -211,7 +211,6 @@ class Sampler(WithOptions, nn.Module, ABC):
             info.setdefault("seed", drawn)
         return replace(moments, info=info)
 
-    @final
     def differentiable_moments(self, ising: Ising, correlations: bool = False, seed: int = 0) -> Moments:
         """Moments differentiable in h, J and K, as from :meth:`moments` but without facts about the call."""
         # A graph that is right to any order needs no help of ours, unless torch.func looks on.
@@ -296,11 +295,6 @@ class Sampler(WithOptions, nn.Module, ABC):
     def _require(self, ising: Ising) -> None:
         """Refuse what the capabilities exclude, in a full sentence."""
         able = self.capabilities
-        for name in ("fields", "couplings", "visible", "three_body"):
-            if (tensor := getattr(ising, name)) is not None and tensor.is_meta:
-                raise UnsupportedError(name, "expected a tensor with data, got one on the device meta.")
-        if ising.fields.dtype not in (torch.float32, torch.float64):  # of a problem that was not checked
-            raise UnsupportedError("fields", f"expected dtype float32 or float64, got {ising.fields.dtype}.")
         if "exact" in able.gradients:
             check_size(ising, LARGEST)
         elif not ising.check:

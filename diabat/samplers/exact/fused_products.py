@@ -11,6 +11,7 @@ so that each is a product over spins times a factor that all queries share, and 
 from __future__ import annotations
 
 from functools import lru_cache
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -185,9 +186,8 @@ def _run(jobs: Array, shared: Any, found: Any, kept: Any, W: Array, threads: int
 
     a, b = found.left_sums.shape[2] - 1, found.right_sums.shape[2] - 1
     count = min(threads, len(jobs), 1 + (len(jobs) << (a + b)) // _STATES_PER_THREAD)
-    if count == 1:
-        tables = _tables(int(jobs[:, 2].max()), a, b, W.dtype) if kept is None else kept
-        run(jobs, shared, found, _work(tables, W, b))
+    if count == 1 and kept is None and not W.size:
+        run(jobs, shared, found, _own_work(get_ident(), int(jobs[:, 2].max()), a, b, W.dtype))
         return
 
     def take(part: slice) -> Any:
@@ -207,6 +207,7 @@ def _coefficients(cross: Array) -> Array:
     return c
 
 
+@lru_cache(maxsize=64)
 def _jobs(groups: int, blocks: int, lanes: int, threads: int, *, keep: bool) -> Array:
     """Group, first query, number of blocks and first block of the tables, of jobs of about the same work."""
     rounds = -(-groups * blocks // (_MAX_BLOCKS * threads))
@@ -247,6 +248,12 @@ def _work(tables: tuple[Array, Array, Array, Array], W: Array, b: int) -> Any:
         on=take(double, b, lanes),
         off=take(double, b, lanes),
     )
+
+
+@lru_cache(maxsize=8)
+def _own_work(thread: int, blocks: int, a: int, b: int, dtype: Any) -> Any:
+    """Scratch that a thread keeps from call to call, where nothing of it is kept for a derivative."""
+    return _work(_tables(blocks, a, b, dtype), np.empty((0, 0, 0), dtype), b)
 
 
 def _by_query(table: Array, groups: int, queries: int) -> Array:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from diabat.checks import check_positive
-from diabat.ising import Ising
+from diabat.ising import Ising, check_size, without_autocast
 from diabat.samplers.answers import Moments, Samples
-from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
+from diabat.samplers.base import LARGEST, Capabilities, Sampler, UnsupportedError
 from diabat.samplers.exact import enumeration
 from diabat.samplers.exact.enumeration import Enumerated, enumerate_states, pairs_of_states
 from diabat.samplers.exact.fused_products import fused_moments, suits
@@ -95,6 +95,14 @@ class ExactSampler(Sampler):
             _require_finite(p, group)
             out[group.tier.problems.reshape(-1)] = p.flatten(0, 1).to(out.dtype)
         return out[:-1].reshape(*ising.batch_shape, -1)
+
+    def differentiable_moments(self, ising: Ising, correlations: bool = False, seed: int = 0) -> Moments:
+        """As of the base class, which answers torch.func; what `exact` has to refuse is all said here."""
+        if not self.smooth or torch._C._are_functorch_transforms_active():
+            return super().differentiable_moments(ising, correlations, seed)
+        with without_autocast(ising.fields):
+            self._require(ising)
+            return self._moments(ising, correlations, seed)
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         found = tiers(ising)
@@ -234,8 +242,8 @@ class ExactSampler(Sampler):
         return Samples(spins, ising.visible_mask, info={"effective_beta": 1.0})
 
     def _require(self, ising: Ising) -> None:
-        self._refuse_excess(ising)  # says more than the number of spins
-        super()._require(ising)
+        self._refuse_excess(ising)  # which says more than the number of spins, and bounds it
+        check_size(ising, LARGEST)  # nothing else is not supported
 
     def _refuse_excess(self, ising: Ising) -> None:
         """Refuse a batch whose enumeration would take longer than ``max_seconds``."""
