@@ -11,7 +11,7 @@ import torch
 
 import diabat
 from diabat.samplers.dimod import DimodSampler
-from diabat.testing import StrictMockQPU
+from diabat.strict_qpu import StrictMockQPU
 
 
 def main() -> None:

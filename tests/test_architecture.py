@@ -21,6 +21,7 @@ FLOOR = {
     "compute": 1,
     "circuits": 2,
     "samplers": 3,
+    "strict_qpu": 4,
     "attention": 4,
     "models": 5,
     "tasks": 5,
@@ -246,10 +247,18 @@ def test_kernels_share_threads_and_scratch(file: str) -> None:
         assert ".ctypes.data" not in (ROOT / file).read_text(encoding="utf-8")
 
 
+def test_only_tests_need_the_conformance_suite() -> None:
+    """Neither the product nor a shipped configuration points into ``testing``."""
+    assert not [f for f in FILES if unit(f) != "testing" and imports_package(f, "diabat.testing")]
+    configs = list((ROOT / "configs").rglob("*.yaml"))
+    assert configs
+    assert not [path for path in configs if "diabat.testing" in path.read_text(encoding="utf-8")]
+
+
 # Converts by ising.py, and is imported by those who ask for a dimod.Sampler, which has to be a subclass.
 EDGES = {"samplers/ocean.py"}
 # Hand arrays that ising.py made to dimod, and take reads.
-CARRIERS = {"samplers/dimod/submit.py", "testing/strict_qpu.py", "testing/strict_qpu_law.py"}
+CARRIERS = {"samplers/dimod/submit.py", "strict_qpu/processor.py", "strict_qpu/law.py"}
 # Knows what a dimod sampler is, and no model.
 CLASSES = {"samplers/dimod/target.py"}
 

@@ -39,9 +39,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Make ``StrictMockQPU``, the stand-in of a D-Wave processor, when it is first asked for (extra ``dwave``)."""
+    """Find ``StrictMockQPU`` under its former name as well, which configurations and runs hold."""
     if name == "StrictMockQPU":
-        from diabat.testing import strict_qpu
+        from diabat import strict_qpu
 
         return strict_qpu.StrictMockQPU
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

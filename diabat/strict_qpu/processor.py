@@ -15,8 +15,8 @@ from diabat.checks import ArgumentError
 from diabat.circuits import schedule
 from diabat.samplers.dimod.budget import estimated_access_us
 from diabat.samplers.dimod.target import missing_package
-from diabat.testing import strict_qpu_law as laws
-from diabat.testing import strict_qpu_rules as rules
+from diabat.strict_qpu import law as laws
+from diabat.strict_qpu import rules
 
 # Typical values of an Advantage processor, in the form of its property problem_timing_data; microseconds.
 TIMING = {
@@ -50,15 +50,13 @@ def _check_law(law: Any, name: str | None, tied_below: float | None) -> None:
         schedule(name)
 
 
-def __getattr__(name: str) -> Any:
-    """Make the class when it is first asked for: dwave-system is an extra."""
-    if name == "StrictMockQPU":
-        return _strict_mock_qpu()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
 @cache
-def _strict_mock_qpu() -> type:
+def strict_mock_qpu() -> type:
+    """Make the class, which needs dwave-system, an extra, as its base.
+
+    Raises:
+        ImportError: If the extra ``dwave`` is not installed.
+    """
     try:
         import dimod
         from dwave.samplers import SimulatedAnnealingSampler
@@ -179,6 +177,6 @@ def _strict_mock_qpu() -> type:
             most = keywords.get("max_answers")
             return found if most is None else found.slice(most, sorted_by=None)
 
-    StrictMockQPU.__module__ = __name__
+    StrictMockQPU.__module__ = __package__  # where copies and pickles find it
     StrictMockQPU.__qualname__ = "StrictMockQPU"
     return StrictMockQPU
