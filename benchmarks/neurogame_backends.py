@@ -21,7 +21,7 @@ import diabat
 from benchmarks.measure import report
 from diabat.attention.neurogame import PAPER_MEAN_FIELD, NeuroGameAttention
 from diabat.models import PairClassifier
-from diabat.runs.runs import load_run
+from diabat.runs import load_run
 from diabat.samplers import Sampler
 from diabat.tasks import PairTask
 

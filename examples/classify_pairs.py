@@ -13,8 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, PreTrainedTokenizerFast
 
 from diabat.config import make_config
-from diabat.runs import run_training
-from diabat.runs.runs import evaluate_run, explain_run, load_run
+from diabat.runs import evaluate_run, explain_run, load_run, run_training
 
 WORDS = ["a", "man", "dog", "cat", "is", "not", "playing", "sleeping", "the", "guitar", "with", "nobody"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]

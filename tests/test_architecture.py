@@ -247,6 +247,40 @@ def test_kernels_share_threads_and_scratch(file: str) -> None:
         assert ".ctypes.data" not in (ROOT / file).read_text(encoding="utf-8")
 
 
+# What a configuration knows of the rooms that it describes.
+DESCRIBED = {
+    "models": {"diabat.models.registry"},
+    "tasks": {"diabat.tasks.base", "diabat.tasks.registry"},
+    "training": {"diabat.training.options"},
+}
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.startswith("config/")])
+def test_a_configuration_only_describes(file: str) -> None:
+    """It knows names and options, and asks neither a model nor a task for its type."""
+    for name in imports(file):
+        parts = name.split(".")
+        known = DESCRIBED.get(parts[1]) if name.startswith("diabat.") else None
+        assert known is None or ".".join(parts[:3]) in known, name
+    assert not asked_types(file) & {"Task", "PairTask", "Transformer", "PairClassifier"}
+
+
+@pytest.mark.parametrize(
+    "file", [f for f in FILES if f.startswith(("config/", "cli/", "runs/build", "runs/train"))]
+)
+def test_nobody_asks_which_task_or_model_it_is(file: str) -> None:
+    assert not {n for n in asked_types(file) if n.endswith("Options") or n in ("Task", "PairTask")}
+
+
+def asked_types(file: str) -> set[str]:
+    """Names of the types in the calls of ``isinstance`` of a file."""
+    calls = [
+        n for n in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))) if isinstance(n, ast.Call)
+    ]
+    asked = [n.args[1] for n in calls if ast.unparse(n.func) == "isinstance"]
+    return {node.id for kind in asked for node in ast.walk(kind) if isinstance(node, ast.Name)}
+
+
 def test_only_tests_need_the_conformance_suite() -> None:
     """Neither the product nor a shipped configuration points into ``testing``."""
     assert not [f for f in FILES if unit(f) != "testing" and imports_package(f, "diabat.testing")]

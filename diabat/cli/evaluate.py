@@ -17,7 +17,7 @@ from diabat.cli.figures import require_writable
 from diabat.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from diabat.runs.runs import Evaluation
+    from diabat.runs import Evaluation
     from diabat.training.scores import Scores
 
 RunArgument = Annotated[
@@ -44,8 +44,7 @@ def evaluate_model(
     metric of their task.
     """
     with importing():
-        from diabat.runs.runs import evaluate_run, load_run
-        from diabat.tasks import PairTask
+        from diabat.runs import evaluate_run, load_run
         from diabat.training.scores import plot_scores
 
     if figure is not None:
@@ -53,8 +52,7 @@ def evaluate_model(
     with naming_data(data):
         loaded = load_run(run, data_override(data), trust=trust)
     if split is None:
-        has_test = isinstance(loaded.task, PairTask) and loaded.task.test is not None
-        split = "test" if has_test else "validation"
+        split = "test" if "test" in loaded.task.sets else "validation"
     with naming({"split": "--split"}):
         result = evaluate_run(loaded, split)
     if figure is not None:

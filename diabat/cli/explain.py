@@ -61,7 +61,7 @@ def explain_prediction(
     """
     with importing():
         from diabat.models.explanation_figure import plot_explanation
-        from diabat.runs.runs import explain_run
+        from diabat.runs import explain_run
 
     if figure is not None:
         require_writable(figure)

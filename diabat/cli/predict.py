@@ -46,6 +46,7 @@ def predict_pairs_of_file(
     --output a file that is complete or not there.
     """
     with importing():
+        from diabat.runs import load_classifier
         from diabat.runs.predict import (
             SUFFIXES,
             columns_of,
@@ -55,7 +56,6 @@ def predict_pairs_of_file(
             require_table,
             write_predictions,
         )
-        from diabat.runs.runs import load_classifier
         from diabat.studies.fidelity.report import progress_bar
 
     if output is not None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,13 +40,13 @@ def train_model(
     """
     with importing():
         from diabat.config import to_plain
-        from diabat.runs import run_training
+        from diabat.runs.train import require_same_run, run_training
         from diabat.training import OutputError, TrainingInterrupted
 
     changes = [*(overrides or []), *_as_overrides(output, data)]
     resolved = _load(config, changes, data, trust)
     if resume:
-        _require_same_run(resolved)
+        require_same_run(resolved)
     try:
         result = run_training(resolved, resume=resume, progress=progress)
     except (KeyboardInterrupt, TrainingInterrupted) as error:
@@ -79,61 +80,23 @@ def _load(config: str, changes: list[str], data: Path | None, trust: bool) -> Co
 
     if data is not None:
         changes, option = changes[:-1], changes[-1]
-        name = load_config(config, changes, trust=trust).task_name
-        if name == "brackets":
-            raise ConfigError("--data", f"the task '{name}' is generated and reads no data, got '{data}'.")
+        task: Any = load_config(config, changes, trust=trust).task
+        if "data" not in {field.name for field in fields(task)}:
+            raise ConfigError(
+                "--data", f"the task '{task.name}' is generated and reads no data, got '{data}'."
+            )
         changes = [*changes, option]
     return load_config(config, changes, trust=trust)
 
 
-def _require_same_run(config: Config) -> None:
-    """Refuse to resume a run under another configuration; limits and paths may change.
-
-    The training loop itself compares its options (and once more those that depend on each other), the data and the
-    shapes of the weights; the sampler and the estimator are known here only.
-    """
-    from diabat.config import ConfigError, load_config, to_plain
-    from diabat.training.folder import FREE_ON_RESUME
-
-    free = {("task", "data"), *(("training", name) for name in FREE_ON_RESUME)}
-    stored = config.output / "config.json"
-    if not stored.is_file():
-        return  # the training loop says that there is nothing to resume
-    before, now = to_plain(load_config(stored, trust=True)), to_plain(config)
-    for section in ("seed", "task", "model", "sampler", "gradient", "training"):
-        old, new = before[section], now[section]
-        pairs = (
-            {"": (old, new)}
-            if not isinstance(old, dict)
-            else {k: (old.get(k), new.get(k)) for k in old | new}
-        )
-        for key, (was, is_now) in pairs.items():
-            if was != is_now and (section, key) not in free:
-                name = f"{section}.{key}".rstrip(".")
-                raise ConfigError(
-                    name,
-                    f"expected {was!r} as in the run in '{config.output}', got {is_now!r}; "
-                    "a resumed run keeps its configuration.",
-                )
-
-
 def _print_summary(config: Config, result: TrainResult) -> None:
     from diabat.cli.output import print_table
-    from diabat.models import PairModelOptions
 
-    metric = "perplexity" if config.task_name == "shakespeare" else "accuracy"
-    model = config.model
-    if isinstance(model, PairModelOptions):
-        control = "" if model.mode == "h+J" else f", mode {model.mode}"
-        kind, asks = f"{model.pooling} pooling{control}", model.asks_sampler
-    else:
-        kind, asks = model.mode, model.mode != "softmax"
-    if asks:
-        kind += f" with {config.sampler.backend}"
+    backend = f" with {config.sampler.backend}" if config.model.asks_sampler else ""
     rows = [
         ("task", f"{config.task_name}, T = {config.task.window}"),
-        ("attention", kind),
-        (f"best validation {metric}", f"{result.best_metric:.4f} at step {result.best_step}"),
+        ("attention", f"{config.model.attention}{backend}"),
+        (f"best validation {result.metric}", f"{result.best_metric:.4f} at step {result.best_step}"),
         ("best validation loss", f"{result.best_loss:.4f} nats"),
         ("trained", f"{result.epochs} epochs, {result.steps} steps, {result.seconds:.1f} s"),
         ("run folder", str(result.run_dir)),

@@ -8,7 +8,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, did_you_mean
+
+UNKNOWN_NAME = "unknown_name"
+"""Type of the error of a section whose key ``name`` is missing or no choice."""
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 _KINDS = {
@@ -114,12 +117,23 @@ def explain(error: ValidationError, known: Iterable[str], prefix: Sequence[str |
         return unknown_key(key, known)
     if detail["type"] == "missing":
         return ConfigError(key, "this key is required.")
+    if detail["type"] == UNKNOWN_NAME:
+        return _unknown_name(key, detail)
     if inner is not None:
         return refused(inner, key)
     # A union such as "int | str" gives one error per member.
     same = [d for d in details if _without_tags(d) == _without_tags(detail)]
     expected = " or ".join(dict.fromkeys(_expected(d) for d in same))
     return ConfigError(key, f"expected {expected}, got {shown(detail['input'])}.")
+
+
+def _unknown_name(section: str, detail: Any) -> ConfigError:
+    """Refusal of a section whose key ``name`` is missing or no choice."""
+    names, given = detail["ctx"]["names"], detail["input"].get("name")
+    if given is None:
+        return ConfigError(f"{section}.name", f"this key is required; it is one of {names}.")
+    hint = did_you_mean(given, names.split(", "))
+    return ConfigError(f"{section}.name", f"expected one of {names}, got {shown(given)}.{hint}")
 
 
 def _without_tags(detail: Any) -> tuple[str | int, ...]:

@@ -6,31 +6,20 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, field_serializer, model_validator
+from pydantic import BaseModel, Field, model_validator
 
-from diabat.attention.coupled_heads import MODES
-from diabat.checks import ArgumentError, check_choice
-from diabat.config.sections import (
-    PAIR_MODEL,
-    PAIR_TASKS,
-    STRICT,
-    TASKS,
-    ModelOptions,
-    SamplerChoice,
-    TaskOptions,
-    options_model,
-    task_name,
-)
-from diabat.models import PairModelOptions, TransformerOptions
+from diabat.checks import ArgumentError
+from diabat.config.sections import STRICT, ModelSection, SamplerChoice, TaskSection, options_model
+from diabat.models.registry import MODELS, models_for
 from diabat.studies.fidelity.ensembles import DEFAULT_STRENGTHS
-from diabat.tasks import BracketOptions
+from diabat.tasks.registry import TASKS
 from diabat.training.options import PAIR_PROTOCOL, PROTOCOLS, TrainOptions
 
 Gradient = Literal["auto", "exact", "straight_through", "linear_response", "covariance", "adjoint"]
 Ensemble = Literal["sk", "ferromagnet"]
 _SECTIONS = ("task", "model", "sampler", "training", "fidelity")
-_PAPER_MEAN_FIELD = {"damping": 0.7, "max_iterations": 25, "tolerance": 1e-4}
-"""Mean field as in the paper on sentence pairs (arXiv:2603.18761, sec. 7.3)."""
+_PROTOCOLS = {**PROTOCOLS, "pairs": PAIR_PROTOCOL}
+"""Published options of the training, by the name of the task or else of the model."""
 _MOST_THREADS = 1024
 """Beyond what machines have, torch starts them one by one until memory is full."""
 Count = Annotated[int, Field(ge=1)]
@@ -73,8 +62,8 @@ class Config(BaseModel):
         threads: CPU threads of torch; null leaves torch's own choice.  The models here are so small that one
             is fastest, several times so when the machine has other work.
         device: Where the model is trained and evaluated; ``auto`` takes a CUDA device if there is one.
-        task: Options of the task; its type says which.
-        model: Options of the transformer, or of the pair classifier if the task has sentence pairs.
+        task: Options of the task; ``name`` says which.
+        model: Options of the model; ``name`` says which, and is that of the task's kind of examples if left out.
         sampler: Backend behind the attention.
         gradient: Estimator of the gradient through the sampler.
         training: Options of the training loop.
@@ -87,8 +76,8 @@ class Config(BaseModel):
     output: Path = Path("runs/default")
     threads: Annotated[int, Field(ge=1, le=_MOST_THREADS)] | None = 1
     device: Literal["cpu", "cuda", "auto"] = "cpu"
-    task: TaskOptions = BracketOptions()
-    model: ModelOptions = TransformerOptions()
+    task: TaskSection = TASKS["brackets"].options()
+    model: ModelSection = MODELS["transformer"].options()
     sampler: SamplerChoice = SamplerChoice()
     gradient: Gradient = "auto"
     training: TrainOptions = TrainOptions()
@@ -97,26 +86,21 @@ class Config(BaseModel):
     @property
     def task_name(self) -> str:
         """Name of the task."""
-        return str(task_name(self.task))
+        return self.task.name
 
     @model_validator(mode="after")
-    def _known_mode(self) -> Config:
-        pairs = isinstance(self.model, PairModelOptions)
-        if pairs != (self.task_name in PAIR_TASKS):
-            kind = "a transformer" if pairs else "a pair classifier"
-            raise ArgumentError("model", f"expected the options of {kind} for the task '{self.task_name}'.")
-        if isinstance(self.model, PairModelOptions):
-            return self
-        check_choice("model.mode", self.model.mode, MODES)
+    def _fitting_model(self) -> Config:
+        fitting = models_for(TASKS[self.task.name].examples)
+        if self.model.name not in fitting:
+            raise ArgumentError(
+                "model.name",
+                f"expected {' or '.join(fitting)} for the task '{self.task.name}', got '{self.model.name}'.",
+            )
         return self
-
-    @field_serializer("task")
-    def _named_task(self, task: Any) -> dict[str, Any]:
-        return {"name": task_name(task), **dataclasses.asdict(task)}
 
 
 def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
-    """Fill what the training section leaves out: the published values of the task, the seed of the run."""
+    """Fill what follows from the task: model, sampler and published training; and the seed of the training."""
     # A section whose keys are all commented out is read as null and means its defaults; a backend that an
     # override sets to null is left out.
     filled = {k: v for k, v in document.items() if v is not None or k not in _SECTIONS}
@@ -124,40 +108,46 @@ def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
         named := fidelity.get("backends"), dict
     ):
         filled["fidelity"] = {**fidelity, "backends": {k: v for k, v in named.items() if v is not None}}
-    training = filled.get("training", {})
-    name = str(task_name(filled.get("task", Config.model_fields["task"].default)))
-    protocol = PROTOCOLS.get(name)
-    if name not in TASKS:  # which is refused; what the model section should hold is not known then
+    task, model = chosen(filled)
+    if task not in TASKS:  # which is refused; what the model section should hold is not known then
         filled.pop("model", None)
-    if name in PAIR_TASKS:
-        protocol = PAIR_PROTOCOL
-        if isinstance(model := filled.get("model", {}), dict):
-            filled["model"] = {**model, PAIR_MODEL: True}
-        sampler = filled.get("sampler", {})
-        if isinstance(sampler, dict) and "backend" not in sampler:
-            filled["sampler"] = {"backend": "mean_field", **_PAPER_MEAN_FIELD, **sampler}
-    if protocol is None or not isinstance(training, dict):
         return filled
-    defaults = dataclasses.asdict(protocol) | ({"seed": filled["seed"]} if "seed" in filled else {})
-    return {**filled, "training": defaults | training}
+    if isinstance(section := filled.setdefault("model", {}), dict):
+        filled["model"] = {"name": model, **section}
+    sampler = filled.get("sampler", {})
+    if isinstance(sampler, dict) and "backend" not in sampler and model in MODELS:
+        filled["sampler"] = {**MODELS[model].sampler, **sampler}
+    training, protocol = filled.get("training", {}), _PROTOCOLS.get(task, _PROTOCOLS.get(model))
+    if protocol is not None and isinstance(training, dict):
+        seed = {"seed": filled["seed"]} if "seed" in filled else {}
+        filled["training"] = {**dataclasses.asdict(protocol), **seed, **training}
+    return filled
+
+
+def chosen(document: dict[str, Any]) -> tuple[str, str]:
+    """Names of the task and of the model of a document; one that is left out follows from what stands before it.
+
+    A name that is no string is given as text, and refused later.
+    """
+    section, model = document.get("task"), document.get("model")
+    task = str(section.get("name")) if isinstance(section, dict) else Config.model_fields["task"].default.name
+    if isinstance(model, dict) and "name" in model:
+        return task, str(model["name"])
+    return task, models_for(TASKS[task].examples if task in TASKS else "sequences")[0]
 
 
 def valid_keys(document: dict[str, Any]) -> list[str]:
     """All dotted keys that a document with these choices of task and backends may have."""
     keys = [name for name in Config.model_fields if name not in ("task", "fidelity")]
-    name = task_name(document.get("task"))
-    sections: dict[str, Any] = {"model": TransformerOptions, "training": TrainOptions}
-    sections["task"] = TASKS.get(str(name), BracketOptions)
-    if name in PAIR_TASKS:
-        sections["model"] = PairModelOptions
+    task, model = chosen(document)
+    sections: dict[str, Any] = {
+        "model": MODELS.get(model, MODELS["transformer"]).options,
+        "training": TrainOptions,
+        "task": TASKS.get(task, TASKS["brackets"]).options,
+    }
     for section, options in sections.items():
         keys += [f"{section}.{field.name}" for field in dataclasses.fields(options)]
-    keys += [
-        "task",
-        "task.name",
-        "fidelity",
-        *(f"fidelity.{field}" for field in FidelityOptions.model_fields),
-    ]
+    keys += ["task", "fidelity", *(f"fidelity.{field}" for field in FidelityOptions.model_fields)]
     fidelity = document.get("fidelity")
     labelled = fidelity.get("backends") if isinstance(fidelity, dict) else None
     choices = {"sampler": document.get("sampler")}

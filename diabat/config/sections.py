@@ -1,97 +1,49 @@
-"""Sections of a configuration whose keys depend on a choice: the task by name, the sampler by backend."""
+"""Sections of a configuration whose keys depend on a choice: task and model by name, the sampler by backend."""
 
 from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Tag, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, create_model, model_validator
+from pydantic_core.core_schema import CoreSchema, tagged_union_schema
 
-from diabat.checks import ArgumentError, did_you_mean
-from diabat.config.errors import shown
-from diabat.models import PairModelOptions, TransformerOptions
+from diabat.checks import ArgumentError
+from diabat.config.errors import UNKNOWN_NAME
+from diabat.models.registry import MODELS, ModelKind, ModelOptions
 from diabat.samplers.registry import available_backends, backend_factory
-from diabat.tasks import (
-    BracketOptions,
-    MnliOptions,
-    PairFileOptions,
-    PairOptions,
-    ShakespeareOptions,
-    SickOptions,
-    SnliOptions,
-)
-
-TASKS: dict[str, type] = {
-    "brackets": BracketOptions,
-    "shakespeare": ShakespeareOptions,
-    "sick": SickOptions,
-    "snli": SnliOptions,
-    "mnli": MnliOptions,
-    "pairs": PairFileOptions,
-}
-PAIR_TASKS = frozenset(name for name, options in TASKS.items() if issubclass(options, PairOptions))
-"""Tasks of sentence pairs, whose model is a pair classifier."""
-
-PAIR_MODEL = "pair classifier"
-"""Key that marks a model section as that of a pair classifier; the task decides, not the user."""
+from diabat.tasks.base import TaskOptions
+from diabat.tasks.registry import TASKS, TaskKind
 
 # JSON mode tells lists from tuples for us; strict mode keeps "3" from becoming 3 and true from becoming 1.
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-def task_name(value: Any) -> str | None:
-    """Name of a task, given as options or as the mapping of a configuration file."""
-    if isinstance(value, dict):
-        return value.get("name")
-    return next((name for name, options in TASKS.items() if isinstance(value, options)), None)
+class Named:
+    """Annotation of a section whose key ``name`` chooses its options from a registry.
+
+    Args:
+        kinds: The registry, whose entries have the dataclass of their options, each with a field ``name``.
+    """
+
+    def __init__(self, kinds: Mapping[str, TaskKind] | Mapping[str, ModelKind]) -> None:
+        self.options = {name: kind.options for name, kind in kinds.items()}
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return tagged_union_schema(
+            {name: handler.generate_schema(options) for name, options in self.options.items()},
+            discriminator="name",
+            custom_error_type=UNKNOWN_NAME,
+            custom_error_message="expected one of {names}",
+            custom_error_context={"names": ", ".join(self.options)},
+        )
 
 
-def _known_task(value: Any) -> Any:
-    """Refuse a task section without a valid name, before pydantic chooses the options by it."""
-    name = task_name(value)
-    if isinstance(value, dict) and name not in TASKS:
-        if name is None:
-            raise ArgumentError("name", f"this key is required; it is one of {', '.join(TASKS)}.")
-        hint = did_you_mean(name, TASKS)
-        raise ArgumentError("name", f"expected one of {', '.join(TASKS)}, got {shown(name)}.{hint}")
-    return value
-
-
-def _without_name(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    # What comes out of here is no JSON any more, in which lists would have passed for tuples.
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k != "name"}
-
-
-TaskOptions = Annotated[
-    Annotated[BracketOptions, BeforeValidator(_without_name), Tag("brackets")]
-    | Annotated[ShakespeareOptions, BeforeValidator(_without_name), Tag("shakespeare")]
-    | Annotated[SickOptions, BeforeValidator(_without_name), Tag("sick")]
-    | Annotated[SnliOptions, BeforeValidator(_without_name), Tag("snli")]
-    | Annotated[MnliOptions, BeforeValidator(_without_name), Tag("mnli")]
-    | Annotated[PairFileOptions, BeforeValidator(_without_name), Tag("pairs")],
-    Discriminator(lambda value: task_name(value) or "brackets"),
-    BeforeValidator(_known_task),
-]
-
-
-def _model_tag(value: Any) -> str:
-    marked = isinstance(value, dict) and PAIR_MODEL in value
-    return "pairs" if marked or isinstance(value, PairModelOptions) else "transformer"
-
-
-def _without_mark(value: Any) -> Any:
-    return {k: v for k, v in value.items() if k != PAIR_MODEL} if isinstance(value, dict) else value
-
-
-ModelOptions = Annotated[
-    Annotated[TransformerOptions, Tag("transformer")]
-    | Annotated[PairModelOptions, BeforeValidator(_without_mark), Tag("pairs")],
-    Discriminator(_model_tag),
-]
+TaskSection = Annotated[TaskOptions, Named(TASKS)]
+ModelSection = Annotated[ModelOptions, Named(MODELS)]
 
 
 class SamplerChoice(BaseModel):

@@ -1,9 +1,20 @@
 """Models whose attention is an Ising model."""
 
 from diabat.models.pairs import POOLINGS, PairClassifier, PairModelOptions
+from diabat.models.registry import MODELS, ModelKind, ModelOptions
 from diabat.models.transformer import Transformer, TransformerOptions
 
 Model = Transformer | PairClassifier
 """What the training loop trains."""
 
-__all__ = ["POOLINGS", "Model", "PairClassifier", "PairModelOptions", "Transformer", "TransformerOptions"]
+__all__ = [
+    "MODELS",
+    "POOLINGS",
+    "Model",
+    "ModelKind",
+    "ModelOptions",
+    "PairClassifier",
+    "PairModelOptions",
+    "Transformer",
+    "TransformerOptions",
+]

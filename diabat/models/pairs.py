@@ -31,6 +31,7 @@ class PairModelOptions:
     """The model; the defaults are the published NeuroGame Transformer as far as it is described.
 
     Attributes:
+        name: Name of the model.
         encoder: Name of a Hugging Face model, a folder, or ``package:NAME/FOLDER``.
         tokenizer: The same for the tokenizer; None takes the encoder's.
         pretrained: Load the encoder's weights; False draws them at random.
@@ -52,6 +53,7 @@ class PairModelOptions:
         dropout: Probability in 0 .. 1 (exclusive) of dropout before each layer of the classifier.
     """
 
+    name: Literal["pairs"] = field(default="pairs", kw_only=True)
     encoder: str = "bert-base-uncased"
     tokenizer: str | None = None
     pretrained: bool = True
@@ -89,6 +91,11 @@ class PairModelOptions:
             raise ArgumentError("dropout", f"expected a probability in [0, 1), got {self.dropout}.")
         if not 0 < self.temperature < float("inf"):
             raise ArgumentError("temperature", f"expected a finite number > 0, got {self.temperature}.")
+
+    @property
+    def attention(self) -> str:
+        """The pooling in a few words."""
+        return f"{self.pooling} pooling" + ("" if self.mode == "h+J" else f", mode {self.mode}")
 
     @property
     def asks_sampler(self) -> bool:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
 from diabat.attention.boltzmann import BoltzmannAttention
-from diabat.attention.coupled_heads import coupling_parameters
-from diabat.checks import ArgumentError
+from diabat.attention.coupled_heads import MODES, coupling_parameters
+from diabat.checks import ArgumentError, check_choice
 from diabat.compute.memory import require_memory
 from diabat.samplers.state import sampler_parameters
 
@@ -24,6 +24,7 @@ class TransformerOptions:
     """Size and attention mode of the model; the defaults are the published Tiny Shakespeare model.
 
     Attributes:
+        name: Name of the model.
         embed_dim: Width of the residual stream, divisible by ``num_heads``.
         num_heads: Heads H of every attention layer.
         num_layers: Blocks.
@@ -36,6 +37,7 @@ class TransformerOptions:
         bandwidth: w, if only couplings J_jk with |j - k| <= w are parameters; None makes all of them parameters.
     """
 
+    name: Literal["transformer"] = field(default="transformer", kw_only=True)
     embed_dim: int = 64
     num_heads: int = 1
     num_layers: int = 1
@@ -60,6 +62,17 @@ class TransformerOptions:
                 raise ArgumentError(name, f"expected a probability in [0, 1), got {value}.")
         if self.bandwidth is not None and self.bandwidth < 1:
             raise ArgumentError("bandwidth", f"expected None or an integer >= 1, got {self.bandwidth}.")
+        check_choice("mode", self.mode, MODES)
+
+    @property
+    def attention(self) -> str:
+        """The attention in a word."""
+        return self.mode
+
+    @property
+    def asks_sampler(self) -> bool:
+        """Whether the attention has marginals to ask a backend for."""
+        return self.mode != "softmax"
 
 
 class Block(nn.Module):

@@ -1,5 +1,19 @@
 """What a configuration describes, built and run: training, evaluation, predictions, experiments."""
 
-from diabat.runs.build import build_model, build_sampler, build_task, run_training, use_threads
+from diabat.runs.build import build_model, build_sampler, build_task, use_threads
+from diabat.runs.finished import Evaluation, Run, evaluate_run, explain_run, load_classifier, load_run
+from diabat.runs.train import run_training
 
-__all__ = ["build_model", "build_sampler", "build_task", "run_training", "use_threads"]
+__all__ = [
+    "Evaluation",
+    "Run",
+    "build_model",
+    "build_sampler",
+    "build_task",
+    "evaluate_run",
+    "explain_run",
+    "load_classifier",
+    "load_run",
+    "run_training",
+    "use_threads",
+]

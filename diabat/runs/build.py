@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
+from diabat.checks import ArgumentError
 from diabat.config.errors import ConfigError, refused
 from diabat.config.schema import Config
 from diabat.config.sections import SamplerChoice
-from diabat.models import PairModelOptions
+from diabat.models.registry import MODELS
 from diabat.samplers.registry import sampler
-from diabat.tasks import PairOptions, PairTask
-from diabat.tasks import build_task as task_from_options
+from diabat.tasks.registry import build_task as task_from_options
 
 if TYPE_CHECKING:
     from diabat.models import Model
     from diabat.samplers.base import Sampler
-    from diabat.tasks import Task
-    from diabat.training import TrainResult
+    from diabat.tasks import PairTask, Task
 
 
 def use_threads(config: Config) -> None:
@@ -63,15 +64,14 @@ def build_task(config: Config) -> Task | PairTask:
 
     Raises:
         DataError: If the data cannot be found, verified or downloaded.
-        ConfigError: If the tokenizer of sentence pairs cannot be loaded.
+        ConfigError: If the task refuses an option, or the tokenizer of sentence pairs cannot be loaded.
         ImportError: If sentence pairs need the extra ``hf`` and it is not installed.
     """
-    if isinstance(config.task, PairOptions) and isinstance(config.model, PairModelOptions):
-        from diabat.runs.build_pairs import build_pair_task
-
-        return build_pair_task(config.task, config.model)
-    assert not isinstance(config.task, PairOptions)  # the schema sees to it that task and model fit
-    return task_from_options(config.task)
+    kind = MODELS[config.model.name]
+    with in_words_of_sections("model"):
+        tokenizer = None if kind.tokenizer is None else kind.tokenizer(config.model)
+    with in_words_of_sections("task"):
+        return task_from_options(config.task, tokenizer)
 
 
 def build_model(config: Config, task: Task | PairTask, backend: Sampler | None = None) -> Model:
@@ -85,57 +85,23 @@ def build_model(config: Config, task: Task | PairTask, backend: Sampler | None =
     Raises:
         ConfigError: If sampler, mode and gradient do not fit together, or an encoder cannot be loaded.
     """
-    from diabat.models import Transformer
-
     backend = build_sampler(config.sampler) if backend is None else backend
-    if isinstance(config.model, PairModelOptions) or isinstance(task, PairTask):
-        from diabat.runs.build_pairs import build_pair_model
-
-        assert isinstance(task, PairTask)
-        return build_pair_model(config, task.tokenizer, task.num_classes, backend)
-    torch.manual_seed(config.seed)
-    try:
-        return Transformer(
-            config.model,
-            task.vocab_size,
-            task.num_classes,
-            task.window,
-            sampler=backend,
-            gradient=config.gradient,
-        )
-    except (ValueError, TypeError) as error:
-        # The attention layer speaks of its own arguments; the user set them in the sections model and task.
-        sections = {"mode": "model", "embed_dim": "model", "window": "task"}
-        raise refused(error, sections.get(getattr(error, "argument", "") or "", "")) from error
+    with in_words_of_sections("model"):
+        return MODELS[config.model.name].build(config.model, task, backend, config.gradient, config.seed)
 
 
-def run_training(config: Config, *, resume: bool = False, progress: bool = True) -> TrainResult:
-    """Train what the configuration describes, into ``config.output``.
+_ELSEWHERE = {"window": "task", "sampler": "", "gradient": "", None: ""}
+
+
+@contextmanager
+def in_words_of_sections(section: str) -> Iterator[None]:
+    """Refuse in the keys of a configuration: tasks and layers speak of their own arguments.
 
     Args:
-        config: The configuration; it is stored with the run.
-        resume: Continue the run in the folder.
-        progress: Show a progress bar on standard error.
-
-    Raises:
-        ConfigError: If sampler, mode and gradient do not fit together.
-        DataError: If the data cannot be found, verified or downloaded.
-        TrainingError: As :func:`diabat.training.train`.
+        section: Where the arguments stand, except those that are keys elsewhere.
     """
-    from diabat.training import train
-
-    use_threads(config)
-    device = choose_device(config)
-    backend = build_sampler(config.sampler)  # first: it is quick and may refuse its options
-    task = build_task(config)
-    model = build_model(config, task, backend).to(device)
-    metadata = config.model_dump(mode="json")
-    return train(
-        model,
-        task,
-        config.training,
-        config.output,
-        resume=resume,
-        progress=progress,
-        extra_metadata=metadata,
-    )
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        argument = error.argument if isinstance(error, ArgumentError) else None
+        raise refused(error, _ELSEWHERE.get(argument, section)) from error

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from diabat.checks import ArgumentError
 from diabat.files import replace_file
-from diabat.runs.runs import TrainedClassifier
-from diabat.tasks import PairFileOptions
+from diabat.runs.finished import TrainedClassifier
 from diabat.tasks.nli_files import Columns, Pairs, read_sentences
 from diabat.tasks.nli_tokens import tokenize_pairs
 from diabat.training.evaluate import predict
@@ -62,9 +61,7 @@ class Predictions:
 
 def columns_of(run: TrainedClassifier, premise: str | None, hypothesis: str | None) -> Columns:
     """Columns to read: those named, else those of the run's own files, else ``premise`` and ``hypothesis``."""
-    task = run.config.task
-    own = Columns(task.premise, task.hypothesis) if isinstance(task, PairFileOptions) else Columns()
-    return Columns(premise or own.premise, hypothesis or own.hypothesis)
+    return Columns(premise or run.columns.premise, hypothesis or run.columns.hypothesis)
 
 
 def read_unlabelled(path: Path, run: TrainedClassifier, columns: Columns) -> tuple[Pairs, Any]:

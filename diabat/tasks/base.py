@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, Self
 
 import torch
@@ -15,6 +17,18 @@ Metric = Literal["perplexity", "accuracy"]
 
 IGNORED = -100
 """Target of a position that counts neither in the loss nor in the metric (torch's own convention)."""
+
+
+class TaskOptions(Protocol):
+    """What the options of every task have."""
+
+    @property
+    def name(self) -> str:
+        """Name of the task."""
+
+    @property
+    def window(self) -> int:
+        """Largest length T of an example."""
 
 
 class Examples(Protocol):
@@ -124,6 +138,21 @@ class Task:
                 raise ArgumentError(
                     name, f"expected sequences of window = {self.window}, got {split.inputs.shape[1]}."
                 )
+
+    @property
+    def sets(self) -> Mapping[str, Split]:
+        """The sets by name; sequences have none for testing."""
+        return {"train": self.train, "validation": self.validation}
+
+    @property
+    def classes(self) -> None:
+        """None: the classes of positions have no names, and no scores of their own are reported."""
+        return None
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Examples that were left out, by set: none."""
+        return MappingProxyType({})
 
     @property
     def higher_is_better(self) -> bool:

@@ -10,7 +10,8 @@ without attention dropout it solves T = 12 completely, from 2,000 sequences on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ class BracketOptions:
     independent.
 
     Attributes:
+        name: Name of the task.
         window: Length T >= 4 of a sequence.
         vocab_size: Number of symbols including the two brackets, at least 3.
         num_train: Training sequences.
@@ -39,6 +41,7 @@ class BracketOptions:
         seed: Seed of the data, independent of the seed of the training.
     """
 
+    name: Literal["brackets"] = field(default="brackets", kw_only=True)
     window: int = 8
     vocab_size: int = 12
     num_train: int = 5_000
@@ -90,7 +93,7 @@ def brackets(options: BracketOptions | None = None) -> Task:
 
 def _task(options: BracketOptions, train: Tensor, validation: Tensor) -> Task:
     return Task(
-        name="brackets",
+        name=options.name,
         window=options.window,
         vocab_size=options.vocab_size,
         num_classes=options.window,

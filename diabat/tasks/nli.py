@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from diabat.checks import ArgumentError, ArgumentTypeError
 from diabat.tasks.nli_files import CLASSES, Columns, Pairs, read_pairs
-from diabat.tasks.nli_hub import read_hub
-from diabat.tasks.nli_originals import read_originals
-from diabat.tasks.nli_sick import read_sick
+from diabat.tasks.nli_sources import read_hub, read_originals, read_sick
 from diabat.tasks.nli_tokens import PairSplit, tokenize_pairs
-
-SetName = Literal["validation", "test"]
 
 
 @dataclass(frozen=True)
-class PairOptions:
+class PairOptions(ABC):
     """What all tasks of this kind have.
 
     Attributes:
+        name: Name of the task.
         window: Tokens of a pair at most, special ones included; longer pairs are cut, the longer sentence first.
         num_train: Use this many training pairs from the beginning; None uses all.
         data: The data file or folder; None looks in the usual places.
     """
 
+    name: str = field(kw_only=True)
     window: int = 128
     num_train: int | None = None
     data: str | None = None
@@ -42,10 +41,30 @@ class PairOptions:
         """Names of the classes 0 .. C - 1."""
         return CLASSES
 
+    @property
+    def columns(self) -> Columns:
+        """Columns of files of pairs that belong to the task."""
+        return Columns()
+
+    @abstractmethod
+    def read(self) -> dict[str, Pairs]:
+        """Read the sets ``train``, ``validation`` and, if there is one, ``test``.
+
+        Raises:
+            DataError: If the data cannot be found, read or loaded.
+            ImportError: If the extra ``hf`` is needed and not installed.
+        """
+
 
 @dataclass(frozen=True)
 class SickOptions(PairOptions):
     """SICK; ``data`` is SICK.txt or its folder, None looks in DIABAT_DATA and in the user cache."""
+
+    name: Literal["sick"] = field(default="sick", kw_only=True)
+
+    def read(self) -> dict[str, Pairs]:
+        """Read SICK.txt."""
+        return read_sick(self.data)
 
 
 @dataclass(frozen=True)
@@ -55,6 +74,13 @@ class SnliOptions(PairOptions):
     ``data`` is a folder with the original ``snli_1.0_train.jsonl``, ``_dev`` and ``_test``, or else the cache folder of
     the library datasets, for which None takes its own.
     """
+
+    name: Literal["snli"] = field(default="snli", kw_only=True)
+
+    def read(self) -> dict[str, Pairs]:
+        """Read the original files or load the sets of the hub."""
+        sets = {"train": "train", "validation": "validation", "test": "test"}
+        return read_originals("snli", sets, self.data) or read_hub("snli", sets, self.data)
 
 
 @dataclass(frozen=True)
@@ -66,7 +92,13 @@ class MnliOptions(PairOptions):
             (``mismatched``).  The labels of the test set are not public.
     """
 
+    name: Literal["mnli"] = field(default="mnli", kw_only=True)
     genres: Literal["matched", "mismatched"] = "matched"
+
+    def read(self) -> dict[str, Pairs]:
+        """Read the original files or load the sets of the hub."""
+        sets = {"train": "train", "validation": f"validation_{self.genres}"}
+        return read_originals("mnli", sets, self.data) or read_hub("mnli", sets, self.data)
 
 
 @dataclass(frozen=True)
@@ -83,6 +115,7 @@ class PairFileOptions(PairOptions):
         classes: Names of the classes in the file.
     """
 
+    name: Literal["pairs"] = field(default="pairs", kw_only=True)
     train: str = "train.csv"
     validation: str = "validation.csv"
     test: str | None = None
@@ -100,6 +133,21 @@ class PairFileOptions(PairOptions):
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes 0 .. C - 1."""
         return self.classes
+
+    @property
+    def columns(self) -> Columns:
+        """Columns that the options name."""
+        return Columns(self.premise, self.hypothesis, self.label)
+
+    def read(self) -> dict[str, Pairs]:
+        """Read the files."""
+        folder = Path(self.data or ".")
+        files = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {
+            name: read_pairs(folder / file, self.columns, self.classes)
+            for name, file in files.items()
+            if file is not None
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +173,12 @@ class PairTask:
     test: PairSplit | None
     tokenizer: Any
     dropped: Mapping[str, int]
+
+    @property
+    def sets(self) -> Mapping[str, PairSplit]:
+        """The sets by name."""
+        there = {"train": self.train, "validation": self.validation}
+        return there if self.test is None else {**there, "test": self.test}
 
     @property
     def num_classes(self) -> int:
@@ -159,11 +213,15 @@ def pair_task(options: PairOptions, tokenizer: Any) -> PairTask:
         TypeError: If ``options`` is of no task of this module.
         ValueError: If the window is too short for the tokenizer.
     """
-    name, sets = _read(options)
+    if not isinstance(options, PairOptions):
+        raise ArgumentTypeError(
+            "options", f"expected the options of a task of sentence pairs, got {type(options).__name__}."
+        )
+    sets = options.read()
     sets["train"] = sets["train"].first(options.num_train)
     splits = {key: tokenize_pairs(tokenizer, pairs, options.window) for key, pairs in sets.items()}
     return PairTask(
-        name=name,
+        name=options.name,
         window=options.window,
         classes=options.class_names,
         train=splits["train"],
@@ -172,30 +230,3 @@ def pair_task(options: PairOptions, tokenizer: Any) -> PairTask:
         tokenizer=tokenizer,
         dropped={key: pairs.dropped for key, pairs in sets.items() if pairs.dropped},
     )
-
-
-def _read(options: PairOptions) -> tuple[str, dict[str, Pairs]]:
-    if isinstance(options, SickOptions):
-        return "sick", read_sick(options.data)
-    if isinstance(options, SnliOptions):
-        names: dict[str, str | None] = {"train": "train", "validation": "validation", "test": "test"}
-        return "snli", read_originals("snli", names, options.data) or read_hub("snli", names, options.data)
-    if isinstance(options, MnliOptions):
-        names = {"train": "train", "validation": f"validation_{options.genres}", "test": None}
-        return "mnli", read_originals("mnli", names, options.data) or read_hub("mnli", names, options.data)
-    if isinstance(options, PairFileOptions):
-        return "pairs", _read_files(options)
-    raise ArgumentTypeError(
-        "options", f"expected the options of a task of sentence pairs, got {type(options).__name__}."
-    )
-
-
-def _read_files(options: PairFileOptions) -> dict[str, Pairs]:
-    columns = Columns(options.premise, options.hypothesis, options.label)
-    folder = Path(options.data or ".")
-    files = {"train": options.train, "validation": options.validation, "test": options.test}
-    return {
-        name: read_pairs(folder / file, columns, options.classes)
-        for name, file in files.items()
-        if file is not None
-    }

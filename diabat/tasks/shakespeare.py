@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ class ShakespeareOptions:
     """Options of the Tiny Shakespeare task.
 
     Attributes:
+        name: Name of the task.
         window: Context length T >= 1.
         characters: Length of the part of the text that is used, from its beginning.  100,000 characters (the
             published protocol) have 61 different symbols.
@@ -24,6 +26,7 @@ class ShakespeareOptions:
             downloads.
     """
 
+    name: Literal["shakespeare"] = field(default="shakespeare", kw_only=True)
     window: int = 8
     characters: int = 100_000
     data: str | None = None
@@ -53,7 +56,7 @@ def shakespeare(options: ShakespeareOptions | None = None) -> Task:
     codes, vocab_size = _encode(text)
     cut = len(codes) * 9 // 10
     return Task(
-        name="shakespeare",
+        name=options.name,
         window=options.window,
         vocab_size=vocab_size,
         num_classes=vocab_size,

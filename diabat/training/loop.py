@@ -63,7 +63,8 @@ class TrainResult:
 
     Attributes:
         best_loss: Lowest validation loss in nats.
-        best_metric: The task's metric at that validation.
+        metric: Name of the task's metric.
+        best_metric: Its value at that validation.
         best_step: Steps taken before it.
         epochs: Completed epochs.
         steps: Steps taken.
@@ -75,6 +76,7 @@ class TrainResult:
     """
 
     best_loss: float
+    metric: str
     best_metric: float
     best_step: int
     epochs: int
@@ -172,6 +174,7 @@ def _result(trainer: Trainer) -> TrainResult:
     assert state.best_step is not None
     return TrainResult(
         best_loss=state.best_loss,
+        metric=trainer.task.metric,
         best_metric=state.best_metric,
         best_step=state.best_step,
         epochs=state.epoch,
@@ -179,5 +182,5 @@ def _result(trainer: Trainer) -> TrainResult:
         seconds=state.seconds,
         cpu_seconds=state.cpu_seconds,
         run_dir=trainer.folder,
-        dropped=trainer.task.dropped if isinstance(trainer.task, PairTask) else {},
+        dropped=trainer.task.dropped,
     )

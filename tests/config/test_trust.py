@@ -13,9 +13,8 @@ import pytest
 from diabat.config import ConfigError, load_config, make_config
 from diabat.config.overrides import parse_override
 from diabat.config.trust import KNOWN_PACKAGES, refuse_untrusted
-from diabat.runs import build_sampler
+from diabat.runs import build_sampler, load_run
 from diabat.runs.ensembles import attention_ensembles
-from diabat.runs.runs import load_run
 
 MARKER = "diabat_stranger_was_here"
 STRANGER = f"""

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from diabat.models.explanation_figure import plot_explanation
-from diabat.runs.runs import explain_run
+from diabat.runs import explain_run
 
 from .test_cli_pairs import run, run_json, small
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from diabat.attention.neurogame import NeuroGameAttention
 from diabat.cli import app
 from diabat.config import ConfigError, load_config, make_config, to_plain
-from diabat.runs.runs import evaluate_run, explain_run, load_run
+from diabat.runs import evaluate_run, explain_run, load_run
 from diabat.training.checkpoint import find_checkpoints
 
 from .tiny_pairs import make_data, make_encoder

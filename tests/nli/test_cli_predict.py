@@ -12,10 +12,11 @@ from typer.testing import CliRunner, Result
 
 import diabat
 from diabat.cli import app
+from diabat.runs import load_classifier, load_run
 from diabat.runs import predict as predictions
 from diabat.runs.predict import predict_pairs, read_unlabelled
-from diabat.runs.runs import load_classifier, load_run
 from diabat.samplers import UnsupportedError
+from diabat.tasks import PairOptions
 from diabat.tasks.nli_files import Columns
 from diabat.training.evaluate import predict
 
@@ -60,7 +61,8 @@ def test_every_format_gives_the_predictions_of_the_model(trained: Path, tmp_path
     loaded = load_run(trained)
     assert loaded.task.test is not None  # type: ignore[union-attr]  # of sentence pairs
     logits, _ = predict(loaded.model, loaded.task.test, seed=loaded.config.training.seed)  # type: ignore[union-attr]  # as above
-    source = Path(loaded.config.task.data or "") / "test.csv"  # type: ignore[union-attr]  # as above
+    assert isinstance(loaded.config.task, PairOptions)
+    source = Path(loaded.config.task.data or "") / "test.csv"
     rows = [line.split(",")[:2] for line in source.read_text().splitlines()[1:]]
     path = write(tmp_path, suffix, [(p, h) for p, h in rows])
     done = run("predict", str(trained), "--data", str(path), "--no-progress")

@@ -15,13 +15,12 @@ from diabat.tasks import (
     PairTask,
     SickOptions,
     SnliOptions,
-    nli_hub,
-    nli_sick,
+    nli_sources,
     pair_task,
 )
 from diabat.tasks.hub import extra, load_tokenizer, resolve
 from diabat.tasks.nli_files import CLASSES, Columns, Pairs, read_pairs
-from diabat.tasks.nli_sick import read_sick
+from diabat.tasks.nli_sources import read_sick
 from diabat.tasks.nli_tokens import tokenize_pairs
 
 from .tiny_pairs import tiny_task, write_csv
@@ -201,8 +200,8 @@ def sick_rows(count: int, **more: str) -> list[dict[str, str]]:
 def test_our_split_of_sick_depends_on_the_pair_and_not_on_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nli_sick, "NUM_TRAIN", 20)
-    monkeypatch.setattr(nli_sick, "NUM_VALIDATION", 5)
+    monkeypatch.setattr(nli_sources, "NUM_TRAIN", 20)
+    monkeypatch.setattr(nli_sources, "NUM_VALIDATION", 5)
     rows = sick_rows(40)
     sets = read_sick(write_sick(tmp_path / "SICK.txt", rows))
     again = read_sick(write_sick(tmp_path / "SICK.txt", rows[::-1]))
@@ -264,7 +263,7 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch, labels: list[int]) -> list[Any]:
                 "label": labels,
             }
 
-    monkeypatch.setattr(nli_hub, "extra", lambda _: Library)
+    monkeypatch.setattr(nli_sources, "extra", lambda _: Library)
     return calls
 
 
@@ -293,10 +292,10 @@ def test_mnli_has_two_validation_sets_and_no_test_set(monkeypatch: pytest.Monkey
 def test_labels_of_no_class_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_hub(monkeypatch, [0, 3])
     with pytest.raises(DataError, match=r"snli: row 1: label: expected 0 \.\. 2 or -1, got 3"):
-        nli_hub.read_hub("snli", {"train": "train"})
+        nli_sources.read_hub("snli", {"train": "train"})
     fake_hub(monkeypatch, [-1])
     with pytest.raises(DataError, match="snli: expected labelled pairs, got none"):
-        nli_hub.read_hub("snli", {"train": "train"})
+        nli_sources.read_hub("snli", {"train": "train"})
 
 
 def test_a_hub_that_fails_is_one_sentence_without_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,9 +304,9 @@ def test_a_hub_that_fails_is_one_sentence_without_what_it_said(monkeypatch: pyte
         def load_dataset(*_: str, **__: Any) -> None:
             raise ConnectionError("token hf_secret refused")
 
-    monkeypatch.setattr(nli_hub, "extra", lambda _: Library)
+    monkeypatch.setattr(nli_sources, "extra", lambda _: Library)
     with pytest.raises(DataError, match=r"cannot load the set 'train' .*ConnectionError") as caught:
-        nli_hub.read_hub("snli", {"train": "train"})
+        nli_sources.read_hub("snli", {"train": "train"})
     assert "hf_secret" not in str(caught.value)
     assert caught.value.__cause__ is None
 

@@ -35,6 +35,7 @@ def test_targets_are_the_next_characters(folder: str) -> None:
     text = (Path(folder) / "tinyshakespeare.txt").read_text()[:100_000]
     symbols = sorted(set(text))
     task = build_task(ShakespeareOptions(window=8, data=folder))
+    assert isinstance(task, Task)
 
     def decode(row: torch.Tensor) -> str:
         return "".join(symbols[int(i)] for i in row)

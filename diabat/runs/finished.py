@@ -13,9 +13,18 @@ from diabat.checks import ArgumentError
 from diabat.config.errors import ConfigError
 from diabat.config.loading import load_config
 from diabat.config.schema import Config
-from diabat.models import PairModelOptions
-from diabat.runs.build import build_model, build_sampler, build_task, choose_device, use_threads
-from diabat.tasks import PairOptions, PairTask, Task
+from diabat.models.pairs import PairModelOptions
+from diabat.models.registry import pair_classifier, pair_tokenizer
+from diabat.runs.build import (
+    build_model,
+    build_sampler,
+    build_task,
+    choose_device,
+    in_words_of_sections,
+    use_threads,
+)
+from diabat.tasks.nli import PairOptions
+from diabat.tasks.nli_files import Columns
 from diabat.training import load_model
 from diabat.training.checkpoint import load_weights, read_checkpoint
 from diabat.training.evaluate import evaluate, own_random_numbers, predict
@@ -25,8 +34,7 @@ from diabat.training.scores import Scores, score
 if TYPE_CHECKING:
     from diabat.models import Model, PairClassifier
     from diabat.models.explanation import PairExplanation
-
-SPLITS = ("train", "validation", "test")
+    from diabat.tasks import PairTask, Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,12 +137,14 @@ class TrainedClassifier:
         config: Configuration of its run.
         tokenizer: Its tokenizer.
         classes: Names of its classes.
+        columns: Columns of the files of its task.
         model: The model with the chosen weights, in evaluation mode.
     """
 
     config: Config
     tokenizer: Any
     classes: tuple[str, ...]
+    columns: Columns
     model: PairClassifier
 
 
@@ -152,18 +162,20 @@ def load_classifier(
         ConfigError: If the folder holds no run of a classifier of sentence pairs, or would have to be trusted.
         CheckpointError: If the checkpoint is damaged or missing.
     """
-    from diabat.runs.build_pairs import build_pair_model, build_tokenizer
-
     config, weights = _stored(Path(path), overrides, trust)
     if not isinstance(config.model, PairModelOptions) or not isinstance(config.task, PairOptions):
         raise ConfigError(
             f"'{path}'",
             f"expected a run of a classifier of sentence pairs, got the task '{config.task_name}'.",
         )
-    tokenizer, classes = build_tokenizer(config.model), config.task.class_names
-    model = build_pair_model(config, tokenizer, len(classes), build_sampler(config.sampler))
+    classes, backend = config.task.class_names, build_sampler(config.sampler)
+    with in_words_of_sections("model"):
+        tokenizer = pair_tokenizer(config.model)
+        sizes = (len(classes), config.task.window)
+        model = pair_classifier(config.model, tokenizer, *sizes, backend, config.gradient, config.seed)
     load_weights(model, weights, Path(path))
-    return TrainedClassifier(config, tokenizer, classes, model.to(choose_device(config)).eval())
+    model = model.to(choose_device(config)).eval()
+    return TrainedClassifier(config, tokenizer, classes, config.task.columns, model)
 
 
 def _stored(
@@ -196,22 +208,15 @@ def evaluate_run(run: Run, split: str = "validation") -> Evaluation:
         ValueError: If the task has no such set.
     """
     task, training = run.task, run.config.training
-    examples: Any = {name: getattr(task, name) for name in _sets(task)}.get(split)
-    if examples is None:
-        there = ", ".join(name for name in _sets(task) if getattr(task, name) is not None)
+    if split not in task.sets:
+        there = ", ".join(task.sets)
         raise ArgumentError("split", f"expected one of {there} for the task '{task.name}', got '{split}'.")
-    device = next(run.model.parameters()).device
+    examples = task.sets[split].to(next(run.model.parameters()).device)
     options: dict[str, Any] = {"seed": training.seed, "precision": training.precision}
-    if isinstance(task, PairTask):
-        logits, labels = predict(run.model, examples.to(device), **options)
-        scores = score(logits, labels, task.classes)
-        loss, value, dropped = scores.loss, scores.accuracy, task.dropped.get(split, 0)
-        return Evaluation(task.name, split, task.metric, value, loss, scores, dropped)
-    loss, accuracy = evaluate(run.model, examples.to(device), **options)
-    return Evaluation(
-        task.name, split, task.metric, task.metric_value(loss, accuracy), loss, scores=None, dropped=0
-    )
-
-
-def _sets(task: Task | PairTask) -> tuple[str, ...]:
-    return SPLITS if isinstance(task, PairTask) else SPLITS[:2]
+    if task.classes is None:
+        scores, (loss, accuracy) = None, evaluate(run.model, examples, **options)
+    else:
+        scores = score(*predict(run.model, examples, **options), task.classes)
+        loss, accuracy = scores.loss, scores.accuracy
+    value = task.metric_value(loss, accuracy)
+    return Evaluation(task.name, split, task.metric, value, loss, scores, task.dropped.get(split, 0))

@@ -1,0 +1,141 @@
+"""The models by name: the options of each, and how it is made of them.  A new model is one entry more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from diabat.checks import ArgumentError
+from diabat.models.pairs import PairClassifier, PairModelOptions
+from diabat.models.transformer import Transformer, TransformerOptions
+from diabat.tasks.hub import load_tokenizer
+from diabat.tasks.registry import ExampleKind
+
+if TYPE_CHECKING:
+    from diabat.samplers.base import Sampler
+    from diabat.tasks import PairTask, Task
+
+
+class ModelOptions(Protocol):
+    """What the options of every model have."""
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+
+    @property
+    def mode(self) -> str:
+        """Terms of the energy, or a control without them."""
+
+    @property
+    def attention(self) -> str:
+        """The attention or pooling in a few words."""
+
+    @property
+    def asks_sampler(self) -> bool:
+        """Whether there are marginals to ask a backend for."""
+
+
+@dataclass(frozen=True)
+class ModelKind:
+    """A kind of model.
+
+    Attributes:
+        options: Class of its options, whose field ``name`` is the name of the model.
+        build: Makes the model of its options, a task, a sampler, an estimator of gradients and a seed of its weights,
+            which reseeds torch's global generator.
+        examples: What it takes.
+        tokenizer: Loads the tokenizer of its options, for ``pairs``.
+        sampler: Backend and options that it has where nothing else is said.
+    """
+
+    options: type
+    build: Callable[[Any, Any, Sampler, str, int], Transformer | PairClassifier]
+    examples: ExampleKind = "sequences"
+    tokenizer: Callable[[Any], Any] | None = None
+    sampler: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _transformer(
+    options: TransformerOptions, task: Task, sampler: Sampler, gradient: str, seed: int
+) -> Transformer:
+    torch.manual_seed(seed)
+    sizes = (task.vocab_size, task.num_classes, task.window)
+    return Transformer(options, *sizes, sampler=sampler, gradient=gradient)
+
+
+def pair_tokenizer(options: PairModelOptions) -> Any:
+    """Load the tokenizer of a pair classifier.
+
+    Raises:
+        ValueError: If there is none; the argument is ``tokenizer`` or ``encoder``.
+        ImportError: If the extra ``hf`` is not installed.
+    """
+    return load_tokenizer(
+        options.tokenizer or options.encoder,
+        local_files_only=options.local_files_only,
+        argument="encoder" if options.tokenizer is None else "tokenizer",
+    )
+
+
+def _pairs(
+    options: PairModelOptions, task: PairTask, sampler: Sampler, gradient: str, seed: int
+) -> PairClassifier:
+    return pair_classifier(options, task.tokenizer, task.num_classes, task.window, sampler, gradient, seed)
+
+
+def pair_classifier(
+    options: PairModelOptions,
+    tokenizer: Any,
+    num_classes: int,
+    window: int,
+    sampler: Sampler,
+    gradient: str,
+    seed: int,
+) -> PairClassifier:
+    """Load the encoder of a pair classifier and build it; new weights are drawn from ``seed``.
+
+    Raises:
+        ValueError: If there is no such encoder, or it does not fit the window, the tokenizer or the sampler.
+        ImportError: If the extra ``hf`` is not installed.
+    """
+    from diabat.models.encoder import load_encoder, positions_of, vocabulary_of, width_of
+
+    torch.manual_seed(seed)
+    encoder = load_encoder(
+        options.encoder,
+        pretrained=options.pretrained,
+        changes=options.encoder_config,
+        local_files_only=options.local_files_only,
+    )
+    limit, rows = positions_of(encoder), vocabulary_of(encoder)
+    if limit is not None and window > limit:
+        raise ArgumentError("window", f"expected at most {limit}, the encoder's positions, got {window}.")
+    if len(tokenizer) > rows:
+        raise ArgumentError(
+            "tokenizer", f"expected at most {rows} tokens as the encoder has, got {len(tokenizer)}."
+        )
+    # Its own draws: poolings of one seed start with the same classifier whatever the encoder drew.
+    torch.manual_seed(seed)
+    return PairClassifier(options, encoder, width_of(encoder), num_classes, window, sampler, gradient)
+
+
+MODELS: Mapping[str, ModelKind] = {
+    "transformer": ModelKind(TransformerOptions, _transformer),
+    # Mean field as in the paper on sentence pairs (arXiv:2603.18761, sec. 7.3).
+    "pairs": ModelKind(
+        PairModelOptions,
+        _pairs,
+        examples="pairs",
+        tokenizer=pair_tokenizer,
+        sampler={"backend": "mean_field", "damping": 0.7, "max_iterations": 25, "tolerance": 1e-4},
+    ),
+}
+
+
+def models_for(examples: ExampleKind) -> list[str]:
+    """Names of the models that take these examples; the first is the one that is taken if none is named."""
+    return [name for name, kind in MODELS.items() if kind.examples == examples]
