@@ -19,7 +19,6 @@ from diabat.cli import (
     reproduce,
     sample,
     train,
-    warm_up,
 )
 from diabat.cli.failures import handled
 
@@ -73,7 +72,7 @@ app.command("predict")(predict.predict_pairs_of_file)
 app.command("explain")(explain.explain_prediction)
 app.command("fidelity")(fidelity.compare_backends)
 app.command("calibrate")(calibrate.calibrate_schedule)
-app.command("warm-up")(warm_up.compile_kernels)
+app.command("warm-up")(backends.compile_kernels)
 app.add_typer(anneal.app, name="anneal")
 app.add_typer(config.app, name="config")
 

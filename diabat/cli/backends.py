@@ -1,13 +1,14 @@
-"""``diabat backends``: what is available here."""
+"""``diabat backends`` and ``diabat warm-up``: what is available here, and its kernels compiled ahead."""
 
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from diabat.cli.arguments import JsonOption
+from diabat.cli.failures import importing
 from diabat.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -110,3 +111,34 @@ def _is_installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # the parent of "dwave.system" is missing
         return False
+
+
+ProgressOption = Annotated[bool, typer.Option("--progress/--no-progress", help="Progress bar on stderr.")]
+
+
+def compile_kernels(progress: ProgressOption = True, as_json: JsonOption = False) -> None:
+    """Compile all kernels ahead, once per machine and version; without it each is compiled at its first use."""
+    with importing():
+        from diabat.samplers.warm_up import GROUPS, warm_up
+        from diabat.studies.fidelity.report import progress_bar
+
+    found = []
+    with progress_bar(progress) as bar:
+        task = bar.add_task("kernels", total=len(GROUPS)) if bar else None
+        groups = warm_up()
+        for name in GROUPS:
+            if bar:
+                bar.update(task, description=name)
+            found.append(next(groups))
+            if bar:
+                bar.advance(task)
+    if as_json:
+        print_json({"groups": [group._asdict() for group in found]})
+        return
+    made = [group for group in found if group.functions]
+    if not made:
+        typer.echo("Nothing to compile: all kernels are on disk.")
+        return
+    rows = [(g.group, str(g.functions), f"{g.seconds:.1f}") for g in made]
+    rows.append(("all", str(sum(g.functions for g in made)), f"{sum(g.seconds for g in made):.1f}"))
+    print_table("Compiled", ("kernels", "functions", "seconds"), rows, right=("functions", "seconds"))

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from diabat.cli.arguments import JsonOption, OverridesArgument
+from diabat.cli.config import print_shipped
 from diabat.cli.failures import Interrupted, importing
 from diabat.cli.output import print_json, print_table
-from diabat.cli.shipped import print_shipped
 
 if TYPE_CHECKING:
     from diabat.runs.experiments import Outcome

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from diabat.checks import ArgumentError
 from diabat.cli.arguments import JsonOption, TrustOption
 from diabat.cli.failures import importing, naming
-from diabat.cli.output import print_json
-from diabat.cli.sample_quality import compared, other_moments
-from diabat.cli.sample_report import report_moments, report_samples
+from diabat.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from diabat.ising import Ising
+    from diabat.problem_files import Problem
+    from diabat.runs.quality import Comparison
+    from diabat.samplers.answers import Moments, Samples
     from diabat.samplers.base import Sampler
+
+_SHOWN_STATES = 20
 
 ProblemArgument = Annotated[
     Path,
@@ -93,6 +97,7 @@ def sample_problem(
     with importing():
         from diabat.config.errors import ConfigError
         from diabat.problem_files import read_problem
+        from diabat.runs.quality import compared
 
     changes = [*(f"sampler.{text}" for text in options or ()), *(overrides or ())]
     backend = _build(sampler, config, changes, trust)
@@ -107,24 +112,12 @@ def sample_problem(
         _report_dry_run(backend, ising, num_reads or backend.num_reads, seed, as_json)
     elif not moments:
         samples = backend.sample(ising, num_reads or type(backend).num_reads, seed=seed)
-        report_samples(loaded, backend, samples, as_json)
+        _report_samples(loaded, backend, samples, as_json)
     else:
-        other = None if compare is None else other_moments(compare, ising, seed)  # first: it may refuse
+        other = None if compare is None else _other_moments(compare, ising, seed)  # first: it may refuse
         found = backend.moments(ising, correlations=correlations, num_reads=num_reads, seed=seed)
         beside = None if other is None else compared(found, *other)
-        report_moments(loaded, backend, found, beside, as_json)
-
-
-def _report_dry_run(backend: Sampler, ising: Ising, num_reads: int, seed: int | None, as_json: bool) -> None:
-    from diabat.samplers.dimod import DimodSampler
-
-    if not isinstance(backend, DimodSampler):
-        raise ArgumentError("--dry-run", f"expected backend 'dimod', which submits, got '{backend.name}'.")
-    report = backend.dry_run(ising, num_reads, seed=seed or 0)
-    if as_json:
-        print_json(dataclasses.asdict(report))
-    else:
-        typer.echo(str(report))
+        _report_moments(loaded, backend, found, beside, as_json)
 
 
 def _build(name: str | None, config: str | None, changes: list[str], trust: bool) -> Sampler:
@@ -147,3 +140,175 @@ def _build(name: str | None, config: str | None, changes: list[str], trust: bool
     every = [*chosen, *changes]
     document = apply_overrides({}, every) if config is None else read_document(config, every, trust=trust)
     return build_sampler(make_config(document).sampler)
+
+
+def _other_moments(name: str, ising: Ising, seed: int | None) -> tuple[Sampler, Moments]:
+    """Ask the backend of ``--compare``, built with its defaults.
+
+    Raises:
+        ConfigError: If there is none of this name, it cannot be built, or it refuses the problem.
+    """
+    from diabat.checks import ArgumentError
+    from diabat.config.errors import ConfigError
+    from diabat.samplers.base import UnsupportedError
+    from diabat.samplers.registry import sampler
+
+    try:
+        other = sampler(name)
+        return other, other.moments(ising, seed=seed)
+    except UnsupportedError as error:
+        raise ConfigError(f"--compare {name}", str(error)) from error
+    except ArgumentError as error:
+        raise ConfigError("--compare", error.reason if error.argument == "sampler" else str(error)) from error
+    except (ValueError, TypeError, ImportError) as error:
+        raise ConfigError("--compare", str(error)) from error
+
+
+def _report_dry_run(backend: Sampler, ising: Ising, num_reads: int, seed: int | None, as_json: bool) -> None:
+    from diabat.samplers.dimod import DimodSampler
+
+    if not isinstance(backend, DimodSampler):
+        raise ArgumentError("--dry-run", f"expected backend 'dimod', which submits, got '{backend.name}'.")
+    report = backend.dry_run(ising, num_reads, seed=seed or 0)
+    if as_json:
+        print_json(dataclasses.asdict(report))
+    else:
+        typer.echo(str(report))
+
+
+def _report_moments(
+    problem: Problem, backend: Sampler, moments: Moments, comparison: Comparison | None, as_json: bool
+) -> None:
+    """Print P(+1) and <s> of every spin with standard errors where sampled, pair correlations, log Z, quality."""
+    from diabat.runs.quality import quality
+
+    labels = [_label(v) for v in problem.labels]
+    errors = moments.standard_error
+    largest = None if errors is None else float(errors.max())
+    known = quality(backend, moments.info, moments.num_reads, largest)
+    if as_json:
+        names = ("probability", "standard_error", "correlation", "log_partition", "num_reads", "info")
+        document = {"labels": labels} | {name: getattr(moments, name) for name in names} | known
+        print_json(document | {"comparison": None if comparison is None else comparison._asdict()})
+        return
+    columns: tuple[str, ...] = ("spin", "P(+1)", "std. error", "<s>")
+    rows = _marginal_rows(labels, moments)
+    if comparison is not None:
+        columns += (f"P(+1), {comparison.backend}", "error" if comparison.exact else "difference")
+        rows = [row + cells for row, cells in zip(rows, _compared_cells(moments, comparison), strict=True)]
+    print_table("Marginals", columns, rows, right=columns[1:])
+    if moments.correlation is not None:
+        headings = ("<s s'>", *map(str, labels))
+        grid = zip(labels, moments.correlation.tolist(), strict=True)
+        pairs = [(str(label), *(f"{c:+.4f}" for c in row)) for label, row in grid]
+        print_table("Pair correlations", headings, pairs, right=headings[1:])
+    if moments.log_partition is not None:
+        typer.echo(f"log Z = {float(moments.log_partition):.9g}")
+    typer.echo(_origin(moments.info, moments.num_reads))
+    _print_quality(known)
+    if comparison is not None:
+        _print_comparison(comparison)
+
+
+def _report_samples(problem: Problem, backend: Sampler, samples: Samples, as_json: bool) -> None:
+    """Print the distinct states, most frequent first; as JSON every read."""
+    from diabat.runs.quality import quality
+
+    labels = [_label(v) for v in problem.labels]
+    energies = samples.energy
+    known = quality(backend, samples.info, samples.num_reads)
+    if as_json:
+        weights = None if samples.log_weights is None else samples.weights
+        print_json(
+            {
+                "labels": labels,
+                "spins": samples.spins,
+                "energy": energies,
+                "weights": weights,
+                "num_reads": samples.num_reads,
+                "info": samples.info,
+            }
+            | known
+        )
+        return
+    rows = _state_rows(samples, energies.tolist())
+    typer.echo(f"Spins in order: {' '.join(map(str, labels))}")
+    columns = ("state", "energy", "reads", "share")
+    print_table("Reads", columns, rows[:_SHOWN_STATES], right=columns[1:])
+    if len(rows) > _SHOWN_STATES:
+        typer.echo(f"{len(rows) - _SHOWN_STATES} more states; --json prints every read.")
+    typer.echo(_origin(samples.info, samples.num_reads))
+    _print_quality(known)
+
+
+def _compared_cells(moments: Moments, comparison: Comparison) -> list[tuple[str, str]]:
+    found = zip(
+        comparison.probability.tolist(), comparison.difference.tolist(), moments.visible.tolist(), strict=True
+    )
+    return [(f"{p:.6g}", f"{d:+.2g}") if visible else ("-", "-") for p, d, visible in found]
+
+
+def _marginal_rows(labels: list[int | str], moments: Moments) -> list[tuple[str, ...]]:
+    errors = moments.standard_error
+    rows: list[tuple[str, ...]] = []
+    for j, label in enumerate(labels):
+        error = "-" if errors is None else f"{float(errors[j]):.2g}"
+        p, m = float(moments.probability[j]), float(moments.magnetization[j])
+        invisible = not bool(moments.visible[j])
+        rows.append(
+            (str(label), "-", "-", "-") if invisible else (str(label), f"{p:.6g}", error, f"{m:+.6f}")
+        )
+    return rows
+
+
+def _state_rows(samples: Samples, energies: list[float]) -> list[tuple[str, ...]]:
+    states: dict[tuple[int, ...], tuple[float, int, float]] = {}
+    reads = zip(samples.spins.tolist(), energies, samples.weights.tolist(), strict=True)
+    for spins, energy, weight in reads:
+        _, count, share = states.get(tuple(spins), (energy, 0, 0.0))
+        states[tuple(spins)] = (energy, count + 1, share + weight)
+    ranked = sorted(states.items(), key=lambda item: (-item[1][2], item[1][0], item[0]))
+    return [
+        ("".join("+" if s > 0 else "-" for s in state), f"{energy:.6g}", str(count), f"{share:.4f}")
+        for state, (energy, count, share) in ranked
+    ]
+
+
+def _label(label: Hashable) -> int | str:
+    return label if isinstance(label, int | str) else str(label)
+
+
+def _origin(info: Mapping[str, Any], num_reads: int | None) -> str:
+    reads = "computed" if num_reads is None else f"{num_reads} reads, seed {info.get('seed')}"
+    return f"{info.get('backend')}: {reads}, {info.get('wall_s', 0.0):.3g} s"
+
+
+def _print_quality(found: dict[str, Any]) -> None:
+    """Print law, expected error and diagnostics, the bad ones marked."""
+    from diabat.samplers.diagnostics import LAWS
+
+    exact = ", exact to rounding" if found["exact"] else ""
+    typer.echo(f"Law: {LAWS[found['law']]}{exact}.")
+    if not found["exact"] and found["expected_error"]:
+        typer.echo(f"Expected error: {found['expected_error']}.")
+    if found["largest_standard_error"] is not None:
+        typer.echo(f"Largest standard error of P(+1): {found['largest_standard_error']:.2g}.")
+    for fact in found["diagnostics"]:
+        value = (
+            ("yes" if fact["value"] else "no") if isinstance(fact["value"], bool) else f"{fact['value']:.3g}"
+        )
+        limit = "" if fact["ok"] is None else f" (good: {fact['expected']})"
+        mark = f"  BAD: {fact['advice']}" if fact["ok"] is False else ""
+        typer.echo(f"  {fact['label']}: {value}{limit}{mark}")
+
+
+def _print_comparison(found: Comparison) -> None:
+    """Print the differences in one line."""
+    from diabat.samplers.diagnostics import LAWS
+
+    kind = "error" if found.exact else "difference"
+    law = "" if found.exact else f", whose law is {LAWS[found.law]}"
+    noise = "" if found.standard_error is None else ", and whose P(+1) are averages over reads"
+    typer.echo(
+        f"Against {found.backend}: mean |{kind}| of P(+1) {found.mean:.2g}, largest {found.largest:.2g}{law}{noise}."
+    )

@@ -14,19 +14,22 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
+from diabat.checks import ArgumentError
 from diabat.compute.memory import require_memory
 from diabat.config.errors import ConfigError
 from diabat.config.yaml_files import parse_yaml
 from diabat.files import read_file
-from diabat.ising import Ising, IsingError, from_bqm
+from diabat.ising import Ising, from_bqm
 from diabat.problem_files.dimod_formats import COO_HEADER, DIMOD_MAGIC, binary_bqm, coo_bqm, json_bqm
-from diabat.problem_files.errors import ProblemFileError
 from diabat.problem_files.yaml_format import yaml_problem
 
 __all__ = ["Problem", "ProblemFileError", "read_problem"]
 
-
 _MAX_BYTES = 1 << 31
+
+
+class ProblemFileError(ArgumentError):
+    """A file that is not a valid problem; the message names the file and what is wrong."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +63,7 @@ def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
         raise ProblemFileError(f"'{path}': neither text nor a dimod file.") from error
     except ConfigError as error:
         raise ProblemFileError(str(error)) from error
-    except (ProblemFileError, IsingError) as error:
+    except ArgumentError as error:
         raise ProblemFileError(f"'{path}': {str(error).rstrip('.')}.") from error
 
 
@@ -84,13 +87,14 @@ def _read_piped() -> bytes:
 
 
 def _parse(data: bytes, name: str, beta: float | None) -> Problem:
+    """Read the content of a file, whose refusals name the place in it."""
     if data.startswith(DIMOD_MAGIC):
         bqm = binary_bqm(data)
     else:
         text = data.decode("utf-8-sig")
         first = next((s for line in text.splitlines() if (s := line.strip())), "")
         if not first:
-            raise ProblemFileError("the file is empty")
+            raise ArgumentError("the file is empty")
         if first.startswith("{"):
             bqm = json_bqm(text)
         elif COO_HEADER.match(first) or re.match(r"\d+[ \t]+\d+[ \t]", first):
@@ -99,10 +103,8 @@ def _parse(data: bytes, name: str, beta: float | None) -> Problem:
             ising = yaml_problem(parse_yaml(text, f"'{name}'"), beta)
             return Problem(ising, list(range(ising.num_spins)))
     if bqm is None or not bqm.num_variables:
-        raise ProblemFileError("the model has no variables")
-    try:  # J is dense, and is made symmetric and checked
-        require_memory(3 * 8 * bqm.num_variables**2, f"couplings of {bqm.num_variables} spins")
-    except ValueError as error:
-        raise ProblemFileError(str(error)) from None
+        raise ArgumentError("the model has no variables")
+    # J is dense, and is made symmetric and checked.
+    require_memory(3 * 8 * bqm.num_variables**2, f"couplings of {bqm.num_variables} spins")
     ising, labels = from_bqm(bqm, beta=1.0 if beta is None else beta)
     return Problem(ising, labels)

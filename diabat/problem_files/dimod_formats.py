@@ -6,8 +6,8 @@ import json
 import re
 from typing import Any
 
+from diabat.checks import ArgumentError
 from diabat.files import parse_json
-from diabat.problem_files.errors import ProblemFileError
 
 DIMOD_MAGIC = b"DIMODBQM"
 COO_HEADER = re.compile(r"#.*?\bvartype[:=][ \t]*([A-Za-z]+)")
@@ -27,7 +27,7 @@ def binary_bqm(data: bytes) -> Any:
     """Read what ``BinaryQuadraticModel.to_file`` wrote.
 
     Raises:
-        ProblemFileError: If the file is truncated or corrupt.
+        ArgumentError: If the file is truncated or corrupt.
     """
     import dimod
 
@@ -35,7 +35,7 @@ def binary_bqm(data: bytes) -> Any:
         _check_indices(data)
         return dimod.BinaryQuadraticModel.from_file(data)
     except Exception as error:  # dimod raises a different type at each place where the bytes may end
-        raise ProblemFileError("a truncated or corrupt dimod file") from error
+        raise ArgumentError("a truncated or corrupt dimod file") from error
 
 
 def _check_indices(data: bytes) -> None:
@@ -58,7 +58,7 @@ def _check_indices(data: bytes) -> None:
     )
     ends = np.append(linear["first"], 2 * interactions).astype(np.int64)
     if ends[0] != 0 or (np.diff(ends) < 0).any():
-        raise ProblemFileError("neighbours that are counted wrongly")
+        raise ArgumentError("neighbours that are counted wrongly")
     rows, columns = np.repeat(np.arange(n), np.diff(ends)), pairs["other"].astype(np.int64)
     # Row by row in ascending order, the mirrored list sorted in the same way is the list itself.
     mirrored = np.lexsort((rows, columns))
@@ -70,28 +70,26 @@ def _check_indices(data: bytes) -> None:
         and (pairs["bias"][mirrored] == pairs["bias"]).all()
     )
     if not sound:
-        raise ProblemFileError("neighbours that do not fit together")
+        raise ArgumentError("neighbours that do not fit together")
 
 
 def json_bqm(text: str) -> Any:
     """Read the JSON of ``BinaryQuadraticModel.to_serializable``.
 
     Raises:
-        ProblemFileError: If it is not JSON, not a BinaryQuadraticModel, or its parts do not fit together.
+        ArgumentError: If it is not JSON, not a BinaryQuadraticModel, or its parts do not fit together.
     """
     import dimod
 
     try:
         document = parse_json(text)
     except json.JSONDecodeError as error:
-        raise ProblemFileError(f"not valid JSON at line {error.lineno}, column {error.colno}") from error
+        raise ArgumentError(f"not valid JSON at line {error.lineno}, column {error.colno}") from error
     except ValueError as error:
-        raise ProblemFileError(str(error)) from None
+        raise ArgumentError(str(error)) from None
     if document.get("type") != "BinaryQuadraticModel":
         got = f"type '{document['type']}'" if "type" in document else "no 'type'"
-        raise ProblemFileError(
-            f"expected the JSON of dimod's BinaryQuadraticModel.to_serializable, got {got}"
-        )
+        raise ArgumentError(f"expected the JSON of dimod's BinaryQuadraticModel.to_serializable, got {got}")
     _check_schema(document)
     _check_lengths(document)
     _check_interactions(document)
@@ -99,16 +97,16 @@ def json_bqm(text: str) -> Any:
     try:
         return dimod.BinaryQuadraticModel.from_serializable(document)
     except Exception as error:
-        raise ProblemFileError(f"corrupt dimod JSON ({' '.join(str(error).split())[:120]})") from error
+        raise ArgumentError(f"corrupt dimod JSON ({' '.join(str(error).split())[:120]})") from error
 
 
 def _check_schema(document: dict[str, Any]) -> None:
     version = document.get("version")
     schema = version.get("bqm_schema") if isinstance(version, dict) else None
     if schema not in _SCHEMAS:
-        raise ProblemFileError(f"version: expected bqm_schema {' or '.join(_SCHEMAS)}, got {schema!r:.60}")
+        raise ArgumentError(f"version: expected bqm_schema {' or '.join(_SCHEMAS)}, got {schema!r:.60}")
     if document.get("use_bytes", False) is not False:
-        raise ProblemFileError(f"use_bytes: expected false, got {document['use_bytes']!r:.60}")
+        raise ArgumentError(f"use_bytes: expected false, got {document['use_bytes']!r:.60}")
 
 
 def _check_lengths(document: dict[str, Any]) -> None:
@@ -119,12 +117,12 @@ def _check_lengths(document: dict[str, Any]) -> None:
     ):
         expected = document.get(total)
         if type(expected) is not int:
-            raise ProblemFileError(f"{total}: expected an integer, got {expected!r:.60}")
+            raise ArgumentError(f"{total}: expected an integer, got {expected!r:.60}")
         for name in names:
             values = document.get(name)
             if not isinstance(values, list) or len(values) != expected:
                 got = f"{len(values)}" if isinstance(values, list) else type(values).__name__
-                raise ProblemFileError(f"{name}: expected a list of {total} = {expected} entries, got {got}")
+                raise ArgumentError(f"{name}: expected a list of {total} = {expected} entries, got {got}")
 
 
 def _check_interactions(document: dict[str, Any]) -> None:
@@ -134,15 +132,11 @@ def _check_interactions(document: dict[str, Any]) -> None:
     for place, pair in enumerate(pairs):
         for name, index in zip(("quadratic_head", "quadratic_tail"), pair, strict=True):
             if type(index) is not int or not 0 <= index < n:
-                raise ProblemFileError(
-                    f"{name}[{place}]: expected a variable 0 to {n - 1}, got {index!r:.60}"
-                )
+                raise ArgumentError(f"{name}[{place}]: expected a variable 0 to {n - 1}, got {index!r:.60}")
         if pair[0] == pair[1]:
-            raise ProblemFileError(
-                f"quadratic_tail[{place}]: expected another variable than {pair[0]}, got it"
-            )
+            raise ArgumentError(f"quadratic_tail[{place}]: expected another variable than {pair[0]}, got it")
         if frozenset(pair) in seen:
-            raise ProblemFileError(f"quadratic_head[{place}]: the variables {sorted(pair)} are given twice")
+            raise ArgumentError(f"quadratic_head[{place}]: the variables {sorted(pair)} are given twice")
         seen.add(frozenset(pair))
 
 
@@ -150,7 +144,7 @@ def _check_labels(labels: list[Any]) -> None:
     for place, label in enumerate(labels):
         for part in label if isinstance(label, list) else [label]:
             if isinstance(part, int) and not -_MAX_LABEL <= part <= _MAX_LABEL:
-                raise ProblemFileError(
+                raise ArgumentError(
                     f"variable_labels[{place}]: expected integers below 2^63, got {part!s:.40}"
                 )
 
@@ -162,7 +156,7 @@ def coo_bqm(text: str) -> Any:
     either read or refused.
 
     Raises:
-        ProblemFileError: If the header is missing, or a line is not two labels and a number or names a pair again.
+        ArgumentError: If the header is missing, or a line is not two labels and a number or names a pair again.
     """
     import dimod
 
@@ -170,13 +164,13 @@ def coo_bqm(text: str) -> Any:
     for number, line in enumerate(map(str.strip, text.splitlines()), start=1):
         if header := COO_HEADER.match(line):
             if header[1] not in ("SPIN", "BINARY"):
-                raise ProblemFileError(f"line {number}: expected vartype SPIN or BINARY, got '{header[1]}'")
+                raise ArgumentError(f"line {number}: expected vartype SPIN or BINARY, got '{header[1]}'")
             if bqm is not None:
-                raise ProblemFileError(f"line {number}: the header is given twice")
+                raise ArgumentError(f"line {number}: the header is given twice")
             bqm = dimod.BinaryQuadraticModel(header[1])
         elif line and not line.startswith("#"):
             if bqm is None:
-                raise ProblemFileError(_NO_HEADER)
+                raise ArgumentError(_NO_HEADER)
             _add_line(bqm, line, number, seen)
     return bqm
 
@@ -185,17 +179,17 @@ def _add_line(bqm: Any, line: str, number: int, seen: set[frozenset[int]]) -> No
     """Add a bias: of a pair, or of one variable that is named twice."""
     found = _LINE.fullmatch(line)
     if found is None:
-        raise ProblemFileError(f"line {number}: expected 'i j bias', got '{line[:60]}'")
+        raise ArgumentError(f"line {number}: expected 'i j bias', got '{line[:60]}'")
     if found[1].startswith("-") or found[2].startswith("-"):
-        raise ProblemFileError(f"line {number}: expected labels >= 0, got '{line[:60]}'")
+        raise ArgumentError(f"line {number}: expected labels >= 0, got '{line[:60]}'")
     # By their length first: Python refuses to read thousands of digits.
     if (
         max(len(found[1].lstrip("0")), len(found[2].lstrip("0"))) > 19
         or max(u := int(found[1]), v := int(found[2])) > _MAX_LABEL
     ):
-        raise ProblemFileError(f"line {number}: expected labels below 2^63, got '{line[:60]}'")
+        raise ArgumentError(f"line {number}: expected labels below 2^63, got '{line[:60]}'")
     if frozenset((u, v)) in seen:
-        raise ProblemFileError(f"line {number}: the bias of {u} {v} is given twice")
+        raise ArgumentError(f"line {number}: the bias of {u} {v} is given twice")
     seen.add(frozenset((u, v)))
     if u == v:
         bqm.add_linear(u, float(found[3]))

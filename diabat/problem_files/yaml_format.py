@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diabat.checks import ArgumentError
 from diabat.compute.memory import require_memory
 from diabat.config.errors import shown, unknown_key
 from diabat.ising import Ising
-from diabat.problem_files.errors import ProblemFileError
 
 _KEYS = ("fields", "couplings", "three_body", "visible", "beta")
 
@@ -37,18 +37,18 @@ def yaml_problem(document: Any, beta: float | None) -> Ising:
         One problem [n] in float64.
 
     Raises:
-        ProblemFileError: If a key is unknown or missing, or a value has the wrong form.
+        ArgumentError: If a key is unknown or missing, or a value has the wrong form.
     """
     if not isinstance(document, dict):
-        raise ProblemFileError(
+        raise ArgumentError(
             f"expected dimod JSON, COO text or YAML with the key 'fields', got {shown(document)}"
         )
     for key in document:
         if key not in _KEYS:
-            raise ProblemFileError(str(unknown_key(key, _KEYS)))
+            raise ArgumentError(str(unknown_key(key, _KEYS)))
     scale = _number("beta", document.get("beta", 1.0)) if beta is None else beta
     if not (math.isfinite(scale) and scale > 0):
-        raise ProblemFileError(f"beta: expected a finite number > 0, got {scale}")
+        raise ArgumentError(f"beta: expected a finite number > 0, got {scale}")
     fields = _numbers("fields", document.get("fields"))
     n = len(fields)
     couplings, three_body = document.get("couplings"), document.get("three_body")
@@ -62,16 +62,16 @@ def yaml_problem(document: Any, beta: float | None) -> Ising:
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ProblemFileError(f"{name}: expected a number, got {shown(value)}")
+        raise ArgumentError(f"{name}: expected a number, got {shown(value)}")
     try:
         return float(value)
     except OverflowError:
-        raise ProblemFileError(f"{name}: expected a number below 1e308, got an integer beyond it") from None
+        raise ArgumentError(f"{name}: expected a number below 1e308, got an integer beyond it") from None
 
 
 def _numbers(name: str, values: Any) -> Tensor:
     if not isinstance(values, list) or not values:
-        raise ProblemFileError(f"{name}: expected a list of at least one number, got {shown(values)}")
+        raise ArgumentError(f"{name}: expected a list of at least one number, got {shown(values)}")
     return torch.tensor([_number(f"{name}[{j}]", v) for j, v in enumerate(values)], dtype=torch.float64)
 
 
@@ -92,23 +92,20 @@ def _entries(name: str, rows: Any, n: int, *, order: int) -> Tensor:
     """Symmetric tensor [n] * order from a list of index tuples with a value."""
     form = f"[{', '.join('ijk'[:order])}, value]"
     if not isinstance(rows, list):
-        raise ProblemFileError(f"{name}: expected a list of {form}, got {shown(rows)}")
-    try:
-        require_memory(3 * 8 * n**order, f"{name} of {n} spins")
-    except ValueError as error:
-        raise ProblemFileError(str(error)) from None
+        raise ArgumentError(f"{name}: expected a list of {form}, got {shown(rows)}")
+    require_memory(3 * 8 * n**order, f"{name} of {n} spins")
     tensor = torch.zeros((n,) * order, dtype=torch.float64)
     seen: set[frozenset[int]] = set()
     for position, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != order + 1:
-            raise ProblemFileError(f"{name}[{position}]: expected {form}, got {shown(row)}")
+            raise ArgumentError(f"{name}[{position}]: expected {form}, got {shown(row)}")
         *spins, value = row
         if any(isinstance(s, bool) or not isinstance(s, int) or not 0 <= s < n for s in spins):
-            raise ProblemFileError(f"{name}[{position}]: expected spins 0 to {n - 1} in {form}, got {row}")
+            raise ArgumentError(f"{name}[{position}]: expected spins 0 to {n - 1} in {form}, got {row}")
         if len(set(spins)) != order:
-            raise ProblemFileError(f"{name}[{position}]: expected {order} different spins, got {spins}")
+            raise ArgumentError(f"{name}[{position}]: expected {order} different spins, got {spins}")
         if frozenset(spins) in seen:
-            raise ProblemFileError(f"{name}[{position}]: the spins {sorted(spins)} are given twice")
+            raise ArgumentError(f"{name}[{position}]: the spins {sorted(spins)} are given twice")
         seen.add(frozenset(spins))
         for permuted in itertools.permutations(spins):
             tensor[permuted] = _number(f"{name}[{position}]", value)
@@ -119,5 +116,5 @@ def _visible(values: Any, n: int) -> Tensor | None:
     if values is None:
         return None
     if not isinstance(values, list) or len(values) != n or any(not isinstance(v, bool) for v in values):
-        raise ProblemFileError(f"visible: expected a list of {n} booleans, got {shown(values)}")
+        raise ArgumentError(f"visible: expected a list of {n} booleans, got {shown(values)}")
     return torch.tensor(values)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cli_runs import SMALL, run, run_json
 
-from diabat.cli.shipped import described
+from diabat.cli.config import described
 from diabat.config import ConfigError, load_config, shipped_configs, to_plain
 from diabat.runs import experiments
 from diabat.runs.experiments import Experiment, Outcome, load_experiment, shipped_experiments, table_rows

@@ -1,0 +1,78 @@
+"""How good an answer of a backend is: law, expected error, diagnostics, and another backend beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from diabat.samplers.diagnostics import diagnostics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diabat.samplers.answers import Moments
+    from diabat.samplers.base import Sampler
+
+
+class Comparison(NamedTuple):
+    """Marginals of another backend, and how far the answer is from them.
+
+    Attributes:
+        backend: Name of the other one.
+        law: Its law.
+        exact: Whether it is exact, so that differences are errors.
+        probability: Its P(s = +1), [n].
+        difference: The answer's minus its own, [n].
+        largest: Largest |difference| over visible spins.
+        mean: Mean of the same.
+        standard_error: Of its probabilities where it samples, [n].
+    """
+
+    backend: str
+    law: str
+    exact: bool
+    probability: Tensor
+    difference: Tensor
+    largest: float
+    mean: float
+    standard_error: Tensor | None
+
+
+def compared(moments: Moments, other: Sampler, found: Moments) -> Comparison:
+    """Put the marginals of another backend beside an answer."""
+    difference = moments.probability.detach() - found.probability.detach().to(moments.probability)
+    seen = difference[moments.visible].abs()
+    return Comparison(
+        other.name,
+        other.capabilities.law,
+        other.capabilities.exact and found.num_reads is None,
+        found.probability.detach(),
+        difference,
+        float(seen.max()) if len(seen) else 0.0,
+        float(seen.mean()) if len(seen) else 0.0,
+        found.standard_error,
+    )
+
+
+def quality(
+    backend: Sampler, info: Mapping[str, Any], num_reads: int | None, error: float | None = None
+) -> dict[str, Any]:
+    """What is known of the quality of an answer, as JSON shows it.
+
+    Args:
+        backend: Who answered.
+        info: That of the answer.
+        num_reads: Reads behind it, None for analytic answers.
+        error: Largest standard error of P(+1), of averages over reads.
+    """
+    able = backend.capabilities
+    expected = backend.expected_error
+    if able.exact:
+        expected = "rounding" if num_reads is None else "the noise of independent reads"
+    return {
+        "law": able.law,
+        "exact": able.exact and num_reads is None,
+        "expected_error": expected,
+        "largest_standard_error": error,
+        "diagnostics": [found._asdict() for found in diagnostics(backend.watched, info)],
+    }
