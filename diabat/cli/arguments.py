@@ -1,8 +1,10 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share, and options as overrides of a configuration."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +19,9 @@ OverridesArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Dotted overrides, e.g. sampler.backend=dqa seed=1."),
 ]
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Folder of a run or of one of its checkpoints.")
+]
 TrustOption = Annotated[
     bool,
     typer.Option(
@@ -25,3 +30,11 @@ TrustOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print only one JSON document on stdout.")]
+ProgressOption = Annotated[bool, typer.Option("--progress/--no-progress", help="Progress bar on stderr.")]
+
+
+def as_overrides(options: dict[str, Any]) -> list[str]:
+    """Overrides of the keys whose option is given, not None."""
+    # JSON is YAML, in which a folder named "1e3" stays one.
+    given = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
+    return [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from diabat.cli.arguments import JsonOption
+from diabat.cli.arguments import JsonOption, ProgressOption
 from diabat.cli.failures import importing
 from diabat.cli.output import print_json, print_table
 
@@ -111,9 +111,6 @@ def _is_installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # the parent of "dwave.system" is missing
         return False
-
-
-ProgressOption = Annotated[bool, typer.Option("--progress/--no-progress", help="Progress bar on stderr.")]
 
 
 def compile_kernels(progress: ProgressOption = True, as_json: JsonOption = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diabat.checks import ArgumentError
-from diabat.cli.arguments import JsonOption, TrustOption
+from diabat.cli.arguments import JsonOption, RunArgument, TrustOption, as_overrides
 from diabat.cli.failures import importing, naming
 from diabat.cli.figures import require_writable
 from diabat.cli.output import print_json, print_table
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from diabat.runs import Evaluation
     from diabat.training.scores import Scores
 
-RunArgument = Annotated[
-    Path, typer.Argument(metavar="RUN", help="Folder of a run or of one of its checkpoints.")
-]
 SplitOption = Annotated[
     str | None, typer.Option(help="train, validation or test; default test if there is one.")
 ]
@@ -50,7 +46,7 @@ def evaluate_model(
     if figure is not None:
         require_writable(figure)
     with naming_data(data):
-        loaded = load_run(run, data_override(data), trust=trust)
+        loaded = load_run(run, as_overrides({"task.data": data}), trust=trust)
     if split is None:
         split = "test" if "test" in loaded.task.sets else "validation"
     with naming({"split": "--split"}):
@@ -83,11 +79,6 @@ def naming_data(data: Path | None) -> Iterator[None]:
             f"{str(error).removesuffix('.')}; if the data of the run lie elsewhere now, name their file or folder by "
             "--data PATH."
         ) from error
-
-
-def data_override(data: Path | None) -> list[str]:
-    """Override that puts the data elsewhere; a JSON string is a YAML string, also if the folder is named 1e3."""
-    return [] if data is None else [f"task.data={json.dumps(str(data))}"]
 
 
 def _print(result: Evaluation) -> None:

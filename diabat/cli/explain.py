@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from diabat.checks import ArgumentError
-from diabat.cli.arguments import JsonOption, TrustOption
-from diabat.cli.evaluate import RunArgument
+from diabat.cli.arguments import JsonOption, RunArgument, TrustOption, as_overrides
 from diabat.cli.failures import importing, naming
 from diabat.cli.figures import require_writable
 from diabat.cli.output import print_json, print_table
@@ -65,8 +63,7 @@ def explain_prediction(
 
     if figure is not None:
         require_writable(figure)
-    changes = {"model.weighting": weighting, "model.eval_coalitions": coalitions}
-    overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items() if value is not None]
+    overrides = as_overrides({"model.weighting": weighting, "model.eval_coalitions": coalitions})
     with naming({"model.weighting": "--weighting"}):
         told = explain_run(run, premise, hypothesis, overrides, seed=seed, trust=trust)
     if overrides and told.pooling != "neurogame":

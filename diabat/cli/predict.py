@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diabat.cli.anneal_files import require_new
-from diabat.cli.arguments import JsonOption, TrustOption
-from diabat.cli.evaluate import RunArgument
+from diabat.cli.arguments import JsonOption, ProgressOption, RunArgument, TrustOption
 from diabat.cli.failures import importing, naming
 from diabat.cli.output import print_json, print_table
 
@@ -26,7 +25,6 @@ OutputOption = Annotated[
 PremiseOption = Annotated[str | None, typer.Option(help="Column of the first sentence.")]
 HypothesisOption = Annotated[str | None, typer.Option(help="Column of the second sentence.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
-ProgressOption = Annotated[bool, typer.Option("--progress/--no-progress", help="Progress bar on stderr.")]
 
 
 def predict_pairs_of_file(

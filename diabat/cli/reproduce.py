@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diabat.cli.arguments import JsonOption, OverridesArgument
+from diabat.cli.arguments import JsonOption, OverridesArgument, ProgressOption
 from diabat.cli.config import print_shipped
 from diabat.cli.failures import Interrupted, importing
 from diabat.cli.output import print_json, print_table
@@ -27,7 +27,6 @@ OutputOption = Annotated[Path, typer.Option(help="Folder of the runs; each exper
 SeedsOption = Annotated[list[int] | None, typer.Option("--seed", min=0, help="Seed; may be repeated.")]
 RowsOption = Annotated[list[str] | None, typer.Option("--row", help="Train this row only; may be repeated.")]
 JobsOption = Annotated[int, typer.Option(min=1, help="Runs at the same time.")]
-ProgressOption = Annotated[bool, typer.Option("--progress/--no-progress", help="Progress bar on stderr.")]
 
 
 def reproduce_experiment(

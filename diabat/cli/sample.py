@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from diabat.checks import ArgumentError
-from diabat.cli.arguments import JsonOption, TrustOption
+from diabat.cli.arguments import JsonOption, TrustOption, as_overrides
 from diabat.cli.failures import importing, naming
 from diabat.cli.output import print_json, print_table
 
@@ -135,9 +134,7 @@ def _build(name: str | None, config: str | None, changes: list[str], trust: bool
             )
         if path == ("sampler", "backend") and name not in (None, value):
             raise ConfigError("--sampler", f"expected '{value}' as sampler.backend says, got '{name}'.")
-    # A JSON string is a YAML string, also if the name is 1e3.
-    chosen = [] if name is None else [f"sampler.backend={json.dumps(name)}"]
-    every = [*chosen, *changes]
+    every = [*as_overrides({"sampler.backend": name}), *changes]
     document = apply_overrides({}, every) if config is None else read_document(config, every, trust=trust)
     return build_sampler(make_config(document).sampler)
 

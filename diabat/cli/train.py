@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import fields
 from pathlib import Path
@@ -10,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diabat.cli.arguments import ConfigArgument, JsonOption, OverridesArgument, TrustOption
+from diabat.cli.arguments import (
+    ConfigArgument,
+    JsonOption,
+    OverridesArgument,
+    ProgressOption,
+    TrustOption,
+    as_overrides,
+)
 from diabat.cli.failures import Interrupted, importing
 from diabat.cli.output import print_json
 
@@ -21,7 +27,6 @@ if TYPE_CHECKING:
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue the run from its newest checkpoint.")]
 OutputOption = Annotated[Path | None, typer.Option(help="Folder of the run; new or empty unless --resume.")]
 DataOption = Annotated[Path | None, typer.Option(help="The data file, or the folder that it lies in.")]
-ProgressOption = Annotated[bool, typer.Option("--progress/--no-progress", help="Progress bar on stderr.")]
 
 
 def train_model(
@@ -43,7 +48,7 @@ def train_model(
         from diabat.runs.train import require_same_run, run_training
         from diabat.training import OutputError, TrainingInterrupted
 
-    changes = [*(overrides or []), *_as_overrides(output, data)]
+    changes = [*(overrides or []), *as_overrides({"output": output, "task.data": data})]
     resolved = _load(config, changes, data, trust)
     if resume:
         require_same_run(resolved)
@@ -67,12 +72,6 @@ def train_model(
         print_json({**vars(result), **summary})
     else:
         _print_summary(resolved, result)
-
-
-def _as_overrides(output: Path | None, data: Path | None) -> list[str]:
-    # JSON strings are YAML strings: a folder named "1e3" stays one.
-    options = {"output": output, "task.data": data}
-    return [f"{key}={json.dumps(str(path))}" for key, path in options.items() if path is not None]
 
 
 def _load(config: str, changes: list[str], data: Path | None, trust: bool) -> Config:
