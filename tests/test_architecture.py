@@ -15,6 +15,8 @@ ROOT = Path(diabat.__file__).parent
 FLOOR = {
     "checks": 0,
     "files": 0,
+    "drawing": 0,
+    "progress": 0,
     "scrubbing": 0,
     "ising": 0,
     "inputs": 0,

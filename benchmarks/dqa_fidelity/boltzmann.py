@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.dqa_fidelity.core import SOLVER, Job, Row, Section, anneal, law_of
 from diabat.ising import Ising, pack_couplings
-from diabat.studies.calibration.goodness import boltzmann
+from diabat.studies.calibration import boltzmann
 from diabat.studies.fidelity.states import kl_divergence, total_variation
 
 SPINS, INSTANCES, STEPS = 10, 64, 800

@@ -19,7 +19,6 @@ from diabat.studies.learned import (
     COLUMNS,
     Instances,
     Objective,
-    Row,
     Search,
     error_table,
     held_out_instances,
@@ -30,6 +29,7 @@ from diabat.studies.learned import (
     trained_range,
     wide_instances,
 )
+from diabat.studies.report import Row
 
 HELD_OUT_STRENGTHS, HELD_OUT_SPINS = (0.3, 0.6, 1.0), (6, 8, 10)
 

@@ -116,8 +116,8 @@ def _is_installed(module: str) -> bool:
 def compile_kernels(progress: ProgressOption = True, as_json: JsonOption = False) -> None:
     """Compile all kernels ahead, once per machine and version; without it each is compiled at its first use."""
     with importing():
+        from diabat.progress import progress_bar
         from diabat.samplers.warm_up import GROUPS, warm_up
-        from diabat.studies.fidelity.report import progress_bar
 
     found = []
     with progress_bar(progress) as bar:

@@ -44,6 +44,7 @@ def predict_pairs_of_file(
     --output a file that is complete or not there.
     """
     with importing():
+        from diabat.progress import progress_bar
         from diabat.runs import load_classifier
         from diabat.runs.predict import (
             SUFFIXES,
@@ -54,7 +55,6 @@ def predict_pairs_of_file(
             require_table,
             write_predictions,
         )
-        from diabat.studies.fidelity.report import progress_bar
 
     if output is not None:
         require_new(output, "--output", SUFFIXES, force)

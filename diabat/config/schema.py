@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, model_validator
 from diabat.checks import ArgumentError
 from diabat.config.sections import STRICT, ModelSection, SamplerChoice, TaskSection, options_model
 from diabat.models.registry import MODELS, models_for
-from diabat.studies.fidelity.ensembles import DEFAULT_STRENGTHS
+from diabat.studies.ensembles import DEFAULT_STRENGTHS
 from diabat.tasks.registry import TASKS
 from diabat.training.options import PAIR_PROTOCOL, PROTOCOLS, TrainOptions
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from diabat.files import naming
+from diabat.drawing import new_figure, save_figure
 from diabat.models.explanation import PairExplanation, of_head
 
 if TYPE_CHECKING:
@@ -39,13 +39,9 @@ def plot_explanation(
     Returns:
         The path.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     width = max(5.0, 1.8 + 0.3 * len(told.tokens))
     pairs = told.strengths is not None
-    figure = Figure(figsize=(width, 2.8 + width if pairs else 3.0), layout="constrained")
-    FigureCanvasAgg(figure)  # a figure without pyplot leaves no global state behind
+    figure = new_figure(width, 2.8 + width if pairs else 3.0)
     ratios = [2.4, width] if pairs else [1.0]
     axes = figure.subplots(len(ratios), 1, squeeze=False, gridspec_kw={"height_ratios": ratios})[:, 0]
     _bars(axes[0], told, head)
@@ -55,9 +51,7 @@ def plot_explanation(
     chance = told.probabilities[told.predicted]
     which = "mean over heads" if head is None else f"head {head}"
     figure.suptitle(f"{told.predicted} ({chance:.0%}), {told.pooling} pooling, {which}", fontsize=11)
-    with naming(Path(path)):
-        figure.savefig(path, dpi=160)
-    return Path(path)
+    return save_figure(figure, path)
 
 
 def _bars(axis: Axes, told: PairExplanation, head: int | None) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError
-from diabat.files import naming
+from diabat.drawing import new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -146,17 +146,11 @@ def plot_scores(scores: Scores, path: str | Path) -> Path:
     Returns:
         The path.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.6, 4.3), layout="constrained")
-    FigureCanvasAgg(figure)  # a figure without pyplot leaves no global state behind
+    figure = new_figure(9.6, 4.3)
     left, right = figure.subplots(1, 2)
     _confusion(left, scores)
     _reliability(right, scores)
-    with naming(Path(path)):
-        figure.savefig(path, dpi=160)
-    return Path(path)
+    return save_figure(figure, path)
 
 
 def _confusion(axis: Axes, scores: Scores) -> None:

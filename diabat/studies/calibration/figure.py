@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diabat.files import naming
-from diabat.studies.calibration.table import CalibrationRow, CalibrationTable
+from diabat.drawing import new_figure, save_figure, tidy
+from diabat.studies.calibration.report import CalibrationTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from diabat.studies.report import Row
 
 # Okabe and Ito's palette, told apart by colour-blind readers; markers tell points apart in grey print.
 # Term, label, colour, marker, its size and filling (the two fits nearly coincide), and shift in time of the ratios.
@@ -34,11 +36,7 @@ def plot_calibration(calibration: CalibrationTable, path: str | Path) -> Path:
     Returns:
         The path.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.2, 4.8), layout="constrained")
-    FigureCanvasAgg(figure)  # a figure without pyplot leaves no global state behind
+    figure = new_figure(9.2, 4.8)
     panels: dict[str, Axes] = figure.subplot_mosaic(
         [["beta", "tv"], ["ratio", "tv"]], height_ratios=[2.2, 1], width_ratios=[1.1, 1]
     )
@@ -46,22 +44,20 @@ def plot_calibration(calibration: CalibrationTable, path: str | Path) -> Path:
     _draw_ratios(panels["ratio"], calibration.rows)
     _draw_distances(panels["tv"], calibration.rows)
     for name, axis in panels.items():
-        _style(axis, [row.annealing_time_ns for row in calibration.rows], last=name != "beta")
+        _style(axis, [row["annealing_time_ns"] for row in calibration.rows], last=name != "beta")
     figure.suptitle(
         f"{calibration.label}; SK n = {calibration.num_spins}, "
         f"g = {calibration.strength:g}, {calibration.instances} × {calibration.queries} problems; "
         f"bars: {100 * calibration.level:g} % over instances",
         fontsize=10,
     )
-    with naming(Path(path)):
-        figure.savefig(path, dpi=160)
-    return Path(path)
+    return save_figure(figure, path)
 
 
-def _draw_betas(axis: Axes, rows: list[CalibrationRow]) -> None:
+def _draw_betas(axis: Axes, rows: list[Row]) -> None:
     for term, label, colour, marker, shift in _TERMS:
-        times = [row.annealing_time_ns for row in rows]
-        predicted = [getattr(row, f"predicted_beta_{term}") for row in rows]
+        times = [row["annealing_time_ns"] for row in rows]
+        predicted = [row[f"predicted_beta_{term}"] for row in rows]
         dash = "_" if len(rows) == 1 else ""  # one point makes no line
         axis.plot(
             times, predicted, dash, color=colour, linewidth=1.4, markersize=24, label=f"{label}, predicted"
@@ -73,16 +69,16 @@ def _draw_betas(axis: Axes, rows: list[CalibrationRow]) -> None:
     axis.legend(frameon=False, fontsize=8.5)
 
 
-def _draw_ratios(axis: Axes, rows: list[CalibrationRow]) -> None:
+def _draw_ratios(axis: Axes, rows: list[Row]) -> None:
     axis.axhline(1, color="0.4", linewidth=1)
     for term, label, colour, marker, shift in _TERMS:
         _points(axis, rows, term, colour, marker, shift, label, relative=True)
     axis.set_ylabel("fitted / predicted")
 
 
-def _draw_distances(axis: Axes, rows: list[CalibrationRow]) -> None:
+def _draw_distances(axis: Axes, rows: list[Row]) -> None:
     for key, label, colour, marker, style in _DISTANCES:
-        points = [(row.annealing_time_ns, getattr(row, key)) for row in rows if getattr(row, key) is not None]
+        points = [(row["annealing_time_ns"], row[key]) for row in rows if row[key] is not None]
         if points:
             x, y = zip(*points, strict=True)
             axis.plot(
@@ -96,7 +92,7 @@ def _draw_distances(axis: Axes, rows: list[CalibrationRow]) -> None:
 
 def _points(
     axis: Axes,
-    rows: list[CalibrationRow],
+    rows: list[Row],
     term: str,
     colour: str,
     marker: dict[str, Any],
@@ -108,11 +104,11 @@ def _points(
     """Fitted values with their intervals, the two terms moved apart by 1.5 % in time so that both are seen."""
     x, y, bars = [], [], []
     for row in rows:
-        value, high = getattr(row, f"fitted_beta_{term}"), getattr(row, f"fitted_beta_{term}_high")
+        value, high = row[f"fitted_beta_{term}"], row[f"fitted_beta_{term}_high"]
         if value is None:
             continue
-        unit = getattr(row, f"predicted_beta_{term}") if relative else 1.0
-        x.append(row.annealing_time_ns * (shift if relative else 1.0))
+        unit = row[f"predicted_beta_{term}"] if relative else 1.0
+        x.append(row["annealing_time_ns"] * (shift if relative else 1.0))
         y.append(value / unit)
         bars.append(0.0 if high is None else (high - value) / unit)
     if x:
@@ -129,9 +125,7 @@ def _style(axis: Axes, times: list[float], *, last: bool) -> None:
     axis.xaxis.set_minor_formatter(NullFormatter())
     if last:
         axis.set_xlabel("annealing time $t_a$ (ns)")
-    axis.grid(visible=True, which="major", color="0.9", linewidth=0.8)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
+    tidy(axis)
 
 
 def _plain_numbers(axis: Any, digits: list[float]) -> None:

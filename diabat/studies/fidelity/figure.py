@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from diabat.checks import ArgumentError
-from diabat.files import naming
+from diabat.drawing import COLOURS, draw_line, legend_below, new_figure, save_figure, tidy
 from diabat.studies.fidelity.report import FidelityReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's palette, told apart by colour-blind readers; markers tell lines apart in grey print.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+    from diabat.studies.report import Row
+
 _SMALLEST = 1e-6
 
 
@@ -38,9 +37,6 @@ def plot_fidelity(report: FidelityReport, path: str | Path, *, metric: str = "ma
     Raises:
         ValueError: If the report has no value of this metric.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     rows = [row for row in report.rows if row.get(metric) is not None]
     if not rows:
         raise ArgumentError(
@@ -48,8 +44,7 @@ def plot_fidelity(report: FidelityReport, path: str | Path, *, metric: str = "ma
         )
     panels = list(dict.fromkeys(row["ensemble"] for row in rows))
     backends = list(dict.fromkeys(row["backend"] for row in rows))
-    figure = Figure(figsize=(3.6 * len(panels) + 1.2, 3.9), layout="constrained")
-    FigureCanvasAgg(figure)  # a figure without pyplot leaves no global state behind
+    figure = new_figure(3.6 * len(panels) + 1.2, 3.9)
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axis, panel in zip(axes, panels, strict=True):
         own = [row for row in rows if row["ensemble"] == panel]
@@ -57,18 +52,8 @@ def plot_fidelity(report: FidelityReport, path: str | Path, *, metric: str = "ma
         (_draw_bars if bars else _draw_panel)(axis, own, backends, metric)
         axis.set_title(f"{panel}, g = {own[0]['strength']:.2g}" if bars else panel)
     axes[0].set_ylabel(_LABELS.get(metric, metric.replace("_", " ")))
-    entries: dict[str, Any] = {}
-    for axis in axes:
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            entries.setdefault(label, handle)
-    columns = min(len(entries), max(2, 2 * len(panels)))
-    if entries:  # bars are labelled on their axis
-        figure.legend(
-            entries.values(), entries.keys(), loc="outside lower center", ncols=columns, frameon=False
-        )
-    with naming(Path(path)):
-        figure.savefig(path, dpi=160)
-    return Path(path)
+    legend_below(figure, axes, max(2, 2 * len(panels)))  # bars are labelled on their axis
+    return save_figure(figure, path)
 
 
 _LABELS = {
@@ -82,12 +67,12 @@ _LABELS = {
 }
 
 
-def _draw_panel(axis: Axes, rows: list[dict[str, Any]], backends: list[str], metric: str) -> None:
+def _draw_panel(axis: Axes, rows: list[Row], backends: list[str], metric: str) -> None:
     for index, backend in enumerate(backends):
         points = sorted((row["strength"], row[metric]) for row in rows if row["backend"] == backend)
         if points:
             x, y = zip(*points, strict=True)
-            _line(axis, x, y, metric, colour=index, label=backend)
+            draw_line(axis, x, [_shown(value, metric) for value in y], index, label=backend)
     for level, style, label in _references(rows, metric):
         g, errors = zip(*sorted(level.items()), strict=True)
         shown = [max(error, _SMALLEST) for error in errors]
@@ -96,10 +81,10 @@ def _draw_panel(axis: Axes, rows: list[dict[str, Any]], backends: list[str], met
     _finish(axis, metric, "both")
 
 
-def _draw_bars(axis: Axes, rows: list[dict[str, Any]], backends: list[str], metric: str) -> None:
+def _draw_bars(axis: Axes, rows: list[Row], backends: list[str], metric: str) -> None:
     """One bar for each backend, with its value: one strength is a place, not an axis."""
     for place, row in enumerate(rows):
-        shown = row[metric] if metric == "capture" else max(row[metric], _SMALLEST)
+        shown = _shown(row[metric], metric)
         colour = COLOURS[backends.index(row["backend"]) % len(COLOURS)]
         axis.bar(place, shown, width=0.7, color=colour, zorder=3)
         axis.annotate(
@@ -120,7 +105,7 @@ def _draw_bars(axis: Axes, rows: list[dict[str, Any]], backends: list[str], metr
     _finish(axis, metric, "y")
 
 
-def _references(rows: list[dict[str, Any]], metric: str) -> list[tuple[dict[float, float], str, str]]:
+def _references(rows: list[Row], metric: str) -> list[tuple[dict[float, float], str, str]]:
     """Errors to compare with, by strength, with the style and the name of their line."""
     lines = (("independent_error", "--", "J = 0"), ("marginal_floor", ":", "exact reads"))
     levels = (
@@ -135,26 +120,13 @@ def _finish(axis: Axes, metric: str, grid: Literal["both", "y"]) -> None:
     if metric != "capture":
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter(_error_label)
-    axis.grid(visible=True, which="major", axis=grid, color="0.9", linewidth=0.8)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
+    tidy(axis, grid)
+
+
+def _shown(value: float, metric: str) -> float:
+    return value if metric == "capture" else max(value, _SMALLEST)
 
 
 def _error_label(value: float, position: float) -> str:
     power = f"10^{{{round(math.log10(value))}}}"
     return f"$\\leq{power}$" if value <= _SMALLEST else f"${power}$"
-
-
-def _line(axis: Axes, x: Any, y: Any, metric: str, *, colour: int, label: str) -> None:
-    shown = y if metric == "capture" else [max(value, _SMALLEST) for value in y]
-    axis.plot(
-        x,
-        shown,
-        color=COLOURS[colour % len(COLOURS)],
-        marker=MARKERS[colour % len(MARKERS)],
-        markersize=5,
-        linewidth=1.6,
-        label=label,
-        clip_on=False,
-        zorder=3,
-    )

@@ -1,60 +1,98 @@
-"""The fidelity report: every backend on every ensemble, as rows, as JSON and as a table."""
+"""The fidelity report: every backend on every ensemble, compared with exact enumeration."""
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
-from diabat.checks import ArgumentError, check_count
+from diabat.checks import check_count
 from diabat.samplers.base import Sampler, UnsupportedError
 from diabat.samplers.refine import RefineSampler
 from diabat.samplers.seeds import draw_seed
-from diabat.studies.fidelity.ensembles import Ensemble
-from diabat.studies.fidelity.evaluate import ask, score
-from diabat.studies.fidelity.summary import summary
-from diabat.studies.fidelity.table import DEFINITIONS, render
-from diabat.studies.fidelity.truth import Truth, find_truth
+from diabat.studies.comparison import PLACE, compare
+from diabat.studies.ensembles import Ensemble
+from diabat.studies.fidelity.score import Truth, ask, find_truth, score
+from diabat.studies.report import Column, Report, Row
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
-    from rich.table import Table
+# Mean errors of reads of the exact law scatter by some percent about the floor.
+_NOISE = 1.25
 
 
 @dataclass(frozen=True)
-class FidelityReport:
+class FidelityReport(Report):
     """Fidelity of several backends.
 
     Attributes:
-        rows: One plain dict for each ensemble, strength and backend; keys as in ``DEFINITIONS``, and
-            ``refused`` with the backend's sentence where it does not support the problems, ``base`` with the
-            name of the backend that ``refine`` starts from.
+        rows: One for each ensemble, strength and backend; keys as in ``DEFINITIONS``, and ``refused`` with the
+            backend's sentence where it does not support the problems, ``base`` with the name of the backend that
+            ``refine`` starts from.
         num_reads: Reads per problem of sampling backends.
         seed: Seed of all draws.
     """
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
     num_reads: int = 0
     seed: int = 0
 
-    def to_json(self) -> str:
-        """Return the report with the definitions of its metrics; a value that is not finite becomes null."""
-        return report_json({"num_reads": self.num_reads, "seed": self.seed}, DEFINITIONS, self.rows)
-
-    def table(self, *, narrow: bool = False) -> Table:
-        """Build a rich table, one row for each backend, ensemble and strength.
-
-        Args:
-            narrow: Show the columns that fit on 80 characters.
-        """
-        return render(self.rows, narrow=narrow)
+    title = "Fidelity against exact"
+    labels = PLACE
+    groups = ("ensemble", "strength")
+    columns = (
+        Column("marginal_max", "largest |P(s=+1) - exact| over visible spins of all problems"),
+        Column("marginal_mean", "mean of the same",
+               "|ΔP|\nmean/max", ".4f", "|ΔP|", beside="marginal_max", pattern="{}/{}"),
+        Column("marginal_floor", "marginal_mean that independent exact reads would show at this number of reads"),
+        Column("pair_max", "largest |<s_j s_k> - exact| over visible pairs"),
+        Column("pair_mean", "mean of the same",
+               "|Δ⟨ss⟩|\nmean/max", ".4f", beside="pair_max", pattern="{}/{}"),
+        Column("tv", "total variation to the exact distribution over states, mean over problems",
+               "TV\n(floor)", ".3f", "TV", beside="tv_floor", before="tv_base"),
+        Column("tv_base", "tv of the reads that refine started from, with the same floor; null for other backends"),
+        Column("kl", "KL(backend || exact) over states in nats, mean over problems", "KL\nnats", ".1e"),
+        Column("tv_floor", "tv of independent exact reads at this number of reads (plug-in bias), simulated"),
+        Column("kl_floor", "kl of the same"),
+        Column("beta_h", "scale of the fields by maximum pseudo-likelihood; 1 is right", "β_h", ".3f", True),
+        Column("beta_J", "scale of the couplings, fitted together with beta_h; 1 is right", "β_J", ".3f", True),
+        Column("beta_K", "scale of the three-body terms"),
+        Column("ess", "effective sample size (sum w)^2 / sum w^2; the number of reads where they are not weighted",
+               "ESS", ".0f"),
+        Column("attention_max", "largest error of the normalised attention weights"),
+        Column("attention_mean", "mean of the same", "α error\nmean", ".4f"),
+        Column("independent_error", "marginal_mean of the J = 0 answer"),
+        Column("mean_field_error", "marginal_mean of naive mean field"),
+        Column("capture", "coupling capture 1 - marginal_mean/independent_error: 1 all, 0 none of the couplings' "
+               "effect", "capture\n(ceiling)", "z.2f", "capture", beside="capture_ceiling"),
+        Column("capture_ceiling", "capture that independent exact reads would show at this number of reads"),
+        Column("mean_field_capture", "coupling capture of naive mean field", "mean field\ncapture", "z.2f"),
+        Column("us_per_query", "wall time of one call divided by its problems, in microseconds",
+               "µs per\nquery", ".1f", "µs"),
+    )  # fmt: skip
 
     def summary(self) -> str:
-        """Say in a sentence or two which backend errs least, and whose reads are as good as exact ones."""
-        return summary(self.rows)
+        """Say in a sentence or two which backend errs least, and whose reads are as good as exact ones.
+
+        Ranked are the backends that answered every problem, by their mean error.  Within read noise is a row of a
+        sampled backend whose mean error is at most 1.25 times that of as many exact reads.
+        """
+        answered: dict[str, list[Row]] = {}
+        for row in self.rows:
+            answered.setdefault(row["backend"], []).append(row)
+        refusing = [name for name, own in answered.items() if any(row["refused"] is not None for row in own)]
+        ranked = {name: own for name, own in answered.items() if name not in refusing}
+        errors = {name: sum(row["marginal_mean"] for row in own) / len(own) for name, own in ranked.items()}
+        sampled = {k: v for k, v in ranked.items() if all(row["marginal_floor"] is not None for row in v)}
+        best = ", ".join(
+            f"{name} ({errors[name]:.2g})" for name in sorted(errors, key=lambda name: errors[name])
+        )
+        noise = ", ".join(_within_noise(name, own) for name, own in sampled.items())
+        parts = {
+            "Mean |ΔP| over all problems, best first": best,
+            "Within read noise": noise,
+            "Not ranked, as they refused some problems": ", ".join(refusing),
+        }
+        return " ".join(f"{what}: {names}." for what, names in parts.items() if names)
+
+
+DEFINITIONS = FidelityReport.definitions()
 
 
 def fidelity_report(
@@ -83,69 +121,23 @@ def fidelity_report(
         FidelityError: If an ensemble has no exact answer; raised before any backend runs.
         ValueError: If there is nothing to compare, or ``num_reads`` or ``seed`` is out of range.
     """
-    cases = list(ensembles)
     check_count("num_reads", num_reads)
     seed = draw_seed(seed)
-    if not backends or not cases:
-        what = "ensembles" if backends else "backends"
-        raise ArgumentError(what, "expected at least one, got none.")
-    rows = []
-    with progress_bar(progress) as bar:
-        truths = _solve(cases, reference, bar)
-        task = bar.add_task("backends", total=len(cases) * len(backends)) if bar else None
-        for case, truth in zip(cases, truths, strict=True):
-            for name, backend in backends.items():
-                if bar and task is not None:
-                    bar.update(task, description=f"{name} on {case.name}, g = {case.strength:.2g}")
-                rows.append(_row(name, backend, case, truth, num_reads, seed))
-                if bar and task is not None:
-                    bar.advance(task)
-    return FidelityReport(rows, num_reads, seed)
+
+    def solve(case: Ensemble) -> Truth:
+        return find_truth(case, reference)
+
+    def rows(backend: Sampler, case: Ensemble, truth: Truth) -> list[Row]:
+        base = {"base": backend.base.name if isinstance(backend, RefineSampler) else None}
+        try:
+            answer = ask(backend, case.ising, num_reads=num_reads, seed=seed)
+        except UnsupportedError as refusal:
+            return [{**base, "refused": str(refusal)}]
+        return [base | score(case.ising, truth, answer, seed=seed)]
+
+    return FidelityReport(compare(backends, ensembles, solve, rows, progress=progress), num_reads, seed)
 
 
-def _solve(cases: Sequence[Ensemble], reference: Sampler | None, bar: Progress | None) -> list[Truth]:
-    """Solve everything exactly first, so that a refusal comes before any backend has run."""
-    track = bar.track(cases, description="exact answers") if bar else cases
-    return [find_truth(case, reference) for case in track]
-
-
-def _row(
-    name: str, backend: Sampler, case: Ensemble, truth: Truth, num_reads: int, seed: int
-) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "backend": name,
-        "ensemble": case.name,
-        "strength": case.strength,
-        "num_spins": case.ising.num_spins,
-        "queries": case.ising.num_problems,
-        "law": backend.capabilities.law,
-        "base": backend.base.name if isinstance(backend, RefineSampler) else None,
-        "refused": None,
-    }
-    try:
-        answer = ask(backend, case.ising, num_reads=num_reads, seed=seed)
-    except UnsupportedError as refusal:
-        return row | {"refused": str(refusal)}
-    return row | score(case.ising, truth, answer, seed=seed)
-
-
-def progress_bar(wanted: bool) -> Any:
-    """Return a context with a progress bar on standard error, or with None if none is wanted."""
-    if not wanted:
-        return nullcontext()
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True))
-
-
-def report_json(facts: dict[str, Any], definitions: dict[str, str], rows: list[dict[str, Any]]) -> str:
-    """The JSON document of a report; a float that JSON cannot say becomes null."""
-    finite = [{key: _finite_or_none(value) for key, value in row.items()} for row in rows]
-    content = {**facts, "definitions": definitions, "rows": finite}
-    return json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False)
-
-
-def _finite_or_none(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _within_noise(name: str, rows: Sequence[Row]) -> str:
+    count = sum(row["marginal_mean"] <= _NOISE * row["marginal_floor"] for row in rows)
+    return f"{name} in {'every row' if count == len(rows) else f'{count} of {len(rows)} rows'}"

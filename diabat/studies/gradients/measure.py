@@ -17,10 +17,9 @@ from torch import Tensor
 
 from diabat.attention import spin_probabilities
 from diabat.ising import Ising
-from diabat.samplers.base import Estimator, Sampler, UnsupportedError
-from diabat.studies.fidelity.ensembles import Ensemble
-from diabat.studies.fidelity.evaluate import is_analytic, timed
-from diabat.studies.fidelity.truth import FidelityError
+from diabat.samplers.base import Estimator, Sampler
+from diabat.studies.comparison import is_analytic, naming_ensemble, timed
+from diabat.studies.ensembles import Ensemble
 
 
 class Gradient(NamedTuple):
@@ -46,16 +45,9 @@ def random_loss(case: Ensemble, reference: Sampler, *, seed: int) -> Loss:
     ising = case.ising
     drawn = np.random.default_rng(seed).standard_normal((*ising.batch_shape, ising.num_spins))
     v = torch.where(ising.visible_mask, torch.from_numpy(drawn).to(ising.fields), 0)
-    J, K = (None if t is None else t.detach().double() for t in (ising.couplings, ising.three_body))
-    double = Ising(ising.fields.detach().double(), J, ising.visible, K, check=False)
-    try:
+    double = ising.detach().to(torch.float64)
+    with naming_ensemble(case, "gradient"):
         return Loss(v, gradient_of(reference, "exact", double, v.double(), num_reads=None, seed=0))
-    except UnsupportedError as refusal:
-        raise FidelityError(
-            "ensembles",
-            f"'{case.name}' at strength {case.strength:g} with {ising.num_spins} spins "
-            f"has no exact gradient to compare with ({refusal})",
-        ) from refusal
 
 
 def gradient_of(

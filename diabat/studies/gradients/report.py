@@ -2,55 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from diabat.checks import ArgumentError, check_count
-from diabat.samplers.base import Sampler, UnsupportedError
+from diabat.drawing import draw_line, legend_below, new_figure, save_figure, tidy
+from diabat.samplers.base import Estimator, Sampler, UnsupportedError
 from diabat.samplers.registry import sampler
 from diabat.samplers.seeds import draw_seed
-from diabat.studies.fidelity.ensembles import Ensemble
-from diabat.studies.fidelity.report import progress_bar, report_json
+from diabat.studies.comparison import PLACE, compare
+from diabat.studies.ensembles import Ensemble
 from diabat.studies.gradients.measure import Loss, own_gradient, random_loss, score_gradient
-from diabat.studies.gradients.table import GRADIENT_DEFINITIONS, render_gradients
+from diabat.studies.report import Column, Report, Row
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from matplotlib.axes import Axes
+
+
+def _columns(name: str, of: str) -> tuple[Column, ...]:
+    """Columns of ∂L/∂h or of ∂L/∂J."""
+    return (
+        Column(f"{name}_cosine", f"cosine of one estimate with the exact {of}; mean over estimates",
+               f"cos {name}", ".3f", True),
+        Column(f"{name}_bias", f"|mean estimate - exact| / |exact| of {of}",
+               f"bias {name}", ".3f", True, beside=f"{name}_bias_floor"),
+        Column(f"{name}_bias_floor",
+               "what the noise of the mean alone contributes to it; null where nothing is drawn"),
+        Column(f"{name}_variance",
+               f"num_reads times the variance of one estimate / |exact|^2 of {of}: variance per read",
+               f"var {name}", ".3g"),
+    )  # fmt: skip
+
+
+def _own_column(name: str) -> Column:
+    meaning = "cosine with the derivative of the backend's own law; null for Boltzmann backends"
+    return Column(f"{name}_own_cosine", meaning, f"own {name}", ".3f")
 
 
 @dataclass(frozen=True)
-class GradientReport:
+class GradientReport(Report):
     """How good the gradient estimators of several backends are.
 
     Attributes:
-        rows: One plain dict for each ensemble, strength, backend and estimator; keys as in
-            ``GRADIENT_DEFINITIONS``, and ``refused`` with the backend's sentence where it does not support the
-            problems.
+        rows: One for each ensemble, strength, backend and estimator; keys as in ``GRADIENT_DEFINITIONS``, and
+            ``refused`` with the backend's sentence where it does not support the problems.
         num_reads: Reads per problem of one estimate.
         repeats: Independent estimates behind mean and variance.
         seed: Seed of all draws.
     """
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
     num_reads: int = 0
     repeats: int = 0
     seed: int = 0
 
-    def to_json(self) -> str:
-        """Return the report with the definitions of its metrics; a value that is not finite becomes null."""
-        facts = {"num_reads": self.num_reads, "repeats": self.repeats, "seed": self.seed}
-        return report_json(facts, GRADIENT_DEFINITIONS, self.rows)
+    title, note = "Gradients against exact", " (floor: noise of the mean)"
+    labels = (
+        *PLACE,
+        Column("estimator", "gradient estimator; the loss is L = sum v P(s=+1) with v ~ N(0, 1), "
+               "the exact gradient Boltzmann's", "estimator", narrow=True),
+    )  # fmt: skip
+    groups = ("ensemble", "strength", "backend")
+    columns = (
+        Column("num_reads", "reads per problem of one estimate; null where nothing is drawn"),
+        Column("repeats", "independent estimates"),
+        *_columns("h", "dL/dh of all queries"),
+        *_columns("J", "dL/dJ, summed over the queries that share J"),
+        _own_column("h"),
+        _own_column("J"),
+        Column("us_per_query", "wall time of one forward and backward pass divided by its problems, in microseconds",
+               "µs per\nquery", ".1f"),
+    )  # fmt: skip
 
-    def table(self, *, narrow: bool = False) -> Table:
-        """Build a rich table, one row for each ensemble, strength, backend and estimator.
 
-        Args:
-            narrow: Show the columns that fit on 80 characters.
-        """
-        return render_gradients(self.rows, narrow=narrow)
+GRADIENT_DEFINITIONS = GradientReport.definitions()
 
 
 def gradient_report(
@@ -81,56 +109,84 @@ def gradient_report(
         FidelityError: If an ensemble has no exact gradient; raised before any backend runs.
         ValueError: If there is nothing to compare, the reference is not exact, or a number is out of range.
     """
-    cases = list(ensembles)
     check_count("num_reads", num_reads)
     check_count("repeats", repeats, least=2)
     seed = draw_seed(seed)
-    if not backends or not cases:
-        what = "ensembles" if backends else "backends"
-        raise ArgumentError(what, "expected at least one, got none.")
-    losses = _solve(cases, sampler("exact") if reference is None else reference, seed)
+    exact = sampler("exact") if reference is None else reference
+    if not (exact.capabilities.exact and "exact" in exact.capabilities.gradients):
+        raise ArgumentError("reference", f"expected a sampler with exact gradients, got '{exact.name}'.")
     seeds = np.random.SeedSequence(seed).generate_state(repeats).tolist()
-    rows: list[dict[str, Any]] = []
-    with progress_bar(progress) as bar:
-        task = bar.add_task("gradients", total=len(cases) * len(backends)) if bar else None
-        for case, loss in zip(cases, losses, strict=True):
-            for name, backend in backends.items():
-                if bar and task is not None:
-                    bar.update(task, description=f"{name} on {case.name}, g = {case.strength:.2g}")
-                rows += _rows(name, backend, case, loss, num_reads, seeds)
-                if bar and task is not None:
-                    bar.advance(task)
-    return GradientReport(rows, num_reads, repeats, seed)
+
+    def solve(case: Ensemble) -> Loss:
+        return random_loss(case, exact, seed=seed)
+
+    def rows(backend: Sampler, case: Ensemble, loss: Loss) -> list[Row]:
+        estimators = backend.capabilities.gradients
+        try:
+            own = own_gradient(backend, case.ising, loss.cotangent, seed=seeds[0])
+            return [
+                {"estimator": name}
+                | score_gradient(backend, name, case.ising, loss, own, num_reads=num_reads, seeds=seeds)
+                for name in estimators
+            ]
+        except UnsupportedError as refusal:
+            return [{"estimator": name, "refused": str(refusal)} for name in estimators]
+
+    found = compare(backends, ensembles, solve, rows, progress=progress)
+    return GradientReport(found, num_reads, repeats, seed)
 
 
-def _solve(cases: Sequence[Ensemble], reference: Sampler, seed: int) -> list[Loss]:
-    """Differentiate everything exactly first, so that a refusal comes before any backend has run."""
-    if not (reference.capabilities.exact and "exact" in reference.capabilities.gradients):
-        raise ArgumentError("reference", f"expected a sampler with exact gradients, got '{reference.name}'.")
-    return [random_loss(case, reference, seed=seed) for case in cases]
+_LOOKS: dict[Estimator, int] = {
+    "straight_through": 0,
+    "linear_response": 1,
+    "covariance": 2,
+    "adjoint": 3,
+    "exact": 4,
+}
 
 
-def _rows(
-    name: str, backend: Sampler, case: Ensemble, loss: Loss, num_reads: int, seeds: Sequence[int]
-) -> list[dict[str, Any]]:
-    able = backend.capabilities
-    common: dict[str, Any] = {
-        "backend": name,
-        "ensemble": case.name,
-        "strength": case.strength,
-        "num_spins": case.ising.num_spins,
-        "queries": case.ising.num_problems,
-        "law": able.law,
-        "refused": None,
-    }
-    rows = []
-    try:
-        own = own_gradient(backend, case.ising, loss.cotangent, seed=seeds[0])
-        for estimator in able.gradients:
-            scores = score_gradient(
-                backend, estimator, case.ising, loss, own, num_reads=num_reads, seeds=seeds
-            )
-            rows.append({**common, "estimator": estimator, **scores})
-    except UnsupportedError as refusal:
-        return [{**common, "estimator": name, "refused": str(refusal)} for name in able.gradients]
-    return rows
+def plot_gradients(report: GradientReport, path: str | Path) -> Path:
+    """Draw the cosines of ∂L/∂h above those of ∂L/∂J: one column for each backend, one line for each estimator.
+
+    Args:
+        report: The report.
+        path: Output file; the suffix chooses the format (png, pdf, svg).
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: If every backend refused every problem.
+    """
+    rows = [row for row in report.rows if row["refused"] is None]
+    if not rows:
+        raise ArgumentError("report", "expected one with values, got one in which every backend refused.")
+    columns = list(dict.fromkeys((row["ensemble"], row["backend"]) for row in rows))
+    figure = new_figure(2.6 * len(columns) + 1.0, 5.4)
+    axes = figure.subplots(2, len(columns), sharex="col", sharey=True, squeeze=False)
+    for column, (ensemble, backend) in enumerate(columns):
+        here = [row for row in rows if (row["ensemble"], row["backend"]) == (ensemble, backend)]
+        for axis, name in zip(axes[:, column], ("h", "J"), strict=True):
+            _draw_panel(axis, here, f"{name}_cosine")
+        axes[0, column].set_title(f"{backend}\n{ensemble}", fontsize=10)
+        axes[1, column].set_xlabel("coupling strength g")
+    axes[0, 0].set_ylabel("cosine of ∂L/∂h with exact")
+    axes[1, 0].set_ylabel("cosine of ∂L/∂J with exact")
+    legend_below(figure, axes.T.flat, min(5, max(2, len(columns))))
+    return save_figure(figure, path)
+
+
+def _draw_panel(axis: Axes, rows: list[Row], key: str) -> None:
+    for estimator, look in _LOOKS.items():
+        points = sorted(
+            (r["strength"], r[key]) for r in rows if r["estimator"] == estimator and r[key] is not None
+        )
+        if points:
+            x, y = zip(*points, strict=True)
+            draw_line(axis, x, y, look, label=estimator)
+    strengths = sorted({row["strength"] for row in rows})
+    if len(strengths) == 1:
+        # One recorded strength is a place, not an axis.
+        axis.set_xlim(strengths[0] - 0.5, strengths[0] + 0.5)
+        axis.set_xticks(strengths, [f"{strengths[0]:.2g}"])
+    tidy(axis)

@@ -1,20 +1,23 @@
 """Learned anneals: short plans whose angles are trained so that their reads follow Boltzmann's law at beta = 1."""
 
 from diabat.studies.learned.angles import canonical
-from diabat.studies.learned.figure import plot_plan
-from diabat.studies.learned.instances import held_out_instances, random_instances, wide_instances
+from diabat.studies.learned.instances import (
+    Instances,
+    held_out_instances,
+    random_instances,
+    recorded_instances,
+    split_windows,
+    wide_instances,
+)
 from diabat.studies.learned.objective import Objective
-from diabat.studies.learned.optimise import learn_plan
-from diabat.studies.learned.range import trained_range
-from diabat.studies.learned.recorded import Instances, recorded_instances, split_windows
-from diabat.studies.learned.report import COLUMNS, Row, error_table
-from diabat.studies.learned.search import Search, Watcher
+from diabat.studies.learned.report import COLUMNS, ErrorTable, error_table, plot_plan, trained_range
+from diabat.studies.learned.search import Search, Watcher, learn_plan
 
 __all__ = [
     "COLUMNS",
+    "ErrorTable",
     "Instances",
     "Objective",
-    "Row",
     "Search",
     "Watcher",
     "canonical",

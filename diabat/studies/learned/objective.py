@@ -12,7 +12,7 @@ from diabat.circuits.engines.engine import Engine
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
 from diabat.studies.learned.angles import of_gradient, to_plan
-from diabat.studies.learned.recorded import Instances
+from diabat.studies.learned.instances import Instances
 
 # Below this the couplings do nothing to speak of, and an error relative to their effect means nothing.
 _LEAST_EFFECT = 1e-12

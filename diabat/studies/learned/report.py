@@ -1,35 +1,55 @@
-"""The error table of a plan on problems that it was not trained on."""
+"""What is said of a plan: errors on problems that it was not trained on, range, and the picture of its angles."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from diabat.circuits.engines.engine import Batch, Engine
+from diabat.circuits.plan_range import PlanRange
 from diabat.circuits.response import predicted_beta
 from diabat.circuits.schedules import FloatArray, schedule
 from diabat.circuits.trotter import TrotterPlan, trotter_plan
+from diabat.drawing import draw_line, new_figure, save_figure, tidy
 from diabat.ising import Ising
 from diabat.samplers.mean_field import MeanFieldSampler
-from diabat.studies.learned.recorded import Instances
+from diabat.studies.learned.instances import Instances
+from diabat.studies.report import Column, Report, Row
 
 _SCHEDULE, _TIME_NS, _STEPS = "Advantage2_system1", 5.0, 200
+_FIELD_ERROR = 0.02  # of P(s = +1) of one spin alone
+_COUPLING_ERROR = 0.05  # of P(s = +1), mean over neighbouring row norms
+_NEIGHBOURS = 100
+_STEP = 0.01
 
-COLUMNS = {
-    "learned": "learned plan",
-    "anneal": f"{_STEPS}-step {_TIME_NS:g} ns anneal of {_SCHEDULE}, h/beta_h and J/beta_J programmed",
-    "mean_field": "naive mean field",
-    "independent": "J = 0",
-}
+
+class ErrorTable(Report):
+    """The rows of `error_table`, as they stand in a plan's file."""
+
+    title = "Mean |P(s = +1) - exact| on held-out instances (pairs: of <s s'>)"
+    labels = (
+        Column("name", title="instances", narrow=True, show=lambda row: f"{row['instances']} {row['name']}"),
+        Column("num_spins", title="n", form="d", narrow=True),
+        Column("strength", title="g", form=".2g", narrow=True),
+    )
+    columns = (
+        Column("learned", "learned plan", "learned", ".4f", True),
+        Column("anneal", f"{_STEPS}-step {_TIME_NS:g} ns anneal of {_SCHEDULE}, h/beta_h and J/beta_J programmed",
+               "5 ns anneal", ".4f", "5 ns\nanneal"),
+        Column("mean_field", "naive mean field", "mean field", ".4f", "mean\nfield"),
+        Column("independent", "J = 0", "J = 0", ".4f", True),
+        Column("learned_pairs", None, "pairs: learned", ".4f", "pairs:\nlearned"),
+        Column("anneal_pairs", None, "5 ns anneal", ".4f", "5 ns\nanneal"),
+    )  # fmt: skip
+
+
+COLUMNS = ErrorTable.definitions()
 """Columns of mean |P(s = +1) - exact| in the rows of `error_table`, in words."""
-
-Row = dict[str, Any]
-"""One row of an error table: plain values, as JSON holds them."""
 
 
 def error_table(plan: TrotterPlan, instances: Sequence[Instances], engine: Engine) -> list[Row]:
@@ -100,3 +120,80 @@ def _mean_field(batch: Batch) -> FloatArray:
     ising = Ising(torch.from_numpy(batch.fields), torch.from_numpy(batch.couplings), check=False)
     probability: FloatArray = MeanFieldSampler().moments(ising).probability.numpy()
     return probability
+
+
+def trained_range(plan: TrotterPlan, instances: Sequence[Instances], engine: Engine) -> PlanRange:
+    """The strongest fields and couplings that a plan was trained on and answers well.
+
+    max_field is the largest |h| of the instances, or the one at which P(s = +1) of a spin on its own first errs by
+    0.02. max_row_norm is the largest √Σ_k J_jk² of the instances, or the one around which P(s = +1), averaged over
+    100 spins of neighbouring row norm, first errs by 0.05.
+
+    Args:
+        plan: The plan.
+        instances: Problems that it was trained on.
+        engine: Runs the plan.
+    """
+    most = max(float(np.abs(entry.batch.fields).max()) for entry in instances)
+    fields = np.arange(1, max(2, int(np.ceil(most / _STEP)) + 1), dtype=np.float64) * _STEP
+    (alone,) = engine.moments(plan, [Batch(fields[:, None], np.zeros((1, 1)))])
+    error = np.abs(alone.probability[:, 0] - 1 / (1 + np.exp(-2 * fields)))
+    norms, missed = _rows(plan, instances, engine)
+    return PlanRange(
+        round(min(most, _first(fields, error, _FIELD_ERROR)), 2) or _STEP,
+        round(_first(norms, missed, _COUPLING_ERROR), 2) or _STEP,
+    )
+
+
+def _rows(plan: TrotterPlan, instances: Sequence[Instances], engine: Engine) -> tuple[FloatArray, FloatArray]:
+    """Row norms of all spins, ascending, and the error of the marginals around each."""
+    found = engine.moments(plan, [entry.batch for entry in instances])
+    errors = [np.abs(m.probability - entry.probability) for m, entry in zip(found, instances, strict=True)]
+    norms = [
+        np.broadcast_to(np.sqrt((entry.batch.couplings**2).sum(axis=-1)), entry.batch.fields.shape)
+        for entry in instances
+    ]
+    norm, error = (np.concatenate([part.ravel() for part in parts]) for parts in (norms, errors))
+    order = np.argsort(norm, kind="stable")
+    width = min(_NEIGHBOURS, len(order))
+    mean = np.convolve(error[order], np.full(width, 1 / width), "valid")
+    # Both ends take the mean of the outermost spins.
+    return norm[order], np.pad(mean, (width // 2, (width - 1) // 2), mode="edge")
+
+
+def _first(at: FloatArray, error: FloatArray, most: float) -> float:
+    """The last value before the error first exceeds the bound."""
+    bad = np.flatnonzero(error > most)
+    return float(at[max(0, bad[0] - 1)] if len(bad) else at[-1])
+
+
+_KINDS = (("mixer_angles", "mixer a"), ("field_angles", "field b"), ("coupling_angles", "coupling c"))
+
+
+def plot_plan(plan: TrotterPlan, path: str | Path, title: str = "") -> Path:
+    """Draw the three kinds of angles in radians against the layer.
+
+    Args:
+        plan: The plan.
+        path: Output file; the suffix chooses the format (png, pdf, svg).
+        title: Line above the picture.
+
+    Returns:
+        The path.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    figure = new_figure(5.6, 3.6)
+    axis = figure.subplots()
+    layers = range(1, plan.steps + 1)
+    for look, (key, label) in enumerate(_KINDS):
+        marker = {"marker": None} if plan.steps > 50 else {}
+        draw_line(axis, layers, getattr(plan, key), look, label=label, **marker)
+    axis.axhline(0, color="0.6", linewidth=0.8)
+    axis.set_xlabel("layer")
+    axis.set_ylabel("angle (rad)")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_title(title)
+    tidy(axis, grid=None)
+    axis.legend(frameon=False)
+    return save_figure(figure, path)

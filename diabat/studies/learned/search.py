@@ -1,14 +1,25 @@
-"""How to search for angles, and who is told how it goes."""
+"""Search for the angles of a plan: restarts at few layers, then layer doubling, by L-BFGS throughout."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from diabat.checks import ArgumentError, check_count
 from diabat.circuits.grids import MAX_STEPS
+from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
+from diabat.studies.learned.angles import canonical, doubled, from_plan, ramp_start, to_plan
+from diabat.studies.learned.objective import Objective
 
 _FEWEST = 4  # layers; halving stops here
+_KEPT = 3  # solutions that are doubled
+_NOISE = 0.4  # radians, of a perturbed start
+_MEMORY = 30  # pairs of vectors of L-BFGS
+_SAME = 1e-4  # relative difference of the losses of one solution found twice
 
 
 @dataclass(frozen=True)
@@ -63,3 +74,112 @@ class Watcher:
 
     def improved(self, plan: TrotterPlan, loss: float) -> None:
         """A better plan than all before; it may still have fewer layers than asked for."""
+
+
+def learn_plan(
+    objective: Objective,
+    search: Search,
+    *,
+    start: TrotterPlan | None = None,
+    watcher: Watcher | None = None,
+) -> tuple[TrotterPlan, float]:
+    """The best plan found, and its loss.
+
+    `layers` is halved as long as it is even and above 4. The smallest problem is solved from `restarts` ramps.
+    Then, until all layers are there, the three best different solutions are doubled (interpolated angles,
+    problem angles halved) and solved again, as they are and perturbed, `restarts` times in all. The best
+    solution is polished. Everything is deterministic for a seed.
+
+    Args:
+        objective: The loss.
+        search: Layers, restarts, iterations and seed.
+        start: Begin with this plan in place of ramps; its steps must be `layers` over a power of two.
+        watcher: Is told of every improvement and of the work done.
+
+    Raises:
+        ValueError: A start whose number of steps does not lead to `layers` by doubling.
+    """
+    stages = search.stages(None if start is None else start.steps)
+    random = np.random.default_rng(search.seed)
+    run = _Run(objective, _work(stages, search), watcher or Watcher())
+    found: list[tuple[float, FloatArray]] = []
+    for stage, layers in enumerate(stages):
+        starts: Iterable[FloatArray]
+        if stage:
+            starts = _around([doubled(x, objective.shared) for _, x in found], search.restarts, random)
+        elif start is not None:
+            starts = _around([from_plan(start, objective.shared)], search.restarts, random)
+        else:
+            starts = (ramp_start(layers, objective.shared, random) for _ in range(search.restarts))
+        found = _distinct([run.solve(x, search.iterations, layers) for x in starts])
+    loss, angles = found[0]
+    if search.polish:
+        loss, angles = run.solve(angles, search.polish, search.layers)
+    return run.plan(angles), loss
+
+
+def _work(stages: list[int], search: Search) -> float:
+    """Most layer-iterations that a search can take."""
+    return float(search.restarts * search.iterations * sum(stages) + search.polish * stages[-1])
+
+
+def _around(centres: list[FloatArray], count: int, random: np.random.Generator) -> Iterator[FloatArray]:
+    """The centres themselves, then perturbed ones in turn, `count` in all."""
+    for i in range(count):
+        centre = centres[i % len(centres)]
+        yield centre if i < len(centres) else centre + _NOISE * random.standard_normal(centre.size)
+
+
+def _distinct(solutions: list[tuple[float, FloatArray]]) -> list[tuple[float, FloatArray]]:
+    """The best few solutions of different loss, best first."""
+    kept: list[tuple[float, FloatArray]] = []
+    for loss, angles in sorted(solutions, key=lambda pair: pair[0]):
+        if all(loss - other > _SAME * other for other, _ in kept):
+            kept.append((loss, angles))
+    return kept[:_KEPT]
+
+
+class _Run:
+    """Solves one start after the other, and tells the watcher."""
+
+    def __init__(self, objective: Objective, work: float, watcher: Watcher) -> None:
+        self.objective, self.work, self.watcher = objective, work, watcher
+        self.done, self.best = 0.0, np.inf
+
+    def plan(self, angles: FloatArray) -> TrotterPlan:
+        shared = self.objective.shared
+        return canonical(to_plan(angles, shared, f"learned, {angles.size // (2 if shared else 3)} layers"))
+
+    def solve(self, start: FloatArray, iterations: int, layers: int) -> tuple[float, FloatArray]:
+        """Loss and angles after at most `iterations` steps of L-BFGS."""
+        from scipy.optimize import minimize
+
+        before = self.done
+        report = self._reporter(layers)
+        options = {
+            "maxiter": iterations,
+            "maxfun": 2 * iterations,
+            "maxcor": _MEMORY,
+            "ftol": 1e-10,
+            "gtol": 1e-9,
+        }
+        with np.errstate(all="ignore"):  # the line search may overflow at a step that it then takes back
+            result = minimize(
+                self.objective, start, jac=True, method="L-BFGS-B", callback=report, options=options
+            )
+        self.done = before + iterations * layers  # a start that converged early is done as well
+        self._tell(float(result.fun), result.x)
+        return float(result.fun), np.asarray(result.x)
+
+    def _reporter(self, layers: int) -> Callable[..., None]:
+        def report(intermediate_result: Any) -> None:  # scipy's OptimizeResult, and its keyword
+            self.done += layers
+            self._tell(float(intermediate_result.fun), intermediate_result.x)
+
+        return report
+
+    def _tell(self, loss: float, angles: FloatArray) -> None:
+        if loss < self.best:
+            self.best = loss
+            self.watcher.improved(self.plan(angles.copy()), loss)
+        self.watcher.advanced(min(1.0, self.done / self.work), self.best)

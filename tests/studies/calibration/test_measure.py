@@ -14,7 +14,7 @@ from diabat.samplers import Moments, Samples
 from diabat.samplers.dqa import DQASampler
 from diabat.samplers.pseudolikelihood import BetaFit, fit_state_betas
 from diabat.studies.calibration import boltzmann, goodness, measure, rescaled
-from diabat.studies.calibration.goodness import own_log_pseudolikelihood
+from diabat.studies.calibration.measure import own_log_pseudolikelihood
 from diabat.studies.fidelity import states
 from diabat.testing import ReferenceSampler, brute_force_states, state_table
 from diabat.testing.problems import causal_problem, make_problem

@@ -1,25 +1,70 @@
-"""One backend on one ensemble: its answer, and the score of the answer against the truth."""
+"""The exact answer to an ensemble, the answer of a backend, and the score of one against the other."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import astuple, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from diabat.checks import ArgumentError
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.base import Sampler
 from diabat.samplers.pseudolikelihood import fit_betas
 from diabat.samplers.refine import RefineSampler
+from diabat.samplers.registry import sampler
+from diabat.studies.comparison import is_analytic, naming_ensemble, timed
+from diabat.studies.ensembles import Ensemble
 from diabat.studies.fidelity import metrics, states
-from diabat.studies.fidelity.truth import Truth
 
-T = TypeVar("T")
-_REPEATS, _REPEAT_BELOW_S = 3, 0.5
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """What backends are compared with.
+
+    Attributes:
+        moments: Exact moments with pair correlations, float64.
+        states: Exact distribution over states, float64 [*batch, 2^n], None above 16 spins.
+        independent_error: Mean error of marginals of the J = 0 answer.
+        mean_field_error: The same of naive mean field.
+    """
+
+    moments: Moments
+    states: Tensor | None
+    independent_error: float
+    mean_field_error: float
+
+
+def find_truth(ensemble: Ensemble, reference: Sampler | None = None) -> Truth:
+    """Solve an ensemble exactly in float64.
+
+    Args:
+        ensemble: The problems.
+        reference: An exact backend; None means ``exact``.
+
+    Raises:
+        FidelityError: If the exact backend refuses the problems.
+        ValueError: If the reference is not exact.
+    """
+    reference = sampler("exact") if reference is None else reference
+    if not reference.capabilities.exact:
+        raise ArgumentError("reference", f"expected an exact sampler, got '{reference.name}'.")
+    ising = ensemble.ising.detach().to(torch.float64)
+    with naming_ensemble(ensemble, "answer"):
+        moments = reference.moments(ising, correlations=True)
+    exact, seen = moments.probability, ising.visible_mask
+    table = None
+    if states.countable(ising) and isinstance(reference, states.StateBackend):
+        table = states.states_of(reference, ising)
+    independent = metrics.marginal_errors(metrics.independent_probability(ising), exact, seen)[1]
+    return Truth(moments, table, independent, _mean_field_error(ising, exact))
+
+
+def _mean_field_error(ising: Ising, exact: Tensor) -> float:
+    naive = sampler("mean_field").moments(ising).probability.detach()
+    return metrics.marginal_errors(naive, exact, ising.visible_mask)[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,11 +131,6 @@ def score(ising: Ising, truth: Truth, answer: Answer, *, seed: int) -> dict[str,
     return row
 
 
-def is_analytic(backend: Sampler) -> bool:
-    """Whether a backend computes its moments rather than averaging reads; asks it for one spin."""
-    return backend.moments(Ising(torch.full((1,), 0.1)), seed=0).num_reads is None
-
-
 def _state_scores(exact: Tensor | None, answer: Answer, seed: int) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(("tv", "tv_base", "kl", "tv_floor", "kl_floor"))
     got, samples = answer.states, answer.samples
@@ -114,15 +154,7 @@ def _beta_scores(ising: Ising, answer: Answer) -> dict[str, Any]:
         fit = fit_betas(ising, table, answer.states.movedim(-1, 0), sampled=False)
     else:
         return dict.fromkeys(names)
-    values = (
-        fit.field,
-        fit.field_error,
-        fit.coupling,
-        fit.coupling_error,
-        fit.three_body,
-        fit.three_body_error,
-    )
-    return dict(zip(names, values, strict=True))
+    return dict(zip(names, astuple(fit), strict=False))  # further fields say how the fit was made
 
 
 def _analytic_states(backend: Sampler, ising: Ising, moments: Moments) -> Tensor | None:
@@ -142,15 +174,3 @@ def _base_states(backend: Sampler, ising: Ising, samples: Samples) -> Tensor | N
         return None
     reads = backend.base.sample(ising, samples.num_reads, seed=samples.info["base"]["seed"])
     return states.states_of_samples(reads)
-
-
-def timed(call: Callable[[], T]) -> tuple[float, T]:
-    """Wall time in seconds and result of a call: the fastest of up to three if they take less than half a second."""
-    best = float("inf")
-    for _ in range(_REPEATS):
-        start = time.perf_counter()
-        result = call()
-        best = min(best, time.perf_counter() - start)
-        if best > _REPEAT_BELOW_S:
-            break
-    return best, result

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from diabat.ising import pack_couplings
-from diabat.studies.fidelity import coupling_strength, ferromagnet, from_attention, sk
+from diabat.studies.ensembles import coupling_strength, ferromagnet, from_attention, sk
 
 
 def test_sk_scales() -> None:

@@ -1,0 +1,66 @@
+"""What figures share: a canvas without global state, a palette, the look of axes, and saving whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from diabat.files import create_file, naming, replacing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette, told apart by colour-blind readers; markers tell lines apart in grey print.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of this size in inches; one without pyplot leaves no global state behind."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Figure, path: str | Path) -> Path:
+    """Write the figure; the suffix chooses the format (png, pdf, svg), and the file appears whole or not at all."""
+    path, drawn = Path(path), BytesIO()
+    with naming(path):
+        figure.savefig(drawn, dpi=160, format=path.suffix.removeprefix(".") or None)
+    with replacing(path) as temporary:
+        create_file(temporary, drawn.getvalue())
+    return path
+
+
+def draw_line(axis: Axes, x: Any, y: Any, look: int, **options: Any) -> None:
+    """A line in one of the looks, each with its colour and its marker; markers are not cut at the edge."""
+    look %= len(COLOURS)
+    style = {"color": COLOURS[look], "marker": MARKERS[look], "markersize": 5, "linewidth": 1.6}
+    axis.plot(x, y, **{**style, "clip_on": False, "zorder": 3, **options})
+
+
+def tidy(axis: Axes, grid: Literal["both", "x", "y"] | None = "both") -> None:
+    """A light grid behind the data, and no frame above and to the right."""
+    if grid is not None:
+        axis.grid(visible=True, which="major", axis=grid, color="0.9", linewidth=0.8)
+        axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def legend_below(figure: Figure, axes: Iterable[Axes], columns: int) -> None:
+    """One legend for all axes below them, every label once; none if nothing is labelled."""
+    entries: dict[Any, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    if entries:
+        columns = min(len(entries), columns)
+        figure.legend(
+            entries.values(), entries.keys(), loc="outside lower center", ncols=columns, frameon=False
+        )

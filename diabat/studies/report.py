@@ -1,0 +1,145 @@
+"""What the studies share: rows of plain values under described columns, as a table, as JSON, as definitions."""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Row = dict[str, Any]
+"""One row of a report: plain values by the keys of its columns; None where there is no value."""
+
+MISSING = "–"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One quantity of a report.
+
+    Attributes:
+        key: Its key in the rows.
+        meaning: Its definition, with its unit; None for a key that needs none.
+        title: Heading in the table; None for what stands in the JSON alone.
+        form: Format of the values.
+        narrow: Heading in a narrow table, which shows no second value; True for the same, None to leave it out.
+        beside: Key of a second value, which stands in the cell as ``pattern`` says.
+        pattern: How the two values are put together.
+        before: Key of a value from which the first one started; shown with an arrow if some row has it.
+        show: Makes the cell of a row that has the value, in place of all these.
+    """
+
+    key: str
+    meaning: str | None = None
+    title: str | None = None
+    form: str = ""
+    narrow: str | Literal[True] | None = None
+    beside: str | None = None
+    pattern: str = "{} ({})"
+    before: str | None = None
+    show: Callable[[Row], str] | None = None
+
+    def heading(self, rows: Sequence[Row], *, narrow: bool) -> str:
+        """Heading above these rows."""
+        arrow = self.before is not None and any(row.get(self.before) is not None for row in rows)
+        shown = self.narrow if narrow and self.narrow is not True else self.title
+        return f"{'base→' * arrow}{shown}"
+
+    def cell(self, row: Row, *, narrow: bool) -> str:
+        """What the table shows of a row."""
+        value = row.get(self.key)
+        if value is None:
+            return MISSING
+        if self.show is not None:
+            return self.show(row)
+        text, start = format(value, self.form), row.get(self.before or "")
+        if start is not None:
+            text = f"{start:{self.form}}→{text}"
+        second = None if narrow else row.get(self.beside or "")
+        return text if second is None else self.pattern.format(text, format(second, self.form))
+
+
+@dataclass(frozen=True)
+class Report(ABC):
+    """Rows under columns; a study adds its facts as further fields, and says what its columns are.
+
+    Attributes:
+        rows: Plain dicts.  A row with a sentence under ``refused`` has no values.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+
+    labels: ClassVar[tuple[Column, ...]] = ()
+    """Columns that say what a row is about."""
+    columns: ClassVar[tuple[Column, ...]] = ()
+    """Columns of what was measured, in the order of table and definitions."""
+    groups: ClassVar[tuple[str, ...]] = ()
+    """Keys whose values rows share that stand together in the table."""
+    note: ClassVar[str] = ""
+    """What the title says besides of a table with second values."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """Line or lines above the table."""
+
+    @classmethod
+    def definitions(cls) -> dict[str, str]:
+        """Every quantity in words."""
+        return {c.key: c.meaning for c in (*cls.labels, *cls.columns) if c.meaning is not None}
+
+    def to_json(self) -> str:
+        """Return facts, definitions and rows; a number that is not finite becomes null."""
+        facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "rows"}
+        content = {**facts, "definitions": self.definitions(), "rows": self.rows}
+        return json.dumps(_finite(content), indent=2, allow_nan=False, ensure_ascii=False)
+
+    def table(self, *, narrow: bool = False) -> Table:
+        """Build a rich table, one row each.
+
+        Args:
+            narrow: Show the columns that fit on 80 characters.
+        """
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(
+            title=self.title if narrow else self.title + self.note,
+            title_justify="left",
+            title_style="bold",
+            box=box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0) if narrow else (0, 1),
+            pad_edge=False,
+            show_edge=False,
+        )
+        labels, columns = (self._shown(part, narrow) for part in (self.labels, self.columns))
+        for column in labels:
+            heading = column.heading(self.rows, narrow=narrow)
+            table.add_column(heading, no_wrap=True, justify="right" if column.form else "left")
+        for column in columns:
+            table.add_column(column.heading(self.rows, narrow=narrow), no_wrap=True, justify="right")
+        for row, following in pairwise([*self.rows, {}]):
+            cells = [column.cell(row, narrow=narrow) for column in (*labels, *columns)]
+            if row.get("refused") is not None:
+                cells[len(labels) :] = ["refused", *[""] * (len(columns) - 1)]
+            ends = any(row.get(key) != following.get(key) for key in self.groups)
+            table.add_row(*map(Text, cells), end_section=ends)  # Text: what stands in brackets is no markup
+        return table
+
+    def _shown(self, columns: tuple[Column, ...], narrow: bool) -> list[Column]:
+        return [c for c in columns if (c.narrow if narrow else c.title) is not None]
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
