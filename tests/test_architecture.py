@@ -324,6 +324,12 @@ def test_heavy_libraries_are_imported_where_they_are_used(file: str) -> None:
         assert "numba" not in top
 
 
+def test_figures_are_made_and_saved_in_one_file() -> None:
+    canvases = {f for f in FILES if imports_package(f, "matplotlib.backends")}
+    assert canvases == {"drawing.py"}
+    assert {f for f in FILES if "savefig" in (ROOT / f).read_text(encoding="utf-8")} == canvases
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_every_module_imports(file: str) -> None:
     parts = [*Path(file).parent.parts, Path(file).stem]

@@ -6,8 +6,6 @@ import errno
 import os
 from pathlib import Path
 
-from diabat.checks import ArgumentError
-
 FIGURES = (".png", ".pdf", ".svg")
 
 
@@ -17,7 +15,6 @@ def require_writable(
     suffixes: tuple[str, ...] = FIGURES,
     *,
     new: bool = False,
-    error: type[ArgumentError] = ArgumentError,
 ) -> None:
     """Fail before the computation rather than after it; missing folders are made.
 
@@ -26,16 +23,20 @@ def require_writable(
         option: What names it on the command line.
         suffixes: Those it may have.
         new: Refuse a file that exists.
-        error: What refusals are raised as.
 
     Raises:
-        ValueError: If the suffix is another, the path is a folder, or the file exists though it should be new.
+        ConfigError: If the suffix is another, the path is a folder, or the file exists though it should be new.
         PermissionError: If the file cannot be written.
     """
+    from diabat.config.errors import ConfigError  # help needs no pydantic
+
     if path.suffix not in suffixes or path.is_dir():
-        raise error(option, f"expected a file ending in {', '.join(suffixes)}, got '{path}'.")
+        raise ConfigError(option, f"expected a file ending in {', '.join(suffixes)}, got '{path}'.")
     if new and path.exists():
-        raise error(option, f"expected a new file, or --force to replace it, got '{path}', which exists.")
+        raise ConfigError(
+            option, f"expected a new file, or --force to replace it, got '{path}', which exists."
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    # Files are replaced whole, which takes a right to write into the folder.
+    if not all(os.access(place, os.W_OK) for place in (path.parent, path) if place.exists()):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diabat.cli.anneal_files import require_new
 from diabat.cli.arguments import JsonOption, ProgressOption, RunArgument, TrustOption
 from diabat.cli.failures import importing, naming
+from diabat.cli.figures import require_writable
 from diabat.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def predict_pairs_of_file(
         )
 
     if output is not None:
-        require_new(output, "--output", SUFFIXES, force)
+        require_writable(output, "--output", SUFFIXES, new=not force)
     classifier = load_classifier(run, trust=trust)
     pairs, split = read_unlabelled(data, classifier, columns_of(classifier, premise, hypothesis))
     if output is not None and output.suffix == ".tsv":

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from diabat.checks import ArgumentError
+from diabat.config.anneal import AnnealOptions, with_problems
 from diabat.config.sections import STRICT, ModelSection, SamplerChoice, TaskSection, options_model
 from diabat.models.registry import MODELS, models_for
 from diabat.studies.ensembles import DEFAULT_STRENGTHS
@@ -17,7 +18,7 @@ from diabat.training.options import PAIR_PROTOCOL, PROTOCOLS, TrainOptions
 
 Gradient = Literal["auto", "exact", "straight_through", "linear_response", "covariance", "adjoint"]
 Ensemble = Literal["sk", "ferromagnet"]
-_SECTIONS = ("task", "model", "sampler", "training", "fidelity")
+_SECTIONS = ("task", "model", "sampler", "training", "fidelity", "anneal")
 _PROTOCOLS = {**PROTOCOLS, "pairs": PAIR_PROTOCOL}
 """Published options of the training, by the name of the task or else of the model."""
 _MOST_THREADS = 1024
@@ -68,6 +69,7 @@ class Config(BaseModel):
         gradient: Estimator of the gradient through the sampler.
         training: Options of the training loop.
         fidelity: Options of the comparison with exact marginals.
+        anneal: Options of a learned anneal.
     """
 
     model_config = STRICT
@@ -82,6 +84,7 @@ class Config(BaseModel):
     gradient: Gradient = "auto"
     training: TrainOptions = TrainOptions()
     fidelity: FidelityOptions = FidelityOptions()
+    anneal: AnnealOptions = AnnealOptions()
 
     @property
     def task_name(self) -> str:
@@ -108,6 +111,8 @@ def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
         named := fidelity.get("backends"), dict
     ):
         filled["fidelity"] = {**fidelity, "backends": {k: v for k, v in named.items() if v is not None}}
+    if isinstance(anneal := filled.get("anneal"), dict):
+        filled["anneal"] = with_problems(anneal)
     task, model = chosen(filled)
     if task not in TASKS:  # which is refused; what the model section should hold is not known then
         filled.pop("model", None)
@@ -147,7 +152,12 @@ def valid_keys(document: dict[str, Any]) -> list[str]:
     }
     for section, options in sections.items():
         keys += [f"{section}.{field.name}" for field in dataclasses.fields(options)]
-    keys += ["task", "fidelity", *(f"fidelity.{field}" for field in FidelityOptions.model_fields)]
+    keys += [
+        "task",
+        "fidelity",
+        *(f"fidelity.{field}" for field in FidelityOptions.model_fields),
+        *(f"anneal.{field}" for field in AnnealOptions.model_fields),
+    ]
     fidelity = document.get("fidelity")
     labelled = fidelity.get("backends") if isinstance(fidelity, dict) else None
     choices = {"sampler": document.get("sampler")}

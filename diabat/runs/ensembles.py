@@ -53,13 +53,16 @@ def build_ensembles(config: Config, *, trust: bool = False) -> list[Ensemble]:
     return ensembles
 
 
-def attention_ensembles(run_dir: Path, *, seed: int, trust: bool = False) -> list[Ensemble]:
+def attention_ensembles(
+    run_dir: Path, *, seed: int, trust: bool = False, key: str = "fidelity.checkpoint"
+) -> list[Ensemble]:
     """Run a trained model on validation sequences and take the problems of each attention layer.
 
     Args:
         run_dir: Folder of the run.
         seed: Seed of the choice of sequences.
         trust: As for :func:`diabat.config.load_config`.
+        key: Dotted key that names the folder, for errors.
 
     Raises:
         ConfigError: If the folder holds no run or would have to be trusted, or its model has softmax attention.
@@ -67,19 +70,13 @@ def attention_ensembles(run_dir: Path, *, seed: int, trust: bool = False) -> lis
     """
     stored = run_dir / "config.json"
     if not stored.is_file():
-        raise ConfigError(
-            "fidelity.checkpoint", f"expected the folder of a run, got '{run_dir}' without config.json."
-        )
+        raise ConfigError(key, f"expected the folder of a run, got '{run_dir}' without config.json.")
     config = load_config(stored, trust=trust)
     task = build_task(config) if isinstance(config.model, TransformerOptions) else None
     if not isinstance(config.model, TransformerOptions) or not isinstance(task, Task):
-        raise ConfigError(
-            "fidelity.checkpoint", f"expected a run of a transformer, got '{run_dir}', a classifier of pairs."
-        )
+        raise ConfigError(key, f"expected a run of a transformer, got '{run_dir}', a classifier of pairs.")
     if config.model.mode == "softmax":
-        raise ConfigError(
-            "fidelity.checkpoint", f"expected a run with couplings, got '{run_dir}' with model.mode=softmax."
-        )
+        raise ConfigError(key, f"expected a run with couplings, got '{run_dir}' with model.mode=softmax.")
     model = build_model(config, task)
     assert isinstance(model, Transformer)
     model.load_state_dict(load_model(run_dir))

@@ -1,4 +1,5 @@
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,19 @@ import numpy as np
 import pytest
 from cli_runs import run, run_json, train
 
-from diabat.circuits import TrotterPlan, anneal_circuit, load_plan, plan_betas, save_plan, to_qasm3
-from diabat.cli import anneal_learn
-from diabat.cli.anneal_request import Request
+from diabat.circuits import (
+    TrotterPlan,
+    anneal_circuit,
+    available_plans,
+    builtin_plan,
+    load_plan,
+    plan_betas,
+    save_plan,
+    to_qasm3,
+)
+from diabat.cli.anneal import command
+from diabat.config import load_config, make_config
+from diabat.runs import anneals
 
 QUICK = [
     *(
@@ -65,8 +76,6 @@ def test_a_learned_plan_is_saved_with_all_that_made_it(tmp_path: Path) -> None:
 
 
 def test_the_recorded_command_makes_the_same_plan_again(tmp_path: Path) -> None:
-    import shlex
-
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     assert run("anneal", "learn", str(first), *RANDOM, "--shared", "--weights", "2 1").exit_code == 0
     words = shlex.split(load_plan(first)[1]["command"])
@@ -80,20 +89,94 @@ def test_the_recorded_command_makes_the_same_plan_again(tmp_path: Path) -> None:
 
 
 def test_every_option_is_in_the_recorded_command() -> None:
-    values: dict[str, Any] = {
-        "layers": 6, "shared": True, "pair_weight": 0.25, "strengths": "0.5 1", "weights": "1 2", "spins": "3 4",
-        "instances": 7, "wide_fields": 6.5, "wide_weight": None, "run": None, "start": "boltzmann-4", "restarts": 2,
-        "iterations": 11, "polish": 12,
-        "held_out": 13, "seed": 14,
+    section: dict[str, Any] = {
+        "layers": 6, "shared": True, "pair_weight": 0.25, "strengths": [0.5, 1], "weights": [1, 2], "spins": [3, 4],
+        "instances": 7, "wide_fields": 6.5, "start": "boltzmann-4", "restarts": 2, "iterations": 11, "polish": 12,
+        "held_out": 13,
     }  # fmt: skip
-    assert Request.parse(**values).command(Path("p.json")) == (
+    assert command(make_config({"seed": 14, "anneal": section}), Path("p.json")) == (
         "diabat anneal learn p.json --layers 6 --shared --pair-weight 0.25 --strengths '0.5 1' --weights '1 2' "
         "--spins '3 4' --instances 7 --wide-fields 6.5 --wide-weight 1 --from boltzmann-4 --restarts 2 "
         "--iterations 11 --polish 12 --held-out 13 --seed 14"
     )
-    random = dict.fromkeys(("strengths", "weights", "spins", "instances", "wide_fields"))
-    recorded = Request.parse(**values | random | {"run": Path("runs/a"), "start": None, "shared": False})
-    assert "--run runs/a --restarts" in recorded.command(Path("p.json"))
+    recorded = command(make_config({"anneal": {"run": "runs/a", "pair_weight": 0.1234567}}), Path("p.json"))
+    assert recorded == (
+        "diabat anneal learn p.json --layers 8 --pair-weight 0.1234567 --run runs/a --restarts 8 "
+        "--iterations 200 --polish 1000 --held-out 100 --seed 0"
+    )
+
+
+def test_the_shipped_plans_can_be_described_by_their_commands() -> None:
+    """Every command that a shipped plan records is one that is written today."""
+    for name in available_plans():
+        recorded = builtin_plan(name)[1]["command"]
+        words = shlex.split(recorded)
+        pairs = dict(zip(words[4::2], words[5::2], strict=True))
+        lists = {"--strengths", "--weights", "--spins"}
+        section = {
+            key[2:].replace("-", "_"): [json.loads(x) for x in value.split()]
+            if key in lists
+            else json.loads(value)
+            for key, value in pairs.items()
+            if key != "--seed"
+        }
+        assert command(make_config({"anneal": section}), Path(words[3])) == recorded
+
+
+def test_a_configuration_describes_a_plan_as_the_options_do(tmp_path: Path) -> None:
+    file, output = tmp_path / "learn.yaml", tmp_path / "p.json"
+    file.write_text(
+        "seed: 3\nanneal: {layers: 3, restarts: 2, iterations: 10, polish: 2, held_out: 2, "
+        "strengths: [0.5, 1], spins: [3], instances: 6}\n"
+    )
+    by_option = run_json("anneal", "learn", str(output), *RANDOM, "--seed", "3")
+    by_file = run_json("anneal", "learn", str(output), str(file), "--force", "--no-progress")
+    assert by_file["mixer_angles_rad"] == by_option["mixer_angles_rad"]
+    assert by_file["metadata"]["command"] == by_option["metadata"]["command"]
+    overridden = run_json(
+        "anneal", "learn", str(output), "anneal.spins=[3]", "seed=4", *RANDOM, "--seed", "3", "--force"
+    )
+    assert overridden["mixer_angles_rad"] == by_option["mixer_angles_rad"]
+    other = run_json("anneal", "learn", str(output), str(file), "anneal.layers=2", "--force", "--no-progress")
+    assert other["layers"] == 2
+
+
+def test_the_shipped_configuration_writes_the_defaults_out() -> None:
+    assert load_config("anneal").anneal == make_config({}).anneal
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["anneal.layers=0"], "anneal.layers: expected a number >= 1, got 0 (integer)."),
+        (["anneal.layer=2"], "anneal.layer: unknown key. Did you mean 'anneal.layers'?"),
+        (["anneal.strengths=[0.0]"], "anneal.strengths: expected finite numbers > 0, got 0.0."),
+        (["anneal.spins=[4.5]"], "anneal.spins[0]: expected an integer, got 4.5 (number)."),
+        (["anneal.spins=[17]"], "anneal.spins: expected integers from 2 to 16, got 17."),
+        (["anneal.weights=[1]"], "anneal.weights: expected 4 numbers, one for each strength, got 1."),
+        (["anneal.wide_weight=2"], "anneal.wide_weight: expected wide_fields to weigh, got 2 without."),
+        (["anneal.wide_fields=-1"], "anneal.wide_fields: expected a finite number > 0, got -1.0."),
+        (["anneal.pair_weight=-1"], "anneal.pair_weight: expected a finite number >= 0, got -1.0."),
+        (["anneal.run=r", "anneal.spins=[4]"], "anneal.spins: expected none beside run, which has its problems, got"),
+        (["anneal", "--run", "r"], "anneal.strengths: expected none beside run, which has its problems, got [0.3,"),
+        (["anneal.run=nowhere"], "anneal.run: expected the folder of a run, got 'nowhere' without config.json."),
+        (["anneal.start=boltzman-8"], "anneal.start: unknown name 'boltzman-8', did you mean 'boltzmann-8'?"),
+        (["anneal.start=boltzmann-8", "--layers", "6"], "anneal.start: expected 6 steps over a power of two, got 8"),
+        (["--from", "boltzmann-8", "anneal.layers=6"], "--from: expected 6 steps over a power of two, got 8"),
+        (["--layers", "100000001"], "--layers: expected at most"),
+        (["--strengths", "1e-9"], "--strengths: expected couplings that change the marginals, got none in 'SK'"),
+        (["--wide-fields", "nan"], "--wide-fields: expected a finite number, got nan (number)."),
+        (["anneal.instances=0"], "anneal.instances: expected a number >= 1, got 0 (integer)."),
+        (["anneal=3"], "anneal: expected a mapping, got 3 (integer)."),
+        (["anneall"], "'anneall': no such file, and no shipped configuration has this name. Did you mean 'anneal'?"),
+    ],
+)  # fmt: skip
+def test_a_section_is_refused_by_its_keys(arguments: list[str], message: str, tmp_path: Path) -> None:
+    result = run("anneal", "learn", str(tmp_path / "p.json"), *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"Error: {message}")
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "p.json").exists()
 
 
 def test_the_error_table_is_printed(tmp_path: Path) -> None:
@@ -128,7 +211,7 @@ def interrupted(after: int) -> Callable[..., Any]:
 
 def test_an_interruption_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "p.json"
-    monkeypatch.setattr(anneal_learn, "learn_plan", interrupted(3))
+    monkeypatch.setattr(anneals, "learn_plan", interrupted(3))
     result = run("anneal", "learn", str(output), *RANDOM)
     assert result.exit_code == 130
     assert f"The best plan so far (2 layers, loss 0.25) is saved in '{output}'" in result.stderr
@@ -145,7 +228,7 @@ def test_an_interruption_loses_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 def test_an_interruption_before_the_first_plan_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(anneal_learn, "learn_plan", interrupted(0))
+    monkeypatch.setattr(anneals, "learn_plan", interrupted(0))
     result = run("anneal", "learn", str(tmp_path / "p.json"), *RANDOM)
     assert (result.exit_code, result.stderr) == (130, "\nInterrupted. Nothing was saved yet.\n")
     assert not (tmp_path / "p.json").exists()
@@ -205,7 +288,7 @@ def test_export_writes_the_circuit_of_the_problem(plan: str, tmp_path: Path) -> 
         (["learn", "p.json", "--run", "r", "--spins", "4"], "--spins: expected none beside --run, which has its prob"),
         (["learn", "p.json", "--run", "r", "--instances", "4"], "--instances: expected none beside --run, which has"),
         (["learn", "p.json", "--run", "r", "--wide-fields", "6"], "--wide-fields: expected none beside --run, which"),
-        (["learn", "p.json", "--wide-weight", "2"], "--wide-weight: expected --wide-fields to weigh, got 2 without."),
+        (["learn", "p.json", "--wide-weight", "2"], "--wide-weight: expected wide_fields to weigh, got 2 without."),
         (["learn", "p.json", "--wide-fields", "-1"], "--wide-fields: expected a finite number > 0, got -1"),
         (["learn", "p.json", "--wide-fields", "6", "--wide-weight", "0"], "--wide-weight: expected a finite number >"),
         (["learn", "p.json", "--run", "nowhere"], "--run: expected the folder of a run, got 'nowhere' without config"),

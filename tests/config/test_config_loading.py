@@ -33,7 +33,7 @@ def test_the_empty_document_is_the_default_configuration() -> None:
     assert (config.seed, config.gradient, config.sampler.backend) == (0, "auto", "exact")
 
 
-@pytest.mark.parametrize("section", ["task", "model", "sampler", "training", "fidelity"])
+@pytest.mark.parametrize("section", ["task", "model", "sampler", "training", "fidelity", "anneal"])
 def test_a_section_left_empty_means_its_defaults(section: str) -> None:
     assert make_config({section: None}) == make_config({})
 
@@ -85,7 +85,7 @@ def test_a_configuration_is_found_by_path_by_name_and_by_run_folder(tmp_path: Pa
     assert load_config(tmp_path).seed == 9
     with pytest.raises(ConfigError, match=r"'brackets-t9': no such file, .* Did you mean 'brackets-t"):
         find_config("brackets-t9")
-    with pytest.raises(ConfigError, match=r"'zzz': no such file, .* Shipped are brackets-t12, "):
+    with pytest.raises(ConfigError, match=r"'zzz': no such file, .* Shipped are anneal, brackets-t12, "):
         find_config("zzz")
 
 

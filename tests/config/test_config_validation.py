@@ -84,7 +84,7 @@ def test_an_unknown_backend_is_named_with_the_nearest() -> None:
 
 def test_a_key_unlike_any_other_lists_the_valid_ones() -> None:
     with pytest.raises(
-        ConfigError, match=r"zzzz: unknown key\. Valid keys here: device, fidelity, gradient, model, "
+        ConfigError, match=r"zzzz: unknown key\. Valid keys here: anneal, device, fidelity, gradient, model, "
     ):
         make_config({"zzzz": 1})
 

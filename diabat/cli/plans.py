@@ -1,34 +1,33 @@
-"""What the commands of ``diabat anneal`` read and write: plans, problems, lists of numbers, new files."""
+"""What the commands of ``diabat anneal`` read and print: plans, problems, lists of numbers."""
 
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from diabat.cli.failures import naming
-from diabat.cli.figures import require_writable
+from diabat.cli.output import print_fitting, print_json, print_table
 
 if TYPE_CHECKING:
     from diabat.circuits import TrotterPlan
     from diabat.circuits.schedules import FloatArray
 
 
-def choose_plan(name: str, option: str = "PLAN") -> tuple[TrotterPlan, dict[str, Any]]:
+def choose_plan(name: str) -> tuple[TrotterPlan, dict[str, Any]]:
     """A shipped plan by name, or a plan from a file; and its metadata.
 
     Raises:
-        ConfigError: There is no plan of this name; the sentence begins with ``option``.
+        ConfigError: There is no plan of this name.
         ValueError: The file is none of a plan.
     """
-    from diabat.circuits import available_plans, builtin_plan, load_plan
     from diabat.config.errors import ConfigError
+    from diabat.runs.anneals import find_plan
 
-    if name not in available_plans() and (Path(name).suffix or os.sep in name or Path(name).exists()):
-        return load_plan(name)
-    with naming({"plan": option}, ConfigError):
-        return builtin_plan(name)
+    with naming({"plan": "PLAN"}, ConfigError):
+        return find_plan(name)
 
 
 def choose_problem(
@@ -113,13 +112,66 @@ def integers(text: str, option: str) -> list[int]:
     return [int(value) for value in values]
 
 
-def require_new(path: Path, option: str, suffixes: tuple[str, ...], force: bool) -> None:
-    """Fail before the computation rather than after it; makes the folder.
+def print_plan(
+    plan: TrotterPlan,
+    metadata: dict[str, Any],
+    name: str,
+    *,
+    as_json: bool,
+    angles: bool = True,
+    figure: Path | None = None,
+) -> None:
+    """Print a plan as tables, or as one JSON document with every angle."""
+    from diabat.circuits import PlanRange, plan_betas
 
-    Raises:
-        ConfigError: Another suffix, a folder, or a file that exists without `force`.
-        PermissionError: The place cannot be written.
-    """
-    from diabat.config.errors import ConfigError
+    betas = plan_betas(plan)
+    if as_json:
+        document = {
+            "plan": name,
+            "label": plan.label,
+            "layers": plan.steps,
+            "beta_h": betas.beta_h,
+            "beta_J": betas.beta_J,
+            "field_angles_rad": plan.field_angles,
+            "coupling_angles_rad": plan.coupling_angles,
+            "mixer_angles_rad": plan.mixer_angles,
+            "metadata": metadata,
+        }
+        print_json(document)
+        return
+    typer.echo(
+        f"{name}: {plan.label or 'plan'}, beta_h {betas.beta_h:.4f}, beta_J {betas.beta_J:.4f} at first order"
+    )
+    if "loss" in metadata:
+        state = "" if metadata.get("finished") else " (interrupted)"
+        typer.echo(f"Loss {metadata['loss']:.5f}{state}; {metadata.get('command', '')}")
+    allowed = PlanRange.of_metadata(metadata)
+    if allowed is not None:
+        typer.echo(
+            f"Range: |h| up to {allowed.max_field:g}, rows of J of norm up to {allowed.max_row_norm:g}"
+        )
+    typer.echo()
+    if angles:
+        _print_angles(plan)
+    _print_errors(metadata)
+    if figure is not None:
+        typer.echo(f"Figure: {figure}")
 
-    require_writable(path, option, suffixes, new=not force, error=ConfigError)
+
+def _print_angles(plan: TrotterPlan) -> None:
+    columns = ("layer", "field b", "coupling c", "mixer a")
+    rows = (
+        (str(k + 1), *(f"{x:+.6f}" for x in row))
+        for k, row in enumerate(zip(plan.field_angles, plan.coupling_angles, plan.mixer_angles, strict=True))
+    )
+    print_table("Angles (rad)", columns, rows, right=columns)
+
+
+def _print_errors(metadata: dict[str, Any]) -> None:
+    from diabat.studies.learned import ErrorTable
+
+    rows = metadata.get("held_out", {}).get("rows")
+    if rows:
+        print_fitting(ErrorTable(rows).table)
+    else:
+        typer.echo("The file has no errors on held-out instances.")
