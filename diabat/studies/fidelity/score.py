@@ -12,7 +12,7 @@ from diabat.checks import ArgumentError
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.base import Sampler
-from diabat.samplers.pseudolikelihood import fit_betas
+from diabat.samplers.pseudolikelihood import fit_betas, fit_state_betas
 from diabat.samplers.refine import RefineSampler
 from diabat.samplers.registry import sampler
 from diabat.studies.comparison import is_analytic, naming_ensemble, timed
@@ -150,8 +150,7 @@ def _beta_scores(ising: Ising, answer: Answer) -> dict[str, Any]:
     if answer.samples is not None:
         fit = fit_betas(ising, answer.samples.spins, answer.samples.weights)
     elif answer.states is not None:
-        table = states.all_states(ising.num_spins)
-        fit = fit_betas(ising, table, answer.states.movedim(-1, 0), sampled=False)
+        fit = fit_state_betas(ising, answer.states)
     else:
         return dict.fromkeys(names)
     return dict(zip(names, astuple(fit), strict=False))  # further fields say how the fit was made

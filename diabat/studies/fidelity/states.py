@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diabat.circuits.problem import spin_table
 from diabat.ising import Ising
 from diabat.samplers.answers import Samples
 
@@ -32,8 +33,7 @@ def countable(ising: Ising) -> bool:
 
 def all_states(n: int) -> Tensor:
     """int8 ±1 [2^n, n]; bit j of the row index is spin j."""
-    index = torch.arange(1 << n)[:, None]
-    return (((index >> torch.arange(n)) & 1) * 2 - 1).to(torch.int8)
+    return torch.from_numpy(spin_table(n))
 
 
 def states_of(backend: StateBackend, ising: Ising) -> Tensor:
