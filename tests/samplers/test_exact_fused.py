@@ -123,7 +123,7 @@ def test_the_same_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch, dtyp
     try:
         torch.set_num_threads(1)
         one = [sampler.moments(ising) for ising in problems]
-        assert set(started) == {1}
+        assert set(started) <= {1}
         for threads in (2, 3, 5):
             torch.set_num_threads(threads)
             started.clear()
