@@ -68,7 +68,7 @@ def train_model(
         )
         raise OutputError(said) from error
     if as_json:
-        summary = {"task": resolved.task_name, "config": to_plain(resolved)}
+        summary = {"task": resolved.task.name, "config": to_plain(resolved)}
         print_json({**vars(result), **summary})
     else:
         _print_summary(resolved, result)
@@ -93,7 +93,7 @@ def _print_summary(config: Config, result: TrainResult) -> None:
 
     backend = f" with {config.sampler.backend}" if config.model.asks_sampler else ""
     rows = [
-        ("task", f"{config.task_name}, T = {config.task.window}"),
+        ("task", f"{config.task.name}, T = {config.task.window}"),
         ("attention", f"{config.model.attention}{backend}"),
         (f"best validation {result.metric}", f"{result.best_metric:.4f} at step {result.best_step}"),
         ("best validation loss", f"{result.best_loss:.4f} nats"),

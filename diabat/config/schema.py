@@ -86,11 +86,6 @@ class Config(BaseModel):
     fidelity: FidelityOptions = FidelityOptions()
     anneal: AnnealOptions = AnnealOptions()
 
-    @property
-    def task_name(self) -> str:
-        """Name of the task."""
-        return self.task.name
-
     @model_validator(mode="after")
     def _fitting_model(self) -> Config:
         fitting = models_for(TASKS[self.task.name].examples)

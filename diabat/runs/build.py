@@ -90,7 +90,11 @@ def build_model(config: Config, task: Task | PairTask, backend: Sampler | None =
         return MODELS[config.model.name].build(config.model, task, backend, config.gradient, config.seed)
 
 
-_ELSEWHERE = {"window": "task", "sampler": "", "gradient": "", None: ""}
+_ELSEWHERE = {
+    "window": "task",
+    **dict.fromkeys(("sampler", "gradient", "fields", "couplings", "three_body", None), ""),
+}
+"""Sections of arguments that are keys elsewhere, or of a problem and no keys at all."""
 
 
 @contextmanager

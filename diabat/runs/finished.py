@@ -166,7 +166,7 @@ def load_classifier(
     if not isinstance(config.model, PairModelOptions) or not isinstance(config.task, PairOptions):
         raise ConfigError(
             f"'{path}'",
-            f"expected a run of a classifier of sentence pairs, got the task '{config.task_name}'.",
+            f"expected a run of a classifier of sentence pairs, got the task '{config.task.name}'.",
         )
     classes, backend = config.task.class_names, build_sampler(config.sampler)
     with in_words_of_sections("model"):
