@@ -89,7 +89,7 @@ def test_a_stored_configuration_of_before_is_read(stored: Path, tmp_path: Path) 
     config = load_config(tmp_path)  # as the folder of a run that is not trusted
     plain = to_plain(config)
     assert plain["model"].pop("name") == ("pairs" if stored.stem.startswith("sick") else "transformer")
-    assert plain == document
+    assert {section: plain[section] for section in document} == document  # later sections have their defaults
     build_sampler(config.sampler)
 
 
