@@ -17,19 +17,7 @@ from diabat.models.pairs import HEAD
 from diabat.samplers.base import Sampler
 from diabat.samplers.state import carried, carry, sampler_parameters
 from diabat.tasks.base import Examples
-from diabat.training.batches import epoch_order
 from diabat.training.options import TrainOptions
-
-__all__ = [
-    "TrainState",
-    "checked_state",
-    "cuda_devices",
-    "epoch_order",
-    "fingerprint",
-    "make_optimizer",
-    "restore_training",
-    "training_tensors",
-]
 
 
 @dataclass
