@@ -281,7 +281,8 @@ def is_nested(*tensors: Tensor) -> bool:
     Raises:
         ValueError: If some are and some are not.
     """
-    kinds = {tensor.is_nested for tensor in tensors}
+    # What is no tensor is refused with the other inputs.
+    kinds = {isinstance(tensor, Tensor) and tensor.is_nested for tensor in tensors}
     if len(kinds) == 2:
         raise ArgumentError("query", "expected query, key and value all nested or all dense, got both kinds.")
     return kinds == {True}

@@ -13,7 +13,15 @@ import diabat
 LAYERS: dict[str, Any] = {
     "boltzmann": lambda: diabat.BoltzmannAttention(4, 1, 3),
     "neurogame": lambda: diabat.NeuroGameAttention(4, 1),
+    "multihead": lambda: Itself(4, 1, window=3, batch_first=True),
 }
+
+
+class Itself(diabat.BoltzmannMultiheadAttention):
+    """Attends to what it is given."""
+
+    def forward(self, x: Any) -> Any:  # type: ignore[override]  # one argument
+        return super().forward(x, x, x)[0]
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -30,7 +38,7 @@ LAYERS: dict[str, Any] = {
 )
 def test_what_is_no_input_is_refused(layer: str, x: Any, told: str) -> None:
     module: nn.Module = LAYERS[layer]()
-    with pytest.raises(ValueError, match=rf"^x: {told}"):
+    with pytest.raises(ValueError, match=rf"^{'query' if layer == 'multihead' else 'x'}: {told}"):
         module(torch.zeros(1, 3, 4).to_sparse() if isinstance(x, str) else x)
 
 
