@@ -29,8 +29,7 @@ from diabat.circuits.engines.qiskit.circuit import (
 from diabat.circuits.engines.qiskit.primitive import PrimitiveEngine
 from diabat.circuits.plan_file import available_plans, builtin_plan, load_plan, save_plan
 from diabat.circuits.plan_range import OutOfRangeWarning, PlanRange
-from diabat.circuits.problem import spin_table
-from diabat.circuits.reference import reference_probabilities
+from diabat.circuits.problem import reference_probabilities, spin_table
 from diabat.circuits.response import Betas, Response, plan_betas, predicted_beta, second_order_response
 from diabat.circuits.schedule_csv import from_csv
 from diabat.circuits.schedules import AnnealingSchedule, available_schedules, linear_ramp, schedule

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from diabat.checks import ArgumentError
-from diabat.circuits.reference import reference_probabilities
+from diabat.circuits.problem import reference_probabilities
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
 

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from diabat.checks import ArgumentError
 from diabat.circuits.grids import GridName, Order, check_order_and_grid, least_number, minimum_steps
-from diabat.circuits.reference import reference_probabilities
+from diabat.circuits.problem import reference_probabilities
 from diabat.circuits.response import predicted_beta
 from diabat.circuits.schedules import AnnealingSchedule, FloatArray
 from diabat.circuits.trotter import TrotterPlan, check_plan_time, trotter_plan

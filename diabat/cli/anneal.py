@@ -134,8 +134,7 @@ def _load(
 ) -> Config:
     """The configuration, or the defaults if there is none, with overrides and then options."""
     from diabat.config import make_config
-    from diabat.config.loading import read_document
-    from diabat.config.overrides import apply_overrides
+    from diabat.config.loading import apply_overrides, read_document
 
     if config is not None and "=" in config and not Path(config).exists():  # the first override
         overrides, config = [config, *overrides], None

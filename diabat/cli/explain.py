@@ -58,7 +58,7 @@ def explain_prediction(
     --coalitions, to see how far they can be trusted.  The prediction is that of the same coalitions.
     """
     with importing():
-        from diabat.models.explanation_figure import plot_explanation
+        from diabat.models.explanation import plot_explanation
         from diabat.runs import explain_run
 
     if figure is not None:

@@ -122,8 +122,7 @@ def sample_problem(
 def _build(name: str | None, config: str | None, changes: list[str], trust: bool) -> Sampler:
     """Build the backend of the section ``sampler`` of a configuration, of which the rest is not looked at."""
     from diabat.config import ConfigError, make_config
-    from diabat.config.loading import read_document
-    from diabat.config.overrides import apply_overrides, parse_override
+    from diabat.config.loading import apply_overrides, parse_override, read_document
     from diabat.runs import build_sampler
 
     # Refused first: as keys of a whole configuration they would be valid, and do nothing here.

@@ -45,7 +45,7 @@ def train_model(
     """
     with importing():
         from diabat.config import to_plain
-        from diabat.runs.train import require_same_run, run_training
+        from diabat.runs.build import require_same_run, run_training
         from diabat.training import OutputError, TrainingInterrupted
 
     changes = [*(overrides or []), *as_overrides({"output": output, "task.data": data})]

@@ -11,14 +11,80 @@ from typing import TYPE_CHECKING, Literal, Union
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.pooling import BoltzmannPooling
+from diabat.attention.inputs import visible_positions
+from diabat.attention.pooling import BoltzmannPooling, QueryHeads, mix
 from diabat.checks import ArgumentError, did_you_mean
-from diabat.models.pooling import MeanPooling, ProjectedMeanPooling, SoftmaxPooling
 from diabat.tasks.nli_tokens import PairBatch, PairSplit
 
 if TYPE_CHECKING:
     from diabat.attention.neurogame import NeuroGameAttention
     from diabat.samplers.base import Sampler
+
+
+class MeanPooling(nn.Module):
+    """Mean of the token states; it has no parameters."""
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Map [B, T, D] to [B, D]; the mask is bool [B, T], True at positions that do not count."""
+        return mix(self.weights(x, key_padding_mask)[:, 0], x)
+
+    def weights(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Weights of the positions, [B, 1, T], which sum to 1."""
+        seen = visible_positions(x, key_padding_mask).to(x.dtype)
+        return (seen / seen.sum(-1, keepdim=True))[:, None]
+
+
+class ProjectedMeanPooling(nn.Module):
+    r"""Mean pooling between the two projections of NeuroGame attention: z = W_O (1/n) Σ_i W_v x_i, without bias.
+
+    A control: what the projections do without a game.
+
+    Args:
+        embed_dim: D.
+        value_std: Standard deviation of the entries of W_v at the start.
+    """
+
+    def __init__(self, embed_dim: int, value_std: float) -> None:
+        super().__init__()
+        self.mean = MeanPooling()
+        self.value = nn.Linear(embed_dim, embed_dim, bias=False)
+        self.output_projection = nn.Linear(embed_dim, embed_dim, bias=False)
+        nn.init.normal_(self.value.weight, std=value_std)
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Map [B, T, D] to [B, D]; the mask is bool [B, T], True at positions that do not count."""
+        pooled: Tensor = self.output_projection(self.value(self.mean(x, key_padding_mask)))
+        return pooled
+
+    def weights(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Weights of the positions, [B, 1, T], which sum to 1."""
+        return self.mean.weights(x, key_padding_mask)
+
+
+class SoftmaxPooling(nn.Module):
+    r"""Attention pooling with a learned query per head.
+
+    z = W_O concat_h Σ_i softmax_i(q_h · k_hi / sqrt(d)) v_hi, with k = W_K x, v = W_V x and d = D/H.
+
+    Args:
+        embed_dim: D, divisible by ``num_heads``.
+        num_heads: H.
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.heads = QueryHeads(embed_dim, num_heads)
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Map [B, T, D] to [B, D]; the mask is bool [B, T], True at positions that do not count."""
+        return self.heads.combine(self.weights(x, key_padding_mask), x)
+
+    def weights(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Weights of the positions, [B, H, T], which sum to 1."""
+        scores = self.heads.scores(x)
+        hidden = ~visible_positions(x, key_padding_mask)[:, None]
+        return scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(hidden, 0)
+
 
 POOLINGS = ("neurogame", "mean", "softmax", "boltzmann", "projected_mean")
 Pooling = Union["NeuroGameAttention", MeanPooling, SoftmaxPooling, BoltzmannPooling, ProjectedMeanPooling]

@@ -1,8 +1,7 @@
 """What a configuration describes, built and run: training, evaluation, predictions, experiments."""
 
-from diabat.runs.build import build_model, build_sampler, build_task, use_threads
+from diabat.runs.build import build_model, build_sampler, build_task, run_training, use_threads
 from diabat.runs.finished import Evaluation, Run, evaluate_run, explain_run, load_classifier, load_run
-from diabat.runs.train import run_training
 
 __all__ = [
     "Evaluation",

@@ -1,21 +1,24 @@
-"""From a configuration to live objects."""
+"""From a configuration to live objects, and their training."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from diabat.checks import ArgumentError
 from diabat.config.errors import ConfigError, refused
+from diabat.config.loading import load_config, to_plain
 from diabat.config.schema import Config
 from diabat.config.sections import SamplerChoice
 from diabat.models.registry import MODELS
 from diabat.samplers.registry import sampler
 from diabat.tasks.registry import build_task as task_from_options
+from diabat.training import TrainResult, train
+from diabat.training.folder import CONFIG, FREE_ON_RESUME
 
 if TYPE_CHECKING:
     from diabat.models import Model
@@ -109,3 +112,66 @@ def in_words_of_sections(section: str) -> Iterator[None]:
     except (ValueError, TypeError) as error:
         argument = error.argument if isinstance(error, ArgumentError) else None
         raise refused(error, _ELSEWHERE.get(argument, section)) from error
+
+
+_FREE = {("task", "data"), *(("training", name) for name in FREE_ON_RESUME)}
+_SECTIONS = ("seed", "task", "model", "sampler", "gradient", "training")
+
+
+def run_training(config: Config, *, resume: bool = False, progress: bool = True) -> TrainResult:
+    """Train what the configuration describes, into ``config.output``.
+
+    Args:
+        config: The configuration; it is stored with the run.
+        resume: Continue the run in the folder.
+        progress: Show a progress bar on standard error.
+
+    Raises:
+        ConfigError: If sampler, mode and gradient do not fit together.
+        DataError: If the data cannot be found, verified or downloaded.
+        TrainingError: As :func:`diabat.training.train`.
+    """
+    use_threads(config)
+    device = choose_device(config)
+    backend = build_sampler(config.sampler)  # first: it is quick and may refuse its options
+    task = build_task(config)
+    model = build_model(config, task, backend).to(device)
+    return train(
+        model,
+        task,
+        config.training,
+        config.output,
+        resume=resume,
+        progress=progress,
+        extra_metadata=to_plain(config),
+    )
+
+
+def require_same_run(config: Config) -> None:
+    """Refuse to resume a run under another configuration; limits and paths may change.
+
+    The training loop itself compares its options (and once more those that depend on each other), the data and the
+    shapes of the weights; the sampler and the estimator are known here only.
+
+    Raises:
+        ConfigError: Names the key that differs.
+    """
+    stored = config.output / CONFIG
+    if not stored.is_file():
+        return  # the training loop says that there is nothing to resume
+    before, now = to_plain(load_config(stored, trust=True)), to_plain(config)
+    for section in _SECTIONS:
+        for key, (was, is_now) in _pairs(before[section], now[section]).items():
+            if was != is_now and (section, key) not in _FREE:
+                raise ConfigError(
+                    f"{section}.{key}".rstrip("."),
+                    f"expected {was!r} as in the run in '{config.output}', got {is_now!r}; "
+                    "a resumed run keeps its configuration.",
+                )
+
+
+def _pairs(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
+    """Values before and now of each key of a section; of a section that is one value, under no key."""
+    if not isinstance(old, dict):
+        return {"": (old, new)}
+    return {key: (old.get(key), new.get(key)) for key in old | new}

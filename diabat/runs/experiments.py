@@ -17,12 +17,11 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from diabat.checks import ArgumentError
 from diabat.config.errors import ConfigError, explain
-from diabat.config.loading import load_config, make_config, to_plain
-from diabat.config.overrides import parse_override
+from diabat.config.loading import load_config, make_config, parse_override, to_plain
 from diabat.config.sections import STRICT
 from diabat.config.yaml_files import read_mapping
+from diabat.runs.build import run_training
 from diabat.runs.finished import evaluate_run, load_run
-from diabat.runs.train import run_training
 
 
 class Experiment(BaseModel):

@@ -9,10 +9,10 @@ from scipy import stats
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments
 from diabat.testing.core import ConformanceError, Trial, check, demand
-from diabat.testing.form import leads
 from diabat.testing.oracle import brute_force
 from diabat.testing.problems import causal_problem, make_problem
 from diabat.testing.statistics import demand_all, demand_events, demand_scales, state_chi_square
+from diabat.testing.structure import leads
 
 PROBLEMS = 16
 SIZE = 5

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from diabat.ising import Ising
 from diabat.testing.core import Trial, check, demand, draws_samples
-from diabat.testing.form import FEW_READS, check_form
 from diabat.testing.problems import make_problem
+from diabat.testing.structure import FEW_READS, check_form
 
 SIZE = 4
 

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from diabat.ising import Ising, pack_couplings
 from diabat.testing.core import Trial, check, demand
-from diabat.testing.form import leads
 from diabat.testing.problems import make_problem
 from diabat.testing.statistics import demand_all, event_frequencies, event_pvalues, spin_and_pair_events
+from diabat.testing.structure import leads
 
 _SIZE = 5
 _WEAK = 0.1

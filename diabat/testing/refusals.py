@@ -11,8 +11,8 @@ import torch
 from diabat.ising import Ising
 from diabat.samplers.base import Estimator, UnsupportedError
 from diabat.testing.core import ConformanceError, Trial, check, demand
-from diabat.testing.form import check_form
 from diabat.testing.problems import make_problem
+from diabat.testing.structure import check_form
 
 _FEWEST_WORDS = 5
 

@@ -1,4 +1,4 @@
-"""``dqa`` against a plain evolution of state vectors in ``diabat.circuits.reference``: its own law."""
+"""``dqa`` against a plain evolution of state vectors in ``diabat.circuits.problem``: its own law."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 import diabat
 from diabat.circuits import available_schedules
-from diabat.circuits.reference import reference_probabilities
+from diabat.circuits.problem import reference_probabilities
 from diabat.ising import Ising
 from diabat.samplers.dqa import DQASampler
 from fuzz.api.analytic import check_range

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cli_runs import run, train
 
-import diabat.runs.train
+import diabat.runs.build
 import diabat.training
 from diabat.config import load_config
 
@@ -110,7 +110,7 @@ def _failing(error: BaseException, folder: Path | None = None) -> Any:
 def test_an_interrupt_says_how_to_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "a run"
     stop = diabat.training.TrainingInterrupted("interrupted after step 3.")
-    monkeypatch.setattr(diabat.runs.train, "train", _failing(stop))
+    monkeypatch.setattr(diabat.runs.build, "train", _failing(stop))
     result = train(folder, "seed=3")
     assert result.exit_code == 130
     assert (
@@ -125,7 +125,7 @@ def test_an_interrupt_at_any_other_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: bool
 ) -> None:
     folder = tmp_path / "run"
-    monkeypatch.setattr(diabat.runs.train, "train", _failing(KeyboardInterrupt(), folder if saved else None))
+    monkeypatch.setattr(diabat.runs.build, "train", _failing(KeyboardInterrupt(), folder if saved else None))
     result = train(folder)
     assert result.exit_code == 130
     assert ("--resume" if saved else "Nothing was saved yet.") in result.stderr
@@ -133,7 +133,7 @@ def test_an_interrupt_at_any_other_moment(
 
 def test_a_full_disk_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/x")
-    monkeypatch.setattr(diabat.runs.train, "train", _failing(error))
+    monkeypatch.setattr(diabat.runs.build, "train", _failing(error))
     result = train(tmp_path / "run", "--json")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "Error: 'runs/x': No space left on device.\n"

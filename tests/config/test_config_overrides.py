@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from diabat.config import ConfigError, load_config
-from diabat.config.overrides import apply_overrides, parse_override
+from diabat.config.loading import apply_overrides, parse_override
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from diabat.config import ConfigError, load_config, make_config
-from diabat.config.overrides import parse_override
+from diabat.config.loading import parse_override
 from diabat.config.trust import KNOWN_PACKAGES, refuse_untrusted
 from diabat.runs import build_sampler, load_run
 from diabat.runs.ensembles import attention_ensembles

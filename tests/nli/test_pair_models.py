@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import diabat
 from diabat.attention.pooling import BoltzmannPooling
 from diabat.models import POOLINGS, PairClassifier, PairModelOptions
-from diabat.models.pooling import MeanPooling, ProjectedMeanPooling, SoftmaxPooling
+from diabat.models.pairs import MeanPooling, ProjectedMeanPooling, SoftmaxPooling
 from diabat.samplers.base import UnsupportedError
 from diabat.tasks import PairBatch, PairTask
 from diabat.tasks.nli_files import Pairs

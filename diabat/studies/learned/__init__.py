@@ -1,6 +1,5 @@
 """Learned anneals: short plans whose angles are trained so that their reads follow Boltzmann's law at beta = 1."""
 
-from diabat.studies.learned.angles import canonical
 from diabat.studies.learned.instances import (
     Instances,
     held_out_instances,
@@ -9,7 +8,7 @@ from diabat.studies.learned.instances import (
     split_windows,
     wide_instances,
 )
-from diabat.studies.learned.objective import Objective
+from diabat.studies.learned.objective import Objective, canonical
 from diabat.studies.learned.report import COLUMNS, ErrorTable, error_table, plot_plan, trained_range
 from diabat.studies.learned.search import Search, Watcher, learn_plan
 

@@ -12,8 +12,7 @@ from diabat.checks import ArgumentError, check_count
 from diabat.circuits.grids import MAX_STEPS
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
-from diabat.studies.learned.angles import canonical, doubled, from_plan, ramp_start, to_plan
-from diabat.studies.learned.objective import Objective
+from diabat.studies.learned.objective import Objective, canonical, doubled, from_plan, ramp_start, to_plan
 
 _FEWEST = 4  # layers; halving stops here
 _KEPT = 3  # solutions that are doubled
