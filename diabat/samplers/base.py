@@ -203,7 +203,9 @@ class Sampler(WithOptions, nn.Module, ABC):
         if "exact" in self.capabilities.gradients:
             moments = self.differentiable_moments(ising, correlations, drawn)
         else:
-            moments = self._answer(ising, correlations, drawn)
+            with without_autocast(ising.fields):
+                self._require(ising)
+                moments = self._moments(ising, correlations, drawn)
             # Rounding can push a certain spin above 1.
             moments = replace(moments, probability=moments.probability.clamp(0, 1))
         info = {"backend": self.name, "wall_s": time.perf_counter() - start, **moments.info}
