@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diabat.attention.coupled_heads import CoupledHeads, check_sizes
-from diabat.attention.inputs import check_tokens
+from diabat.attention.boltzmann import CoupledHeads, check_sizes
+from diabat.attention.layer import check_tokens
 from diabat.checks import ArgumentError
 from diabat.samplers.base import Sampler
 

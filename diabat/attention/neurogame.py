@@ -23,8 +23,7 @@ from diabat.attention.explanation import NeuroGameExplanation, mean_field_residu
 from diabat.attention.games import Estimate, NormGame, sample_banzhaf, sample_interaction, sample_shapley
 from diabat.attention.games.estimate import Temperature
 from diabat.attention.games.value_games import NONLINEARITIES
-from diabat.attention.inputs import check_sequences
-from diabat.attention.layer import Asked, IsingLayer, always_answerable, require_answerable
+from diabat.attention.layer import Asked, IsingLayer, always_answerable, check_sequences, require_answerable
 from diabat.checks import ArgumentError, check_choice, check_count, check_positive
 from diabat.ising import Ising, check_finite
 from diabat.samplers.base import Sampler

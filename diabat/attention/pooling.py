@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.coupled_heads import CoupledHeads, normalised_weights
-from diabat.attention.inputs import visible_positions
+from diabat.attention.boltzmann import CoupledHeads, normalised_weights
+from diabat.attention.layer import visible_positions
 from diabat.checks import ArgumentError, check_count
 from diabat.samplers.base import Sampler
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Union
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.inputs import visible_positions
+from diabat.attention.layer import visible_positions
 from diabat.attention.pooling import BoltzmannPooling, QueryHeads, mix
 from diabat.checks import ArgumentError, did_you_mean
 from diabat.tasks.nli_tokens import PairBatch, PairSplit

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.boltzmann import BoltzmannAttention
-from diabat.attention.coupled_heads import MODES, coupling_parameters
+from diabat.attention.boltzmann import MODES, BoltzmannAttention, coupling_parameters
 from diabat.checks import ArgumentError, check_choice
 from diabat.compute.memory import require_memory
 from diabat.samplers.state import sampler_parameters

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.coupled_heads import coupling_parameters
+from diabat.attention.boltzmann import coupling_parameters
 from diabat.checks import ArgumentError
 from diabat.models.pairs import HEAD
 from diabat.samplers.base import Sampler

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from diabat.attention import BoltzmannAttention
-from diabat.attention.coupled_heads import MODES
+from diabat.attention.boltzmann import MODES
 from diabat.samplers import UnsupportedError, sampler
 from diabat.samplers.dqa import DQASampler
 from diabat.testing import RecorderSampler, ReferenceSampler

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from diabat.attention import BoltzmannAttention
-from diabat.attention.coupled_heads import coupling_parameters
+from diabat.attention.boltzmann import coupling_parameters
 from diabat.circuits import TrotterPlan
 from diabat.models import Transformer, TransformerOptions
 from diabat.samplers import UnsupportedError

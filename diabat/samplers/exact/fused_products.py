@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from diabat.compute.scratch import Scratch, lanes_of
+from diabat.compute.scratch import VECTOR_BYTES, Scratch, lanes_of
 from diabat.compute.threads import equal_ranges, run_parts
 
 _MIN_SPINS = 6
@@ -147,7 +147,7 @@ def fused_products(
         np.empty((groups, queries, b + 1), dtype),
     )
     found = Queries(fields, decay, left_sums, right_sums, np.empty((groups, queries, 2), dtype))
-    lanes = lanes_of(dtype)
+    lanes = VECTOR_BYTES // dtype.itemsize
     blocks = -(-queries // lanes)
     jobs = _jobs(groups, blocks, lanes, threads, keep=tables)
     kept = _tables(groups * blocks, a, b, dtype) if tables else None
