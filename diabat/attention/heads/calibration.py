@@ -1,0 +1,230 @@
+"""Game-theoretic attention calibration (GAC) on attention maps.
+
+For the map A [Q, K] of one head, with rows that see only some of the columns:
+
+    a[t]     = Σ_{k sees t} A[k, t] / |{k : k sees t}|                 average of a column              (9)
+    S        = {t : a[t] > α, t is not the first token}                focused columns                  (10)
+    Â[k, s]  = β A[k, s]                                               s in S                           (11)
+    Â[k, t]  = A[k, t] + g[k, t] (1 - β) Σ_{s in S} A[k, s]            t visible to k and not in S      (12)
+
+with g[k, t] = A[k, t] / Σ_{i not in S} A[k, i] (proportional) or 1 / |{i not in S : k sees i}| (uniform), so that
+rows sum to one.  A row with nothing outside S to give to stays as it is.
+
+Source: Qu et al., "Cooperative or Competitive?  Understanding the Interaction between Attention Heads From A Game
+Theory Perspective", section 4.2.  Equation 9 as printed averages a row, which is 1/m for every m; the column is meant.
+Which rows enter the average is not said: docs/heads-calibration.md states the readings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diabat.checks import ArgumentError, check_choice, check_count, is_number
+
+ROWS = ("running", "prompt")
+REDISTRIBUTIONS = ("proportional", "uniform")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Which heads of a model are calibrated, and how.
+
+    Attributes:
+        salient: The layers that are calibrated, and for each the query heads that are left as they are: its salient
+            group.  All other heads of these layers are calibrated; () calibrates all.
+        alpha: A column is focused if its average exceeds this, in [0, 1].
+        beta: What is left of a focused weight, in [0, 1]; 1 changes nothing.
+        rows: Which rows enter an average: ``running``, those up to the present one, or ``prompt``, all of the pass
+            and those before it (the paper).  With ``prompt`` later tokens change earlier rows.
+        redistribution: ``proportional`` to the weights or ``uniform`` over the visible columns that are not focused.
+
+    Raises:
+        ArgumentError: No layer, a layer or a head that is none, or a number or a name that is out of range.
+    """
+
+    salient: Mapping[int, Collection[int]]
+    alpha: float = 0.1
+    beta: float = 0.1
+    rows: str = "running"
+    redistribution: str = "proportional"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.salient, Mapping) or not self.salient:
+            raise ArgumentError(
+                "salient",
+                f"expected a mapping of at least one layer to its salient heads, got {self.salient!r}.",
+            )
+        chosen = {layer: _heads(layer, self.salient[layer]) for layer in self.salient}
+        object.__setattr__(self, "salient", dict(sorted(chosen.items())))
+        for name in ("alpha", "beta"):
+            value = getattr(self, name)
+            if not is_number(value) or not 0 <= value <= 1:
+                raise ArgumentError(name, f"expected a number in [0, 1], got {value!r}.")
+        check_choice("rows", self.rows, ROWS)
+        check_choice("redistribution", self.redistribution, REDISTRIBUTIONS)
+
+    @classmethod
+    def of_groups(
+        cls, salient: Mapping[int, Collection[int]], heads_per_group: int, **options: Any
+    ) -> Calibration:
+        """Name the salient players instead of their heads: player g is heads g·m .. g·m + m - 1.
+
+        Args:
+            salient: For each layer its salient players, for instance key/value heads.
+            heads_per_group: m, the query heads of a player.
+            options: The other arguments of `Calibration`.
+        """
+        check_count("heads_per_group", heads_per_group)
+        checked = cls(salient, **options)
+        heads = {
+            layer: [g * heads_per_group + i for g in groups for i in range(heads_per_group)]
+            for layer, groups in checked.salient.items()
+        }
+        return cls(heads, **options)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The arguments as JSON can hold them; layers become strings."""
+        return asdict(self) | {"salient": {str(layer): list(heads) for layer, heads in self.salient.items()}}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Calibration:
+        """Undo `as_dict`.
+
+        Raises:
+            ArgumentError: A key that is missing or unknown, or a value as for the constructor.
+        """
+        known = set(cls.__dataclass_fields__)
+        if set(content) != known:
+            raise ArgumentError(
+                "calibration",
+                f"expected the keys {', '.join(sorted(known))}, got {', '.join(sorted(content))}.",
+            )
+        salient = content["salient"]
+        if isinstance(salient, Mapping):
+            salient = {_layer(name): heads for name, heads in salient.items()}
+        return cls(**{**content, "salient": salient})
+
+
+def _layer(name: Any) -> Any:
+    """5 for "5"; anything else as it is, for the constructor to refuse."""
+    is_number = isinstance(name, str) and name.isascii() and name.isdigit()
+    return int(name) if is_number and str(int(name)) == name else name
+
+
+def _heads(layer: Any, heads: Any) -> tuple[int, ...]:
+    check_count("salient", layer, least=0)
+    if isinstance(heads, str | Mapping) or not isinstance(heads, Collection):
+        raise ArgumentError("salient", f"expected the heads of layer {layer} as a list, got {heads!r}.")
+    for head in heads:
+        check_count("salient", head, least=0)
+    if len(set(heads)) < len(heads):
+        raise ArgumentError("salient", f"expected every head of layer {layer} once, got {list(heads)}.")
+    return tuple(sorted(heads))
+
+
+@dataclass(frozen=True)
+class ColumnSums:
+    """What the rows so far gave to each column; enough to go on with the next rows.
+
+    Attributes:
+        total: Σ A[k, t] over the rows that see t, float32 or float64 [B, H, K].
+        rows: Number of those rows, [B, 1 or H, K].
+        first: Whether t is the first token of its sequence, bool [B, 1 or H, K].
+    """
+
+    total: Tensor
+    rows: Tensor
+    first: Tensor
+
+    def last(self, columns: int) -> ColumnSums:
+        """Those of the last columns: a sliding window forgets columns on the left."""
+        start = self.total.shape[-1] - columns
+        if start < 0:
+            raise ArgumentError("columns", f"expected at most {self.total.shape[-1]}, got {columns}.")
+        return ColumnSums(self.total[..., start:], self.rows[..., start:], self.first[..., start:])
+
+    def select(self, index: Tensor) -> ColumnSums:
+        """Those of some sequences of the batch, in this order: beams are reordered so."""
+        at = index.to(self.total.device)
+        return ColumnSums(
+            self.total.index_select(0, at), self.rows.index_select(0, at), self.first.index_select(0, at)
+        )
+
+
+def calibrate(
+    weights: Tensor, visible: Tensor, calibration: Calibration, past: ColumnSums | None = None
+) -> tuple[Tensor, ColumnSums]:
+    """Calibrate attention maps, equations (9) to (12) above.
+
+    Row q belongs to column K - Q + q.  A row that does not see its own column is padding: it stays as it is and
+    enters no average.  The first token, which is exempt, is one whose row sees nothing but itself: the first that is
+    no padding, in a packed batch the first of each document.  It may receive weight.
+
+    Args:
+        weights: A, rows that sum to one and are 0 where nothing is visible, [B, H, Q, K].  Half precision is
+            computed in float32 and rounded once.
+        visible: Which columns a row may see, bool [B, 1 or H, Q, K].
+        calibration: α, β, rows and redistribution.
+        past: Sums of earlier rows over the first K - Q columns, or None if Q = K.
+
+    Returns:
+        Â in the dtype of ``weights``, and the sums after these rows.
+
+    Raises:
+        ArgumentError: If ``past`` does not fit.
+    """
+    old = weights.shape[-1] - weights.shape[-2]
+    if old != (0 if past is None else past.total.shape[-1]):
+        raise ArgumentError("past", f"expected sums of {old} columns, got {past and past.total.shape[-1]}.")
+    maps = weights.to(torch.promote_types(weights.dtype, torch.float32))
+    own = visible.diagonal(old, -2, -1)
+    seen = visible & own.unsqueeze(-1)
+    first = seen.sum(-1) == 1
+    if past is not None:
+        first = torch.cat((past.first, first), -1)
+    totals, rows = _sums(maps.detach(), seen, past, running=calibration.rows == "running")
+    focused = (totals / rows.clamp(min=1) > calibration.alpha) & seen & ~first.unsqueeze(-2)
+    changed = redistribute(maps, seen, focused, calibration.beta, calibration.redistribution)
+    return changed.to(weights.dtype), ColumnSums(totals[..., -1, :], rows[..., -1, :], first)
+
+
+def _sums(maps: Tensor, seen: Tensor, past: ColumnSums | None, *, running: bool) -> tuple[Tensor, Tensor]:
+    """Sums of columns and numbers of rows: up to each row [.., Q, K], or over all of them [.., 1, K]."""
+    given = maps * seen
+    if running:
+        totals, rows = given.cumsum(-2), seen.cumsum(-2)
+    else:
+        totals, rows = given.sum(-2, keepdim=True), seen.sum(-2, keepdim=True)
+    if past is not None:
+        new = maps.shape[-2]
+        totals += torch.nn.functional.pad(past.total, (0, new)).unsqueeze(-2)
+        rows += torch.nn.functional.pad(past.rows, (0, new)).unsqueeze(-2)
+    return totals, rows
+
+
+def redistribute(maps: Tensor, seen: Tensor, focused: Tensor, beta: float, how: str) -> Tensor:
+    """Equations (11) and (12): take 1 - β of the focused weights and give it to the other visible columns.
+
+    Args:
+        maps: A, [B, H, Q, K].
+        seen: Columns that a row sees, bool [B, 1 or H, Q, K].
+        focused: Columns that lose, among those seen, bool [B, H, Q, K].
+        beta: β.
+        how: ``proportional`` or ``uniform``.
+
+    Returns:
+        Â [B, H, Q, K]; a row without another column that can take the weight as it was.
+    """
+    others = seen & ~focused
+    moved = (1 - beta) * (maps * focused).sum(-1, keepdim=True)
+    share = maps * others if how == "proportional" else others.to(maps.dtype)
+    whole = share.sum(-1, keepdim=True)
+    possible = whole > 0
+    # Shares first: moved / whole overflows where the others have next to nothing.
+    gain = moved * (share / whole.where(possible, torch.ones_like(whole)))
+    return torch.where(possible, maps.where(~focused, beta * maps) + gain, maps)

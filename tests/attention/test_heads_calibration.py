@@ -1,0 +1,276 @@
+"""Calibration of attention maps against a loop over its equations in float64."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from diabat.attention.heads import Calibration, ColumnSums, calibrate
+from diabat.attention.heads import calibration as module
+from diabat.checks import ArgumentError
+
+
+def causal(batch: int, length: int, padding: list[int], window: int | None = None) -> Tensor:
+    """Which keys a row sees behind left padding, bool [B, 1, T, T]."""
+    row, key = torch.arange(length)[:, None], torch.arange(length)
+    seen = (key <= row) & (key > row - (window or length))
+    return torch.stack([seen & (key >= p) for p in padding]).unsqueeze(1)
+
+
+def maps(visible: Tensor, heads: int = 3, scale: float = 2.0) -> Tensor:
+    """Random attention [B, H, T, T], uniform over all keys in rows that see none, as eager attention has it."""
+    scores = scale * torch.randn(visible.shape[0], heads, *visible.shape[2:], dtype=torch.float64)
+    return scores.masked_fill(~visible, torch.finfo(torch.float64).min).softmax(-1)
+
+
+def naive(A: Tensor, visible: Tensor, setting: Calibration) -> Tensor:
+    """Equations (9) to (12) for one map [T, T], element by element."""
+    length = len(A)
+    real = [bool(visible[k, k]) for k in range(length)]
+    start = real.index(True)
+    result = A.clone()
+    for k in range(length):
+        if not real[k]:
+            continue
+        sees = [t for t in range(length) if visible[k, t]]
+        last = k if setting.rows == "running" else length - 1
+        focused = []
+        for t in sees:
+            column = [float(A[r, t]) for r in range(last + 1) if real[r] and visible[r, t]]
+            if t != start and sum(column) / len(column) > setting.alpha:
+                focused.append(t)
+        others = [t for t in sees if t not in focused]
+        moved = sum((1 - setting.beta) * float(A[k, s]) for s in focused)
+        whole = sum(float(A[k, t]) for t in others)
+        if not others:
+            continue
+        for s in focused:
+            result[k, s] = setting.beta * A[k, s]
+        for t in others:
+            share = float(A[k, t]) / whole if setting.redistribution == "proportional" else 1 / len(others)
+            result[k, t] = A[k, t] + moved * share
+    return result
+
+
+SETTINGS = [
+    Calibration({0: ()}, alpha=alpha, beta=beta, rows=rows, redistribution=how)
+    for alpha, beta in ((0.1, 0.1), (0.3, 0.5), (0.0, 0.0))
+    for rows in module.ROWS
+    for how in module.REDISTRIBUTIONS
+]
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_equals_a_loop_over_the_equations(setting: Calibration, window: int | None) -> None:
+    check_against_the_loop(setting, window)
+
+
+def check_against_the_loop(setting: Calibration, window: int | None = None) -> None:
+    visible = causal(2, 9, [0, 3], window)
+    A = maps(visible)
+    found, _ = calibrate(A, visible, setting)
+    for b in range(2):
+        for h in range(3):
+            torch.testing.assert_close(
+                found[b, h], naive(A[b, h], visible[b, 0], setting), rtol=0, atol=1e-14
+            )
+    assert found.sum(-1).sub(1).abs().max() < 1e-14
+
+
+def averages_of_rows(
+    weights: Tensor, seen: Tensor, past: ColumnSums | None, *, running: bool
+) -> tuple[Tensor, Tensor]:
+    """Equation (9) as printed: the mean over a row, which is 1/m."""
+    return weights.sum(-1, keepdim=True).expand_as(weights), seen.sum(-1, keepdim=True).expand_as(seen)
+
+
+def taken_and_not_given(weights: Tensor, seen: Tensor, focused: Tensor, beta: float, how: str) -> Tensor:
+    """The weights are diminished, and nobody gets them."""
+    return weights.where(~focused, beta * weights)
+
+
+@pytest.mark.parametrize(
+    ("name", "mutant"), [("_sums", averages_of_rows), ("redistribute", taken_and_not_given)]
+)
+def test_mutants_are_found(name: str, mutant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, name, mutant)
+    with pytest.raises(AssertionError):
+        check_against_the_loop(SETTINGS[0])
+
+
+def test_averages_of_rows_as_printed_know_nothing_of_the_columns() -> None:
+    visible = causal(1, 20, [0])
+    weights, seen = averages_of_rows(maps(visible), visible, None, running=True)
+    torch.testing.assert_close(
+        weights / seen, (1 / torch.arange(1.0, 21).double())[:, None].expand(1, 3, 20, 20)
+    )
+
+
+@given(
+    cuts=st.lists(st.integers(1, 10), max_size=4, unique=True),
+    padding=st.integers(0, 4),
+    window=st.sampled_from([None, 1, 3, 5]),
+    how=st.sampled_from(module.REDISTRIBUTIONS),
+)
+def test_running_rows_in_pieces_equal_all_at_once(
+    cuts: list[int], padding: int, window: int | None, how: str
+) -> None:
+    """With a window, a piece is given the keys that its rows can see, as a sliding cache does."""
+    length = 11
+    visible = causal(2, length, [0, padding], window)
+    A = maps(visible)
+    setting = Calibration({0: ()}, redistribution=how)
+    whole, _ = calibrate(A, visible, setting)
+    past: ColumnSums | None = None
+    at = [0, *sorted(cuts), length]
+    for start, stop in itertools.pairwise(at):
+        left = 0 if window is None else max(0, start - window + 1)
+        if past is not None:
+            past = past.last(start - left)
+        piece, past = calibrate(
+            A[:, :, start:stop, left:stop], visible[:, :, start:stop, left:stop], setting, past
+        )
+        torch.testing.assert_close(piece, whole[:, :, start:stop, left:stop], rtol=0, atol=1e-14)
+
+
+def test_running_rows_do_not_know_later_ones_and_rows_of_a_prompt_do() -> None:
+    visible = causal(1, 10, [0])
+    A = maps(visible)
+    other = A.clone()
+    other[:, :, -1] = maps(visible)[:, :, -1]
+    for rows, same in (("running", True), ("prompt", False)):
+        setting = Calibration({0: ()}, rows=rows, alpha=0.2)
+        before, after = (calibrate(each, visible, setting)[0][:, :, :-1] for each in (A, other))
+        assert torch.equal(before, after) is same
+
+
+def test_the_first_token_of_every_document_of_a_packed_batch_is_exempt() -> None:
+    visible = causal(1, 10, [0])
+    visible[:, :, 6:, :6] = False
+    A = maps(visible)
+    setting = Calibration({0: ()}, alpha=0.0)
+    found, sums = calibrate(A, visible, setting)
+    assert sums.first[0, 0].nonzero().flatten().tolist() == [0, 6]
+    for part in (slice(0, 6), slice(6, 10)):
+        alone, _ = calibrate(A[..., part, part], visible[..., part, part], setting)
+        torch.testing.assert_close(found[..., part, part], alone, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(("length", "focused"), [(10, 8), (50, 0)])
+def test_uniform_attention_is_focused_in_short_prompts_only(length: int, focused: int) -> None:
+    """a[t] is the mean of 1/t .. 1/T: α is a matter of length."""
+    visible = causal(1, length, [0])
+    A = visible.double() / visible.sum(-1, keepdim=True)
+    found, _ = calibrate(A, visible, Calibration({0: ()}, rows="prompt"))
+    assert int((found[0, 0, -1] < A[0, 0, -1]).sum()) == focused
+
+
+def test_padding_stays_as_it_is_and_enters_no_average() -> None:
+    visible = causal(1, 9, [3])
+    A = maps(visible)
+    found, sums = calibrate(A, visible, SETTINGS[0])
+    assert torch.equal(found[:, :, :3], A[:, :, :3])
+    alone, apart = calibrate(A[..., 3:, 3:], visible[..., 3:, 3:], SETTINGS[0])
+    torch.testing.assert_close(found[..., 3:, 3:], alone, rtol=0, atol=0)
+    assert torch.equal(sums.total[..., 3:], apart.total)
+    assert not sums.total[..., :3].any()
+
+
+def test_a_row_with_nobody_to_give_to_stays() -> None:
+    """A window of two tokens that are both focused; and others whose weight is a denormal."""
+    visible = causal(1, 6, [0], window=2)
+    A = maps(visible)
+    found, _ = calibrate(A, visible, Calibration({0: ()}, alpha=0.0))
+    assert torch.equal(found[:, :, 2:], A[:, :, 2:])
+    tiny = torch.tensor([[1.0, 0, 0], [0, 1, 0], [1e-44, 0.3, 0.7]]).view(1, 1, 3, 3)
+    seen = torch.ones(3, 3, dtype=torch.bool).tril().view(1, 1, 3, 3)
+    found, _ = calibrate(tiny, seen, Calibration({0: ()}))
+    assert torch.equal(found[0, 0, 1], tiny[0, 0, 1])  # its other has no weight at all
+    torch.testing.assert_close(found[0, 0, 2], torch.tensor([0.9, 0.03, 0.07]))
+
+
+def test_half_precision_is_summed_in_float32() -> None:
+    visible = causal(1, 300, [0])
+    A = maps(visible).bfloat16()
+    found, sums = calibrate(A, visible, SETTINGS[0])
+    assert found.dtype == torch.bfloat16
+    assert sums.total.dtype == torch.float32
+    expected, _ = calibrate(A.double(), visible, SETTINGS[0])
+    torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=1e-9)
+
+
+def test_beta_of_one_and_alpha_of_one_change_nothing() -> None:
+    visible = causal(2, 8, [0, 2])
+    A = maps(visible)
+    for setting in (Calibration({0: ()}, beta=1), Calibration({0: ()}, alpha=1.0)):
+        assert torch.equal(calibrate(A, visible, setting)[0], A)
+
+
+def test_gradients_pass() -> None:
+    visible = causal(1, 5, [1])
+    scores = torch.randn(1, 2, 5, 5, dtype=torch.float64, requires_grad=True)
+    setting = Calibration({0: ()})
+
+    def weigh(scores: Tensor) -> Tensor:
+        A = scores.masked_fill(~visible, torch.finfo(torch.float64).min).softmax(-1)
+        return calibrate(A, visible, setting)[0]
+
+    assert torch.autograd.gradcheck(weigh, scores)
+
+
+def test_sums_that_do_not_fit_are_refused() -> None:
+    visible = causal(1, 6, [0])
+    _, sums = calibrate(maps(visible), visible, SETTINGS[0])
+    with pytest.raises(ArgumentError, match=r"past: expected sums of 3 columns, got 6\."):
+        calibrate(maps(visible)[:, :, 3:], visible[:, :, 3:], SETTINGS[0], sums)
+    with pytest.raises(ArgumentError, match=r"columns: expected at most 6, got 7\."):
+        sums.last(7)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"salient": {}}, r"salient: expected a mapping of at least one layer .*, got \{\}"),
+    ({"salient": [0]}, r"salient: expected a mapping of at least one layer .*, got \[0\]"),
+    ({"salient": {"0": [1]}}, r"salient: expected an integer >= 0, got '0'"),
+    ({"salient": {0: 3}}, r"salient: expected the heads of layer 0 as a list, got 3"),
+    ({"salient": {0: [-1]}}, r"salient: expected an integer >= 0, got -1"),
+    ({"salient": {0: [1, 1]}}, r"salient: expected every head of layer 0 once, got \[1, 1\]"),
+    ({"alpha": -0.1}, r"alpha: expected a number in \[0, 1\], got -0.1"),
+    ({"beta": 1.5}, r"beta: expected a number in \[0, 1\], got 1.5"),
+    ({"beta": math.nan}, r"beta: expected a number in \[0, 1\], got nan"),
+    ({"alpha": True}, r"alpha: expected a number in \[0, 1\], got True"),
+    ({"rows": "runing"}, r"rows: expected one of running, prompt, got 'runing'. Did you mean 'running'\?"),
+    ({"redistribution": "none"}, r"redistribution: expected one of proportional, uniform, got 'none'"),
+]
+
+
+@pytest.mark.parametrize(("options", "sentence"), REFUSED, ids=[str(options) for options, _ in REFUSED])
+def test_settings_that_make_no_sense_are_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ArgumentError, match=sentence):
+        Calibration(**{"salient": {0: ()}, **options})
+
+
+def test_players_stand_for_their_heads() -> None:
+    setting = Calibration.of_groups({2: [1], 0: []}, 3, alpha=0.2)
+    assert setting == Calibration({0: (), 2: (3, 4, 5)}, alpha=0.2)
+    with pytest.raises(ArgumentError, match="heads_per_group: expected an integer >= 1, got 0"):
+        Calibration.of_groups({0: [0]}, 0)
+
+
+def test_a_calibration_survives_its_dictionary() -> None:
+    setting = Calibration({7: [2, 1], 10: {0}}, 0.05, 0.3, "prompt", "uniform")
+    content = setting.as_dict()
+    assert content["salient"] == {"7": [1, 2], "10": [0]}
+    assert Calibration.from_dict(content) == setting
+    with pytest.raises(ArgumentError, match="calibration: expected the keys alpha, beta"):
+        Calibration.from_dict({**content, "gamma": 1})
+    with pytest.raises(ArgumentError, match="salient: expected an integer >= 0, got '07'"):
+        Calibration.from_dict({**content, "salient": {"07": []}})
