@@ -30,11 +30,12 @@ FLOOR = {
     "studies": 6,
     "training": 6,
     "testing": 6,
-    "config": 7,
-    "problem_files": 7,
-    "runs": 8,
-    "cli": 9,
-    "__main__": 9,
+    "huggingface": 7,
+    "config": 8,
+    "problem_files": 8,
+    "runs": 9,
+    "cli": 10,
+    "__main__": 10,
 }
 FILES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py"))
 KERNELS = [
