@@ -186,16 +186,30 @@ def test_padding_stays_as_it_is_and_enters_no_average() -> None:
 
 
 def test_a_row_with_nobody_to_give_to_stays() -> None:
-    """A window of two tokens that are both focused; and others whose weight is a denormal."""
+    """A window of two tokens that are both focused; others without weight, and with the least that counts."""
     visible = causal(1, 6, [0], window=2)
     A = maps(visible)
-    found, _ = calibrate(A, visible, Calibration({0: ()}, alpha=0.0))
-    assert torch.equal(found[:, :, 2:], A[:, :, 2:])
-    tiny = torch.tensor([[1.0, 0, 0], [0, 1, 0], [1e-44, 0.3, 0.7]]).view(1, 1, 3, 3)
-    seen = torch.ones(3, 3, dtype=torch.bool).tril().view(1, 1, 3, 3)
-    found, _ = calibrate(tiny, seen, Calibration({0: ()}))
-    assert torch.equal(found[0, 0, 1], tiny[0, 0, 1])  # its other has no weight at all
-    torch.testing.assert_close(found[0, 0, 2], torch.tensor([0.9, 0.03, 0.07]))
+    for how in module.REDISTRIBUTIONS:
+        found, _ = calibrate(A, visible, Calibration({0: ()}, alpha=0.0, redistribution=how))
+        assert torch.equal(found[:, :, 2:], A[:, :, 2:])
+    tiny = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [1e-44, 0.3, 0.7, 0], [2e-38, 0.3, 0.6, 0.1]])
+    seen = torch.ones(4, 4, dtype=torch.bool).tril().view(1, 1, 4, 4)
+    found, _ = calibrate(tiny.view(1, 1, 4, 4), seen, Calibration({0: ()}, alpha=0.05))
+    assert torch.equal(found[0, 0, 1:3], tiny[1:3])
+    torch.testing.assert_close(found[0, 0, 3], torch.tensor([0.9, 0.03, 0.06, 0.01]))
+
+
+def test_padding_on_the_right_stays_out_too() -> None:
+    """Its rows see the tokens before them, but not themselves."""
+    visible = causal(1, 9, [0])
+    visible[..., 6:] = False
+    A = maps(visible)
+    for setting in SETTINGS[:4]:
+        found, sums = calibrate(A, visible, setting)
+        alone, apart = calibrate(A[..., :6, :6], visible[..., :6, :6], setting)
+        torch.testing.assert_close(found[..., :6, :6], alone, rtol=0, atol=1e-15)
+        torch.testing.assert_close(sums.total[..., :6], apart.total, rtol=0, atol=1e-15)
+        assert torch.equal(found[..., 6:, :], A[..., 6:, :])
 
 
 def test_half_precision_is_summed_in_float32() -> None:

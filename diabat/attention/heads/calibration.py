@@ -8,7 +8,7 @@ For the map A [Q, K] of one head, with rows that see only some of the columns:
     Â[k, t]  = A[k, t] + g[k, t] (1 - β) Σ_{s in S} A[k, s]            t visible to k and not in S      (12)
 
 with g[k, t] = A[k, t] / Σ_{i not in S} A[k, i] (proportional) or 1 / |{i not in S : k sees i}| (uniform), so that
-rows sum to one.  A row with nothing outside S to give to stays as it is.
+rows sum to one.  A row with nothing outside S to give to, or with no weight there, stays as it is.
 
 Source: Qu et al., "Cooperative or Competitive?  Understanding the Interaction between Attention Heads From A Game
 Theory Perspective", section 4.2.  Equation 9 as printed averages a row, which is 1/m for every m; the column is meant.
@@ -188,8 +188,9 @@ def calibrate(
     if past is not None:
         first = torch.cat((past.first, first), -1)
     totals, rows = _sums(maps.detach(), seen, past, running=calibration.rows == "running")
-    focused = (totals / rows.clamp(min=1) > calibration.alpha) & seen & ~first.unsqueeze(-2)
-    changed = redistribute(maps, seen, focused, calibration.beta, calibration.redistribution)
+    # Heads share a mask: what a sum has to exceed is small, and infinite where nothing can be focused.
+    least = (calibration.alpha * rows.to(maps.dtype)).masked_fill(~seen | first.unsqueeze(-2), torch.inf)
+    changed = redistribute(maps, seen, totals > least, calibration.beta, calibration.redistribution)
     return changed.to(weights.dtype), ColumnSums(totals[..., -1, :], rows[..., -1, :], first)
 
 
@@ -218,13 +219,18 @@ def redistribute(maps: Tensor, seen: Tensor, focused: Tensor, beta: float, how: 
         how: ``proportional`` or ``uniform``.
 
     Returns:
-        Â [B, H, Q, K]; a row without another column that can take the weight as it was.
+        Â [B, H, Q, K]; a row without another column to give to as it was.
     """
-    others = seen & ~focused
-    moved = (1 - beta) * (maps * focused).sum(-1, keepdim=True)
-    share = maps * others if how == "proportional" else others.to(maps.dtype)
-    whole = share.sum(-1, keepdim=True)
-    possible = whole > 0
-    # Shares first: moved / whole overflows where the others have next to nothing.
-    gain = moved * (share / whole.where(possible, torch.ones_like(whole)))
-    return torch.where(possible, maps.where(~focused, beta * maps) + gain, maps)
+    none = maps.new_zeros(())
+    taken = maps.where(focused, none)
+    moved = (1 - beta) * taken.sum(-1, keepdim=True)  # [B, H, Q, 1]
+    if how == "uniform":
+        others = seen & ~focused
+        count = others.sum(-1, keepdim=True)
+        return maps - (1 - beta) * taken.where(count > 0, none) + others * (moved / count.clamp(min=1))
+    # One factor per row, β or (rest + moved) / rest, which a denormal rest would let overflow.
+    rest = (maps - taken).sum(-1, keepdim=True)
+    possible = rest >= torch.finfo(maps.dtype).tiny
+    one = torch.ones_like(rest)
+    less, more = one.mul(beta).where(possible, one), 1 + moved / rest.where(possible, one)
+    return maps * torch.where(focused, less, more.where(possible, one))
