@@ -168,6 +168,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _are_numbers(samples: dict[str, Any]) -> bool:
     return all(
-        isinstance(values, list) and all(type(value) in (int, float) for value in values)
+        isinstance(values, list) and all(type(value) is float for value in values)
         for values in samples.values()
     )

@@ -239,6 +239,8 @@ def test_gradients_pass() -> None:
         return calibrate(A, visible, setting)[0]
 
     assert torch.autograd.gradcheck(weigh, scores)
+    _, sums = calibrate(scores.softmax(-1), visible, setting)
+    assert not sums.total.requires_grad  # a cache that holds them would hold all passes
 
 
 def test_sums_that_do_not_fit_are_refused() -> None:

@@ -55,6 +55,17 @@ def test_a_calibration_that_changes_nothing_is_eager_exactly(name: str) -> None:
         assert torch.equal(logits(model, batch), eager)
 
 
+def test_dropout_is_that_of_eager() -> None:
+    model, batch, found = decoder("llama", attention_dropout=0.3).train(), prompts(), []
+    for name in ("eager", "gac"):
+        model.set_attn_implementation(name)
+        if name == "gac":
+            enable_gac(model, Calibration({0: (), 2: [1]}, beta=1.0))
+        torch.manual_seed(3)
+        found.append(logits(model, batch))
+    assert torch.equal(*found)
+
+
 @every_model
 def test_disabling_puts_back_what_was_there(name: str) -> None:
     model, batch = decoder(name), prompts()
@@ -153,6 +164,20 @@ def test_left_padding_changes_nothing(name: str) -> None:
     enable_gac(model, ALL)
     alone = {key: value[:, 4:] for key, value in batch.items()}
     torch.testing.assert_close(logits(model, batch)[:, 4:], logits(model, alone), rtol=0, atol=1e-5)
+
+
+@every_model
+@pytest.mark.parametrize("rows", ["running", "prompt"])
+def test_right_padding_changes_nothing(name: str, rows: str) -> None:
+    """Its rows see tokens, but are none of the rows that count."""
+    model, batch = decoder(name), prompts((0,))
+    enable_gac(model, Calibration(ALL.salient, rows=rows))
+    mask = (torch.arange(14) < 10).long().unsqueeze(0)
+    with torch.no_grad():
+        model = model.base_model  # hidden states: no logits of several positions
+        padded = model(batch["input_ids"] * mask, attention_mask=mask).last_hidden_state
+        alone = model(batch["input_ids"][:, :10]).last_hidden_state
+    torch.testing.assert_close(padded[:, :10], alone, rtol=0, atol=1e-5)
 
 
 @every_model
@@ -283,17 +308,25 @@ def test_sums_go_with_their_cache() -> None:
     assert kept() is None
 
 
-@every_model
-def test_half_precision(name: str) -> None:
-    """Sums and thresholds are float32: pieces are as near to the whole as they are without calibration."""
-    model, batch = decoder(name).bfloat16(), prompts()
-    model.set_attn_implementation("eager")
-    off = (in_pieces(model, batch, [7], DynamicCache()) - logits(model, batch)).abs().max()
-    enable_gac(model, ALL)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_rounded_after_calibration(dtype: torch.dtype) -> None:
+    """Sums, thresholds and shares are those of the softmax in float32."""
+    module = torch.nn.Module()
+    setattr(module, hf_attention.STATE, hf_attention.Calibrated(ALL, tuple(range(4)), 0))
+    query, key, value = (torch.randn(2, 4, 60, 16).to(dtype) for _ in range(3))
+    visible = torch.ones(60, 60, dtype=torch.bool).tril().expand(2, 1, 60, 60)
+    mask = torch.zeros(2, 1, 60, 60, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
     cache = DynamicCache()
-    on = (in_pieces(model, batch, [7], cache) - logits(model, batch)).abs().max()
-    assert vars(cache)[column_sums._SUMS][0].sums.total.dtype == torch.float32
-    assert on <= 4 * off + 0.05
+    cache.update(key, value, 0)
+    given: dict[str, Any] = {hf_attention.CACHE: cache}
+    out, weights = hf_attention.gac_attention(module, query, key, value, mask, **given)
+    scores = query @ key.mT * 16**-0.5 + mask
+    expected, sums = calibrate(scores.softmax(-1, torch.float32), visible, ALL)
+    assert torch.equal(weights, expected.to(dtype))
+    assert torch.equal(out, (weights @ value).transpose(1, 2))
+    kept = vars(cache)[column_sums._SUMS][0].sums.total
+    assert kept.dtype == torch.float32
+    assert torch.equal(kept, sums.total)
 
 
 def test_a_copied_model_is_calibrated_by_itself() -> None:
@@ -419,19 +452,37 @@ def test_what_other_attention_adds_is_refused(name: str) -> None:
         logits(model, batch, **{name: torch.tensor(30.0)})
 
 
-def test_gemma2_is_refused_where_it_is_calibrated() -> None:
-    config = transformers.Gemma2Config(
-        vocab_size=48, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8,
-    )  # fmt: skip
-    model, batch = transformers.Gemma2ForCausalLM(config).eval(), prompts()
+@pytest.mark.parametrize(("name", "argument"), [("Gemma2", "softcap"), ("GptOss", "s_aux")])
+def test_models_with_caps_and_sinks_are_eager_when_off_and_refused_when_on(name: str, argument: str) -> None:
+    sizes: dict[str, Any] = {
+        "vocab_size": 48, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "eos_token_id": 2,
+    }  # fmt: skip
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1} if name == "GptOss" else {}
+    config = getattr(transformers, f"{name}Config")(**sizes, **experts)
+    model, batch = getattr(transformers, f"{name}ForCausalLM")(config).eval(), prompts()
     model.set_attn_implementation("eager")
     eager = logits(model, batch)
     model.set_attn_implementation("gac")
-    assert torch.equal(logits(model, batch), eager)  # off, soft caps are those of eager
+    assert torch.equal(logits(model, batch), eager)
     enable_gac(model, Calibration({0: ()}))
-    with pytest.raises(UnsupportedError, match="softcap: expected None"):
+    with pytest.raises(UnsupportedError, match=f"{argument}: expected None with attn_implementation 'gac'"):
         logits(model, batch)
+
+
+def test_assisted_generation_is_refused_where_it_takes_tokens_back() -> None:
+    model, batch = decoder("llama"), prompts((0,))
+    enable_gac(model, ALL)
+    with pytest.raises(
+        UnsupportedError, match=r"tokens that calibration has seen, got .*: a cache cannot be cropped"
+    ):
+        model.generate(
+            batch["input_ids"],
+            max_new_tokens=12,
+            do_sample=False,
+            prompt_lookup_num_tokens=2,
+            max_matching_ngram_size=1,
+        )
 
 
 def test_masks_that_are_not_added_are_refused() -> None:
