@@ -10,7 +10,6 @@ belong to the weights they were found with, so that the file names them: by the 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from diabat.attention.heads.calibration import Calibration
 from diabat.checks import ArgumentError
-from diabat.files import create_file, parse_json, read_file, replacing
+from diabat.files import parse_json, read_file, replace_file, to_json
 from diabat.huggingface.enabling import attention_modules, enable_gac, enabled_calibration, pretrained_model
 
 FILE = "gac.json"
@@ -52,8 +51,7 @@ def save_gac(model: nn.Module, folder: str | Path) -> Path:
         "calibration": calibration.as_dict(),
         "model": fingerprint(model),
     }
-    with replacing(path, prefix=".") as temporary:
-        create_file(temporary, f"{json.dumps(content, indent=1, allow_nan=False)}\n".encode())
+    replace_file(path, to_json(content))
     return path
 
 
