@@ -48,7 +48,7 @@ def register_gac() -> None:
     Raises:
         ImportError: If the extra ``hf`` is not installed.
     """
-    interface = extra("transformers.modeling_utils").AttentionInterface
+    interface = extra("transformers").AttentionInterface
     masks = extra("transformers.masking_utils")
     interface.register(NAME, gac_attention)
     # Without a mask function of this name there is no mask, and attention is not causal.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
+import sys
 import weakref
 from typing import Any
 
@@ -16,11 +18,12 @@ pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 import transformers
 from transformers import DynamicCache, StaticCache
 
+from diabat import huggingface
 from diabat.attention.heads import Calibration, calibrate
 from diabat.attention.heads import calibration as mathematics
 from diabat.checks import ArgumentError
 from diabat.huggingface import attention as hf_attention
-from diabat.huggingface import column_sums, disable_gac, enable_gac
+from diabat.huggingface import column_sums, disable_gac, enable_gac, register_gac
 from diabat.samplers.base import UnsupportedError
 
 from .tiny_decoders import HEADS, LAYERS, NAMES, decoder, logits, prompts
@@ -523,6 +526,17 @@ def test_models_that_cannot_be_calibrated_are_refused() -> None:
     )
     with pytest.raises(UnsupportedError, match="model: expected a decoder, got T5ForConditionalGeneration"):
         enable_gac(both, ALL)
+
+
+def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = decoder("llama")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    importlib.reload(huggingface)  # imports, and registers nothing
+    for call in (register_gac, lambda: enable_gac(model, ALL), lambda: disable_gac(model)):
+        with pytest.raises(
+            ImportError, match=r"transformers: expected the package .* pip install 'diabat\[hf\]'"
+        ):
+            call()
 
 
 def test_calibrations_that_do_not_fit_are_refused_and_leave_the_model_alone() -> None:
