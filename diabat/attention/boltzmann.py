@@ -2,7 +2,7 @@ r"""Boltzmann attention: an Ising model over key positions in place of softmax (
 
 For query i, P_i(s) ∝ exp( Σ_j h_ij s_j + Σ_{j<k} J_jk s_j s_k + Σ_{j<k<l} K_jkl s_j s_k s_l ) over the visible
 positions, with h_ij = q_i·k_j / sqrt(d_k), and attention weights alpha_ij / Σ_k alpha_ik, alpha_ij = P_i(s_j = +1).
-`CoupledHeads` is what every such layer shares: free couplings of each head, and weights from fields.
+`CoupledHeads` is the base class of these layers: free couplings of each head, and weights from fields.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.layer import Asked, IsingLayer, check_sequences
+from diabat.attention.layer import IsingLayer, LayerProblems, check_sequences
 from diabat.checks import ArgumentError, check_count, check_flag
 from diabat.compute.memory import require_memory
 from diabat.ising import pack_couplings, pack_three_body
@@ -26,8 +26,8 @@ MODES = ("softmax", "h+J", "h", "J", "h+K", "J+K", "h+J+K", "K")
 class CoupledHeads(IsingLayer):
     """Couplings of H heads over ``window`` key positions, and the weights that follow from fields.
 
-    A layer derives from it and calls ``_build_terms`` when it is built, ``_weights`` in its forward pass.  The
-    parameters stand beside the layer's own, under these names in its ``state_dict``.
+    A subclass calls ``_build_terms`` in its constructor and ``_weights`` in its forward pass.  The parameters have
+    these names in its ``state_dict``.
 
     Attributes:
         coupling_pairs: J_jk for j < k, [H, window(window-1)/2], in modes with J; with a bandwidth w the pairs with
@@ -56,8 +56,12 @@ class CoupledHeads(IsingLayer):
         """
         self.num_heads, self.window, self.bandwidth, self.mode = num_heads, window, bandwidth, mode
         reach, terms = _reach(window, bandwidth), mode.split("+")
-        asked = Asked() if mode == "softmax" else Asked(window, reach if "J" in terms else None, "K" in terms)
-        self._bind(asked, sampler, gradient=gradient, num_reads=num_reads)
+        problems = (
+            LayerProblems()
+            if mode == "softmax"
+            else LayerProblems(window, reach if "J" in terms else None, "K" in terms)
+        )
+        self._bind(problems, sampler, gradient=gradient, num_reads=num_reads)
         self._has_fields = "h" in terms or mode == "softmax"
         pairs, triples = _numbers_of_terms(window, reach)
         zeros = partial(torch.zeros, device=device, dtype=dtype)
@@ -101,7 +105,7 @@ class CoupledHeads(IsingLayer):
             bias: Added to the fields, in modes without fields too; broadcastable to [B, H, L, T].
         """
         wide = torch.promote_types(q.dtype, torch.float32)
-        # Samplers know float32 and float64, and exponents have no digits to lose.
+        # Samplers compute in float32 or float64; exponents need this precision.
         with torch.autocast(q.device.type, enabled=False):
             fields = q.to(wide) @ k.to(wide).transpose(-2, -1) / math.sqrt(q.shape[-1])
             if not self._has_fields:
@@ -117,7 +121,7 @@ class CoupledHeads(IsingLayer):
             return normalised_weights(self._bridge(fields, J, visible, K), visible)
 
     def extra_repr(self) -> str:
-        """Show what the parameters do not."""
+        """Show the options in ``repr``."""
         shown = f"num_heads={self.num_heads}, window={self.window}, mode={self.mode!r}, gradient={self.gradient!r}"
         given = {"bandwidth": self.bandwidth, "num_reads": self.num_reads}
         return shown + "".join(f", {name}={value}" for name, value in given.items() if value is not None)
@@ -142,13 +146,13 @@ class BoltzmannAttention(CoupledHeads):
         bias: Bias of the projections.
         num_reads: Reads per query for sampling backends.
         bandwidth: w; J_jk is a parameter for |j - k| <= w and 0 beyond.  None makes every pair a parameter.  The
-            ``banded`` backend needs it at long windows, and takes it from here if it has none of its own.
+            ``banded`` backend needs it at long windows, and uses this value if it was built without a bandwidth.
 
     Attributes:
         coupling_pairs: J_jk for j < k, [H, window(window-1)/2], in modes with J; with a bandwidth the pairs with
             k - j <= w, [H, Σ_{d=1..w} (window-d)], in the same row-major order.
         coupling_triples: K_jkl for j < k < l, [H, window(window-1)(window-2)/6], in modes with K.
-        sampler: The backend, whose parameters (the learnable angles of an anneal) are those of the layer.
+        sampler: The backend, a submodule: its parameters (the learnable angles of an anneal) train with the layer.
 
     Raises:
         ValueError: If a size or the mode is invalid.
@@ -229,25 +233,25 @@ class BoltzmannAttention(CoupledHeads):
         return mask if padding is None else mask & ~padding[:, None, None, :]
 
     def extra_repr(self) -> str:
-        """Show what the parameters do not."""
+        """Show the options in ``repr``."""
         return f"{super().extra_repr()}, causal={self.causal}"
 
 
 def coupling_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """J and K of all layers of a model that have couplings of their own."""
+    """J and K of all layers of a model that have trainable couplings."""
     layers = [module for module in model.modules() if isinstance(module, CoupledHeads)]
     return [p for layer in layers for p in (layer.coupling_pairs, layer.coupling_triples) if p is not None]
 
 
 def _masked_softmax(fields: Tensor, visible: Tensor) -> Tensor:
-    """Softmax over visible keys; a row without any gets zeros instead of NaN."""
+    """Softmax over visible keys; a row without visible keys gets zeros instead of NaN."""
     weights = torch.softmax(fields.masked_fill(~visible, torch.finfo(fields.dtype).min), -1)
     return weights.masked_fill(~visible, 0)
 
 
 def normalised_weights(alpha: Tensor, visible: Tensor) -> Tensor:
-    """Alpha / Σ alpha; uniform over the visible keys where every alpha underflows, zero where there is none."""
-    # Too small to change an alpha that matters, and its inverse leaves room for a cotangent.
+    """Alpha / Σ alpha; uniform over the visible keys where every alpha underflows, zero without visible keys."""
+    # Too small to change any significant alpha; its inverse does not overflow in the backward pass.
     positive = (alpha + torch.finfo(alpha.dtype).tiny ** 0.75).masked_fill(~visible, 0)
     return positive / positive.sum(-1, keepdim=True).clamp_min(torch.finfo(alpha.dtype).tiny)
 
@@ -263,7 +267,7 @@ def _numbers_of_terms(window: int, reach: int) -> tuple[int, int]:
 
 
 def check_sizes(embed_dim: int, num_heads: int, window: int, mode: str, bandwidth: int | None) -> None:
-    """Refuse sizes that are no sizes or fit into no memory, and an unknown mode with the nearest one.
+    """Refuse invalid sizes, weights that do not fit into memory, and unknown modes (suggesting the nearest one).
 
     Raises:
         ValueError: Names the argument.
@@ -280,7 +284,7 @@ def check_sizes(embed_dim: int, num_heads: int, window: int, mode: str, bandwidt
     _check_bandwidth(bandwidth)
     pairs, triples = _numbers_of_terms(window, _reach(window, bandwidth))
     terms = mode.split("+")
-    # float32, with gradients and both moments of an optimiser as large; and J as a matrix, with its gradient.
+    # float32: weights, gradients and both moments of an optimiser; and J as a matrix, with its gradient.
     numbers = num_heads * (pairs * ("J" in terms) + triples * ("K" in terms)) + 4 * embed_dim**2
     require_memory(
         16 * numbers + (1 + 12 * num_heads * ("J" in terms)) * window**2,

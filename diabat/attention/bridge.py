@@ -36,8 +36,8 @@ def spin_probabilities(
 ) -> Tensor:
     r"""Compute alpha_j = P(s_j = +1) under P(s) ∝ exp(Σ h s + Σ_{j<k} J s s + Σ K s s s), differentiably.
 
-    Works under ``torch.func`` (with ``check=False`` inside ``vmap``, which hides the values that a check looks at), and
-    leaves autocast.  ``torch.compile`` goes around this function; the layers put it into their graphs.
+    Works under ``torch.func``; use ``check=False`` inside ``vmap``, where values cannot be checked.  Autocast is
+    switched off inside.  ``torch.compile`` breaks the graph here; inside the layers it does not.
 
     Args:
         fields: h, [*batch, n], float32 or float64, or whatever else :class:`diabat.Ising` converts.
@@ -81,21 +81,21 @@ def spin_probabilities(
 
 
 class GradientBridge:
-    """A sampler, an estimator and a number of reads that go together; what can be decided once is decided here.
+    """A sampler with its estimator and number of reads, resolved and checked once.
 
     Args:
         sampler: The backend.
         gradient: Estimator, or ``auto``.
         num_reads: Reads for sampling backends; None takes the sampler's own setting.
-        in_graphs: Give it a name by which compiled graphs find it, as layers do.
+        in_graphs: Register a name by which compiled graphs find this bridge; layers need it.
 
     Attributes:
-        estimator: What ``auto`` became.
-        draws: Whether answers depend on a seed.
+        estimator: The estimator, with ``auto`` resolved.
+        draws: Whether results depend on a seed.
 
     Raises:
-        ValueError: If ``num_reads`` is no number of reads.
-        UnsupportedError: If the sampler does not support the estimator, or the estimator has no reads.
+        ValueError: If ``num_reads`` is not an integer >= 1.
+        UnsupportedError: If the sampler does not support the estimator, or the estimator does not use reads.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class GradientBridge:
         self._name = register(self) if in_graphs else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies are bridges of their own, with a copy of the sampler."""
+        """Copy by building a new bridge with a copy of the sampler."""
         return GradientBridge, (self.sampler, self.gradient, self.num_reads, self._name is not None)
 
     def __call__(
@@ -130,7 +130,7 @@ class GradientBridge:
         visible: Tensor | None,
         three_body: Tensor | None = None,
     ) -> Tensor:
-        """Probabilities of a problem that is valid by construction.
+        """Compute the probabilities of a problem without validating it.
 
         A bridge that draws takes its seed from torch's global generator, so that restoring its state repeats the reads.
 
@@ -156,7 +156,7 @@ class GradientBridge:
             moments = self.sampler.differentiable_moments(ising, seed=0 if seed is None else draw_seed(seed))
             return moments.probability if moments.num_reads is None else moments.smoothed_probability
         if self.estimator == "adjoint":
-            seed = draw_seed(seed)  # forward and backward are to see the same law
+            seed = draw_seed(seed)  # forward and backward must use the same law
         return sampled_probabilities(ising, Draw(self.sampler, self.estimator, self.num_reads, seed))
 
 
@@ -164,7 +164,7 @@ def choose_estimator(sampler: Sampler, gradient: str) -> Estimator:
     """Resolve ``auto`` and refuse an estimator that the sampler does not support.
 
     Raises:
-        UnsupportedError: With the estimators that it does support.
+        UnsupportedError: Lists the estimators that the sampler supports.
     """
     supported = sampler.capabilities.gradients
     if not isinstance(gradient, str):

@@ -1,7 +1,7 @@
 """Samplers inside the graphs of ``torch.compile`` and ``torch.export``: one operator that calls the bridge.
 
-Tracing a sampler would unroll its kernels, or never end.  A traced layer calls ``diabat::probabilities`` instead, an
-operator with a fake kernel (shapes only) whose real one runs what runs without a compiler.
+Tracing a sampler would unroll its loops, or not end.  A traced layer calls the operator ``diabat::probabilities``
+instead.  Its fake kernel gives shapes only; its real kernel runs the same code as without a compiler.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _outside: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def outside_graph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function for calls from code that is being compiled: it breaks the graph and is not traced.
+    """Wrap a function so that compiled code breaks the graph at its call and does not trace it.
 
-    ``torch.compiler.disable`` as a decorator would load the compiler, a second, with this package.
+    ``torch.compiler.disable`` as a decorator would load the compiler, about one second, when diabat is imported.
     """
     wrapped = _outside.get(function)
     if wrapped is None:
@@ -43,7 +43,7 @@ def outside_graph(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def register(bridge: GradientBridge) -> str:
-    """Name of a bridge in graphs: its options where those describe it, else a number that holds in this process."""
+    """Register a bridge under a name for graphs: its options if they describe it, otherwise a number."""
     name = _description(bridge) or f"bridge {next(_numbers)}"
     _living[name] = bridge
     return name
@@ -53,13 +53,13 @@ def compiled_probabilities(terms: Terms, parameters: Sequence[Tensor], name: str
     """Probabilities by the operator, for code that is being traced.
 
     Raises:
-        UnsupportedError: If the graph is to be exported and the backend lives in this process only.
+        UnsupportedError: If the graph is exported and the backend cannot be rebuilt in another process.
     """
     if torch.compiler.is_exporting() and not name.startswith("{"):
         raise UnsupportedError(
             "torch.export",
-            "expected a sampler that its options describe, with the estimator 'exact' "
-            "(exact, banded or mean_field), got one that draws or is not registered.",
+            "expected a registered sampler with the estimator 'exact' (exact, banded or mean_field), "
+            "got one that draws or is not registered.",
         )
     differentiated = torch.is_grad_enabled()
     wanted = [differentiated and t is not None and t.requires_grad for t in (*terms[:3], *parameters)]
@@ -69,7 +69,7 @@ def compiled_probabilities(terms: Terms, parameters: Sequence[Tensor], name: str
 
 
 def _description(bridge: GradientBridge) -> str | None:
-    """JSON of a backend without state that any process can build again."""
+    """Describe a backend without state as JSON, from which any process can rebuild it."""
     if bridge.estimator != "exact" or bridge.num_reads is not None:
         return None
     backend = bridge.sampler
@@ -90,7 +90,7 @@ def _rebuilt(name: str) -> GradientBridge:
     from diabat.attention.bridge import GradientBridge
 
     if not name.startswith("{"):
-        raise RuntimeError("sampler: expected the layer that this graph was compiled with, which is gone.")
+        raise RuntimeError("sampler: the layer that this graph was compiled with no longer exists.")
     described = json.loads(name)
     built: Sampler = sampler(described["sampler"], **described["options"])
     return GradientBridge(built, "exact")
@@ -106,7 +106,7 @@ class _Kept(NamedTuple):
 def _run(
     terms: Terms, parameters: Sequence[Tensor], bridge: GradientBridge, wanted: Sequence[bool], seed: int
 ) -> _Kept:
-    """Run the bridge on leaves of their own."""
+    """Run the bridge on new leaf tensors."""
     leaves = [
         None if t is None else t.detach().requires_grad_(want)
         for t, want in zip((*terms[:3], *parameters), wanted, strict=True)
@@ -121,19 +121,19 @@ def _run(
 
 @lru_cache(maxsize=1)
 def _usual_dispatch() -> tuple[Any, Any]:
-    """Which of torch's dispatch keys a new thread includes and excludes."""
+    """Dispatch keys that torch includes and excludes in a new thread."""
 
-    def ask() -> tuple[Any, Any]:
+    def keys() -> tuple[Any, Any]:
         return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(ask).result()
+        return thread.submit(keys).result()
 
 
 def _with_autograd() -> Any:
-    """Let operations record graphs again: inside an operator torch switches autograd off for the thread.
+    """Re-enable autograd inside an operator, where torch disables it for the thread.
 
-    A thread of its own would do without torch's internals, and costs half a millisecond in each pass.
+    Running in a new thread would avoid torch's private functions, but costs half a millisecond per pass.
     """
     return torch._C._ForceDispatchKeyGuard(*_usual_dispatch())
 
@@ -148,14 +148,14 @@ def _probabilities(
     bridge: str,
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor]:
-    """P(s = +1), and the seed as a tensor, on which the graph of this call hangs as long as it lives."""
+    """P(s = +1), and the seed as a tensor; the graph of this call is an attribute of that tensor."""
     found = _find(bridge)
     seed = torch.randint(2**31, ()) if found.draws else torch.zeros((), dtype=torch.int64)
     terms = Terms(fields, couplings, three_body, visible)
     with _with_autograd():
         kept = _run(terms, parameters, found, wanted, int(seed))
     if any(wanted):
-        seed.kept = kept  # type: ignore[attr-defined]  # an attribute of our own
+        seed.kept = kept  # type: ignore[attr-defined]  # an extra attribute, read in the backward pass
     return kept.result.detach().clone(), seed
 
 
@@ -178,10 +178,10 @@ def _probabilities_backward(
     bridge: str,
     wanted: list[bool],
 ) -> list[Tensor]:
-    """Gradients of what is wanted, in order."""
+    """Gradients of the inputs that ``wanted`` selects, in order."""
     with _with_autograd():
         kept: _Kept | None = getattr(seed, "kept", None)
-        if kept is None:  # the compiler passed a copy of the seed: the same answer once more
+        if kept is None:  # the compiler passed a copy of the seed: compute the same result again
             terms = Terms(fields, couplings, three_body, visible)
             kept = _run(terms, parameters, _find(bridge), wanted, int(seed))
         chosen = [t for t, want in zip(kept.leaves, wanted, strict=True) if want and t is not None]

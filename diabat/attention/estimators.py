@@ -17,7 +17,7 @@ from diabat.checks import ArgumentError
 
 
 class ProblemGradient(NamedTuple):
-    """Gradient of the loss with respect to one batch of problems; None where not asked."""
+    """Gradient of the loss with respect to one batch of problems; None where not requested."""
 
     fields: Tensor
     couplings: Tensor | None
@@ -38,12 +38,12 @@ def straight_through(
         dm_j = (1 - t_j²)(dh_j + Σ_k dJ_jk m_k + Σ_{k<l} dK_jkl m_k m_l),    P = (1 + m)/2
 
     with m as sampled.  For a Boltzmann law t = m: 1 - m_j² is the variance of the spin, its exact response to its
-    own field.  A sampler with a law of its own may answer strong fields with less than full magnetization: that
-    of a 5 ns anneal peaks near h = 6 and falls back to 0.96 at h = 60.  There 1 - m² promises a response that is not
-    there, and fields trained with it run away (to 10^7 in one run); t_j = tanh(h_j + Σ_k J_jk m_k), that is
-    `mean_field_probability`, promises none.
+    own field.  A sampler with another law may not reach full magnetization in strong fields: that of a 5 ns anneal
+    peaks near h = 6 and falls back to 0.96 at h = 60.  There 1 - m² is much larger than the true response, and
+    fields trained with it diverge (to 10^7 in one run); t_j = tanh(h_j + Σ_k J_jk m_k), that is
+    `mean_field_probability`, gives a response near 0.
 
-    Biased wherever spins are correlated, but defined for any sampler and without variance of its own.
+    Biased if spins are correlated, but defined for any sampler; adds no variance.
 
     Args:
         cotangent: v, [*batch, n].
@@ -75,7 +75,7 @@ def linear_response(
     three_body: bool,
     response_at: Tensor | None = None,
 ) -> ProblemGradient:
-    r"""Mean-field response with its feedback through J: no reads, no variance of its own.
+    r"""Mean-field response with its feedback through J; uses no reads and adds no variance.
 
     The derivative of the fixed point of mean field with Onsager's reaction term,
 
@@ -131,7 +131,7 @@ def linear_response(
 def effective_couplings(
     couplings: Tensor | None, three_body: Tensor | None, probability: Tensor, visible: Tensor
 ) -> Tensor | None:
-    r"""Compute J_jk + Σ_l K_jkl m_l, [*lead or *batch, n, n]: how spin j hears a change of spin k.
+    r"""Compute J_jk + Σ_l K_jkl m_l, [*lead or *batch, n, n]: the effective coupling of spins j and k.
 
     Args:
         couplings: J, [*lead, n, n], or None.
@@ -140,7 +140,7 @@ def effective_couplings(
         visible: bool [*batch, n].
 
     Returns:
-        J itself without K, None without both.
+        J if there is no K; None if there is neither.
     """
     if three_body is None:
         return couplings

@@ -1,4 +1,4 @@
-"""What NeuroGame attention says about its answer."""
+"""Explanation of one output of NeuroGame attention."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from diabat.attention.games import Estimate
 
 @dataclass(frozen=True, eq=False)
 class NeuroGameExplanation:
-    """What a decision of one layer is made of; entries of padding are 0.
+    """Quantities behind one output of the layer; entries of padding are 0.
 
     Attributes:
         alpha: α_i = P(s_i = +1), [B, H, T].
         expected_active: Σ_i α_i, the expected number of active tokens, [B, H].
         fields: J_i, before the division by γ, [B, H, T].
-        interactions: J_ij, before the division by γ, [B, H, T, T].  Modes of the layer that leave fields or
-            interactions out of the law have zeros here.
+        interactions: J_ij, before the division by γ, [B, H, T, T].  Fields or interactions that the mode of the layer
+            omits are zero.
         shapley: φ_i before normalisation, [B, H, T], with standard errors and effective numbers of samples.
         banzhaf: β_i, likewise.
         pairs: The estimate of the interactions, [B, H, T, T].
         gate: λ_i, [B, H, T].
         temperature: γ of each head, [H].
         residual: max_i |P_i - σ(2 (J_i + Σ_j J_ij m_j)/γ)|, m = 2P - 1, [B, H]: how far α is from the naive mean-field
-            equations.  For ``mean_field`` this is its convergence; exact marginals are not meant to satisfy them.
-        info: What the sampler says of the whole batch (for ``mean_field``: ``converged``, ``iterations``).
+            equations.  For ``mean_field`` it measures convergence; exact marginals do not satisfy these equations.
+        info: ``info`` of the sampler for the whole batch (for ``mean_field``: ``converged``, ``iterations``).
         num_coalitions: K.
-        seed: Of coalitions and reads; passing it to the layer gives the same answer again.
+        seed: Seed of coalitions and reads; passing it to the layer repeats the result.
     """
 
     alpha: Tensor

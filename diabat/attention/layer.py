@@ -1,4 +1,4 @@
-"""What every layer over a sampler has, sampler, estimator and limits bound when it is built, and what it takes."""
+"""Base class of the layers that call a sampler: binds sampler, estimator and reads, and checks inputs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from diabat.samplers.registry import as_sampler
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is known of a layer's problems when it is built.
+class LayerProblems:
+    """Properties of a layer's problems that are fixed when the layer is built.
 
     Attributes:
-        window: Largest number of spins; None if sequences of any length come.
+        window: Largest number of spins; None for sequences of any length.
         reach: Largest distance of two coupled spins; None without couplings, or if any two spins may be coupled.
         three_body: Whether there are three-body terms.
-        own_couplings: Whether every problem has a J of its own.
+        own_couplings: Whether every problem has its own J instead of one shared J.
     """
 
     window: int | None = None
@@ -36,24 +36,29 @@ class IsingLayer(nn.Module):
     """Binds a sampler, an estimator and a number of reads.
 
     Attributes:
-        sampler: The backend, a submodule; another one may be assigned, which keeps estimator and reads (see
-            :meth:`use_sampler`).  Of a sampler with parameters or chains each layer takes a copy of its own.
+        sampler: The backend, a submodule.  Assigning another sampler keeps estimator and reads (see
+            :meth:`use_sampler`).  A sampler with parameters or chains is copied, so that layers do not share them.
     """
 
     sampler: Sampler
-    _asked = Asked()
+    _problems = LayerProblems()
 
     def _bind(
-        self, asked: Asked, sampler: Sampler | str, *, gradient: str = "auto", num_reads: int | None = None
+        self,
+        problems: LayerProblems,
+        sampler: Sampler | str,
+        *,
+        gradient: str = "auto",
+        num_reads: int | None = None,
     ) -> None:
-        """Choose the sampler for the problems of this layer; errors as of :meth:`use_sampler`."""
-        self._asked = asked
+        """Set the sampler for the problems of this layer; raises as :meth:`use_sampler` does."""
+        self._problems = problems
         self.use_sampler(sampler, gradient=gradient, num_reads=num_reads)
 
     def use_sampler(
         self, sampler: Sampler | str, *, gradient: str = "auto", num_reads: int | None = None
     ) -> None:
-        """Put another backend in place of the one that the layer was built with, e.g. hardware after training.
+        """Replace the backend of the layer, e.g. by hardware after training.
 
         Args:
             sampler: A sampler or the name of one.
@@ -64,7 +69,7 @@ class IsingLayer(nn.Module):
             ValueError: If ``num_reads`` is invalid.
             UnsupportedError: If the sampler does not support the layer's problems or the estimator.
         """
-        built = _fitted(as_sampler(sampler).with_own_parameters(), self._asked)
+        built = _fitted(as_sampler(sampler).with_own_parameters(), self._problems)
         self._bridge = GradientBridge(built, gradient, num_reads, in_graphs=True)
         super().__setattr__("sampler", built)
 
@@ -76,59 +81,61 @@ class IsingLayer(nn.Module):
             super().__setattr__(name, value)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        former = f"{prefix}schedule_angles.0"  # the angles of an anneal once belonged to the layer
+        former = f"{prefix}schedule_angles.0"  # name in checkpoints of earlier versions
         if former in state_dict:
             state_dict[f"{prefix}sampler.schedule_angles"] = state_dict.pop(former)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     @property
     def gradient(self) -> str:
-        """Estimator, as it was asked for."""
+        """Estimator, as given; ``auto`` is not resolved."""
         return self._bridge.gradient
 
     @property
     def num_reads(self) -> int | None:
-        """Reads per problem for sampling backends, as asked for."""
+        """Reads per problem for sampling backends, as given."""
         return self._bridge.num_reads
 
 
-def _fitted(sampler: Sampler, asked: Asked) -> Sampler:
-    """Adapt a backend to the problems of a layer, or refuse what it would refuse at the first batch."""
-    if asked.window is not None and asked.reach is not None:
-        sampler = sampler.for_window(asked.window, asked.reach)
+def _fitted(sampler: Sampler, problems: LayerProblems) -> Sampler:
+    """Adapt a backend to the problems of a layer; refuse now what it would refuse at the first batch."""
+    if problems.window is not None and problems.reach is not None:
+        sampler = sampler.for_window(problems.window, problems.reach)
     able = sampler.capabilities
-    if asked.own_couplings and not able.per_problem_couplings:
+    if problems.own_couplings and not able.per_problem_couplings:
         raise UnsupportedError(
             "sampler",
-            "expected one that takes couplings of their own for every sequence and head, "
+            "expected one that supports different couplings for every sequence and head, "
             f"got '{sampler.name}'.",
         )
-    if asked.three_body and not able.three_body:
+    if problems.three_body and not able.three_body:
         raise UnsupportedError(
-            "mode", f"sampler '{sampler.name}' has no three-body terms; use 'exact' or a mode without K."
+            "mode",
+            f"sampler '{sampler.name}' does not support three-body terms; use 'exact' or a mode without K.",
         )
-    if asked.window is not None and able.max_spins is not None and asked.window > able.max_spins:
+    if problems.window is not None and able.max_spins is not None and problems.window > able.max_spins:
         raise UnsupportedError(
-            "window", f"sampler '{sampler.name}' accepts at most {able.max_spins} spins, got {asked.window}."
+            "window",
+            f"sampler '{sampler.name}' accepts at most {able.max_spins} spins, got {problems.window}.",
         )
     return sampler
 
 
-def always_answerable(sampler: Sampler, problems: int, longest: int) -> bool:
-    """Whether a backend answers so many problems, each with a J of its own, of up to ``longest`` spins."""
+def within_limits(sampler: Sampler, count: int, longest: int) -> bool:
+    """Whether a backend accepts ``count`` problems, each with its own J and up to ``longest`` spins."""
     able = sampler.capabilities
     spins, states = (math.inf if limit is None else limit for limit in (able.max_spins, able.max_states))
-    return longest <= spins and problems * 2.0 ** min(longest, 1000) <= states
+    return longest <= spins and count * 2.0 ** min(longest, 1000) <= states
 
 
-def require_answerable(sampler: Sampler, lengths: Tensor, heads: int, begin: str) -> None:
-    """Refuse a batch of sequences that the sampler would not finish.
+def require_within_limits(sampler: Sampler, lengths: Tensor, heads: int, begin: str) -> None:
+    """Refuse a batch of sequences that exceeds the limits of the sampler.
 
     Args:
         sampler: The backend.
         lengths: Tokens of each sequence, int64 [B].
-        heads: Heads, each with a J of its own for every sequence, so that no work is shared.
-        begin: What the error begins with, before the name of the sampler.
+        heads: Number of heads; each has its own J for every sequence, so that no work is shared.
+        begin: Start of the error message, before the name of the sampler.
 
     Raises:
         UnsupportedError: If a sequence has more tokens than the sampler accepts spins, or heads · Σ 2^n is more than
@@ -153,7 +160,7 @@ def require_answerable(sampler: Sampler, lengths: Tensor, heads: int, begin: str
 
 
 def check_tokens(x: Any, weight: Tensor, name: str = "x") -> None:
-    """Refuse an input that the first projection would not take.
+    """Refuse an input that the first projection cannot process.
 
     Args:
         x: The input of a layer.
@@ -161,7 +168,7 @@ def check_tokens(x: Any, weight: Tensor, name: str = "x") -> None:
         name: Argument that the error names.
 
     Raises:
-        ValueError: If it is no dense floating tensor, is on another device, or is of another dtype outside autocast.
+        ValueError: If it is not a dense floating tensor, is on another device, or has another dtype outside autocast.
     """
     if not isinstance(x, Tensor):
         raise ArgumentError(name, f"expected a torch.Tensor, got {type(x).__name__}.")
@@ -180,7 +187,7 @@ def check_tokens(x: Any, weight: Tensor, name: str = "x") -> None:
 def check_sequences(
     x: Any, weight: Tensor, features: int, padding: Tensor | None, window: int | None = None
 ) -> None:
-    """Refuse anything but tokens [B, T, features] and a mask of padding.
+    """Refuse inputs other than tokens [B, T, features] and a padding mask.
 
     Args:
         x: Tokens.
@@ -210,13 +217,13 @@ def _check_padding(x: Tensor, padding: Tensor) -> None:
 
 
 def visible_positions(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-    """Positions that a pooling sees, bool [B, T].
+    """Positions that are not padding, bool [B, T].
 
     Raises:
-        ValueError: If the shapes are wrong, or a row has no position that counts.
+        ValueError: If the shapes are wrong, or a row has only padding.
     """
     if x.ndim != 3 or 0 in x.shape:
-        raise ArgumentError("x", f"expected shape [B, T, D] without empty dimension, got {list(x.shape)}.")
+        raise ArgumentError("x", f"expected shape [B, T, D] without empty dimensions, got {list(x.shape)}.")
     if key_padding_mask is None:
         return x.new_ones(x.shape[:2], dtype=torch.bool)
     _check_padding(x, key_padding_mask)
@@ -224,6 +231,6 @@ def visible_positions(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
     if bool(empty.any()):
         raise ArgumentError(
             "key_padding_mask",
-            f"expected a position that counts in every row, got none in row {int(empty.nonzero()[0])}.",
+            f"expected a visible position in every row, got only padding in row {int(empty.nonzero()[0])}.",
         )
     return ~key_padding_mask

@@ -1,4 +1,4 @@
-r"""Boltzmann attention behind the interface of ``torch.nn.MultiheadAttention``, to put in its place.
+r"""Boltzmann attention with the interface of ``torch.nn.MultiheadAttention``, as a drop-in replacement.
 
 For query i, P_i(s) ∝ exp( Σ_j (h_ij + m_ij) s_j + Σ_{j<k} J_jk s_j s_k + ... ) over the visible keys, with
 h_ij = q_i·k_j / sqrt(d) and a float mask m, and weights alpha_ij / Σ_k alpha_ik, alpha_ij = P_i(s_j = +1).
@@ -19,11 +19,11 @@ from diabat.samplers.base import Sampler
 class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
     """``torch.nn.MultiheadAttention`` with marginals of Ising models over the keys in place of the softmax.
 
-    Constructor, forward pass and parameters are those of torch, so that it takes the place of ``self_attn`` of
+    Constructor, forward pass and parameters are those of torch.  It can replace ``self_attn`` of
     ``nn.TransformerEncoderLayer`` or ``multihead_attn`` of ``nn.TransformerDecoderLayer``, and loads their weights
-    (``load_state_dict(..., strict=False)``: J stays as it is).  Couplings are those of
-    :class:`diabat.BoltzmannAttention`: free parameters of each head over the positions of the keys, 0 at the start.
-    torch's fused inference path, which knows softmax only, is never taken; ``nn.TransformerEncoder`` warns of that
+    (``load_state_dict(..., strict=False)``; J is unchanged).  As in :class:`diabat.BoltzmannAttention`, couplings
+    are free parameters of each head over the positions of the keys, and start at 0.
+    torch's fused inference path supports only softmax and is not used; ``nn.TransformerEncoder`` warns about that
     unless it is built with ``enable_nested_tensor=False``.
 
     Args:
@@ -37,7 +37,7 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         vdim: Features of the values; None for E.
         batch_first: Inputs are [B, L, E] instead of [L, B, E].
         device: Device of the parameters.
-        dtype: Their dtype.
+        dtype: Dtype of the parameters.
         window: Largest number S of keys.
         sampler: Backend of the marginals, or its name.  Unused in mode ``softmax``.
         mode: Terms of the exponent: softmax, h+J, h, J, h+K, J+K, h+J+K or K.
@@ -49,7 +49,7 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         coupling_pairs, coupling_triples, sampler: As in :class:`diabat.BoltzmannAttention`.
 
     Raises:
-        ValueError: If a size or the mode is invalid, or ``add_bias_kv`` or ``add_zero_attn`` is asked for.
+        ValueError: If a size or the mode is invalid, or ``add_bias_kv`` or ``add_zero_attn`` is set.
         UnsupportedError: If the sampler does not support the mode, the window or the estimator.
     """
 
@@ -75,9 +75,9 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         bandwidth: int | None = None,
     ) -> None:
         check_sizes(embed_dim, num_heads, window, mode, bandwidth)
-        for name, asked in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
-            if asked:
-                raise ArgumentError(name, f"expected False, since couplings are between keys, got {asked!r}.")
+        for name, value in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
+            if value:
+                raise ArgumentError(name, f"expected False, since couplings are between keys, got {value!r}.")
         nn.MultiheadAttention.__init__(
             self,
             embed_dim,
@@ -90,7 +90,7 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
             device=device,
             dtype=dtype,
         )
-        # What torch's transformer layers ask before they hand the weights of this module to a fused softmax.
+        # torch's transformer layers read this before they use a fused softmax with the weights of this module.
         self._qkv_same_embed_dim = False
         self._build_terms(
             num_heads,
@@ -121,13 +121,12 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
             query: [L, B, E], or [B, L, E] with ``batch_first``, or [L, E] of one sequence.
             key: [S, B, kdim], [B, S, kdim] or [S, kdim], S <= window.
             value: [S, B, vdim], [B, S, vdim] or [S, vdim].
-            key_padding_mask: [B, S] or [S]; True hides a key.  A float mask is added to the fields, and hides where it
-                is -inf (or the lowest number of its dtype).
+            key_padding_mask: [B, S] or [S]; True hides a key.  A float mask is added to the fields; -inf (or the
+                lowest number of its dtype) hides the key.
             need_weights: Also return the normalised weights.
             attn_mask: [L, S] or [B·H, L, S], as ``key_padding_mask``.
             average_attn_weights: Average the weights over heads.
-            is_causal: Without ``attn_mask``, query i sees the keys j <= i; beside one it is a hint and changes
-                nothing.
+            is_causal: Without ``attn_mask``, query i sees the keys j <= i; with ``attn_mask`` it is ignored.
 
         Returns:
             The output, in the form of the query, and the weights, [B, L, S] or [B, H, L, S] (without B for one
@@ -139,7 +138,7 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         """
         if is_nested(query, key, value):
             if attn_mask is not None or key_padding_mask is not None:
-                raise ArgumentError("attn_mask", "expected no masks beside nested tensors, got one.")
+                raise ArgumentError("attn_mask", "cannot be combined with nested tensors, got a mask.")
             return self._attend_nested(query, key, value, need_weights, average_attn_weights, is_causal)
         batched = self._check_inputs(query, key, value)
         if not batched:
@@ -165,7 +164,7 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
     def _attend_nested(
         self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool, average: bool, is_causal: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Sequences of different lengths, as ``nn.TransformerEncoder`` packs them at inference."""
+        """Attend over sequences of different lengths, as ``nn.TransformerEncoder`` packs them at inference."""
         if not self.batch_first:
             raise ArgumentError("query", "expected dense tensors without batch_first, got a nested one.")
         (q, lengths), (k, seen), (v, _) = (to_padded(x) for x in (query, key, value))
@@ -214,7 +213,7 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         return batched
 
     def extra_repr(self) -> str:
-        """Show what the parameters do not."""
+        """Show the options in ``repr``."""
         return f"embed_dim={self.embed_dim}, {super().extra_repr()}, batch_first={self.batch_first}"
 
 
@@ -225,14 +224,14 @@ def attention_masks(
     is_causal: bool,
     device: torch.device,
 ) -> tuple[Tensor, Tensor | None]:
-    """Visible keys, and the sum of the float masks, of queries [B, H, L, S].
+    """Compute visible keys, and the sum of the float masks, for weights [B, H, L, S].
 
     Args:
         shape: (B, H, L, S).
         key_padding_mask: bool, True hides, or float, [B, S].
         attn_mask: bool or float, [L, S] or [B·H, L, S].
         is_causal: Hide the keys after the query if there is no ``attn_mask``.
-        device: Where they go if there is no mask.
+        device: Device of the result without masks.
 
     Returns:
         bool, and float or None, both broadcastable to ``shape``.
@@ -251,19 +250,19 @@ def attention_masks(
         visible = visible.tril()
     if key_padding_mask is not None:
         _check("key_padding_mask", key_padding_mask, ((B, S),))
-        seen, of_keys = _split(key_padding_mask[:, None, None, :])
+        seen, key_bias = _split(key_padding_mask[:, None, None, :])
         visible = visible & seen
-        if of_keys is not None:
-            added = of_keys if added is None else added + of_keys
+        if key_bias is not None:
+            added = key_bias if added is None else added + key_bias
     return visible, added
 
 
 def _split(mask: Tensor) -> tuple[Tensor, Tensor | None]:
-    """What a mask leaves visible, and what it adds there."""
+    """Split a mask into visible positions and the values that it adds there."""
     if mask.dtype == torch.bool:
         return ~mask, None
-    # Some libraries hide by the lowest number instead of -inf, to which a field would be added in vain.
-    visible = ~(mask <= torch.finfo(mask.dtype).min)  # a NaN hides nothing: it is to be seen
+    # Some libraries use the lowest number instead of -inf to hide a key.
+    visible = ~(mask <= torch.finfo(mask.dtype).min)  # NaN stays visible, so that it is reported
     return visible, torch.where(visible, mask, 0)
 
 
@@ -276,12 +275,12 @@ def _check(name: str, mask: Tensor, shapes: tuple[tuple[int, ...], ...]) -> None
 
 
 def is_nested(*tensors: Tensor) -> bool:
-    """Whether all of them are nested.
+    """Whether all tensors are nested.
 
     Raises:
-        ValueError: If some are and some are not.
+        ValueError: If only some are nested.
     """
-    # What is no tensor is refused with the other inputs.
+    # An input that is not a tensor is refused by _check_inputs.
     kinds = {isinstance(tensor, Tensor) and tensor.is_nested for tensor in tensors}
     if len(kinds) == 2:
         raise ArgumentError("query", "expected query, key and value all nested or all dense, got both kinds.")
@@ -289,14 +288,14 @@ def is_nested(*tensors: Tensor) -> bool:
 
 
 def to_padded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Pad with zeros: [B, L, E] of the longest, and the lengths, int64 [B]."""
+    """Pad with zeros to the longest sequence: [B, L, E], and the lengths, int64 [B]."""
     lengths = torch.tensor([len(part) for part in x.unbind()], device=x.device)
     return x.to_padded_tensor(0.0), lengths
 
 
 def from_padded(x: Tensor, lengths: Tensor) -> Tensor:
-    """Drop the padding again."""
+    """Remove the padding."""
     mask = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
-    # As torch makes its own, so that the two can be added.
+    # The same constructor as in torch's layers, so that the two can be added.
     packed: Tensor = torch._nested_tensor_from_mask(x, mask, mask_check=False)
     return packed

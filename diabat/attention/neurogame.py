@@ -23,7 +23,13 @@ from diabat.attention.explanation import NeuroGameExplanation, mean_field_residu
 from diabat.attention.games import Estimate, NormGame, sample_banzhaf, sample_interaction, sample_shapley
 from diabat.attention.games.estimate import Temperature
 from diabat.attention.games.value_games import NONLINEARITIES
-from diabat.attention.layer import Asked, IsingLayer, always_answerable, check_sequences, require_answerable
+from diabat.attention.layer import (
+    IsingLayer,
+    LayerProblems,
+    check_sequences,
+    require_within_limits,
+    within_limits,
+)
 from diabat.checks import ArgumentError, check_choice, check_count, check_positive
 from diabat.ising import Ising, check_finite
 from diabat.samplers.base import Sampler
@@ -50,7 +56,7 @@ class NeuroGameAttention(IsingLayer):
             iterations, tolerance 1e-4 (``diabat.sampler("mean_field")`` iterates further).
         gradient: Estimator, see :func:`diabat.spin_probabilities`.
         temperature: γ at the start; also that of the Gibbs weights.
-        learn_temperature: Train log γ of each head; else γ stays what it is.
+        learn_temperature: Train log γ of each head; otherwise γ is constant.
         weighting: ``gibbs`` (the paper's estimators) or ``uniform`` (unbiased), see
             :mod:`diabat.attention.games.sampling`.
         num_coalitions: K in training mode.
@@ -61,7 +67,7 @@ class NeuroGameAttention(IsingLayer):
             ``none``.  All-zero values stay zero.
         output: ``pooled`` or ``tokens``.
         mode: ``h+J`` (the paper's), or a control: ``h`` without couplings, α_i = σ(2 J_i/γ), or ``uniform`` without
-            fields as well, α_i = 1/2.  Neither asks the sampler.
+            fields as well, α_i = 1/2.  The controls do not call the sampler.
         dropout: Of α.
         bias: Bias of W_O.
         num_reads: Reads per problem for sampling backends.
@@ -73,7 +79,7 @@ class NeuroGameAttention(IsingLayer):
 
     Raises:
         ValueError: If an option is out of range.
-        UnsupportedError: If the sampler has no couplings of their own for every problem, or not the estimator.
+        UnsupportedError: If the sampler does not support different couplings for every problem, or the estimator.
     """
 
     log_temperature: Tensor
@@ -121,12 +127,12 @@ class NeuroGameAttention(IsingLayer):
         self.eval_seed = None if eval_seed is None else draw_seed(eval_seed)
         self.f, self.normalisation, self.output, self.mode = f, normalisation, output, mode
         chosen = build_sampler("mean_field", **PAPER_MEAN_FIELD) if sampler is None else sampler
-        self._bind(Asked(own_couplings=True), chosen, gradient=gradient, num_reads=num_reads)
+        self._bind(LayerProblems(own_couplings=True), chosen, gradient=gradient, num_reads=num_reads)
         self.value = nn.Linear(embed_dim, embed_dim, bias=False)
         self.gate = nn.Linear(embed_dim, num_heads)
         self.output_projection = nn.Linear(embed_dim, embed_dim, bias=bias)
-        # Fields are normalised, couplings grow with W_v: of this size they stay below the strength at which mean
-        # field on inputs of unit variance has several fixed points, (Σ_j J_ij²)^½ ≈ γ/2.
+        # Fields are normalised, couplings grow with W_v.  With this standard deviation couplings stay below the
+        # strength at which mean field on inputs of unit variance has several fixed points, (Σ_j J_ij²)^½ ≈ γ/2.
         nn.init.normal_(self.value.weight, std=temperature / (8 * math.sqrt(embed_dim)))
         self.dropout = nn.Dropout(dropout)
         start = torch.full((num_heads,), math.log(temperature))
@@ -153,17 +159,18 @@ class NeuroGameAttention(IsingLayer):
             x: Token embeddings [B, T, D].
             key_padding_mask: bool [B, T], True where a token is padding (as in torch.nn.MultiheadAttention).  Padding
                 is neither player nor spin, and the coalitions of a sequence do not depend on it.
-            need_explanation: Also return what the answer is made of, as part of the graph.
-            seed: Of coalitions and reads.  None takes ``eval_seed`` in evaluation mode, or draws one from torch's
-                global generator, so that ``torch.manual_seed`` repeats it.
+            need_explanation: Also return the explanation; its tensors are part of the autograd graph.
+            seed: Seed of coalitions and reads.  None uses ``eval_seed`` in evaluation mode, or draws a seed from
+                torch's global generator, which ``torch.manual_seed`` sets.
 
         Returns:
-            [B, D] or [B, T, D], or that and the explanation.  A sequence without tokens gets zeros (and the bias).
+            [B, D] or [B, T, D], or a pair of it and the explanation.  A sequence without tokens gets zeros (plus the
+            bias).
 
         Raises:
             ValueError: If a shape or dtype is wrong, or a token holds NaN, infinity or numbers too large to be squared.
             UnsupportedError: If a sequence has more tokens than the sampler accepts spins, or Σ 2^n over sequences and
-                heads is more than it enumerates in one call; before anything is computed.
+                heads is more than it enumerates in one call.  This is checked before anything is computed.
         """
         if torch.compiler.is_compiling():  # coalitions are drawn by numpy
             around: Any = outside_graph(NeuroGameAttention.forward)
@@ -204,7 +211,7 @@ class NeuroGameAttention(IsingLayer):
     def explain(
         self, x: Tensor, key_padding_mask: Tensor | None = None, seed: int | None = None
     ) -> NeuroGameExplanation:
-        """Explain the answer to x; arguments and errors as in :meth:`forward`, no gradients."""
+        """Explain the output for x, without gradients; arguments and errors as in :meth:`forward`."""
         answer = self.forward(x, key_padding_mask, need_explanation=True, seed=seed)
         return answer[1]  # type: ignore[return-value]  # a pair, as need_explanation is set
 
@@ -212,7 +219,7 @@ class NeuroGameAttention(IsingLayer):
     def estimates(
         self, x: Tensor, key_padding_mask: Tensor | None = None, seed: int | None = None
     ) -> tuple[Estimate, Estimate, Estimate]:
-        """φ, β [B, H, T] and J_ij [B, H, T, T] as :meth:`explain` has them, without asking the sampler."""
+        """Compute φ, β [B, H, T] and J_ij [B, H, T, T] as in :meth:`explain`, without calling the sampler."""
         check_sequences(x, self.value.weight, self.embed_dim, key_padding_mask)
         _, V, players = self._values(x, key_padding_mask)
         phi, beta, pairs = self._indices(V, players, self._seed(seed), diagnostics=True)
@@ -220,7 +227,7 @@ class NeuroGameAttention(IsingLayer):
         return phi, beta, pairs
 
     def _values(self, x: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """The tokens without what padding holds, NaN included; V [B, H, T, D/H]; which are players, [B, H, T]."""
+        """Return the tokens with padding set to 0; V [B, H, T, D/H]; and which tokens are players, [B, H, T]."""
         tokens = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if padding is None else ~padding
         x = torch.where(tokens[..., None], x, 0)
         check_finite("x", x)
@@ -230,7 +237,7 @@ class NeuroGameAttention(IsingLayer):
     def _indices(
         self, V: Tensor, players: Tensor, seed: int, diagnostics: bool
     ) -> tuple[Estimate, Estimate, Estimate | None]:
-        """φ, β [B, H, T] and, where it is used, J_ij [B, H, T, T]; β and J_ij share their coalitions."""
+        """Estimate φ, β [B, H, T] and, if it is used, J_ij [B, H, T, T]; β and J_ij share their coalitions."""
         with torch.autocast(V.device.type, enabled=False):
             game = NormGame(V, self.f, players, name="x")
             options: dict[str, Any] = {
@@ -249,7 +256,7 @@ class NeuroGameAttention(IsingLayer):
     def _terms(
         self, phi: Tensor, beta: Tensor, pairs: Estimate | None, gate: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """J_i [B, H, T] and J_ij [B, H, T, T], zero where the mode leaves them out."""
+        """Compute J_i [B, H, T] and J_ij [B, H, T, T]; terms that the mode omits are zero."""
         fields = gate * self._normalised(phi) + (1 - gate) * self._normalised(beta)
         if self.mode == "h+J":
             assert pairs is not None
@@ -294,23 +301,23 @@ class NeuroGameAttention(IsingLayer):
 
     def _check_lengths(self, x: Tensor, padding: Tensor | None) -> None:
         batch, longest, _ = x.shape
-        # Most batches are small enough whatever is padding, which is then not looked at.
-        if self.mode != "h+J" or always_answerable(self.sampler, batch * self.num_heads, longest):
+        # Most batches are small enough for any padding; the mask is then not read.
+        if self.mode != "h+J" or within_limits(self.sampler, batch * self.num_heads, longest):
             return
         self.require_lengths(torch.full((batch,), longest) if padding is None else (~padding).sum(-1))
 
     def require_lengths(self, lengths: Tensor, begin: str = "x: sampler") -> None:
-        """Refuse sequences of so many tokens (int64 [B]) that the sampler would not finish, as in :meth:`forward`.
+        """Refuse sequences of these lengths (int64 [B]) if they exceed the sampler's limits, as in :meth:`forward`.
 
         Args:
             lengths: Tokens of each sequence of a batch.
-            begin: What the error begins with, before the name of the sampler.
+            begin: Start of the error message, before the name of the sampler.
         """
         if self.mode == "h+J":
-            require_answerable(self.sampler, lengths, self.num_heads, begin)
+            require_within_limits(self.sampler, lengths, self.num_heads, begin)
 
     def extra_repr(self) -> str:
-        """Show what the parameters do not."""
+        """Show the options in ``repr``."""
         return (
             f"num_heads={self.num_heads}, mode={self.mode!r}, gradient={self.gradient!r}, "
             f"weighting={self.weighting!r}, f={self.f!r}, "
@@ -336,6 +343,6 @@ def token_ising(fields: Tensor, interactions: Tensor, temperature: Temperature) 
 
 
 def _sampler_seed(seed: int) -> int:
-    """A seed of its own for the reads, so that they do not repeat the numbers behind the coalitions."""
+    """Derive the seed of the reads, so that they do not reuse the random numbers of the coalitions."""
     state = np.random.SeedSequence(seed, spawn_key=(3,)).generate_state(1, np.uint64)
     return int(state[0] >> 1)  # seeds are below 2^63

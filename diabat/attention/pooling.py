@@ -1,6 +1,6 @@
 r"""Boltzmann attention pooling: fields from a learned query, free couplings between positions.
 
-For each head, P(s) ∝ exp( Σ_i h_i s_i + Σ_{i<j} J_ij s_i s_j ) over the positions that count, h_i = q · k_i / sqrt(d),
+For each head, P(s) ∝ exp( Σ_i h_i s_i + Σ_{i<j} J_ij s_i s_j ) over the visible positions, h_i = q · k_i / sqrt(d),
 and weights alpha_i / Σ_j alpha_j with alpha_i = P(s_i = +1).
 """
 
@@ -33,7 +33,7 @@ class BoltzmannPooling(CoupledHeads):
 
     Attributes:
         coupling_pairs: J_ij for i < j, [H, window(window-1)/2].
-        sampler: The backend, whose parameters (the learnable angles of an anneal) are those of the layer.
+        sampler: The backend, a submodule: its parameters (the learnable angles of an anneal) train with the layer.
 
     Raises:
         ValueError: If a size is invalid.
@@ -66,7 +66,7 @@ class BoltzmannPooling(CoupledHeads):
         )
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Map [B, T, D] to [B, D]; the mask is bool [B, T], True at positions that do not count."""
+        """Map [B, T, D] to [B, D]; the mask is bool [B, T], True at padding."""
         return self.heads.combine(self.weights(x, key_padding_mask), x)
 
     def weights(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:

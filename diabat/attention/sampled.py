@@ -1,7 +1,7 @@
 r"""Autograd through a sampler whose moments have no derivative: forward by the sampler, backward by an estimator.
 
-Both passes are opaque to ``torch.func.vmap``, which makes one larger batch of the mapped one.  Estimators are first
-derivatives; a second one raises.
+``torch.func.vmap`` does not trace either pass; the mapped dimension becomes part of the batch.  Estimators give first
+derivatives; a second derivative raises.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Maybe = Tensor | None
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """One call: which sampler, by which estimator, with how many reads and from which seed.
+    """One call: sampler, estimator, number of reads and seed.
 
     Attributes:
-        ising: The problem, detached; None where a transform of torch.func makes another one of it.
+        ising: The problem, detached; None under a transform of torch.func, which changes its tensors.
     """
 
     sampler: Sampler
@@ -55,17 +55,17 @@ class Draw:
 def sampled_probabilities(ising: Ising, draw: Draw) -> Tensor:
     """Smoothed P(s = +1), differentiable once in h, J, K and the sampler's parameters by the estimator."""
     terms = Terms(ising.fields, ising.couplings, ising.three_body, ising.visible)
-    if not torch._C._are_functorch_transforms_active():  # which show the forward pass other tensors
+    if not torch._C._are_functorch_transforms_active():  # these pass other tensors to the forward pass
         draw = replace(draw, ising=ising.detach())
-    # No other estimator differentiates the law in its parameters.
+    # No other estimator differentiates the law with respect to the sampler's parameters.
     parameters = draw.sampler.parameters() if draw.estimator == "adjoint" else ()
     result: Any = _Sampled.apply(*terms, draw, *parameters)
     probability: Tensor = result[0]
     return probability
 
 
-def _asked(draw: Draw, ising: Ising) -> tuple[Moments, Maybe, Maybe]:
-    """Moments, and the reads behind them with their weights where the estimator looks at reads."""
+def _moments_and_reads(draw: Draw, ising: Ising) -> tuple[Moments, Maybe, Maybe]:
+    """Compute moments and, for the estimator that uses them, the reads and their weights."""
     if draw.estimator != "covariance":
         return draw.sampler.moments(ising, num_reads=draw.num_reads, seed=draw.seed), None, None
     samples = draw.sampler.sample(ising, draw.num_reads or draw.sampler.num_reads, seed=draw.seed)
@@ -73,7 +73,7 @@ def _asked(draw: Draw, ising: Ising) -> tuple[Moments, Maybe, Maybe]:
 
 
 class _Sampled(torch.autograd.Function):
-    """(h, J, K, visible, draw, parameters) -> smoothed P, and what the estimator sees: P, (1 + t)/2, spins, weights."""
+    """(h, J, K, visible, draw, parameters) -> smoothed P, and inputs of the estimator: P, (1 + t)/2, spins, weights."""
 
     @staticmethod
     def forward(
@@ -86,7 +86,7 @@ class _Sampled(torch.autograd.Function):
     ) -> tuple[Maybe, ...]:
         ising = draw.problem(Terms(fields, couplings, three_body, visible))
         with without_autocast(fields), in_place(draw.sampler, parameters):
-            moments, spins, weights = _asked(draw, ising)
+            moments, spins, weights = _moments_and_reads(draw, ising)
             p, at = moments.probability, None
             own_law = draw.sampler.capabilities.law != "boltzmann"
             if own_law and draw.estimator in ("straight_through", "linear_response"):
@@ -105,7 +105,7 @@ class _Sampled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, v: Tensor, *rest: Any) -> tuple[Maybe, ...]:
         wanted = (*ctx.needs_input_grad[1:3], any(ctx.needs_input_grad[5:]))
-        # The forward pass may have seen other parameters than the sampler has now (torch.func.functional_call).
+        # The parameters of the forward pass may differ from those of the sampler now (torch.func.functional_call).
         seen, parameters = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
         found: Any = _Estimated.apply(*seen, v, ctx.draw, wanted, *parameters)
         h, J, K, *of_parameters = found
@@ -116,7 +116,7 @@ class _Sampled(torch.autograd.Function):
         *terms, draw = inputs[:5]
         if any(dim is not None for dim in in_dims[5:]):
             raise UnsupportedError(
-                "gradient", "expected parameters of the anneal that vmap does not map, got mapped ones."
+                "gradient", "vmap over parameters of the anneal is unsupported; map other inputs only."
             )
         folded = folded_terms(Terms(*terms), in_dims[:4], info.batch_size)
         found: Any = _Sampled.apply(*folded, replace(draw, ising=None), *inputs[5:])
@@ -126,7 +126,7 @@ class _Sampled(torch.autograd.Function):
 
 
 class _Estimated(torch.autograd.Function):
-    """The estimator: a pure function of the cotangent v and of what the forward pass saw."""
+    """The estimator: a pure function of the cotangent v and of inputs and outputs of the forward pass."""
 
     @staticmethod
     def forward(
@@ -185,7 +185,7 @@ class _Estimated(torch.autograd.Function):
         size, draw, wanted = info.batch_size, inputs[9], inputs[10]
         if wanted[2]:
             raise UnsupportedError(
-                "gradient", "expected no gradient of the anneal's parameters under vmap, got one."
+                "gradient", "gradients of the anneal's parameters under vmap are unsupported."
             )
         terms, dims = Terms(*inputs[:4]), _term_dims(in_dims)
         folded = folded_terms(terms, dims, size, own=True)
@@ -202,7 +202,7 @@ def _term_dims(in_dims: tuple[Any, ...]) -> TermDims:
 def _folded_batches(
     tensors: Sequence[Maybe], dims: Sequence[int | None], places: Sequence[int], size: int
 ) -> list[Maybe]:
-    """Tensors per problem with the mapped dimension in front of the batch, that is behind the reads."""
+    """Move the mapped dimension of tensors to the front of the batch, that is after the reads."""
     return [
         None if t is None else mapped_first(t, dim, size, place)
         for t, dim, place in zip(tensors, dims, places, strict=True)

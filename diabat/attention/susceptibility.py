@@ -5,7 +5,7 @@ Mean field has χ = (D⁻¹ - J)⁻¹, D = diag(1 - m²), or without dividing by
     χ = D^½ C D^½,      C = (1 - S)⁻¹,      S = D^½ J D^½
 
 1 - S is singular where an eigenvalue of S reaches 1, and long before that the diagonal of χ is far from the
-variances 1 - m² that went in.  Asking for them repairs both:
+given variances 1 - m².  Requiring the diagonal to equal them solves both problems:
 
     C = (Λ - S)⁻¹,      Λ diagonal such that C_jj = 1 and Λ - S is positive definite
 

@@ -81,7 +81,11 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
         UnsupportedError,
         "sampler 'mean_field' supports exact, ",
     ),
-    ({"sampler": "dqa", "mode": "h+J+K"}, UnsupportedError, "mode: sampler 'dqa' has no three-body terms"),
+    (
+        {"sampler": "dqa", "mode": "h+J+K"},
+        UnsupportedError,
+        "mode: sampler 'dqa' does not support three-body terms",
+    ),
     (
         {"sampler": "dqa", "window": 40},
         UnsupportedError,

@@ -124,5 +124,5 @@ def test_a_learned_anneal_is_not_mapped() -> None:
     models = [BoltzmannAttention(8, 2, 5, sampler=learned, gradient="adjoint") for _ in range(2)]
     parameters, buffers = stack_module_state(models)
     x = torch.randn(3, 5, 8)
-    with pytest.raises(UnsupportedError, match="expected parameters of the anneal that vmap does not map"):
+    with pytest.raises(UnsupportedError, match="vmap over parameters of the anneal is unsupported"):
         vmap(lambda p, b: functional_call(models[0], (p, b), (x,)), randomness="same")(parameters, buffers)

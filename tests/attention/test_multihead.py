@@ -326,7 +326,7 @@ def test_nested_inputs_are_padded_ones() -> None:
         assert_close(shown[: len(part), : len(part)], seen)
     with pytest.raises(ValueError, match="all nested or all dense"):
         built(x, x, torch.randn(3, 5, E))
-    with pytest.raises(ValueError, match="expected no masks beside nested tensors"):
+    with pytest.raises(ValueError, match="attn_mask: cannot be combined with nested tensors"):
         built(x, x, x, attn_mask=torch.zeros(5, 5))
     with pytest.raises(ValueError, match="expected dense tensors without batch_first"):
         boltzmann(batch_first=False)(x, x, x)

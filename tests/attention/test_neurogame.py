@@ -49,7 +49,7 @@ def test_algorithm_1_written_out(weighting: str, f: str, normalisation: str) -> 
     """From the drawn coalitions to z, sequence by sequence and head by head, with norms from scratch."""
     built = layer(weighting=weighting, f=f, normalisation=normalisation, sampler="exact").eval()
     x, pad = inputs(), padding()
-    z, told = built(x, pad, need_explanation=True, seed=5)
+    z, explanation = built(x, pad, need_explanation=True, seed=5)
     gamma, heads = float(built.temperature[0]), []
     for h in range(2):
         W = built.value.weight[4 * h : 4 * h + 4]
@@ -62,7 +62,7 @@ def test_algorithm_1_written_out(weighting: str, f: str, normalisation: str) -> 
                 norms = (masks.to(F64) @ V).norm(dim=-1)
                 return norms.tanh() if f == "tanh" else norms
 
-            # The stream of coalitions belongs to (sequence, head): the function game is told them.
+            # The stream of coalitions belongs to (sequence, head): the function game is explanation them.
             phi, beta, J = (
                 recorded_indices(value, n, b * 2 + h, s, weighting, gamma)
                 for s in (games.sample_shapley, games.sample_banzhaf, games.sample_interaction)
@@ -72,11 +72,11 @@ def test_algorithm_1_written_out(weighting: str, f: str, normalisation: str) -> 
                 normalisation
             ]
             fields = gate * phi / size(phi) + (1 - gate) * beta / size(beta)
-            assert (told.fields[b, h, :n] - fields).abs().max() < 1e-11
-            assert (told.interactions[b, h, :n, :n] - J).abs().max() < 1e-12
+            assert (explanation.fields[b, h, :n] - fields).abs().max() < 1e-11
+            assert (explanation.interactions[b, h, :n, :n] - J).abs().max() < 1e-12
             problem = diabat.Ising(fields / gamma, J / gamma)
             alpha = diabat.sampler("exact").moments(problem).probability
-            assert (told.alpha[b, h, :n] - alpha).abs().max() < 1e-10
+            assert (explanation.alpha[b, h, :n] - alpha).abs().max() < 1e-10
             rows.append(alpha @ V)
         heads.append(torch.stack(rows))
     expected = torch.cat(heads, -1) @ built.output_projection.weight.T
@@ -111,22 +111,32 @@ def test_shapes_of_both_outputs_and_their_relation() -> None:
 def test_explanation() -> None:
     built = layer(sampler="mean_field").eval()
     x, pad = inputs(), padding()
-    told = built.explain(x, pad, seed=4)
-    assert isinstance(told, NeuroGameExplanation)
+    explanation = built.explain(x, pad, seed=4)
+    assert isinstance(explanation, NeuroGameExplanation)
     _, again = built(x, pad, need_explanation=True, seed=4)
-    assert torch.equal(told.alpha, again.alpha)
-    assert not told.alpha.requires_grad
+    assert torch.equal(explanation.alpha, again.alpha)
+    assert not explanation.alpha.requires_grad
     assert again.alpha.requires_grad
-    for tensor in (told.alpha, told.fields, told.gate, told.shapley.value, told.banzhaf.value):
+    for tensor in (
+        explanation.alpha,
+        explanation.fields,
+        explanation.gate,
+        explanation.shapley.value,
+        explanation.banzhaf.value,
+    ):
         assert tensor.shape == (3, 2, 6)
         assert not tensor.transpose(1, 2)[pad].any()
-    assert told.interactions.shape == (3, 2, 6, 6)
-    assert torch.equal(told.interactions, told.interactions.mT)
-    assert (told.expected_active - told.alpha.sum(-1)).abs().max() < 1e-13
-    assert told.temperature.tolist() == pytest.approx([0.25, 0.25])
-    assert (told.num_coalitions, told.seed, told.info["backend"]) == (25, 4, "mean_field")
-    assert told.info["converged"] == (float(told.residual.max()) < 1e-4)
-    for estimate in (told.shapley, told.banzhaf, told.pairs):
+    assert explanation.interactions.shape == (3, 2, 6, 6)
+    assert torch.equal(explanation.interactions, explanation.interactions.mT)
+    assert (explanation.expected_active - explanation.alpha.sum(-1)).abs().max() < 1e-13
+    assert explanation.temperature.tolist() == pytest.approx([0.25, 0.25])
+    assert (explanation.num_coalitions, explanation.seed, explanation.info["backend"]) == (
+        25,
+        4,
+        "mean_field",
+    )
+    assert explanation.info["converged"] == (float(explanation.residual.max()) < 1e-4)
+    for estimate in (explanation.shapley, explanation.banzhaf, explanation.pairs):
         assert estimate.standard_error is not None
         assert estimate.effective_samples is not None
         assert float(estimate.effective_samples.max()) <= 25 + 1e-9
@@ -144,28 +154,30 @@ def test_controls_leave_terms_out_of_the_law() -> None:
     x, pad = inputs(), padding()
     whole = layer(sampler="exact").explain(x, pad, seed=4)
     fields_only, uniform = (layer(mode=mode, sampler=Never()) for mode in ("h", "uniform"))
-    told = fields_only.explain(x, pad, seed=4)
+    explanation = fields_only.explain(x, pad, seed=4)
     expected = torch.where(~pad[:, None], torch.sigmoid(8 * whole.fields), 0)  # γ = 1/4
-    assert (told.alpha - expected).abs().max() < 1e-8  # log γ is stored in float32
-    assert torch.equal(told.fields, whole.fields)
-    assert torch.equal(told.pairs.value, whole.pairs.value)
-    assert not told.interactions.any()
-    assert (told.alpha - whole.alpha).abs().max() > 1e-3
+    assert (explanation.alpha - expected).abs().max() < 1e-8  # log γ is stored in float32
+    assert torch.equal(explanation.fields, whole.fields)
+    assert torch.equal(explanation.pairs.value, whole.pairs.value)
+    assert not explanation.interactions.any()
+    assert (explanation.alpha - whole.alpha).abs().max() > 1e-3
     z = uniform(x, pad, seed=4)
     half = (uniform.value(x) * ~pad[..., None]).sum(1) / 2
     assert (z - uniform.output_projection(half)).abs().max() < 1e-12
-    told = uniform.explain(x, pad, seed=4)
-    assert torch.equal(told.alpha, (~pad[:, None]).expand(3, 2, 6).to(F64) / 2)
-    assert not told.fields.any()
-    assert torch.equal(told.shapley.value, whole.shapley.value)
+    explanation = uniform.explain(x, pad, seed=4)
+    assert torch.equal(explanation.alpha, (~pad[:, None]).expand(3, 2, 6).to(F64) / 2)
+    assert not explanation.fields.any()
+    assert torch.equal(explanation.shapley.value, whole.shapley.value)
     assert torch.equal(fields_only(x, pad, seed=4), fields_only(x, pad, need_explanation=True, seed=4)[0])
 
 
 def test_estimates_are_those_of_the_explanation() -> None:
     built, x, pad = layer(sampler=Never()).eval(), inputs(), padding()
-    told = layer(sampler="exact").eval().explain(x, pad, seed=4)
+    explanation = layer(sampler="exact").eval().explain(x, pad, seed=4)
     for mine, theirs in zip(
-        built.estimates(x, pad, seed=4), (told.shapley, told.banzhaf, told.pairs), strict=True
+        built.estimates(x, pad, seed=4),
+        (explanation.shapley, explanation.banzhaf, explanation.pairs),
+        strict=True,
     ):
         assert torch.equal(mine.value, theirs.value)
         assert mine.effective_samples is not None
@@ -191,8 +203,8 @@ def test_mean_field_converges_at_the_start() -> None:
     """
     for heads, length, bound in ((4, 32, 1e-3), (1, 128, 5e-2)):
         torch.manual_seed(0)
-        told = NeuroGameAttention(64, heads).explain(torch.randn(4, length, 64))
-        assert float(told.residual.max()) < bound
+        explanation = NeuroGameAttention(64, heads).explain(torch.randn(4, length, 64))
+        assert float(explanation.residual.max()) < bound
 
 
 @pytest.mark.parametrize("sampler", ["mean_field", "exact"])
@@ -256,7 +268,7 @@ def test_degenerate_sequences(sampler: str, bias: bool) -> None:
     x[2, 1] = -x[2, 0]
     pad = torch.tensor([[False, True], [False, False], [False, False], [True, True]])
     x.requires_grad_()
-    z, told = built(x, pad, need_explanation=True, seed=8)
+    z, explanation = built(x, pad, need_explanation=True, seed=8)
     z.square().sum().backward()
     assert x.grad is not None
     assert torch.isfinite(z).all()
@@ -264,9 +276,9 @@ def test_degenerate_sequences(sampler: str, bias: bool) -> None:
     assert torch.equal(z[3], empty)
     assert not x.grad[pad].any()
     one = torch.sigmoid(torch.tensor(8.0, dtype=F64))  # J_1 = 1, α = σ(2/γ)
-    assert (told.alpha[0, :, 0] - one).abs().max() < 1e-7
-    assert (told.alpha[1] - 0.5).abs().max() < 1e-12
-    assert not told.alpha[3].any()
+    assert (explanation.alpha[0, :, 0] - one).abs().max() < 1e-7
+    assert (explanation.alpha[1] - 0.5).abs().max() < 1e-12
+    assert not explanation.alpha[3].any()
     assert built(x[3:], pad[3:], seed=8).sub(empty).abs().max() == 0  # nothing at all
 
 
@@ -364,7 +376,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"gradient": "adjoint"}, UnsupportedError, "gradient: sampler 'mean_field' supports"),
     ({"num_reads": 10}, UnsupportedError, "num_reads: gradient 'exact' differentiates"),
     ({"num_reads": 0, "sampler": "dqa"}, ValueError, "num_reads: expected an integer >= 1, got 0"),
-    ({"sampler": SharedOnly()}, UnsupportedError, "sampler: expected one that takes couplings of their own"),
+    ({"sampler": SharedOnly()}, UnsupportedError, "sampler: expected one that supports different couplings"),
     ({"sampler": 3}, TypeError, "sampler: expected a diabat Sampler or its name, got int"),
 ]
 
