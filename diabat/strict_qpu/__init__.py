@@ -9,7 +9,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Make the class when it is first asked for."""
+    """Build the class at its first use."""
     if name == "StrictMockQPU":
         from diabat.strict_qpu.processor import strict_mock_qpu
 

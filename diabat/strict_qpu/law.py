@@ -1,4 +1,4 @@
-"""What the stand-in of a processor answers: Boltzmann reads at one beta, or reads of a simulated fast anneal."""
+"""Reads of the mock processor: Boltzmann reads at one beta, or reads of a simulated fast anneal."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def flux_as_fields(biases: Any, qubits: list[int]) -> FloatArray:
 def tie(model: Model, below: float | None) -> tuple[Model, NDArray[np.int64]]:
     """Join variables that couplings J <= ``below`` tie together: the limit of strong chains, which never break.
 
-    Single spin flips hardly ever turn a strong chain over; the real device does.
+    Single spin flips almost never flip a strong chain; the real device does.
 
     Returns:
         The joined model, and the joined variable of each of the V variables.
@@ -83,8 +83,8 @@ def anneal(
 ) -> NDArray[np.int8]:
     """Reads of a fast anneal of every connected part, by the simulation of the backend ``dqa``, int8 [reads, V].
 
-    A qubit with a flux bias stands at its sign from the beginning and is a field to its neighbours.  Chains are
-    qubits like others, which may break.
+    A qubit with a flux bias is fixed at the sign of the bias and acts as a field on its neighbours.  Chains are
+    simulated qubit by qubit and may break.
 
     Args:
         model: Programmed values in hardware units.
@@ -92,7 +92,7 @@ def anneal(
         schedule: Built-in schedule of the solver.
         annealing_time_us: In microseconds, as submitted.
         reads: Number of reads.
-        seed: Of the reads.
+        seed: Seed of the reads.
 
     Raises:
         ValueError: If a part has more than 16 qubits, or a flux bias is too weak to hold its qubit.

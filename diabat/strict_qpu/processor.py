@@ -41,7 +41,10 @@ def _check_law(law: Any, name: str | None, tied_below: float | None) -> None:
     if law not in ("boltzmann", "anneal"):
         raise ArgumentError("law", f"expected 'boltzmann' or 'anneal', got {law!r}.")
     if (law == "anneal") != (name is not None):
-        raise ArgumentError("schedule", f"expected one with law='anneal' and none without, got {name!r}.")
+        raise ArgumentError(
+            "schedule",
+            f"expected a name with law='anneal' and None with law='boltzmann', got {name!r}.",
+        )
     if law == "anneal" and tied_below is not None:
         raise ArgumentError(
             "tied_below", f"expected None with law='anneal', whose chains are simulated, got {tied_below!r}."
@@ -52,7 +55,7 @@ def _check_law(law: Any, name: str | None, tied_below: float | None) -> None:
 
 @cache
 def strict_mock_qpu() -> type:
-    """Make the class, which needs dwave-system, an extra, as its base.
+    """Build the class, whose base class is in dwave-system, an extra.
 
     Raises:
         ImportError: If the extra ``dwave`` is not installed.
@@ -65,30 +68,35 @@ def strict_mock_qpu() -> type:
         raise ImportError(missing_package(error, "StrictMockQPU"), name=error.name) from None
 
     class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has no stubs
-        """A ``MockDWaveSampler`` that keeps the rules of a processor and answers with Boltzmann reads.
+        """A ``MockDWaveSampler`` that enforces the rules of a processor and returns Boltzmann reads.
 
-        Refused with one sentence: values outside h_range, extended_j_range or per_qubit_coupling_range with
-        ``auto_scale=False`` (True, the default, scales to full range as the processor does); h other than 0, a schedule
-        of other than two points, reverse anneals, h gains and times out of range with ``fast_anneal``; schedules that
-        are no anneal; flux biases of another number or beside auto_scale; too many reads, too long runs, unknown
-        keywords.  Answers are histograms unless ``answer_mode="raw"``.
+        It refuses with one sentence:
+
+        - values outside h_range, extended_j_range or per_qubit_coupling_range with ``auto_scale=False`` (True, the
+          default, scales to full range as the processor does);
+        - with ``fast_anneal``: h other than 0, schedules that do not have two points, reverse anneals, h gains, and
+          times out of range;
+        - invalid anneal schedules; a wrong number of flux biases, or flux biases with auto_scale;
+        - too many reads, too long runs, unknown keywords.
+
+        Answers are histograms unless ``answer_mode="raw"``.
 
         The law ``boltzmann``: P(s) ∝ exp(-beta · E(s)) of the programmed values, by simulated annealing held at beta.
-        The law ``anneal``: the fast anneal of ``schedule`` as the backend ``dqa`` simulates it, of every connected part
-        (16 qubits at most); qubits with flux biases are held.  It is not Boltzmann, and fields and couplings come
-        out at different temperatures.  Like a processor it takes no seed per call: answer number k follows from
-        ``seed`` and k.
+        The law ``anneal``: the fast anneal of ``schedule``, simulated by the backend ``dqa`` for every connected part
+        (16 qubits at most); qubits with flux biases are fixed.  It is not Boltzmann: fields and couplings have
+        different effective temperatures.  As on a processor there is no seed per call: answer number k is a function
+        of ``seed`` and k.
 
         Args:
-            law: ``boltzmann`` or ``anneal``, which answers submissions with ``fast_anneal`` only.
+            law: ``boltzmann``, or ``anneal``, which accepts only submissions with ``fast_anneal``.
             schedule: Built-in schedule of the anneal, such as Advantage2_system1.
             beta: Inverse temperature of Boltzmann answers, for fields and couplings alike.
             sweeps: Sweeps from a random start.
-            seed: Of all answers; None draws one.
-            tied_below: Qubits joined by couplings J at or below this move as one, which is the limit of strong chains;
-                None moves every qubit alone.
+            seed: Seed of all answers; None draws one.
+            tied_below: Qubits joined by couplings J at or below this value flip together, which is the limit of strong
+                chains; None flips every qubit alone.
             fail_at: Numbers, from 1, of the calls that fail with a ConnectionError.
-            properties: Replace those of the mock.
+            properties: Properties that replace those of the mock.
             **chip: Arguments of ``MockDWaveSampler``, such as topology_type and topology_shape.
 
         Attributes:

@@ -1,4 +1,4 @@
-"""Rules of a D-Wave processor, as documented: what its server refuses, as functions of problem and keywords.
+"""Documented rules of a D-Wave processor: refuse the problems and keywords that its server refuses.
 
 Source: Ocean documentation, "QPU solver parameters" and "QPU solver properties".  Times in microseconds.
 """
@@ -39,7 +39,7 @@ def check_keywords(keywords: Keywords, properties: Properties, known: set[str]) 
         _demand(bool(np.isfinite(biases).all()), "flux_biases: expected finite numbers.")
         _demand(
             keywords.get("auto_scale", True) is False,
-            "flux_biases: expected auto_scale=False beside them (it is True by default).",
+            "flux_biases: expected auto_scale=False with flux biases (the default is True).",
         )
 
 
@@ -63,14 +63,14 @@ def _check_fast(keywords: Keywords, properties: Properties) -> None:
     if schedule is not None:
         _demand(
             "annealing_time" not in keywords,
-            "anneal_schedule: expected no annealing_time beside it, got both.",
+            "anneal_schedule: cannot be combined with annealing_time, got both.",
         )
         _demand(
             len(schedule) == 2, f"anneal_schedule: expected two points with fast_anneal, got {len(schedule)}."
         )
         _demand(
             tuple(schedule[0]) == (0, 0) and schedule[1][1] == 1,
-            "anneal_schedule: expected [[0, 0], [t, 1]] with fast_anneal: neither pause nor reverse.",
+            "anneal_schedule: expected [[0, 0], [t, 1]] with fast_anneal, without pause or reverse.",
         )
     time = schedule[-1][0] if schedule is not None else keywords.get("annealing_time")
     _check_time(time, properties, "fast_anneal_time_range")
@@ -81,12 +81,12 @@ def _check_standard(keywords: Keywords, properties: Properties) -> None:
     if schedule is None:
         _demand(
             "initial_state" not in keywords,
-            "initial_state: expected an anneal_schedule from s = 1 beside it.",
+            "initial_state: expected an anneal_schedule that starts at s = 1, got none.",
         )
         _check_time(keywords.get("annealing_time"), properties, "annealing_time_range")
         return
     _demand(
-        "annealing_time" not in keywords, "anneal_schedule: expected no annealing_time beside it, got both."
+        "annealing_time" not in keywords, "anneal_schedule: cannot be combined with annealing_time, got both."
     )
     most = properties["max_anneal_schedule_points"]
     _demand(2 <= len(schedule) <= most, f"anneal_schedule: expected 2 to {most} points, got {len(schedule)}.")
@@ -97,9 +97,11 @@ def _check_standard(keywords: Keywords, properties: Properties) -> None:
         "anneal_schedule: expected s in [0, 1] that ends at 1.",
     )
     if s[0] == 1:
-        _demand("initial_state" in keywords, "initial_state: expected one with a reverse anneal, got none.")
+        _demand(
+            "initial_state" in keywords, "initial_state: expected a state for a reverse anneal, got none."
+        )
     else:
-        _demand("initial_state" not in keywords, "initial_state: expected none with a forward anneal.")
+        _demand("initial_state" not in keywords, "initial_state: cannot be combined with a forward anneal.")
         _demand(
             s[0] == 0 and bool((np.diff(s) >= 0).all()), "anneal_schedule: expected s that rises from 0 to 1."
         )
@@ -138,7 +140,7 @@ def fast_annealing_time(keywords: Keywords) -> float:
     """Time of a fast anneal in microseconds.
 
     Raises:
-        ValueError: If it is no fast anneal, or no time is given.
+        ValueError: If it is not a fast anneal, or no time is given.
     """
     _demand(bool(keywords.get("fast_anneal")), "fast_anneal: expected True with law='anneal'.")
     points = keywords.get("anneal_schedule")

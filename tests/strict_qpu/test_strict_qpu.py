@@ -55,12 +55,12 @@ RULES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "schedule and time, fast": (
         {},
         {**FAST, "anneal_schedule": [[0, 0], [1, 1]]},
-        "anneal_schedule: expected no annealing_time",
+        "anneal_schedule: cannot be combined with annealing_time",
     ),
     "schedule and time": (
         {},
         {"annealing_time": 1.0, "anneal_schedule": [[0, 0], [1, 1]]},
-        "anneal_schedule: expected no annealing_time",
+        "anneal_schedule: cannot be combined with annealing_time",
     ),
     "pause in a fast anneal": (
         {},
@@ -105,7 +105,7 @@ RULES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "reverse without a state": (
         {},
         {"anneal_schedule": [[0, 1], [5, 0.5], [9, 1]]},
-        "initial_state: expected one with a reverse anneal",
+        "initial_state: expected a state for a reverse anneal",
     ),
     "a state without a schedule": ({}, {"initial_state": {}}, "initial_state: expected an anneal_schedule"),
     "flux biases too short": (
@@ -334,9 +334,17 @@ def test_parts_of_an_anneal_are_independent_and_seeded() -> None:
             "flux_biases: expected 0 or enough to hold a qubit with law='anneal'",
         ),
         ({"law": "boltzman"}, {}, "law: expected 'boltzmann' or 'anneal', got 'boltzman'"),
-        ({"schedule": None}, {}, "schedule: expected one with law='anneal' and none without, got None"),
+        (
+            {"schedule": None},
+            {},
+            "schedule: expected a name with law='anneal' and None with law='boltzmann', got None",
+        ),
         ({"schedule": "Advantage3"}, {}, "schedule: unknown name 'Advantage3'"),
-        ({"law": "boltzmann"}, {}, "schedule: expected one with law='anneal' and none without, got 'Adv"),
+        (
+            {"law": "boltzmann"},
+            {},
+            "schedule: expected a name with law='anneal' and None with law='boltzmann', got 'Adv",
+        ),
         ({"tied_below": -1.5}, {}, "tied_below: expected None with law='anneal'"),
     ],
 )
