@@ -84,9 +84,11 @@ def main() -> None:
     run_training(config, progress=False)
     accuracy = evaluate_run(load_run(folder / "run"), "train").value
     print(f"accuracy on what it was trained on: {accuracy:.2f}")
-    told = explain_run(folder / "run", "a dog is playing", "the dog is not playing")
-    print(f"'the dog is not playing': {told.predicted}, {told.probabilities[told.predicted]:.2f}")
-    for token, weight in zip(told.tokens, told.alpha.mean(0).tolist(), strict=True):
+    explanation = explain_run(folder / "run", "a dog is playing", "the dog is not playing")
+    print(
+        f"'the dog is not playing': {explanation.predicted}, {explanation.probabilities[explanation.predicted]:.2f}"
+    )
+    for token, weight in zip(explanation.tokens, explanation.alpha.mean(0).tolist(), strict=True):
         print(f"{token:10}{weight:6.3f}")
 
 

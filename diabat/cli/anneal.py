@@ -36,7 +36,7 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that 
 
 
 def _number(text: str, least: int | None = None) -> Any:
-    """An option with a number, or with a list of them, that stands above a key of the section."""
+    """An option with a number or a list of numbers that overrides a key of the section."""
     return typer.Option(min=least, help=text, show_default=False)
 
 
@@ -87,7 +87,7 @@ def learn(
     """Train a plan to sample at beta = 1, and judge it on held-out instances.
 
     The best plan so far is in the file at all times; Ctrl-C keeps it.  Lists are numbers with spaces or commas
-    between them.  Options stand above the section anneal of CONFIG, whose keys have the same names.
+    between them.  Options override the section anneal of CONFIG, whose keys have the same names.
     """
     with importing():
         from diabat.config import ConfigError
@@ -115,10 +115,12 @@ def learn(
     given = {name: value for name, value in given.items() if value is not None}
     for name in RANDOM if run is not None else ():
         if name in given:
-            reason = f"expected none beside --run, which has its problems, got {given[name]!r}."
+            reason = f"cannot be combined with --run, which provides the problems, got {given[name]!r}."
             raise ConfigError(_option(name), reason)
-    told = {f"anneal.{name}": _option(name) for name in given} | ({} if seed is None else {"seed": "--seed"})
-    with naming(told, ConfigError):
+    options = {f"anneal.{name}": _option(name) for name in given} | (
+        {} if seed is None else {"seed": "--seed"}
+    )
+    with naming(options, ConfigError):
         resolved = _load(config, overrides or [], given, seed, trust)
         made = command(resolved, output)
         try:
@@ -132,7 +134,7 @@ def learn(
 def _load(
     config: str | None, overrides: list[str], given: dict[str, Any], seed: int | None, trust: bool
 ) -> Config:
-    """The configuration, or the defaults if there is none, with overrides and then options."""
+    """Load the configuration (or the defaults) with overrides, then options, applied."""
     from diabat.config import make_config
     from diabat.config.loading import apply_overrides, read_document
 
@@ -170,7 +172,7 @@ def _option(name: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A number as short as it can be told exactly, or a text."""
+    """Format a number in its shortest exact form, or return a text."""
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""The application: global options, the commands, and one place that turns failures into exit codes."""
+"""The application: global options, commands, and exit codes of failures."""
 
 from __future__ import annotations
 

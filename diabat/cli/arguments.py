@@ -26,7 +26,7 @@ TrustOption = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="Take what the run folder names even if it is code or an address; see docs/security.md.",
+        help="Trust code and addresses that the run folder names; see docs/security.md.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print only one JSON document on stdout.")]
@@ -34,7 +34,7 @@ ProgressOption = Annotated[bool, typer.Option("--progress/--no-progress", help="
 
 
 def as_overrides(options: dict[str, Any]) -> list[str]:
-    """Overrides of the keys whose option is given, not None."""
+    """Overrides of the keys whose options are given, that is not None."""
     # JSON is YAML, in which a folder named "1e3" stays one.
     given = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
     return [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]

@@ -1,4 +1,4 @@
-"""``diabat backends`` and ``diabat warm-up``: what is available here, and its kernels compiled ahead."""
+"""``diabat backends`` and ``diabat warm-up``: list the available backends, and compile their kernels ahead."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def backend_rows() -> list[dict[str, Any]]:
 
 
 def extra_rows() -> list[dict[str, Any]]:
-    """One row per optional extra; nothing is imported to find out."""
+    """One row per optional extra; no package is imported."""
     rows = []
     for extra, (modules, purpose) in EXTRAS.items():
         missing = [module for module in modules if not _is_installed(module)]

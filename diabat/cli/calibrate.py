@@ -14,7 +14,7 @@ from diabat.cli.failures import importing, naming
 from diabat.cli.figures import require_writable
 from diabat.cli.output import print_fitting
 
-# The options of the library's arguments, in whose names it refuses.
+# Command line options of the library's arguments, for error messages.
 _OPTIONS = {
     "annealing_time_ns": "--times",
     "num_spins": "--spins",
@@ -71,7 +71,7 @@ def calibrate_schedule(
     """Compare predicted with fitted inverse temperatures of an anneal.
 
     Random problems are annealed with h/beta_h and J/beta_J programmed as the schedule predicts, and both are
-    fitted to what comes out by maximum pseudo-likelihood.
+    fitted to the result by maximum pseudo-likelihood.
     """
     wanted = _times(times)
     if figure is not None:

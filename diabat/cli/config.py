@@ -29,7 +29,7 @@ def show_config(
 
 @app.command("list")
 def list_configs(as_json: JsonOption = False) -> None:
-    """List the configurations shipped with diabat: what each is, and how long it takes on one core."""
+    """List the configurations shipped with diabat, with a description and the time on one core."""
     from diabat.config import shipped_configs
 
     print_shipped("Configurations", shipped_configs(), as_json)

@@ -1,4 +1,4 @@
-"""``diabat evaluate``: a finished run on one of its sets."""
+"""``diabat evaluate``: evaluate a finished run on one of its sets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SplitOption = Annotated[
     str | None, typer.Option(help="train, validation or test; default test if there is one.")
 ]
 FigureOption = Annotated[Path | None, typer.Option(help="Write confusion matrix and reliability diagram.")]
-DataOption = Annotated[Path | None, typer.Option(help="The data file or folder, if it is not where it was.")]
+DataOption = Annotated[Path | None, typer.Option(help="The data file or folder, if it has moved.")]
 
 
 def evaluate_model(
@@ -67,7 +67,7 @@ def evaluate_model(
 
 @contextmanager
 def naming_data(data: Path | None) -> Iterator[None]:
-    """Say that --data names another place, where the data of a run are not where they were."""
+    """Add to a data error that --data can name the new location of a run's data."""
     from diabat.tasks import DataError
 
     try:
@@ -76,7 +76,7 @@ def naming_data(data: Path | None) -> Iterator[None]:
         if data is not None or "--data" in str(error):
             raise
         raise DataError(
-            f"{str(error).removesuffix('.')}; if the data of the run lie elsewhere now, name their file or folder by "
+            f"{str(error).removesuffix('.')}; if the data of the run have moved, give their file or folder with "
             "--data PATH."
         ) from error
 

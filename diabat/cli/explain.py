@@ -1,4 +1,4 @@
-"""``diabat explain``: what a trained classifier looked at in a pair of sentences."""
+"""``diabat explain``: explain the prediction of a trained classifier for a pair of sentences."""
 
 from __future__ import annotations
 
@@ -65,48 +65,54 @@ def explain_prediction(
         require_writable(figure)
     overrides = as_overrides({"model.weighting": weighting, "model.eval_coalitions": coalitions})
     with naming({"model.weighting": "--weighting"}):
-        told = explain_run(run, premise, hypothesis, overrides, seed=seed, trust=trust)
-    if overrides and told.pooling != "neurogame":
+        explanation = explain_run(run, premise, hypothesis, overrides, seed=seed, trust=trust)
+    if overrides and explanation.pooling != "neurogame":
         option = "--coalitions" if weighting is None else "--weighting"
-        raise ArgumentError(option, f"expected a run with neurogame pooling, got {told.pooling} pooling.")
-    if head is not None and head >= len(told.alpha):
-        raise ArgumentError("--head", f"expected a head in 0 .. {len(told.alpha) - 1}, got {head}.")
+        raise ArgumentError(
+            option, f"expected a run with neurogame pooling, got {explanation.pooling} pooling."
+        )
+    if head is not None and head >= len(explanation.alpha):
+        raise ArgumentError("--head", f"expected a head in 0 .. {len(explanation.alpha) - 1}, got {head}.")
     if figure is not None:
-        plot_explanation(told, figure, head=head, at_least=at_least)
+        plot_explanation(explanation, figure, head=head, at_least=at_least)
     if as_json:
-        print_json({"predicted": told.predicted, **vars(told)})
+        print_json({"predicted": explanation.predicted, **vars(explanation)})
         return
-    _print(told, head, top, at_least)
+    _print(explanation, head, top, at_least)
     if figure is not None:
         typer.echo(f"Figure: {figure}")
 
 
-def _print(told: PairExplanation, head: int | None, top: int, at_least: float) -> None:
+def _print(explanation: PairExplanation, head: int | None, top: int, at_least: float) -> None:
     from diabat.models.explanation import of_head
 
-    chances = ", ".join(f"{name} {chance:.3f}" for name, chance in told.probabilities.items())
-    typer.echo(f"Predicted: {told.predicted} ({chances})")
-    for name, value in told.facts.items():
+    chances = ", ".join(f"{name} {chance:.3f}" for name, chance in explanation.probabilities.items())
+    typer.echo(f"Predicted: {explanation.predicted} ({chances})")
+    for name, value in explanation.facts.items():
         typer.echo(f"{name.replace('_', ' ')}: {_shown(value)}")
     typer.echo()
     quantities = {
-        "α" if told.fields is not None else "weight": told.alpha,
-        "J_i": told.fields,
-        "φ": told.shapley,
-        "β": told.banzhaf,
-        "λ": told.gate,
+        "α" if explanation.fields is not None else "weight": explanation.alpha,
+        "J_i": explanation.fields,
+        "φ": explanation.shapley,
+        "β": explanation.banzhaf,
+        "λ": explanation.gate,
     }
     there = {name: of_head(value, head) for name, value in quantities.items() if value is not None}
     rows = [
         (token, side, *(f"{float(value[i]):.4f}" for value in there.values()))
-        for i, (token, side) in enumerate(zip(told.tokens, told.sides, strict=True))
+        for i, (token, side) in enumerate(zip(explanation.tokens, explanation.sides, strict=True))
     ]
     which = "mean over heads" if head is None else f"head {head}"
-    print_table(f"Tokens, {told.pooling} pooling, {which}", ("token", "side", *there), rows, right=[*there])
-    if told.interactions is None or not top:
+    print_table(
+        f"Tokens, {explanation.pooling} pooling, {which}", ("token", "side", *there), rows, right=[*there]
+    )
+    if explanation.interactions is None or not top:
         return
-    strongest = told.strongest(top, head, at_least)
-    found = [(*_named(told, i), *_named(told, j), f"{J:+.4f}", _kind(J)) for i, j, J in strongest]
+    strongest = explanation.strongest(top, head, at_least)
+    found = [
+        (*_named(explanation, i), *_named(explanation, j), f"{J:+.4f}", _kind(J)) for i, j, J in strongest
+    ]
     columns = ("token", "side", "and token", "of side", "J/γ", "active")
     if found:
         print_table(
@@ -116,8 +122,8 @@ def _print(told: PairExplanation, head: int | None, top: int, at_least: float) -
         typer.echo(f"No interaction with |J_ij|/γ of at least {at_least:g}.")
 
 
-def _named(told: PairExplanation, place: int) -> tuple[str, str]:
-    return told.tokens[place], told.sides[place]
+def _named(explanation: PairExplanation, place: int) -> tuple[str, str]:
+    return explanation.tokens[place], explanation.sides[place]
 
 
 def _kind(J: float) -> str:

@@ -1,4 +1,4 @@
-"""From exceptions to one sentence on stderr and an exit code."""
+"""Turn exceptions into one sentence on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PARSER_ERROR: type[BaseException] = next(
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, with a sentence on what is saved and how to go on."""
+    """Ctrl-C; the message states what is saved and how to continue."""
 
 
 @contextmanager
@@ -54,17 +54,17 @@ def handled(*, debug: bool) -> Iterator[None]:
 
 
 def _say(message: Warning | str, *place: Any, **further: Any) -> None:
-    """Show a warning as a sentence, without the file and the line that gave it."""
+    """Print a warning as a sentence, without its file and line."""
     typer.echo(f"Warning: {' '.join(str(message).split())}", err=True)
 
 
 @contextmanager
 def naming(options: Mapping[str, str], error: type[ArgumentError] = ArgumentError) -> Iterator[None]:
-    """Say the library's refusals in the words of the command line.
+    """Report errors about the library's arguments with the options of the command line.
 
     Args:
-        options: The option of each argument; refusals of other arguments pass as they are.
-        error: What is raised instead.
+        options: The option of each argument; errors about other arguments are unchanged.
+        error: Type of the error raised instead.
     """
     try:
         yield
@@ -76,10 +76,10 @@ def naming(options: Mapping[str, str], error: type[ArgumentError] = ArgumentErro
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import libraries; Ctrl-C meanwhile ends the process at once.
+    """Import libraries; Ctrl-C during the import ends the process at once.
 
-    Large libraries catch KeyboardInterrupt here and there while they are imported, and the command would go
-    on with half of them.  Nothing has been written yet, so nothing is lost.
+    Some large libraries catch KeyboardInterrupt while they are imported, and the command would continue with a
+    partial import.  Nothing has been written yet, so nothing is lost.
     """
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
@@ -97,7 +97,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def sentence(error: Exception) -> str:
-    """Say in one line what went wrong."""
+    """Describe an error in one line."""
     from diabat.scrubbing import without_secrets  # numpy comes with it, which help does not need
 
     text = without_secrets(" ".join(str(error).split()))
@@ -106,7 +106,7 @@ def sentence(error: Exception) -> str:
         return f"{place}{error.strerror}."
     if isinstance(error, MemoryError):
         return f"out of memory{f': {text}' if text else ''}."
-    # Errors that the library raises on purpose are sentences; anything else is a defect and says so.
+    # Errors that the library raises on purpose are sentences; anything else is reported as a defect.
     on_purpose = isinstance(error, ValueError | RuntimeError | OSError | ImportError)
     if (on_purpose or type(error).__module__.startswith("diabat")) and text:
         return text

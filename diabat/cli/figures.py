@@ -1,4 +1,4 @@
-"""Where figures and other files may be written."""
+"""Check that figures and other files can be written before they are computed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def require_writable(
     """Fail before the computation rather than after it; missing folders are made.
 
     Args:
-        path: The file to be written.
-        option: What names it on the command line.
-        suffixes: Those it may have.
-        new: Refuse a file that exists.
+        path: The file to write.
+        option: The option or argument that names it on the command line.
+        suffixes: Supported suffixes.
+        new: Refuse a file that already exists.
 
     Raises:
-        ConfigError: If the suffix is another, the path is a folder, or the file exists though it should be new.
+        ConfigError: If the suffix is not supported, the path is a folder, or the file already exists and ``new``.
         PermissionError: If the file cannot be written.
     """
     from diabat.config.errors import ConfigError  # help needs no pydantic
@@ -34,9 +34,9 @@ def require_writable(
         raise ConfigError(option, f"expected a file ending in {', '.join(suffixes)}, got '{path}'.")
     if new and path.exists():
         raise ConfigError(
-            option, f"expected a new file, or --force to replace it, got '{path}', which exists."
+            option, f"expected a new file, or --force to replace it, got '{path}', which already exists."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Files are replaced whole, which takes a right to write into the folder.
+    # Files are replaced by renaming, which requires write permission for the folder.
     if not all(os.access(place, os.W_OK) for place in (path.parent, path) if place.exists()):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))

@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for machines."""
+"""Output of the commands: tables or JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-# In a pipe there is no width to fit: a row stays on one line for grep and awk.
+# In a pipe there is no width limit: each row is one line, for grep and awk.
 _UNBOUNDED = 1000
 
 
@@ -61,11 +61,11 @@ def print_table(
 
 
 def print_fitting(build: Callable[..., Table]) -> None:
-    """Print a table in the widest form that the screen holds without cutting a cell.
+    """Print a table in the widest form that fits the screen without truncating a cell.
 
     Args:
-        build: Makes the table; with ``narrow=True`` the form with fewer columns, whose cells are folded onto
-            further lines where even that is too wide.
+        build: Builds the table; ``narrow=True`` gives a form with fewer columns, whose cells are wrapped if it is
+            still too wide.
     """
     screen = console()
     table = build(narrow=False)
@@ -78,7 +78,7 @@ def print_fitting(build: Callable[..., Table]) -> None:
 
 
 def _width(table: Table, screen: Console) -> int:
-    """Characters that the table takes when nothing limits it."""
+    """Width of the table in characters without a limit."""
     return screen.measure(table, options=screen.options.update(width=_UNBOUNDED)).maximum
 
 
@@ -88,7 +88,7 @@ def print_json(value: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Reduce a value to what JSON can say."""
+    """Convert a value to plain JSON types."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""What the commands of ``diabat anneal`` read and print: plans, problems, lists of numbers."""
+"""Read and print plans, problems and lists of numbers for the commands of ``diabat anneal``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def choose_plan(name: str) -> tuple[TrotterPlan, dict[str, Any]]:
 
     Raises:
         ConfigError: There is no plan of this name.
-        ValueError: The file is none of a plan.
+        ValueError: The file is not a plan file.
     """
     from diabat.config.errors import ConfigError
     from diabat.runs.anneals import find_plan
@@ -36,7 +36,7 @@ def choose_problem(
     """Fields [n] and couplings [n, n] from a problem file or from the command line.
 
     Raises:
-        ConfigError: Both or neither are given, or the problem is none that a plan can run.
+        ConfigError: Both or neither are given, or a plan cannot run the problem.
     """
     import torch
 
@@ -49,18 +49,18 @@ def choose_problem(
         raise ConfigError(f"--problem, --fields: expected one of them, got {got}.")
     if path is not None:
         if couplings is not None:
-            raise ConfigError("--couplings", f"expected none beside --problem, got {couplings!r}.")
+            raise ConfigError("--couplings", f"cannot be combined with --problem, got {couplings!r}.")
         ising = read_problem(path, beta=beta).ising
         if ising.three_body is not None:
             raise ConfigError(
-                "--problem", f"expected fields and couplings alone, got three-body terms in '{path}'."
+                "--problem", f"expected only fields and couplings, got three-body terms in '{path}'."
             )
         if not bool(ising.visible_mask.all()):
             raise ConfigError("--problem", f"expected every spin visible, got invisible ones in '{path}'.")
         h, J = ising.fields.double(), ising.couplings
         return h.numpy(), torch.zeros(len(h), len(h)).numpy() if J is None else J.double().numpy()
     if beta is not None:
-        raise ConfigError("--beta", f"expected a --problem to fold it into, got {beta:g} beside --fields.")
+        raise ConfigError("--beta", f"cannot be combined with --fields, only with --problem, got {beta:g}.")
     values = numbers(fields or "", "--fields")
     n = len(values)
     pairs = (
@@ -80,7 +80,7 @@ def numbers(text: str, option: str, *, empty: bool = False) -> list[float]:
     """The numbers of a list with spaces or commas.
 
     Raises:
-        ConfigError: A word that is no finite number, or no number at all.
+        ConfigError: A word that is not a finite number, or an empty list.
     """
     from diabat.config.errors import ConfigError
 
@@ -98,7 +98,7 @@ def numbers(text: str, option: str, *, empty: bool = False) -> list[float]:
 
 
 def integers(text: str, option: str) -> list[int]:
-    """The integers of such a list.
+    """The integers of a list with spaces or commas.
 
     Raises:
         ConfigError: As `numbers`, or a number that is not whole.

@@ -40,8 +40,8 @@ def predict_pairs_of_file(
 ) -> None:
     """Predict the label of sentence pairs with a trained classifier.
 
-    One JSON object a line on stdout, with sentences, label and probabilities, in the order of the file; with
-    --output a file that is complete or not there.
+    Prints one JSON object per line with sentences, label and probabilities, in the order of the file; --output
+    writes a file instead, atomically.
     """
     with importing():
         from diabat.progress import progress_bar

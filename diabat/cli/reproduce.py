@@ -39,9 +39,9 @@ def reproduce_experiment(
     progress: ProgressOption = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Train the rows of a published table with several seeds and print them beside the published values.
+    """Train the rows of a published table with several seeds, and compare with the published values.
 
-    What is finished is not trained again, and what was interrupted goes on: repeat the command to continue.
+    Finished runs are not trained again, and interrupted runs are continued: repeat the command to continue.
     """
     with importing():
         from diabat.runs.experiments import (
@@ -77,7 +77,7 @@ def reproduce_experiment(
 
 @contextmanager
 def _in_words_of_reproduce(folder: Path) -> Iterator[None]:
-    """Advice of the training in terms of this command, which has no --resume: it resumes by itself."""
+    """Reword the advice of the training for this command, which has no --resume: it resumes automatically."""
     from diabat.training import OutputError, TrainingInterrupted
 
     try:

@@ -65,11 +65,11 @@ CompareOption = Annotated[
     str | None,
     typer.Option(
         metavar="BACKEND",
-        help="Put the marginals of this backend beside the answer, e.g. exact.",
+        help="Also show the marginals of this backend for comparison, e.g. exact.",
         show_default=False,
     ),
 ]
-DryOption = Annotated[bool, typer.Option("--dry-run", help="Say what 'dimod' would submit; submit nothing.")]
+DryOption = Annotated[bool, typer.Option("--dry-run", help="Show what 'dimod' would submit; submit nothing.")]
 
 
 def sample_problem(
@@ -88,7 +88,7 @@ def sample_problem(
     trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Sample one Ising problem, and say what law the answer follows and how good it is.
+    """Sample one Ising problem, and report the law and the quality of the answer.
 
     dimod problems are energies to be minimised, P ~ exp(-beta E).  In the YAML format positive fields favour
     +1 and positive couplings favour agreement.
@@ -120,29 +120,29 @@ def sample_problem(
 
 
 def _build(name: str | None, config: str | None, changes: list[str], trust: bool) -> Sampler:
-    """Build the backend of the section ``sampler`` of a configuration, of which the rest is not looked at."""
+    """Build the backend of the section ``sampler`` of a configuration; other sections are ignored."""
     from diabat.config import ConfigError, make_config
     from diabat.config.loading import apply_overrides, parse_override, read_document
     from diabat.runs import build_sampler
 
-    # Refused first: as keys of a whole configuration they would be valid, and do nothing here.
+    # Refused first: other keys of a configuration are valid, but have no effect here.
     for path, value in map(parse_override, changes):
         if path[0] != "sampler":
             raise ConfigError(
                 ".".join(path), "expected a key of the section sampler, as in sampler.backend=exact."
             )
         if path == ("sampler", "backend") and name not in (None, value):
-            raise ConfigError("--sampler", f"expected '{value}' as sampler.backend says, got '{name}'.")
+            raise ConfigError("--sampler", f"expected '{value}' as in sampler.backend, got '{name}'.")
     every = [*as_overrides({"sampler.backend": name}), *changes]
     document = apply_overrides({}, every) if config is None else read_document(config, every, trust=trust)
     return build_sampler(make_config(document).sampler)
 
 
 def _other_moments(name: str, ising: Ising, seed: int | None) -> tuple[Sampler, Moments]:
-    """Ask the backend of ``--compare``, built with its defaults.
+    """Compute the moments with the backend of ``--compare``, built with its defaults.
 
     Raises:
-        ConfigError: If there is none of this name, it cannot be built, or it refuses the problem.
+        ConfigError: If no backend has this name, it cannot be built, or it refuses the problem.
     """
     from diabat.checks import ArgumentError
     from diabat.config.errors import ConfigError
@@ -175,7 +175,7 @@ def _report_dry_run(backend: Sampler, ising: Ising, num_reads: int, seed: int | 
 def _report_moments(
     problem: Problem, backend: Sampler, moments: Moments, comparison: Comparison | None, as_json: bool
 ) -> None:
-    """Print P(+1) and <s> of every spin with standard errors where sampled, pair correlations, log Z, quality."""
+    """Print P(+1) and <s> of every spin with standard errors if sampled, pair correlations, log Z, quality."""
     from diabat.runs.quality import quality
 
     labels = [_label(v) for v in problem.labels]
@@ -280,7 +280,7 @@ def _origin(info: Mapping[str, Any], num_reads: int | None) -> str:
 
 
 def _print_quality(found: dict[str, Any]) -> None:
-    """Print law, expected error and diagnostics, the bad ones marked."""
+    """Print law, expected error and diagnostics; bad diagnostics are marked."""
     from diabat.samplers.diagnostics import LAWS
 
     exact = ", exact to rounding" if found["exact"] else ""

@@ -1,4 +1,4 @@
-"""``diabat train``: train a model as a configuration says."""
+"""``diabat train``: train the model of a configuration."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def train_model(
     trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a model; Ctrl-C saves the state and says how to continue.
+    """Train a model; Ctrl-C saves the state and prints how to continue.
 
     CONFIG may also be the folder of an earlier run.
     """
@@ -91,7 +91,7 @@ def _load(config: str, changes: list[str], data: Path | None, trust: bool) -> Co
 def _print_summary(config: Config, result: TrainResult) -> None:
     from diabat.cli.output import print_table
 
-    backend = f" with {config.sampler.backend}" if config.model.asks_sampler else ""
+    backend = f" with {config.sampler.backend}" if config.model.uses_sampler else ""
     rows = [
         ("task", f"{config.task.name}, T = {config.task.window}"),
         ("attention", f"{config.model.attention}{backend}"),

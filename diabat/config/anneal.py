@@ -1,4 +1,4 @@
-"""The section ``anneal``: a learned anneal, that is a plan with free angles and the problems that it is trained on."""
+"""The section ``anneal``: a plan with free angles (a learned anneal) and the problems on which it is trained."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from diabat.checks import ArgumentError
 from diabat.config.sections import STRICT
 
 Count = Annotated[int, Field(ge=1)]
-# Keys that describe random problems, and their values beside a run, which has problems of its own.
+# Keys that describe random problems, and their values if a run provides the problems.
 _NONE: dict[str, Any] = {
     "strengths": [],
     "weights": None,
@@ -24,7 +24,7 @@ RANDOM = tuple(_NONE)
 
 
 class AnnealOptions(BaseModel):
-    """What ``diabat anneal learn`` trains; values out of range are refused when it is run.
+    """Options of ``diabat anneal learn``; values out of range are refused when it is run.
 
     Attributes:
         layers: Layers of the plan.
@@ -69,13 +69,15 @@ class AnnealOptions(BaseModel):
                 got = getattr(self, name)
                 if got:
                     got = list(got) if isinstance(got, tuple) else got
-                    raise ArgumentError(name, f"expected none beside run, which has its problems, got {got}.")
+                    raise ArgumentError(
+                        name, f"cannot be combined with run, which provides the problems, got {got}."
+                    )
             return self
         if not self.instances:
             raise ArgumentError("instances", "expected a number >= 1, got 0 (integer).")
         if self.wide_weight is not None and self.wide_fields is None:
             raise ArgumentError(
-                "wide_weight", f"expected wide_fields to weigh, got {self.wide_weight:g} without."
+                "wide_weight", f"must be combined with wide_fields, got {self.wide_weight:g} without it."
             )
         g, w = self.strengths, self.weights
         if w is not None and len(w) != len(g):
@@ -84,6 +86,6 @@ class AnnealOptions(BaseModel):
 
 
 def with_problems(section: dict[str, Any]) -> dict[str, Any]:
-    """Fill what the section leaves out: no random problems beside a run, and the usual ones without."""
+    """Fill in missing keys: no random problems if a run is given, otherwise the default ones."""
     named = {key: value for key, value in section.items() if value is not None or key not in RANDOM}
     return named if section.get("run") is None else _NONE | named

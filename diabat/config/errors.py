@@ -1,4 +1,4 @@
-"""One sentence for everything that can be wrong with a configuration."""
+"""Errors of configurations, each as one sentence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from diabat.checks import ArgumentError, did_you_mean
 
 UNKNOWN_NAME = "unknown_name"
-"""Type of the error of a section whose key ``name`` is missing or no choice."""
+"""Type of the error of a section whose key ``name`` is missing or unknown."""
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 _KINDS = {
@@ -39,11 +39,11 @@ _MEMBERS = {"int", "float", "str", "bool"}
 
 
 class ConfigError(ArgumentError):
-    """A configuration that cannot be used; the message is one sentence that names file or key."""
+    """An invalid configuration; the message is one sentence that names the file or key."""
 
 
 def refused(error: Exception, section: str = "") -> ConfigError:
-    """A refusal of the library as one of a key: ``section.argument``, or the section if it names no argument."""
+    """Turn an error about an argument into one about a key: ``section.argument``, or the section alone."""
     named = error if isinstance(error, ArgumentError) else ArgumentError(str(error))
     reason = " ".join(named.reason.split())
     key = ".".join(part for part in (section, named.argument) if part)
@@ -58,7 +58,7 @@ def dotted(location: Sequence[str | int]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Show a value with its type, in the words of YAML, cut to a readable length."""
+    """Show a value with its YAML type, cut to a readable length."""
     if value is None:
         return "null"
     if isinstance(value, dict):
@@ -87,7 +87,7 @@ def nearest(key: str, known: Iterable[str]) -> str | None:
 
 
 def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
-    """Refusal of a key that does not exist, with the nearest valid one or the keys of its section."""
+    """Error for an unknown key, with the nearest valid key or the keys of its section."""
     keys = sorted(known)
     near = nearest(key, keys)
     if near:
@@ -98,14 +98,14 @@ def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
 
 
 def explain(error: ValidationError, known: Iterable[str], prefix: Sequence[str | int] = ()) -> ConfigError:
-    """Turn the most telling of pydantic's errors into one sentence about its key.
+    """Turn the most informative of pydantic's errors into one sentence about its key.
 
     Args:
-        error: What pydantic raised; validators may raise a nested ``ValidationError``.
+        error: Error raised by pydantic; validators may raise a nested ``ValidationError``.
         known: All valid dotted keys, for the nearest one.
         prefix: Key path of the object that was validated.
     """
-    # A misspelt key often shows as a missing one as well; the unknown key is the useful half.
+    # A misspelt key is often reported as a missing key as well; the unknown key is more useful.
     details = sorted(error.errors(include_url=False), key=lambda d: d["type"] not in _UNKNOWN)
     detail = details[0]
     location = (*prefix, *_without_tags(detail))
@@ -128,7 +128,7 @@ def explain(error: ValidationError, known: Iterable[str], prefix: Sequence[str |
 
 
 def _unknown_name(section: str, detail: Any) -> ConfigError:
-    """Refusal of a section whose key ``name`` is missing or no choice."""
+    """Error for a section whose key ``name`` is missing or unknown."""
     names, given = detail["ctx"]["names"], detail["input"].get("name")
     if given is None:
         return ConfigError(f"{section}.name", f"this key is required; it is one of {names}.")

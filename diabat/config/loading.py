@@ -29,10 +29,10 @@ def shipped_configs() -> dict[str, Path]:
 def find_config(name: str | Path) -> Path:
     """Return the file behind a path, the folder of a run, or the name of a shipped configuration.
 
-    A path that exists wins.
+    A path that exists takes precedence.
 
     Raises:
-        ConfigError: If it is neither; the message gives the nearest name.
+        ConfigError: If there is none; the message suggests the nearest name.
     """
     path = Path(name)
     if path.exists():
@@ -53,8 +53,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), *, trust: bool 
     Args:
         path: YAML (or JSON) file, the folder of a run, or the name of a shipped configuration.
         overrides: ``dotted.key=value``, values in YAML.
-        trust: Take what a run folder says even if it leads to foreign code or machines; see
-            :mod:`diabat.config.trust`.
+        trust: Accept a run folder even if it names foreign code or machines; see :mod:`diabat.config.trust`.
 
     Raises:
         ConfigError: If the file or an override is not valid; one sentence that names the key.
@@ -72,7 +71,7 @@ def read_document(path: str | Path, overrides: Iterable[str] = (), *, trust: boo
 
 
 def make_config(document: dict[str, Any]) -> Config:
-    """Validate plain data (as read from YAML or JSON); what it leaves out is filled with defaults.
+    """Validate plain data (as read from YAML or JSON); missing keys get their defaults.
 
     Raises:
         ConfigError: If a key is unknown, a value has the wrong type or range, or there is a secret, which is not shown.
@@ -98,7 +97,7 @@ def to_yaml(config: Config) -> str:
     return dump_yaml(to_plain(config))
 
 
-# Backends by labels of the user's own; null leaves one out.
+# Backends by labels that the user chooses; null omits one.
 _LABELLED = ("fidelity", "backends")
 _KEY = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 
@@ -126,10 +125,10 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
 
 
 def apply_overrides(document: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return a copy of the document with overrides applied, the last one winning.
+    """Return a copy of the document with overrides applied; the last one takes precedence.
 
-    Choosing another backend drops the options written for the old one, which would not fit; overrides of the
-    new backend's options are applied after the choice, wherever they stand on the command line.
+    Choosing another backend removes the options of the previous one; overrides of the new backend's options are
+    applied after the choice, whatever their order on the command line.
 
     Raises:
         ConfigError: If an override is malformed or leads through something that is not a mapping.

@@ -20,14 +20,14 @@ Gradient = Literal["auto", "exact", "straight_through", "linear_response", "cova
 Ensemble = Literal["sk", "ferromagnet"]
 _SECTIONS = ("task", "model", "sampler", "training", "fidelity", "anneal")
 _PROTOCOLS = {**PROTOCOLS, "pairs": PAIR_PROTOCOL}
-"""Published options of the training, by the name of the task or else of the model."""
+"""Published training options by the name of the task, or otherwise of the model."""
 _MOST_THREADS = 1024
-"""Beyond what machines have, torch starts them one by one until memory is full."""
+"""Largest number of threads; torch would start more of them until memory is full."""
 Count = Annotated[int, Field(ge=1)]
 
 
 class FidelityOptions(BaseModel):
-    """What ``diabat fidelity`` compares.
+    """Options of ``diabat fidelity``.
 
     Attributes:
         backends: Backends by the label of their line in the table and the figure.
@@ -37,7 +37,7 @@ class FidelityOptions(BaseModel):
         instances: Different couplings per strength and size.
         queries: Different fields per instance.
         num_reads: Reads per problem of backends that sample.
-        checkpoint: Folder of a finished run, whose fields and couplings are compared as well.
+        checkpoint: Folder of a finished run; its fields and couplings are added to the comparison.
     """
 
     model_config = STRICT
@@ -60,11 +60,11 @@ class Config(BaseModel):
     Attributes:
         seed: Seed of the initial weights, the order of the data, dropout and sampling.
         output: Folder of the run.
-        threads: CPU threads of torch; null leaves torch's own choice.  The models here are so small that one
-            is fastest, several times so when the machine has other work.
-        device: Where the model is trained and evaluated; ``auto`` takes a CUDA device if there is one.
-        task: Options of the task; ``name`` says which.
-        model: Options of the model; ``name`` says which, and is that of the task's kind of examples if left out.
+        threads: CPU threads of torch; null keeps torch's choice.  The models here are so small that one thread
+            is fastest, several times faster if the machine is busy.
+        device: Device of training and evaluation; ``auto`` takes a CUDA device if there is one.
+        task: Options of the task; ``name`` selects it.
+        model: Options of the model; ``name`` selects it, by default the first model that supports the task.
         sampler: Backend behind the attention.
         gradient: Estimator of the gradient through the sampler.
         training: Options of the training loop.
@@ -98,7 +98,7 @@ class Config(BaseModel):
 
 
 def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
-    """Fill what follows from the task: model, sampler and published training; and the seed of the training."""
+    """Fill in the defaults of the task: model, sampler and published training; and the seed of the training."""
     # A section whose keys are all commented out is read as null and means its defaults; a backend that an
     # override sets to null is left out.
     filled = {k: v for k, v in document.items() if v is not None or k not in _SECTIONS}
@@ -125,9 +125,9 @@ def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def chosen(document: dict[str, Any]) -> tuple[str, str]:
-    """Names of the task and of the model of a document; one that is left out follows from what stands before it.
+    """Names of the task and of the model of a document; a missing name gets its default.
 
-    A name that is no string is given as text, and refused later.
+    A name that is not a string is returned as text, and refused later.
     """
     section, model = document.get("task"), document.get("model")
     task = str(section.get("name")) if isinstance(section, dict) else Config.model_fields["task"].default.name

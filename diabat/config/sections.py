@@ -18,7 +18,7 @@ from diabat.samplers.registry import available_backends, backend_factory
 from diabat.tasks.base import TaskOptions
 from diabat.tasks.registry import TASKS, TaskKind
 
-# JSON mode tells lists from tuples for us; strict mode keeps "3" from becoming 3 and true from becoming 1.
+# JSON mode accepts lists as tuples; strict mode refuses to convert "3" to 3 and true to 1.
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
@@ -76,7 +76,7 @@ class SamplerChoice(BaseModel):
 
 
 def _refuse_backend(backend: Any) -> None:
-    """Raise the registry's sentence on an unknown backend, about our key."""
+    """Raise the registry's error about an unknown backend with the key of the configuration."""
     try:
         backend_factory(str(backend))
     except ArgumentError as error:

@@ -1,8 +1,8 @@
-"""What the folder of a run may not say by itself, since it leads to code, to other machines or to a token.
+"""Refuse untrusted entries in the folder of a run: names of code, of other machines, and secrets.
 
-A configuration that you write, and an override that you type, may name anything.  A run folder may come from somebody
-else: from its ``config.json`` only samplers of known packages are taken, and no address, unless it is trusted.
-Secrets are refused in all of them.
+A configuration file and an override may name anything.  A run folder may come from somebody else: its
+``config.json`` may name only samplers of known packages, and no address, unless the folder is trusted.
+Secrets are refused everywhere.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RUN_CONFIG = "config.json"
 """Name of the file that makes a folder that of a run."""
 
 KNOWN_PACKAGES = ("diabat", "dimod", "dwave", "greedy", "hybrid", "neal", "openjij", "tabu")
-"""Packages whose samplers a run folder may name; to import another one may run anything."""
+"""Packages whose samplers a run folder may name; importing any other package could run arbitrary code."""
 
 # Where a client connects to, with the token of whoever calls it.
 _CONNECTION = re.compile(r"endpoint|proxy|config_file|permissive_ssl|cert|headers|client", re.IGNORECASE)
@@ -27,11 +27,11 @@ KeyPath = tuple[str | int, ...]
 
 
 def refuse_untrusted(document: dict[str, Any], path: Path, given: Iterable[KeyPath] = ()) -> None:
-    """Refuse what leads to foreign code or machines in a configuration that was read from a run folder.
+    """Refuse names of foreign code or machines in a configuration that was read from a run folder.
 
     Args:
         document: The configuration, overrides applied.
-        path: Its file; anything but a ``config.json`` is trusted.
+        path: Its file; every file except ``config.json`` is trusted.
         given: Keys that the caller has set.
 
     Raises:
@@ -65,14 +65,14 @@ def refuse_stored_secrets(document: dict[str, Any]) -> None:
         for key, value in _leaves(document, ()):
             if isinstance(value, str) and "://" in value:
                 refuse_secrets(dotted(key), value)
-    except RecursionError:  # it contains itself, which is told elsewhere
+    except RecursionError:  # it contains itself, which is reported elsewhere
         return
     except ValueError as error:
         raise refused(error) from None
 
 
 def _expected(key: KeyPath, value: Any) -> str | None:
-    """What is expected where a value is refused."""
+    """Describe the expected value for an error message."""
     if isinstance(value, str) and _package(value) not in (None, *KNOWN_PACKAGES):
         return f"a sampler of {', '.join(KNOWN_PACKAGES)}"
     if isinstance(value, str) and "://" in value:
@@ -90,7 +90,7 @@ def _package(value: str) -> str | None:
 
 
 def _samplers(document: dict[str, Any]) -> dict[str, Any]:
-    """The sections that become samplers."""
+    """The sections from which samplers are built."""
     fidelity = document.get("fidelity")
     backends = fidelity.get("backends") if isinstance(fidelity, dict) else None
     return {"sampler": document.get("sampler"), "fidelity": {"backends": backends}}

@@ -30,7 +30,7 @@ MAX_BYTES = 1 << 24
 """Largest file that is read."""
 
 MAX_VALUES = 1_000_000
-"""Most keys and values of a document, those behind an alias counted wherever it stands."""
+"""Largest number of keys and values of a document; those of an alias are counted at every use."""
 
 _MAX_DEPTH = 100
 
@@ -87,7 +87,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """SafeDumper that quotes exactly the strings that the loader would read as something else."""
+    """SafeDumper that quotes exactly the strings that the loader would not read as strings."""
 
     yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012  # as above
 
@@ -131,7 +131,7 @@ def parse_yaml(text: str, name: str) -> Any:
 
     Args:
         text: The document.
-        name: What to call it in errors, usually the file.
+        name: Name of the document in errors, usually the file.
 
     Raises:
         ConfigError: If it is not valid YAML, or beyond a limit of size; the message names ``name`` and the line.

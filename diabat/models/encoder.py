@@ -25,7 +25,7 @@ def load_encoder(
         pretrained: Load the weights; otherwise only the configuration is read, and the weights are drawn from
             torch's global generator.
         changes: Changes of the configuration, e.g. {"num_hidden_layers": 2}.
-        local_files_only: Use what is on the disk; do not ask the hub.
+        local_files_only: Use local files only; do not access the hub.
 
     Raises:
         ValueError: If there is no such encoder, or the configuration has no such key.
@@ -37,11 +37,11 @@ def load_encoder(
     place = resolve(name)
     log = transformers.utils.logging
     level = log.get_verbosity()
-    # The heads of a checkpoint that an encoder does not need are no news, and no cause for a progress bar.
+    # Unused heads of a checkpoint need no warning, and loading needs no progress bar.
     log.set_verbosity_error()
     log.disable_progress_bar()
     try:
-        # Code that comes with an encoder is not run, and not offered to be run.
+        # Code that is shipped with an encoder is never run, and the user is not asked.
         config = transformers.AutoConfig.from_pretrained(
             place, local_files_only=local_files_only, trust_remote_code=False
         )
@@ -87,13 +87,13 @@ def width_of(encoder: nn.Module) -> int:
 
 
 def vocabulary_of(encoder: nn.Module) -> int:
-    """Number of tokens that the encoder knows."""
+    """Size of the encoder's vocabulary."""
     embeddings: Any = encoder.get_input_embeddings()  # type: ignore[operator, unused-ignore]  # of transformers, an extra
     return int(embeddings.num_embeddings)
 
 
 def positions_of(encoder: nn.Module) -> int | None:
-    """Positions that the encoder can number, or None if there is no limit."""
+    """Largest number of positions of the encoder, or None if there is no limit."""
     config: Any = encoder.config
     limit = config.to_dict().get("max_position_embeddings")
     if not isinstance(limit, int) or limit < 1:

@@ -1,4 +1,4 @@
-"""What a pair classifier looked at, token by token: weights, fields and interactions; and the figure of it."""
+"""Explanation of a pair classifier token by token: weights, fields and interactions; and its figure."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class PairExplanation:
         tokens: The tokens that take part in the pooling, n of them.
         sides: ``premise``, ``hypothesis`` or ``special``, n of them.
         probabilities: Probability of each class by its name.
-        alpha: α_i = P(s_i = +1) where the pooling has an Ising model, otherwise its weights, which sum to 1; [H, n].
-        fields: Fields as they act on the spins, before a division by a temperature; [H, n] or None.
+        alpha: α_i = P(s_i = +1) if the pooling has an Ising model, otherwise its weights, which sum to 1; [H, n].
+        fields: Fields on the spins, before the division by the temperature; [H, n] or None.
         interactions: Couplings likewise; symmetric, [H, n, n] or None.
         shapley: φ_i of the value game, before normalisation, [H, n] or None.
         banzhaf: β_i, likewise.
@@ -93,10 +93,9 @@ def of_head(values: Tensor, head: int | None) -> Tensor:
 def explain_pair(
     model: PairClassifier, tokenizer: Any, premise: str, hypothesis: str, classes: Sequence[str]
 ) -> PairExplanation:
-    """Explain the prediction for one pair; the model is left in the mode it was in.
+    """Explain the prediction for one pair; the training mode of the model is unchanged.
 
-    What is random (coalitions, reads) is drawn from torch's global generator, the same for prediction and
-    explanation.
+    Coalitions and reads are drawn from torch's global generator, and are the same for prediction and explanation.
 
     Args:
         model: The classifier.
@@ -142,26 +141,30 @@ _TOKEN_QUANTITIES = ("alpha", "fields", "interactions", "shapley", "banzhaf", "g
 
 
 def _quantities(model: PairClassifier, states: Tensor, hidden: Tensor) -> dict[str, Any]:
-    """Everything that the pooling can say, with [H, T] or [H, T, T] for quantities of tokens."""
+    """Collect the quantities that the pooling provides, [H, T] or [H, T, T] per token."""
     from diabat.attention.neurogame import NeuroGameAttention
 
     pooling = model.pooling
     if isinstance(pooling, NeuroGameAttention):
-        told = pooling.explain(states, hidden)
+        explanation = pooling.explain(states, hidden)
         return {
-            "alpha": told.alpha[0],
-            "fields": told.fields[0],
-            "interactions": told.interactions[0],
-            "shapley": told.shapley.value[0],
-            "banzhaf": told.banzhaf.value[0],
-            "gate": told.gate[0],
-            "expected_active": told.expected_active[0].tolist(),
-            "temperature": told.temperature.tolist(),
-            "residual": told.residual[0].tolist(),
-            "coalitions": told.num_coalitions,
+            "alpha": explanation.alpha[0],
+            "fields": explanation.fields[0],
+            "interactions": explanation.interactions[0],
+            "shapley": explanation.shapley.value[0],
+            "banzhaf": explanation.banzhaf.value[0],
+            "gate": explanation.gate[0],
+            "expected_active": explanation.expected_active[0].tolist(),
+            "temperature": explanation.temperature.tolist(),
+            "residual": explanation.residual[0].tolist(),
+            "coalitions": explanation.num_coalitions,
             "weighting": pooling.weighting,
-            "seed": told.seed,
-            **{name: told.info[name] for name in ("converged", "iterations") if name in told.info},
+            "seed": explanation.seed,
+            **{
+                name: explanation.info[name]
+                for name in ("converged", "iterations")
+                if name in explanation.info
+            },
         }
     if isinstance(pooling, BoltzmannPooling):
         alpha = pooling.probabilities(states, hidden)[0]
@@ -178,7 +181,7 @@ def _kept(values: Tensor, kept: Tensor) -> Tensor:
 
 
 def _names(tokenizer: Any, premise: str, hypothesis: str, window: int) -> tuple[list[str], list[str]]:
-    """Tokens as text, and the side each belongs to."""
+    """Tokens as text, and the side of each token."""
     encoded = tokenizer(premise, hypothesis, truncation="longest_first", max_length=window)
     names = {0: "premise", 1: "hypothesis", None: "special"}
     return tokenizer.convert_ids_to_tokens(encoded["input_ids"]), [names[s] for s in encoded.sequence_ids(0)]
@@ -193,73 +196,80 @@ _LEAST_RANGE = 0.5
 
 
 def plot_explanation(
-    told: PairExplanation, path: str | Path, *, head: int | None = None, at_least: float = 0.1, named: int = 4
+    explanation: PairExplanation,
+    path: str | Path,
+    *,
+    head: int | None = None,
+    at_least: float = 0.1,
+    named: int = 4,
 ) -> Path:
     """Draw α as bars from its neutral value 1/2 and, if there are some, J_ij/γ as a heat map.
 
-    Blue is negative, red positive.  Pairs are framed and named if |J_ij|/γ is of a size that is stated.  Weights that
+    Blue is negative, red positive.  Pairs with |J_ij|/γ of at least ``at_least`` are framed and named.  Weights that
     sum to 1 are bars from 0; their neutral value is 1/n.
 
     Args:
-        told: The explanation.
+        explanation: The explanation.
         path: Output file; the suffix chooses the format (png, pdf, svg).
         head: Head, or None for the mean over heads.
-        at_least: Smallest |J_ij|/γ of a pair that is named.
-        named: Pairs that are named at most, strongest first.
+        at_least: Smallest |J_ij|/γ of a named pair.
+        named: Largest number of named pairs, strongest first.
 
     Returns:
         The path.
     """
-    width = max(5.0, 1.8 + 0.3 * len(told.tokens))
-    pairs = told.strengths is not None
+    width = max(5.0, 1.8 + 0.3 * len(explanation.tokens))
+    pairs = explanation.strengths is not None
     figure = new_figure(width, 2.8 + width if pairs else 3.0)
     ratios = [2.4, width] if pairs else [1.0]
     axes = figure.subplots(len(ratios), 1, squeeze=False, gridspec_kw={"height_ratios": ratios})[:, 0]
-    _bars(axes[0], told, head)
-    if told.strengths is not None:
-        _heat_map(figure, axes[1], of_head(told.strengths, head).numpy(), told)
-        _name_pairs(axes[1], told, told.strongest(named, head, at_least), at_least)
-    chance = told.probabilities[told.predicted]
+    _bars(axes[0], explanation, head)
+    if explanation.strengths is not None:
+        _heat_map(figure, axes[1], of_head(explanation.strengths, head).numpy(), explanation)
+        _name_pairs(axes[1], explanation, explanation.strongest(named, head, at_least), at_least)
+    chance = explanation.probabilities[explanation.predicted]
     which = "mean over heads" if head is None else f"head {head}"
-    figure.suptitle(f"{told.predicted} ({chance:.0%}), {told.pooling} pooling, {which}", fontsize=11)
+    figure.suptitle(
+        f"{explanation.predicted} ({chance:.0%}), {explanation.pooling} pooling, {which}", fontsize=11
+    )
     return save_figure(figure, path)
 
 
-def _bars(axis: Axes, told: PairExplanation, head: int | None) -> None:
+def _bars(axis: Axes, explanation: PairExplanation, head: int | None) -> None:
     """Bars from the neutral value of a probability, 1/2, which is marked; of weights, 1/n is marked."""
-    places = np.arange(len(told.tokens))
-    alpha = of_head(told.alpha, head).numpy()
-    probability = told.fields is not None
+    places = np.arange(len(explanation.tokens))
+    alpha = of_head(explanation.alpha, head).numpy()
+    probability = explanation.fields is not None
     base = 0.5 if probability else 0.0
     for side, colour in _COLOURS.items():
-        chosen = [i for i, of in enumerate(told.sides) if of == side]
+        chosen = [i for i, of in enumerate(explanation.sides) if of == side]
         if chosen:
             axis.bar(places[chosen], alpha[chosen] - base, bottom=base, color=colour, width=0.75, label=side)
     neutral = 0.5 if probability else 1 / len(places)
     axis.axhline(neutral, color="black", linewidth=1, label=f"neutral, 1/{'2' if probability else 'n'}")
     if probability:
-        # Where nothing is far from 1/2 the axis shows so, rather than fill itself with noise.
+        # If all values are near 1/2, a fixed axis shows that; a fitted one would magnify noise.
         axis.set_ylim(min(0.45, float(alpha.min()) - 0.02), max(0.55, float(alpha.max()) + 0.02))
     axis.set_ylabel("α = P(s = +1)" if probability else "weight")
     axis.set_xlim(-0.5, len(places) - 0.5)
-    axis.set_xticks(places, told.tokens, rotation=90, fontsize=8)
+    axis.set_xticks(places, explanation.tokens, rotation=90, fontsize=8)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8, ncols=4, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0)
 
 
-def _heat_map(figure: Any, axis: Axes, J: Any, told: PairExplanation) -> None:
+def _heat_map(figure: Any, axis: Axes, J: Any, explanation: PairExplanation) -> None:
     largest = max(_LEAST_RANGE, float(np.abs(J).max()))
     image = axis.imshow(J, cmap="RdBu_r", vmin=-largest, vmax=largest)
-    places = np.arange(len(told.tokens))
-    axis.set_xticks(places, told.tokens, rotation=90, fontsize=8)
-    axis.set_yticks(places, told.tokens, fontsize=8)
+    places = np.arange(len(explanation.tokens))
+    axis.set_xticks(places, explanation.tokens, rotation=90, fontsize=8)
+    axis.set_yticks(places, explanation.tokens, fontsize=8)
     figure.colorbar(image, ax=axis, label="coupling $J_{ij}/\\gamma$", shrink=0.8)
 
 
 def _name_pairs(
-    axis: Axes, told: PairExplanation, pairs: list[tuple[int, int, float]], at_least: float
+    axis: Axes, explanation: PairExplanation, pairs: list[tuple[int, int, float]], at_least: float
 ) -> None:
-    """Frame the pairs and name them below, with the size that they have at least."""
+    """Frame the pairs and name them below, with their smallest |J_ij|/γ."""
     from matplotlib.patches import Rectangle
 
     for i, j, _ in pairs:
@@ -267,7 +277,7 @@ def _name_pairs(
             axis.add_patch(
                 Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="black", linewidth=1)
             )
-    names = [f"{told.tokens[i]} and {told.tokens[j]} {J:+.2f}" for i, j, J in pairs]
+    names = [f"{explanation.tokens[i]} and {explanation.tokens[j]} {J:+.2f}" for i, j, J in pairs]
     size = f"$|J_{{ij}}|/\\gamma$ of at least {at_least:g}"
     lines = [f"{size}:", *(", ".join(names[k : k + 2]) for k in range(0, len(names), 2))]
     axis.set_xlabel("\n".join(lines) if names else f"No pair has {size}.", fontsize=8)

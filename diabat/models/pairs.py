@@ -25,7 +25,7 @@ class MeanPooling(nn.Module):
     """Mean of the token states; it has no parameters."""
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Map [B, T, D] to [B, D]; the mask is bool [B, T], True at positions that do not count."""
+        """Map [B, T, D] to [B, D]; the mask is bool [B, T], True at padding."""
         return mix(self.weights(x, key_padding_mask)[:, 0], x)
 
     def weights(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
@@ -37,7 +37,7 @@ class MeanPooling(nn.Module):
 class ProjectedMeanPooling(nn.Module):
     r"""Mean pooling between the two projections of NeuroGame attention: z = W_O (1/n) Σ_i W_v x_i, without bias.
 
-    A control: what the projections do without a game.
+    A control: the effect of the projections without a game.
 
     Args:
         embed_dim: D.
@@ -52,7 +52,7 @@ class ProjectedMeanPooling(nn.Module):
         nn.init.normal_(self.value.weight, std=value_std)
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Map [B, T, D] to [B, D]; the mask is bool [B, T], True at positions that do not count."""
+        """Map [B, T, D] to [B, D]; the mask is bool [B, T], True at padding."""
         pooled: Tensor = self.output_projection(self.value(self.mean(x, key_padding_mask)))
         return pooled
 
@@ -76,7 +76,7 @@ class SoftmaxPooling(nn.Module):
         self.heads = QueryHeads(embed_dim, num_heads)
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Map [B, T, D] to [B, D]; the mask is bool [B, T], True at positions that do not count."""
+        """Map [B, T, D] to [B, D]; the mask is bool [B, T], True at padding."""
         return self.heads.combine(self.weights(x, key_padding_mask), x)
 
     def weights(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
@@ -89,12 +89,12 @@ class SoftmaxPooling(nn.Module):
 POOLINGS = ("neurogame", "mean", "softmax", "boltzmann", "projected_mean")
 Pooling = Union["NeuroGameAttention", MeanPooling, SoftmaxPooling, BoltzmannPooling, ProjectedMeanPooling]
 HEAD = ("pooling.", "classifier.")
-"""Beginnings of the names of the parameters that are not the encoder's."""
+"""Prefixes of the names of the parameters outside the encoder."""
 
 
 @dataclass(frozen=True)
 class PairModelOptions:
-    """The model; the defaults are the published NeuroGame Transformer as far as it is described.
+    """Options of the model; the defaults are the published NeuroGame Transformer, as far as it is described.
 
     Attributes:
         name: Name of the model.
@@ -102,8 +102,8 @@ class PairModelOptions:
         tokenizer: The same for the tokenizer; None takes the encoder's.
         pretrained: Load the encoder's weights; False draws them at random.
         encoder_config: Changes of the encoder's configuration, by key.
-        local_files_only: Never ask the Hugging Face hub.
-        freeze_encoder: Leave the encoder as it is and train the rest.
+        local_files_only: Never access the Hugging Face hub.
+        freeze_encoder: Do not train the encoder, only the rest.
         pooling: ``neurogame``, ``mean``, ``softmax``, ``boltzmann`` or ``projected_mean``.
         mode: Of ``neurogame``: ``h+J``, or a control, ``h`` (J_ij = 0) or ``uniform`` (α_i = 1/2).
         num_heads: Heads of the pooling; ``mean`` and ``projected_mean`` have none.
@@ -160,12 +160,12 @@ class PairModelOptions:
 
     @property
     def attention(self) -> str:
-        """The pooling in a few words."""
+        """Short description of the pooling."""
         return f"{self.pooling} pooling" + ("" if self.mode == "h+J" else f", mode {self.mode}")
 
     @property
-    def asks_sampler(self) -> bool:
-        """Whether the pooling has marginals to ask a backend for."""
+    def uses_sampler(self) -> bool:
+        """Whether the pooling calls a sampler for its marginals."""
         return self.pooling in ("neurogame", "boltzmann") and self.mode == "h+J"
 
 
@@ -177,9 +177,9 @@ class PairClassifier(nn.Module):
         encoder: The encoder, from :func:`diabat.models.encoder.load_encoder`.
         width: Width D of its states.
         num_classes: C.
-        window: Tokens of a pair at most.
+        window: Largest number of tokens of a pair.
         sampler: Backend of the poolings that have an Ising model.
-        gradient: Gradient estimator of that backend.
+        gradient: Gradient estimator of the backend.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class PairClassifier(nn.Module):
             self.encoder.requires_grad_(False)
 
     def train(self, mode: bool = True) -> PairClassifier:
-        """Set the mode; a frozen encoder has no dropout in either."""
+        """Set the mode; a frozen encoder never uses dropout."""
         super().train(mode)
         if self.options.freeze_encoder:
             self.encoder.eval()
@@ -212,8 +212,8 @@ class PairClassifier(nn.Module):
 
         Args:
             batch: B pairs.
-            mixed: Share λ and partners (int64 [B]): the classifier sees λ z + (1 - λ) z[partners] instead of the
-                pooled representations z [B, D] (mixup).
+            mixed: Share λ and partners (int64 [B]) of mixup: the classifier gets λ z + (1 - λ) z[partners] instead of
+                the pooled representations z [B, D].
 
         Returns:
             Logits in the dtype of the weights, also under autocast, [B, C].
@@ -243,21 +243,21 @@ class PairClassifier(nn.Module):
         return states.to(next(self.classifier.parameters()).dtype)
 
     def hidden_positions(self, batch: PairBatch) -> Tensor:
-        """Positions that the pooling does not see, bool [B, T]."""
+        """Positions that the pooling ignores, bool [B, T]."""
         return batch.padding if self.options.special_tokens else batch.padding | batch.special
 
     def pooled_lengths(self, split: PairSplit) -> Tensor:
-        """Tokens of each pair that the pooling sees, int64 [N] on the CPU."""
+        """Number of tokens of each pair that the pooling uses, int64 [N] on the CPU."""
         return split.lengths if self.options.special_tokens else split.ordinary_lengths
 
     def attention_layers(self) -> list[BoltzmannPooling]:
-        """Return the layers that have fields and couplings of their own."""
+        """Return the layers that have fields and couplings."""
         return [self.pooling] if isinstance(self.pooling, BoltzmannPooling) else []
 
 
 def full_precision(states: Tensor) -> torch.autocast:
     """Context without autocast on the device of the states, for the pooling."""
-    # Norms of coalitions and fixed points lose too much in half precision, and cost little.
+    # Norms of coalitions and fixed points are inaccurate in half precision, and cheap in float32.
     return torch.autocast(states.device.type, enabled=False)
 
 

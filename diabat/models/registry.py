@@ -1,4 +1,4 @@
-"""The models by name: the options of each, and how it is made of them.  A new model is one entry more."""
+"""Registry of models by name: options and builder of each.  A new model is one more entry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ModelOptions(Protocol):
-    """What the options of every model have."""
+    """Properties of the options of every model."""
 
     @property
     def name(self) -> str:
@@ -28,15 +28,15 @@ class ModelOptions(Protocol):
 
     @property
     def mode(self) -> str:
-        """Terms of the energy, or a control without them."""
+        """Terms of the exponent, or a control without them."""
 
     @property
     def attention(self) -> str:
-        """The attention or pooling in a few words."""
+        """Short description of the attention or pooling."""
 
     @property
-    def asks_sampler(self) -> bool:
-        """Whether there are marginals to ask a backend for."""
+    def uses_sampler(self) -> bool:
+        """Whether the model calls a sampler for marginals."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class ModelKind:
 
     Attributes:
         options: Class of its options, whose field ``name`` is the name of the model.
-        build: Makes the model of its options, a task, a sampler, an estimator of gradients and a seed of its weights,
+        build: Builds the model from its options, a task, a sampler, a gradient estimator and a seed of the weights,
             which reseeds torch's global generator.
-        examples: What it takes.
-        tokenizer: Loads the tokenizer of its options, for ``pairs``.
-        sampler: Backend and options that it has where nothing else is said.
+        examples: Kind of examples that the model takes.
+        tokenizer: Loads the tokenizer of the options, for ``pairs``.
+        sampler: Default backend and options.
     """
 
     options: type
@@ -118,7 +118,7 @@ def pair_classifier(
         raise ArgumentError(
             "tokenizer", f"expected at most {rows} tokens as the encoder has, got {len(tokenizer)}."
         )
-    # Its own draws: poolings of one seed start with the same classifier whatever the encoder drew.
+    # Reseed: poolings of one seed start with the same classifier, whatever the encoder has drawn.
     torch.manual_seed(seed)
     return PairClassifier(options, encoder, width_of(encoder), num_classes, window, sampler, gradient)
 
@@ -137,5 +137,5 @@ MODELS: Mapping[str, ModelKind] = {
 
 
 def models_for(examples: ExampleKind) -> list[str]:
-    """Names of the models that take these examples; the first is the one that is taken if none is named."""
+    """Names of the models that take these examples; the first is the default."""
     return [name for name, kind in MODELS.items() if kind.examples == examples]

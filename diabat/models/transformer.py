@@ -33,7 +33,7 @@ class TransformerOptions:
         mode: ``softmax``, or the terms of the energy: ``h+J``, ``h``, ``J``, ``h+K``, ``J+K``, ``h+J+K``,
             ``K``.
         causal: Whether position i sees positions j <= i only.
-        bandwidth: w, if only couplings J_jk with |j - k| <= w are parameters; None makes all of them parameters.
+        bandwidth: w; only couplings J_jk with |j - k| <= w are parameters.  None makes all of them parameters.
     """
 
     name: Literal["transformer"] = field(default="transformer", kw_only=True)
@@ -65,12 +65,12 @@ class TransformerOptions:
 
     @property
     def attention(self) -> str:
-        """The attention in a word."""
+        """Short description of the attention."""
         return self.mode
 
     @property
-    def asks_sampler(self) -> bool:
-        """Whether the attention has marginals to ask a backend for."""
+    def uses_sampler(self) -> bool:
+        """Whether the attention calls a sampler for its marginals."""
         return self.mode != "softmax"
 
 
@@ -121,7 +121,7 @@ class Block(nn.Module):
 def _require_room(options: TransformerOptions, vocab_size: int, num_classes: int, window: int) -> None:
     """Refuse weights that do not fit into memory with their gradients and both moments of the optimiser, float32.
 
-    What the couplings need, the attention layer says.
+    The attention layer checks the memory of the couplings.
     """
     width = options.embed_dim
     numbers = options.num_layers * width * (4 * width + 2 * options.ffn_dim)
@@ -214,7 +214,7 @@ def _initialise(model: nn.Module, seed: int) -> None:
         if parameter.ndim < 2:
             parameter.zero_()
             continue
-        # Drawn on the CPU from a stream of its own: the same on every device and whatever else there is.
-        # (torch's CPU generator looks at the low 32 bits of a seed only, hence the hash of both.)
+        # Each parameter has its own random stream on the CPU: the same on every device and for every model.
+        # (torch's CPU generator uses only the low 32 bits of a seed, hence the hash of both.)
         stream = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         parameter.copy_(0.02 * torch.randn(parameter.shape, generator=stream, dtype=parameter.dtype))

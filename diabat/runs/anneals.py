@@ -1,4 +1,4 @@
-"""A learned anneal as a configuration describes it: problems, search, error table, and a file with the best plan."""
+"""Learned anneals from a configuration: problems, search, error table, and a file with the best plan."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 
 HELD_OUT_STRENGTHS, HELD_OUT_SPINS = (0.3, 0.6, 1.0), (6, 8, 10)
 _SAVE_EVERY_S = 1.0
-# Arguments of the library that the section calls something else.
+# Arguments of the library that have another name in the section.
 _KEYS = {"num_spins": "spins", "plan": "start", "max_field": "wide_fields", "weight": "wide_weight"}
 
 
 class LearningInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a search that has found a plan; the sentence says where it is saved."""
+    """Ctrl-C during a search that has found a plan; the message names the file where it is saved."""
 
 
 def learn_anneal(
@@ -80,7 +80,7 @@ def learn_anneal(
     Raises:
         LearningInterrupted: Ctrl-C; the best plan so far is in the file.
         ConfigError: A value out of range, or a plan or a run that cannot be used.
-        ValueError: The file of the plan to start with is none of a plan.
+        ValueError: The file of the plan to start with is not a plan file.
     """
     began, options = time.perf_counter(), config.anneal
     use_threads(config)
@@ -113,16 +113,16 @@ def find_plan(name: str) -> tuple[TrotterPlan, dict[str, Any]]:
     Raises:
         ArgumentError: There is no plan of this name.
         FileNotFoundError: There is no such file.
-        ValueError: The file is none of a plan.
+        ValueError: The file is not a plan file.
     """
     path = Path(name)
-    # What looks like a file is one: it has a suffix or a folder, or is there.
+    # A name with a suffix or a folder, or of an existing file, is taken as a file.
     is_file = name not in available_plans() and (bool(path.suffix) or path.name != name or path.exists())
     return load_plan(name) if is_file else builtin_plan(name)
 
 
 def _problems(options: AnnealOptions, seed: int, trust: bool) -> tuple[list[Instances], list[Instances]]:
-    """Problems to train on, and those of a run that are held out."""
+    """Training problems, and the held-out problems of a run."""
     if options.run is None:
         sizes, count = options.spins, options.instances
         drawn = random_instances(options.strengths, sizes, count, seed=seed, weights=options.weights)
@@ -134,7 +134,7 @@ def _problems(options: AnnealOptions, seed: int, trust: bool) -> tuple[list[Inst
 
 
 def _held_out(options: AnnealOptions, seed: int) -> list[Instances]:
-    """Random problems that no training draws."""
+    """Random problems that are never used for training."""
     drawn = held_out_instances(HELD_OUT_STRENGTHS, HELD_OUT_SPINS, options.held_out, seed=seed)
     return drawn + _wide(options, HELD_OUT_SPINS, options.held_out, seed, held_out=True)
 
@@ -142,7 +142,7 @@ def _held_out(options: AnnealOptions, seed: int) -> list[Instances]:
 def _wide(
     options: AnnealOptions, spins: Sequence[int], instances: int, seed: int, *, held_out: bool = False
 ) -> list[Instances]:
-    """Problems with fields of every size, if they are asked for."""
+    """Problems with fields of every size, if the section has ``wide_fields``."""
     if options.wide_fields is None:
         return []
     weight = 1.0 if held_out or options.wide_weight is None else options.wide_weight
@@ -150,7 +150,7 @@ def _wide(
 
 
 def _metadata(options: AnnealOptions, seed: int, command: str | None) -> dict[str, Any]:
-    """What the file says of the search from its first plan on."""
+    """Metadata of the search, in the file from the first plan on."""
     ensemble: dict[str, Any] = {"name": "recorded", "run": str(options.run)}
     if options.run is None:
         ensemble = {
@@ -177,8 +177,8 @@ def _metadata(options: AnnealOptions, seed: int, command: str | None) -> dict[st
 
 @contextmanager
 def _naming_keys(options: AnnealOptions) -> Iterator[None]:
-    """Say the library's refusals about the keys of the section."""
-    # What the library trains on, or takes from a run.
+    """Report errors about the library's arguments with the keys of the section."""
+    # The library's arguments for training problems, random or from a run.
     source = "strengths" if options.run is None else "run"
     keys = {**_KEYS, "ensemble": source, "instances": source}
     try:
@@ -193,7 +193,7 @@ def _naming_keys(options: AnnealOptions) -> Iterator[None]:
 
 
 class _Keeper(Watcher):
-    """Keeps the best plan in the file, and the progress bar up to date."""
+    """Writes the best plan to the file, and updates the progress bar."""
 
     def __init__(self, output: Path, metadata: dict[str, Any]) -> None:
         self.output, self.metadata = output, metadata
@@ -212,7 +212,7 @@ class _Keeper(Watcher):
         """Move the bar."""
         if self._bar is not None:
             layers = self.best[0].steps if self.best else 0
-            if not self._bar.live.is_started:  # not before: a refusal stands on a line of its own
+            if not self._bar.live.is_started:  # not before: an error message must start on a new line
                 self._bar.start()
             self._bar.update(self._task, completed=done, description=f"loss {loss:.5f}, {layers} layers")
 
@@ -223,7 +223,7 @@ class _Keeper(Watcher):
         save_plan(self.output, plan, self.metadata)
 
     def last_words(self) -> str:
-        """Save what is best, and say where it is."""
+        """Save the best plan, and return a sentence that names the file."""
         assert self.best is not None
         plan, loss = self.best
         if self._saved is not plan:

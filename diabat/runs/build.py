@@ -1,4 +1,4 @@
-"""From a configuration to live objects, and their training."""
+"""Build samplers, tasks and models from a configuration, and train them."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 
 def use_threads(config: Config) -> None:
-    """Give torch the number of CPU threads that the configuration asks for."""
+    """Set torch's number of CPU threads from the configuration."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
 
 
 def choose_device(config: Config) -> torch.device:
-    """Return the device that the configuration asks for; under torchrun each process has its own.
+    """Return the device of the configuration; under torchrun each process has another one.
 
     Raises:
-        ConfigError: If there is no CUDA device and one is asked for.
+        ConfigError: If the configuration requires a CUDA device and there is none.
     """
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
@@ -97,15 +97,15 @@ _ELSEWHERE = {
     "window": "task",
     **dict.fromkeys(("sampler", "gradient", "fields", "couplings", "three_body", None), ""),
 }
-"""Sections of arguments that are keys elsewhere, or of a problem and no keys at all."""
+"""Sections of arguments that are keys of another section, or that belong to a problem and are not keys."""
 
 
 @contextmanager
 def in_words_of_sections(section: str) -> Iterator[None]:
-    """Refuse in the keys of a configuration: tasks and layers speak of their own arguments.
+    """Report errors of tasks and layers with the keys of a configuration instead of their arguments.
 
     Args:
-        section: Where the arguments stand, except those that are keys elsewhere.
+        section: Section of the arguments, except those that are keys of another section.
     """
     try:
         yield
@@ -150,15 +150,15 @@ def run_training(config: Config, *, resume: bool = False, progress: bool = True)
 def require_same_run(config: Config) -> None:
     """Refuse to resume a run under another configuration; limits and paths may change.
 
-    The training loop itself compares its options (and once more those that depend on each other), the data and the
-    shapes of the weights; the sampler and the estimator are known here only.
+    The training loop itself compares its options (including those that depend on each other), the data and the
+    shapes of the weights; the sampler and the estimator are compared only here.
 
     Raises:
         ConfigError: Names the key that differs.
     """
     stored = config.output / CONFIG
     if not stored.is_file():
-        return  # the training loop says that there is nothing to resume
+        return  # the training loop reports that there is nothing to resume
     before, now = to_plain(load_config(stored, trust=True)), to_plain(config)
     for section in _SECTIONS:
         for key, (was, is_now) in _pairs(before[section], now[section]).items():
@@ -171,7 +171,7 @@ def require_same_run(config: Config) -> None:
 
 
 def _pairs(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
-    """Values before and now of each key of a section; of a section that is one value, under no key."""
+    """Previous and current value of each key of a section; a section that is a single value has an empty key."""
     if not isinstance(old, dict):
         return {"": (old, new)}
     return {key: (old.get(key), new.get(key)) for key in old | new}

@@ -21,7 +21,7 @@ _WINDOWS = 16
 
 
 def build_ensembles(config: Config, *, trust: bool = False) -> list[Ensemble]:
-    """Build the problems that ``config.fidelity`` asks for; the seed is ``config.seed``.
+    """Build the problems of ``config.fidelity``; the seed is ``config.seed``.
 
     Args:
         config: The configuration.

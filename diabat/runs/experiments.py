@@ -1,4 +1,4 @@
-"""Experiments: one configuration trained at several values of one key and several seeds, beside published numbers."""
+"""Experiments: train a configuration for several values of a key and several seeds; compare with published values."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from diabat.runs.finished import evaluate_run, load_run
 
 
 class Experiment(BaseModel):
-    """What is trained, and what was published for it.
+    """Rows of runs to train, and the published values.
 
     Attributes:
         title: Heading of the table.
         config: Name or path of the configuration.
-        vary: Dotted key that changes from row to row, or what the rows differ in if they have ``variants``.
-        published: Rows with the published metric (null if there is none); a row is named by its value of the key.
-        variants: Overrides of rows that differ in more than the one key, KEY=VALUE each.
+        vary: Dotted key that changes from row to row; a heading of the rows if they have ``variants``.
+        published: Published metric of each row (null if there is none), by the row's value of the key.
+        variants: Overrides KEY=VALUE of rows that differ in more than one key.
         seeds: Seeds of every row.
-        split: Examples that the metric of the table is of, with the weights of the lowest validation loss.
+        split: Set on which the metric is computed, with the weights of the lowest validation loss.
     """
 
     model_config = STRICT
@@ -61,9 +61,9 @@ class Experiment(BaseModel):
 
 @dataclass(frozen=True)
 class Outcome:
-    """One finished run: the metric of the weights of the lowest validation loss, and what it took.
+    """One finished run: the metric of the weights with the lowest validation loss, and its cost.
 
-    Times are of the wall clock and of the processor; the latter is None for runs of versions that did not take it.
+    ``seconds`` is wall-clock time; processor time is None for runs of versions that did not record it.
     """
 
     value: str
@@ -111,7 +111,7 @@ def run_experiment(
     progress: bool = True,
     finished: Callable[[Outcome], None] | None = None,
 ) -> list[Outcome]:
-    """Train every row and seed; runs that are finished are read, runs that were cut off go on.
+    """Train every row and seed; finished runs are read, interrupted runs are continued.
 
     Args:
         experiment: What to train.
@@ -119,9 +119,9 @@ def run_experiment(
         seeds: Seeds instead of the experiment's own.
         rows: Some of the rows instead of all.
         overrides: Further dotted overrides of the configuration.
-        jobs: Runs at the same time, each in a process of its own.
+        jobs: Number of runs at the same time, each in a separate process.
         progress: Show a progress bar for each run (only with one job).
-        finished: Called with every outcome as it comes.
+        finished: Called with every outcome when its run is finished.
 
     Returns:
         Outcomes in the order of rows and seeds.
@@ -154,17 +154,17 @@ def run_experiment(
 
 
 def _refuse_what_rows_set(experiment: Experiment, overrides: Iterable[str]) -> None:
-    """Refuse overrides that every row would override in turn."""
+    """Refuse overrides of keys that every row sets."""
     ways = {
         experiment.vary: "--row chooses rows",
         "seed": "--seed chooses seeds",
-        "output": "--output says where",
+        "output": "--output names the folder",
     }
     for text in overrides:
         key = ".".join(parse_override(text)[0])
         if key in ways:
             raise ConfigError(
-                f"override '{text}': expected a key that the experiment leaves open ({ways[key]})."
+                f"override '{text}': expected a key that the experiment does not set ({ways[key]})."
             )
 
 
@@ -199,14 +199,14 @@ def _train(value: str, seed: int, document: dict[str, Any], split: str, progress
     result = run_training(config, resume=started, progress=progress)
     metric = result.best_metric
     if split != "validation":
-        # What the folder names was not trained with just now, unless this configuration names it as well.
+        # A run that was trained earlier may name code that this configuration does not name.
         ours = load_config(config.output, trust=True).sampler == config.sampler
         metric = evaluate_run(load_run(config.output, trust=ours), split).value
     return Outcome(value, seed, metric, result.epochs, result.seconds, result.cpu_seconds)
 
 
-class _Here(Executor):
-    """Runs a job when it is submitted, in this process, so that its progress bar is seen."""
+class _InProcess(Executor):
+    """Runs a job at once in this process, so that its progress bar is visible."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -216,4 +216,4 @@ class _Here(Executor):
 
 def _executor(jobs: int) -> Executor:
     # Fresh interpreters: a fork would copy the threads of torch in an unknown state.
-    return _Here() if jobs == 1 else ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+    return _InProcess() if jobs == 1 else ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A trained model with what it was trained on.
+    """A trained model with its configuration and task.
 
     Attributes:
         config: Configuration of the run.
@@ -79,9 +79,9 @@ def load_run(path: str | Path, overrides: Iterable[str] = (), *, trust: bool = F
     """Load a run with its data.
 
     Args:
-        path: Folder of a run, of which the weights of the lowest validation loss are taken, or of one of its
-            checkpoints.  A checkpoint ``step-...`` gives the averaged weights if the run averages.
-        overrides: Changes of the configuration, e.g. of where the data lies.
+        path: Folder of a run (its weights with the lowest validation loss are loaded), or of one of its
+            checkpoints.  A checkpoint ``step-...`` gives the averaged weights if the run averages weights.
+        overrides: Changes of the configuration, e.g. of the path of the data.
         trust: As for :func:`diabat.config.load_config`.
 
     Raises:
@@ -112,7 +112,7 @@ def explain_run(
         premise: First sentence.
         hypothesis: Second sentence.
         overrides: Changes of the configuration, e.g. of weighting and number of the coalitions.
-        seed: Of coalitions and reads; None takes the seed of the training.
+        seed: Seed of coalitions and reads; None takes the seed of the training.
         trust: As for :func:`diabat.config.load_config`.
 
     Raises:
@@ -181,7 +181,7 @@ def load_classifier(
 def _stored(
     folder: Path, overrides: Iterable[str] = (), trust: bool = False
 ) -> tuple[Config, dict[str, Tensor]]:
-    """Configuration and weights of a run or checkpoint; torch gets its number of threads."""
+    """Read configuration and weights of a run or checkpoint, and set torch's number of threads."""
     checkpoint = folder.parent.name == "checkpoints" and (folder / "state.json").is_file()
     home = folder.parent.parent if checkpoint else folder
     stored = home / "config.json"

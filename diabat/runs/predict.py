@@ -19,7 +19,7 @@ from diabat.tasks.nli_tokens import tokenize_pairs
 from diabat.training.evaluate import predict
 
 SUFFIXES = (".jsonl", ".tsv")
-"""Suffixes of the files that predictions can be written to."""
+"""Supported suffixes of files of predictions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,14 +96,14 @@ def predict_pairs(
 
 
 def write_predictions(predictions: Predictions, path: Path) -> None:
-    """Write a file that holds all predictions or is not there.
+    """Write all predictions to a file, atomically.
 
     ``.jsonl`` has the rows of :meth:`Predictions.rows`; ``.tsv`` the columns premise, hypothesis, label and one of
     probabilities for each class, which may hold no tab or line break.
 
     Raises:
-        ValueError: If a sentence does not fit into a table, or the suffix is another.
-        OSError: As the system reports it; the file is what it was.
+        ValueError: If a sentence does not fit into a table, or the suffix is not supported.
+        OSError: From the operating system; the previous file is unchanged.
     """
     if path.suffix not in SUFFIXES:
         raise ArgumentError("output", f"expected a file ending in {', '.join(SUFFIXES)}, got '{path}'.")

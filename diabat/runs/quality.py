@@ -1,4 +1,4 @@
-"""How good an answer of a backend is: law, expected error, diagnostics, and another backend beside it."""
+"""Quality of a backend's answer: law, expected error, diagnostics, and comparison with another backend."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 class Comparison(NamedTuple):
-    """Marginals of another backend, and how far the answer is from them.
+    """Marginals of another backend, and the differences of the answer from them.
 
     Attributes:
-        backend: Name of the other one.
+        backend: Name of the other backend.
         law: Its law.
         exact: Whether it is exact, so that differences are errors.
         probability: Its P(s = +1), [n].
-        difference: The answer's minus its own, [n].
+        difference: P(s = +1) of the answer minus that of the other backend, [n].
         largest: Largest |difference| over visible spins.
-        mean: Mean of the same.
-        standard_error: Of its probabilities where it samples, [n].
+        mean: Mean |difference| over visible spins.
+        standard_error: Standard errors of its probabilities if it samples, [n].
     """
 
     backend: str
@@ -39,7 +39,7 @@ class Comparison(NamedTuple):
 
 
 def compared(moments: Moments, other: Sampler, found: Moments) -> Comparison:
-    """Put the marginals of another backend beside an answer."""
+    """Compare an answer with the marginals of another backend."""
     difference = moments.probability.detach() - found.probability.detach().to(moments.probability)
     seen = difference[moments.visible].abs()
     return Comparison(
@@ -57,13 +57,13 @@ def compared(moments: Moments, other: Sampler, found: Moments) -> Comparison:
 def quality(
     backend: Sampler, info: Mapping[str, Any], num_reads: int | None, error: float | None = None
 ) -> dict[str, Any]:
-    """What is known of the quality of an answer, as JSON shows it.
+    """Quality of an answer, as plain values for JSON.
 
     Args:
-        backend: Who answered.
-        info: That of the answer.
-        num_reads: Reads behind it, None for analytic answers.
-        error: Largest standard error of P(+1), of averages over reads.
+        backend: The backend that computed the answer.
+        info: ``info`` of the answer.
+        num_reads: Number of reads, None for analytic answers.
+        error: Largest standard error of P(+1) of averages over reads.
     """
     able = backend.capabilities
     expected = backend.expected_error

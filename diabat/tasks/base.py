@@ -16,7 +16,7 @@ from diabat.checks import ArgumentError
 Metric = Literal["perplexity", "accuracy"]
 
 IGNORED = -100
-"""Target of a position that counts neither in the loss nor in the metric (torch's own convention)."""
+"""Target of a position that is ignored by loss and metric (torch's convention)."""
 
 
 class TaskOptions(Protocol):
@@ -32,7 +32,7 @@ class TaskOptions(Protocol):
 
 
 class Examples(Protocol):
-    """What the training loop asks of training or validation data."""
+    """Interface of training or validation data."""
 
     def __len__(self) -> int:
         """Return the number of examples."""

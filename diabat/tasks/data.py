@@ -13,7 +13,7 @@ TIMEOUT_S = 60
 
 
 class DataError(RuntimeError):
-    """A data file is missing, damaged or cannot be downloaded; the message says how to provide it."""
+    """A data file is missing, damaged or cannot be downloaded; the message tells how to provide it."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from diabat.tasks.nli_tokens import PairSplit, tokenize_pairs
 
 @dataclass(frozen=True)
 class PairOptions(ABC):
-    """What all tasks of this kind have.
+    """Options of all tasks of sentence pairs.
 
     Attributes:
         name: Name of the task.
@@ -152,11 +152,11 @@ class PairFileOptions(PairOptions):
 
 @dataclass(frozen=True, eq=False)
 class PairTask:
-    """What a pair classifier is trained on.
+    """Data of a pair classifier.
 
     Attributes:
         name: Name in configurations and reports.
-        window: Tokens of a pair at most.
+        window: Largest number of tokens of a pair.
         classes: Names of the classes 0 .. C - 1.
         train: Training pairs.
         validation: Validation pairs.
@@ -192,7 +192,7 @@ class PairTask:
 
     @property
     def higher_is_better(self) -> bool:
-        """True: of accuracy, more is better."""
+        """True: higher accuracy is better."""
         return True
 
     def metric_value(self, loss: float, accuracy: float) -> float:
@@ -210,7 +210,7 @@ def pair_task(options: PairOptions, tokenizer: Any) -> PairTask:
     Raises:
         DataError: If the data cannot be found, read or loaded.
         ImportError: If the extra ``hf`` is needed and not installed.
-        TypeError: If ``options`` is of no task of this module.
+        TypeError: If ``options`` is not the options of a task of this module.
         ValueError: If the window is too short for the tokenizer.
     """
     if not isinstance(options, PairOptions):

@@ -58,7 +58,7 @@ NO_CONSENSUS = ("-", "-1")
 Row = Mapping[str, Any]
 
 _REST = "\n"
-"""Key of the cells of a row that has more of them than the table has columns; no column is called that."""
+"""Key of surplus cells of a row with more cells than the table has columns; no column has this name."""
 
 
 def read_pairs(path: Path, columns: Columns, classes: Sequence[str] = CLASSES) -> Pairs:
@@ -81,7 +81,7 @@ def read_pairs(path: Path, columns: Columns, classes: Sequence[str] = CLASSES) -
 
 
 def read_sentences(path: Path, columns: Columns) -> Pairs:
-    """Read a file of pairs without labels; other columns are not looked at.
+    """Read a file of pairs without labels; other columns are ignored.
 
     Args:
         path: As for :func:`read_pairs`.
@@ -141,7 +141,7 @@ def _sentence(path: Path, line: int, column: str, row: Row) -> str:
         raise DataError(f"'{path}', line {line}: {column}: expected a sentence, got {shown}.")
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # JSON can write half a character, which no tokenizer takes
+    except UnicodeEncodeError as error:  # JSON can contain half a surrogate pair, which no tokenizer accepts
         raise DataError(
             f"'{path}', line {line}: {column}: expected text, got {text[error.start]!r} alone."
         ) from error
@@ -173,7 +173,7 @@ def read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[st
 def _table_rows(
     path: Path, text: str, columns: Sequence[str], separator: str
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    # Sentences of tab-separated files have quotes in them that open nothing.
+    # Quotes in sentences of tab-separated files do not delimit cells.
     plain = separator == "\t"
     reader = csv.DictReader(
         io.StringIO(text),  # not splitlines, for which U+2028 and others in a sentence end a line as well
@@ -203,9 +203,7 @@ def _json_rows(path: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[
         try:
             row = json.loads(content)
         except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"'{path}', line {line}: expected a JSON object, got text that is none."
-            ) from error
+            raise DataError(f"'{path}', line {line}: expected a JSON object, got invalid JSON.") from error
         if not isinstance(row, dict):
             raise DataError(f"'{path}', line {line}: expected a JSON object, got a {type(row).__name__}.")
         _require_columns(path, columns, row, f", line {line}")

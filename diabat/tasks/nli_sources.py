@@ -83,7 +83,7 @@ def _own_split(path: Path, rows: Rows) -> dict[str, Rows]:
 
 
 def _place(pair_id: str) -> str:
-    """Where a pair stands in the order that is cut into sets; it does not depend on the order of the file."""
+    """Sort key of a pair in the order that is cut into sets; it does not depend on the order of the file."""
     return hashlib.sha256(f"{_SALT} {pair_id.strip()}".encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""The tasks by name: the options of each, and how it is made of them.  A new task is one entry more."""
+"""Registry of tasks by name: options and builder of each.  A new task is one more entry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from diabat.tasks.nli import MnliOptions, PairFileOptions, PairTask, SickOptions
 from diabat.tasks.shakespeare import ShakespeareOptions, shakespeare
 
 ExampleKind = Literal["sequences", "pairs"]
-"""What a task offers and a model takes: sequences with a target per position, or tokenized sentence pairs."""
+"""Kind of examples of a task: sequences with a target per position, or tokenized sentence pairs."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class TaskKind:
 
     Attributes:
         options: Class of its options, whose field ``name`` is the name of the task.
-        build: Makes the task of its options, for ``pairs`` of its options and a tokenizer.
-        examples: What it offers.
+        build: Builds the task from its options, and for ``pairs`` a tokenizer.
+        examples: Kind of its examples.
     """
 
     options: type
@@ -49,8 +49,8 @@ def build_task(options: Any, tokenizer: Any = None) -> Task | PairTask:
         tokenizer: A fast tokenizer of Hugging Face, for tasks of sentence pairs.
 
     Raises:
-        TypeError: If ``options`` are of no task.
-        ValueError: If the task cannot be made with them.
+        TypeError: If ``options`` are not the options of a task.
+        ValueError: If the task cannot be built with them.
         DataError: If its data cannot be found, verified or downloaded.
     """
     kind = next((kind for kind in TASKS.values() if isinstance(options, kind.options)), None)

@@ -1,4 +1,4 @@
-"""In which order and in what batches examples are taken, and which batches the backend can answer."""
+"""Order of the examples, batches, and checks that batches do not exceed the limits of the backend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from diabat.models import Model, PairClassifier
 from diabat.training.options import TrainOptions
 
 _POOL = 50
-"""Batches that are sorted by length together."""
+"""Number of batches that are sorted by length together."""
 
 
 def epoch_order(seed: int, epoch: int, count: int) -> Tensor:
@@ -45,17 +45,17 @@ def bucketed_order(seed: int, epoch: int, lengths: Tensor, batch_size: int) -> T
 
 
 def _stream(name: str) -> torch.Generator:
-    # torch's CPU generator looks at the low 32 bits of a seed only, hence the hash of all numbers.
+    # torch's CPU generator uses only the low 32 bits of a seed, hence the hash of all numbers.
     return torch.Generator().manual_seed(zlib.crc32(name.encode()))
 
 
-def require_answerable(model: Any, split: Any, batches: Sequence[Tensor]) -> None:
-    """Refuse forward passes whose games the sampler cannot answer; only NeuroGame pooling has such a limit.
+def require_within_limits(model: Any, split: Any, batches: Sequence[Tensor]) -> None:
+    """Refuse forward passes that exceed the limits of the sampler; only NeuroGame pooling has such limits.
 
     Args:
         model: The model.
         split: Examples.
-        batches: Places of the examples of each pass.
+        batches: Indices of the examples of each pass.
 
     Raises:
         UnsupportedError: Naming the longest pass.
@@ -74,20 +74,20 @@ def require_answerable(model: Any, split: Any, batches: Sequence[Tensor]) -> Non
 
 
 def require_trainable(model: Model, train: Any, options: TrainOptions, processes: int) -> None:
-    """The same for the steps of the first epoch, so that a run is not started to be stopped in it.
+    """Check the steps of the first epoch in the same way before the run is started.
 
     Args:
         model: The model.
         train: Training examples.
-        options: Give size and order of the batches.
+        options: Options that set size and order of the batches.
         processes: Processes that share every batch.
 
     Raises:
-        UnsupportedError: As :func:`require_answerable`.
+        UnsupportedError: As :func:`require_within_limits`.
     """
     lengths = train.lengths
     if lengths is None:
         return
     steps = bucketed_order(options.seed, 0, lengths, options.batch_size).split(options.batch_size)
     pieces = options.accumulation * processes
-    require_answerable(model, train, [piece for step in steps for piece in step.tensor_split(pieces)])
+    require_within_limits(model, train, [piece for step in steps for piece in step.tensor_split(pieces)])

@@ -6,8 +6,8 @@
                                   each file
     RUN/checkpoints/best-00000700/model.safetensors, state.json
 
-A checkpoint comes into being by one rename of a complete folder.  The two newest ``step`` folders are kept,
-and the newest ``best`` folder; an old one is deleted after the new one is complete.
+A checkpoint is created by renaming a complete folder.  The two newest ``step`` folders and the newest ``best``
+folder are kept; an old one is deleted after the new one is complete.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ def save_checkpoint(
     tensors: Mapping[str, Mapping[str, Tensor]],
     facts: Mapping[str, Any],
 ) -> None:
-    """Save a checkpoint and delete those that it makes superfluous.
+    """Save a checkpoint and delete the old ones that it replaces.
 
     Args:
         run_dir: Folder of the run.
         kind: ``step`` to resume from, ``best`` for the weights of the lowest validation loss.
         step: Number of steps taken; part of the name.
         tensors: Tensors by name by file, e.g. {"model": {...}} for model.safetensors.
-        facts: JSON object stored beside them.
+        facts: JSON object stored in state.json.
 
     Raises:
-        CheckpointError: If the system refuses to write; checkpoints saved before are intact then.
+        CheckpointError: If writing fails; earlier checkpoints are then intact.
     """
     import safetensors.torch
 
@@ -68,7 +68,7 @@ def save_checkpoint(
         sizes = {name: {"bytes": len(content), "sha256": digest(content)} for name, content in files.items()}
         files[_STATE] = seal({**facts, "step": step, "files": sizes})
         _home(run_dir).mkdir(exist_ok=True)
-        # A resumed run saves again what it saved before it was killed; what is there already is left alone.
+        # A resumed run repeats saves from before it was killed; an existing checkpoint is kept.
         if not _holds(folder, files):
             create_folder(folder, files)
         _tidy(run_dir, kind, folder)
@@ -95,7 +95,7 @@ def _tidy(run_dir: Path, kind: Kind, newest: Path) -> None:
 
 
 def remove_leftovers(run_dir: Path) -> None:
-    """Delete what a killed run left half-written or half-deleted, as far as the system lets us."""
+    """Delete what a killed run left half-written or half-deleted; errors are ignored."""
     with suppress(OSError):
         for leftover in _home(run_dir).glob(f"{TEMPORARY_PREFIX}*"):
             discard(leftover)
@@ -117,15 +117,14 @@ def find_checkpoints(run_dir: Path, kind: Kind) -> list[Path]:
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """Read a checkpoint and hold every byte against its checksum.
+    """Read a checkpoint and verify every checksum.
 
     Returns:
         Tensors by name by file, as given to :func:`save_checkpoint`, and the facts.
 
     Raises:
-        CheckpointError: If a file is missing, truncated or altered; the message names the file, what was
-            expected and what is there, and the checkpoint before it if there is one.  No other checkpoint is
-            loaded instead.
+        CheckpointError: If a file is missing, truncated or altered; the message names the file, expected and actual
+            content, and the previous checkpoint if there is one.  No other checkpoint is loaded instead.
     """
     import safetensors.torch
 
@@ -148,13 +147,13 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[st
 
 
 def _name_today(name: str) -> str:
-    """Name of a tensor as it is now: the angles of an anneal once belonged to the layer, not to its sampler."""
+    """Current name of a tensor; in earlier versions the angles of an anneal belonged to the layer."""
     former = "schedule_angles.0"
     return f"{name.removesuffix(former)}sampler.schedule_angles" if name.endswith(former) else name
 
 
 def _listed(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The files of a checkpoint, which lie in its folder, and what their bytes must be."""
+    """The files in the folder of a checkpoint, with their expected sizes and checksums."""
     files = facts.get("files")
     if not isinstance(files, dict) or f"{_MODEL}.safetensors" not in files:
         raise ValueError(f"expected files with {_MODEL}.safetensors among them, got {files!r:.120}")
@@ -178,10 +177,10 @@ def _as_listed(path: Path, expected: Mapping[str, Any]) -> bytes:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Say whatever a damaged file of a checkpoint makes of its readers in one sentence.
+    """Report any error that a damaged file of a checkpoint causes in one sentence.
 
     Raises:
-        CheckpointError: For every error of the system, of a value, of a type, or of an entry that is not there.
+        CheckpointError: For every OSError, ValueError, TypeError or KeyError in the block.
     """
     try:
         yield

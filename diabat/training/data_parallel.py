@@ -1,8 +1,8 @@
 """Data parallelism: the processes that torchrun starts share every batch.
 
 Each process takes its part of a batch, and gradients are added up before the update, each part weighted by its
-number of targets.  So the weights are those of one process with the same batch size, up to rounding and to what
-is random in a forward pass: dropout, mixup partners and sampled coalitions differ from process to process.
+number of targets.  The weights are therefore those of one process with the same batch size, except for rounding and
+for random numbers of a forward pass: dropout, mixup partners and sampled coalitions differ from process to process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from diabat.tasks.hub import extra
 
 
 class Processes:
-    """The processes of this run; one, which does not talk to anybody, unless torchrun started several.
+    """The processes of this run; a single one without communication unless torchrun started several.
 
     Attributes:
         count: Number of processes.
@@ -43,7 +43,7 @@ class Processes:
         return list(pieces[self.index :: self.count])
 
     def reseed(self, seed: int, step: int) -> None:
-        """Give each process random numbers of its own; a function of its arguments, so that nothing is saved."""
+        """Seed the generators of each process differently; a function of seed and step, so nothing is saved."""
         if self.count > 1:
             torch.manual_seed(zlib.crc32(f"{seed} {step} {self.index}".encode()))
 
@@ -78,7 +78,7 @@ class Processes:
                 torch.distributed.broadcast(tensor, src=0)
 
     def wait(self) -> None:
-        """Wait until every process is here."""
+        """Wait until every process has reached this call."""
         self.sum(0.0)
 
 

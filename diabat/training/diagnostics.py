@@ -1,4 +1,4 @@
-"""What a run says about its inside: why its numbers are no longer finite, and how well its games are estimated."""
+"""Diagnostics of a run: why numbers are not finite, and how well games are estimated."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from diabat.training.recipe import autocast
 from diabat.training.state import TrainState
 
 _GAMES = 32
-"""Examples that the figures of the games are taken on."""
+"""Number of examples on which the quality of the games is measured."""
 
 
 @torch.no_grad()
 def game_figures(model: Model, split: Examples, *, seed: int, precision: Precision) -> dict[str, float]:
-    """Say how well the games of NeuroGame pooling are estimated on the first 32 examples of a split.
+    """Measure how well the games of NeuroGame pooling are estimated on the first 32 examples of a split.
 
     ``effective_samples_phi``, ``_beta`` and ``_pairs``: 1/Σ w² of the coalitions' weights, averaged over tokens (pairs
     of tokens) and heads, at the number of coalitions of evaluation.  ``phi_beta_correlation``: Pearson's, over
-    the tokens of a sequence, averaged over sequences and heads.  Empty for other models.  Random numbers are its own.
+    the tokens of a sequence, averaged over sequences and heads.  Empty for other models.  The random state of the run
+    is unchanged.
     """
     from diabat.attention.neurogame import NeuroGameAttention
 
@@ -78,7 +79,7 @@ def numbers_in_range(model: Model, state: TrainState) -> Iterator[None]:
 
 
 def require_finite(model: Model, state: TrainState, **figures: float) -> None:
-    """Check numbers of the batch under way.
+    """Check numbers of the current batch.
 
     Raises:
         TrainingError: Naming the step, the batch of the epoch, and the largest |h| and |J| of the last

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from diabat.samplers.state import begin_anew
 from diabat.tasks.base import IGNORED, Examples
-from diabat.training.batches import require_answerable
+from diabat.training.batches import require_within_limits
 from diabat.training.data_parallel import Processes
 from diabat.training.options import Precision
 from diabat.training.recipe import autocast, token_loss
@@ -18,12 +18,12 @@ from diabat.training.state import cuda_devices
 
 _BATCH = 512
 _UNEVEN_BATCH = 64
-"""Of texts of different length, of which long ones need much memory."""
+"""Batch size for texts of different length; long ones need much memory."""
 
 
 @contextmanager
 def own_random_numbers(model: nn.Module, seed: int) -> Iterator[None]:
-    """Seed torch's generators for the block, and give the caller's state back afterwards."""
+    """Seed torch's generators for the block, and restore their state afterwards."""
     with torch.random.fork_rng(devices=[device.index for device in cuda_devices(model)]):
         torch.manual_seed(seed)
         yield
@@ -38,17 +38,16 @@ def evaluate(
     precision: Precision = "float32",
     processes: Processes | None = None,
 ) -> tuple[float, float]:
-    """Compute the mean cross-entropy in nats and the accuracy in 0 .. 1 over the positions that count.
+    """Compute the mean cross-entropy in nats and the accuracy in 0 .. 1 over the targets that are not ignored.
 
     Args:
-        model: Maps inputs, e.g. symbols [B, T], to logits [B, T, C] or [B, C]; evaluated without dropout, and
-            left in the mode it was in.
+        model: Maps inputs, e.g. symbols [B, T], to logits [B, T, C] or [B, C]; evaluated without dropout; its
+            training mode is unchanged.
         split: Examples on the device of the model.
         batch_size: Examples at a time; None takes 512, or 64 if they are of different length.
-        seed: Seed of sampling backends.  Evaluations have random numbers of their own: how often one
-            evaluates does not change the course of a training.
-        precision: That of the forward passes.
-        processes: The processes that share the work; None for this one alone.
+        seed: Seed of sampling backends.  The random state of a training is unchanged by evaluations.
+        precision: Precision of the forward passes.
+        processes: The processes that share the work; None for this process alone.
     """
     loss, correct, count = 0.0, 0.0, 0.0
     for _, logits, targets in _passes(model, split, batch_size, seed, precision, processes):
@@ -72,8 +71,7 @@ def predict(
 ) -> tuple[Tensor, Tensor]:
     """Compute logits [N, C] in float32 and targets [N] of a classifier, in the order of the split, on the CPU.
 
-    The arguments are those of :func:`evaluate`; ``advanced`` is called with the number of examples of every batch
-    as it is done.
+    The arguments are those of :func:`evaluate`; ``advanced`` is called after every batch with its number of examples.
     """
     found = []
     for batch in _passes(model, split, batch_size, seed, precision, None):
@@ -94,12 +92,12 @@ def _passes(
     precision: Precision,
     processes: Processes | None,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Places in the split, logits and targets, batch by batch."""
+    """Indices into the split, logits and targets, batch by batch."""
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device
     batches = batches_of(split, batch_size)
-    require_answerable(model, split, batches)
+    require_within_limits(model, split, batches)
     with own_random_numbers(model, seed), begin_anew(model), autocast(precision, device):
         for chosen in batches if processes is None else processes.own(batches):
             places = chosen.to(device)
@@ -109,7 +107,7 @@ def _passes(
 
 
 def batches_of(split: Examples, batch_size: int | None = None) -> tuple[Tensor, ...]:
-    """Places of the examples of each forward pass of an evaluation, examples of similar length together."""
+    """Indices of the examples of each forward pass of an evaluation; examples of similar length together."""
     lengths = split.lengths
     if lengths is None:
         return torch.arange(len(split)).split(batch_size or _BATCH)

@@ -1,4 +1,4 @@
-"""The run folder: one process at a time, made for a new run, found again for a resumed one."""
+"""The run folder: locked by one process at a time, created for a new run, checked for a resumed one."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from diabat.training.report import METRICS
 from diabat.training.state import TrainState, checked_state, restore_training
 
 LOCK = ".lock"
-"""File of a run folder that whoever trains there has locked; it holds the process and the host."""
+"""Lock file of a run folder; it contains the process and the host that train there."""
 
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
-# Windows locks the first byte of the file, and lets nobody else read it.
+# Windows locks the first byte of the file, and prevents other processes from reading it.
 _LOCKED_BYTE = " "
 _MOST_READ = 4096
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep others out of a run folder while the block runs; readers need no lock and are not held up.
+    """Lock a run folder while the block runs; readers need no lock.
 
-    The system releases the lock when the process ends, also by kill -9: a file without a lock means nothing.
+    The system releases the lock when the process ends, also by kill -9; a file without a lock is ignored.
 
     Raises:
-        OutputError: If another process, or another run of this one, is at work there (the message names it), or the
-            folder cannot be written, or its lock is a link.
+        OutputError: If another process, or another run of this process, is training there (the message names it), the
+            folder cannot be written, or its lock file is a link.
     """
     try:
         descriptor = _acquire(folder / LOCK)
@@ -63,14 +63,14 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         try:
-            with suppress(OSError):  # a file that stays means nothing, and what the run did is saved
-                (folder / LOCK).unlink()  # before the lock is given up: it is still ours
+            with suppress(OSError):  # a remaining file is harmless, and the run is saved
+                (folder / LOCK).unlink()  # before the lock is released: it is still ours
         finally:
             os.close(descriptor)
 
 
 def _acquire(path: Path) -> int | None:
-    """Open and lock the file and put our name into it; None if it is locked."""
+    """Open and lock the file and write process and host into it; None if it is locked."""
     while True:
         descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
         try:
@@ -85,18 +85,18 @@ def _acquire(path: Path) -> int | None:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # of a run that ended, and deleted the file, between our two calls
+        os.close(descriptor)  # a run ended, and deleted the file, between our two calls
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock an open file; False if somebody else has.  We open it, since filelock would lock pipes as well."""
+    """Lock an open file; False if it is locked already.  We open it ourselves: filelock would also lock pipes."""
     try:
         return filelock.lock_descriptor(descriptor, blocking=False)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
         warnings.warn(
-            "run_dir: the file system has no locks; see to it that only one process trains in the folder.",
+            "run_dir: the file system does not support locks; make sure that only one process trains in the folder.",
             stacklevel=5,
         )
         return True
@@ -121,22 +121,21 @@ def _holder(path: Path) -> str:
 
 CONFIG = "config.json"
 FORMAT = 1
-"""Version of what a ``step`` checkpoint holds."""
+"""Version of the content of a ``step`` checkpoint."""
 
 FREE_ON_RESUME = frozenset({"max_epochs", "max_steps", "patience", "checkpoint_every", "tensorboard"})
 """Options that may change when a run is resumed, because the steps taken so far do not depend on them."""
 
 
 def prepare_folder(folder: Path, resume: bool) -> None:
-    """Make the folder of a new run, or see that a run can be resumed there; nothing is put into it yet.
+    """Create the folder of a new run, or check that a run can be resumed there; no file is written yet.
 
     Args:
-        folder: Must be new or empty, unless ``resume``: then it holds a run, or one that was killed while it
-            started.
-        resume: Whether a run should be there.
+        folder: New or empty; with ``resume``, the folder of a run, possibly one that was killed while it started.
+        resume: Whether to resume a run.
 
     Raises:
-        OutputError: If there is a run already, none to resume, or the folder cannot be made.
+        OutputError: If there is already a run, no run to resume, or the folder cannot be created.
     """
     try:
         if not resume:
@@ -149,10 +148,10 @@ def prepare_folder(folder: Path, resume: bool) -> None:
 
 
 def start_run(folder: Path, metadata: Mapping[str, Any], resume: bool) -> None:
-    """Store the configuration of a new run in its folder, as :func:`prepare_folder` made it.
+    """Store the configuration of a new run in the folder from :func:`prepare_folder`.
 
     Raises:
-        OutputError: If there is a run already, or the folder cannot be written.
+        OutputError: If there is already a run, or the folder cannot be written.
     """
     try:
         if not resume:
@@ -179,12 +178,11 @@ def continue_run(
         data: Fingerprint of the training data.
 
     Returns:
-        Where the run stands, or None if it was killed before it had a checkpoint.
+        State of the run, or None if it was killed before its first checkpoint.
 
     Raises:
-        OutputError: If the folder holds no run or cannot be read.
-        CheckpointError: If the checkpoint is damaged, or was made with another model, other options or other
-            data.
+        OutputError: If the folder contains no run or cannot be read.
+        CheckpointError: If the checkpoint is damaged, or was made with another model, options or data.
     """
     try:
         found = find_checkpoints(folder, "step")
@@ -198,7 +196,7 @@ def continue_run(
     model, optimizer, average, scaler = parts
     with reading(found[0] / "state.json"):
         _require_same_run(found[0], facts, options, data)
-        # The processor time of a run that an older version began is not known.
+        # Processor time was not recorded by older versions.
         known = facts["state"]
         state = checked_state({"cpu_seconds": None} | known if isinstance(known, dict) else known)
     load_weights(model, tensors["model"], found[0])
@@ -236,7 +234,7 @@ def _require_same_run(source: Path, facts: Mapping[str, Any], options: TrainOpti
             f"checkpoint: expected format {FORMAT}, got {facts.get('format')!r} in {source}; "
             "it was saved by another version of diabat."
         )
-    # Options that a checkpoint of an older version does not know had their defaults.
+    # Options that are missing in a checkpoint of an older version had their default values.
     before = {field.name: field.default for field in fields(options)} | facts["options"]
     for name, value in asdict(options).items():
         value = list(value) if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""The training loop, which Ctrl-C stops between two steps."""
+"""The training loop; Ctrl-C stops it between two steps."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class InterruptFlag:
-    """Turns the first SIGINT or SIGTERM into a request, granted when a step is complete; a second one is immediate.
+    """Delays the first SIGINT or SIGTERM until the current step is complete; a second one stops at once.
 
-    A step that stops half-way leaves some weights updated and others not, which no checkpoint should hold.  SIGTERM is
-    what job schedulers send before they kill.
+    A step that stops half-way would leave some weights updated and others not.  Job schedulers send SIGTERM before
+    they kill a process.
 
     Attributes:
-        requested: Whether one has come.
+        requested: Whether a signal has been received.
     """
 
     def __init__(self) -> None:
         self.requested = False
-        # Signals reach the main thread only, and only it may set handlers.
+        # Only the main thread receives signals and may set handlers.
         self._active = threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> Self:
@@ -69,8 +69,8 @@ class TrainResult:
         epochs: Completed epochs.
         steps: Steps taken.
         seconds: Wall-clock time of all sessions of the run.
-        cpu_seconds: Processor time of the same, user and system, all threads of this process; None for a run that an
-            older version began.
+        cpu_seconds: Processor time of all sessions, user and system, all threads of this process; None for a run that
+            was started by an older version.
         run_dir: Folder of the run.
         dropped: Examples that were left out of each set because they have no agreed label.
     """
@@ -97,9 +97,9 @@ def train(
     progress: bool = True,
     extra_metadata: Mapping[str, Any] | None = None,
 ) -> TrainResult:
-    """Train until epochs, steps or patience are used up; the model is left with the last weights.
+    """Train until epochs, steps or patience are used up; the model then has the last weights.
 
-    Everything random derives from ``options.seed``; torch's global generators are given back as they were.
+    All random numbers derive from ``options.seed``; the state of torch's global generators is restored.
     A run that was killed and resumed ends with the same weights and the same metrics (except wall time) as
     one that was not.  Started by torchrun, several processes share every batch (see
     :mod:`diabat.training.data_parallel`); the folder must be the same for all of them.

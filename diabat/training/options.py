@@ -19,21 +19,21 @@ class TrainOptions:
     Attributes:
         learning_rate: AdamW learning rate of everything except the couplings.
         coupling_learning_rate: AdamW learning rate of J and K.
-        head_learning_rate: AdamW learning rate of what stands on an encoder (pooling, classifier, head); None takes
-            ``learning_rate``.
+        head_learning_rate: AdamW learning rate of the parts on top of an encoder (pooling, classifier, head); None
+            takes ``learning_rate``.
         schedule_learning_rate: AdamW learning rate of learnable anneals, radians per step; they do not decay.
         weight_decay: Decoupled weight decay of everything except the couplings.
         coupling_weight_decay: Decoupled weight decay of J and K.
         clip: Largest Euclidean norm of the gradient of all parameters together.
         batch_size: Sequences per step, over all processes; the last batch of an epoch may be smaller.
-        accumulation: Pieces that the sequences of a step are computed in, one after the other, to need less memory.
+        accumulation: Number of pieces in which the sequences of a step are computed one by one, to save memory.
         warmup: Share in 0 .. 1 of the steps of ``max_epochs`` epochs over which the learning rates rise linearly.
         decay_epochs: Numbers of completed epochs after which the learning rates are multiplied by ``decay``.
-        decay: Their factor, in 0 .. 1.
-        label_smoothing: Probability in 0 .. 1 (exclusive) that the targets give to a class drawn at random.
+        decay: Factor of the learning rates at ``decay_epochs``, in 0 .. 1.
+        label_smoothing: Probability in 0 .. 1 (exclusive) that the targets give to a random class.
         mixup: Parameter of the Beta distribution of mixup on pooled representations, 0 for none.
-        ema_decay: Decay per step of a moving average of the weights, which is then what is validated and kept as
-            best; 0 for none.
+        ema_decay: Decay per step of a moving average of the weights; the average is validated and saved as best.  0
+            for none.
         precision: ``float32``, or the type of autocast: ``bfloat16``, or ``float16`` with scaled losses.
         max_epochs: Passes over the training data at most.
         max_steps: Steps at most, None for no limit.
@@ -113,7 +113,7 @@ PROTOCOLS: Mapping[str, TrainOptions] = MappingProxyType(
         "brackets": TrainOptions(learning_rate=3e-4, coupling_learning_rate=1e-4),
     }
 )
-"""Published options by the name of the task; what the paper leaves open has the default value."""
+"""Published options by the name of the task; options that the paper does not give have default values."""
 
 PAIR_PROTOCOL = TrainOptions(
     learning_rate=3e-5,

@@ -80,14 +80,14 @@ def rate_factor(options: TrainOptions, step: int, epoch: int, batches: int) -> f
 
 
 class Rates:
-    """Applies the schedule to an optimiser whose groups have their full learning rates."""
+    """Applies the learning-rate schedule to an optimiser whose groups have their full learning rates."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, options: TrainOptions, batches: int) -> None:
         self._optimizer, self._options, self._batches = optimizer, options, batches
         self._full = [group["lr"] for group in optimizer.param_groups]
 
     def set(self, step: int, epoch: int) -> None:
-        """Set the learning rates of a step; depends on nothing else, so that there is no state to save."""
+        """Set the learning rates of a step; they depend only on step and epoch, so no state is saved."""
         factor = rate_factor(self._options, step, epoch, self._batches)
         for group, full in zip(self._optimizer.param_groups, self._full, strict=True):
             group["lr"] = full * factor
@@ -104,7 +104,7 @@ def autocast(precision: Precision, device: torch.device) -> torch.autocast:
 
 
 class Scaler:
-    """Scales the loss of float16 runs, so that small gradients do not vanish; otherwise does nothing.
+    """Scales the loss of float16 runs, so that small gradients do not underflow; no effect in other precisions.
 
     Args:
         precision: Precision of the run.
@@ -120,17 +120,17 @@ class Scaler:
         self._scaler.scale(loss).backward()
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Bring the gradients to their true size."""
+        """Divide the gradients by the scale."""
         self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Update the weights, unless a gradient overflowed: then the step is left out and the scale halved."""
+        """Update the weights; if a gradient overflowed, skip the step and halve the scale."""
         self._scaler.step(optimizer)
         self._scaler.update()
 
     @property
     def exhausted(self) -> bool:
-        """Whether halving cannot be the remedy any more."""
+        """Whether the scale cannot be halved further."""
         return self._scaler.get_scale() < 1
 
     def tensors(self) -> dict[str, Tensor]:
@@ -141,11 +141,11 @@ class Scaler:
         }
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what :meth:`tensors` gave.
+        """Restore the result of :meth:`tensors`.
 
         Raises:
             KeyError: If one is missing.
-            ValueError: If one is no finite number >= 0.
+            ValueError: If one is not a finite number >= 0.
         """
         if self.active:
             values = {key: tensors[f"scaler.{key}"] for key in _STATE}
@@ -165,11 +165,11 @@ _STATE = ("scale", "_growth_tracker")
 class Average:
     """θ̄ ← decay · θ̄ + (1 - decay) · θ after every step, from the initial weights on.
 
-    It forgets over 1 / (1 - decay) steps; a run that is shorter is dominated by its initial weights.
+    The average covers about 1 / (1 - decay) steps; in a shorter run the initial weights dominate.
 
     Args:
         model: Its trainable parameters are averaged.
-        decay: In 0 .. 1 (exclusive); 0 is no averaging at all, and costs nothing.
+        decay: In 0 .. 1 (exclusive); 0 disables averaging, without any cost.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -179,14 +179,14 @@ class Average:
         self._mean = {name: parameter.detach().clone() for name, parameter in self._live.items()}
 
     def update(self) -> None:
-        """Take note of the weights after a step."""
+        """Add the weights after a step to the average."""
         if self._mean:
-            # AveragedModel would copy what is not trained as well, and take the first step for the average.
+            # AveragedModel would also copy frozen parameters, and start from the weights after the first step.
             self._lerp(list(self._mean.values()), [p.detach() for p in self._live.values()], 1)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Put the averages in place of the weights for the block."""
+        """Use the averages as weights inside the block."""
         before = {name: parameter.detach().clone() for name, parameter in self._live.items()}
         self._copy(self._mean)
         try:
@@ -200,7 +200,7 @@ class Average:
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what :meth:`tensors` gave.
+        """Restore the result of :meth:`tensors`.
 
         Raises:
             KeyError: If one is missing.

@@ -1,4 +1,4 @@
-"""What a person or a program sees of a run: progress bar, metrics.jsonl, TensorBoard."""
+"""Reports of a run: progress bar, metrics.jsonl, TensorBoard."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REFRESH_S = 0.1
 
 
 class MetricsFile:
-    """Appends one JSON object a line to metrics.jsonl.
+    """Appends one JSON object per line to metrics.jsonl.
 
     Lines of event ``step`` hold the loss of one batch, lines of event ``epoch`` the mean training loss of an
     epoch, the validation loss and the metric; both hold ``step`` (steps taken), ``epoch`` (epochs completed),
@@ -29,11 +29,11 @@ class MetricsFile:
 
     Args:
         run_dir: Folder of the run.
-        length: Bytes that are kept of a file that is there already; what a killed run wrote after its last
-            checkpoint is cut off, and is written again.
+        length: Number of bytes to keep of an existing file; lines that a killed run wrote after its last checkpoint
+            are removed, and are written again.
 
     Raises:
-        CheckpointError: If the file is shorter than that.
+        CheckpointError: If the file is shorter than ``length``.
         OutputError: If it cannot be opened, or is a link.
     """
 
@@ -51,7 +51,7 @@ class MetricsFile:
             raise OutputError(f"run_dir: cannot write {self._path} ({error.strerror}).") from error
 
     def _open(self) -> BinaryIO:
-        """Open at the end, made if it is missing; a link is not followed."""
+        """Open for appending, create if missing; a link is not followed."""
         return os.fdopen(open_file(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
 
     def write(self, line: dict[str, Any]) -> None:
@@ -86,14 +86,14 @@ class MetricsFile:
 
 
 class Display:
-    """Progress bar on standard error with loss, metric and time left, and TensorBoard if asked for.
+    """Progress bar on standard error with loss, metric and time left, and TensorBoard if enabled.
 
     Args:
         task: The task, for the name of its metric.
         options: Options of the run.
         run_dir: Folder of the run.
-        state: Where the run stands.
-        total_steps: Steps at most; with early stopping the time left is an upper bound.
+        state: State of the run.
+        total_steps: Largest number of steps; with early stopping the time left is an upper bound.
         progress: Whether to show the bar.
     """
 
@@ -134,7 +134,7 @@ class Display:
             self._refresh()
 
     def scalars(self, line: dict[str, Any]) -> None:
-        """Send the numbers of a line of metrics.jsonl to TensorBoard."""
+        """Write the numbers of a line of metrics.jsonl to TensorBoard."""
         if self._board is not None:
             for name, value in line.items():
                 if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""How good a classifier is: accuracy, F1, precision and recall by class, calibration; and the figure of it."""
+"""Scores of a classifier: accuracy, F1, precision and recall by class, calibration; and their figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that decides how a run goes on: position, optimiser, random numbers."""
+"""State of a run, from which it can be resumed: position, optimiser, random numbers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from diabat.training.options import TrainOptions
 
 @dataclass
 class TrainState:
-    """Where a run stands.
+    """Position of a run.
 
     Attributes:
         step: Steps taken.
         epoch: Epochs completed.
-        batch: Batches taken of the epoch under way.
+        batch: Batches taken in the current epoch.
         loss_sum: Sum of the losses of these batches in nats.
         best_loss: Lowest validation loss so far in nats, None before the first validation.
         best_metric: The task's metric at that validation.
@@ -35,7 +35,7 @@ class TrainState:
         stale_epochs: Validations since then.
         seconds: Wall-clock time spent, over all resumptions.
         cpu_seconds: Processor time of this process (the first one under torchrun) with all its threads, user and
-            system, likewise; None if a part of it was not recorded.
+            system, over all resumptions; None if a part of it was not recorded.
         metrics_bytes: Length of metrics.jsonl when the state was saved.
     """
 
@@ -60,7 +60,7 @@ class TrainState:
         )
 
     def record_validation(self, loss: float, metric: float) -> bool:
-        """Take note of a validation; return whether it is the best so far."""
+        """Record a validation; return whether it is the best so far."""
         improved = self.best_loss is None or loss < self.best_loss
         if improved:
             self.best_loss, self.best_metric, self.best_step, self.stale_epochs = loss, metric, self.step, 0
@@ -70,10 +70,10 @@ class TrainState:
 
 
 def checked_state(values: Any) -> TrainState:
-    """A state from JSON; what an older version did not record has its default.
+    """Read a state from JSON; entries that an older version did not record have their defaults.
 
     Raises:
-        ValueError: If an entry is unknown, or no number that it can be.
+        ValueError: If an entry is unknown, or its value is invalid.
     """
     kinds = {field.name: str(field.type) for field in fields(TrainState)}
     if not isinstance(values, dict) or not values.keys() <= kinds.keys():
@@ -105,10 +105,10 @@ def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.AdamW
             "lr": options.coupling_learning_rate,
             "weight_decay": options.coupling_weight_decay,
         },
-        # Decay would pull the angles away from an anneal.
+        # Weight decay would pull the angles towards 0, which is not an anneal.
         {"params": schedules, "lr": options.schedule_learning_rate, "weight_decay": 0.0},
     ]
-    # One fused kernel for all parameters: small models spend their time in Python otherwise.
+    # One fused kernel for all parameters: otherwise small models spend most time in Python.
     return torch.optim.AdamW([group for group in groups if group["params"]], fused=True)
 
 
@@ -131,11 +131,11 @@ def training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 def restore_training(
     model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Put back what :func:`training_tensors` took.
+    """Restore the result of :func:`training_tensors`.
 
     Raises:
         KeyError: If a tensor is missing.
-        ValueError: If one has another shape or type, or is no state of a generator.
+        ValueError: If one has another shape or type, or is not the state of a generator.
     """
     states = {index: _moments(name, p, tensors) for index, (name, p) in enumerate(_ordered(model, optimizer))}
     try:
@@ -146,7 +146,7 @@ def restore_training(
                 torch.cuda.set_rng_state(_like(name, tensors[name], own), device)
     except RuntimeError as error:
         raise ArgumentError(
-            "rng", f"expected the state of a generator, got one that is none ({error})"
+            "rng", f"expected the state of a generator, got an invalid one ({error})"
         ) from None
     carry(model, _of_samplers(model, tensors))
     packed = optimizer.state_dict()
@@ -155,9 +155,9 @@ def restore_training(
 
 
 def _of_samplers(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What the samplers carry, by name in the ``state_dict`` of the model.
+    """State of the samplers, by name in the ``state_dict`` of the model.
 
-    Before samplers were modules, an entry was named "sampler.", its key, and the layer.
+    In earlier versions, in which samplers were not modules, an entry was named "sampler.", its key, and the layer.
     """
     found = {}
     for full, tensor in tensors.items():
@@ -182,7 +182,7 @@ def _ordered(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[s
 def _moments(name: str, parameter: nn.Parameter, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """State of AdamW for one parameter; empty if it has taken no step.
 
-    The fused kernel takes every size on trust: with a shorter tensor it writes to memory that is not its own.
+    The fused kernel does not check sizes: with a shorter tensor it would write out of bounds.
     """
     if f"optimizer.step.{name}" not in tensors:
         return {}
@@ -195,7 +195,7 @@ def _moments(name: str, parameter: nn.Parameter, tensors: Mapping[str, Tensor]) 
 
 
 def _like(name: str, tensor: Tensor, form: Tensor) -> Tensor:
-    """The tensor, if it has the shape and the type of another."""
+    """Return the tensor if it has the shape and the dtype of another tensor."""
     if tensor.shape != form.shape or tensor.dtype != form.dtype:
         raise ArgumentError(
             name, f"expected {form.dtype} {list(form.shape)}, got {tensor.dtype} {list(tensor.shape)}"
@@ -204,7 +204,7 @@ def _like(name: str, tensor: Tensor, form: Tensor) -> Tensor:
 
 
 def cuda_devices(model: nn.Module) -> list[torch.device]:
-    """The CUDA devices that hold the model, whose generators a run uses besides the CPU's."""
+    """The CUDA devices of the model; a run uses their generators in addition to the CPU's."""
     return sorted({p.device for p in model.parameters() if p.is_cuda}, key=str)
 
 

@@ -1,4 +1,4 @@
-"""One run: its model, optimiser, clock and state, and the things that happen to them."""
+"""One run: model, optimiser, clock and state, and the operations on them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from diabat.models import Model
 from diabat.samplers.state import weights_of
 from diabat.tasks import PairTask, Task
 from diabat.tasks.base import Examples
-from diabat.training.batches import bucketed_order, epoch_order, require_answerable, require_trainable
+from diabat.training.batches import bucketed_order, epoch_order, require_trainable, require_within_limits
 from diabat.training.checkpoint import save_checkpoint
 from diabat.training.data_parallel import Processes
 from diabat.training.diagnostics import game_figures, numbers_in_range, require_finite
@@ -29,10 +29,10 @@ from diabat.training.state import TrainState, fingerprint, make_optimizer, train
 
 
 class Clock:
-    """Goes on from the times that a state holds; a clock that is set back stands still, so that no time ever falls.
+    """Measures time from the values stored in a state; if the system clock is set back, times do not decrease.
 
     Processor time is that of this process with all its threads, user and system; processes that a sampler starts are
-    not in it.
+    not included.
     """
 
     def __init__(self, state: TrainState) -> None:
@@ -40,7 +40,7 @@ class Clock:
         self._seconds, self._cpu_seconds = state.seconds, state.cpu_seconds
 
     def read(self, state: TrainState) -> None:
-        """Put the times so far into a state."""
+        """Write the times so far into a state."""
         wall, cpu = time.monotonic(), time.process_time()
         self._seconds += max(0.0, wall - self._wall)
         if self._cpu_seconds is not None:
@@ -50,7 +50,7 @@ class Clock:
 
 
 class Trainer:
-    """A run under way.
+    """A running training.
 
     Args:
         model: On the device to train on.
@@ -74,7 +74,7 @@ class Trainer:
     ) -> None:
         require_mixable(model, options)
         require_trainable(model, task.train, options, processes.count)
-        require_answerable(model, task.validation, batches_of(task.validation))
+        require_within_limits(model, task.validation, batches_of(task.validation))
         self.model: Model = model.train()
         self.task, self.options, self.folder, self.processes = task, options, folder, processes
         self.device = next(model.parameters()).device
@@ -91,17 +91,17 @@ class Trainer:
 
     def _open(self, resume: bool, metadata: Mapping[str, Any]) -> None:
         """Continue the run in the folder, or start one."""
-        # A run that was killed before its first checkpoint starts again: it has lost nothing.
+        # A run that was killed before its first checkpoint starts again: nothing is lost.
         found = None
         if resume:
             parts = (self.model, self.optimizer, self.average, self.scaler)
             found = continue_run(self.folder, parts, self.options, self.data)
             if found is not None and found.batch >= self.batches:
                 raise CheckpointError(
-                    f"checkpoint: expected fewer than {self.batches} batches of the epoch under way to be taken, got "
+                    f"checkpoint: expected fewer than {self.batches} batches of the current epoch to be taken, got "
                     f"{found.batch} in {self.folder}."
                 )
-        self.processes.wait()  # before the first process writes what the others look for
+        self.processes.wait()  # before the first process writes files that the others check for
         self.state = found or TrainState()
         if found is None and self.processes.is_main:
             start_run(self.folder, metadata, resume)
@@ -113,7 +113,7 @@ class Trainer:
 
     @property
     def total_steps(self) -> int:
-        """Steps at most."""
+        """Largest number of steps."""
         limit = self.options.max_epochs * self.batches
         return limit if self.options.max_steps is None else min(limit, self.options.max_steps)
 
@@ -147,7 +147,7 @@ class Trainer:
             self._log("step", train_loss=loss_value)
 
     def _next_batch(self) -> Tensor:
-        """Places of the examples of a step, int64 [B]."""
+        """Indices of the examples of a step, int64 [B]."""
         seed, epoch, size = self.options.seed, self.state.epoch, self.options.batch_size
         if self.order is None:
             lengths = self.train.lengths
@@ -160,7 +160,7 @@ class Trainer:
 
     def _gradients(self, chosen: Tensor) -> Tensor:
         """Add up the gradients of this process's pieces of a batch; return its share of the mean loss."""
-        # More pieces than examples would be empty ones.
+        # More pieces than examples would give empty pieces.
         pieces = chosen.tensor_split(min(self.options.accumulation * self.processes.count, len(chosen)))
         total = self.train.counted(chosen) if len(pieces) > 1 else 0
         loss = torch.zeros((), device=self.device)

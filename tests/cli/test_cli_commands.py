@@ -144,7 +144,7 @@ def test_sample_takes_the_overrides_of_the_other_commands(problem: str, tmp_path
         (
             ("--sampler", "exact", "sampler.backend=mean_field"),
             2,
-            "--sampler: expected 'mean_field' as sampler.backend says, got 'exact'.",
+            "--sampler: expected 'mean_field' as in sampler.backend, got 'exact'.",
         ),
         (("--config", "nowhere.yaml"), 2, "'nowhere.yaml': no such file"),
         (

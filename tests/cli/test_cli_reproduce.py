@@ -209,5 +209,5 @@ def test_errors_are_one_sentence(tmp_path: Path) -> None:
 def test_what_the_rows_set_cannot_be_overridden(tmp_path: Path, experiment: str, override: str) -> None:
     result = run("reproduce", experiment, override, "--output", str(tmp_path / "runs"))
     assert result.exit_code == 2
-    assert f"override '{override}': expected a key that the experiment leaves open" in result.stderr
+    assert f"override '{override}': expected a key that the experiment does not set" in result.stderr
     assert not (tmp_path / "runs").exists()

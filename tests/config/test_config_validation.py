@@ -138,7 +138,7 @@ def test_parts_that_do_not_fit_together_are_refused_when_the_model_is_built() ->
         ({"sampler": {"backend": "mean_field"}, "gradient": "covariance"}, "gradient: sampler 'mean_field'"),
         (
             {"sampler": {"backend": "dqa"}, "model": {"mode": "h+K"}},
-            r"model\.mode: sampler 'dqa' has no three-body",
+            r"model\.mode: sampler 'dqa' does not support three-body",
         ),
         (
             {"sampler": {"backend": "dqa"}, "task": small | {"window": 27}},

@@ -34,7 +34,7 @@ def test_explain_takes_weighting_coalitions_and_seed(trained: Path) -> None:
     first, second = (run_json("explain", str(trained), *words, *many, seed) for seed in "12")
     assert (first["facts"]["weighting"], first["facts"]["coalitions"]) == ("uniform", 400)
     # Shapley values share out v(N) exactly, whatever the coalitions.
-    one, two = (torch.tensor(told["shapley"]).sum(-1) for told in (first, second))
+    one, two = (torch.tensor(explanation["shapley"]).sum(-1) for explanation in (first, second))
     assert torch.allclose(one, two, rtol=1e-4)
     refused = run("explain", str(trained), *words, "--weighting", "boltzmann")
     assert refused.exit_code == 2
@@ -54,25 +54,25 @@ def test_the_figure_is_on_the_scale_of_the_law(
         save(self, *arguments, **options)
 
     monkeypatch.setattr(Figure, "savefig", recording)
-    told = explain_run(trained, "a dog is playing", "the dog is not playing")
-    assert told.strengths is not None
+    explanation = explain_run(trained, "a dog is playing", "the dog is not playing")
+    assert explanation.strengths is not None
     weak, strong = tmp_path / "weak.png", tmp_path / "strong.png"
-    plot_explanation(told, weak)
-    plot_explanation(told, strong, at_least=0.0, named=3)
+    plot_explanation(explanation, weak)
+    plot_explanation(explanation, strong, at_least=0.0, named=3)
     for figure in drawn:
         bars, pairs = figure.axes[:2]
         (line,) = bars.lines
         assert set(line.get_ydata()) == {0.5}
         assert {patch.get_y() for patch in bars.patches} == {0.5}
         image = pairs.images[0]
-        assert torch.allclose(torch.as_tensor(image.get_array().data), told.strengths.mean(0))
+        assert torch.allclose(torch.as_tensor(image.get_array().data), explanation.strengths.mean(0))
         assert image.get_clim() == (-0.5, 0.5)  # of weak couplings; not stretched over noise
     assert drawn[0].axes[1].get_xlabel().startswith("No pair has")
     assert "of at least 0.1" in drawn[0].axes[1].get_xlabel()
     assert not drawn[0].axes[1].patches
     assert len(drawn[1].axes[1].patches) == 6
-    i, j, J = told.strongest(1)[0]
-    assert f"{told.tokens[i]} and {told.tokens[j]} {J:+.2f}" in drawn[1].axes[1].get_xlabel()
+    i, j, J = explanation.strongest(1)[0]
+    assert f"{explanation.tokens[i]} and {explanation.tokens[j]} {J:+.2f}" in drawn[1].axes[1].get_xlabel()
     assert weak.stat().st_size > 10_000
 
 

@@ -162,11 +162,11 @@ def test_evaluate_elsewhere_names_the_option(tmp_path: Path, encoder: Path) -> N
     moved = folder.rename(tmp_path / "moved")
     refused = run("evaluate", str(tmp_path / "a" / "run"))
     assert refused.exit_code == 1
-    assert "lie elsewhere now, name their file or folder by --data PATH." in refused.stderr
+    assert "have moved, give their file or folder with --data PATH." in refused.stderr
     assert refused.stderr.count("\n") == 1
     assert run("evaluate", str(tmp_path / "a" / "run"), "--data", str(moved)).exit_code == 0
     wrong = run("evaluate", str(tmp_path / "a" / "run"), "--data", str(tmp_path))
-    assert "lie elsewhere" not in wrong.stderr
+    assert "have moved" not in wrong.stderr
 
 
 def test_explanation_and_prediction_share_their_coalitions(

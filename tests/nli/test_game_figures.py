@@ -50,17 +50,19 @@ def test_figures_against_the_explanation_token_by_token(encoder: Path, task: Pai
     batch, _ = task.validation.batch(torch.arange(12))
     hidden = model.hidden_positions(batch)
     assert isinstance(model.pooling, diabat.NeuroGameAttention)
-    told = model.pooling.explain(model.encode(batch), hidden)
+    explanation = model.pooling.explain(model.encode(batch), hidden)
     samples: dict[str, list[float]] = {"phi": [], "beta": [], "pairs": []}
     correlations = []
     for b in range(12):
         kept = (~hidden[b]).nonzero()[:, 0]
         for h in range(2):
-            phi, beta = (e.value[b, h, kept].double().numpy() for e in (told.shapley, told.banzhaf))
+            phi, beta = (
+                e.value[b, h, kept].double().numpy() for e in (explanation.shapley, explanation.banzhaf)
+            )
             correlations.append(np.corrcoef(phi, beta)[0, 1])
-            for name, estimate in (("phi", told.shapley), ("beta", told.banzhaf)):
+            for name, estimate in (("phi", explanation.shapley), ("beta", explanation.banzhaf)):
                 samples[name] += estimate.effective_samples[b, h, kept].tolist()  # type: ignore[index]  # asked for
-            pairs = told.pairs.effective_samples[b, h][kept][:, kept]  # type: ignore[index]  # as above
+            pairs = explanation.pairs.effective_samples[b, h][kept][:, kept]  # type: ignore[index]  # as above
             samples["pairs"] += [
                 float(pairs[i, j]) for i in range(len(kept)) for j in range(len(kept)) if i != j
             ]

@@ -137,7 +137,7 @@ def test_classes_may_be_numbers(tmp_path: Path) -> None:
             '{"premise": "a\\ud800", "hypothesis": "b", "label": "neutral"}\n',
             "line 1: premise: expected text, got .*ud800' alone",
         ),
-        ("a.jsonl", "[" * 100_000, "line 1: expected a JSON object, got text that is none"),
+        ("a.jsonl", "[" * 100_000, "line 1: expected a JSON object, got invalid JSON"),
         (
             "a.csv",
             "premise,hypothesis,label\nx,y,neutral\nx,y,maybe\n",
@@ -152,7 +152,7 @@ def test_classes_may_be_numbers(tmp_path: Path) -> None:
         ("a.csv", "premise,hypothesis,label\n", "expected labelled pairs, got none"),
         ("a.csv", "", "the file is empty"),
         ("a.jsonl", '{"premise": "x"}\n', "line 1: expected the columns hypothesis, label, got premise"),
-        ("a.jsonl", "{premise}\n", "line 1: expected a JSON object, got text that is none"),
+        ("a.jsonl", "{premise}\n", "line 1: expected a JSON object, got invalid JSON"),
         ("a.jsonl", "[1]\n", "line 1: expected a JSON object, got a list"),
         (
             "a.jsonl",

@@ -181,7 +181,9 @@ def test_pairs_longer_than_the_window_are_refused(encoder: Path, task: PairTask)
 
 
 def test_a_row_without_tokens_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected a position that counts in every row, got none in row 1"):
+    with pytest.raises(
+        ValueError, match="expected a visible position in every row, got only padding in row 1"
+    ):
         MeanPooling()(torch.zeros(2, 2, 3), torch.tensor([[False, True], [True, True]]))
 
 

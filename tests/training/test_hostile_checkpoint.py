@@ -158,7 +158,7 @@ def test_a_place_beyond_the_epoch_is_refused(run: Path) -> None:
     """Such a run would never come to the end of its epoch."""
     reseal(newest(run), lambda facts: facts["state"].update(batch=3))
     with pytest.raises(
-        CheckpointError, match=r"expected fewer than 3 batches of the epoch under way .* got 3 in"
+        CheckpointError, match=r"expected fewer than 3 batches of the current epoch .* got 3 in"
     ):
         tiny_train(run, resume=True, ema_decay=0.5, max_epochs=2)
 

@@ -112,5 +112,5 @@ def test_a_file_system_without_locks_is_told_of(tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    with pytest.warns(UserWarning, match="run_dir: the file system has no locks"), locked(tmp_path):
+    with pytest.warns(UserWarning, match="run_dir: the file system does not support locks"), locked(tmp_path):
         pass

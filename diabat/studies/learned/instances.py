@@ -1,4 +1,4 @@
-"""Problems with their exact answers, on which plans are trained and judged: random ones, and those of attention."""
+"""Training and held-out problems with exact answers: random problems and problems of trained attention."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def random_instances(
     seed: int,
     weights: Sequence[float] | None = None,
 ) -> list[Instances]:
-    """Sherrington-Kirkpatrick problems h ~ N(0, g), J ~ N(0, g/√n), each with couplings of its own.
+    """Sherrington-Kirkpatrick problems h ~ N(0, g), J ~ N(0, g/√n), each with different couplings.
 
     g and g/√n are standard deviations.
 
@@ -63,7 +63,7 @@ def random_instances(
         strengths: Values of g > 0, dimensionless.
         num_spins: Values of n, 2 to 16.
         instances: Problems for each n and g.
-        seed: Seed; no other seed and no `held_out_instances` draw the same problems.
+        seed: Seed; other seeds and `held_out_instances` draw different problems.
         weights: Weight of each strength in the loss, not negative; None for 1.
 
     Returns:
@@ -78,7 +78,7 @@ def random_instances(
 def held_out_instances(
     strengths: Sequence[float], num_spins: Sequence[int], instances: int, *, seed: int
 ) -> list[Instances]:
-    """Problems as `random_instances` draws them, but never the same ones, whatever the seeds."""
+    """Draw problems of the same law as `random_instances`, but different ones for any seeds."""
     return _draw(strengths, num_spins, instances, (seed, _HELD_OUT), None)
 
 
@@ -94,7 +94,8 @@ def wide_instances(
 ) -> list[Instances]:
     """Problems with fields of every size up to a bound: h uniform in [-max_field, max_field], J ~ N(0, g/√n).
 
-    A plan is a trigonometric polynomial in the fields; where it has not been held to saturate, it turns back.
+    A plan is a trigonometric polynomial in the fields: beyond the fields it was trained on, P(s) does not stay
+    saturated.
 
     Args:
         max_field: Largest |h|, above 0.
@@ -103,7 +104,7 @@ def wide_instances(
         seed: Seed, as in `random_instances`.
         strength: g > 0 of the couplings.
         weight: Weight of the family in the loss, above 0.
-        held_out: Draw problems that no training draws.
+        held_out: Draw problems that are never used for training.
 
     Returns:
         One entry for each n.
@@ -117,7 +118,7 @@ def wide_instances(
             raise ArgumentError(name, f"expected a finite number > 0, got {value!r}.")
     drawn = []
     for n in num_spins:
-        # A fourth word, which no seed of `random_instances` has.
+        # A fourth word of the seed; seeds of `random_instances` have three words.
         random = np.random.default_rng([seed, _HELD_OUT if held_out else _TRAINING, n, 1])
         h = torch.from_numpy(random.uniform(-max_field, max_field, (instances, 1, n)))
         J = torch.from_numpy(random.standard_normal((instances, 1, n * (n - 1) // 2)))
@@ -137,12 +138,12 @@ def recorded_instances(ensemble: Ensemble, *, weight: float = 1.0) -> list[Insta
         One entry for each number of visible spins from 1 up.
 
     Raises:
-        ValueError: Three-body terms, which a plan has no angles for, or more than 16 visible spins.
+        ValueError: Three-body terms, for which a plan has no angles, or more than 16 visible spins.
     """
     ising = ensemble.ising.detach().to(torch.float64)
     if ising.three_body is not None:
         raise ArgumentError(
-            "ensemble", f"expected fields and couplings alone, got three-body terms in '{ensemble.name}'."
+            "ensemble", f"expected only fields and couplings, got three-body terms in '{ensemble.name}'."
         )
     most = int(ising.visible_mask.sum(-1).max())
     if most > MAX_SPINS:
@@ -158,11 +159,11 @@ def recorded_instances(ensemble: Ensemble, *, weight: float = 1.0) -> list[Insta
     correlation = moments.correlation.reshape(-1, n, n).numpy()
     found = tiers(ising, unpadded_cost).gather(ising)
     groups = sorted(found, key=lambda group: group.fields.shape[-1])
-    return [_of_group(ensemble, group, probability, correlation, weight) for group in groups]
+    return [_instances_of_size(ensemble, group, probability, correlation, weight) for group in groups]
 
 
 def split_windows(ensemble: Ensemble) -> tuple[Ensemble, Ensemble]:
-    """Divide a recorded ensemble by windows (its first axis): one half to train on, one held out.
+    """Split a recorded ensemble by windows (its first axis) into a training half and a held-out half.
 
     Raises:
         ValueError: Fewer than two windows.
@@ -227,10 +228,10 @@ def _check(
         raise ArgumentError("weights", "expected one above 0, got only zeros.")
 
 
-def _of_group(
+def _instances_of_size(
     ensemble: Ensemble, group: Group, probability: FloatArray, correlation: FloatArray, weight: float
 ) -> Instances:
-    """All problems of one number of spins; couplings are repeated only where there are several."""
+    """All problems of one number of spins; couplings are repeated only if there are several."""
     places, (groups, _, m) = group.tier.places, group.fields.shape
     fields = group.fields[places.slots].numpy()
     J = np.zeros((groups, m, m)) if group.couplings is None else group.couplings.numpy()

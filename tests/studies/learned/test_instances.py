@@ -122,7 +122,7 @@ def test_couplings_of_each_window_go_with_their_window() -> None:
 def test_problems_that_no_plan_can_run_are_refused() -> None:
     fields = torch.zeros(1, 3, dtype=torch.float64)
     cubic = Ising(fields, three_body=torch.zeros(3, 3, 3, dtype=torch.float64))
-    with pytest.raises(ValueError, match=r"^ensemble: expected fields and couplings alone, got three-body"):
+    with pytest.raises(ValueError, match=r"^ensemble: expected only fields and couplings, got three-body"):
         recorded_instances(Ensemble("x", 1.0, cubic))
     large = Ising(torch.zeros(1, 17, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"^ensemble: expected at most 16 visible spins, got 17 in 'x'"):
