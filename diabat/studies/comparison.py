@@ -1,4 +1,4 @@
-"""Every backend on every ensemble, beside an exact answer: the walk that fidelity and gradients share."""
+"""Compare every backend on every ensemble with an exact answer; used by the fidelity and gradient studies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REPEATS, _REPEAT_BELOW_S = 3, 0.5
 
 
 class FidelityError(ArgumentError):
-    """A comparison that cannot be made, because the exact answer is out of reach."""
+    """A comparison that cannot be made because the exact answer cannot be computed."""
 
 
 def compare(
@@ -45,12 +45,12 @@ def compare(
     Args:
         backends: Samplers by the name that the report shows.
         ensembles: Problems.
-        solve: The exact answer; called for all ensembles first, so that a refusal comes before any backend has run.
+        solve: Computes the exact answer; called for all ensembles before any backend runs, so that errors come early.
         score: Rows of one backend on one ensemble, given the exact answer.
         progress: Show a progress bar with the time left on standard error.
 
     Returns:
-        The rows, with the backend, the ensemble and an empty ``refused`` in front.
+        The rows; backend, ensemble and an empty ``refused`` come first.
 
     Raises:
         ValueError: If there is nothing to compare.
@@ -86,7 +86,7 @@ def _head(name: str, backend: Sampler, case: Ensemble) -> Row:
 
 @contextmanager
 def naming_ensemble(ensemble: Ensemble, what: str) -> Iterator[None]:
-    """Say of which ensemble an exact backend refuses the exact answer or gradient."""
+    """Name the ensemble for which an exact backend refuses the exact answer or gradient."""
     try:
         yield
     except UnsupportedError as refusal:
@@ -98,7 +98,7 @@ def naming_ensemble(ensemble: Ensemble, what: str) -> Iterator[None]:
 
 
 def is_analytic(backend: Sampler) -> bool:
-    """Whether a backend computes its moments rather than averaging reads; asks it for one spin."""
+    """Whether a backend computes its moments instead of averaging reads; tests it with one spin."""
     return backend.moments(Ising(torch.full((1,), 0.1)), seed=0).num_reads is None
 
 

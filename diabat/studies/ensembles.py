@@ -19,7 +19,7 @@ DEFAULT_STRENGTHS = (0.1, 0.3, 0.6, 1.0, 1.5)
 
 @dataclass(frozen=True, eq=False)
 class Ensemble:
-    """One batch of problems with a name and a place on the axis of coupling strengths.
+    """One batch of problems with a name and a coupling strength.
 
     Attributes:
         name: Name of the family; members of different strength share it.

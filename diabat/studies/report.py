@@ -1,4 +1,4 @@
-"""What the studies share: rows of plain values under described columns, as a table, as JSON, as definitions."""
+"""Reports of the studies: rows of plain values under described columns, as a table, JSON and definitions."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Column:
     """One quantity of a report.
 
     Attributes:
-        key: Its key in the rows.
-        meaning: Its definition, with its unit; None for a key that needs none.
-        title: Heading in the table; None for what stands in the JSON alone.
+        key: Key in the rows.
+        meaning: Definition, with unit; None if the key needs no definition.
+        title: Heading in the table; None for values that are only in the JSON.
         form: Format of the values.
-        narrow: Heading in a narrow table, which shows no second value; True for the same, None to leave it out.
-        beside: Key of a second value, which stands in the cell as ``pattern`` says.
-        pattern: How the two values are put together.
-        before: Key of a value from which the first one started; shown with an arrow if some row has it.
-        show: Makes the cell of a row that has the value, in place of all these.
+        narrow: Heading in a narrow table, which shows no second value; True for the same heading, None to omit it.
+        beside: Key of a second value in the same cell, formatted by ``pattern``.
+        pattern: Format of the two values.
+        before: Key of the value before refinement; shown with an arrow if some row has it.
+        show: Function that formats the cell of a row; replaces the other formats.
     """
 
     key: str
@@ -46,13 +46,13 @@ class Column:
     show: Callable[[Row], str] | None = None
 
     def heading(self, rows: Sequence[Row], *, narrow: bool) -> str:
-        """Heading above these rows."""
+        """Heading of the column for these rows."""
         arrow = self.before is not None and any(row.get(self.before) is not None for row in rows)
         shown = self.narrow if narrow and self.narrow is not True else self.title
         return f"{'base→' * arrow}{shown}"
 
     def cell(self, row: Row, *, narrow: bool) -> str:
-        """What the table shows of a row."""
+        """Cell of the table for a row."""
         value = row.get(self.key)
         if value is None:
             return MISSING
@@ -67,7 +67,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Report(ABC):
-    """Rows under columns; a study adds its facts as further fields, and says what its columns are.
+    """Rows under columns; a study adds its facts as further fields, and defines its columns.
 
     Attributes:
         rows: Plain dicts.  A row with a sentence under ``refused`` has no values.
@@ -76,13 +76,13 @@ class Report(ABC):
     rows: list[Row] = field(default_factory=list)
 
     labels: ClassVar[tuple[Column, ...]] = ()
-    """Columns that say what a row is about."""
+    """Columns that identify a row."""
     columns: ClassVar[tuple[Column, ...]] = ()
-    """Columns of what was measured, in the order of table and definitions."""
+    """Columns of measured values, in the order of table and definitions."""
     groups: ClassVar[tuple[str, ...]] = ()
-    """Keys whose values rows share that stand together in the table."""
+    """Keys by which rows are grouped in the table."""
     note: ClassVar[str] = ""
-    """What the title says besides of a table with second values."""
+    """Addition to the title of a table with second values."""
 
     @property
     @abstractmethod
@@ -91,7 +91,7 @@ class Report(ABC):
 
     @classmethod
     def definitions(cls) -> dict[str, str]:
-        """Every quantity in words."""
+        """Definition of every quantity."""
         return {c.key: c.meaning for c in (*cls.labels, *cls.columns) if c.meaning is not None}
 
     def to_json(self) -> str:

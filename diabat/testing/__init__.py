@@ -1,11 +1,11 @@
-"""Public conformance suite: hold a sampler, also a third party's, against the contract.
+"""Public conformance suite: test any sampler, also a third party's, against the contract.
 
     from diabat.testing import check_names, check_sampler, run_check
 
     check_sampler(MySampler())          # raises ConformanceError with one sentence
 
-The suite compares with plain enumeration in float64, states alpha and N in every statistical refusal, and
-ships with mutants (samplers with one mistake each) that must fail it.
+The suite compares with plain enumeration in float64, reports alpha and N in every statistical failure, and
+includes mutants (samplers with one mistake each) that must fail it.
 """
 
 from typing import Any
@@ -39,7 +39,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Find ``StrictMockQPU`` under its former name as well, which configurations and runs hold."""
+    """Find ``StrictMockQPU`` under its former name, which is stored in configurations and runs."""
     if name == "StrictMockQPU":
         from diabat import strict_qpu
 

@@ -41,7 +41,7 @@ def state_distribution(trial: Trial) -> None:
     """The distribution over all states is the Boltzmann law (chi-square, and pooled z-tests of the scales).
 
     16 problems of 5 spins with one J.  At the default N = 4096 reads, a beta 5 % too large moves the mean
-    exponent by more than 10 standard errors; the refusal needs 5.  Weighted reads have the z-tests only.
+    exponent by more than 10 standard errors; the test fails at 5.  Weighted reads have only the z-tests.
     """
     ising = make_problem((PROBLEMS,), SIZE, seed=trial.seed)
     samples = trial.draw(ising)
@@ -122,7 +122,7 @@ def small_probabilities(trial: Trial) -> None:
 
 
 def demand_moments(trial: Trial, ising: Ising, where: str) -> None:
-    """Refuse moments that differ from enumeration by more than rounding or sampling allow."""
+    """Fail if moments differ from enumeration by more than rounding or sampling noise."""
     moments = trial.sampler.moments(ising, correlations=trial.able.correlations, seed=trial.seed)
     exact = brute_force(ising)
     if moments.num_reads is None:
@@ -143,7 +143,7 @@ def _demand_analytic(moments: Moments, exact: Moments, tolerance: float, where: 
 
 
 def _demand_sampled(trial: Trial, moments: Moments, exact: Moments, where: str) -> None:
-    """z-tests with the reported standard error, at least that of the exact law: it cannot excuse a bias."""
+    """z-tests with the reported standard error; it must not be much smaller than that of the exact law."""
     if moments.standard_error is None or moments.num_reads is None:
         raise ConformanceError(f"standard_error {where}: expected a tensor for sampled moments, got None.")
     p, got = exact.probability.numpy(), moments.probability.double().cpu().numpy()

@@ -1,4 +1,4 @@
-"""The suite as a whole: names, one check, all checks."""
+"""The whole suite: names of the checks, one check, all checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from diabat.testing.core import CHECKS, DEFAULT_ALPHA, DEFAULT_NUM_READS, Confor
 
 __all__ = ["check_names", "check_sampler", "run_check"]
 
-# Form before law: a sampler that returns the wrong shape is told so, rather than that its statistics are off.
+# Form before law: a wrong shape should be reported as a wrong shape, not as wrong statistics.
 _MODULES = (structure, draws, refusals, boltzmann, own_law)
 _ORDER = [module.__name__ for module in _MODULES]
 
@@ -27,7 +27,7 @@ def _trial(sampler: Sampler, alpha: float, num_reads: int, seed: int, law: Law |
 
 
 def check_names(sampler: Sampler, *, law: Law | None = None) -> list[str]:
-    """Names of the checks that concern a sampler, in the order in which :func:`check_sampler` runs them.
+    """Names of the checks that apply to a sampler, in the order in which :func:`check_sampler` runs them.
 
     Args:
         sampler: The sampler.
@@ -66,7 +66,7 @@ def check_sampler(
     seed: int = 0,
     law: Law | None = None,
 ) -> list[str]:
-    """Hold a sampler against the contract of :class:`diabat.Sampler`.
+    """Test a sampler against the contract of :class:`diabat.Sampler`.
 
     For pytest, one test per check::
 
@@ -75,14 +75,14 @@ def check_sampler(
             run_check(name, MySampler())
 
     Args:
-        sampler: The sampler to try.
-        alpha: Probability that a single statistical check refuses a correct sampler (about ten of them
+        sampler: The sampler to test.
+        alpha: Probability that a single statistical check fails for a correct sampler (about ten of them
             apply); within a check it is divided by the number of comparisons.
-        num_reads: Reads per problem of the statistical checks.  4096 reads of 16 problems see a beta that is
-            off by 5 % with a power above 1 - 1e-6.
+        num_reads: Reads per problem of the statistical checks.  4096 reads of 16 problems detect a beta that is
+            wrong by 5 % with a power above 1 - 1e-6.
         seed: Seed of problems and draws; the outcome is a function of it.
-        law: The law to hold samples against.  None takes the declared one.  ``"boltzmann"`` asks for
-            agreement with enumeration; the other laws only for agreement to first order at weak coupling.
+        law: The law that samples are compared with.  None takes the declared one.  ``"boltzmann"`` requires
+            agreement with enumeration; the other laws only agreement to first order at weak coupling.
 
     Returns:
         Names of the checks that were run.

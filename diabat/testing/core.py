@@ -1,4 +1,4 @@
-"""What a conformance check is, and the registry of all checks."""
+"""Definition of a conformance check, and the registry of all checks."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ DEFAULT_NUM_READS = 4096
 
 
 class ConformanceError(AssertionError):
-    """A sampler that does not keep the contract; the message is one sentence."""
+    """A sampler that violates the contract; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One sampler on trial.
+    """One sampler under test.
 
     Attributes:
-        sampler: The sampler that is held against the contract.
-        alpha: Probability that one statistical check refuses a correct sampler; a check divides it by its
+        sampler: The sampler under test.
+        alpha: Probability that one statistical check fails for a correct sampler; a check divides it by its
             number of comparisons (Bonferroni).
         num_reads: Reads per problem of a statistical check.
         seed: Seed of the test problems and, shifted, of the sampler.
-        law: The law that the samples are held against.
+        law: The law that the samples are compared with.
     """
 
     sampler: Sampler
@@ -57,13 +57,13 @@ Applies = Callable[[Trial], bool]
 
 @dataclass(frozen=True)
 class Check:
-    """One named demand of the suite.
+    """One named requirement of the suite.
 
     Attributes:
         name: Name by which it is run alone.
-        summary: What is demanded, one sentence.
-        run: Raises ConformanceError if the demand is not met.
-        applies: Whether the demand concerns this sampler.
+        summary: The requirement in one sentence.
+        run: Raises ConformanceError if the requirement is not met.
+        applies: Whether the requirement applies to a sampler.
     """
 
     name: str
@@ -76,17 +76,17 @@ CHECKS: dict[str, Check] = {}
 
 
 def always(trial: Trial) -> bool:
-    """Concerns every sampler."""
+    """Applies to every sampler."""
     return True
 
 
 def draws_samples(trial: Trial) -> bool:
-    """Concerns samplers that draw."""
+    """Applies to samplers that draw."""
     return trial.able.samples
 
 
 def check(applies: Applies = always) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
-    """Register a function as the check of its own name; its docstring's first line is the summary."""
+    """Register a function as a check under its name; the first line of its docstring is the summary."""
 
     def register(run: Callable[[Trial], None]) -> Callable[[Trial], None]:
         summary = (run.__doc__ or "").strip().splitlines()[0]
@@ -97,6 +97,6 @@ def check(applies: Applies = always) -> Callable[[Callable[[Trial], None]], Call
 
 
 def demand(condition: bool, sentence: str) -> None:
-    """Raise ConformanceError with the sentence unless the condition holds."""
+    """Raise ConformanceError with the sentence unless the condition is true."""
     if not condition:
         raise ConformanceError(sentence)

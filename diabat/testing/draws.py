@@ -55,13 +55,13 @@ def global_random_state(trial: Trial) -> None:
 
 
 def _numpy_state() -> str:
-    # numpy's global generator belongs to the caller; it is looked at here, never used.
+    # numpy's global generator belongs to the caller; its state is only read here.
     return repr(np.random.get_state(legacy=False))
 
 
 @check()
 def inputs_unchanged(trial: Trial) -> None:
-    """The problem that goes in is not written to."""
+    """The sampler does not write to the problem."""
     ising = make_problem((2, 3), SIZE, lead="heads", seed=trial.seed)
     assert ising.couplings is not None
     before = ising.fields.clone(), ising.couplings.clone()
@@ -74,14 +74,14 @@ def inputs_unchanged(trial: Trial) -> None:
 def no_live_state(trial: Trial) -> None:
     """Results share no memory with the sampler: writing into one changes no other result."""
     ising, other = (make_problem((3,), SIZE, seed=trial.seed + shift) for shift in (0, 1))
-    for method, call in _ways_of_asking(trial).items():
+    for method, call in _returned_tensors(trial).items():
         first = call(ising)
         kept = [part.clone() for part in first]
         # Another problem of the same shape: an overwritten result then holds other values.
         call(other)
         demand(
             _equal(first, kept),
-            f"{method}: expected a result of its own, found it overwritten by the next call.",
+            f"{method}: expected a result that owns its memory, found it overwritten by the next call.",
         )
         for part in first:
             part.zero_()
@@ -91,8 +91,8 @@ def no_live_state(trial: Trial) -> None:
         )
 
 
-def _ways_of_asking(trial: Trial) -> dict[str, Callable[[Ising], list[Tensor]]]:
-    """Tensors that a draw and a computation give out."""
+def _returned_tensors(trial: Trial) -> dict[str, Callable[[Ising], list[Tensor]]]:
+    """Tensors that ``sample`` and ``moments`` return."""
 
     def sample(ising: Ising) -> list[Tensor]:
         drawn = trial.draw(ising, FEW_READS)
@@ -114,7 +114,7 @@ _SIZE = 5
 
 
 def _demand_uncorrelated(trial: Trial, a: Tensor, b: Tensor, what: str) -> None:
-    """Refuse if the spins a, b [draws, M], independent along ``draws``, correlate within a column."""
+    """Fail if the spins a, b [draws, M], independent along ``draws``, correlate within a column."""
     a, b = a.double() - a.double().mean(0), b.double() - b.double().mean(0)
     spread = a.std(0) * b.std(0)
     live = spread > 0

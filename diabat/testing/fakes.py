@@ -21,7 +21,7 @@ class FIFOSampler(Sampler):
 
     Args:
         spins: Tensors ±1 [num_reads, *batch, n], one per call.
-        num_reads: Reads that ``moments`` asks for.
+        num_reads: Number of reads of ``moments``.
     """
 
     name = "fifo"
@@ -45,8 +45,8 @@ class Call:
     """One recorded call.
 
     Attributes:
-        method: Which of the two was called.
-        num_reads: Reads asked for; None for moments.
+        method: ``sample`` or ``moments``.
+        num_reads: Requested reads; None for moments.
         seed: Seed that reached the backend.
         shape: Shape [*batch, n] of the fields.
     """
@@ -59,7 +59,7 @@ class Call:
 
 @dataclass(eq=False)
 class RecorderSampler(Sampler):
-    """Passes every call on unchanged and writes it down.
+    """Forwards every call unchanged and records it.
 
     Attributes:
         base: The sampler that answers.
@@ -75,12 +75,12 @@ class RecorderSampler(Sampler):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the base."""
+        """Capabilities of the base."""
         return self.base.capabilities
 
     @property
     def total_reads(self) -> int:
-        """Reads asked for in all calls of ``sample``."""
+        """Requested reads of all calls of ``sample``."""
         return sum(call.num_reads or 0 for call in self.calls)
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
@@ -98,7 +98,7 @@ class WeightedSampler(Sampler):
     Args:
         base: A Boltzmann sampler.
         beta: Inverse temperature of the draw; 1 gives equal weights.
-        keep_weights: False forgets the weights, which is the mistake the suite must see.
+        keep_weights: False drops the weights; the suite must detect this mistake.
     """
 
     name = "weighted"
@@ -108,7 +108,7 @@ class WeightedSampler(Sampler):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the base, without what only analytic backends report."""
+        """Capabilities of the base, without those that only analytic backends have."""
         own: Capabilities = replace(self.base.capabilities, exact=False, log_partition=False)
         return replace(own, gradients=("straight_through", "linear_response", "covariance"))
 

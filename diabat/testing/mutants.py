@@ -1,6 +1,6 @@
-"""Samplers with one mistake each, made of changes of a problem, a seed, samples or moments.
+"""Samplers with one mistake each: a changed problem, seed, samples or moments.
 
-A suite that passes any of them is not worth running.
+The suite must reject every one of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _same(value: Any) -> Any:
 
 
 class Mutant(Sampler):
-    """A sampler with its problem, seed, samples or moments changed on the way.
+    """A sampler whose problem, seed, samples or moments are changed.
 
     Args:
         base: The correct sampler.
@@ -53,7 +53,7 @@ class Mutant(Sampler):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the base, or what the mutant promises instead."""
+        """Capabilities of the base, or those that the mutant declares instead."""
         promised: Capabilities = self.promise(self.base.capabilities)
         return promised
 
@@ -72,7 +72,7 @@ class Mutant(Sampler):
 
 @final
 class _Live(Sampler):
-    """Gives out its own memory: one buffer for all results, or one result for all equal calls."""
+    """Returns its own memory: one buffer for all results, or one result for all equal calls."""
 
     def __init__(self, base: Sampler, name: str, *, cache: bool) -> None:
         self.base, self.name, self.num_reads, self.cache = base, name, base.num_reads, cache
@@ -131,7 +131,7 @@ Change = Callable[[Any], Any]
 
 
 def without_three_body(ising: Ising) -> Ising:
-    """Leave K out."""
+    """Omit K."""
     return Ising(ising.fields, ising.couplings, ising.visible, check=False)
 
 
@@ -174,7 +174,7 @@ def _sorted(samples: Samples) -> Samples:
 
 
 def _sticky(samples: Samples) -> Samples:
-    """Every third read repeats the one before: a chain read out too often."""
+    """Every third read repeats the previous one: a chain that is read too often."""
     spins = samples.spins.clone()
     spins[1::3] = spins[0::3][: len(spins[1::3])]
     return replace(samples, spins=spins)
@@ -198,7 +198,7 @@ def via_magnetization(moments: Moments) -> Moments:
     return replace(moments, probability=torch.where(moments.visible, (m + 1) / 2, 0))
 
 
-# Mistakes in what is solved show in samples and in analytic moments alike.
+# A changed problem affects samples and analytic moments alike.
 PROBLEM: dict[str, dict[str, Change]] = {
     "beta_times_1.05": {"problem": lambda ising: scaled(ising, 1.05, 1.05)},
     "half_fields": {"problem": lambda ising: scaled(ising, 0.5, 1)},

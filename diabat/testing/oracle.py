@@ -1,7 +1,7 @@
 r"""Plain enumeration in float64: the oracle that shares no code with any backend.
 
 Every pair and every triple is added in a loop, so that a mistake in a backend's matrix products, or in
-:meth:`diabat.Ising.energy`, cannot repeat itself here.
+:meth:`diabat.Ising.energy`, cannot occur here as well.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def brute_force(ising: Ising) -> Moments:
 
 
 class ReferenceSampler(Sampler):
-    """Inverse-CDF sampler over the enumerated states: slow, simple, and right.
+    """Inverse-CDF sampler over the enumerated states: slow, simple and correct.
 
     Args:
         analytic: Report moments by enumeration instead of averages over reads.

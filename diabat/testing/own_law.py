@@ -1,11 +1,10 @@
-"""Looser checks: for every law, and for samplers whose own law agrees with Boltzmann's to first order only.
+"""Weaker checks: for every law, and for samplers whose law agrees with Boltzmann's only to first order.
 
 Mean field and a calibrated anneal both give m_j = h_j to first order in fields alone and <s_j s_k> = J_jk
 to first order in couplings alone.  Mean field is also right to first order in J at any field; an anneal has
 0.42 of that response (physics of the second order), so that only its sign and an upper bound are demanded.
-The bounds of the slopes are those of theory at strength 0.1 plus room for sampling: z standard errors at
-the trial's alpha.  That the problems of one batch do not mix is held against the same sampler, asked for each
-problem alone.
+The bounds of the slopes are those of theory at strength 0.1 plus sampling noise: z standard errors at the trial's
+alpha.  To check that the problems of one batch do not mix, each problem is also solved alone by the same sampler.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def _room(trial: Trial, error: float) -> float:
 
 @check()
 def signs(trial: Trial) -> None:
-    """A positive field pulls its spin up, and a positive coupling pulls the neighbour along, spin by spin."""
+    """A positive field raises P(s = +1) of its spin, and a positive coupling aligns the neighbour, spin by spin."""
     fields = torch.zeros(2, 3, dtype=torch.float64)
     fields[0, 0], fields[1, 0] = 0.8, -0.8
     J = torch.zeros(3, 3, dtype=torch.float64)
@@ -80,7 +79,7 @@ def signs(trial: Trial) -> None:
 
 @check(_own_law)
 def field_response(trial: Trial) -> None:
-    """To first order in the fields alone, m_j = h_j: each column answers its own field with slope 1."""
+    """To first order in the fields alone, m_j = h_j: each column responds to its own field with slope 1."""
     ising = make_problem((32,), _SIZE, lead="none", seed=trial.seed + 20, fields=_WEAK)
     p, error = _estimate(trial, ising)
     m = 2 * p - 1
@@ -95,7 +94,7 @@ def field_response(trial: Trial) -> None:
 
 @check(_own_law_pairs)
 def pair_response(trial: Trial) -> None:
-    """To first order in the couplings alone, <s_j s_k> = J_jk: pairs answer their coupling with slope 1."""
+    """To first order in the couplings alone, <s_j s_k> = J_jk: pairs respond to their coupling with slope 1."""
     pairs = _WEAK * torch.randn(
         10, generator=torch.Generator().manual_seed(trial.seed + 21), dtype=torch.float64
     )
@@ -137,7 +136,7 @@ def coupling_response(trial: Trial) -> None:
 
 @check(_both)
 def samples_agree_with_moments(trial: Trial) -> None:
-    """Samples and analytic moments of one backend tell the same law, for every leading shape of J."""
+    """Samples and analytic moments of one backend follow the same law, for every leading shape of J."""
     for lead in leads(trial):
         ising = make_problem((2, 3), _SIZE, lead=lead, seed=trial.seed + 23)
         samples = trial.draw(ising)
@@ -149,13 +148,13 @@ def samples_agree_with_moments(trial: Trial) -> None:
 
 
 _BATCH, _SPINS = (2, 3), 4
-# An iteration may stop elsewhere in another batch; J of another problem moves a probability by about 0.05.
+# An iteration may stop earlier or later in another batch; J of another problem changes P by about 0.05.
 _TOLERANCE = 1e-3
 
 
 @check(_own_law)
 def own_couplings(trial: Trial) -> None:
-    """In a batch with several J every problem is solved with its own, as if it stood alone."""
+    """In a batch with several J every problem is solved with its own J, with the same result as alone."""
     for lead in [lead for lead in leads(trial) if lead in ("heads", "per_problem")]:
         ising = make_problem(_BATCH, _SPINS, lead=lead, seed=trial.seed + 24, couplings=0.3)
         alone = _one_by_one(ising)
@@ -166,14 +165,14 @@ def own_couplings(trial: Trial) -> None:
 
 
 def _one_by_one(ising: Ising) -> list[Ising]:
-    """Every problem by itself: fields [n], J [n, n]."""
+    """Every problem separately: fields [n], J [n, n]."""
     assert ising.couplings is not None
     J = ising.couplings.expand(*_BATCH, _SPINS, _SPINS).reshape(-1, _SPINS, _SPINS)
     return [Ising(h, couplings) for h, couplings in zip(ising.fields.flatten(0, -2), J, strict=True)]
 
 
 def _demand_equal_moments(trial: Trial, ising: Ising, alone: list[Ising], where: str) -> None:
-    """Analytic moments agree to what an iterative solver leaves."""
+    """Analytic moments agree within the tolerance of an iterative solver."""
     together = trial.sampler.moments(ising).probability.flatten(0, -2)
     single = torch.stack([trial.sampler.moments(one).probability for one in alone])
     gap = float((together - single).abs().max())
@@ -189,7 +188,7 @@ def _demand_equal_reads(trial: Trial, ising: Ising, alone: list[Ising], where: s
     together, variance, reads = _frequencies(trial, ising, 0)
     drawn = [_frequencies(trial, one, 1 + shift) for shift, one in enumerate(alone)]
     single, spread = (torch.stack(parts) for parts in list(zip(*drawn, strict=True))[:2])
-    # An event that no read shows has no variance of its own; one read's worth is added.
+    # An event that occurs in no read has variance 0; the variance of one read is added.
     error = (variance.flatten(0, -2) + spread).sqrt() + 1 / reads
     pvalues = 2 * stats.norm.sf(((together.flatten(0, -2) - single).abs() / error).numpy())
     what = f"P(s = +1) and P(s_j = s_k) {where}, against the problem alone"

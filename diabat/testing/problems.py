@@ -1,4 +1,4 @@
-"""The problems that samplers are tried on: small, seeded, and strong enough that mistakes show."""
+"""Test problems for samplers: small, seeded, and strong enough to reveal mistakes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def make_problem(
     three_body: float = 0.0,
     dtype: torch.dtype = torch.float64,
 ) -> Ising:
-    """Random problem with h ~ N(0, fields), J ~ N(0, couplings) and, if asked, K ~ N(0, three_body).
+    """Random problem with h ~ N(0, fields), J ~ N(0, couplings) and optionally K ~ N(0, three_body).
 
     Args:
         batch: Leading shape of the fields.
         n: Number of spins.
         lead: Leading shape of J and K: no J at all, [n, n], [H, 1, n, n] against a batch [..., H, T], or
             one J for every problem.
-        seed: Seed of a generator of its own.
+        seed: Seed of the problem; no global generator is used.
         fields: Standard deviation of h.
         couplings: Standard deviation of J.
-        three_body: Standard deviation of K; 0 leaves K out.
+        three_body: Standard deviation of K; 0 for no K.
         dtype: float32 or float64.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -51,7 +51,7 @@ def make_problem(
 
 
 def with_visible(ising: Ising, visible: Tensor) -> Ising:
-    """Return the same parameters seen through a mask."""
+    """Return the same parameters with a visibility mask."""
     return Ising(ising.fields, ising.couplings, visible, ising.three_body)
 
 

@@ -1,4 +1,4 @@
-"""Checks of the support matrix: what is not declared is refused with a full sentence."""
+"""Checks of the support matrix: undeclared capabilities are refused with a full sentence."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _unsupported(trial: Trial, call: Callable[[], Any], what: str) -> None:
 
 
 def _computes_or_draws(trial: Trial, ising: Ising) -> list[Callable[[], Any]]:
-    """Both ways of asking; a sampler that only draws is asked to draw."""
+    """Call ``moments`` or ``sample``; only ``sample`` for a sampler that only draws."""
     calls: list[Callable[[], Any]] = [lambda: trial.sampler.moments(ising, seed=trial.seed)]
     if trial.able.samples:
         calls.append(lambda: trial.draw(ising, 2))
@@ -79,13 +79,13 @@ def correlation_support(trial: Trial) -> None:
 
 @check(lambda trial: not trial.able.samples)
 def sampling_support(trial: Trial) -> None:
-    """A sampler that computes moments only says so when asked to draw."""
+    """A sampler that only computes moments refuses to draw."""
     _unsupported(trial, lambda: trial.draw(make_problem((2,), 4, seed=trial.seed), 2), "sampling")
 
 
 @check(lambda trial: not trial.able.per_problem_couplings)
 def per_problem_coupling_support(trial: Trial) -> None:
-    """One J for every problem is refused where it is not declared."""
+    """A different J for every problem is refused if it is not declared."""
     ising = make_problem((3,), 4, lead="per_problem", seed=trial.seed)
     for call in _computes_or_draws(trial, ising):
         _unsupported(trial, call, "couplings")
@@ -93,7 +93,7 @@ def per_problem_coupling_support(trial: Trial) -> None:
 
 @check(lambda trial: trial.able.samples)
 def bad_arguments(trial: Trial) -> None:
-    """num_reads and seed out of range, and things that are no problem, are refused."""
+    """num_reads and seed out of range, and objects that are not a problem, are refused."""
     ising, sample = make_problem((2,), 4, seed=trial.seed), trial.sampler.sample
     reads: tuple[Any, ...] = (0, -1, True, 2.5)
     for bad in reads:

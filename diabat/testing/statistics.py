@@ -1,6 +1,6 @@
 """Tests of a law: binomial tests of events, pooled z-tests of scales, Pearson's chi-square of states.
 
-Every test states alpha and N in its message.  Weighted reads are held against the same values with the
+Every test reports alpha and N in its message.  Weighted reads are compared with the same values using the
 self-normalised variance Σ w² (x - x̄)².
 """
 
@@ -19,7 +19,7 @@ from diabat.testing.oracle import brute_force, brute_force_states, state_table
 
 Array = NDArray[np.float64]
 
-# Cells expected less often are pooled: with 25 the tail of Pearson's sum is that of chi-square down to 1e-8.
+# Cells with a smaller expected count are pooled: with 25, Pearson's sum has a chi-square tail down to 1e-8.
 _MIN_EXPECTED = 25.0
 
 
@@ -47,7 +47,7 @@ def event_pvalues(samples: Samples, events: Tensor, exact: Tensor) -> Array:
         lower, upper = stats.binom.cdf(count, n, p), stats.binom.sf(count - 1, n, p)
         return np.minimum(1.0, 2 * np.minimum(lower, upper))
     mean, variance = event_frequencies(samples, events)
-    # An event that no read shows has no variance of its own; one read's worth is added.
+    # An event that occurs in no read has variance 0; the variance of one read is added.
     z = (mean.numpy() - p) / (variance.sqrt().numpy() + np.sqrt(p * (1 - p)) / n + 1e-300)
     return 2 * stats.norm.sf(np.abs(z))
 
@@ -59,7 +59,7 @@ def spin_and_pair_events(spins: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def demand_events(trial: Trial, samples: Samples, ising: Ising, where: str) -> None:
-    """Refuse samples whose marginals or pair correlations are not those of the Boltzmann law."""
+    """Fail if marginals or pair correlations of samples are not those of the Boltzmann law."""
     exact = brute_force(ising)
     assert exact.correlation is not None
     up, equal = spin_and_pair_events(samples.spins)
@@ -75,7 +75,7 @@ def demand_events(trial: Trial, samples: Samples, ising: Ising, where: str) -> N
 
 
 def demand_all(trial: Trial, pvalues: Array, got: Array, exact: Array, what: str, num_reads: int) -> None:
-    """Refuse if the smallest p-value is below alpha divided by the number of comparisons."""
+    """Fail if the smallest p-value is below alpha divided by the number of comparisons."""
     if pvalues.size == 0:
         return
     worst = np.unravel_index(int(np.argmin(pvalues)), pvalues.shape)
@@ -132,12 +132,12 @@ def exponent_terms(ising: Ising, spins: Tensor) -> dict[str, Tensor]:
     if ising.three_body is not None:
         K = ising.three_body.cpu().double()
         parts["three_body"] = torch.einsum("...jkl,...j,...k,...l->...", K, s, s, s) / 6
-    # The whole exponent sees a wrong beta best, its parts say where a single scale is wrong.
+    # The whole exponent is most sensitive to a wrong beta; its parts show which single scale is wrong.
     return parts | {"temperature": sum(parts.values(), torch.zeros_like(parts["fields"]))}
 
 
 def demand_scales(trial: Trial, samples: Samples, ising: Ising) -> None:
-    """Refuse samples whose mean Σ h s, Σ J s s or Σ K s s s is off: the best test of a wrong scale."""
+    """Fail if the mean Σ h s, Σ J s s or Σ K s s s of samples is wrong: the best test of a wrong scale."""
     states = state_table(ising.num_spins)
     table = states.reshape(len(states), *(1,) * len(ising.batch_shape), ising.num_spins)
     exact_terms = exponent_terms(ising, table.expand(-1, *ising.fields.shape))

@@ -33,7 +33,7 @@ def single_spin(trial: Trial) -> None:
 
 @check()
 def nothing_visible(trial: Trial) -> None:
-    """A query that sees nothing has probability 0, spin -1 and log Z = 0."""
+    """A problem without visible spins has probability 0, spin -1 and log Z = 0."""
     mask = torch.tensor([[False] * SIZE, [True] * SIZE, [False, True, False, False]])
     for rows in ([0, 1, 2], [0], [2]):
         ising = with_visible(make_problem((len(rows),), SIZE, seed=trial.seed), mask[rows])
@@ -42,7 +42,8 @@ def nothing_visible(trial: Trial) -> None:
         if log_z is not None and rows[0] == 0:
             got = float(log_z[0])
             demand(
-                abs(got) < 1e-5, f"log_partition: expected 0 for a query that sees nothing, got {got:.3g}."
+                abs(got) < 1e-5,
+                f"log_partition: expected 0 for a problem without visible spins, got {got:.3g}.",
             )
 
 
@@ -56,11 +57,11 @@ def number_of_reads(trial: Trial) -> None:
 
 @check()
 def invisible_spins(trial: Trial) -> None:
-    """The field and the couplings of an invisible spin change nothing."""
+    """The field and the couplings of an invisible spin have no effect."""
     visible = torch.tensor([[True, False, True, True, False]]).expand(3, 5).clone()
     visible[2] = torch.tensor([False, True, True, False, True])
     plain = with_visible(make_problem((3,), 5, seed=trial.seed), visible[:1] if trial.seed % 2 else visible)
-    loud = _shouting_invisible(plain)
+    loud = _with_strong_invisible(plain)
     check_form(trial, loud, "with invisible spins")
     if trial.able.samples:
         same = torch.equal(trial.draw(plain, 64).spins, trial.draw(loud, 64).spins)
@@ -75,8 +76,8 @@ def invisible_spins(trial: Trial) -> None:
     )
 
 
-def _shouting_invisible(ising: Ising) -> Ising:
-    """Give invisible spins a large field, and those that no problem of the batch sees large couplings."""
+def _with_strong_invisible(ising: Ising) -> Ising:
+    """Give invisible spins a large field, and spins that are invisible in every problem large couplings."""
     assert ising.couplings is not None
     hidden = ~ising.visible_mask
     everywhere = hidden.reshape(-1, ising.num_spins).all(0)
@@ -145,7 +146,7 @@ def check_moments_form(moments: Moments, ising: Ising, trial: Trial, where: str)
 
 
 def check_form(trial: Trial, ising: Ising, where: str) -> None:
-    """Draw and compute once and demand the form of both results."""
+    """Call ``sample`` and ``moments`` once and check the form of both results."""
     if trial.able.samples:
         check_samples_form(trial.draw(ising, FEW_READS), ising, FEW_READS, where)
     moments = trial.sampler.moments(ising, correlations=trial.able.correlations, seed=trial.seed)

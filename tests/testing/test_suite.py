@@ -258,5 +258,5 @@ def test_an_aliased_buffer_shows_in_moments() -> None:
                 self.buffer = moments.correlation
             return replace(moments, correlation=self.buffer.copy_(moments.correlation))
 
-    with pytest.raises(ConformanceError, match="moments: expected a result of its own"):
+    with pytest.raises(ConformanceError, match="moments: expected a result that owns its memory"):
         run_check("no_live_state", Buffered(analytic=True))

@@ -1,4 +1,4 @@
-"""The picture of a calibration: inverse temperatures and distance to the target against annealing time."""
+"""Figure of a calibration: inverse temperatures and distance to the target against annealing time."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _points(
     *,
     relative: bool,
 ) -> None:
-    """Fitted values with their intervals, the two terms moved apart by 1.5 % in time so that both are seen."""
+    """Fitted values with their intervals, the two terms shifted by 1.5 % in time so that both are visible."""
     x, y, bars = [], [], []
     for row in rows:
         value, high = row[f"fitted_beta_{term}"], row[f"fitted_beta_{term}_high"]

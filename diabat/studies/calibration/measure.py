@@ -1,11 +1,11 @@
-r"""One sampler on one batch of problems: fitted inverse temperatures, how well they describe it, what they are worth.
+r"""One sampler on one batch of problems: fitted inverse temperatures, goodness of fit, and gain of the correction.
 
 With ℓ(β) the mean of log P(s_j | rest) over reads and visible spins, in nats,
 
     pseudo R²  = 1 - ℓ(β̂)/ℓ(0),   ℓ(0) = -log 2                         (McFadden 1974)
     explained  = (ℓ(β̂) - ℓ(0))/(ℓ_q - ℓ(0)),   ℓ_q = Σ_s q(s) log q(s_j | rest), the sampler's own conditionals
 
-The first says how far the spins are from coin flips, and is small for weak problems however good the fit is.
+The first measures the distance from random spins, and is small for weak problems even if the fit is good.
 The second is the goodness of fit: 1 if and only if the conditionals are those of the fitted Boltzmann law.
 """
 
@@ -31,7 +31,7 @@ class Goodness:
 
     Attributes:
         log_pseudolikelihood: ℓ(β̂), nats per visible spin and read.
-        pseudo_r2: 1 - ℓ(β̂)/ℓ(0): 0 for coin flips, 1 for spins that follow from the others.
+        pseudo_r2: 1 - ℓ(β̂)/ℓ(0): 0 for random spins, 1 if each spin is determined by the others.
         explained: Explained deviance; 1 for a Boltzmann law, below for another.  None without the sampler's law.
         tv: Total variation between the sampler's law and Boltzmann at β̂; None without the law.
         kl: KL(sampler ‖ Boltzmann at β̂) in nats.
@@ -51,17 +51,17 @@ class Goodness:
 def goodness(
     ising: Ising, fit: BetaFit, spins: Tensor, weights: Tensor, *, law: Tensor | None = None
 ) -> Goodness | None:
-    """Judge a fit by the reads, or the states and their probabilities, that it was made from.
+    """Compute the goodness of a fit from its reads, or from its states and their probabilities.
 
     Args:
-        ising: The problems that were asked for, fields [*batch, n].
+        ising: The target problems, fields [*batch, n].
         fit: From :func:`diabat.samplers.pseudolikelihood.fit_betas`.
         spins: ±1, [reads, *batch, n], or [2^n, n] for a table shared by all problems.
         weights: [reads, *batch], summing to 1 along the first axis.
-        law: Probability of every state under the sampler where it is known, [*batch, 2^n], n <= 16.
+        law: Probability of every state under the sampler if known, [*batch, 2^n], n <= 16.
 
     Returns:
-        The goodness; None where there is no fit.
+        The goodness; None without a fit.
 
     Raises:
         ValueError: If the shapes do not fit the problems.
@@ -118,14 +118,14 @@ def _distances(q: Tensor, p: Tensor) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Inverse temperatures of a sampler, relative to the problems that it was asked for.
+    """Inverse temperatures of a sampler, relative to the target problems.
 
     Attributes:
         fit: Scales of fields and couplings; 1 is right.
         goodness: How well a Boltzmann law at these scales describes the sampler; None without a fit.
         tv_before: Total variation between sampler and target (β = 1), mean over problems; None if the sampler
-            does not know its law.
-        tv_after: The same when h/β_h and J/β_J of the fit are asked for instead.
+            does not provide its state probabilities.
+        tv_after: The same with h/β_h and J/β_J of the fit as fields and couplings.
     """
 
     fit: BetaFit
@@ -142,11 +142,11 @@ def measure(
     seed: int = 0,
     groups: Tensor | None = None,
 ) -> Measurement:
-    """Fit a sampler's inverse temperatures and see what the correction brings.
+    """Fit a sampler's inverse temperatures and measure the gain of the correction.
 
     Args:
-        backend: Any sampler.  Distances to the target need one that knows its law (``state_probabilities``), at
-            n <= 16, and are those of the law itself also where the fit is made from reads.
+        backend: Any sampler.  Distances to the target require a sampler with ``state_probabilities`` and n <= 16;
+            they are those of the law itself, also if the fit is made from reads.
         ising: The problems, fields [*batch, n].
         num_reads: Reads per problem behind the fit; None fits the state probabilities.
         seed: Seed of the reads.
@@ -156,7 +156,7 @@ def measure(
         The measurement.
 
     Raises:
-        ValueError: If ``num_reads`` is None and the sampler does not know its law or the problems are too large.
+        ValueError: If ``num_reads`` is None and the sampler has no state probabilities or the problems are too large.
     """
     law = _law(backend, ising)
     if num_reads is not None:
@@ -187,7 +187,7 @@ def _law(backend: Sampler, ising: Ising) -> Tensor | None:
     try:
         with torch.no_grad():
             return states.states_of(backend, ising)
-    except UnsupportedError:  # a processor knows reads only
+    except UnsupportedError:  # a processor provides only reads
         return None
 
 
@@ -199,7 +199,7 @@ def _why_no_law(backend: Sampler, ising: Ising) -> str:
         return (
             f"without reads expected fewer than {problems} problems of {n} spins, whose states are too many"
         )
-    return f"sampler '{backend.name}' does not know its state probabilities"
+    return f"sampler '{backend.name}' does not provide state probabilities"
 
 
 def _distance(law: Tensor | None, target: Tensor) -> float | None:

@@ -52,10 +52,10 @@ class CalibrationTable(Report):
     Attributes:
         rows: One for each annealing time, ascending; keys as in :data:`diabat.studies.calibration.COLUMNS`.
         schedule: Name of the schedule.
-        protocol: ``fast``, ``standard``, or the word of a schedule of one's own; None for a file.
+        protocol: ``fast``, ``standard``, or the protocol name of a user's schedule; None for a file.
         num_spins: n of the SK problems.
         strength: Their g, the standard deviation of h and of √n · J.
-        instances: Number of different J, which are the units of the confidence intervals.
+        instances: Number of different J; confidence intervals are over these.
         queries: Number of different h for each J.
         num_reads: Reads per problem behind the fits; None for exact state probabilities.
         level: Confidence level of the intervals.
@@ -93,13 +93,13 @@ class CalibrationTable(Report):
         Column("tv_before", "total variation to the target (beta = 1), predicted betas programmed; mean over "
                "problems", "TV\nbefore", ".4f", True),
         Column("tv_after", "the same with the fitted betas programmed", "TV\nafter", ".4f", True),
-        Column("tv_own", "total variation between the sampler and Boltzmann at the fitted betas: what no beta repairs",
+        Column("tv_own", "total variation between the sampler and Boltzmann at the fitted betas; no beta reduces it",
                "TV\nown β", ".4f"),
         Column("kl_before", "KL(sampler || target) in nats, predicted betas programmed", "KL\nbefore", ".1e"),
         Column("kl_own", "KL(sampler || Boltzmann at the fitted betas) in nats"),
-        Column("explained", "share of the pseudo-likelihood gain over coin flips that the fitted Boltzmann law "
+        Column("explained", "share of the pseudo-likelihood gain over random spins that the fitted Boltzmann law "
                "explains; 1 is all", "explained", ".3f"),
-        Column("pseudo_r2", "McFadden's 1 - l(fit)/l(0): 0 for coin flips, 1 for spins that follow from the others"),
+        Column("pseudo_r2", "McFadden's 1 - l(fit)/l(0): 0 for random spins, 1 if the others fix each spin"),
     )  # fmt: skip
 
     @property
@@ -138,10 +138,10 @@ def calibration_table(
 ) -> CalibrationTable:
     """Compare predicted with fitted inverse temperatures of a diabatic anneal.
 
-    SK problems with h ~ N(0, g), J ~ N(0, g/√n) are programmed as h/β_h, J/β_J with the predicted values.  The
-    fit of what comes out, times the predicted value, is the fitted value in the predicted one's units; it falls
-    below the prediction, which holds for weak problems, as g grows.  Intervals are over instances (Student's t,
-    instances - 1 degrees of freedom): they cover the fit to infinitely many instances of this ensemble.
+    SK problems with h ~ N(0, g), J ~ N(0, g/√n) are programmed as h/β_h, J/β_J with the predicted values.  The scale
+    fitted to the result, times the predicted value, is the fitted value.  It decreases with g; the prediction holds
+    for weak problems.  Intervals are over instances (Student's t, instances - 1 degrees of freedom): they cover the
+    fit to infinitely many instances of this ensemble.
 
     Args:
         times_ns: Annealing times in ns.
@@ -159,7 +159,7 @@ def calibration_table(
         progress: Show a progress bar with the time left on standard error.
 
     Raises:
-        ValueError: If an argument is out of range; raised before anything is computed.
+        ValueError: If an argument is out of range.  Raised before anything is computed.
     """
     times = _check_times(times_ns)
     if not (math.isfinite(strength) and strength > 0):
@@ -244,7 +244,7 @@ def _protocol(schedule: str | AnnealingSchedule, protocol: str | None) -> str | 
 
 
 def _absolute(key: str, predicted: float, scale: float | None, interval: tuple[float, float] | None) -> Row:
-    """A fitted value and the ends of its interval in the units of the predicted one."""
+    """A fitted value and the ends of its interval in the units of the predicted value."""
     low, high = interval or (None, None)
     scales = {key: scale, f"{key}_low": low, f"{key}_high": high}
     return {name: None if x is None else predicted * x for name, x in scales.items()}

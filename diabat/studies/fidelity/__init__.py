@@ -1,4 +1,4 @@
-"""How far a backend is from the law that was asked for: ensembles, reports, figures."""
+"""Distance of a backend from the target law: ensembles, reports, figures."""
 
 from diabat.samplers.pseudolikelihood import BetaFit, fit_betas
 from diabat.studies.comparison import FidelityError

@@ -1,4 +1,4 @@
-"""The picture of a fidelity report: error of marginals against coupling strength."""
+"""Figure of a fidelity report: error of marginals against coupling strength."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def plot_fidelity(report: FidelityReport, path: str | Path, *, metric: str = "ma
 
     An ensemble of a single strength, such as a trained layer, is a panel of labelled bars.
 
-    The dashed grey line is the J = 0 answer, the dotted one the error that exact reads would show; both
-    belong to ``marginal_mean``.  Errors below 1e-6 are rounding and are drawn at 1e-6.
+    The dashed grey line is the J = 0 answer; the dotted one is the error that exact reads would show.  Both
+    refer to ``marginal_mean``.  Errors below 1e-6 are rounding and are drawn at 1e-6.
 
     Args:
         report: The report.
@@ -82,7 +82,7 @@ def _draw_panel(axis: Axes, rows: list[Row], backends: list[str], metric: str) -
 
 
 def _draw_bars(axis: Axes, rows: list[Row], backends: list[str], metric: str) -> None:
-    """One bar for each backend, with its value: one strength is a place, not an axis."""
+    """One bar for each backend, with its value, for an ensemble of a single strength."""
     for place, row in enumerate(rows):
         shown = _shown(row[metric], metric)
         colour = COLOURS[backends.index(row["backend"]) % len(COLOURS)]
@@ -106,7 +106,7 @@ def _draw_bars(axis: Axes, rows: list[Row], backends: list[str], metric: str) ->
 
 
 def _references(rows: list[Row], metric: str) -> list[tuple[dict[float, float], str, str]]:
-    """Errors to compare with, by strength, with the style and the name of their line."""
+    """Reference errors by strength, with the style and the name of their line."""
     lines = (("independent_error", "--", "J = 0"), ("marginal_floor", ":", "exact reads"))
     levels = (
         ({row["strength"]: row[key] for row in rows if row[key] is not None}, style, label)

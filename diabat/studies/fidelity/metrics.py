@@ -57,8 +57,8 @@ def independent_probability(ising: Ising) -> Tensor:
 def coupling_capture(error: float, independent_error: float) -> float | None:
     """1 - error/(error of the J = 0 answer), both mean absolute errors of marginals.
 
-    1: all that the couplings do to the marginals is there; 0: no better than leaving the couplings out;
-    negative: worse.  None if the couplings do nothing to the marginals (no J, or no field).
+    1: the full effect of the couplings on the marginals; 0: no better than without couplings; negative: worse.
+    None if the couplings have no effect on the marginals (no J, or no field).
     """
     if independent_error < 1e-12:
         return None
@@ -74,10 +74,9 @@ def marginal_floor(exact: Tensor, visible: Tensor, num_reads: int) -> float:
 
 
 def effective_sample_size(samples: Samples) -> float:
-    """Kish's (Σw)²/Σw², averaged over problems: equal to the number of reads where they are not weighted.
+    """Kish's (Σw)²/Σw², averaged over problems; equal to the number of reads if they are not weighted.
 
-    Reads count as independent; a chain that is read out too often is the sampler's fault and is caught by
-    :mod:`diabat.testing`, not here.
+    Reads are taken as independent; :mod:`diabat.testing` detects correlated reads of a chain.
     """
     return float((1 / samples.weights.square().sum(0)).mean())
 

@@ -23,8 +23,8 @@ class FidelityReport(Report):
     """Fidelity of several backends.
 
     Attributes:
-        rows: One for each ensemble, strength and backend; keys as in ``DEFINITIONS``, and ``refused`` with the
-            backend's sentence where it does not support the problems, ``base`` with the name of the backend that
+        rows: One for each ensemble, strength and backend; keys as in ``DEFINITIONS``, ``refused`` with the backend's
+            error message if it does not support the problems, and ``base`` with the name of the backend that
             ``refine`` starts from.
         num_reads: Reads per problem of sampling backends.
         seed: Seed of all draws.
@@ -68,10 +68,10 @@ class FidelityReport(Report):
     )  # fmt: skip
 
     def summary(self) -> str:
-        """Say in a sentence or two which backend errs least, and whose reads are as good as exact ones.
+        """Summarise which backends have the smallest errors, and which are within read noise.
 
-        Ranked are the backends that answered every problem, by their mean error.  Within read noise is a row of a
-        sampled backend whose mean error is at most 1.25 times that of as many exact reads.
+        Backends that answered every problem are ranked by their mean error.  A row of a sampled backend is within
+        read noise if its mean error is at most 1.25 times that of the same number of exact reads.
         """
         answered: dict[str, list[Row]] = {}
         for row in self.rows:
@@ -115,10 +115,10 @@ def fidelity_report(
         reference: An exact backend; None means ``exact``.
 
     Returns:
-        One row for each ensemble and backend.  A backend that refuses an ensemble gets a row that says so.
+        One row for each ensemble and backend, also if the backend refuses the ensemble (key ``refused``).
 
     Raises:
-        FidelityError: If an ensemble has no exact answer; raised before any backend runs.
+        FidelityError: If an ensemble has no exact answer.  Raised before any backend runs.
         ValueError: If there is nothing to compare, or ``num_reads`` or ``seed`` is out of range.
     """
     check_count("num_reads", num_reads)

@@ -1,4 +1,4 @@
-"""The exact answer to an ensemble, the answer of a backend, and the score of one against the other."""
+"""Exact answer to an ensemble, answer of a backend, and the metrics that compare them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from diabat.studies.fidelity import metrics, states
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """What backends are compared with.
+    """Reference values of an ensemble.
 
     Attributes:
         moments: Exact moments with pair correlations, float64.
         states: Exact distribution over states, float64 [*batch, 2^n], None above 16 spins.
         independent_error: Mean error of marginals of the J = 0 answer.
-        mean_field_error: The same of naive mean field.
+        mean_field_error: Mean error of marginals of naive mean field.
     """
 
     moments: Moments
@@ -69,12 +69,12 @@ def _mean_field_error(ising: Ising, exact: Tensor) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What a backend said.
+    """Answer of a backend.
 
     Attributes:
-        moments: Its moments, those of ``samples`` if it samples.
-        samples: Its reads, None for analytic backends.
-        states: Its distribution over states, float64 [*batch, 2^n], None if it has none.
+        moments: Moments; those of ``samples`` if the backend samples.
+        samples: Reads, None for analytic backends.
+        states: Distribution over states, float64 [*batch, 2^n], None if unavailable.
         seconds: Wall time of the call, the fastest of up to three if they take less than half a second.
         base_states: Frequencies of the reads that ``refine`` started from, None for other backends.
     """
@@ -87,7 +87,7 @@ class Answer:
 
 
 def ask(backend: Sampler, ising: Ising, *, num_reads: int, seed: int) -> Answer:
-    """Ask a backend once, by samples if its moments are sampled, by moments if they are analytic.
+    """Call a backend once: ``sample`` if its moments are sampled, ``moments`` if they are analytic.
 
     Raises:
         UnsupportedError: If the backend refuses the problems.
@@ -105,7 +105,7 @@ def ask(backend: Sampler, ising: Ising, *, num_reads: int, seed: int) -> Answer:
 
 
 def score(ising: Ising, truth: Truth, answer: Answer, *, seed: int) -> dict[str, Any]:
-    """All metrics of one answer, as in :data:`diabat.studies.fidelity.DEFINITIONS`; None where one does not apply."""
+    """All metrics of one answer, as in :data:`diabat.studies.fidelity.DEFINITIONS`; None if one does not apply."""
     exact, got, seen = truth.moments, answer.moments, ising.visible_mask
     reads = None if answer.samples is None else answer.samples.num_reads
     row: dict[str, Any] = {"kind": "analytic" if reads is None else "sampled", "num_reads": reads}
@@ -161,14 +161,14 @@ def _analytic_states(backend: Sampler, ising: Ising, moments: Moments) -> Tensor
         return None
     if isinstance(backend, states.StateBackend):
         return states.states_of(backend, ising)
-    # Mean field is the product distribution of its marginals; nothing of the kind holds for other backends.
+    # The law of mean field is the product of its marginals; this is not true of other backends.
     return (
         states.states_of_marginals(moments.probability) if backend.capabilities.law == "mean-field" else None
     )
 
 
 def _base_states(backend: Sampler, ising: Ising, samples: Samples) -> Tensor | None:
-    """Frequencies of the reads before the sweeps, drawn once more with the seed that they were drawn with."""
+    """Frequencies of the reads before the sweeps, drawn again with the same seed."""
     if not isinstance(backend, RefineSampler) or not states.countable(ising):
         return None
     reads = backend.base.sample(ising, samples.num_reads, seed=samples.info["base"]["seed"])

@@ -19,7 +19,7 @@ _MAX_CELLS = 1 << 24
 
 @runtime_checkable
 class StateBackend(Protocol):
-    """A backend that knows the probability of every state, bit j of the state index being spin j."""
+    """A backend that computes the probability of every state; bit j of the state index is spin j."""
 
     def state_probabilities(self, ising: Ising) -> Tensor:
         """Probability of every state of problems without invisible spins, [*batch, 2^n]."""
@@ -27,7 +27,7 @@ class StateBackend(Protocol):
 
 
 def countable(ising: Ising) -> bool:
-    """Whether a table over all states is kept: n <= 16 and at most 2^24 entries."""
+    """Whether a table over all states is allowed: n <= 16 and at most 2^24 entries."""
     return ising.num_spins <= MAX_SPINS and ising.num_problems << ising.num_spins <= _MAX_CELLS
 
 
@@ -39,8 +39,8 @@ def all_states(n: int) -> Tensor:
 def states_of(backend: StateBackend, ising: Ising) -> Tensor:
     """Probability of every state, float64 [*batch, 2^n]; invisible spins are -1.
 
-    Invisible spins are handed to the backend without field and coupling.  They are then independent and
-    unbiased, so that the states in which they are -1 carry the law of the others, divided by 2^hidden.
+    Invisible spins are passed to the backend without field and coupling.  They are then independent and unbiased:
+    the states in which they are -1 have the law of the other spins, divided by 2^hidden.
     """
     if ising.visible is None:
         return backend.state_probabilities(ising).detach().double().cpu()
@@ -96,7 +96,7 @@ def kl_divergence(q: Tensor, p: Tensor) -> Tensor:
 
 
 def perfect_reads(p: Tensor, num_reads: int, *, seed: int, replicates: int = 4) -> tuple[float, float]:
-    """Mean total variation and KL that independent reads from p itself show: the plug-in bias of both.
+    """Mean total variation and KL of independent reads from p itself: the plug-in bias of both.
 
     Args:
         p: Exact distribution, float64 [*batch, 2^n].

@@ -1,4 +1,4 @@
-"""How far the gradient through a backend is from the exact one, for each estimator."""
+"""Distance of the gradient through a backend from the exact one, for each estimator."""
 
 from diabat.studies.gradients.report import (
     GRADIENT_DEFINITIONS,

@@ -1,8 +1,8 @@
 r"""One gradient estimator on one ensemble, against the exact gradient of the same loss.
 
-The loss is linear, L = Σ_q Σ_j v_qj P_q(s_j = +1), with v ~ N(0, 1) over visible spins: the cotangent of a layer that
-is trained has no preferred direction.  Gradients are those that training sees: ∂L/∂h of every query, and ∂L/∂J
-in the shape of J, summed over the queries that share it.
+The loss is linear, L = Σ_q Σ_j v_qj P_q(s_j = +1), with v ~ N(0, 1) over visible spins: the cotangent of a layer in
+training has no preferred direction.  Gradients are those of training: ∂L/∂h of every query, and ∂L/∂J in the shape
+of J, summed over the queries that share it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from diabat.studies.ensembles import Ensemble
 
 
 class Gradient(NamedTuple):
-    """∂L/∂h and ∂L/∂J of a whole ensemble, flattened, float64; J None where the problems have none."""
+    """∂L/∂h and ∂L/∂J of a whole ensemble, flattened, float64; J is None for problems without couplings."""
 
     h: Tensor
     J: Tensor | None
@@ -78,7 +78,7 @@ def gradient_of(
 
 
 def own_gradient(backend: Sampler, ising: Ising, cotangent: Tensor, *, seed: int) -> Gradient | None:
-    """The derivative of a law of the backend's own, where the backend has one and differentiates it."""
+    """The derivative of the backend's own law, if it is not Boltzmann and the backend can differentiate it."""
     able = backend.capabilities
     if able.law == "boltzmann":
         return None

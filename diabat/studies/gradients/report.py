@@ -31,7 +31,7 @@ def _columns(name: str, of: str) -> tuple[Column, ...]:
         Column(f"{name}_bias", f"|mean estimate - exact| / |exact| of {of}",
                f"bias {name}", ".3f", True, beside=f"{name}_bias_floor"),
         Column(f"{name}_bias_floor",
-               "what the noise of the mean alone contributes to it; null where nothing is drawn"),
+               "what the noise of the mean alone contributes to it; null if nothing is drawn"),
         Column(f"{name}_variance",
                f"num_reads times the variance of one estimate / |exact|^2 of {of}: variance per read",
                f"var {name}", ".3g"),
@@ -45,11 +45,11 @@ def _own_column(name: str) -> Column:
 
 @dataclass(frozen=True)
 class GradientReport(Report):
-    """How good the gradient estimators of several backends are.
+    """Quality of the gradient estimators of several backends.
 
     Attributes:
         rows: One for each ensemble, strength, backend and estimator; keys as in ``GRADIENT_DEFINITIONS``, and
-            ``refused`` with the backend's sentence where it does not support the problems.
+            ``refused`` with the backend's error message if it does not support the problems.
         num_reads: Reads per problem of one estimate.
         repeats: Independent estimates behind mean and variance.
         seed: Seed of all draws.
@@ -67,7 +67,7 @@ class GradientReport(Report):
     )  # fmt: skip
     groups = ("ensemble", "strength", "backend")
     columns = (
-        Column("num_reads", "reads per problem of one estimate; null where nothing is drawn"),
+        Column("num_reads", "reads per problem of one estimate; null if nothing is drawn"),
         Column("repeats", "independent estimates"),
         *_columns("h", "dL/dh of all queries"),
         *_columns("J", "dL/dJ, summed over the queries that share J"),
@@ -103,10 +103,10 @@ def gradient_report(
         reference: A backend with exact marginals and the estimator ``exact``; None means ``exact``.
 
     Returns:
-        One row for each ensemble, backend and estimator.  A backend that refuses an ensemble gets rows that say so.
+        One row for each ensemble, backend and estimator, also if the backend refuses the ensemble (key ``refused``).
 
     Raises:
-        FidelityError: If an ensemble has no exact gradient; raised before any backend runs.
+        FidelityError: If an ensemble has no exact gradient.  Raised before any backend runs.
         ValueError: If there is nothing to compare, the reference is not exact, or a number is out of range.
     """
     check_count("num_reads", num_reads)
@@ -186,7 +186,7 @@ def _draw_panel(axis: Axes, rows: list[Row], key: str) -> None:
             draw_line(axis, x, y, look, label=estimator)
     strengths = sorted({row["strength"] for row in rows})
     if len(strengths) == 1:
-        # One recorded strength is a place, not an axis.
+        # An ensemble of a single strength needs no axis.
         axis.set_xlim(strengths[0] - 0.5, strengths[0] + 0.5)
         axis.set_xticks(strengths, [f"{strengths[0]:.2g}"])
     tidy(axis)

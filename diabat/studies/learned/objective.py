@@ -1,4 +1,4 @@
-"""The angles of a plan as parameters, its loss, and the derivative of it by any engine with an adjoint gradient."""
+"""The angles of a plan as parameters, its loss, and the gradient by any engine with an adjoint gradient."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
 from diabat.studies.learned.instances import Instances
 
-# Below this the couplings do nothing to speak of, and an error relative to their effect means nothing.
+# Below this the couplings have almost no effect, and an error relative to it is meaningless.
 _LEAST_EFFECT = 1e-12
 
 
@@ -131,7 +131,7 @@ def from_plan(plan: TrotterPlan, shared: bool) -> FloatArray:
     """The free angles of a plan, as `to_plan` takes them.
 
     Raises:
-        ValueError: Shared angles are asked for, and the plan has two kinds.
+        ValueError: ``shared`` is set, but the field and coupling angles of the plan differ.
     """
     if not shared:
         return np.concatenate((plan.field_angles, plan.coupling_angles, plan.mixer_angles))
@@ -171,10 +171,10 @@ def doubled(angles: FloatArray, shared: bool) -> FloatArray:
 
 
 def canonical(plan: TrotterPlan) -> TrotterPlan:
-    """The same reads from mixer angles in (-π, π] and, over all layers, more positive than negative turn.
+    """Return the equivalent plan with mixer angles in (-π, π] whose sum over all layers is not negative.
 
-    Two symmetries leave every P(s) as it is: a mixer angle may change by 2π (a global sign of the state), and
-    all angles may change sign at once (the complex conjugate state).
+    Two symmetries leave every P(s) unchanged: a change of a mixer angle by 2π (a global sign of the state), and
+    a change of the sign of all angles (the complex conjugate state).
     """
     a = -((np.pi - plan.mixer_angles) % _TWO_PI - np.pi)
     sign = -1.0 if a.sum() < 0 else 1.0

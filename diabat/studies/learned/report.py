@@ -1,4 +1,4 @@
-"""What is said of a plan: errors on problems that it was not trained on, range, and the picture of its angles."""
+"""Report of a plan: errors on held-out problems, trained range, and a figure of its angles."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class ErrorTable(Report):
 
 
 COLUMNS = ErrorTable.definitions()
-"""Columns of mean |P(s = +1) - exact| in the rows of `error_table`, in words."""
+"""Definitions of the columns of mean |P(s = +1) - exact| in the rows of `error_table`."""
 
 
 def error_table(plan: TrotterPlan, instances: Sequence[Instances], engine: Engine) -> list[Row]:
-    """Mean absolute error of the marginals P(s_j = +1), beside three answers that need no training.
+    """Mean absolute error of the marginals P(s_j = +1), compared with three methods without training.
 
     Args:
         plan: The plan; fields and couplings are programmed as they are.
@@ -123,11 +123,11 @@ def _mean_field(batch: Batch) -> FloatArray:
 
 
 def trained_range(plan: TrotterPlan, instances: Sequence[Instances], engine: Engine) -> PlanRange:
-    """The strongest fields and couplings that a plan was trained on and answers well.
+    """The strongest fields and couplings that a plan was trained on and for which its error is small.
 
-    max_field is the largest |h| of the instances, or the one at which P(s = +1) of a spin on its own first errs by
-    0.02. max_row_norm is the largest √Σ_k J_jk² of the instances, or the one around which P(s = +1), averaged over
-    100 spins of neighbouring row norm, first errs by 0.05.
+    max_field is the largest |h| of the instances, or the smallest one at which the error of P(s = +1) of a single spin
+    reaches 0.02.  max_row_norm is the largest √Σ_k J_jk² of the instances, or the smallest one at which the error of
+    P(s = +1), averaged over 100 spins of neighbouring row norm, reaches 0.05.
 
     Args:
         plan: The plan.
@@ -157,7 +157,7 @@ def _rows(plan: TrotterPlan, instances: Sequence[Instances], engine: Engine) -> 
     order = np.argsort(norm, kind="stable")
     width = min(_NEIGHBOURS, len(order))
     mean = np.convolve(error[order], np.full(width, 1 / width), "valid")
-    # Both ends take the mean of the outermost spins.
+    # At both ends the mean of the outermost spins is used.
     return norm[order], np.pad(mean, (width // 2, (width - 1) // 2), mode="edge")
 
 
@@ -176,7 +176,7 @@ def plot_plan(plan: TrotterPlan, path: str | Path, title: str = "") -> Path:
     Args:
         plan: The plan.
         path: Output file; the suffix chooses the format (png, pdf, svg).
-        title: Line above the picture.
+        title: Line above the figure.
 
     Returns:
         The path.

@@ -23,7 +23,7 @@ _SAME = 1e-4  # relative difference of the losses of one solution found twice
 
 @dataclass(frozen=True)
 class Search:
-    """How to search.
+    """Options of a search.
 
     Attributes:
         layers: Number p of layers of the plan.
@@ -66,13 +66,13 @@ class Search:
 
 
 class Watcher:
-    """Is told how a search goes; does nothing by itself."""
+    """Receives the progress of a search; the default does nothing."""
 
     def advanced(self, done: float, loss: float) -> None:
         """The part ``done`` (0 to 1) of the largest possible work is done, ``loss`` is the best so far."""
 
     def improved(self, plan: TrotterPlan, loss: float) -> None:
-        """A better plan than all before; it may still have fewer layers than asked for."""
+        """A better plan than all before; it may still have fewer layers than requested."""
 
 
 def learn_plan(
@@ -93,7 +93,7 @@ def learn_plan(
         objective: The loss.
         search: Layers, restarts, iterations and seed.
         start: Begin with this plan in place of ramps; its steps must be `layers` over a power of two.
-        watcher: Is told of every improvement and of the work done.
+        watcher: Receives every improvement and the progress.
 
     Raises:
         ValueError: A start whose number of steps does not lead to `layers` by doubling.
@@ -118,7 +118,7 @@ def learn_plan(
 
 
 def _work(stages: list[int], search: Search) -> float:
-    """Most layer-iterations that a search can take."""
+    """Largest number of layer-iterations of a search."""
     return float(search.restarts * search.iterations * sum(stages) + search.polish * stages[-1])
 
 
@@ -139,7 +139,7 @@ def _distinct(solutions: list[tuple[float, FloatArray]]) -> list[tuple[float, Fl
 
 
 class _Run:
-    """Solves one start after the other, and tells the watcher."""
+    """Solves one start after the other, and reports to the watcher."""
 
     def __init__(self, objective: Objective, work: float, watcher: Watcher) -> None:
         self.objective, self.work, self.watcher = objective, work, watcher
@@ -162,7 +162,7 @@ class _Run:
             "ftol": 1e-10,
             "gtol": 1e-9,
         }
-        with np.errstate(all="ignore"):  # the line search may overflow at a step that it then takes back
+        with np.errstate(all="ignore"):  # the line search may overflow at a step that it then rejects
             result = minimize(
                 self.objective, start, jac=True, method="L-BFGS-B", callback=report, options=options
             )
