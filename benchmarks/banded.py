@@ -63,7 +63,7 @@ def both(sampler: diabat.Sampler, h: Tensor, J: Tensor) -> Callable[[], Any]:
 
 
 def long_windows() -> list[dict[str, Any]]:
-    """512 spins; and a causal window of 128 positions, every position a problem of its own length."""
+    """512 spins; and a causal window of 128 positions, every position is a problem of another length."""
     rows = []
     for n, width in ((512, 4), (512, 8), (512, 10)):
         sampler, (h, J) = BandedSampler(bandwidth=width), problem(QUERIES, n, width)

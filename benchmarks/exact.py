@@ -129,7 +129,7 @@ def causal_window() -> list[dict[str, Any]]:
 
 
 def large_problems() -> list[dict[str, Any]]:
-    """Time and peak memory of large n, each in a process of its own (interpreter and torch included)."""
+    """Time and peak memory of large n, each in a separate process (interpreter and torch included)."""
     rows = []
     for n, queries in ((24, 64), (30, 8)):
         out = subprocess.run(

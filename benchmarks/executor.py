@@ -1,4 +1,4 @@
-"""What spreading a batch over processes costs and brings: time of a batch, of one job, and of starting.
+"""Cost and gain of spreading a batch over processes: time of a batch, of one job, and of the start.
 
 python -m benchmarks.executor [--json]
 

@@ -165,7 +165,7 @@ def best(f: Callable[[], Any], rounds: int = 7) -> float:
 
 
 def memory() -> list[dict[str, Any]]:
-    """Peak memory of the pairs, forward and backward, each in a process of its own, above that of its inputs."""
+    """Peak memory of the pairs, forward and backward, each in a separate process, above that of its inputs."""
     rows = []
     for n, count in ((256, 32), (512, 32), (1024, 32), (1024, 128), (1024, 512), (2048, 32)):
         out = subprocess.run(

@@ -1,4 +1,4 @@
-"""What every benchmark needs: paired timing, peak memory, and one table."""
+"""Helpers of the benchmarks: paired timing, peak memory, and tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the errors that the tempering backend reports hold?  Its averages against enumeration, over many problems.
+"""Test the errors that the tempering backend reports: its averages against enumeration, over many problems.
 
 python -m benchmarks.tempering_errors [--json] [--instances 500]
 

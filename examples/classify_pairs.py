@@ -1,4 +1,4 @@
-"""Train a small classifier of sentence pairs with NeuroGame pooling, and see what it looked at.
+"""Train a small classifier of sentence pairs with NeuroGame pooling, and explain a prediction.
 
     python examples/classify_pairs.py
 
@@ -45,7 +45,7 @@ def write_encoder(folder: Path) -> None:
 
 
 def write_pairs(path: Path) -> None:
-    """Write pairs in which "not" makes a contradiction and "with nobody" a matter of its own."""
+    """Write pairs in which "not" gives a contradiction and "with nobody" a neutral pair."""
     ends = {"entailment": "", "contradiction": "not ", "neutral": ""}
     pairs = []
     for who in ("man", "dog", "cat"):

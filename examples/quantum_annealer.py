@@ -1,4 +1,4 @@
-"""Boltzmann attention on a stand-in of a quantum annealer: what a call costs, its temperature, and one training step.
+"""Boltzmann attention on a mock quantum annealer: cost of a call, its temperature, and one training step.
 
 python examples/quantum_annealer.py        (extra dwave; nothing is submitted anywhere)
 """

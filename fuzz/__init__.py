@@ -1,1 +1,1 @@
-"""Random cases, damaged files and failing disks: what the library must answer, or refuse in one sentence."""
+"""Random cases, damaged files and failing disks, which the library must answer or refuse in one sentence."""

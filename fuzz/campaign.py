@@ -1,4 +1,4 @@
-"""Many cases: seeds, progress with the time left, and what came out."""
+"""Run many cases: seeds, progress with the time left, and a report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fuzz.outcome import Outcome
 from fuzz.workers import Limits, outcomes
 
 CASES_PER_SEED = 10_000_000
-"""Case i of seed s has the seed s * CASES_PER_SEED + i, by which it is replayed alone."""
+"""Case i of seed s has the seed s * CASES_PER_SEED + i, with which it can be replayed."""
 
 
 def parser(module: str) -> argparse.ArgumentParser:

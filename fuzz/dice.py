@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 class Dice:
-    """What is random in one case.
+    """Random numbers of one case.
 
     Args:
-        seed: That of the case.
+        seed: Seed of the case.
     """
 
     def __init__(self, seed: int) -> None:

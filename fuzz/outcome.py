@@ -1,4 +1,4 @@
-"""What a case may end in: an answer, a refusal in one sentence, or a finding."""
+"""Outcome of a case: an answer, a refusal in one sentence, or a finding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FEWEST_WORDS = 4
 
 
 class Wrong(AssertionError):  # noqa: N818 (it is what the fuzz looks for)
-    """A finding; the message says what was expected and what came."""
+    """A finding; the message states what was expected and what was found."""
 
 
 def demand(condition: bool, sentence: str) -> None:
@@ -39,7 +39,7 @@ class Outcome:
         kind: ``answer``, ``sentence`` or ``finding``.
         case: What was tried, e.g. ``law exact``.
         text: The refusal, or what is wrong.
-        place: Of a finding: where it was raised; findings of one place are told as one.
+        place: Where a finding was raised; findings of one place are reported together.
     """
 
     kind: Literal["answer", "sentence", "finding"]
@@ -49,7 +49,7 @@ class Outcome:
 
 
 def judge(name: str, case: Callable[[], None]) -> Outcome:
-    """Run a case and say how it ended; warnings that are no sentences are findings."""
+    """Run a case and return its outcome; a warning that is not a sentence is a finding."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -58,39 +58,41 @@ def judge(name: str, case: Callable[[], None]) -> Outcome:
             return Outcome("finding", name, str(wrong), f"{name}: {str(wrong).partition(':')[0]}")
         except Exception as error:
             if flaw := refusal_flaw(error):
-                return Outcome("finding", name, f"{flaw}: {_told(error)}", f"{name}: {_place(error)}")
+                return Outcome("finding", name, f"{flaw}: {_described(error)}", f"{name}: {_place(error)}")
             return Outcome("sentence", name, str(error))
     for warning in caught:
         text = str(warning.message)
         if not issubclass(warning.category, UserWarning) or not text.endswith("."):
-            told = f"{warning.category.__name__}: {text} ({warning.filename}:{warning.lineno})"
-            return Outcome("finding", name, f"a warning that is no sentence: {told}", f"{name}: {text[:40]}")
+            shown = f"{warning.category.__name__}: {text} ({warning.filename}:{warning.lineno})"
+            return Outcome(
+                "finding", name, f"a warning that is not a sentence: {shown}", f"{name}: {text[:40]}"
+            )
     return Outcome("answer", name)
 
 
 @contextmanager
 def naming(word: str) -> Iterator[None]:
-    """Demand that a refusal in the block names this file or argument."""
+    """Require that a refusal in the block names this file or argument."""
     try:
         yield
     except REFUSALS as error:
         if word not in str(error) and not refusal_flaw(error):
-            raise Wrong(f"refusal without the name '{word}': {_told(error)}") from error
+            raise Wrong(f"refusal without the name '{word}': {_described(error)}") from error
         raise
 
 
 def refusal_flaw(error: BaseException) -> str:
-    """What keeps an exception from being a refusal on purpose, in one sentence; empty if nothing does."""
+    """Why an exception is not a deliberate refusal in one sentence; empty if it is one."""
     text = str(error)
     if not isinstance(error, REFUSALS):
         return f"expected a refusal, got {type(error).__name__}"
     if "\n" in text or len(text.split()) < _FEWEST_WORDS:
         return "expected one sentence"
-    return "" if _on_purpose(error.__traceback__) else "expected a refusal of diabat, got one from below"
+    return "" if _on_purpose(error.__traceback__) else "expected a refusal of diabat, got one of a library"
 
 
 def _on_purpose(trace: TracebackType | None) -> bool:
-    """Whether the exception comes from a raise statement of diabat, not from what a line of it called."""
+    """Whether the exception comes from a raise statement of diabat, not from a library that it called."""
     frames = traceback.extract_tb(trace)
     if not frames or not frames[-1].filename.startswith(PACKAGE):
         return False
@@ -104,5 +106,5 @@ def _place(error: BaseException) -> str:
     return f"{type(error).__name__} at {where}"
 
 
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     return f"{_place(error)}: {' '.join(str(error).split())[:300]}"

@@ -51,8 +51,8 @@ def tiny_train(
 ) -> TrainResult:
     """Train in a folder, from the weights of a seed.
 
-    A run that is resumed from a checkpoint must not depend on the weights that it is given: they are others then,
-    unless ``weights`` says which.
+    A run that is resumed from a checkpoint must not depend on its initial weights: without ``weights`` they then come
+    from another seed.
     """
     task = task or tiny_task()
     if weights is None:

@@ -1,4 +1,4 @@
-"""Cases in processes of their own: a crash, a hang or a case that fills the memory is an outcome as well."""
+"""Run cases in separate processes: crashes, hangs and cases that fill the memory are outcomes as well."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 @dataclass(frozen=True)
 class Limits:
-    """What a case may use.
+    """Limits of one case.
 
     Attributes:
         seconds: Time of one case.
-        memory_mb: Address space of a worker beyond what it has when it begins.
+        memory_mb: Address space of a worker in addition to that at its start.
     """
 
     seconds: float = 60.0
@@ -32,12 +32,12 @@ class Limits:
 
 
 def outcomes(module: str, seeds: Iterator[int], count: int, limits: Limits) -> Iterator[tuple[int, Outcome]]:
-    """Outcomes of cases as they end.
+    """Yield outcomes of cases as they end.
 
     Args:
         module: Name of the module whose ``run_case(seed)`` runs a case; its ``prepare()`` is called once by every
             worker, before the limits hold.
-        seeds: Seeds of the cases; those of the cases under way are the last ones asked for.
+        seeds: Seeds of the cases; they are read only when a worker is free.
         count: Number of worker processes.
         limits: Time and memory of a case.
     """
@@ -85,9 +85,9 @@ class _Worker:
         """The outcome, if the case has ended by now."""
         try:
             while self.pipe.poll():
-                told = self.pipe.recv()
-                if isinstance(told, Outcome):
-                    return told
+                message = self.pipe.recv()
+                if isinstance(message, Outcome):
+                    return message
                 self._ready, self._begun = True, time.monotonic()  # prepared; now it begins
         except (EOFError, OSError):
             self._process.join()

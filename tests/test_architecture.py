@@ -271,7 +271,7 @@ def test_a_configuration_only_describes(file: str) -> None:
 @pytest.mark.parametrize(
     "file", [f for f in FILES if f.startswith(("config/", "cli/", "runs/build", "runs/train"))]
 )
-def test_nobody_asks_which_task_or_model_it_is(file: str) -> None:
+def test_no_code_checks_the_type_of_task_or_model(file: str) -> None:
     assert not {n for n in asked_types(file) if n.endswith("Options") or n in ("Task", "PairTask")}
 
 

@@ -20,7 +20,7 @@ from diabat.checks import (
 from diabat.config.errors import refused
 
 
-def test_an_error_carries_its_argument_and_says_it() -> None:
+def test_an_error_has_its_argument_in_attribute_and_message() -> None:
     error = ArgumentError("window", "expected an integer >= 1, got 0.")
     assert (error.argument, error.reason) == ("window", "expected an integer >= 1, got 0.")
     assert str(error) == "window: expected an integer >= 1, got 0."
@@ -42,7 +42,7 @@ def test_a_wrong_type_is_a_type_error_as_well() -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.0, "1", True, None])
-def test_what_is_no_count(value: object) -> None:
+def test_values_that_are_not_a_count(value: object) -> None:
     with pytest.raises(ArgumentError, match=r"^reads: expected an integer >= 1, got ") as caught:
         check_count("reads", value)
     assert caught.value.argument == "reads"
@@ -66,7 +66,7 @@ def test_choices_have_a_near_miss_hint() -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1.0, float("inf"), float("nan"), True, "1"])
-def test_what_is_not_positive(value: object) -> None:
+def test_values_that_are_not_positive(value: object) -> None:
     with pytest.raises(ArgumentError, match=r"^beta: expected a positive finite number"):
         check_positive("beta", value)
 

@@ -93,7 +93,7 @@ def printed(text: str) -> list[str]:
     return re.findall(r"^(?:print\(.*\)  )?# (.*)$", text, re.MULTILINE)
 
 
-def test_the_readme_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_readme_prints_the_shown_output(capsys: pytest.CaptureFixture[str]) -> None:
     checked, namespace = 0, {"__name__": "docs"}
     for block in blocks(ROOT / "README.md", "python"):
         exec(compile(block.text, "README.md", "exec"), namespace)

@@ -124,7 +124,7 @@ def test_the_bridge_differentiates_through_the_conversion(sampler: str) -> None:
         ((np.array(H), torch.tensor(J)), "couplings: expected dtype torch.float64 .* got torch.float32"),
     ],
 )
-def test_what_is_no_problem_is_refused(arguments: tuple[Any, ...], message: str) -> None:
+def test_invalid_problems_are_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(IsingError, match=message):
         Ising(*arguments)
 
@@ -163,7 +163,7 @@ def test_from_dict_in_the_sign_of_the_library() -> None:
         ({"a": float("nan")}, {}, "fields: expected finite values, got nan"),
     ],
 )
-def test_dictionaries_that_are_no_problem_are_refused(fields: Any, couplings: Any, message: str) -> None:
+def test_dictionaries_that_are_not_a_problem_are_refused(fields: Any, couplings: Any, message: str) -> None:
     with pytest.raises(IsingError, match=message):
         Ising.from_dict(fields, couplings)
 

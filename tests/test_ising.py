@@ -416,7 +416,7 @@ def test_bad_clamps_are_refused(spins: Any, message: str) -> None:
         ("sparse", "expected a dense tensor"),
     ],
 )
-def test_energy_refuses_what_are_no_spins(spins: Any, told: str) -> None:
+def test_energy_refuses_invalid_spins(spins: Any, told: str) -> None:
     with pytest.raises(IsingError, match=f"^spins: {told}"):
         Ising(torch.zeros(2)).energy(torch.ones(2).to_sparse() if isinstance(spins, str) else spins)
 

@@ -28,6 +28,6 @@ def test_json_is_read() -> None:
         ("[" + "1" * 5000 + "]", "Exceeds the limit"),
     ],
 )
-def test_what_is_not_strict_is_refused(text: str, message: str) -> None:
+def test_input_that_is_not_strict_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_json(text)

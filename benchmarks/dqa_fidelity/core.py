@@ -1,4 +1,4 @@
-"""What the sections share: problems with their exact law, the law of a sampler, and the form of a section."""
+"""Helpers of the sections: problems with their exact law, the law of a sampler, and the form of a section."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def anneal(**options: Any) -> DQASampler:
 
 
 def response_of(name: str, protocol: str, time_ns: float) -> Response:
-    """Second-order response of an anneal in so many steps that their number does not show (1e-4)."""
+    """Second-order response of an anneal with enough steps that their error is below 1e-4."""
     table = schedule(name, protocol)
     return second_order_response(trotter_plan(table, time_ns, 10 * default_steps(table, time_ns)))
 

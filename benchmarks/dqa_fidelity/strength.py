@@ -99,7 +99,7 @@ def _row(name: str, law: Law, n: int) -> Iterator[tuple[str, Row]]:
 
 
 def _reads(n: int) -> Iterator[tuple[str, Row]]:
-    """What perfect reads would show: the error below which a better law goes unnoticed."""
+    """Error of exact reads, below which a better law cannot be detected."""
     row: Row = {"n": n, "method": f"{READS} exact reads"}
     for g in STRENGTHS:
         exact = marginals(sk_problems(n, g).law)

@@ -1,1 +1,1 @@
-"""Random calls of the library, held against enumeration in float64."""
+"""Random calls of the library, compared with enumeration in float64."""

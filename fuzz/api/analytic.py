@@ -104,7 +104,7 @@ def check_gradient(
     tolerance: float,
     bandwidth: int | None = None,
 ) -> None:
-    """The gradient of Σ v P is finite and that of the law; couplings outside a given band are no parameters."""
+    """The gradient of Σ v P is finite and that of the law; couplings outside a given band are not parameters."""
     # Without a visible spin the probabilities may depend on nothing.
     got = (
         torch.autograd.grad((p * v).sum(), [t for _, t in wanted], allow_unused=True)

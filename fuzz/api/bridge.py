@@ -27,7 +27,7 @@ MODES = ("h", "J", "h+J", "h+K", "J+K", "h+J+K", "K", "softmax")
 
 
 def bridge(dice: Dice) -> None:
-    """Every sampler with every estimator: finite, in 0 .. 1, and the exact gradient where it claims one."""
+    """Every sampler with every estimator: finite, in 0 .. 1, and the exact gradient if it claims one."""
     name = dice.pick(list(_SAMPLERS))
     sampler = diabat.sampler(name, **_SAMPLERS[name])
     ising = random_problem(dice, Shape(spins=7, strength=dice.pick([1.0, 1e4]), gradients=0.7))

@@ -1,4 +1,4 @@
-"""The kinds of cases and how often each comes."""
+"""The kinds of cases and their frequencies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answers: all 2^n states in float64, written here once more, differentiable in h, J and K."""
+"""Reference answers: an independent enumeration of all 2^n states in float64, differentiable in h, J and K."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Law(NamedTuple):
         correlation: <s_j s_k>, [*batch, n, n], 0 where invisible.
         log_partition: log Z of the visible spins, [*batch].
         states: P(s), [*batch, 2^n]; bit j of the index is spin j, bit 1 means +1.
-        span: Largest sum of |h|, |J| and |K| of a problem, which rounding is in proportion to.
+        span: Largest sum of |h|, |J| and |K| of a problem; rounding errors are proportional to it.
         near_tie: bool [*batch], problems so strong that rounding decides between their best states.
     """
 
@@ -70,7 +70,7 @@ def _span(ising: Ising) -> float:
 
 
 def _near_tie(exponent: Tensor, span: float) -> Tensor:
-    """Where a state is below the best one by less than rounding hides, but not by nothing."""
+    """Problems in which a state is below the best one by less than the rounding error, but not equal to it."""
     gap = exponent.max(-1, keepdim=True).values - exponent
     rounding = 1e-13 * span
     if rounding < 1e-9:

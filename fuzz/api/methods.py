@@ -1,4 +1,4 @@
-"""What a problem can do by itself: energies, clamping, and dimod's models and back."""
+"""Methods of a problem: energies, clamping, and conversion to dimod's models and back."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def clamp(dice: Dice) -> None:
 
 
 def bqm(dice: Dice) -> None:
-    """To dimod's model and back gives the same numbers; energies agree; a sampler of ours serves it."""
+    """Conversion to dimod's model and back gives the same numbers; energies agree; a backend can sample it."""
     ising = random_problem(dice, Shape(spins=6, three_body=0, extreme=0.03, gradients=0))
     one = ising.fields.reshape(-1, ising.num_spins)[0].double()
     J = (

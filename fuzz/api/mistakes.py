@@ -1,4 +1,4 @@
-"""Bad options and bad arguments: an answer in range, or a sentence that names what is wrong."""
+"""Bad options and bad arguments: an answer in range, or a sentence that names the argument."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TINY: dict[str, dict[str, Any]] = {
     "dqa": {"annealing_time_ns": 1.0},
     "refine": {"sampler": "exact"},
 }
-# Such a number of sweeps, reads or chains is asked for in earnest, and takes as long as it takes.
+# Such a number of sweeps, reads or chains is valid, and would take too long.
 _LONG = (
     "sweeps",
     "burn_in",
@@ -59,7 +59,7 @@ def option(dice: Dice) -> None:
 
 
 def unknown_option(dice: Dice) -> None:
-    """Names that no option has."""
+    """Unknown option names."""
     name = dice.pick(["beta", "num_read", "sweep", "steps_", "x", "engin", "bandwith", "temperature"])
     with naming(name):
         diabat.sampler(dice.pick(BACKENDS), **{name: dice.pick(VALUES)})

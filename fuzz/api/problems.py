@@ -19,7 +19,7 @@ USUAL, EXTREME = 1e4, 1e25
 
 @dataclass(frozen=True)
 class Shape:
-    """What may be drawn.
+    """Limits of random problems.
 
     Attributes:
         spins: Most spins.
@@ -56,7 +56,7 @@ def random_problem(dice: Dice, shape: Shape = Shape()) -> Ising:
 
 
 def parts(ising: Ising) -> list[tuple[int, Tensor]]:
-    """Those of h, J and K that there are, each with its number of spin axes."""
+    """Those of h, J and K that are given, each with its number of spin axes."""
     tensors = ((1, ising.fields), (2, ising.couplings), (3, ising.three_body))
     return [(order, tensor) for order, tensor in tensors if tensor is not None]
 

@@ -31,13 +31,13 @@ def banded_reads(dice: Dice) -> None:
 
 
 def refined_reads(dice: Dice) -> None:
-    """Sweeps of heat bath leave the reads of ``exact`` what they are."""
+    """Heat-bath sweeps do not change the law of the reads of ``exact``."""
     sampler = diabat.sampler("refine", sampler="exact", sweeps=dice.integer(0, 3))
     _reads(dice, sampler, random_problem(dice, Shape(spins=7)))
 
 
 def tempering_reads(dice: Dice) -> None:
-    """Reads of chains of their own; at strong couplings only their form."""
+    """Reads of independent chains; at strong couplings only their form is checked."""
     options = {"num_replicas": dice.pick([1, 2, 8]), "method": dice.pick(["heat_bath", "metropolis"])}
     options |= {"order": dice.pick(["sequential", "random"])}
     strength = dice.pick([_MILD / 5, 1e4])

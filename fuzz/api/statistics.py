@@ -11,7 +11,7 @@ from diabat.samplers import Samples
 from fuzz.outcome import demand
 
 ALPHA, CASES = 1e-3, 100_000
-"""Probability that a campaign of as many statistical cases says of right samplers that one of them is wrong."""
+"""Probability that a campaign of ``CASES`` statistical cases rejects a correct sampler."""
 
 
 def check_reads(
@@ -44,7 +44,7 @@ def check_reads(
     check_pvalues(values, f"{count} of {reads} reads where {p} are expected" if len(p) < 4 else "")
 
 
-def check_pvalues(values: np.ndarray, told: str) -> None:
-    """Refuse the smallest of the p-values of one case."""
+def check_pvalues(values: np.ndarray, subject: str) -> None:
+    """Fail if the smallest of the p-values of one case is too small."""
     worst = float(np.min(values)) * np.size(values) if np.size(values) else 1.0
-    demand(worst > ALPHA / CASES, f"statistics: p = {worst:.1e} over {np.size(values)} comparisons {told}")
+    demand(worst > ALPHA / CASES, f"statistics: p = {worst:.1e} over {np.size(values)} comparisons {subject}")

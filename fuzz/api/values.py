@@ -1,4 +1,4 @@
-"""Values that nobody should pass, and those that some do."""
+"""Invalid and unusual values of arguments."""
 
 from __future__ import annotations
 

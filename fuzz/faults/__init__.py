@@ -1,1 +1,1 @@
-"""A training whose disk fails, that is killed, that meets NaN, or whose clock is set back: nothing saved is lost."""
+"""Trainings with disk failures, kills, NaN in the data, or a clock that is set back: nothing saved may be lost."""

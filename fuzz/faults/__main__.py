@@ -18,11 +18,11 @@ from fuzz.faults.sweep import OPTIONS, WAYS, count, half_way, sweep
 from fuzz.tiny import tiny_train
 
 Case = tuple[str, str]
-"""How the session ended that met the fault, and what was lost, if anything."""
+"""How the session with the fault ended, and what was lost, if anything."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the parts asked for; return 1 if anything was lost."""
+    """Run the selected parts; return 1 if anything was lost."""
     options = argparse.ArgumentParser(prog="python -m fuzz.faults")
     options.add_argument("--only", action="append", choices=PARTS, help="one of the parts; may be repeated")
     options.add_argument("--every", type=int, default=1, help="sweep every so manieth operation only")

@@ -1,4 +1,4 @@
-"""The file operations of this process, counted, and one of them made to fail or to be the last."""
+"""Count the file operations of this process, and make one of them fail or kill the process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Disk:
         self._write = os.write
 
     def watch(self) -> None:
-        """Put this between the process and its files."""
+        """Start to intercept file operations."""
         calls = {name: self._watched(name, getattr(os, name)) for name in CALLS}
         _replace(os, **calls, close=self._closer(os.close))
         opener = self._opener(io.open)
@@ -90,7 +90,7 @@ class Disk:
         return close
 
     def forget(self, descriptor: int) -> None:
-        """The number of a file that is closed may soon be that of another one."""
+        """Remove a closed file descriptor; the system may reuse its number."""
         self._descriptors.discard(descriptor)
 
     def _ours(self, *targets: Any) -> bool:
@@ -107,7 +107,7 @@ class Disk:
     def happens(
         self, name: str, *, half: Callable[[], None] = lambda: None, needs_space: bool = False
     ) -> None:
-        """Take note of an operation; fail if this is the moment, after ``half`` of it."""
+        """Count an operation; fail if it is the selected one, after ``half`` of it."""
         self.operations.append(name)
         now = len(self.operations)
         if now == self.moment:

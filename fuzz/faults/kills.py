@@ -21,9 +21,9 @@ SHARED_STEPS = 60
 
 
 def kills(folder: Path, wanted: int, seed: int) -> Iterator[str]:
-    """Kill one run again and again, each time past a checkpoint, and resume it; tell what was lost after each kill.
+    """Kill one run repeatedly, each time after a checkpoint, and resume it; yield what was lost after each kill.
 
-    A run that ends before it was killed ``wanted`` times is held against the undisturbed one, and a new one begins.
+    A run that ends before it was killed ``wanted`` times is compared with the undisturbed one, and a new one begins.
     """
     straight, delays, done, runs = folder / "straight", random.Random(seed), 0, 0
     session(straight, **LONG)

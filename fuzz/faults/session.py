@@ -1,4 +1,4 @@
-"""One session of a training in a process of its own, forked from one that has everything imported."""
+"""One session of a training in a separate process, forked from one that has imported everything."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Ending:
     """How a session ended.
 
     Attributes:
-        kind: ``done``, ``sentence``, ``raw`` for an error that is no sentence, or ``killed``.
-        text: What it said.
-        operations: Names of its file operations, where it lived to tell.
+        kind: ``done``, ``sentence``, ``raw`` for an error that is not a sentence, or ``killed``.
+        text: Message of the error.
+        operations: Names of its file operations, if it was not killed.
         newest: Newest checkpoint when the fault came; None if there was none, or no fault.
         fault: Name of the operation that failed.
     """
@@ -66,8 +66,8 @@ def session(
     os.close(writer)
     if kill_after is not None:
         _kill(child, folder, kill_after)
-    with os.fdopen(reader, "rb") as told:
-        lines = [json.loads(line) for line in told]
+    with os.fdopen(reader, "rb") as pipe:
+        lines = [json.loads(line) for line in pipe]
     _, status = os.waitpid(child, 0)
     facts: dict[str, Any] = {"kind": "killed" if os.WIFSIGNALED(status) else "raw"}
     for line in lines:
@@ -117,7 +117,7 @@ def newest_checkpoint(folder: Path) -> str | None:
 
 
 def difference(folder: Path, straight: Path) -> str:
-    """What is not the same in two runs, to the last bit and but for times; empty if all is."""
+    """Describe the first bitwise difference of two runs, except times; empty if there is none."""
     if _metrics(folder) != _metrics(straight):
         return "metrics.jsonl differs"
     for which in ("latest", "best"):

@@ -1,4 +1,4 @@
-"""What each process of torchrun does: tell its number, and train: ``-m fuzz.faults.shared RUN STEPS``."""
+"""Program of each torchrun process: print its rank, and train: ``-m fuzz.faults.shared RUN STEPS``."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _HOUR = 3600.0
 
 
 def not_a_number(folder: Path) -> Iterator[str]:
-    """One example of the training or of the validation data becomes NaN; then the data are put right."""
+    """One example of the training or of the validation data becomes NaN; then the data are corrected."""
     straight = folder / "straight"
     session(straight)
     for split, value in (("train", math.nan), ("validation", math.nan), ("train", math.inf)):
@@ -29,9 +29,9 @@ def not_a_number(folder: Path) -> Iterator[str]:
         first = session(run, max_steps=3)
         newest = newest_checkpoint(run)
         bad = session(run, train=_poisoned, split=split, value=value)
-        told = any(word in bad.text for word in ("finite", "nan", "inf", "NaN"))
-        if first.kind != "done" or bad.kind != "sentence" or not told:
-            yield f"{split}: expected a sentence that says what is not finite, got {bad.kind}: {bad.text}"
+        named = any(word in bad.text for word in ("finite", "nan", "inf", "NaN"))
+        if first.kind != "done" or bad.kind != "sentence" or not named:
+            yield f"{split}: expected a sentence that names the values that are not finite, got {bad.kind}: {bad.text}"
         if (newest_checkpoint(run) or "") < (newest or "-"):
             yield f"{split}: {newest} is gone"
         again = session(run)
@@ -54,7 +54,7 @@ def _poisoned(folder: Path, *, split: str, value: float, weights: int, **options
 
 
 def clock_set_back(folder: Path) -> Iterator[str]:
-    """The clocks go back by an hour between two sessions, and in the middle of one; times stay and never fall."""
+    """The clocks go back by an hour between two sessions, and in the middle of one; times never decrease."""
     straight = folder / "straight"
     session(straight)
     for name, sessions in (("between", ((1, 0.0, 0.0), (3, -_HOUR, 0.0))), ("within", ((3, 0.0, -_HOUR),))):
@@ -67,7 +67,7 @@ def clock_set_back(folder: Path) -> Iterator[str]:
         for key in ("wall_s", "cpu_s"):
             times = [line[key] for line in lines]
             if times != sorted(times) or times[0] < 0 or times[-1] > _HOUR:
-                yield f"{name}: expected {key} that never falls, got {times}"
+                yield f"{name}: expected {key} that never decreases, got {times}"
         yield difference(run, straight)
 
 

@@ -54,7 +54,7 @@ def _fresh(folder: Path, begun: Path | None) -> Path:
 
 def _lost(run: Path, straight: Path, newest: str | None, kind: str, text: str) -> str:
     if kind == "raw":
-        return f"an error that is no sentence: {text}"
+        return f"an error that is not a sentence: {text}"
     if newest is not None:
         try:
             load_model(run, "latest")

@@ -1,7 +1,7 @@
 """Runs with a damaged file: loaded and resumed, or refused with the name of the file.
 
-A change of a sealed file has to be noticed.  Resealed, with checksums that fit again, it is what an attacker or a bad
-memory bank would make: any answer is right then, but a crash is not.
+A change of a sealed file must be detected.  A resealed file has new checksums for the changed content, as an attacker
+or faulty memory would produce: then any answer is correct, but a crash is not.
 """
 
 from __future__ import annotations
@@ -67,8 +67,15 @@ def _use(run: Path, name: str, *, must_refuse: bool) -> None:
             if refusal_flaw(error):
                 raise
             # What trains on is refused by its step, options and data by their names.
-            told = (name, f" in {run}.", "metrics.jsonl", " as in ", "step ", "expected the training data of")
-            demand(any(word in str(error) for word in told), f"refusal without a name: {error}")
+            names = (
+                name,
+                f" in {run}.",
+                "metrics.jsonl",
+                " as in ",
+                "step ",
+                "expected the training data of",
+            )
+            demand(any(word in str(error) for word in names), f"refusal without a name: {error}")
             refused = error
     if refused is not None:
         raise refused

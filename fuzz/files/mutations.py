@@ -1,4 +1,4 @@
-"""How a file is damaged, whatever is in it."""
+"""Mutations of files of any content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done with a damaged file: read it, and use what it holds."""
+"""Read damaged files, and use their content."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Itself(diabat.BoltzmannMultiheadAttention):
     ],
     ids=["list", "integers", "sparse", "float64", "meta"],
 )
-def test_what_is_no_input_is_refused(layer: str, x: Any, told: str) -> None:
+def test_invalid_inputs_are_refused(layer: str, x: Any, told: str) -> None:
     module: nn.Module = LAYERS[layer]()
     with pytest.raises(ValueError, match=rf"^{'query' if layer == 'multihead' else 'x'}: {told}"):
         module(torch.zeros(1, 3, 4).to_sparse() if isinstance(x, str) else x)

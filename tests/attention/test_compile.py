@@ -148,7 +148,7 @@ def test_gradients_wanted_of_some_terms_only() -> None:
         assert all(torch.allclose(a, b, rtol=1e-6, atol=1e-6) for a, b in zip(got, want, strict=True))
 
 
-def test_a_forward_pass_leaves_nothing_behind() -> None:
+def test_a_forward_pass_keeps_no_state() -> None:
     """What the backward pass needs hangs on a tensor of the graph and goes with it."""
     import gc
 
@@ -200,7 +200,7 @@ def test_an_exported_program_finds_its_backend_by_its_options(name: str) -> None
     assert torch.allclose(loaded(x), want, atol=1e-6)
 
 
-def test_export_of_a_backend_that_draws_says_why_not() -> None:
+def test_export_of_a_backend_that_draws_is_refused() -> None:
     with pytest.raises(
         Exception, match=r"torch\.export: expected a registered sampler with the estimator 'exact'"
     ):

@@ -158,7 +158,7 @@ def test_covariance_is_unbiased_for_boltzmann_reads() -> None:
     assert math.isfinite(float(got.fields.sum()))
 
 
-def test_straight_through_responds_where_it_is_told() -> None:
+def test_straight_through_responds_at_the_given_magnetization() -> None:
     """With t apart from m, dm_j = (1 - t_j²)(dh_j + Σ_k dJ_jk m_k)."""
     v, p = torch.tensor([2.0, -1.0, 0.5], dtype=F64), torch.tensor([0.9, 0.25, 0.6], dtype=F64)
     t, m = [0.2, -0.4, 0.99], [0.8, -0.5, 0.2]

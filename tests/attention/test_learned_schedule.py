@@ -100,7 +100,7 @@ def test_angles_are_parameters_under_their_name() -> None:
     assert not any("angles" in name for name, _ in fixed.named_parameters())
 
 
-def test_each_layer_has_angles_of_its_own() -> None:
+def test_each_layer_has_its_own_angles() -> None:
     sampler = learning()
     first, second = layer(sampler=sampler), layer(sampler=sampler)
     x = inputs()
@@ -160,7 +160,7 @@ def test_deepcopy_is_independent() -> None:
     assert not torch.allclose(twin(x), before, atol=1e-4)
 
 
-def test_initialisation_leaves_the_angles_alone() -> None:
+def test_initialisation_does_not_change_the_angles() -> None:
     want = torch.from_numpy(np.stack((PLAN.field_angles, PLAN.coupling_angles, PLAN.mixer_angles))).float()
     for attention in model().attention_layers():
         assert torch.equal(angles_of(attention).detach(), want)

@@ -105,7 +105,7 @@ def test_the_chains_are_state_that_comes_and_goes(kind: str) -> None:
     assert not carried(layer)
 
 
-def test_an_evaluation_in_the_block_leaves_the_chains_alone() -> None:
+def test_an_evaluation_in_the_block_does_not_change_the_chains() -> None:
     layer, x = built("attention", chains()), inputs()
     answer(layer, x)
     before = carried(layer)

@@ -225,7 +225,7 @@ def test_an_interruption_loses_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert load_plan(output)[0].steps == 4
 
 
-def test_an_interruption_before_the_first_plan_says_so(
+def test_an_interruption_before_the_first_plan_reports_that_nothing_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(anneals, "learn_plan", interrupted(0))

@@ -273,7 +273,7 @@ def test_dimod_files_with_damaged_neighbours_are_refused(tmp_path: Path) -> None
     assert refused > 200
 
 
-def test_places_that_are_no_files(tmp_path: Path) -> None:
+def test_paths_that_are_not_files(tmp_path: Path) -> None:
     with pytest.raises(ProblemFileError, match=r"nothing': no such file\."):
         read_problem(tmp_path / "nothing")
     with pytest.raises(ProblemFileError, match=r"expected a file, got a folder\."):

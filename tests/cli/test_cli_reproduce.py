@@ -28,7 +28,7 @@ def experiment(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_rows_hold_every_seed_beside_the_published_value(tmp_path: Path, experiment: str) -> None:
+def test_rows_have_every_seed_and_the_published_value(tmp_path: Path, experiment: str) -> None:
     output = str(tmp_path / "runs")
     report = run_json("reproduce", experiment, *SMALL, *LIMITS, "--output", output, "--no-progress")
     assert [row["model.mode"] for row in report["rows"]] == ["softmax", "h+J"]
@@ -172,7 +172,7 @@ def test_what_is_shipped_has_a_description_and_a_time(path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), TrainingInterrupted("continue with resume=True.")])
-def test_an_interrupt_says_that_the_command_goes_on_by_itself(
+def test_an_interrupt_prints_that_the_command_resumes_by_itself(
     tmp_path: Path, experiment: str, monkeypatch: pytest.MonkeyPatch, stop: BaseException
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:

@@ -65,7 +65,7 @@ def test_reads_come_with_their_diagnostics(problem: str) -> None:
     assert [fact["key"] for fact in run_json(*arguments)["diagnostics"]] == ["swap_rates"]
 
 
-def test_compare_puts_another_backend_beside_the_answer(problem: str) -> None:
+def test_compare_shows_another_backend_with_the_answer(problem: str) -> None:
     exact = run_json("sample", problem)["probability"]
     arguments = ("sample", problem, "--sampler", "dqa", "--compare", "exact")
     report = run_json(*arguments)

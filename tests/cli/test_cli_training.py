@@ -107,7 +107,7 @@ def _failing(error: BaseException, folder: Path | None = None) -> Any:
     return train
 
 
-def test_an_interrupt_says_how_to_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_prints_how_to_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "a run"
     stop = diabat.training.TrainingInterrupted("interrupted after step 3.")
     monkeypatch.setattr(diabat.runs.build, "train", _failing(stop))

@@ -33,6 +33,6 @@ def test_every_group_that_was_compiled_has_its_time(groups: list[Warmed]) -> Non
     assert run_json("warm-up", "--no-progress")["groups"] == [group._asdict() for group in groups]
 
 
-def test_it_says_that_nothing_was_to_do(groups: list[Warmed]) -> None:
+def test_it_reports_that_nothing_was_to_do(groups: list[Warmed]) -> None:
     groups[0] = Warmed("exact", 0, 0.2)
     assert run("warm-up", "--no-progress").stdout == "Nothing to compile: all kernels are on disk.\n"

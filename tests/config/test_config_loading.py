@@ -48,7 +48,7 @@ def test_learning_rates_are_those_of_the_task(name: str) -> None:
     )
 
 
-def test_what_the_file_says_replaces_the_published_values() -> None:
+def test_values_in_the_file_replace_the_published_values() -> None:
     training = make_config({"task": {"name": "brackets"}, "training": {"learning_rate": 0.5}}).training
     assert (training.learning_rate, training.coupling_learning_rate) == (0.5, 1e-4)
 

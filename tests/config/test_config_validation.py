@@ -94,7 +94,7 @@ def test_an_unknown_key_is_reported_before_other_faults() -> None:
         make_config({"seed": "x", "training": {"patienc": 1}})
 
 
-def test_values_that_only_the_backend_knows_are_refused_when_it_is_built() -> None:
+def test_values_that_only_the_backend_checks_are_refused_when_it_is_built() -> None:
     config = make_config({"sampler": {"backend": "mean_field", "damping": 2}})
     with pytest.raises(ConfigError, match=r"^sampler\.damping: expected a number in \(0, 1\], got 2"):
         build_sampler(config.sampler)

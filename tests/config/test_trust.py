@@ -70,12 +70,12 @@ def test_only_classes_of_dimod_samplers_are_called(name: str, kind: str, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["..x:y", "a b:c", "os:", ":x", "os:path.join", "os", "1:2", "https://x:y"])
-def test_what_is_no_name_is_refused(name: str) -> None:
+def test_invalid_names_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="sampler: expected a dimod sampler or its name 'module:name'"):
         build_sampler(make_config({"sampler": dimod_section(name)}).sampler)
 
 
-def test_a_module_that_fails_is_told_in_one_sentence(stranger: str, tmp_path: Path) -> None:
+def test_a_module_that_fails_to_import_is_one_sentence(stranger: str, tmp_path: Path) -> None:
     (tmp_path / "modules" / "strange_module.py").write_text("raise RuntimeError('token=abc')")
     with pytest.raises(ConfigError, match=r"cannot be imported: RuntimeError: token=\*\*\*\.$"):
         build_sampler(make_config({"sampler": dimod_section(stranger)}).sampler)
@@ -154,7 +154,7 @@ def test_other_packages_do(name: str, tmp_path: Path) -> None:
         ({"backend": "distributed", "sampler": "exact", "executor": "tcp://evil:8786"}, "executor"),
     ],
 )
-def test_a_run_folder_connects_to_nobody(sampler: dict[str, Any], key: str, tmp_path: Path) -> None:
+def test_a_run_folder_opens_no_connection(sampler: dict[str, Any], key: str, tmp_path: Path) -> None:
     """The client would send the token of whoever loads the run, and a scheduler sends pickles."""
     with pytest.raises(
         ConfigError, match=rf"^sampler\.{key}: expected no (address|way to connect) in the folder"

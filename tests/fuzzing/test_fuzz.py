@@ -62,7 +62,7 @@ def test_a_sampler_that_errs_is_found(monkeypatch: pytest.MonkeyPatch, error: fl
     assert kinds == {"finding"}
 
 
-def test_every_ending_is_told_and_the_next_case_runs() -> None:
+def test_every_ending_is_reported_and_the_next_case_runs() -> None:
     limits = Limits(seconds=2.0, memory_mb=1024)
     found = {seed: o for seed, o in outcomes("rigged_cases", iter(range(len(rigged_cases.WAYS))), 2, limits)}
     told = {way: found[place] for place, way in enumerate(rigged_cases.WAYS)}
@@ -70,7 +70,7 @@ def test_every_ending_is_told_and_the_next_case_runs() -> None:
     assert {way for way, o in told.items() if o.kind == "finding"} == set(told) - {"answer", "answer again"}
     for way, text in {
         "wrong": "expected 0.5, got 0.7",
-        "raw": "from below",
+        "raw": "of a library",
         "crash": "SIGSEGV",
         "hang": "within 2 s",
         "memory": "MemoryError",

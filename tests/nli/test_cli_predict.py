@@ -150,7 +150,7 @@ def test_refusals_are_one_sentence_and_leave_no_file(trained: Path, tmp_path: Pa
     assert len((tmp_path / "there.jsonl").read_text().splitlines()) == 3
 
 
-def test_a_run_that_fails_leaves_what_was_there(
+def test_a_failed_run_keeps_the_existing_file(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, out = write(tmp_path, "tsv", PAIRS), tmp_path / "out.jsonl"

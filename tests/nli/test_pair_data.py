@@ -298,7 +298,7 @@ def test_labels_of_no_class_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
         nli_sources.read_hub("snli", {"train": "train"})
 
 
-def test_a_hub_that_fails_is_one_sentence_without_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_failure_is_one_sentence_without_the_hub_message(monkeypatch: pytest.MonkeyPatch) -> None:
     class Library:
         @staticmethod
         def load_dataset(*_: str, **__: Any) -> None:

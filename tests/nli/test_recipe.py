@@ -205,7 +205,7 @@ def test_batches_have_pairs_of_similar_length_and_every_pair_once() -> None:
     assert len(set(first)) > 1, "the shortest pairs must not come first"
 
 
-def test_the_head_has_a_rate_of_its_own(encoder: Path, task: PairTask) -> None:
+def test_the_head_has_its_own_learning_rate(encoder: Path, task: PairTask) -> None:
     model = tiny_model(encoder, task, pooling="boltzmann")
     options = TrainOptions(learning_rate=1e-5, head_learning_rate=1e-3, coupling_learning_rate=1e-2)
     groups = make_optimizer(model, options).param_groups

@@ -54,12 +54,12 @@ def test_cells_show_both_values_and_a_narrow_table_the_first() -> None:
     assert narrow[-3:] == [["A[1]", "50.0", "1.00"], ["A[1]", "40.0", MISSING], ["B", "refused"]]
 
 
-def test_a_space_stands_between_groups() -> None:
+def test_groups_are_separated_by_a_space() -> None:
     lines = text(Speeds(ROWS)).splitlines()
     assert [bool(line.strip()) for line in lines[-4:]] == [True, True, False, True]
 
 
-def test_an_arrow_shows_where_a_value_started_and_the_heading_says_so() -> None:
+def test_an_arrow_and_the_heading_show_the_value_before() -> None:
     assert "base→late" not in text(Speeds(ROWS))
     found = text(Speeds([{**ROWS[0], "early": 2.0}]))
     assert "base→late" in found

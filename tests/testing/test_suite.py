@@ -151,7 +151,7 @@ def test_support_matrix_is_walked(declared: dict[str, object], name: str) -> Non
         run_check(name, sampler)
 
 
-def test_a_curt_refusal_is_no_sentence() -> None:
+def test_a_short_error_message_fails_the_suite() -> None:
     class Curt(ReferenceSampler):
         name = "curt"
 

@@ -61,7 +61,7 @@ def test_a_run_of_an_older_version_has_no_processor_time(tmp_path: Path) -> None
     assert tiny_train(tmp_path, max_epochs=2, resume=True).cpu_seconds is None
 
 
-def test_a_clock_that_is_set_back_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_do_not_decrease_if_the_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
     times = {"monotonic": iter([1000.0, 1002.0, 10.0, 11.0]), "process_time": iter([50.0, 51.0, 3.0, 5.0])}
     clocks = SimpleNamespace(**{name: partial(next, values) for name, values in times.items()})
     monkeypatch.setattr("diabat.training.trainer.time", clocks)

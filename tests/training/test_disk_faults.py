@@ -29,7 +29,7 @@ def failing(real: Callable[..., Any], name: str) -> Callable[..., Any]:
     return call
 
 
-def test_metrics_that_do_not_reach_the_disk_are_told_with_their_path(
+def test_failed_writes_of_metrics_are_reported_with_their_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, metrics = os.fsync, tmp_path / "run" / "metrics.jsonl"

@@ -116,7 +116,7 @@ def test_weights_of_another_form_are_refused(change: Any, run: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"\x08" + b"\0" * 7, b"\xff" * 8, (2).to_bytes(8, "little") + b"{}x", b"\x80\x04N."]
 )
-def test_files_that_are_no_tensors_are_refused(content: bytes, run: Path) -> None:
+def test_files_without_valid_tensors_are_refused(content: bytes, run: Path) -> None:
     replace_bytes(newest(run), "training", content)
     with pytest.raises(
         CheckpointError, match=r"training\.safetensors is damaged: expected safetensors, got '"

@@ -26,7 +26,7 @@ def victim(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", [LOCK, METRICS])
 @pytest.mark.parametrize("leads", [True, False], ids=["to a file", "nowhere"])
-def test_lock_and_metrics_are_no_links(name: str, leads: bool, tmp_path: Path, victim: Path) -> None:
+def test_links_as_lock_and_metrics_are_refused(name: str, leads: bool, tmp_path: Path, victim: Path) -> None:
     run = tmp_path / "run"
     tiny_train(run, max_epochs=1)
     (run / name).unlink(missing_ok=True)
@@ -38,7 +38,7 @@ def test_lock_and_metrics_are_no_links(name: str, leads: bool, tmp_path: Path, v
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes")
-def test_a_pipe_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_the_lock_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / LOCK)
     with pytest.raises(OutputError, match="expected a regular file"), locked(tmp_path):
         pass

@@ -65,7 +65,7 @@ def test_two_runs_of_one_process_are_kept_apart(tmp_path: Path) -> None:
     tiny_train(tmp_path / "run", max_steps=1)
 
 
-def test_the_lock_of_a_deleted_file_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_of_a_deleted_file_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Between our opening the file and locking it, its owner deletes it, and a third process makes a new one.
     real, opened = os.open, []
 
@@ -107,7 +107,7 @@ def test_the_holder_is_named_without_the_byte_that_windows_locks(tmp_path: Path)
             tiny_train(tmp_path, resume=True)
 
 
-def test_a_file_system_without_locks_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_gives_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 

@@ -33,7 +33,7 @@ def one_step(model: Transformer, task: Task) -> dict[str, torch.Tensor]:
     return carried(model)
 
 
-def test_each_layer_has_chains_of_its_own() -> None:
+def test_each_layer_has_its_own_chains() -> None:
     task = tiny_task()
     model = chained_model(task)
     memory = one_step(model, task)
@@ -57,7 +57,7 @@ def test_a_resumed_run_goes_on_with_its_chains(tmp_path: Path) -> None:
     assert metrics(tmp_path / "fresh") != metrics(tmp_path / "straight")
 
 
-def test_an_evaluation_leaves_the_chains_as_they_were() -> None:
+def test_an_evaluation_does_not_change_the_chains() -> None:
     task = tiny_task()
     model = chained_model(task)
     before = one_step(model, task)

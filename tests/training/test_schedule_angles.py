@@ -67,7 +67,7 @@ def test_a_short_run_changes_the_angles_at_their_own_rate(tmp_path: Path) -> Non
     assert 0.9 * 2e-3 < float(moved.abs().max()) < 1.001 * 2e-3
 
 
-def test_a_rate_of_zero_leaves_the_angles_where_they_are(tmp_path: Path) -> None:
+def test_a_learning_rate_of_zero_does_not_change_the_angles(tmp_path: Path) -> None:
     task = tiny_task()
     model = learning_model(task)
     tiny_train(tmp_path / "run", model=model, task=task, schedule_learning_rate=0.0)

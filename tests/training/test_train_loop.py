@@ -209,7 +209,7 @@ def test_nan_in_the_gradient_stops_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_polite_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_saves_and_prints_how_to_continue(tmp_path: Path, number: signal.Signals) -> None:
     task = tiny_task()
     tiny_train(tmp_path / "straight")
     model = tiny_model(task)
@@ -246,7 +246,7 @@ def test_evaluate_is_independent_of_the_batch_size_and_ignores_what_is_ignored()
     assert whole[1] == pytest.approx(float(right), rel=1e-6)
 
 
-def test_evaluate_leaves_mode_and_random_numbers_alone() -> None:
+def test_evaluate_does_not_change_mode_and_random_state() -> None:
     task = tiny_task()
     model = tiny_model(task).train()
     state = torch.get_rng_state()

@@ -101,7 +101,7 @@ def test_too_many_states_in_all_need_reads(monkeypatch: pytest.MonkeyPatch) -> N
         measure(ReferenceSampler(), PROBLEM)
 
 
-def test_a_sampler_that_knows_reads_only_says_so() -> None:
+def test_a_sampler_with_reads_only_is_refused_without_num_reads() -> None:
     sampler = DQASampler(engine="primitive", annealing_time_ns=2.0)
     with pytest.raises(ValueError, match="got None; sampler 'dqa' does not provide state probabilities"):
         measure(sampler, PROBLEM)

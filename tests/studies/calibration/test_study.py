@@ -78,7 +78,7 @@ def test_weak_problems_come_out_as_predicted() -> None:
     assert row["explained"] > 0.9999
 
 
-def test_the_correction_helps_and_the_rest_is_no_beta(small: CalibrationTable) -> None:
+def test_the_correction_helps_and_no_beta_reduces_the_rest(small: CalibrationTable) -> None:
     for row in small.rows:
         assert row["tv_own"] < row["tv_before"]
         assert row["tv_after"] < row["tv_before"]
@@ -157,7 +157,7 @@ def _print(table: CalibrationTable, *, narrow: bool = True, width: int = 80) -> 
     return stream.getvalue()
 
 
-def test_table_fits_and_shows_predicted_beside_fitted(small: CalibrationTable) -> None:
+def test_table_fits_and_shows_predicted_and_fitted_values(small: CalibrationTable) -> None:
     row = small.rows[1]
     # A long anneal with wide intervals.
     wide: dict[str, Any] = {

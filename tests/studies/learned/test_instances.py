@@ -83,7 +83,7 @@ def test_held_out_instances_are_never_those_of_training() -> None:
     np.testing.assert_array_equal(random_instances((1.0,), (4,), 6, seed=0)[0].batch.fields, draws[0])
 
 
-def test_recorded_attention_leaves_invisible_spins_out() -> None:
+def test_recorded_attention_omits_invisible_spins() -> None:
     ensemble = attention()
     found = recorded_instances(ensemble, weight=0.5)
     assert [(e.batch.num_spins, e.batch.num_problems) for e in found] == [(3, 8), (4, 8), (5, 8)]

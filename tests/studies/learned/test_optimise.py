@@ -25,7 +25,7 @@ class Diary(Watcher):
         self.better.append((plan.steps, loss))
 
 
-def test_layers_are_doubled_and_every_improvement_is_told() -> None:
+def test_layers_are_doubled_and_every_improvement_is_reported() -> None:
     diary = Diary()
     plan, loss = learn_plan(objective(), SMALL, watcher=diary)
     assert plan.steps == 8
