@@ -1,5 +1,27 @@
-"""Attention heads as players of a cooperative game: what they are worth together, and calibration of the others."""
+"""Games on the attention heads of Hugging Face decoders: coalitions, dividends, salient groups; calibration of the others."""
 
+from diabat.attention.games.indices import harsanyi_dividends
 from diabat.attention.heads.calibration import Calibration, ColumnSums, calibrate
+from diabat.attention.heads.dividends import Dividends, low_order_coalitions
+from diabat.attention.heads.game import HeadCoalitions
+from diabat.attention.heads.salient import common, max_dividend
+from diabat.attention.heads.surrogate import Found, Surrogate, fit_surrogate, surrogate
+from diabat.attention.heads.values import AnswerF1, Value
 
-__all__ = ["Calibration", "ColumnSums", "calibrate"]
+__all__ = [
+    "AnswerF1",
+    "Calibration",
+    "ColumnSums",
+    "Dividends",
+    "Found",
+    "HeadCoalitions",
+    "Surrogate",
+    "Value",
+    "calibrate",
+    "common",
+    "fit_surrogate",
+    "harsanyi_dividends",
+    "low_order_coalitions",
+    "max_dividend",
+    "surrogate",
+]

@@ -1,0 +1,124 @@
+"""Where the attention of a decoder sits: found by running it on a few tokens, not by names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diabat.attention.heads.attention import Switch
+from diabat.samplers.base import UnsupportedError
+
+
+@dataclass(frozen=True)
+class Site:
+    """The attention of one block.
+
+    Attributes:
+        module: The attention module.
+        heads: Query heads H.
+        groups: Key/value heads, a divisor of H.
+    """
+
+    module: nn.Module
+    heads: int
+    groups: int
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """The parts of a decoder that coalitions act on.
+
+    Attributes:
+        blocks: Its blocks, in the order in which they run.
+        sites: Attention by position of the block; a block without attention has none.
+        head: The module that makes logits of hidden states.
+        vocabulary: Number of tokens.
+    """
+
+    blocks: tuple[nn.Module, ...]
+    sites: Mapping[int, Site]
+    head: nn.Module
+    vocabulary: int
+
+
+def find_decoder(switch: Switch) -> Decoder:
+    """Run the model on two tokens and note which modules attend, and in which blocks they are.
+
+    Raises:
+        UnsupportedError: If no attention goes through the attention interface, a block has more than one or does not
+            return plain states, the blocks do not form one list, or the model makes no logits.
+    """
+    model = switch.model
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is None:
+        raise UnsupportedError(
+            "model", f"expected a causal language model, got {type(model).__name__}, which makes no logits."
+        )
+    seen: list[tuple[nn.Module, int, int]] = []
+    switch.seen = lambda module, query, key: seen.append((module, query.shape[1], key.shape[1]))
+    try:
+        with switch.opened():
+            tokens = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
+            model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
+    finally:
+        switch.seen = None
+    if not seen:
+        raise UnsupportedError(
+            "model",
+            f"expected attention behind the AttentionInterface of transformers, found none in "
+            f"{type(model).__name__}.",
+        )
+    blocks, sites = _blocks(model, seen)
+    return Decoder(blocks, sites, head, table.weight.shape[0])
+
+
+def _blocks(
+    model: nn.Module, seen: list[tuple[nn.Module, int, int]]
+) -> tuple[tuple[nn.Module, ...], dict[int, Site]]:
+    names = {module: name for name, module in model.named_modules()}
+    sites: dict[int, Site] = {}
+    lists = set()
+    for module, heads, groups in seen:
+        place = _list_around(model, names[module])
+        if place is None:
+            raise UnsupportedError(
+                "model", f"expected attention inside a list of blocks, got it at '{names[module]}'."
+            )
+        path, layer = place
+        lists.add(path)
+        if layer in sites or len(lists) > 1:
+            raise UnsupportedError(
+                "model",
+                f"expected one attention in each block of one list, got another at '{names[module]}'.",
+            )
+        sites[layer] = Site(module, heads, groups)
+    blocks: Any = model.get_submodule(lists.pop())
+    return tuple(blocks), sites
+
+
+def _list_around(model: nn.Module, name: str) -> tuple[str, int] | None:
+    """Name of the outermost list of modules around a module, and the position in it."""
+    parts = name.split(".")
+    for end in range(1, len(parts)):
+        path = ".".join(parts[:end])
+        if isinstance(model.get_submodule(path), nn.ModuleList):
+            return path, int(parts[end])
+    return None
+
+
+def states_of(block: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor:
+    """Hidden states among the arguments of a block.
+
+    Raises:
+        UnsupportedError: If they are not where the blocks of transformers take them.
+    """
+    states = arguments[0] if arguments else named.get("hidden_states")
+    if not isinstance(states, Tensor):
+        raise UnsupportedError(
+            "model", f"expected blocks that take hidden states first, got {type(block).__name__}."
+        )
+    return states

@@ -1,0 +1,203 @@
+r"""Harsanyi dividends of a mean over samples, with their noise.
+
+    w(S) = Σ_{T ⊆ S} (-1)^{|S|-|T|} (v(T) - v(∅))
+
+v(∅) is subtracted, which changes w(∅) = 0 only, and Σ_S w(S) = v(N) - v(∅).  (Overwriting v(∅) by 0 would shift every
+w(S) by -(-1)^{|S|} v(∅).)  The standard error of w(S) is a root of 2^{|S|} terms: noise grows as 2^{|S|/2}.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from diabat.attention.games.indices import harsanyi_dividends
+from diabat.attention.games.tables import all_coalitions, num_players
+from diabat.checks import ArgumentError, ArgumentTypeError, check_count
+
+_CHUNK = 1 << 24
+_MOST_COALITIONS = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class Dividends:
+    """Dividends of coalitions, by sample.
+
+    Attributes:
+        coalitions: bool [M, n].
+        by_sample: w(S) of every sample, float64 [samples, M].
+    """
+
+    coalitions: Tensor
+    by_sample: Tensor
+
+    @classmethod
+    def of_tables(cls, tables: Tensor) -> Dividends:
+        """Dividends of all coalitions from tables of values, floating [samples, 2^n].
+
+        Raises:
+            TypeError: If it is not a floating tensor.
+            ValueError: If its shape is another.
+        """
+        n = num_players(tables)
+        _check_samples("tables", tables)
+        values = tables.double()
+        return cls(all_coalitions(n), harsanyi_dividends(values - values[:, :1]))
+
+    @classmethod
+    def of_low_order(cls, values: Tensor, num_players: int, order: int) -> Dividends:
+        """Dividends of all coalitions of at most ``order`` players from their values, floating [samples, M].
+
+        Exact: w(S) depends on the values of the subsets of S only.
+
+        Args:
+            values: In the order of :func:`low_order_coalitions`.
+            num_players: n.
+            order: k.
+
+        Raises:
+            TypeError: If it is not a floating tensor.
+            ValueError: If its shape is another, or the order is out of range.
+        """
+        coalitions = low_order_coalitions(num_players, order)
+        if not isinstance(values, Tensor) or not values.is_floating_point():
+            got = values.dtype if isinstance(values, Tensor) else type(values).__name__
+            raise ArgumentTypeError("values", f"expected a floating tensor, got {got}.")
+        if values.ndim != 2 or values.shape[1] != len(coalitions):
+            raise ArgumentError(
+                "values", f"expected shape [samples, {len(coalitions)}], got {list(values.shape)}."
+            )
+        _check_samples("values", values)
+        values = values.double()
+        return cls(coalitions, _low_order(values - values[:, :1], num_players, order))
+
+    @property
+    def value(self) -> Tensor:
+        """Dividends w(S) of the mean over samples, float64 [M]."""
+        return self.by_sample.mean(0)
+
+    @property
+    def standard_error(self) -> Tensor:
+        """Standard error of :attr:`value` from the spread over samples, float64 [M]; infinite with one sample."""
+        return _standard_error(self.by_sample)
+
+    @property
+    def sizes(self) -> Tensor:
+        """Number of players |S|, int64 [M]."""
+        return self.coalitions.sum(-1)
+
+    def largest(self, least_size: int = 1) -> int:
+        """Position of the largest dividend among coalitions of at least ``least_size`` players.
+
+        Raises:
+            ValueError: If there is none of that size.
+        """
+        return int(self._at_least(least_size, self.value).argmax())
+
+    def argmax_frequency(self, *, least_size: int = 1, resamples: int = 1000, seed: int = 0) -> Tensor:
+        """How often each coalition has the largest dividend when samples are drawn anew, float64 [M], sum 1.
+
+        Args:
+            least_size: Coalitions of fewer players do not compete.
+            resamples: Bootstrap resamples, each of as many samples as there are.
+            seed: The same seed gives the same resamples.
+
+        Raises:
+            ValueError: If an argument is out of range.
+        """
+        check_count("resamples", resamples)
+        generator = torch.Generator().manual_seed(seed)
+        samples, count = self.by_sample.shape
+        frequency = torch.zeros(count, dtype=torch.float64)
+        step = max(1, _CHUNK // count)
+        for start in range(0, resamples, step):
+            rounds = min(step, resamples - start)
+            drawn = torch.randint(samples, (rounds, samples), generator=generator)
+            weights = torch.zeros(rounds, samples, dtype=torch.float64)
+            weights.scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float64))
+            winners = self._at_least(least_size, weights @ self.by_sample).argmax(-1)
+            frequency += torch.bincount(winners, minlength=count) / resamples
+        return frequency
+
+    def order_sums(self) -> tuple[Tensor, Tensor]:
+        """Σ_{|S|=k} w(S) for k = 0 .. n (or the order), and their standard errors, float64 [k + 1] each.
+
+        Of a full table they sum to v(N) - v(∅).
+        """
+        sizes = self.sizes
+        member = torch.nn.functional.one_hot(sizes, int(sizes.max()) + 1).double()
+        sums = self.by_sample @ member
+        return sums.mean(0), _standard_error(sums)
+
+    def _at_least(self, least_size: int, values: Tensor) -> Tensor:
+        check_count("least_size", least_size, most=int(self.sizes.max()))
+        return values.masked_fill(self.sizes < least_size, -torch.inf)
+
+
+def low_order_coalitions(num_players: int, order: int) -> Tensor:
+    """Masks of all coalitions of at most ``order`` players, bool [M, n]: by size, then by their largest players.
+
+    Raises:
+        ValueError: If the order is not in 1 .. n, or there are more than 2^20 such coalitions.
+    """
+    check_count("num_players", num_players)
+    check_count("order", order, most=num_players)
+    count = sum(math.comb(num_players, size) for size in range(order + 1))
+    if count > _MOST_COALITIONS:
+        raise ArgumentError(
+            "order",
+            f"expected at most {_MOST_COALITIONS} coalitions, got {count} of up to {order} of {num_players} players.",
+        )
+    masks = torch.zeros(count, num_players, dtype=torch.bool)
+    start = 1
+    for size in range(1, order + 1):
+        members = _members(num_players, size)
+        masks[start : start + len(members)].scatter_(1, members, True)
+        start += len(members)
+    return masks
+
+
+def _low_order(values: Tensor, n: int, order: int) -> Tensor:
+    """Dividends [..., M] of values [..., M] in the order of :func:`low_order_coalitions`."""
+    starts = [sum(math.comb(n, size) for size in range(k)) for k in range(order + 2)]
+    result = torch.zeros_like(values)
+    for size in range(order + 1):
+        members = _members(n, size)
+        block = result[..., starts[size] : starts[size + 1]]
+        for kept in range(size + 1):
+            for chosen in combinations(range(size), kept):
+                at = starts[kept] + _rank(members[:, list(chosen)])
+                block.add_(values[..., at], alpha=(-1) ** (size - kept))
+    return result
+
+
+def _members(n: int, size: int) -> Tensor:
+    """Members of the coalitions of one size, ascending, int64 [C(n, size), size], ordered by largest member."""
+    if not size:
+        return torch.zeros(1, 0, dtype=torch.int64)
+    lexicographic = torch.combinations(torch.arange(n), size)
+    return (n - 1 - lexicographic).flip(1).flip(0)
+
+
+def _rank(members: Tensor) -> Tensor:
+    """Position of coalitions [M, size] among those of their size: Σ_i C(c_i, i + 1) (combinatorial number system)."""
+    rank = torch.zeros(len(members), dtype=torch.int64)
+    for place, column in enumerate(members.T):
+        binomials = torch.tensor([math.comb(c, place + 1) for c in range(int(column.max()) + 1)])
+        rank += binomials[column]
+    return rank
+
+
+def _check_samples(name: str, values: Tensor) -> None:
+    if values.ndim != 2 or not len(values):
+        raise ArgumentError(name, f"expected one row per sample, got shape {list(values.shape)}.")
+
+
+def _standard_error(by_sample: Tensor) -> Tensor:
+    if len(by_sample) < 2:
+        return torch.full_like(by_sample[0], torch.inf)
+    return by_sample.std(0) / len(by_sample) ** 0.5

@@ -1,0 +1,162 @@
+"""Logits of coalitions: the blocks before the first player run once, the others on batches of coalitions.
+
+A replay runs the model itself on the batch, with the blocks of the prefix passing on what they get and the first block
+of the suffix receiving the states that the prefix left.  So every layer receives the arguments that the model makes
+for it (masks differ per type of layer), and what follows the blocks needs no name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diabat.attention.heads.attention import Absent, Switch
+from diabat.attention.heads.decoder import Decoder, find_decoder, states_of
+from diabat.attention.heads.players import Groups
+from diabat.checks import ArgumentError
+
+
+class Replay:
+    """A model whose players can be absent.
+
+    Args:
+        model: A causal language model of transformers.
+        absent: What an absent head gives.
+        epsilon: ε of ``absent="scaled"``.
+
+    Attributes:
+        decoder: Its blocks and their attention.
+        groups: The players; set before anything is evaluated.
+    """
+
+    def __init__(self, model: Any, absent: Absent, epsilon: float) -> None:
+        self.switch = Switch(model, absent, epsilon)
+        self.decoder: Decoder = find_decoder(self.switch)
+        self.groups: Groups = ()
+
+    @property
+    def first(self) -> int:
+        """First layer with a player."""
+        return min(layer for group in self.groups for layer, _ in group)
+
+    def prefix(self, tokens: Tensor) -> Tensor:
+        """States [1, T, D] that the first layer with a player receives for tokens [T]."""
+        caught: list[Tensor] = []
+        self.switch.present = {}
+        first = self.decoder.blocks[self.first]
+
+        def catch(block: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+            caught.append(states_of(block, arguments, named))
+
+        with ExitStack() as stack:
+            stack.callback(first.register_forward_pre_hook(catch, with_kwargs=True).remove)
+            stack.enter_context(passing_on(self.decoder.blocks[self.first :]))
+            self._logits(tokens[None], torch.tensor([-1]))
+        return caught[0]
+
+    def suffix(self, states: Tensor, tokens: Tensor, present: Tensor, keep: Tensor) -> Tensor:
+        """Logits of coalitions, from the states that :meth:`prefix` left.
+
+        Args:
+            states: [1, T, D].
+            tokens: int64 [T].
+            present: bool [C, n], the players of every coalition.
+            keep: Positions whose logits are asked for, int64 [K]; may be negative.
+
+        Returns:
+            [C, K, vocabulary], on the device of the model.
+        """
+        first = self.decoder.blocks[self.first]
+        rows = states.expand(len(present), -1, -1).contiguous()
+
+        def put(
+            block: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            if arguments:
+                return (rows, *arguments[1:]), named
+            return arguments, {**named, "hidden_states": rows}
+
+        with ExitStack() as stack:
+            stack.callback(first.register_forward_pre_hook(put, with_kwargs=True).remove)
+            stack.enter_context(passing_on(self.decoder.blocks[: self.first]))
+            return self.direct(tokens, present, keep)
+
+    def direct(self, tokens: Tensor, present: Tensor, keep: Tensor) -> Tensor:
+        """Logits as of :meth:`suffix`, by whole forward passes."""
+        self._place(present, alike=True)
+        return self._logits(tokens.expand(len(present), -1), keep)
+
+    def generate(self, tokens: Tensor, present: Tensor, max_new_tokens: int) -> Tensor:
+        """Tokens that coalitions write greedily behind tokens [T], [C, <= max_new_tokens]; with a cache, no replay."""
+        model = self.switch.model
+        if model.generation_config.cache_implementation not in (None, "dynamic", "dynamic_full"):
+            raise ArgumentError(
+                "model",
+                "expected a dynamic cache, got generation_config.cache_implementation = "
+                f"{model.generation_config.cache_implementation!r}.",
+            )
+        self._place(present, alike=False)
+        rows = tokens.expand(len(present), -1).to(model.device)
+        padding = model.generation_config.pad_token_id
+        written = model.generate(
+            input_ids=rows,
+            attention_mask=torch.ones_like(rows),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            num_beams=1,
+            pad_token_id=0 if padding is None else padding,
+        )
+        return written[:, len(tokens) :]
+
+    def _place(self, present: Tensor, *, alike: bool) -> None:
+        """Tell every layer with players which of its heads the rows of the next batch have."""
+        masks: dict[nn.Module, Tensor] = {}
+        for player, group in enumerate(self.groups):
+            for layer, head in group:
+                site = self.decoder.sites[layer]
+                if site.module not in masks:
+                    masks[site.module] = torch.ones(len(present), site.heads, dtype=torch.bool)
+                masks[site.module][:, head] = present[:, player]
+        device = self.switch.model.device
+        self.switch.present = {module: mask.to(device) for module, mask in masks.items()}
+        # All rows are copies of one sequence until the first player acts.
+        self.switch.alike = self.decoder.sites[self.first].module if alike else None
+
+    def _logits(self, tokens: Tensor, keep: Tensor) -> Tensor:
+        """Logits [C, K, vocabulary] of tokens [C, T]; only those that are kept are ever made."""
+        model = self.switch.model
+        rows = tokens.to(model.device)
+
+        def select(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+            states = arguments[0]
+            return (states[:, keep.to(states.device)], *arguments[1:])
+
+        hook = self.decoder.head.register_forward_pre_hook(select)
+        try:
+            return model(input_ids=rows, attention_mask=torch.ones_like(rows), use_cache=False).logits
+        finally:
+            hook.remove()
+
+
+@contextmanager
+def passing_on(blocks: tuple[nn.Module, ...]) -> Iterator[None]:
+    """Make blocks return the states that they get; what stood in their place (hooks of accelerate) is put back."""
+    before = [block.__dict__.get("forward") for block in blocks]
+    try:
+        for block in blocks:
+            block.forward = _pass_on
+        yield
+    finally:
+        for block, forward in zip(blocks, before, strict=True):
+            if forward is None:
+                del block.__dict__["forward"]
+            else:
+                block.forward = forward
+
+
+def _pass_on(*arguments: Any, **named: Any) -> Any:
+    return arguments[0] if arguments else named["hidden_states"]

@@ -1,0 +1,252 @@
+r"""Search of good coalitions with an Ising model in place of the game.
+
+    v(S) ≈ c + Σ_i h_i s_i + Σ_{i<j} J_ij s_i s_j,    s_i = +1 if player i is in S, else -1
+
+fitted to sampled coalitions of all sizes, so that any sampler proposes maxima of v(S) - λ|S|.  At λ = 0 the full set is
+nearly the best and every search finds it; λ is the price of a player.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diabat.attention.games.draws import sized_coalitions
+from diabat.checks import ArgumentError, ArgumentTypeError, check_count, is_number
+from diabat.ising import Ising, pack_couplings
+from diabat.samplers.base import Sampler, draw_seed
+
+_RIDGES = torch.logspace(-8, 1, 28, dtype=torch.float64)
+# Exponents of spread 4 and 16: the first visits the neighbourhood of the maxima, the second the maxima themselves.
+_SPREADS = (4.0, 16.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Surrogate:
+    r"""A pairwise model c + Σ h_i s_i + Σ_{i<j} J_ij s_i s_j of a game.
+
+    Attributes:
+        constant: c.
+        fields: h, float64 [n].
+        couplings: J, float64 [n, n], symmetric with zero diagonal.
+    """
+
+    constant: float
+    fields: Tensor
+    couplings: Tensor
+
+    def value(self, coalitions: Tensor) -> Tensor:
+        """Values of coalitions, bool [..., n], float64 [...]."""
+        s = 2 * coalitions.double() - 1
+        return self.constant + s @ self.fields + 0.5 * ((s @ self.couplings) * s).sum(-1)
+
+    def explained(self, coalitions: Tensor, values: Tensor) -> float:
+        """R² = 1 - Σ (v - model)²/Σ (v - mean)² on coalitions, bool [M, n], with values [M]."""
+        residual = (values - self.value(coalitions)).square().sum()
+        return float(1 - residual / (values - values.mean()).square().sum())
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a search found.
+
+    Attributes:
+        players: The best coalition that was evaluated.
+        objective: Its v(S) - λ|S|.
+        value: Its v(S).
+        evaluations: How many coalitions were evaluated.
+        model: The last surrogate.
+        coalitions: All that were evaluated, bool [evaluations, n].
+        values: Their v, float64 [evaluations].
+    """
+
+    players: tuple[int, ...]
+    objective: float
+    value: float
+    evaluations: int
+    model: Surrogate
+    coalitions: Tensor
+    values: Tensor
+
+
+def fit_surrogate(coalitions: Tensor, values: Tensor, *, pairs: bool = True) -> Surrogate:
+    """Fit by ridge regression, its strength chosen by generalised cross-validation.
+
+    Args:
+        coalitions: bool [M, n].
+        values: v, floating [M].
+        pairs: With couplings; without it the model is linear.
+
+    Raises:
+        TypeError: If the coalitions are no bool tensor, or the values no floating one.
+        ValueError: If their shapes do not go together, or there are fewer than two.
+    """
+    if not isinstance(coalitions, Tensor) or coalitions.dtype != torch.bool or coalitions.ndim != 2:
+        raise ArgumentTypeError("coalitions", "expected a bool tensor [M, n].")
+    if not isinstance(values, Tensor) or not values.is_floating_point():
+        raise ArgumentTypeError("values", "expected a floating tensor [M].")
+    if values.shape != coalitions.shape[:1] or len(values) < 2:
+        raise ArgumentError(
+            "values", f"expected {len(coalitions)} values, two or more, got shape {list(values.shape)}."
+        )
+    n, v = coalitions.shape[1], values.double()
+    s = 2 * coalitions.double() - 1
+    rows, columns = torch.triu_indices(n, n, offset=1)
+    terms = torch.cat((s, s[:, rows] * s[:, columns]), 1) if pairs else s
+    centre, mean = terms.mean(0), v.mean()
+    weights = _ridge(terms - centre, v - mean)
+    couplings = weights[n:] if pairs else torch.zeros(len(rows), dtype=torch.float64)
+    constant = float(mean - centre @ weights)
+    return Surrogate(constant, weights[:n], pack_couplings(couplings, n))
+
+
+def surrogate(
+    value: Callable[[Tensor], Tensor],
+    num_players: int,
+    sampler: Sampler,
+    *,
+    penalty: float = 0.3,
+    evaluations: int = 200,
+    rounds: int = 4,
+    num_reads: int = 200,
+    seed: int | None = None,
+) -> Found:
+    r"""Search argmax_S v(S) - λ|S| with a fixed number of evaluations of v.
+
+    Half of them are coalitions of all sizes, to which the model is fitted; the rest are what the sampler proposes, the
+    best by the model, in a few rounds with a fit before each.  The result is the best of all that were evaluated.
+
+    Args:
+        value: v of masks, bool [M, n], floating [M]: ``game.value``.
+        num_players: n.
+        sampler: Any that draws samples.
+        penalty: λ >= 0, what a player costs.
+        evaluations: Evaluations of v, at least 8; of at most 2^n different coalitions.
+        rounds: Rounds of proposals.
+        num_reads: Reads of the sampler in each round and at each of two temperatures.
+        seed: The same seed gives the same search, if the sampler keeps its promise; None draws one.
+
+    Raises:
+        TypeError: If the value is not callable, or the sampler is none.
+        UnsupportedError: If the sampler does not support such problems, or does not sample.
+        ValueError: If an argument is out of range.
+    """
+    _check(value, num_players, sampler, penalty)
+    check_count("evaluations", evaluations, least=8)
+    check_count("rounds", rounds)
+    check_count("num_reads", num_reads)
+    start = draw_seed(seed)
+    evaluations = min(evaluations, 1 << min(num_players, 62))
+    known = _Evaluated(value, num_players)
+    ends = torch.stack([torch.zeros(num_players), torch.ones(num_players)]).bool()
+    known.add(torch.cat((ends, _random(num_players, evaluations, start))), max(2, (evaluations + 1) // 2))
+    for round_ in range(rounds):
+        room = (evaluations - len(known.values)) // (rounds - round_)
+        model = fit_surrogate(known.masks, known.values)
+        proposals = _propose(model, sampler, penalty, num_reads, (start + round_) % 2**63)
+        known.add(proposals, room)
+    # What proposals that were known already left over goes to coalitions near the best and at random.
+    known.add(_near(known.best(penalty)), evaluations - len(known.values))
+    known.add(_random(num_players, 4 * evaluations, start + 1), evaluations - len(known.values))
+    best = known.best(penalty)
+    v = float(known.values[known.index(best)])
+    return Found(
+        tuple(best.nonzero()[:, 0].tolist()),
+        v - penalty * int(best.sum()),
+        v,
+        len(known.values),
+        fit_surrogate(known.masks, known.values),
+        known.masks,
+        known.values,
+    )
+
+
+class _Evaluated:
+    """Coalitions and their values, each evaluated once."""
+
+    def __init__(self, value: Callable[[Tensor], Tensor], n: int) -> None:
+        self._value = value
+        self._at: dict[bytes, int] = {}
+        self.masks = torch.zeros(0, n, dtype=torch.bool)
+        self.values = torch.zeros(0, dtype=torch.float64)
+
+    def index(self, mask: Tensor) -> int:
+        return self._at[mask.numpy().tobytes()]
+
+    def add(self, masks: Tensor, room: int) -> None:
+        """Evaluate the first ``room`` that are new."""
+        fresh: list[Tensor] = []
+        for mask in masks:
+            key = mask.numpy().tobytes()
+            if len(fresh) < room and key not in self._at:
+                self._at[key] = len(self._at)
+                fresh.append(mask)
+        if fresh:
+            self.masks = torch.cat((self.masks, torch.stack(fresh)))
+            self.values = torch.cat((self.values, self._value(torch.stack(fresh)).detach().cpu().double()))
+
+    def best(self, penalty: float) -> Tensor:
+        return self.masks[int((self.values - penalty * self.masks.sum(-1).double()).argmax())]
+
+
+def _propose(model: Surrogate, sampler: Sampler, penalty: float, num_reads: int, seed: int) -> Tensor:
+    """Coalitions that a sampler draws from the model of v - λ|S|, different ones, the best first."""
+    fields = model.fields - penalty / 2
+    n = len(fields)
+    pairs = torch.triu_indices(n, n, offset=1)
+    # Of uniform spins the exponent has this standard deviation.
+    spread = float((fields.square().sum() + model.couplings[pairs[0], pairs[1]].square().sum()).sqrt())
+    if not spread:
+        return torch.zeros(0, n, dtype=torch.bool)
+    drawn = []
+    for target in _SPREADS:
+        scale = target / spread
+        problem = Ising(scale * fields, scale * model.couplings)
+        drawn.append(sampler.sample(problem, num_reads, seed=seed).spins.cpu() > 0)
+    different = torch.unique(torch.cat(drawn), dim=0)
+    score = model.value(different) - penalty * different.sum(-1).double()
+    return different[score.argsort(descending=True, stable=True)]
+
+
+def _ridge(X: Tensor, y: Tensor) -> Tensor:
+    r"""Minimise |y - X w|² + ρ|w|², ρ minimising the cross-validation score |y - ŷ|²/(1 - (1 + Σ_k f_k)/M)².
+
+    f_k = σ_k²/(σ_k² + ρ) are the filter factors of the singular values; one degree of freedom is the constant's.
+    """
+    U, sigma, Vh = torch.linalg.svd(X, full_matrices=False)
+    projected, squares = U.T @ y, sigma.square()
+    rest = (y.square().sum() - projected.square().sum()).clamp_min(0)
+    ridges = _RIDGES[:, None] * squares.max().clamp_min(torch.finfo(torch.float64).tiny)
+    filters = squares / (squares + ridges)
+    residual = ((1 - filters) * projected).square().sum(-1) + rest
+    room = (1 - (1 + filters.sum(-1)) / len(y)).clamp_min(1e-6)
+    chosen = filters[int((residual / room.square()).argmin())]
+    return Vh.T @ (torch.where(sigma > 0, chosen / sigma.clamp_min(1e-300), 0) * projected)
+
+
+def _near(best: Tensor) -> Tensor:
+    """All coalitions one player away, then all two players away, bool [.., n]."""
+    n = len(best)
+    one = torch.eye(n, dtype=torch.bool)
+    rows, columns = torch.triu_indices(n, n, offset=1)
+    return best ^ torch.cat((one, one[rows] | one[columns]))
+
+
+def _random(n: int, count: int, seed: int) -> Tensor:
+    """Coalitions whose size is uniform on 0 .. n."""
+    return sized_coalitions(torch.ones(n, dtype=torch.bool), count, seed, stratified=True)
+
+
+def _check(value: Callable[[Tensor], Tensor], num_players: int, sampler: Sampler, penalty: float) -> None:
+    if not callable(value):
+        raise ArgumentTypeError("value", f"expected a function of masks, got {type(value).__name__}.")
+    if not isinstance(sampler, Sampler):
+        raise ArgumentTypeError(
+            "sampler", f"expected a Sampler, as diabat.sampler('tempering') gives it, got {sampler!r:.60}."
+        )
+    check_count("num_players", num_players)
+    if not is_number(penalty) or not 0 <= penalty < float("inf"):
+        raise ArgumentError("penalty", f"expected a number >= 0, got {penalty!r}.")

@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("transformers", reason="the extra 'hf' is not installed")

@@ -1,0 +1,183 @@
+"""Dividends against their definition, closed forms and shapiq; their noise against what is known of it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from diabat.attention import games
+from diabat.attention.heads import Dividends, harsanyi_dividends, low_order_coalitions
+
+F64 = torch.float64
+
+
+def tables(samples: int, n: int, seed: int = 0) -> Tensor:
+    return torch.randn(samples, 1 << n, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def codes(masks: Tensor) -> Tensor:
+    return (masks.long() << torch.arange(masks.shape[-1])).sum(-1)
+
+
+def naive(v: Tensor, members: tuple[int, ...]) -> float:
+    """Σ_{T ⊆ S} (-1)^{|S|-|T|} v(T)."""
+    total = 0.0
+    for size in range(len(members) + 1):
+        for part in itertools.combinations(members, size):
+            total += (-1) ** (len(members) - size) * float(v[sum(1 << i for i in part)])
+    return total
+
+
+def test_dividends_are_the_alternating_sums() -> None:
+    v = tables(4, 6)
+    found = Dividends.of_tables(v)
+    for code, mask in enumerate(found.coalitions.tolist()):
+        members = tuple(i for i, there in enumerate(mask) if there)
+        expected = naive(v.mean(0), members) if members else 0
+        assert float(found.value[code]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_value_of_nobody_changes_its_own_dividend_only() -> None:
+    v = tables(3, 5)
+    shifted = v + torch.tensor([[2.0], [-1.0], [5.0]], dtype=F64)
+    torch.testing.assert_close(Dividends.of_tables(shifted).by_sample, Dividends.of_tables(v).by_sample)
+    torch.testing.assert_close(Dividends.of_tables(v).value[1:], harsanyi_dividends(v.mean(0))[1:])
+    # Overwriting v(∅) would shift every dividend by ∓v(∅).
+    overwritten = v.clone()
+    overwritten[:, 0] = 0
+    sizes = Dividends.of_tables(v).sizes
+    difference = harsanyi_dividends(overwritten) - harsanyi_dividends(v)
+    torch.testing.assert_close(difference, -((-1.0) ** sizes) * v[:, :1])
+
+
+def test_a_toy_with_dividends_in_closed_form() -> None:
+    """v(S) = b + Π_{i ∈ S} (1 + a_i) has w(S) = Π_{i ∈ S} a_i, whatever b is."""
+    a = torch.tensor([0.5, -0.3, 2.0, 0.1, -1.0], dtype=F64)
+    masks = games.all_coalitions(5)
+    product = torch.where(masks, 1 + a, 1).prod(-1)
+    expected = torch.where(masks, a, 1).prod(-1)
+    expected[0] = 0
+    found = Dividends.of_tables((product + 7)[None])
+    torch.testing.assert_close(found.value, expected, rtol=0, atol=1e-12)
+    low = Dividends.of_low_order((product + 7)[None, codes(low_order_coalitions(5, 3))], 5, 3)
+    torch.testing.assert_close(low.value, expected[codes(low.coalitions)], rtol=0, atol=1e-12)
+
+
+def test_a_game_of_two_alliances() -> None:
+    """2 if players 0 and 3 are both in, -1 if 1, 2 and 4 are: two dividends and no other."""
+    masks = games.all_coalitions(5)
+    v = 2.0 * masks[:, [0, 3]].all(-1) - 1.0 * masks[:, [1, 2, 4]].all(-1)
+    found = Dividends.of_tables(v.double()[None]).value
+    assert found.nonzero()[:, 0].tolist() == [1 + 8, 2 + 4 + 16]
+    assert found[[9, 22]].tolist() == [2, -1]
+
+
+@pytest.mark.parametrize(("n", "order"), [(1, 1), (5, 1), (6, 2), (7, 3), (6, 5), (5, 5), (12, 4)])
+def test_low_orders_are_those_of_the_full_table(n: int, order: int) -> None:
+    v = tables(2, n)
+    full = Dividends.of_tables(v)
+    masks = low_order_coalitions(n, order)
+    assert len(masks) == sum(math.comb(n, k) for k in range(order + 1))
+    assert len(torch.unique(codes(masks))) == len(masks)
+    assert int(masks.sum(-1).max()) == order
+    low = Dividends.of_low_order(v[:, codes(masks)], n, order)
+    torch.testing.assert_close(low.by_sample, full.by_sample[:, codes(masks)], rtol=0, atol=1e-12)
+    torch.testing.assert_close(low.standard_error, full.standard_error[codes(masks)])
+
+
+def test_counts_of_the_low_orders_of_many_players() -> None:
+    assert len(low_order_coalitions(16, 3)) == 697
+    assert len(low_order_coalitions(24, 3)) == 2325
+    assert not low_order_coalitions(70, 2)[0].any()
+
+
+def test_against_shapiq() -> None:
+    shapiq = pytest.importorskip("shapiq")
+    n = 6
+    v = tables(1, n)
+    powers = 1 << torch.arange(n).numpy()
+    computer = shapiq.ExactComputer(lambda masks: v[0].numpy()[masks.astype(int) @ powers], n)
+    theirs, ours = computer("Moebius", order=n), Dividends.of_tables(v)
+    for members in theirs.interaction_lookup:
+        code = sum(1 << i for i in members)
+        assert float(theirs[members]) == pytest.approx(
+            float(ours.value[code]) + float(v[0, 0]) * (not members), abs=1e-12
+        )
+
+
+def test_sums_by_order() -> None:
+    v = tables(5, 6)
+    found = Dividends.of_tables(v)
+    sums, errors = found.order_sums()
+    assert sums.shape == (7,)
+    assert float(sums.sum()) == pytest.approx(float((v[:, -1] - v[:, 0]).mean()), abs=1e-12)
+    pairs = found.by_sample[:, found.sizes == 2].sum(1)
+    assert float(sums[2]) == pytest.approx(float(pairs.mean()), abs=1e-12)
+    assert float(errors[2]) == pytest.approx(float(pairs.std() / 5**0.5), abs=1e-12)
+
+
+def test_noise_grows_with_the_root_of_two_to_the_size() -> None:
+    """Independent noise of size 1 in v becomes noise of 2^{|S|/2} in w(S), 2,000 samples: ± 10 % is 6 σ."""
+    n, count = 6, 2000
+    found = Dividends.of_tables(tables(count, n))
+    expected = 2 ** (found.sizes / 2) / count**0.5
+    ratio = found.standard_error[1:] / expected[1:]
+    assert float((ratio - 1).abs().max()) < 0.1
+
+
+def test_one_sample_has_no_standard_error() -> None:
+    assert bool(Dividends.of_tables(tables(1, 3)).standard_error.isinf().all())
+
+
+def test_frequency_of_the_largest_dividend() -> None:
+    """Of 9 samples 6 say {0}, 3 say {1, 2}: the mean says {0} unless more than half of a resample differ.
+
+    That is P(Bin(9, 1/3) > 4) = 0.1448; 20,000 resamples, ± 0.01 is 4 σ.
+    """
+    by_sample = torch.zeros(9, 8, dtype=F64)
+    by_sample[:6, 1] = 1
+    by_sample[6:, 6] = 1
+    found = Dividends(games.all_coalitions(3), by_sample)
+    frequency = found.argmax_frequency(resamples=20_000, seed=1)
+    expected = sum(math.comb(9, k) * (1 / 3) ** k * (2 / 3) ** (9 - k) for k in range(5, 10))
+    assert float(frequency[6]) == pytest.approx(expected, abs=0.01)
+    assert float(frequency.sum()) == pytest.approx(1)
+    assert torch.equal(frequency, found.argmax_frequency(resamples=20_000, seed=1))
+    assert float(found.argmax_frequency(least_size=2, resamples=50)[1]) == 0
+    assert float(frequency[0]) == 0
+
+
+def test_the_largest_dividend_of_a_least_size() -> None:
+    by_sample = torch.tensor([[0.0, 3, 1, 2, 1, 0, 0, -1]], dtype=F64)
+    found = Dividends(games.all_coalitions(3), by_sample)
+    assert [found.largest(), found.largest(2), found.largest(3)] == [1, 3, 7]
+    with pytest.raises(ValueError, match="least_size: expected at most 3, got 4"):
+        found.largest(4)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: Dividends.of_tables(torch.zeros(3, 6)), r"table: expected shape \[..., 2\^n\]"),
+        (lambda: Dividends.of_tables(torch.zeros(8)), "tables: expected one row per sample"),
+        (lambda: Dividends.of_tables(torch.zeros(2, 8).long()), "table: expected a floating tensor"),
+        (lambda: Dividends.of_low_order(torch.zeros(2, 5), 4, 2), r"values: expected shape \[samples, 11\]"),
+        (lambda: Dividends.of_low_order(torch.zeros(0, 11), 4, 2), "values: expected one row per sample"),
+        (lambda: Dividends.of_low_order([1.0], 4, 2), "values: expected a floating tensor, got list"),  # type: ignore[arg-type]
+        (lambda: low_order_coalitions(4, 5), "order: expected at most 4, got 5"),
+        (lambda: low_order_coalitions(4, 0), "order: expected an integer >= 1"),
+        (lambda: low_order_coalitions(64, 6), "order: expected at most 1048576 coalitions, got 83278001"),
+        (
+            lambda: Dividends.of_tables(torch.zeros(2, 8)).argmax_frequency(resamples=0),
+            "resamples: expected an ",
+        ),
+    ],
+)
+def test_what_has_no_dividends_is_refused(call: object, sentence: str) -> None:
+    assert callable(call)
+    with pytest.raises(ValueError, match=sentence):
+        call()

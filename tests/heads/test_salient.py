@@ -1,0 +1,203 @@
+"""Salient groups of games whose dividends are known, and the search of good coalitions."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import diabat
+from diabat.attention import games
+from diabat.attention.games.tables import sizes
+from diabat.attention.heads import Dividends, common, fit_surrogate, max_dividend, surrogate
+from diabat.samplers.base import UnsupportedError
+
+F64 = torch.float64
+
+
+def of(n: int, **dividends: float) -> Dividends:
+    """Dividends by the digits of the players: p023 = 1.5 is w({0, 2, 3}) = 1.5."""
+    w = torch.zeros(1, 1 << n, dtype=F64)
+    for name, value in dividends.items():
+        w[0, sum(1 << int(digit) for digit in name[1:])] = value
+    return Dividends(games.all_coalitions(n), w)
+
+
+def test_the_largest_dividend_names_the_group() -> None:
+    found = of(4, p0=3.0, p12=2.0, p123=1.0)
+    assert max_dividend(found) == (0,)
+    assert max_dividend(found, 2) == (1, 2)
+    assert max_dividend(found, 3) == (1, 2, 3)
+
+
+def test_the_common_group_of_a_share() -> None:
+    found = of(4, p01=1.0, p012=0.2, p013=0.1, p23=0.5, p2=-4.0)
+    assert common(found, 1.0) == ()  # the intersection of eq. 8
+    assert common(found, 0.75) == (0, 1)
+    assert common(found, 0.5) == (0, 1)
+    assert common(found, 0.25) == (0, 1, 2)  # before (0, 1, 3), which is in as many
+    assert common(of(3, p0=-1.0)) == ()
+
+
+def exhaustive(found: Dividends, share: float) -> tuple[int, ...]:
+    positive = [
+        {i for i, there in enumerate(mask) if there}
+        for mask, value in zip(found.coalitions.tolist(), found.value.tolist(), strict=True)
+        if any(mask) and value > 0
+    ]
+    best: tuple[int, int, tuple[int, ...]] = (0, -len(positive), ())
+    for size in range(1, found.coalitions.shape[1] + 1):
+        for group in itertools.combinations(range(found.coalitions.shape[1]), size):
+            inside = sum(set(group) <= there for there in positive)
+            if inside >= share * len(positive):
+                best = min(best, (-size, -inside, group))
+    return best[2]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.6, 0.4, 0.2, 0.05])
+def test_the_common_group_against_a_search_of_all(share: float) -> None:
+    for seed in range(5):
+        g = torch.Generator().manual_seed(seed)
+        found = Dividends.of_tables(torch.randn(1, 64, generator=g, dtype=F64))
+        assert common(found, share) == exhaustive(found, share)
+
+
+def test_the_common_group_of_many_players() -> None:
+    """Beyond the table groups are counted from the coalitions; both ways say the same."""
+    masks = torch.zeros(4, 30, dtype=torch.bool)
+    for row, members in enumerate(([3, 20], [3, 20, 29], [3, 7, 20], [4])):
+        masks[row, members] = True
+    found = Dividends(masks, torch.tensor([[1.0, 0.5, 0.5, 2.0]], dtype=F64))
+    assert common(found, 0.75) == (3, 20)
+    assert common(found, 1.0) == ()
+    assert common(found, 0.25) == (3, 7, 20)
+
+
+@pytest.mark.parametrize("share", [0, 1.5, -1, float("nan"), True, "half"])
+def test_a_share_is_a_number_up_to_one(share: Any) -> None:
+    with pytest.raises(ValueError, match=r"share: expected a number in \(0, 1\]"):
+        common(of(2, p0=1.0), share)
+
+
+def pairwise(n: int, seed: int = 0, higher: float = 0.0) -> Tensor:
+    """A table whose dividends are of order 1 and 2, and a little above."""
+    g = torch.Generator().manual_seed(seed)
+    scale = torch.tensor([0, 0.6, 0.3, higher] + [0.0] * n)
+    return games.inverse_mobius(torch.randn(1 << n, generator=g, dtype=F64) * scale[sizes(n)])
+
+
+def lookup(table: Tensor, calls: list[int] | None = None) -> Any:
+    n = table.shape[-1].bit_length() - 1
+
+    def value(masks: Tensor) -> Tensor:
+        if calls is not None:
+            calls.append(len(masks))
+        return table[(masks.long() << torch.arange(n)).sum(-1)]
+
+    return value
+
+
+def test_a_pairwise_game_is_fitted_exactly() -> None:
+    table, masks = pairwise(7), games.all_coalitions(7)
+    some = torch.randperm(128)[:60]
+    model = fit_surrogate(masks[some], table[some])
+    torch.testing.assert_close(model.value(masks), table, rtol=0, atol=1e-4)
+    assert model.explained(masks, table) > 1 - 1e-8
+    linear = fit_surrogate(masks[some], table[some], pairs=False)
+    assert not linear.couplings.any()
+    assert linear.explained(masks, table) < 0.95
+
+
+def test_noise_is_not_fitted() -> None:
+    """Values without structure: the ridge that is chosen keeps the model near their mean."""
+    masks = games.all_coalitions(7)
+    table = torch.randn(128, dtype=F64)
+    some = torch.randperm(128)[:60]
+    rest = torch.tensor([k for k in range(128) if k not in set(some.tolist())])
+    assert fit_surrogate(masks[some], table[some]).explained(masks[rest], table[rest]) > -0.2
+
+
+@pytest.mark.parametrize("name", ["exact", "tempering", "dqa"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_search_finds_the_exhaustive_best(name: str, seed: int) -> None:
+    n, penalty = 10, 0.3
+    table = pairwise(n, seed, higher=0.05)
+    calls: list[int] = []
+    found = surrogate(
+        lookup(table, calls), n, diabat.sampler(name), penalty=penalty, evaluations=120, num_reads=60, seed=0
+    )
+    objective = table - penalty * games.all_coalitions(n).sum(-1).double()
+    assert found.objective == pytest.approx(float(objective.max()), abs=1e-12)
+    code = sum(1 << player for player in found.players)
+    assert code == int(objective.argmax())
+    assert found.value == pytest.approx(float(table[code]), abs=1e-12)
+    assert found.evaluations == sum(calls) == len(found.values) == 120
+    assert len(torch.unique(found.coalitions, dim=0)) == 120
+
+
+def test_the_same_seed_gives_the_same_search() -> None:
+    table = pairwise(8)
+    first, second = (
+        surrogate(lookup(table), 8, diabat.sampler("exact"), evaluations=40, seed=5) for _ in range(2)
+    )
+    assert torch.equal(first.coalitions, second.coalitions)
+    assert first.players == second.players
+
+
+@pytest.mark.parametrize(("n", "evaluations"), [(1, 200), (3, 200), (4, 8)])
+def test_few_players_are_searched_whole(n: int, evaluations: int) -> None:
+    table = pairwise(n)
+    found = surrogate(lookup(table), n, diabat.sampler("exact"), evaluations=evaluations, seed=0)
+    assert found.evaluations == min(evaluations, 1 << n)
+
+
+def test_a_game_without_differences() -> None:
+    found = surrogate(
+        lambda masks: torch.zeros(len(masks)), 5, diabat.sampler("exact"), penalty=0.5, evaluations=20, seed=0
+    )
+    assert found.players == ()
+    assert found.objective == 0
+
+
+VALUE = lookup(pairwise(4))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"value": 3}, "value: expected a function of masks, got int"),
+        ({"sampler": "exact"}, "sampler: expected a Sampler, as .* got 'exact'"),
+        ({"penalty": -1}, "penalty: expected a number >= 0"),
+        ({"penalty": float("nan")}, "penalty: expected a number >= 0"),
+        ({"num_players": 0}, "num_players: expected an integer >= 1"),
+        ({"evaluations": 4}, "evaluations: expected an integer >= 8"),
+        ({"rounds": 0}, "rounds: expected an integer >= 1"),
+        ({"num_reads": 0}, "num_reads: expected an integer >= 1"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(options: Any, sentence: str) -> None:
+    given = {"value": VALUE, "num_players": 4, "sampler": diabat.sampler("exact")} | options
+    with pytest.raises(ValueError, match=sentence):
+        surrogate(**given)
+
+
+def test_a_sampler_that_does_not_sample_says_so() -> None:
+    with pytest.raises(UnsupportedError, match="sampler 'mean_field' computes moments only"):
+        surrogate(VALUE, 4, diabat.sampler("mean_field"), evaluations=8)
+
+
+@pytest.mark.parametrize(
+    ("coalitions", "values", "sentence"),
+    [
+        (torch.ones(3, 2), torch.ones(3), r"coalitions: expected a bool tensor \[M, n\]"),
+        (torch.ones(3, 2).bool(), torch.ones(3).long(), r"values: expected a floating tensor \[M\]"),
+        (torch.ones(3, 2).bool(), torch.ones(4), r"values: expected 3 values, two or more, got shape \[4\]"),
+        (torch.ones(1, 2).bool(), torch.ones(1), "values: expected 1 values, two or more"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(coalitions: Tensor, values: Tensor, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        fit_surrogate(coalitions, values)
