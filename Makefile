@@ -43,6 +43,8 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.tempering_errors
 	$(BIN)/python -m benchmarks.banded
 	$(BIN)/python -m benchmarks.games
+	$(BIN)/python -m benchmarks.heads
+	$(BIN)/python -m benchmarks.heads_search
 	$(BIN)/python -m benchmarks.executor
 	$(BIN)/python -m benchmarks.aer
 	$(BIN)/python -m benchmarks.dqa

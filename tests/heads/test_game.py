@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,12 @@ from diabat.attention.heads import HeadCoalitions, harsanyi_dividends
 from diabat.samplers.base import UnsupportedError
 
 from .tiny_models import GROUPS, HEADS, model, samples, tokenizer
+
+
+def test_transformers_waits_for_the_first_game() -> None:
+    report = "import sys, diabat.attention.heads; print('transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
 
 
 @pytest.fixture(scope="module")
@@ -264,3 +272,47 @@ def test_values_that_are_not_finite_are_refused(llama: Any) -> None:
     game = HeadCoalitions(llama, samples(1), layer=1, value=lambda z, sample: z[:, 0, 0] / 0)
     with pytest.raises(ValueError, match=r"value: expected finite values, got .*inf of sample 0"):
         game.table()
+
+
+def test_blocks_that_take_more_than_states_are_refused() -> None:
+    """Block 2 also takes what left block 0, which a replay of layer 1 does not have."""
+    built = model("llama")
+    kept: list[Tensor] = []
+    built.model.layers[0].register_forward_hook(lambda block, given, states: kept.append(states))
+
+    def add(block: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (given[0] + kept[-1], *given[1:])
+
+    built.model.layers[2].register_forward_pre_hook(add)
+    with pytest.raises(
+        UnsupportedError, match="model: expected blocks that receive the states of the block before"
+    ):
+        HeadCoalitions(built, samples(1), layer=1).table()
+    HeadCoalitions(built, samples(1), layer=0).table()  # a replay of everything
+
+
+def test_a_damaged_store_is_refused_or_read(llama: Any, tmp_path: Path) -> None:
+    """Single bytes anywhere in the file: no error but ours, and no value that is not finite."""
+    path = tmp_path / "values"
+    given = {"model": llama, "samples": samples(1), "layer": 1, "store": path}
+    HeadCoalitions(**given).table()
+    content = path.read_bytes()
+    g = torch.Generator().manual_seed(0)
+    refused = 0
+    for at, byte in zip(
+        torch.randperm(len(content), generator=g)[:150], torch.randint(256, (150,)), strict=True
+    ):
+        path.write_bytes(content[: int(at)] + bytes([int(byte)]) + content[int(at) + 1 :])
+        try:
+            game = HeadCoalitions(**given)
+        except ValueError as error:
+            assert str(error).startswith("store: expected ")  # noqa: PT017 - not every byte is missed
+            refused += 1
+        else:
+            assert bool(game.table().isfinite().all())
+    assert 20 < refused < 150
+
+
+def test_a_single_sample_has_no_standard_error(llama: Any) -> None:
+    _, error = HeadCoalitions(llama, samples(1), layer=1).estimate(games.all_coalitions(GROUPS))
+    assert bool(error.isinf().all())

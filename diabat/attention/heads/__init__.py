@@ -5,7 +5,7 @@ from diabat.attention.heads.calibration import Calibration, ColumnSums, calibrat
 from diabat.attention.heads.dividends import Dividends, low_order_coalitions
 from diabat.attention.heads.game import HeadCoalitions
 from diabat.attention.heads.salient import common, max_dividend
-from diabat.attention.heads.surrogate import Found, Surrogate, fit_surrogate, surrogate
+from diabat.attention.heads.search import Found, Surrogate, fit_surrogate, surrogate
 from diabat.attention.heads.values import AnswerF1, Value
 
 __all__ = [

@@ -62,8 +62,7 @@ def find_decoder(switch: Switch) -> Decoder:
     switch.seen = lambda module, query, key: seen.append((module, query.shape[1], key.shape[1]))
     try:
         with switch.opened():
-            tokens = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
-            model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
+            forward_logits(model, head, torch.zeros(1, 2, dtype=torch.int64), torch.tensor([-1]))
     finally:
         switch.seen = None
     if not seen:
@@ -74,6 +73,21 @@ def find_decoder(switch: Switch) -> Decoder:
         )
     blocks, sites = _blocks(model, seen)
     return Decoder(blocks, sites, head, table.weight.shape[0])
+
+
+def forward_logits(model: Any, head: nn.Module, tokens: Tensor, keep: Tensor) -> Tensor:
+    """Logits [C, K, vocabulary] at positions ``keep`` [K] of tokens [C, T]; others are not even made."""
+    rows = tokens.to(model.device)
+
+    def select(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (arguments[0][:, keep.to(arguments[0].device)], *arguments[1:])
+
+    # Before other hooks, which may refuse logits of more positions than are asked for.
+    hook = head.register_forward_pre_hook(select, prepend=True)
+    try:
+        return model(input_ids=rows, attention_mask=torch.ones_like(rows), use_cache=False).logits
+    finally:
+        hook.remove()
 
 
 def _blocks(

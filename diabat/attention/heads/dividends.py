@@ -83,7 +83,7 @@ class Dividends:
     @property
     def standard_error(self) -> Tensor:
         """Standard error of :attr:`value` from the spread over samples, float64 [M]; infinite with one sample."""
-        return _standard_error(self.by_sample)
+        return standard_error(self.by_sample)
 
     @property
     def sizes(self) -> Tensor:
@@ -131,7 +131,7 @@ class Dividends:
         sizes = self.sizes
         member = torch.nn.functional.one_hot(sizes, int(sizes.max()) + 1).double()
         sums = self.by_sample @ member
-        return sums.mean(0), _standard_error(sums)
+        return sums.mean(0), standard_error(sums)
 
     def _at_least(self, least_size: int, values: Tensor) -> Tensor:
         check_count("least_size", least_size, most=int(self.sizes.max()))
@@ -197,7 +197,8 @@ def _check_samples(name: str, values: Tensor) -> None:
         raise ArgumentError(name, f"expected one row per sample, got shape {list(values.shape)}.")
 
 
-def _standard_error(by_sample: Tensor) -> Tensor:
+def standard_error(by_sample: Tensor) -> Tensor:
+    """Standard error of the mean over samples, [M] of values [samples, M]; infinite with one sample."""
     if len(by_sample) < 2:
         return torch.full_like(by_sample[0], torch.inf)
     return by_sample.std(0) / len(by_sample) ** 0.5

@@ -15,7 +15,8 @@ from torch import Tensor
 from diabat.attention.games.tables import MAX_PLAYERS, all_coalitions
 from diabat.attention.games.value_games import FunctionGame
 from diabat.attention.heads.attention import Absent
-from diabat.attention.heads.dividends import Dividends, low_order_coalitions
+from diabat.attention.heads.decoder import Site
+from diabat.attention.heads.dividends import Dividends, low_order_coalitions, standard_error
 from diabat.attention.heads.known import KnownValues, weights_digest
 from diabat.attention.heads.players import Groups, Head, given_groups, key_value_groups
 from diabat.attention.heads.replay import Replay
@@ -61,6 +62,7 @@ class HeadCoalitions(FunctionGame):
     Raises:
         UnsupportedError: If the model has no attention that can be switched, or its parameters another dtype.
         ValueError: If an argument is out of range, players overlap, or a sample does not suit the value.
+        OSError: If the store cannot be read.
         ImportError: If the extra ``hf`` is not installed.
     """
 
@@ -82,18 +84,9 @@ class HeadCoalitions(FunctionGame):
         progress: Progress | None = None,
     ) -> None:
         check_count("batch_size", batch_size)
-        if (layer is None) == (players is None):
-            raise ArgumentError("layer", "expected either layer or players, got both or neither.")
-        if players is not None and heads_per_player is not None:
-            raise ArgumentError("heads_per_player", "expected None with players, which say it themselves.")
         self._replay = Replay(model, absent, epsilon)
         _check_dtype(model, dtype)
-        sites = self._replay.decoder.sites
-        self.groups: Groups = (
-            given_groups(sites, players)
-            if players is not None
-            else key_value_groups(sites, layer if layer is not None else 0, heads_per_player)
-        )
+        self.groups = _groups(self._replay.decoder.sites, layer, players, heads_per_player)
         self._replay.groups = self.groups
         self.samples = read_samples(samples, tokenizer, self._replay.decoder.vocabulary)
         self._value_of_sample = value_of(value, tokenizer)
@@ -136,27 +129,33 @@ class HeadCoalitions(FunctionGame):
         """Values of coalitions, bool [M, n], by sample: float64 [samples, M].
 
         Raises:
-            ValueError: If the coalitions have another shape or dtype, or a value is not finite.
+            TypeError: If the coalitions are no bool tensor.
+            UnsupportedError: If a block of the model needs more than the states of the block before it.
+            ValueError: If the coalitions have another shape, or a value is not finite.
         """
         self._check_masks(coalitions)
         size = 8 * len(self.samples) * len(coalitions)
         require_memory(2 * size, "values of all samples and coalitions", "coalitions")
         columns = self._known.columns(coalitions)
-        open_ = [np.unique(columns[np.isnan(row[columns])]) for row in self._known.values]
-        total = sum(map(len, open_))
+        missing = [np.unique(columns[np.isnan(row[columns])]) for row in self._known.values]
+        total = sum(map(len, missing))
         if total:
             masks = _first_of(coalitions, columns)
             try:
                 with self._replay.switch.opened():
-                    self._fill(open_, masks, total)
+                    self._replay.check(self.samples[0].tokens)
+                    self._fill(missing, masks, total)
             finally:
                 self._known.save()
         return torch.from_numpy(self._known.values[:, columns])
 
     def estimate(self, coalitions: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean over samples of the values of coalitions, bool [M, n], and its standard error, float64 [M] each."""
+        """Mean over samples of the values of coalitions, bool [M, n], and its standard error, float64 [M] each.
+
+        The standard error is infinite with one sample.
+        """
         values = self.sample_values(coalitions)
-        return values.mean(0), values.std(0) / len(values) ** 0.5
+        return values.mean(0), standard_error(values)
 
     def dividends(self, order: int | None = None) -> Dividends:
         """Harsanyi dividends with standard errors: of all coalitions, or of those of at most ``order`` players.
@@ -175,10 +174,10 @@ class HeadCoalitions(FunctionGame):
     def _means(self, masks: Tensor) -> Tensor:
         return self.sample_values(masks).mean(0)
 
-    def _fill(self, open_: list[NDArray[np.int64]], masks: dict[int, Tensor], total: int) -> None:
+    def _fill(self, missing: list[NDArray[np.int64]], masks: dict[int, Tensor], total: int) -> None:
         """Evaluate the columns that each sample lacks."""
         done = 0
-        for index, (sample, columns) in enumerate(zip(self.samples, open_, strict=True)):
+        for index, (sample, columns) in enumerate(zip(self.samples, missing, strict=True)):
             forward = _OnSample(self._replay)
             for start in range(0, len(columns), self._batch_size):
                 part = columns[start : start + self._batch_size]
@@ -238,6 +237,21 @@ class _OnSample:
 
     def generate(self, tokens: Tensor, max_new_tokens: int) -> Tensor:
         return self._replay.generate(tokens, self.present, max_new_tokens)
+
+
+def _groups(
+    sites: Mapping[int, Site],
+    layer: int | Sequence[int] | None,
+    players: Iterable[Iterable[Head]] | None,
+    heads_per_player: int | None,
+) -> Groups:
+    if layer is not None and players is None:
+        return key_value_groups(sites, layer, heads_per_player)
+    if players is None or layer is not None:
+        raise ArgumentError("layer", "expected either layer or players, got both or neither.")
+    if heads_per_player is not None:
+        raise ArgumentError("heads_per_player", "expected None with players, which say it themselves.")
+    return given_groups(sites, players)
 
 
 def _first_of(coalitions: Tensor, columns: NDArray[np.int64]) -> dict[int, Tensor]:

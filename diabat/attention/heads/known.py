@@ -91,10 +91,11 @@ class KnownValues:
             )
         shape = (len(rows), (self._players + 7) // 8)
         fits = rows.dtype == np.uint8 and rows.shape == shape and values.dtype == np.float64
+        column = {row.tobytes(): index for index, row in enumerate(rows)}
+        fits = fits and len(column) == len(rows) and not bool(np.isinf(values).any())
         if not fits or values.shape != (len(self.values), len(rows)):
             raise ArgumentError("store", f"expected a file of a game on heads, got {path} of other shapes.")
-        self._column = {row.tobytes(): index for index, row in enumerate(rows)}
-        self.values = values.copy()
+        self._column, self.values = column, values.copy()
 
 
 def weights_digest(model: nn.Module) -> str:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from diabat.attention.heads.attention import Absent, Switch
-from diabat.attention.heads.decoder import Decoder, find_decoder, states_of
+from diabat.attention.heads.decoder import Decoder, find_decoder, forward_logits, states_of
 from diabat.attention.heads.players import Groups
 from diabat.checks import ArgumentError
+from diabat.samplers.base import UnsupportedError
 
 
 class Replay:
@@ -37,6 +38,7 @@ class Replay:
         self.switch = Switch(model, absent, epsilon)
         self.decoder: Decoder = find_decoder(self.switch)
         self.groups: Groups = ()
+        self._checked: Groups = ()
 
     @property
     def first(self) -> int:
@@ -90,6 +92,28 @@ class Replay:
         self._place(present, alike=True)
         return self._logits(tokens.expand(len(present), -1), keep)
 
+    def check(self, tokens: Tensor) -> None:
+        """Hold a replay of tokens [T] against the whole pass, once, with all players and with none.
+
+        Raises:
+            UnsupportedError: If they differ: a block takes more from those before it than the states it is handed.
+        """
+        if self._checked == self.groups:
+            return
+        present = torch.tensor([[True], [False]]).expand(-1, len(self.groups))
+        last = torch.tensor([-1])
+        whole = self.direct(tokens, present, last)
+        replayed = self.suffix(self.prefix(tokens), tokens, present, last)
+        # Rounding leaves 1e-6; half precision, a few hundredths.
+        allowed = 1e-3 if whole.dtype.itemsize >= 4 else 0.1
+        if float((whole - replayed).abs().max()) > allowed * max(1.0, float(whole.abs().max())):
+            raise UnsupportedError(
+                "model",
+                "expected blocks that receive the states of the block before and nothing else from it, got "
+                f"{type(self.switch.model).__name__}, whose replay differs from the whole pass.",
+            )
+        self._checked = self.groups
+
     def generate(self, tokens: Tensor, present: Tensor, max_new_tokens: int) -> Tensor:
         """Tokens that coalitions write greedily behind tokens [T], [C, <= max_new_tokens]; with a cache, no replay."""
         model = self.switch.model
@@ -127,19 +151,7 @@ class Replay:
         self.switch.alike = self.decoder.sites[self.first].module if alike else None
 
     def _logits(self, tokens: Tensor, keep: Tensor) -> Tensor:
-        """Logits [C, K, vocabulary] of tokens [C, T]; only those that are kept are ever made."""
-        model = self.switch.model
-        rows = tokens.to(model.device)
-
-        def select(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-            states = arguments[0]
-            return (states[:, keep.to(states.device)], *arguments[1:])
-
-        hook = self.decoder.head.register_forward_pre_hook(select)
-        try:
-            return model(input_ids=rows, attention_mask=torch.ones_like(rows), use_cache=False).logits
-        finally:
-            hook.remove()
+        return forward_logits(self.switch.model, self.decoder.head, tokens, keep)
 
 
 @contextmanager

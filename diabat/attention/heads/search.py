@@ -17,7 +17,8 @@ from torch import Tensor
 from diabat.attention.games.draws import sized_coalitions
 from diabat.checks import ArgumentError, ArgumentTypeError, check_count, is_number
 from diabat.ising import Ising, pack_couplings
-from diabat.samplers.base import Sampler, draw_seed
+from diabat.samplers.base import Sampler
+from diabat.samplers.seeds import draw_seed
 
 _RIDGES = torch.logspace(-8, 1, 28, dtype=torch.float64)
 # Exponents of spread 4 and 16: the first visits the neighbourhood of the maxima, the second the maxima themselves.
