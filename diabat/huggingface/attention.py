@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diabat.attention.heads.attention import eager
 from diabat.attention.heads.calibration import Calibration, calibrate
 from diabat.huggingface.column_sums import known_sums, remember_sums
 from diabat.samplers.base import UnsupportedError
@@ -64,7 +63,7 @@ def gac_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Attention softmax(scaling Q Kᵀ + mask) V with calibrated maps; what ``eager`` stands for if the module has none.
 
     Args:
@@ -104,21 +103,6 @@ def gac_attention(
     weights = _calibrated(state, weights, attention_mask, kwargs)
     weights = F.dropout(weights.to(query.dtype), p=dropout, training=module.training)
     return torch.matmul(weights, values).transpose(1, 2).contiguous(), weights
-
-
-def eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
-    """What ``attn_implementation="eager"`` stands for: the function in the file of the model.
-
-    Raises:
-        UnsupportedError: If there is none.
-    """
-    for kind in type(module).__mro__:
-        found = vars(sys.modules[kind.__module__]).get("eager_attention_forward")
-        if found is not None:
-            return found
-    raise UnsupportedError(
-        "model", f"expected a file with eager_attention_forward, got that of {type(module).__name__}."
-    )
 
 
 def _repeated(states: Tensor, groups: int) -> Tensor:

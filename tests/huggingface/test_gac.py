@@ -19,7 +19,7 @@ import transformers
 from transformers import DynamicCache, StaticCache
 
 from diabat import huggingface
-from diabat.attention.heads import Calibration, calibrate
+from diabat.attention.heads import Calibration, HeadCoalitions, calibrate
 from diabat.attention.heads import calibration as mathematics
 from diabat.checks import ArgumentError
 from diabat.huggingface import attention as hf_attention
@@ -325,6 +325,7 @@ def test_half_precision_is_rounded_after_calibration(dtype: torch.dtype) -> None
     out, weights = hf_attention.gac_attention(module, query, key, value, mask, **given)
     scores = query @ key.mT * 16**-0.5 + mask
     expected, sums = calibrate(scores.softmax(-1, torch.float32), visible, ALL)
+    assert weights is not None
     assert torch.equal(weights, expected.to(dtype))
     assert torch.equal(out, (weights @ value).transpose(1, 2))
     kept = vars(cache)[column_sums._SUMS][0].sums.total
@@ -551,3 +552,17 @@ def test_calibrations_that_do_not_fit_are_refused_and_leave_the_model_alone() ->
         enable_gac(model, {"salient": {}})  # type: ignore[arg-type]
     assert model.config._attn_implementation == "sdpa"
     assert hf_attention.STATE not in vars(model.model.layers[0].self_attn)
+
+
+@every_model
+def test_games_on_heads_play_on_the_calibrated_model(name: str) -> None:
+    """The value of all players is that of the model as it stands, calibrated or not."""
+    model = decoder(name)
+    tokens, choices = prompts()["input_ids"][0], [3, 9, 27]
+    sample = {"input_ids": tokens, "choices": choices, "label": 9}
+    plain = HeadCoalitions(model, [sample], layer=1).table()
+    enable_gac(model, Calibration({2: ()}, alpha=0.0))
+    calibrated = HeadCoalitions(model, [sample], layer=1).table()
+    z = logits(model, {"input_ids": tokens[None]})[0, -1, choices].double()
+    assert float(calibrated[-1]) == pytest.approx(float(z[1] - torch.logsumexp(z[[0, 2]], 0)), abs=1e-5)
+    assert (calibrated - plain).abs().max() > 1e-3

@@ -1,4 +1,4 @@
-"""Games on the attention heads of Hugging Face decoders: coalitions, dividends, salient groups; calibration of the others."""
+"""Games on the attention heads of Hugging Face decoders: coalitions, dividends, salient groups, calibration."""
 
 from diabat.attention.games.indices import harsanyi_dividends
 from diabat.attention.heads.calibration import Calibration, ColumnSums, calibrate
