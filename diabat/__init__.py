@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Importing torch takes a second, which `diabat --help` and `diabat --version` should not: every name is
-# imported on first use.
+# Every name is imported on first use: importing torch takes a second, and `diabat --help` must be faster.
 _LAZY = {
     "BoltzmannAttention": "diabat.attention",
     "BoltzmannMultiheadAttention": "diabat.attention",

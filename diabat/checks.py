@@ -1,4 +1,4 @@
-"""Checks of arguments: what is no such number, choice or flag is refused in one sentence that names the argument."""
+"""Checks of arguments.  Each raises an error of one sentence that names the argument."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, overload
 
 
 class ArgumentError(ValueError):
-    """A value that cannot be used, said as "argument: expected this, got that".
+    """A value that cannot be used; the message has the form "argument: expected X, got Y".
 
     Attributes:
-        argument: Which argument, option or key it is about; None if the sentence is about none in particular.
-        reason: The rest of the sentence.
+        argument: Name of the argument, option or key; None if the message is about no particular one.
+        reason: The message after the argument.
     """
 
     @overload
@@ -34,14 +34,14 @@ class ArgumentTypeError(ArgumentError, TypeError):
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a real number; True and False are none."""
+    """Whether a value is a real number; True and False are not numbers."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_count(
     name: str, value: Any, *, least: int = 1, most: int | None = None, optional: bool = False
 ) -> None:
-    """Raise ArgumentError unless a value is an integer in ``least`` .. ``most``, or None where it is optional."""
+    """Raise ArgumentError unless a value is an integer in ``least`` .. ``most``, or None if it is optional."""
     if optional and value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -57,7 +57,7 @@ def check_positive(name: str, value: Any) -> None:
 
 
 def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
-    """Raise ArgumentError, with the nearest name, unless a value is one of the names."""
+    """Raise ArgumentError, which suggests the nearest name, unless a value is one of the known names."""
     names = tuple(known)
     if not isinstance(value, str) or value not in names:
         raise ArgumentError(
@@ -72,6 +72,6 @@ def check_flag(name: str, value: Any) -> None:
 
 
 def did_you_mean(value: Any, known: Iterable[str]) -> str:
-    """Ask for the nearest name, after a space; empty if none is near."""
+    """Return the hint " Did you mean ...?" with the nearest known name; empty if no name is similar."""
     near = difflib.get_close_matches(str(value), known, n=1)
     return f" Did you mean '{near[0]}'?" if near else ""

@@ -1,4 +1,4 @@
-"""What figures share: a canvas without global state, a palette, the look of axes, and saving whole or not at all."""
+"""Helpers for figures: creation without global state, a palette, the style of axes, and atomic saving."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, told apart by colour-blind readers; markers tell lines apart in grey print.
+# The palette of Okabe and Ito, for colour-blind readers; markers distinguish lines in grey print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of this size in inches; one without pyplot leaves no global state behind."""
+    """Create an empty figure of this size in inches, without pyplot and its global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -29,7 +29,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:
-    """Write the figure; the suffix chooses the format (png, pdf, svg), and the file appears whole or not at all."""
+    """Write the figure atomically; the suffix of the path chooses the format (png, pdf, svg)."""
     path, drawn = Path(path), BytesIO()
     with naming(path):
         figure.savefig(drawn, dpi=160, format=path.suffix.removeprefix(".") or None)
@@ -39,14 +39,14 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
 
 
 def draw_line(axis: Axes, x: Any, y: Any, look: int, **options: Any) -> None:
-    """A line in one of the looks, each with its colour and its marker; markers are not cut at the edge."""
+    """Draw a line; ``look`` is the index of its colour and marker.  Markers are not clipped at the edge of the axes."""
     look %= len(COLOURS)
     style = {"color": COLOURS[look], "marker": MARKERS[look], "markersize": 5, "linewidth": 1.6}
     axis.plot(x, y, **{**style, "clip_on": False, "zorder": 3, **options})
 
 
 def tidy(axis: Axes, grid: Literal["both", "x", "y"] | None = "both") -> None:
-    """A light grid behind the data, and no frame above and to the right."""
+    """Draw a light grid behind the data, and remove the frame above and to the right."""
     if grid is not None:
         axis.grid(visible=True, which="major", axis=grid, color="0.9", linewidth=0.8)
         axis.set_axisbelow(True)
@@ -54,7 +54,7 @@ def tidy(axis: Axes, grid: Literal["both", "x", "y"] | None = "both") -> None:
 
 
 def legend_below(figure: Figure, axes: Iterable[Axes], columns: int) -> None:
-    """One legend for all axes below them, every label once; none if nothing is labelled."""
+    """Draw one legend below all axes, each label once; no legend if nothing has a label."""
     entries: dict[Any, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, through no link, and are read strictly."""
+"""Atomic writing of files without following symbolic links, and strict reading of JSON."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any
 
 _PIECE = 1 << 20
-# Both are absent on Windows.  Without waiting, so that a pipe in the place of a file holds nobody up.
+# Both are absent on Windows.  O_NONBLOCK: if the path is a pipe, opening it must not block.
 _CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Open a regular file for writing, made if ``flags`` say so; only its last name must be no link.
+    """Open a regular file for writing; the last component of the path must not be a symbolic link.
 
     Returns:
         The descriptor.
 
     Raises:
-        OSError: As the system reports it, or since the name is a link or no regular file.
+        OSError: As reported by the system, or if the path is a symbolic link or not a regular file.
     """
     try:
         descriptor = os.open(path, flags | _CAREFUL, 0o644)
@@ -42,11 +42,11 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def create_file(path: Path, content: bytes) -> None:
-    """Write a file that was not there, and wait until it is on the disk.
+    """Write a new file, and wait until it is on the disk.
 
     Raises:
-        FileExistsError: There is something of this name, be it a link that leads nowhere.
-        OSError: As the system reports it, with the name of the file.
+        FileExistsError: The path exists, possibly as a broken link.
+        OSError: As reported by the system, with the name of the file.
     """
     descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
@@ -61,7 +61,7 @@ def create_file(path: Path, content: bytes) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name the file in errors of the block, as the system does not for what is open already."""
+    """Add the file name to an OSError of the block; the system gives none for a file that is already open."""
     try:
         yield
     except OSError as error:
@@ -71,14 +71,14 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """Read a file of at most so many bytes; a device or a pipe may have no end.
+    """Read a file of at most ``most`` bytes; the limit matters for devices and pipes, which may be endless.
 
     Raises:
-        OSError: As the system reports it, or since there is more.
+        OSError: As reported by the system, or if the file is larger.
     """
     content = bytearray()
     with path.open("rb") as file, naming(path):
-        # Piece by piece: read(n) takes the memory of n bytes before it knows how many there are.
+        # In pieces: read(n) allocates n bytes, however small the file is.
         while len(content) <= most and (piece := file.read(_PIECE)):
             content += piece
     if len(content) > most:
@@ -87,16 +87,16 @@ def read_file(path: Path, most: int) -> bytes:
 
 
 def unused_name(path: Path, prefix: str) -> Path:
-    """Name beside a path that nobody can foresee."""
+    """Return an unpredictable path in the same folder, which starts with the prefix and the name."""
     return path.with_name(f"{prefix}{path.name}-{secrets.token_hex(8)}")
 
 
 @contextmanager
 def replacing(path: Path, prefix: str = ".tmp-") -> Iterator[Path]:
-    """Give a name to write a file under, which takes the place of ``path`` when the block ends without an error.
+    """Yield a temporary path to write to; it replaces ``path`` if the block ends without an error.
 
-    In the same folder, since a file is replaced atomically only within one file system.  A link at ``path`` is
-    replaced, not followed.
+    The temporary path is in the same folder, because a file is replaced atomically only within one file system.  A
+    link at ``path`` is replaced, not followed.
     """
     temporary = unused_name(path, prefix)
     try:
@@ -112,8 +112,8 @@ TEMPORARY_PREFIX = ".tmp-"
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    if os.name == "nt":  # folders cannot be opened there
+    """Wait until the entries of a folder are on the disk."""
+    if os.name == "nt":  # Windows cannot open folders
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -123,17 +123,17 @@ def sync_folder(path: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that readers see the old or the new content, never a part of it."""
+    """Write a file atomically: readers see the old or the new content, never a part of it."""
     with replacing(path, TEMPORARY_PREFIX) as temporary:
         create_file(temporary, content)
     sync_folder(path.parent)
 
 
 def create_folder(path: Path, files: Mapping[str, bytes]) -> None:
-    """Create a folder with its files under a temporary name, then rename it; replaces a folder of that name.
+    """Create a folder with its files under a temporary name, then rename it; an existing folder is replaced.
 
     Raises:
-        OSError: As the system reports it; the temporary folder is gone then, and ``path`` is what it was.
+        OSError: As reported by the system; the temporary folder is then deleted, and ``path`` is unchanged.
     """
     temporary = unused_name(path, TEMPORARY_PREFIX)
     try:
@@ -151,14 +151,14 @@ def create_folder(path: Path, files: Mapping[str, bytes]) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder; killed half-way it leaves no incomplete folder under the name."""
+    """Delete a folder; if the process is killed meanwhile, no incomplete folder has this name."""
     doomed = unused_name(path, f"{TEMPORARY_PREFIX}old-")
     os.rename(path, doomed)
     discard(doomed)
 
 
 def discard(path: Path) -> None:
-    """Delete a file or a folder with what is in it, as far as the system lets us; a link, not what it leads to."""
+    """Delete a file or a folder with its contents and ignore errors; of a link, only the link is deleted."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -167,12 +167,12 @@ def discard(path: Path) -> None:
 
 
 def digest(content: bytes) -> str:
-    """Hexadecimal sha256."""
+    """Return the sha256 checksum in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
 def to_json(value: Any) -> bytes:
-    """Serialise to JSON with sorted keys; floats survive the round trip bit for bit."""
+    """Serialise to JSON with sorted keys; floats are exact after a round trip."""
     return (json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
@@ -185,12 +185,12 @@ def unseal(content: bytes) -> dict[str, Any]:
     """Read what :func:`seal` wrote.
 
     Raises:
-        ValueError: If it is not a JSON object or its checksum is wrong; the message says which.
+        ValueError: If it is not a JSON object, or its checksum is wrong.
     """
     try:
         value = parse_json(content)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"expected JSON, got {len(content)} bytes that are none") from error
+        raise ValueError(f"expected JSON, got {len(content)} bytes that are not JSON") from error
     if not isinstance(value, dict):
         raise ValueError(f"expected a JSON object, got {type(value).__name__}")
     expected = value.pop("sha256", None)
@@ -206,7 +206,7 @@ def parse_json(text: str | bytes) -> Any:
     Raises:
         json.JSONDecodeError: It is not JSON.
         ValueError: A key is given twice, a number is NaN or Infinity or has thousands of digits, or it is nested too
-            deeply; half a sentence that says which.
+            deeply.  The message is a clause for the caller to complete.
     """
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)

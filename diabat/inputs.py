@@ -1,4 +1,4 @@
-"""What a problem may be given as beside tensors: arrays, nested lists, other dtypes, dictionaries."""
+"""Conversion of the arguments of a problem: arrays, nested lists, other dtypes, dictionaries."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 
 from diabat.ising import Ising, IsingError
 
-_REAL_KINDS = "iuf"  # of numpy: integers, unsigned integers, floats
+_REAL_KINDS = "iuf"  # dtype kinds of numpy: integers, unsigned integers, floats
 
 
 def as_fields(value: Any) -> Any:
-    """Fields as a float32 or float64 tensor: float64 stays, every other number becomes float32.
+    """Convert fields to a float32 or float64 tensor: float64 stays, every other number becomes float32.
 
-    A list is read in torch's default dtype.  Anything that is neither tensor, array nor list is returned as it
-    is, to be refused.
+    A list is read in torch's default dtype.  A value that is not a tensor, array or list is returned unchanged, and
+    is refused later.
     """
     if isinstance(value, Tensor):
         return _widened(value, torch.float32)
@@ -35,7 +35,7 @@ def as_fields(value: Any) -> Any:
 
 
 def as_interaction(name: str, value: Any, fields: Tensor) -> Any:
-    """Couplings in the dtype of the fields; a tensor of float32 or float64 stays, to be compared with theirs."""
+    """Convert couplings to the dtype of the fields; a float32 or float64 tensor is unchanged, and checked later."""
     if isinstance(value, Tensor):
         return _widened(value, fields.dtype)
     if isinstance(value, np.ndarray | list | tuple):
@@ -44,7 +44,7 @@ def as_interaction(name: str, value: Any, fields: Tensor) -> Any:
 
 
 def as_visible(value: Any, fields: Tensor) -> Any:
-    """A mask of arrays or lists as a tensor, on the device of the fields."""
+    """Convert an array or a list to a boolean tensor on the device of the fields."""
     if not isinstance(value, np.ndarray | list | tuple):
         return value
     array = _array("visible", value)
@@ -82,7 +82,7 @@ def from_dict(
 
 
 def _widened(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Integers and floats narrower than float32 in another dtype; the rest as it is."""
+    """Convert integers and floats narrower than float32 to ``dtype``; return other tensors unchanged."""
     if value.dtype in (torch.float32, torch.float64, torch.bool) or value.is_complex():
         return value
     return value.to(dtype)
@@ -96,11 +96,11 @@ def _array(name: str, value: np.ndarray | Sequence[Any]) -> np.ndarray:
     try:
         return np.array(value)
     except ValueError as error:
-        raise IsingError(name, "expected nested lists of equal lengths, got others.") from error
+        raise IsingError(name, "expected nested lists of equal lengths, got unequal ones.") from error
 
 
 def _holds_tensor(value: Any) -> bool:
-    """Whether a tensor is among the items: numpy would read it, and cut it from the autograd graph."""
+    """Whether an item is a tensor: numpy would convert it, and lose its autograd graph."""
     if isinstance(value, list | tuple):
         return any(_holds_tensor(item) for item in value)
     return isinstance(value, Tensor)
@@ -110,8 +110,8 @@ def _numbers(name: str, array: np.ndarray, dtype: torch.dtype, device: torch.dev
     """A copy of an array of real numbers as a tensor."""
     if array.dtype.kind not in _REAL_KINDS and array.size:
         raise IsingError(name, f"expected real numbers, got an array of dtype {array.dtype}.")
-    # Through float64 in the byte order of this machine, which is all that torch takes.
-    with np.errstate(over="ignore"):  # what becomes infinite is refused by name
+    # Through float64, because torch accepts the native byte order only.
+    with np.errstate(over="ignore"):  # infinite values are refused later, with their index
         wide = torch.from_numpy(np.array(array, dtype=np.float64, order="C"))
     return wide.to(device=device, dtype=dtype)
 

@@ -39,9 +39,9 @@ class IsingError(ArgumentError):
 class Ising:
     """A batch of Ising models on n spins.
 
-    Fields, couplings and visibility may also be numpy arrays or nested lists, and of half precision or integer:
-    float64 stays what it is, lists are read in torch's default dtype, and all else becomes float32; couplings
-    that are no float32 or float64 tensors take the dtype of the fields.  Tensors of different dtypes are refused.
+    Fields, couplings and visibility may also be numpy arrays or nested lists, and integers or half precision.
+    float64 stays, lists are read in torch's default dtype, and all else becomes float32.  Couplings that are not
+    float32 or float64 tensors get the dtype of the fields.  Tensors of different dtypes are refused.
 
     Args:
         fields: h, float32 or float64 [*batch, n]; dimensionless (divided by temperature).
@@ -65,7 +65,7 @@ class Ising:
     three_body: Tensor | None = None
     check: bool = True
 
-    if TYPE_CHECKING:  # what is made of it is what the fields above say
+    if TYPE_CHECKING:  # the constructor accepts more types than the attributes have
 
         def __init__(
             self,
@@ -85,7 +85,7 @@ class Ising:
             _check_visible(self.visible, self.fields)
 
     def _convert(self) -> None:
-        """Put tensors that samplers know in place of what was given, where that is something else."""
+        """Convert arguments that are not float32, float64 or bool tensors."""
         given = (self.fields, self.couplings, self.three_body)
         known = all(t is None or (isinstance(t, Tensor) and t.dtype in _DTYPES) for t in given)
         if known and (self.visible is None or isinstance(self.visible, Tensor)):
@@ -114,16 +114,16 @@ class Ising:
         ``from_bqm(dimod.BinaryQuadraticModel.from_ising(h, J))``.
 
         Args:
-            fields: h of each spin; a spin that is in a coupling only has h = 0.
-            couplings: J of each pair, in one order or the other.
+            fields: h of each spin; a spin that appears in couplings only has h = 0.
+            couplings: J of each pair, in either order.
             dtype: float32 or float64.
 
         Returns:
             The problem with fields [n], and the label of each spin: those of ``fields`` first, in their order.
 
         Raises:
-            IsingError: If there is no spin, a value is not a finite number, or a key is no pair of two different
-                spins or a pair that is given twice.
+            IsingError: If there is no spin, a value is not a finite number, a key is not a pair of two different
+                spins, or a pair is given twice.
         """
         from diabat.inputs import from_dict
 
@@ -146,7 +146,7 @@ class Ising:
 
     @property
     def lead(self) -> torch.Size:
-        """Leading shape of J and K together, with ones in front of it to as many dimensions as the batch has."""
+        """Broadcast leading shape of J and K, padded with ones in front to the number of dimensions of the batch."""
         J, K = self.couplings, self.three_body
         found = torch.Size() if J is None else J.shape[:-2]
         if K is not None:
@@ -156,11 +156,11 @@ class Ising:
 
     @property
     def num_couplings(self) -> int:
-        """Number of distinct (J, K) of the batch, C; 1 where it has neither."""
+        """Number C of distinct (J, K) of the batch; 1 if it has neither."""
         return math.prod(self.lead)
 
     def coupling_index(self) -> Tensor:
-        """Which of the C distinct (J, K) each problem of the flat batch has, int64 [N], on the CPU."""
+        """Index of each problem of the flat batch into the C distinct (J, K), int64 [N], on the CPU."""
         return flat_index(self.lead, self.batch_shape)
 
     @property
@@ -192,9 +192,9 @@ class Ising:
         return -exponent
 
     def clamp(self, spins: Tensor) -> Ising:
-        """Hold some spins at given values: the problem of the others, P(s_free | s_clamped), for any sampler.
+        """Return the problem of the free spins, P(s_free | s_clamped), with the other spins fixed at given values.
 
-        Clamped spins c become invisible, and act through what remains of their terms:
+        Clamped spins c become invisible; their terms go into h and J of the free spins:
 
             h'_j = h_j + Σ_c J_jc s_c + Σ_{c<d} K_jcd s_c s_d,        J'_jk = J_jk + Σ_c K_jkc s_c
 
@@ -204,8 +204,7 @@ class Ising:
 
         Args:
             spins: -1 and +1 where a spin is clamped, 0 where it is free; int8 or float, broadcast against the
-                fields [*batch, n], so that one problem can be clamped in many ways.  A value given for an
-                invisible spin changes nothing.
+                fields [*batch, n]: one problem can be clamped in many ways.  Values of invisible spins are ignored.
 
         Returns:
             A problem of the same dtype with the broadcast batch, differentiable in h, J and K.  J is shared as
@@ -228,7 +227,7 @@ class Ising:
         return Ising(fields, couplings, free, self.three_body, check=False)
 
     def detach(self) -> Ising:
-        """Return the same problem cut from the autograd graph; itself if it hangs on none."""
+        """Return the same problem detached from the autograd graph; the problem itself if it has no graph."""
         J, K = self.couplings, self.three_body
         if not (
             self.fields.requires_grad
@@ -243,8 +242,8 @@ class Ising:
         """Move and convert as ``Tensor.to`` does: ``to(device)``, ``to(dtype)``, ``to(device, dtype)``, ``to(other)``.
 
         Returns:
-            The problem with h, J and K there, differentiably, and its mask on the device of the fields; itself if
-            nothing changes.
+            The problem with h, J and K converted differentiably, and its mask on the device of the fields; the problem
+            itself if nothing changes.
 
         Raises:
             IsingError: If the dtype is neither float32 nor float64.
@@ -324,7 +323,7 @@ def _check_lead(name: str, lead: torch.Size, batch: torch.Size) -> None:
 def _check_symmetric(name: str, value: Tensor, order: int) -> None:
     for axis in range(1, order):
         flipped = value.transpose(-order, -order + axis)
-        # Rounding of J = (U + Uᵀ)/2 is symmetric to the last bit; anything visible is a mistake.
+        # J = (U + Uᵀ)/2 is symmetric to the last bit; larger differences are mistakes.
         if not torch.allclose(value, flipped, rtol=1e-6, atol=1e-12):
             gap = float((value - flipped).abs().max())
             raise IsingError(name, f"expected a symmetric tensor, got a largest asymmetry of {gap:.3g}.")
@@ -337,7 +336,7 @@ def _check_symmetric(name: str, value: Tensor, order: int) -> None:
 
 
 def _check_spins(spins: Any, fields: Tensor) -> torch.Size:
-    """Shape of spins and fields together."""
+    """Return the broadcast shape of spins and fields."""
     _check_tensor("spins", spins, "a torch.Tensor")
     if spins.dtype == torch.bool or spins.is_complex():
         raise IsingError("spins", f"expected integers or floats (-1, 0, +1), got dtype {spins.dtype}.")
@@ -351,7 +350,7 @@ def _check_spins(spins: Any, fields: Tensor) -> torch.Size:
 
 
 def _check_clamped(spins: Any, fields: Tensor) -> torch.Size:
-    """Shape of the clamped batch."""
+    """Return the shape of the clamped batch."""
     shape = _check_spins(spins, fields)
     wrong = (spins != 0) & (spins.abs() != 1)
     if bool(wrong.any()):
@@ -375,11 +374,11 @@ def _check_visible(visible: Any, fields: Tensor) -> None:
 
 
 def check_size(ising: Ising, limit: float) -> None:
-    """Refuse numbers that are not finite or beyond a limit; fields of invisible spins are not looked at.
+    """Refuse numbers that are not finite or exceed a limit; fields of invisible spins are not checked.
 
     Raises:
-        IsingError: With the first such number and its index; or if a tensor that nobody checked has no data, or
-            fields are of another dtype than float32 and float64.
+        IsingError: With the first such number and its index; or if an unchecked tensor has no data, or fields are
+            neither float32 nor float64.
     """
     if ising.fields.dtype not in _DTYPES:
         raise IsingError("fields", f"expected dtype float32 or float64, got {ising.fields.dtype}.")
@@ -389,7 +388,7 @@ def check_size(ising: Ising, limit: float) -> None:
     for name, value in terms.items():
         if value is not None and value.is_meta:
             raise IsingError(name, "expected a tensor with data, got one on the device meta.")
-        # One reduction where all is well: the largest of NaN and numbers is NaN.
+        # One reduction if all is well: the maximum of a tensor with a NaN is NaN.
         if value is None or value.numel() == 0:
             continue
         if float(torch.linalg.vector_norm(value.detach(), math.inf)) <= min(
@@ -404,13 +403,13 @@ def check_size(ising: Ising, limit: float) -> None:
             index = tuple(int(i) for i in beyond.nonzero()[0])
             raise IsingError(
                 name,
-                f"expected numbers up to {limit:g}, beside which float64 still resolves smaller ones, got "
+                f"expected numbers up to {limit:g}, so that float64 still resolves smaller ones, got "
                 f"{value[index].item():.3g} at index {index}; hide spins with visible rather than by large fields.",
             )
 
 
 def without_autocast(t: Tensor) -> AbstractContextManager[Any]:
-    """Leave autocast: samplers know float32 and float64, and exponents have no digits to lose."""
+    """Disable autocast: samplers support float32 and float64, and exponents need full precision."""
     kind = t.device.type
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return nullcontext()
@@ -418,7 +417,7 @@ def without_autocast(t: Tensor) -> AbstractContextManager[Any]:
 
 
 def flat_index(lead: torch.Size, batch: torch.Size) -> Tensor:
-    """Which of the entries of leading dimensions each problem of a batch has, int64 [N], on the CPU.
+    """Index of each problem of a batch into the entries of leading dimensions, int64 [N], on the CPU.
 
     Args:
         lead: Leading dimensions, which broadcast to the batch.
@@ -428,9 +427,9 @@ def flat_index(lead: torch.Size, batch: torch.Size) -> Tensor:
 
 
 def broadcast_shape(*shapes: torch.Size) -> torch.Size | None:
-    """Shape that all broadcast to; None if there is none.
+    """Return the shape that all shapes broadcast to; None if there is none.
 
-    numpy's rule is torch's, and the first use of torch's own function loads sympy, a quarter of a second.
+    numpy and torch have the same rule, but the first use of torch's function loads sympy, a quarter of a second.
     """
     try:
         return torch.Size(np.broadcast_shapes(*shapes))
@@ -471,7 +470,7 @@ def pack_three_body(triples: Tensor, n: int) -> Tensor:
 
 def triple_indices(n: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
     """Indices of all triples j < k < l of n spins, in lexicographic order."""
-    if torch.compiler.is_compiling():  # which takes the size of combinations for data
+    if torch.compiler.is_compiling():  # torch.compile treats the size of torch.combinations as data-dependent
         triples = torch.tensor(list(combinations(range(n), 3)), device=device).reshape(-1, 3)
     else:
         triples = torch.combinations(torch.arange(n, device=device), 3)
@@ -492,7 +491,7 @@ def from_bqm(
         The problem with fields [n], and the variable label of each spin.
 
     Raises:
-        IsingError: If it is no such model, has no variables, or a bias is not finite.
+        IsingError: If it is not a BQM, has no variables, or a bias is not finite.
     """
     import dimod
 
@@ -510,9 +509,9 @@ def from_bqm(
 
 
 def to_minimised(values: Tensor, beta: float = 1.0) -> Tensor:
-    """Biases -values/beta of the energy +Σ h s + Σ J s s that dimod and D-Wave minimise.
+    """Return the biases -values/beta of the energy +Σ h s + Σ J s s that dimod and D-Wave minimise.
 
-    A device that samples exp(-beta · energy) of them follows exp(Σ h s + Σ J s s) of ``values``.
+    A device that samples exp(-beta · energy) with these biases follows exp(Σ h s + Σ J s s) with ``values``.
     """
     return values / -beta
 

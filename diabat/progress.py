@@ -1,4 +1,4 @@
-"""A progress bar with the time left, on standard error."""
+"""Progress bars with the remaining time, on standard error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def new_bar(*, percent: bool = False) -> Progress:
-    """A bar that is not shown yet: description, bar, steps done (or their share in percent) and time left."""
+    """Create a bar, not yet shown: description, bar, steps done (or their percentage) and remaining time."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -27,5 +27,5 @@ def new_bar(*, percent: bool = False) -> Progress:
 
 
 def progress_bar(wanted: bool) -> AbstractContextManager[Any]:
-    """Show a bar while the block runs, and give it; None in its place if none is wanted."""
+    """Show a bar while the block runs, and yield it; yield None if no bar is wanted."""
     return new_bar() if wanted else nullcontext()

@@ -1,4 +1,4 @@
-"""Secrets: refused in options, and taken out of messages before they are printed.
+"""Secrets: refused in options, and removed from messages before they are printed.
 
 Tokens stay in the Ocean configuration or the environment; nothing here stores or prints one.
 """
@@ -25,7 +25,7 @@ _NAMES = (
     r"|authorization)"
 )
 _SCHEMES = r"(?:(?:bearer|basic|digest|token)\s+)?"
-# A list, a text in quotes, or what stands before the next space or comma.
+# A list, a quoted text, or everything up to the next space or comma.
 _VALUE = r"(?:\[[^\]]*\]?|\([^)]*\)?|\{[^}]*\}?|\\?\"[^\"]*\"?|\\?'[^']*'?|[^\s,;)]+)"
 
 # Names and schemes begin where nothing of theirs stands before: a long text is then gone through once.
@@ -46,10 +46,10 @@ _LONG = re.compile(r"(?=[\w\-+/=~]*\d)[\w\-+/=~]{20,}")
 
 
 def without_secrets(text: str) -> str:
-    """A text without what stands where secrets stand, however short: user and query of an address, and values.
+    """Remove secrets from a text by their position: user and query of a URL, and values of secret names.
 
-    Values are what follows "token:", "key=", "secret", "password", "authorization" and the like, a list or a text in
-    quotes as a whole, and "bearer".
+    A value follows "token:", "key=", "secret", "password", "authorization" or similar, or "bearer"; a list or a quoted
+    text is one value.  Its length does not matter.
     """
     text = _USER.sub(r"\1***@", text)
     text = _QUERY.sub(r"\1?***", text)
@@ -59,36 +59,36 @@ def without_secrets(text: str) -> str:
 
 
 def scrubbed(message: str) -> str:
-    """A message on one line, at most 300 characters, without secrets and without what looks like a key.
+    """Return a message on one line, at most 300 characters, without secrets and without words that look like keys.
 
-    What follows any "key:" or "...key=" counts as a secret here.  Words of 20 or more letters, digits and _-+/=~ with a
-    digit among them are taken for keys.
+    Here the value of any "key:" or "...key=" is a secret.  Words of 20 or more letters, digits and _-+/=~ that contain
+    a digit look like keys.
     """
     text = without_secrets(_LONG.sub("***", " ".join(message[:_MOST_READ].split())))
     text = _KEY.sub(r"\1***", text)
     return text if len(text) <= _MAX_MESSAGE else text[: _MAX_MESSAGE - 1] + "…"
 
 
-# As D-Wave and others write them.
+# Tokens as D-Wave and others write them.
 _TOKEN = re.compile(r"[A-Za-z]{2,6}-[0-9a-fA-F]{32,64}|(?:ghp|hf|sk)_?[-\w]{20,}")
-# Where Ocean reads a token from.
+# The environment variable from which Ocean reads a token.
 _VARIABLE = "DWAVE_API_TOKEN"
 
 
 def refuse_secrets(name: str, options: Any, key: str | None = None) -> None:
-    """Refuse options that are named like a token, and values that hold one, at any depth and in lists too.
+    """Refuse options that are named like a token, and values that contain one, at any depth and also in lists.
 
     Args:
-        name: What the options are, for the message.
+        name: Name of the argument, for the message.
         options: A mapping, a list, or a value.
-        key: The option that a value is of.
+        key: Name of the option that has the value.
 
     Raises:
-        ValueError: Names the option, never its value.
+        ValueError: The message names the option, never its value.
     """
     if isinstance(options, Mapping):
         for inner, value in options.items():
-            # A key may be the secret itself, in a mapping by address.
+            # The key itself may be the secret, for example a URL.
             if _holds_secret(str(inner)):
                 raise _refusal(name, "such key")
             if SECRET_NAME.search(str(inner)):
@@ -115,7 +115,7 @@ def _refusal(name: str, what: str) -> ArgumentError:
 
 
 def safe_message(error: BaseException) -> str:
-    """``Type: message`` of an exception on one line, without anything that looks like a token."""
+    """Return ``Type: message`` of an exception on one line, without anything that looks like a token."""
     text = str(error)
     token = os.environ.get(_VARIABLE)
     if token:

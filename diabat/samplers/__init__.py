@@ -19,7 +19,7 @@ __all__ = [
     "sampler",
 ]
 
-# Reached as attributes of the package, and imported then: one loads dimod, the other serves scripts.
+# Imported on first use as attributes of the package: one loads dimod, the other is for scripts.
 _MODULES = ("executor", "ocean")
 
 

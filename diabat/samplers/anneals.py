@@ -1,4 +1,4 @@
-"""What the ``dqa`` backend runs, a schedule cut into steps or a plan of free angles, and the engine that runs it."""
+"""Anneals of the ``dqa`` backend (a schedule divided into steps, or a plan of free angles) and their engines."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ Precision = Literal["double", "single"]
 
 @dataclass(frozen=True, eq=False)
 class Anneal:
-    """A plan and what is known of it.
+    """A plan with its properties.
 
     Attributes:
-        name: Of the schedule or the plan.
+        name: Name of the schedule or the plan.
         plan: Angles of the steps.
         betas: First-order inverse temperatures of fields and couplings.
-        learned: Whether the plan was trained to sample at beta = 1 rather than cut from a schedule.
-        annealing_time_ns: t_a in ns; None for learned plans, which have none.
-        trained: Range of fields and couplings that the plan's file promises; None without such a promise.
+        learned: Whether the plan was trained to sample at beta = 1, not derived from a schedule.
+        annealing_time_ns: t_a in ns; None for learned plans.
+        trained: Range of fields and couplings stated in the file of the plan; None if the file states none.
     """
 
     name: str
@@ -73,20 +73,20 @@ def resolve_anneal(
     grid: Grid | None,
     trotter_error: float | None,
 ) -> Anneal:
-    """Find the schedule or plan and cut the schedule into steps.
+    """Find the schedule or plan, and divide a schedule into steps.
 
     Args:
         schedule: Name of a built-in schedule or learned plan, a path ending in .csv (schedule) or .json (plan), an
             AnnealingSchedule or a TrotterPlan.
-        protocol: Of a built-in schedule (None for ``fast``), or of a CSV file that holds several.
+        protocol: Protocol of a built-in schedule (None for ``fast``), or of a CSV file that contains several.
         annealing_time_ns: t_a in ns; None for 5 ns.
-        steps: As of :func:`diabat.circuits.trotter_plan`; likewise ``order``, ``grid`` and ``trotter_error``.
+        steps: As in :func:`diabat.circuits.trotter_plan`, like ``order``, ``grid`` and ``trotter_error``.
         order: Splitting; None for ``strang``.
         grid: Spacing of the steps; None for ``uniform``.
-        trotter_error: Total variation to choose the steps by.
+        trotter_error: Total variation distance that determines the steps.
 
     Raises:
-        ValueError: If nothing of that name exists, or an option does not apply.
+        ValueError: If the name is unknown, or an option does not apply.
         FileNotFoundError: If the file does not exist.
     """
     if protocol is not None and not isinstance(protocol, str):
@@ -109,7 +109,7 @@ def resolve_anneal(
     for option, value in of_schedules.items():
         if value is not None:
             raise ArgumentError(
-                option, f"expected none with a plan of angles, which are what they are, got {value!r}."
+                option, f"cannot be combined with a plan, whose angles are fixed, got {value!r}."
             )
     shipped = isinstance(schedule, str) and schedule in available_plans()
     name = str(schedule) if shipped else found.label or "plan"
@@ -121,7 +121,7 @@ def resolve_anneal(
 
 
 def beyond(anneal: Anneal, allowed: PlanRange, share: float) -> str:
-    """What to say of problems outside the range of a plan, a ``share`` of whose spins lies there."""
+    """The warning for problems outside the range of a plan; ``share`` is the fraction of such spins."""
     count = f"{share:.1%} of the spins" if share >= 0.001 else "a few spins"
     if not anneal.learned:
         field, asked = allowed.max_field, allowed.max_field * anneal.betas.beta_h
@@ -146,25 +146,25 @@ WATCHED = (
         most=0.0,
         advice=f"try schedule='{_WIDE}', or 'exact'",
     ),
-    Watched("beta_h", "predicted beta of the fields as programmed"),
-    Watched("beta_J", "predicted beta of couplings as programmed"),
+    Watched("beta_h", "predicted beta of the programmed fields"),
+    Watched("beta_J", "predicted beta of the programmed couplings"),
     Watched(
         "effective_beta",
-        "predicted beta of what comes out",
+        "predicted beta of the reads",
         least=0.7,
         most=1.4,
         advice="give calibration='predicted', or betas",
     ),
 )
-"""Facts of ``info`` that tell how good an anneal is."""
+"""Entries of ``info`` that measure the quality of an anneal."""
 
 
 def known_error(anneal: Anneal) -> str:
-    """How an anneal differs from the Boltzmann law: its response at second order, and the range of a learned plan."""
+    """Difference of an anneal from the Boltzmann law: its second-order response, and the range of a learned plan."""
     try:
         response = second_order_response(anneal.plan)
     except ValueError:
-        return "unknown: fields or couplings do not come out at all"
+        return "unknown: the reads do not respond to fields or couplings"
     said = (
         f"second-order response {response.c_hJ:.2f} (a field through a coupling) and {response.c_JJ:.2f} (two "
         "couplings) of that of the Boltzmann law, at any strength"
@@ -180,15 +180,15 @@ def known_error(anneal: Anneal) -> str:
 
 
 def find_schedule(value: Any, protocol: Protocol | None = None) -> AnnealingSchedule | TrotterPlan:
-    """The schedule or plan that ``schedule`` of :func:`resolve_anneal` means.
+    """Find the schedule or plan given as ``schedule`` of :func:`resolve_anneal`.
 
     Args:
         value: A name, a path, a schedule or a plan.
-        protocol: Of a built-in schedule (None for ``fast``), or of a CSV file that holds several.
+        protocol: Protocol of a built-in schedule (None for ``fast``), or of a CSV file that contains several.
 
     Raises:
-        ValueError: If nothing of that name exists, the schedule has no such protocol, or it is given as an object,
-            whose protocol is settled.
+        ValueError: If the name is unknown, the schedule has no such protocol, or a protocol is given with a schedule
+            object.
         FileNotFoundError: If the file does not exist.
     """
     return _find(value, protocol)[0]
@@ -197,11 +197,11 @@ def find_schedule(value: Any, protocol: Protocol | None = None) -> AnnealingSche
 def _find(
     value: Any, protocol: Protocol | None
 ) -> tuple[AnnealingSchedule, Mapping[str, Any]] | tuple[TrotterPlan, Mapping[str, Any]]:
-    """What ``schedule`` means, and the metadata of a plan."""
+    """The schedule or plan, and the metadata of a plan."""
     if isinstance(value, AnnealingSchedule) and protocol is not None:
         raise ArgumentError(
             "protocol",
-            f"expected none beside a schedule that is an object, which has its own, got {protocol!r}.",
+            f"cannot be combined with a schedule object, which has a protocol, got {protocol!r}.",
         )
     if isinstance(value, AnnealingSchedule):
         return value, {}
@@ -215,7 +215,7 @@ def _find(
         return built_in_schedule(value, "fast" if protocol is None else protocol), {}
     if value in available_plans():
         return builtin_plan(value)
-    # A name with a separator or a suffix is meant as a file; then a missing file is the error to report.
+    # A name with a separator or a suffix is a path; if it is missing, the error is about the file.
     if value.endswith(".json"):
         return load_plan(value)
     if value.endswith(".csv") or os.sep in value:
@@ -231,15 +231,15 @@ def _find(
 
 
 def build_engine(engine: str | Engine, precision: Precision | None, device: str | None) -> Engine:
-    """An engine by name, or the one that was given.
+    """Build an engine by name, or return the given one.
 
     Args:
         engine: ``native``, ``aer``, ``torch``, ``primitive``, or an Engine.
-        precision: Of the state vectors; None for ``double``.
-        device: Of the torch engine; None for ``cpu``.
+        precision: Precision of the state vectors; None for ``double``.
+        device: Device of the torch engine; None for ``cpu``.
 
     Raises:
-        ValueError: If there is none of that name, or an option is not valid or not one of this engine.
+        ValueError: If the name is unknown, or an option is invalid or unsupported by the engine.
     """
     named = isinstance(engine, str)
     if engine not in ENGINES if named else not isinstance(engine, Engine):
@@ -248,16 +248,16 @@ def build_engine(engine: str | Engine, precision: Precision | None, device: str 
             "engine", f"expected one of {', '.join(ENGINES)} or an Engine, got {engine!r}.{hint}"
         )
     if device is not None and not (named and engine == "torch"):
-        raise ArgumentError("device", f"expected none with an engine other than 'torch', got {device!r}.")
+        raise ArgumentError("device", f"requires engine 'torch', got {device!r} with another engine.")
     if precision is not None and not isinstance(precision, str):
         raise ArgumentError("precision", f"expected 'double' or 'single', got {precision!r}.")
     if precision is not None and (not named or engine == "primitive"):
-        raise ArgumentError("precision", f"expected none with an engine that has its own, got {precision!r}.")
+        raise ArgumentError("precision", f"cannot be combined with this engine, got {precision!r}.")
     if isinstance(engine, Engine):
         return engine
     chosen: Precision = "double" if precision is None else precision
     if engine == "native":
-        # As many threads as torch uses at the time of the call.
+        # Threads: as many as torch uses at the time of the call.
         return NativeEngine(chosen, torch.get_num_threads)
     if engine == "aer":
         return AerEngine(precision=chosen)

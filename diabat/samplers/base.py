@@ -1,7 +1,7 @@
-"""The interface of all backends: problems in, samples or moments out, capabilities declared as data.
+"""The interface of all backends: problems in, samples or moments out; capabilities are declared as data.
 
-``Sampler.sample`` and ``Sampler.moments`` are final: they validate, refuse what the backend does not support
-with one sentence, draw and record the seed, and call the backend's ``_sample`` or ``_moments``.
+``Sampler.sample`` and ``Sampler.moments`` are final: they validate the arguments, refuse unsupported problems, draw
+and record the seed, and call the backend's ``_sample`` or ``_moments``.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from diabat.samplers.seeds import as_int, draw_seed
 Law = Literal["boltzmann", "mean-field", "diabatic"]
 Estimator = Literal["exact", "straight_through", "linear_response", "covariance", "adjoint"]
 
-# Analytic backends form sums of exponents in float64: next to this, a term of size 1 keeps seven digits.
+# Analytic backends form sums of exponents in float64: in a sum of this size a term of size 1 keeps seven digits.
 LARGEST = 1e9
 
 
 class UnsupportedError(ArgumentError):
-    """The problem asks for something that the backend does not do; the message says what and what to use."""
+    """The backend does not support the problem or the request; the message names an alternative where there is one."""
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend can do; the defaults are those of a backend that draws Boltzmann samples of fields and couplings.
+    """What a backend supports; the defaults describe a Boltzmann sampler for fields and couplings.
 
     Attributes:
         exact: Moments are exact up to rounding.
         law: The law that is sampled: ``boltzmann``, or the backend's own (``mean-field``, ``diabatic``).
         max_spins: Largest number of visible spins in one problem, None if unbounded.
         three_body: Accepts K.
-        per_problem_couplings: Accepts a J of its own for every problem at reasonable cost.
+        per_problem_couplings: Accepts a different J for every problem at reasonable cost.
         samples: Can draw samples.
         correlations: Can report pair correlations.
         log_partition: Reports log Z.
-        gradients: Estimators that may be used with it, best first (``gradient="auto"`` takes the first).
-        max_states: Largest Σ 2^n that a layer may ask for in one call if every problem has a J of its own, so that no
-            work is shared; None if the backend does not enumerate.
+        gradients: Estimators that support it, best first (``gradient="auto"`` takes the first).
+        max_states: Largest Σ 2^n that a layer may request in one call if every problem has a different J, when no work
+            is shared; None if the backend does not enumerate.
     """
 
     exact: bool = False
@@ -71,16 +71,16 @@ class Sampler(WithOptions, nn.Module, ABC):
 
     A backend sets ``name`` and ``capabilities`` (an attribute, or a property that depends on its options) and
     implements ``_moments`` (analytic backends) or ``_sample`` (sampling backends, which inherit moments averaged over
-    ``num_reads`` reads), or both.  Its ``options`` are recorded here, whatever its constructor does with them.
+    ``num_reads`` reads), or both.  The base class records its ``options``.
 
-    A sampler is an ``nn.Module``: learnable numbers that the law depends on are its parameters, which ``adjoint``
-    differentiates in the order of ``parameters()``; what it carries from call to call is in its ``state_dict``.  A
+    A sampler is an ``nn.Module``.  Learnable numbers that the law depends on are its parameters, which ``adjoint``
+    differentiates in the order of ``parameters()``.  State that it keeps between calls is in its ``state_dict``.  A
     constructor need not call ``super().__init__()``.
 
     Attributes:
         name: Registry name.
         num_reads: Reads that ``moments`` averages over, for sampling backends.
-        smooth: Whether autograd can differentiate what ``_moments`` returns any number of times.
+        smooth: Whether autograd can differentiate the result of ``_moments`` any number of times.
     """
 
     name: str
@@ -88,10 +88,10 @@ class Sampler(WithOptions, nn.Module, ABC):
     num_reads: int = 1000
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Make the module ready for attributes before any constructor runs.
+        """Initialise the module before any constructor runs, so that constructors can set attributes.
 
         Raises:
-            TypeError: If the class compares by value, which modules must not.
+            TypeError: If the class compares by value; modules must compare by identity.
         """
         if cls.__hash__ is None:
             raise TypeError(
@@ -104,32 +104,32 @@ class Sampler(WithOptions, nn.Module, ABC):
 
     def __init__(
         self,
-    ) -> None:  # what __new__ has done, done again, would forget the attributes set meanwhile
+    ) -> None:  # __new__ has initialised the module; doing it again would discard attributes
         pass
 
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """What this backend, as configured, can do."""
+        """What this backend supports with its options."""
 
     @property
     def watched(self) -> tuple[Watched, ...]:
-        """Facts of ``info`` that tell how good an answer is, with their limits; see `diabat.samplers.diagnostics`."""
+        """Entries of ``info`` that measure the quality of a result, with limits; see `diabat.samplers.diagnostics`."""
         return ()
 
     @property
     def expected_error(self) -> str | None:
-        """What is known of the distance from the Boltzmann law, besides the noise of reads; None if nothing is."""
+        """The known distance from the Boltzmann law, besides the noise of reads, in words; None if nothing is known."""
         return None
 
     @property
     def remembers(self) -> bool:
-        """Whether an answer depends on the calls before it; composites do if their base does."""
+        """Whether a result depends on earlier calls; for composites, whether that of the base does."""
         return any(base.remembers for base in self._bases)
 
     @property
     def _bases(self) -> list[Sampler]:
-        """The samplers that this one stands on, as its submodules."""
+        """The base samplers of a composite, which are its submodules."""
         return [child for child in self.children() if isinstance(child, Sampler)]
 
     @final
@@ -139,7 +139,7 @@ class Sampler(WithOptions, nn.Module, ABC):
         Args:
             ising: The batch of problems.
             num_reads: Reads per problem, at least 1.
-            seed: The same seed gives the same tensor on any number of threads.  None draws one, recorded in
+            seed: The same seed gives the same tensor on any number of threads.  None draws a seed, which is recorded in
                 ``info["seed"]``.
 
         Returns:
@@ -147,8 +147,8 @@ class Sampler(WithOptions, nn.Module, ABC):
 
         Raises:
             UnsupportedError: If the backend does not support the problem or does not sample.
-            ValueError: If ``num_reads`` or ``seed`` is out of range, or the reads, int8, would not fit into the memory
-                that is available.
+            ValueError: If ``num_reads`` or ``seed`` is out of range, or the int8 reads do not fit in the available
+                memory.
         """
         refuse_trace()
         _require_ising(ising)
@@ -178,18 +178,17 @@ class Sampler(WithOptions, nn.Module, ABC):
 
         Differentiable in h, J and K if ``"exact"`` is among ``capabilities.gradients``, by autograd and under
         ``torch.func``, and twice where the backend has second derivatives (``exact``, ``banded``, ``mean_field``);
-        otherwise use :func:`diabat.spin_probabilities`.  Autocast does not reach in here.
+        otherwise use :func:`diabat.spin_probabilities`.  Autocast is disabled inside.
 
         Args:
             ising: The batch of problems.
             correlations: Also report <s_j s_k>; not differentiable.
-            num_reads: Average this many reads of :meth:`sample`, whatever the backend does otherwise; None leaves it
-                to the backend.
+            num_reads: Average over this many reads of :meth:`sample`; None uses the default method of the backend.
             seed: As in :meth:`sample`; analytic backends ignore it.
 
         Raises:
-            UnsupportedError: If the backend does not support the problem, does not report correlations, or is asked
-                for reads and draws none.
+            UnsupportedError: If the backend does not support the problem, does not report correlations, or is given
+                ``num_reads`` but draws no reads.
             ValueError: If ``num_reads`` or ``seed`` is out of range.
         """
         refuse_trace()
@@ -214,14 +213,14 @@ class Sampler(WithOptions, nn.Module, ABC):
         return replace(moments, info=info)
 
     def differentiable_moments(self, ising: Ising, correlations: bool = False, seed: int = 0) -> Moments:
-        """Moments differentiable in h, J and K, as from :meth:`moments` but without facts about the call."""
-        # A graph that is right to any order needs no help of ours, unless torch.func looks on.
+        """Moments differentiable in h, J and K, as from :meth:`moments` but without the ``info`` of the call."""
+        # A smooth graph needs no custom derivatives, except under the transforms of torch.func.
         if self.smooth and not torch._C._are_functorch_transforms_active():
             return self._answer(ising, correlations, seed)
         return analytic_moments(Solver(self, correlations, seed), ising)
 
     def _answer(self, ising: Ising, correlations: bool, seed: int) -> Moments:
-        """Refuse what is not supported, and call the backend."""
+        """Refuse unsupported problems, then call the backend."""
         with without_autocast(ising.fields):
             self._require(ising)
             return self._moments(ising, correlations, seed)
@@ -230,7 +229,7 @@ class Sampler(WithOptions, nn.Module, ABC):
         if not self.capabilities.samples:
             raise UnsupportedError(
                 "num_reads",
-                f"sampler '{self.name}' computes its moments without reads, expected None, got {num_reads}.",
+                f"expected None, got {num_reads}; sampler '{self.name}' computes its moments without reads.",
             )
         samples = self.sample(ising, num_reads, seed=seed)
         return samples.moments(correlations=correlations, dtype=ising.fields.dtype)
@@ -241,7 +240,7 @@ class Sampler(WithOptions, nn.Module, ABC):
         Args:
             ising: The batch of problems.
             cotangent: v, [*batch, n].
-            seed: That of the forward call, for whatever is random in the law.
+            seed: The seed of the forward call, for the random parts of the law.
 
         Raises:
             UnsupportedError: If the backend has no adjoint gradient.
@@ -249,17 +248,18 @@ class Sampler(WithOptions, nn.Module, ABC):
         raise UnsupportedError("gradient", f"sampler '{self.name}' has no adjoint gradient.")
 
     def for_window(self, window: int, reach: int) -> Sampler:
-        """The sampler for couplings that reach ``reach`` spins among ``window``; itself for most.
+        """Return the sampler for couplings up to distance ``reach`` in a window of ``window`` spins; by default itself.
 
-        A layer asks once, when it is built: couplings start from zero, where no sampler sees which are parameters.
+        A layer calls this once, when it is built: couplings start at zero, and their values do not show which of them
+        are parameters.
 
         Raises:
-            UnsupportedError: If it would refuse such problems.
+            UnsupportedError: If it does not support such problems.
         """
         return self
 
     def with_own_parameters(self) -> Sampler:
-        """A copy whose parameters and state are its own, which begins anew; itself if it has neither."""
+        """Return a copy with separate parameters and with its state reset; itself if it has neither."""
         if not self.remembers and next(self.parameters(), None) is None:
             return self
         own = copy.deepcopy(self)
@@ -267,12 +267,12 @@ class Sampler(WithOptions, nn.Module, ABC):
         return own
 
     def reset(self) -> None:
-        """Forget the calls before; a backend that ``remembers`` says how."""
+        """Discard the state of earlier calls; a backend that ``remembers`` overrides this."""
         for base in self._bases:
             base.reset()
 
     def close(self) -> None:
-        """Release what the backend holds, such as worker processes; most hold nothing."""
+        """Release resources such as worker processes; most backends have none."""
         for base in self._bases:
             base.close()
 
@@ -280,7 +280,7 @@ class Sampler(WithOptions, nn.Module, ABC):
         raise UnsupportedError(f"sampler '{self.name}' cannot draw samples.")
 
     def _smooth_moments(self, ising: Ising) -> tuple[Tensor, Tensor | None]:
-        """P(s = +1) and log Z in operations that autograd can differentiate twice, for second derivatives."""
+        """Compute P(s = +1) and log Z with operations that autograd can differentiate twice."""
         if self.smooth:
             moments = self._moments(ising, False, 0)
             return moments.probability, moments.log_partition
@@ -295,7 +295,7 @@ class Sampler(WithOptions, nn.Module, ABC):
         return samples.moments(correlations=correlations, dtype=ising.fields.dtype)
 
     def _require(self, ising: Ising) -> None:
-        """Refuse what the capabilities exclude, in a full sentence."""
+        """Refuse problems that the capabilities exclude."""
         able = self.capabilities
         if "exact" in able.gradients:
             check_size(ising, LARGEST)
@@ -331,20 +331,20 @@ def _require_ising(ising: Any) -> None:
 
 
 def refuse_trace() -> None:
-    """Raise UnsupportedError under ``torch.jit.trace``, which would freeze what a sampler answers into constants."""
+    """Raise UnsupportedError under ``torch.jit.trace``, which would record the results of a sampler as constants."""
     if torch.jit.is_tracing():  # type: ignore[attr-defined]  # not exported by name
         raise UnsupportedError(
             "torch.jit.trace",
-            "expected no sampler in a trace, which would freeze its answers, got one; use "
+            "cannot be combined with a sampler, because the trace would record its results as constants; use "
             "torch.compile or torch.export.",
         )
 
 
 def require_room(ising: Ising, num_reads: int) -> None:
-    """Refuse more reads than fit into memory: one byte per read, problem and spin.
+    """Refuse more reads than fit in memory: one byte per read, problem and spin.
 
     Raises:
-        ValueError: The message says how much is needed and how much there is.
+        ValueError: The message gives the required and the available memory.
     """
     require_memory(
         num_reads * ising.fields.numel(), f"{num_reads} reads of {ising.num_problems} problems", "num_reads"

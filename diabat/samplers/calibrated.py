@@ -1,4 +1,4 @@
-"""Inverse temperatures to program with: predicted, fitted once, or fitted to every batch."""
+"""Inverse temperatures for programming: predicted, fitted once, or fitted to every batch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ MODES: tuple[Calibration, ...] = ("predicted", "fitted", "per_batch", "none")
 REFERENCE_STRENGTH = 0.5
 """g of the reference problems of mode ``fitted``: h ~ N(0, g), J ~ N(0, g/√n), n = 6."""
 
-# A fit is an estimate of a number that theory puts near 1: 1 ± this, combined by inverse variances.
+# Prior of a fitted scale: theory predicts 1 ± this; fit and prior are combined by inverse variances.
 _PRIOR = 0.3
 
 
 def reference_problems(strength: float = REFERENCE_STRENGTH, spins: int = 6) -> Ising:
-    """16 Sherrington-Kirkpatrick problems of n = 6 spins from a fixed seed, J of their own, float64 [16, n]."""
+    """16 Sherrington-Kirkpatrick problems of n = 6 spins from a fixed seed, each with its J, float64 [16, n]."""
     generator = torch.Generator().manual_seed(0)
     n, instances = spins, 16
     h = strength * torch.randn(instances, n, generator=generator, dtype=torch.float64)
@@ -33,7 +33,7 @@ def reference_problems(strength: float = REFERENCE_STRENGTH, spins: int = 6) -> 
 
 
 def corrected(betas: Betas, fit: BetaFit) -> Betas:
-    """Inverse temperatures times what a fit says came out of 1; a vague or missing fit changes little."""
+    """Multiply inverse temperatures by the fitted scales; an uncertain or missing fit changes little."""
     return Betas(
         betas.beta_h * _shrunk(fit.field, fit.field_error),
         betas.beta_J * _shrunk(fit.coupling, fit.coupling_error),
@@ -41,7 +41,7 @@ def corrected(betas: Betas, fit: BetaFit) -> Betas:
 
 
 def fit_reads(ising: Ising, draw: Callable[[Ising], Samples]) -> BetaFit:
-    """Fit to reads of these very problems."""
+    """Fit to reads of the given problems."""
     samples = draw(ising)
     return fit_betas(ising, samples.spins, samples.weights)
 
@@ -50,12 +50,12 @@ def _shrunk(value: float | None, error: float | None) -> float:
     if value is None or error is None:
         return 1.0
     weight = _PRIOR**2 / (_PRIOR**2 + error**2)
-    # Scales outside are the mark of a fit gone wrong, and dividing by one near 0 or below would be worse.
+    # Scales outside this range are failed fits; programming divides by them, so they must not be near 0.
     return min(max(1.0 + weight * (value - 1.0), 0.2), 5.0)
 
 
 def check_strength(strength: float | None, calibration: str) -> float:
-    """``calibration_strength``, refused where no reference problem is fitted."""
+    """Return ``calibration_strength``, or refuse it if no reference problems are fitted."""
     if strength is None:
         return REFERENCE_STRENGTH
     if not (is_number(strength) and 0 < strength <= 10):
@@ -65,18 +65,18 @@ def check_strength(strength: float | None, calibration: str) -> float:
     if calibration != "fitted":
         raise ArgumentError(
             "calibration_strength",
-            f"expected none without calibration='fitted', which alone has reference "
-            f"problems, got {strength!r} beside {calibration!r}.",
+            f"cannot be combined with calibration={calibration!r}, got {strength!r}; "
+            "only calibration='fitted' has reference problems.",
         )
     return float(strength)
 
 
 def check_betas(betas: tuple[float, float] | None, calibration: str | None) -> Betas | None:
-    """``betas`` of the backend: two positive numbers, in place of a calibration."""
+    """Check ``betas`` of the backend: two positive numbers, which replace a calibration."""
     if betas is None:
         return None
     if calibration is not None:
-        raise ArgumentError("calibration", f"expected none beside betas, got {calibration!r}.")
+        raise ArgumentError("calibration", f"cannot be combined with betas, got {calibration!r}.")
     values = tuple(betas) if isinstance(betas, (tuple, list)) else ()
     if len(values) != 2 or not all(is_number(b) and 0 < b < float("inf") for b in values):
         raise ArgumentError("betas", f"expected two positive numbers (beta_h, beta_J), got {betas!r}.")

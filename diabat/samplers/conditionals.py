@@ -3,7 +3,7 @@ r"""Log-odds of each spin given the others: the tables behind the pseudo-likelih
     log P(s_j | rest) = log σ( Σ_t β_t x_t ),   x_t = 2 s_j f_t,
     f_h = h_j,   f_J = Σ_k J_jk s_k,   f_K = Σ_{k<l} K_jkl s_k s_l
 
-Problems are taken in chunks, because 2^16 states of every query of a batch at once would not fit.
+Problems are processed in chunks: 2^16 states of all problems at once would not fit in memory.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch.nn.functional import logsigmoid
 
 from diabat.ising import Ising, flat_index
 
-# Cells (problem, read, spin) of one chunk: its tables, 256 KiB each, stay in the cache of a core.
+# Cells (problem, read, spin) of one chunk: its tables of 256 KiB each fit in the cache of a core.
 _CHUNK = 1 << 15
-# Tables of this many cells in all, about 100 MiB, are kept between the iterations of a fit.
+# Up to this many cells in total, about 100 MiB, are kept between the iterations of a fit.
 _KEEP = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Some problems, P of them, with R reads each.
+    """A chunk of P problems with R reads each.
 
     Attributes:
         features: x, float64 [terms, P·R·n]; 0 where the spin is invisible.
@@ -39,13 +39,13 @@ class Chunk:
 
 
 def present_terms(ising: Ising) -> list[int]:
-    """Those of fields (0), couplings (1) and three-body terms (2) of which some entry is not 0."""
+    """Which of fields (0), couplings (1) and three-body terms (2) have a nonzero entry."""
     terms = (ising.fields, ising.couplings, ising.three_body)
     return [kind for kind, value in enumerate(terms) if value is not None and bool((value != 0).any())]
 
 
 class Conditionals:
-    """The chunks of all problems, in order, on the CPU; small ones are kept, large ones formed again.
+    """The chunks of all problems, in order, on the CPU; kept in memory if they are small, else recomputed.
 
     Args:
         ising: Fields [*batch, n].
@@ -56,7 +56,7 @@ class Conditionals:
 
     def __init__(self, ising: Ising, spins: Tensor, weights: Tensor, kinds: list[int]) -> None:
         n, total, reads = ising.num_spins, ising.num_problems, len(spins)
-        # Problems first, so that couplings act by one matrix product each: [P | 1, R, n].
+        # Problems first, so that couplings act by a matrix product: [P | 1, R, n].
         s = spins.detach().cpu()
         self.spins = s[None] if s.ndim == 2 else s.reshape(reads, total, n).movedim(0, 1)
         self.weights = weights.detach().cpu().double().reshape(reads, total).T
@@ -78,7 +78,7 @@ class Conditionals:
             s = s if seen.all() else s * seen
             x = torch.empty(len(self.kinds), len(rows), reads, n, dtype=torch.float64)
             for out, kind, (values, row) in zip(x, self.kinds, self.terms, strict=True):
-                # Couplings that all problems share act on shared reads once.
+                # Couplings and reads that all problems share need one product.
                 field = _local_field(kind, values if len(values) == 1 else values[row[rows]], s)
                 out.copy_(2 * s * field)
             yield Chunk(x.flatten(1), (w[..., None] * seen).flatten(), w)
@@ -90,7 +90,7 @@ def derivatives(tables: Iterable[Chunk], beta: Tensor) -> tuple[float, Tensor, T
     for table in tables:
         log_p = logsigmoid(beta @ table.features)
         value += float(table.weights @ log_p)
-        miss = log_p.expm1_().neg_()  # probability of the other value of the spin, to its last digit
+        miss = log_p.expm1_().neg_()  # 1 - P without cancellation
         slope = table.weights * miss
         gradient += table.features @ slope
         hessian += (table.features * slope.mul_(miss.neg_().add_(1))) @ table.features.T
@@ -104,7 +104,7 @@ def scores(table: Chunk, beta: Tensor) -> Tensor:
 
 
 def _rows(kind: int, ising: Ising) -> tuple[Tensor, Tensor]:
-    """The different fields, couplings or three-body terms, float64 [D, ...], and which of them each problem has [P]."""
+    """The distinct fields, couplings or three-body terms, float64 [D, ...], and the index of each problem [P]."""
     value = (ising.fields, ising.couplings, ising.three_body)[kind]
     assert value is not None
     lead = value.shape[: value.ndim - kind - 1]
@@ -113,7 +113,7 @@ def _rows(kind: int, ising: Ising) -> tuple[Tensor, Tensor]:
 
 
 def _local_field(kind: int, terms: Tensor, s: Tensor) -> Tensor:
-    """Local field f of one kind for spins [P | 1, R, n], broadcastable to [P, R, n]."""
+    """Local field f of one kind of term for spins [P | 1, R, n], broadcastable to [P, R, n]."""
     if kind == 0:
         return terms[:, None, :]
     if kind == 1:

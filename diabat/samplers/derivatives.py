@@ -1,15 +1,15 @@
 r"""Derivatives of analytic moments: first and second, by autograd and under ``torch.func``.
 
-A backend whose graph is right to any order (``Sampler.smooth``: exact, banded) is left to autograd.  Under torch.func,
-whose transforms hide values, and for all other analytic backends, three maps of plain tensors stand around it, each
-an autograd function whose backward pass is the next one:
+If the graph of a backend is correct to any order (``Sampler.smooth``: exact, banded), autograd differentiates it.  For
+all other analytic backends, and under torch.func, whose transforms hide values, three autograd functions of plain
+tensors wrap the backend; the backward pass of each is the next one:
 
     moments   (h, J, K)           ->  P(s = +1), log Z
     gradient  (h, J, K, v, u)     ->  g = ∂L/∂(h, J, K),      L = Σ v P + Σ u log Z
     second    (h, J, K, v, u, w)  ->  ∂(Σ w g)/∂(h, J, K, v, u)
 
-The first two run the backend's own solver and its gradient, the last its ``_smooth_moments``.  A derivative after
-these raises.
+The first two use the solver and the gradient of the backend, the last its ``_smooth_moments``.  A third derivative
+raises.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Gradients = tuple[Tensor | None, ...]
 
 @dataclass(frozen=True, eq=False)
 class Solver:
-    """One call of a backend: what is asked of it beside the problem.
+    """One call of a backend: its arguments except the problem.
 
     Attributes:
         sampler: The backend.
@@ -47,7 +47,7 @@ class Solver:
     seed: int
 
     def moments(self, ising: Ising) -> Moments:
-        """Moments with whatever graph the backend makes."""
+        """Moments with the autograd graph of the backend."""
         return self.sampler._answer(ising, self.correlations, self.seed)
 
     def smooth_moments(self, terms: Terms) -> tuple[Tensor, Tensor | None]:
@@ -57,7 +57,7 @@ class Solver:
 
 
 def analytic_moments(solver: Solver, ising: Ising) -> Moments:
-    """Moments of a problem, differentiable in h, J and K: twice at least, or a further derivative raises."""
+    """Moments of a problem, differentiable in h, J and K at least twice; unsupported derivatives raise."""
     terms = Terms(ising.fields, ising.couplings, ising.three_body, ising.visible)
     result: Any = _Moments.apply(*terms, solver, torch.is_grad_enabled())
     probability, log_partition, correlation, visible, kept = result
@@ -76,7 +76,7 @@ def _problem(terms: Terms) -> Ising:
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    """What a forward pass leaves for the backward pass: the backend's graph from its leaves to its results."""
+    """State that a forward pass keeps for the backward pass: the backend's graph from its leaves to its results."""
 
     moments: Moments
     leaves: tuple[Tensor | None, ...] = ()
@@ -84,7 +84,7 @@ class _Kept:
 
 
 def _leaves(terms: Sequence[Tensor | None], wanted: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """Interactions cut from their history; those that are wanted start one of their own."""
+    """Detach tensors; those that are wanted require gradients."""
     return tuple(
         None if t is None else t.detach().requires_grad_(bool(want))
         for t, want in zip(terms, wanted, strict=True)
@@ -106,7 +106,7 @@ def _solve(solver: Solver, terms: Terms, wanted: Sequence[bool]) -> _Kept:
 
 
 class _Moments(torch.autograd.Function):
-    """(h, J, K, visible) -> P, log Z or None, correlations or None, visible, and what the backward pass needs."""
+    """(h, J, K, visible) -> P, log Z or None, correlations or None, visible, and the state for the backward pass."""
 
     @staticmethod
     def forward(
@@ -161,7 +161,7 @@ class _Moments(torch.autograd.Function):
         folded = folded_terms(Terms(*terms), in_dims[:4], info.batch_size)
         result: Any = _Moments.apply(*folded, solver, differentiated)
         p, log_z, pairs, visible, kept = result
-        # The graph is that of the larger batch: the backward pass forms its own.
+        # The graph belongs to the larger batch; the backward pass builds a new one.
         return (p, log_z, pairs, visible, _Kept(kept.moments)), (*dims_of(p, log_z, pairs), 0, None)
 
 
@@ -232,7 +232,7 @@ def _cotangents_through(pairs: list[tuple[Tensor, Tensor]], leaves: list[Tensor]
     options: Any = {"retain_graph": True, "materialize_grads": True}
     if batched_cotangent(*cotangents):
         return torch.autograd.grad(results, leaves, cotangents, **options)
-    # Cotangents given by themselves load sympy, a quarter of a second.
+    # Passing cotangents to torch.autograd.grad loads sympy, a quarter of a second.
     loss = sum(((r * c).sum() for r, c in pairs[1:]), (pairs[0][0] * pairs[0][1]).sum())
     return torch.autograd.grad(loss, leaves, **options)
 
@@ -310,7 +310,7 @@ class _Second(torch.autograd.Function):
 
 
 def _folded(tensors: Sequence[Any], dims: Sequence[int | None], size: int) -> list[Tensor | None]:
-    """h, J, K, visible, v and u of the larger batch, every element with J and K of its own."""
+    """h, J, K, visible, v and u of the larger batch, with J and K expanded for every element."""
     terms = folded_terms(Terms(*tensors[:4]), tuple(dims[:4]), size, own=True)  # type: ignore[arg-type]  # four
     cotangents = [
         None if t is None else mapped_first(t, d, size) for t, d in zip(tensors[4:6], dims[4:6], strict=True)
@@ -319,5 +319,5 @@ def _folded(tensors: Sequence[Any], dims: Sequence[int | None], size: int) -> li
 
 
 for _function in (_Moments, _Gradient, _Second):
-    # torch asks for the signature in every call, and forming it takes longer than one small problem.
+    # torch reads the signature in every call, and computing it takes longer than one small problem.
     _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[union-attr]  # of a function

@@ -1,6 +1,6 @@
-"""The ``info`` of a result: as plain data, in one summary of many, and what of it tells a good answer from a bad one.
+"""The ``info`` of a result: conversion to plain data, summaries of many results, and checks of their quality.
 
-Each backend declares the facts to watch, with limits.
+Each backend declares which entries to watch, with limits.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import torch
 LAWS = {
     "boltzmann": "the Boltzmann law at beta = 1",
     "mean-field": "the mean-field fixed point, not the Boltzmann law",
-    "diabatic": "the anneal's own, not the Boltzmann law",
+    "diabatic": "the law of the anneal, not the Boltzmann law",
 }
 """``Capabilities.law`` in words."""
 
 
 @dataclass(frozen=True)
 class Watched:
-    """One fact of ``info``, and between which limits it is good; without limits it is shown only.
+    """One entry of ``info`` and the limits of its good values; without limits it is only shown.
 
     Attributes:
-        key: Where it stands in ``info``, dotted where mappings are nested.
-        label: What it is called.
+        key: Key in ``info``, with dots for nested mappings.
+        label: Name for reports.
         least: Smallest good value.
         most: Largest good value.
-        advice: What to do, or what it means, if it is bad.
-        pick: Which of several values is shown where there is no limit.
+        advice: What to do, or what it means, if the value is outside the limits.
+        pick: Which of several values is shown if there is no limit.
     """
 
     key: str
@@ -42,22 +42,22 @@ class Watched:
     pick: Literal["min", "max"] = "max"
 
     def below(self, key: str, label: str) -> Watched:
-        """The same fact of a backend whose ``info`` stands at ``key`` of another's."""
+        """The same entry if the ``info`` of the backend is nested at ``key`` in another one."""
         return Watched(
             f"{key}.{self.key}", f"{label}: {self.label}", self.least, self.most, self.advice, self.pick
         )
 
 
 class Diagnostic(NamedTuple):
-    """A fact of one answer.
+    """The check of one entry of a result.
 
     Attributes:
-        key: As of `Watched`.
-        label: Likewise.
+        key: As in `Watched`.
+        label: As in `Watched`.
         value: The worst of its values.
         ok: Whether all are within the limits; None without limits.
         expected: The limits in words, or "".
-        advice: As of `Watched`.
+        advice: As in `Watched`.
     """
 
     key: str
@@ -69,7 +69,7 @@ class Diagnostic(NamedTuple):
 
 
 def diagnostics(watched: Iterable[Watched], info: Mapping[str, Any]) -> list[Diagnostic]:
-    """Judge an answer by its ``info``; what is not there is left out."""
+    """Check a result by its ``info``; missing entries are skipped."""
     found = []
     for fact in watched:
         values = list(_numbers(_entry(info, fact.key.split("."))))
@@ -95,7 +95,7 @@ def _judged(fact: Watched, values: list[float | bool]) -> Diagnostic:
 
 
 def _excess(fact: Watched, value: float) -> float:
-    """How far a value is outside the limits; not above 0 within, infinite for what is no number."""
+    """How far a value is outside the limits; at most 0 within them, infinite for NaN."""
     if math.isnan(value):
         return math.inf
     over = -math.inf if fact.most is None else value - fact.most
@@ -109,7 +109,7 @@ def _entry(info: Any, path: Sequence[str]) -> Any:
 
 
 def _numbers(value: Any) -> Iterable[float | bool]:
-    """All numbers of an entry: of a tensor, an array, a list, or the smallest, mean and largest of many jobs."""
+    """All numbers of an entry: a number, tensor, array or list, or the minimum, mean and maximum of many jobs."""
     if isinstance(value, bool):
         yield value
     elif isinstance(value, int | float | np.number):
@@ -125,10 +125,9 @@ def _numbers(value: Any) -> Iterable[float | bool]:
 
 
 def plain(value: Any) -> Any:
-    """Turn tensors, arrays, numpy numbers, tuples and mappings into what JSON holds.
+    """Convert tensors, arrays, numpy numbers, tuples and mappings to JSON types.
 
-    Not-a-number and infinity become None, which JSON has no number for; whatever else JSON does not know
-    becomes its ``repr``.
+    NaN and infinity become None, because JSON has no such numbers; objects of other types become their ``repr``.
     """
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
@@ -148,8 +147,8 @@ def plain(value: Any) -> Any:
 def condensed(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Summarise the plain infos of many jobs.
 
-    A fact on which all agree is kept as it is; numbers that differ become ``{"min", "mean", "max"}``, mappings
-    are summarised key by key, and anything else becomes the list of its distinct values.
+    A value that is equal in all infos is kept.  Numbers that differ become ``{"min", "mean", "max"}``, mappings are
+    summarised key by key, and other values become the list of distinct values.
     """
     keys = dict.fromkeys(key for info in infos for key in info)
     return {key: _one([info[key] for info in infos if key in info]) for key in keys}

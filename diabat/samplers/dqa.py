@@ -77,21 +77,21 @@ class DQASampler(AnnealCircuits):
         trotter_error: Choose the steps for this total variation distance from the continuous anneal.
         calibration: ``predicted`` (by the formula above; the default for schedules), ``fitted`` (corrected once
             by a fit to reference problems of strength ``calibration_strength``), ``per_batch`` (corrected by a
-            fit to reads of the very problems), or ``none`` (program h and J as they are; the default for
-            learned plans, which sample at beta = 1).
+            fit to reads of the given problems), or ``none`` (program h and J unchanged; the default for learned
+            plans, which sample at beta = 1).
         calibration_strength: g of the reference problems, h ~ N(0, g), J ~ N(0, g/√n); None for 0.5.  Only with
             ``calibration="fitted"``.
-        betas: (beta_h, beta_J) to program with instead, measured on hardware say; excludes ``calibration``.
-        field_noise: Standard deviation of each programmed field, in hardware units, anew for every problem.
+        betas: (beta_h, beta_J) to use instead, for example measured on hardware; excludes ``calibration``.
+        field_noise: Standard deviation of each programmed field, in hardware units, drawn for each problem.
         coupling_noise: Standard deviation of each programmed coupling.
         num_reads: Reads behind ``moments``; None uses the exact probabilities of the circuit.
-        precision: ``double`` (the default) or ``single`` state vectors, of engines by name that have them.
-        device: Device of the torch engine; ``cpu`` if left out.
-        learn_schedule: Make the angles of the plan a parameter, trained with the model through ``adjoint``.
+        precision: ``double`` (the default) or ``single`` state vectors, for named engines that support both.
+        device: Device of the torch engine; ``cpu`` by default.
+        learn_schedule: Make the angles of the plan a parameter, trained with the model by ``adjoint``.
 
     Attributes:
-        schedule_angles: The learnable angles, [3, steps] (fields, couplings, mixer); None where they are fixed.
-        anneal: What is run, with its plan and first-order inverse temperatures.
+        schedule_angles: The learnable angles, [3, steps] (fields, couplings, mixer); None if they are fixed.
+        anneal: The anneal, with its plan and first-order inverse temperatures.
 
     Raises:
         ValueError: If an option is invalid; the message names it.
@@ -147,7 +147,7 @@ class DQASampler(AnnealCircuits):
 
     @property
     def capabilities(self) -> Capabilities:
-        """State-vector simulation; its own (diabatic) law."""
+        """State-vector simulation; the law is diabatic, not Boltzmann."""
         gradients: tuple[Estimator, ...] = ("straight_through", "linear_response", "covariance")
         if self.engine.differentiable:
             gradients = (*gradients, "adjoint")
@@ -159,17 +159,17 @@ class DQASampler(AnnealCircuits):
 
     @property
     def watched(self) -> tuple[Watched, ...]:
-        """The range of the plan, and the inverse temperatures that are predicted."""
+        """Watched facts: the range of the plan, and the predicted inverse temperatures."""
         return WATCHED
 
     @property
     def expected_error(self) -> str:
-        """The response at second order, and the range of a learned plan."""
+        """Error of the second-order response, and of a learned plan within its range."""
         return known_error(self.anneal) if self.schedule_angles is None else "unknown: the angles are trained"
 
     @property
     def plan(self) -> TrotterPlan:
-        """Angles of the steps; those of the parameter where they are learned."""
+        """Angles of the steps; if they are learned, the current values of the parameter."""
         if self.schedule_angles is None:
             return self.anneal.plan
         b, c, a = self.schedule_angles.detach().double().cpu().numpy()
@@ -177,12 +177,12 @@ class DQASampler(AnnealCircuits):
 
     @property
     def predicted_betas(self) -> Betas:
-        """First-order inverse temperatures of the plan as it stands."""
+        """First-order inverse temperatures of the current plan."""
         return self.anneal.betas if self.schedule_angles is None else plan_betas(self.plan)
 
     @property
     def betas(self) -> Betas:
-        """Inverse temperatures that h and J are divided by; in mode ``per_batch`` those before the fit."""
+        """Inverse temperatures by which h and J are divided; in mode ``per_batch`` those before the fit."""
         if self._given is not None:
             return self._given
         if self.calibration == "none":
@@ -193,8 +193,8 @@ class DQASampler(AnnealCircuits):
         """P(s) of the circuit, float64 [*batch, 2^n]; bit j of the index is spin j, bit 1 means +1.
 
         Raises:
-            UnsupportedError: If some spin is invisible, the problem is too large, or the engine knows reads only.
-            ValueError: If they do not fit into memory.
+            UnsupportedError: If a spin is invisible, the problem is too large, or the engine draws reads only.
+            ValueError: If the probabilities do not fit in memory.
         """
         self._require(ising)
         if ising.visible is not None and not bool(ising.visible.all()):
@@ -202,7 +202,9 @@ class DQASampler(AnnealCircuits):
                 "visible", "state probabilities need every spin visible, got invisible spins."
             )
         if not self.engine.exact:
-            raise UnsupportedError("engine", f"'{self.engine.name}' draws reads and knows no probabilities.")
+            raise UnsupportedError(
+                "engine", f"'{self.engine.name}' draws reads only, not state probabilities."
+            )
         require_memory(8 * ising.num_problems << ising.num_spins, "probabilities of all states")
         plan = self.plan
         programmed = program(ising, self._betas_for(ising, 0), self.noise, 0)
@@ -211,7 +213,7 @@ class DQASampler(AnnealCircuits):
         )
 
     def adjoint(self, ising: Ising, cotangent: Tensor, *, seed: int) -> AdjointGradient:
-        """Exact derivative of the moments of the circuit; inverse temperatures and noise are held constant.
+        """Exact derivative of the moments of the circuit, with inverse temperatures and noise held constant.
 
         Raises:
             UnsupportedError: If the engine has no adjoint gradient.
@@ -264,10 +266,10 @@ class DQASampler(AnnealCircuits):
         return programmed.reads(reads, num_reads).to(programmed.ising.fields.device)
 
     def _betas_for(self, ising: Ising, seed: int) -> Betas:
-        """Inverse temperatures to divide by, fitted to these problems in mode ``per_batch``."""
+        """Inverse temperatures to divide by; in mode ``per_batch`` fitted to these problems."""
         if self.calibration != "per_batch" or self._given is not None:
             return self.betas
-        # A stream of its own: the reads of the fit are not those of the answer.
+        # A separate stream: the reads of the fit must be independent of the result.
         spawned = int(np.random.default_rng([seed, 2]).integers(2**31))
 
         def draw(problems: Ising) -> Samples:
@@ -300,7 +302,7 @@ class DQASampler(AnnealCircuits):
         return nn.Parameter(torch.from_numpy(angles).to(torch.get_default_dtype()))
 
     def _facts(self, betas: Betas) -> dict[str, Any]:
-        """What is programmed, whatever the problems."""
+        """Entries of ``info`` that do not depend on the problems."""
         predicted = self.predicted_betas
         return {
             "law": "diabatic",
@@ -309,11 +311,11 @@ class DQASampler(AnnealCircuits):
             "annealing_time_ns": self.anneal.annealing_time_ns,
             "steps": self.plan.steps,
             "calibration": "given" if self._given is not None else self.calibration,
-            # First-order inverse temperatures of the anneal, and those that h and J were divided by.
+            # First-order inverse temperatures of the anneal, and those by which h and J were divided.
             "beta_h": predicted.beta_h,
             "beta_J": predicted.beta_J,
             "programmed_with": tuple(betas),
-            # First-order inverse temperatures of what comes out, relative to the h and J asked for.
+            # First-order inverse temperatures of the reads, relative to the given h and J.
             "effective_beta": (predicted.beta_h / betas.beta_h, predicted.beta_J / betas.beta_J),
         }
 
@@ -327,10 +329,8 @@ class DQASampler(AnnealCircuits):
         return facts
 
     def _range(self, batches: list[Batch]) -> PlanRange | None:
-        """What the plan answers; None where nothing is known, or no field is strong enough to look."""
-        if (
-            self.schedule_angles is not None
-        ):  # angles that are trained leave the range of the plan that they began as
+        """The range of the plan; None if it is unknown, or if no field is strong enough for a check."""
+        if self.schedule_angles is not None:  # trained angles no longer have the range of the initial plan
             return None
         beta_h = self.anneal.betas.beta_h
         if self.anneal.learned or beta_h <= 0:
@@ -345,7 +345,7 @@ class DQASampler(AnnealCircuits):
         return PlanRange.of_anneal(self.anneal.plan, self.anneal.betas.beta_h)
 
     def _outside(self, allowed: PlanRange, programmed: Programmed) -> float:
-        """Fraction of the spins beyond the range; the first time is warned of."""
+        """Fraction of the spins outside the range; warns at the first occurrence."""
         beyond_it = sum(allowed.outside(batch.fields, batch.couplings) for batch in programmed.batches)
         share = beyond_it / max(1, programmed.num_spins)
         if share and not self._warned:

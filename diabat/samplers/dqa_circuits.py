@@ -1,4 +1,4 @@
-"""Problems of the ``dqa`` backend as Qiskit circuits that say what they mean in their metadata."""
+"""Problems of the ``dqa`` backend as Qiskit circuits with descriptive metadata."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class AnnealCircuits(Sampler):
-    """A sampler that runs a plan on programmed problems, and gives out the circuits."""
+    """Base class of samplers that run a plan on programmed problems; it exports the circuits."""
 
     @property
     @abstractmethod
@@ -30,20 +30,20 @@ class AnnealCircuits(Sampler):
     @property
     @abstractmethod
     def betas(self) -> Betas:
-        """Inverse temperatures that h and J are divided by."""
+        """Inverse temperatures by which h and J are divided."""
 
     @abstractmethod
     def _facts(self, betas: Betas) -> dict[str, Any]:
-        """What is programmed, whatever the problems."""
+        """Entries of ``info`` that do not depend on the problems."""
 
     def circuit(
         self, ising: Ising, *, measure: bool = False, labels: Sequence[Hashable] | None = None
     ) -> QuantumCircuit:
-        """The anneal of one problem [n] as a circuit of rz, rzz and rx gates, to draw, export or run.
+        """Build the anneal of one problem [n] as a circuit of rz, rzz and rx gates, to draw, export or run.
 
         Qubit j is spin j, and 1 means s_j = +1.  Invisible spins have no gate and read as 0.  ``circuit.metadata``
-        says what was programmed: schedule, annealing time, inverse temperatures, labels and visibility by qubit.
-        Control noise is left out, and ``per_batch`` programs with the predicted inverse temperatures.
+        contains the schedule, annealing time, inverse temperatures, and labels and visibility by qubit.  Control noise
+        is not included, and ``per_batch`` uses the predicted inverse temperatures.
 
         Args:
             ising: The problem.
@@ -65,7 +65,7 @@ class AnnealCircuits(Sampler):
     def circuits(
         self, ising: Ising, *, measure: bool = False, labels: Sequence[Hashable] | None = None
     ) -> list[QuantumCircuit]:
-        """One :meth:`circuit` for each problem of a batch, in row-major order; ``metadata["problem"]`` is its index."""
+        """Build a :meth:`circuit` for each problem, in row-major order; ``metadata["problem"]`` is its index."""
         self._require_problem(ising)
         fields, couplings = _programmed(ising, self.betas)
         seen = _numpy(ising.visible_mask)
@@ -84,15 +84,15 @@ class AnnealCircuits(Sampler):
     def pub(
         self, ising: Ising, num_reads: int | None = None, *, labels: Sequence[Hashable] | None = None
     ) -> tuple[QuantumCircuit, np.ndarray] | tuple[QuantumCircuit, np.ndarray, int]:
-        """One measured circuit for a whole batch and its parameter values, as Qiskit's primitives take them.
+        """Build one measured circuit for a whole batch, and its parameter values, as a PUB of Qiskit's primitives.
 
             StatevectorSampler().run([sampler.pub(problem, 1000)]).result()[0].data.meas  # shape [*batch]
 
-        Fields and couplings are the parameters, so that it is compiled once.
+        Fields and couplings are parameters, so the circuit is compiled once.
 
         Args:
-            ising: The problems, with the same spins visible in all of them.
-            num_reads: Shots of each problem; None leaves them to the primitive.
+            ising: The problems, all with the same visible spins.
+            num_reads: Shots of each problem; None uses the default of the primitive.
             labels: As in :meth:`circuit`.
 
         Returns:
@@ -100,9 +100,9 @@ class AnnealCircuits(Sampler):
             ``circuit.parameters``.
 
         Raises:
-            IsingError: If other spins are visible in other problems, or labels are not one per spin.
+            IsingError: If the visible spins differ between problems, or labels are not one per spin.
             UnsupportedError: If the problems have three-body terms.
-            ValueError: If ``num_reads`` is no integer >= 1.
+            ValueError: If ``num_reads`` is not an integer >= 1.
         """
         self._require_problem(ising)
         n = ising.num_spins
@@ -110,7 +110,8 @@ class AnnealCircuits(Sampler):
         seen = _numpy(ising.visible_mask).reshape(-1, n)
         if (seen != seen[0]).any():
             raise IsingError(
-                "visible", "expected the same spins visible in every problem, got others; use circuits."
+                "visible",
+                "expected the same visible spins in every problem, got different ones; use circuits.",
             )
         couplings = J.reshape(-1, n, n) * np.outer(seen[0], seen[0])
         metadata = self._metadata(seen[0], labels)

@@ -1,4 +1,4 @@
-"""Many independent sampling jobs over processes or a cluster, results in order, for scripts."""
+"""Many independent sampling jobs on worker processes or a cluster, with results in order; for scripts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from diabat.samplers.registry import build_base, refuse_memory
 from diabat.samplers.seeds import child_seed, draw_seed
 
 Progress = Callable[[int, int | None], None]
-"""Called with the number of jobs done and their total, None if that is not known."""
+"""Called with the number of finished jobs and the total number, None if it is unknown."""
 
 
 class SampleJob(NamedTuple):
@@ -28,8 +28,8 @@ class SampleJob(NamedTuple):
     Attributes:
         problem: The problems.
         num_reads: Reads per problem.
-        seed: None for one that follows from the seed of the whole and the place of the job.
-        name: What error messages call it.
+        seed: Seed; None derives one from the common seed and the index of the job.
+        name: Name for error messages.
     """
 
     problem: Ising
@@ -39,12 +39,12 @@ class SampleJob(NamedTuple):
 
 
 class JobError(RuntimeError):
-    """A job that failed; ``__cause__`` is the reason.
+    """A job failed; ``__cause__`` is the reason.
 
     Attributes:
-        index: Place of the job.
+        index: Index of the job.
         name: Its name, if it has one.
-        finished: Results of later jobs that were done or under way, by place.
+        finished: Results of later jobs that were finished or running, by index.
     """
 
     def __init__(self, index: int, name: str | None, reason: str, finished: Mapping[int, Samples]) -> None:
@@ -63,30 +63,30 @@ def map_samples(
     ahead: int = 256,
     progress: Progress | None = None,
 ) -> Iterator[Samples]:
-    """Draw reads of many jobs side by side.
+    """Draw reads of many jobs in parallel.
 
-    The results do not depend on the number of workers: job i without a seed of its own has that of
-    ``SeedSequence(seed).spawn(...)[i]``, recorded in its ``info``.  Workers that are started here stop with the
+    The results do not depend on the number of workers: job i without a seed gets that of
+    ``SeedSequence(seed).spawn(...)[i]``, recorded in its ``info``.  Workers that are started here stop after the
     last result, or when the iterator is closed; to keep them for several calls pass
     ``executor=WorkerPool(4)`` of :mod:`diabat.samplers.distributed.processes`.
 
     Args:
         sampler: A backend that draws samples: a name, or a sampler.
-        jobs: The jobs; an iterator is read only ``ahead`` jobs in front of the results.
-        options: Options of the backend, if it is given by name.
-        seed: Seed of the whole; None draws one.
+        jobs: The jobs; an iterator is read at most ``ahead`` jobs before the results.
+        options: Options of the backend, if ``sampler`` is a name.
+        seed: Common seed; None draws one.
         workers: As for :class:`~diabat.samplers.distributed.sampler.DistributedSampler`.
-        executor: Likewise.
-        ahead: Jobs handed out before the first result is taken, at least 1.
-        progress: Called in this thread as jobs are done, while a result is waited for.
+        executor: As for ``DistributedSampler``.
+        ahead: Jobs submitted before the first result is taken, at least 1.
+        progress: Called in this thread when jobs finish, while the iterator waits for a result.
 
     Returns:
         Iterator over the samples of each job, in the order of the jobs.
 
     Raises:
         UnsupportedError: If the backend does not draw samples.
-        JobError: While iterating, at the first job that failed or whose worker was lost.  Jobs that have not
-            begun are cancelled, those under way are waited for, and their results are in its ``finished``.
+        JobError: During iteration, at the first job that failed or whose worker was lost.  Jobs that have not
+            started are cancelled; the results of running and finished jobs are in its ``finished``.
         ValueError: If an argument is out of range, or the backend is persistent.
         TypeError: If an argument, or a job, has the wrong type.
     """
@@ -101,7 +101,7 @@ def map_samples(
 
 
 class _Campaign:
-    """The jobs that are handed out, and the futures that will answer them, in the same order."""
+    """The submitted jobs and their futures, in the same order."""
 
     def __init__(self, base: Sampler, workers: Workers, seed: int) -> None:
         self.base, self.workers, self.seed = base, workers, seed
@@ -126,7 +126,7 @@ class _Campaign:
 
     def _calls(self, jobs: Iterable[SampleJob]) -> Iterator[tuple[Sampler | bytes, Job]]:
         sent: Sampler | bytes = self.base if self.workers.here else pack(self.base)
-        job: Any  # jobs come from callers that no type checker has seen
+        job: Any  # the caller may not be type-checked
         for index, job in enumerate(jobs):
             if not isinstance(job, SampleJob) or not isinstance(job.problem, Ising):
                 kind = type(getattr(job, "problem", job)).__name__
@@ -142,7 +142,7 @@ class _Campaign:
             yield sent, make_job("sample", job.problem, seed, num_reads=job.num_reads)
 
     def _rest(self) -> dict[int, Samples]:
-        """Results of the jobs behind the one that failed."""
+        """Results of the jobs after the failed one."""
         under_way = [future for future in self.waiting if not future.cancel()]
         wait(under_way)
         return {

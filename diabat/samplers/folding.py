@@ -1,7 +1,7 @@
-"""Folding: under ``torch.func.vmap`` the mapped dimension of a problem becomes the first of its batch.
+"""Folding: under ``torch.func.vmap`` the mapped dimension of a problem becomes its first batch dimension.
 
-Backends look at values (visibility, distinct couplings, ranges), which mapped tensors do not show.  The autograd
-functions around them therefore are opaque to vmap, and their rules call them again on a larger batch.
+Backends read values (visibility, distinct couplings, ranges), which mapped tensors do not expose.  The autograd
+functions around them are therefore opaque to vmap, and their vmap rules call them again on a larger batch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Terms(NamedTuple):
-    """What a problem consists of, as it travels through autograd; shapes as in :class:`diabat.Ising`."""
+    """The tensors of a problem as arguments of autograd functions; shapes as in :class:`diabat.Ising`."""
 
     fields: Tensor
     couplings: Tensor | None
@@ -25,7 +25,7 @@ TermDims = tuple[int | None, int | None, int | None, int | None]
 
 
 def mapped_first(t: Tensor, dim: int | None, size: int, place: int = 0) -> Tensor:
-    """Move the mapped dimension of ``size`` to ``place``, expanded where the tensor has none."""
+    """Move the mapped dimension of ``size`` to ``place``; expand the tensor if it has none."""
     if dim is not None:
         return t.movedim(dim, place)
     shape = list(t.shape)
@@ -34,13 +34,13 @@ def mapped_first(t: Tensor, dim: int | None, size: int, place: int = 0) -> Tenso
 
 
 def folded_terms(terms: Terms, dims: TermDims, size: int, *, own: bool = False) -> Terms:
-    """Terms of a batch [size, *batch] of problems.
+    """Convert mapped terms to the terms of a batch [size, *batch] of problems.
 
     Args:
         terms: Terms, some of them mapped.
-        dims: Mapped dimension of each, None where it is the same for all.
+        dims: Mapped dimension of each term, None if it is not mapped.
         size: Length of the mapped dimension.
-        own: Give every element J and K of its own, as gradients need, also where they are the same for all.
+        own: Expand J and K even if they are not mapped, as separate gradients of the elements need.
     """
     fields = mapped_first(terms.fields, dims[0], size)
     rank = fields.ndim - 2
@@ -61,7 +61,7 @@ def folded_terms(terms: Terms, dims: TermDims, size: int, *, own: bool = False) 
 
 
 def unfolded(gradient: Tensor | None, like: Tensor | None, dim: int | None) -> Tensor | None:
-    """Gradient of a folded term as that of the term itself, mapped dimension first."""
+    """Convert the gradient of a folded term to that of the term, mapped dimension first."""
     if gradient is None or like is None:
         return None
     shape = list(like.shape)
@@ -71,23 +71,23 @@ def unfolded(gradient: Tensor | None, like: Tensor | None, dim: int | None) -> T
 
 
 def dims_of(*outputs: Tensor | None) -> tuple[int | None, ...]:
-    """Mapped dimension of outputs that have it first, or are None."""
+    """Mapped dimension of outputs: the first, or None for an output that is None."""
     return tuple(None if t is None else 0 for t in outputs)
 
 
 def batched_cotangent(*cotangents: Tensor | None) -> bool:
     """Whether autograd runs a backward pass for many cotangents at once (``is_grads_batched``, ``vectorize=True``).
 
-    That is done by an older vmap than torch.func's, which asks no rule of ours.
+    This uses an older vmap than torch.func's, which ignores our vmap rules.
     """
     return any(t is not None and torch._C._functorch.is_legacy_batchedtensor(t) for t in cotangents)
 
 
 def refuse_batched_cotangent(*cotangents: Tensor | None) -> None:
-    """Refuse such a pass where values are looked at.
+    """Refuse a batch of cotangents, in backward passes that read values.
 
     Raises:
-        RuntimeError: With what to use instead.
+        RuntimeError: The message names the alternative.
     """
     if batched_cotangent(*cotangents):
         raise RuntimeError(

@@ -1,9 +1,9 @@
 """Grouping of a batch into problems that share couplings and visible spins.
 
 An attention batch has few distinct J (one per head) and few visibility patterns (one per position), but many
-problems.  Backends solve each group at once.  Groups of similar size are padded to a common number of spins
-with *phantom* spins: no field, no coupling, hence independent of all others and harmless; each multiplies the
-partition function by 2.
+problems.  Backends solve each group at once.  Groups of similar size form a *tier*: they are padded to a common
+number of spins with *phantom* spins, which have no field and no coupling.  Phantoms are independent of all other
+spins; each multiplies the partition function by 2.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Cost = Callable[[int, int, int], float]
 
 
 def enumeration_cost(groups: int, problems: int, spins: int) -> float:
-    """Multiply-adds of exact enumeration, plus a constant for launching one tier's kernels."""
+    """Multiply-adds of exact enumeration, plus a constant for starting the kernels of one tier."""
     return 8e6 + groups * 2.0**spins * (2 * problems + 16)
 
 
 def unpadded_cost(groups: int, problems: int, spins: int) -> float:
-    """Cost that gives every number of spins a tier of its own (engines whose work is not padded away)."""
+    """Cost that gives every number of spins a separate tier, for engines that should not work on padding."""
     return groups * 2.0 ** (2 * spins)
 
 
@@ -53,7 +53,7 @@ class Places:
     cells: Tensor
 
     def part(self, which: slice) -> Places:
-        """Some of them."""
+        """Return a slice of the problems."""
         slots = (self.slots[0][which], self.slots[1][which])
         return Places(slots, self.rows[which], self.spins[which], self.couplings[which], self.cells[which])
 
@@ -62,8 +62,8 @@ class Places:
 class Tier:
     """Groups padded to m spins and Q problems, as indices into the flat batch of N problems.
 
-    The last slot of every flat array (index N·n, N, C·n²) is a dump: padding reads zero from it and writes to
-    it, so that one index tensor both gathers and scatters.
+    The last slot of every flat array (index N·n, N, C·n²) is a dump: padding reads zero from it and writes to it.
+    Thus one index tensor serves to gather and to scatter.
 
     Attributes:
         sizes: N, C and n of the whole batch.
@@ -73,7 +73,7 @@ class Tier:
         cells: int64 [G, Q, m], index into the flat fields [N·n + 1].
         phantoms: int64 [G], number of phantom spins.
         pair_cells: int64 [G, m, m], index into the flat couplings [C·n² + 1].
-        whole: The batch as it is, nothing padded or moved: a reshape gathers and scatters.
+        whole: The tier is the whole batch without padding or reordering: a reshape gathers and scatters.
     """
 
     sizes: tuple[int, int, int]
@@ -87,7 +87,7 @@ class Tier:
 
     @cached_property
     def places(self) -> Places:
-        """Its problems without the padding, group after group."""
+        """The problems of the tier without padding, group after group."""
         problems, spins, coupling = self.problems.cpu(), self.spins.cpu(), self.coupling.cpu()
         group, slot = (problems < self.sizes[0]).nonzero(as_tuple=True)
         cells = self.cells.cpu()[group, slot]
@@ -95,18 +95,18 @@ class Tier:
 
     @cached_property
     def places_by_group(self) -> list[Places]:
-        """The same of each group."""
+        """The problems of each group without padding."""
         ends = (self.problems.cpu() < self.sizes[0]).sum(1).cumsum(0).tolist()
         return [self.places.part(slice(*ends)) for ends in zip([0, *ends], ends, strict=False)]
 
     def padded(self, values: Tensor) -> Tensor:
-        """Values of its problems [P, ...] in the slots of the tier, [G, Q, ...]; zero on padding."""
+        """Put values of the problems [P, ...] into the slots of the tier, [G, Q, ...]; zero on padding."""
         out = values.new_zeros(*self.problems.shape, *values.shape[1:])
         out[self.places.slots] = values
         return out
 
     def gather(self, fields: Tensor, couplings: Tensor | None, three_body: Tensor | None) -> Group:
-        """Cut its groups out of flat h [N·n + 1], J [C·n² + 1] and K [C·n³ + 1], the last of each a zero."""
+        """Gather the groups from flat h [N·n + 1], J [C·n² + 1] and K [C·n³ + 1], each with a zero at the end."""
         J = None if couplings is None else couplings[self.pair_cells]
         if three_body is None:
             return Group(self, fields[self.cells], J, None)
@@ -115,7 +115,7 @@ class Tier:
 
     @property
     def matrix_cells(self) -> Tensor:
-        """int64 [G, Q, m, m], index into flat numbers per pair [N·n² + 1]."""
+        """int64 [G, Q, m, m], index into flat values per pair [N·n² + 1]."""
         total, _, n = self.sizes
         a, b = self.spins[:, None, :, None], self.spins[:, None, None, :]
         cells = (self.problems[:, :, None, None] * n + a) * n + b
@@ -125,7 +125,7 @@ class Tier:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """One tier gathered: all that a kernel needs, which knows neither visibility nor broadcasting.
+    """One gathered tier: the input of a kernel, without visibility or broadcasting.
 
     Attributes:
         tier: Where the rows came from.
@@ -142,12 +142,12 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Tiers:
-    """The tiers of a batch: its problems are gathered once, and results of all tiers go back into its shape.
+    """The tiers of a batch: they gather its problems, and put results of all tiers back into its shape.
 
     Problems without a visible spin are in no tier.
 
     Attributes:
-        shape: That of the fields, [*batch, n].
+        shape: Shape of the fields, [*batch, n].
         tiers: The tiers; results are given in this order.
     """
 
@@ -156,11 +156,11 @@ class Tiers:
 
     @property
     def whole(self) -> bool:
-        """Whether the only tier is the batch as it is."""
+        """Whether the only tier is the whole batch without padding or reordering."""
         return len(self.tiers) == 1 and self.tiers[0].whole
 
     def gather(self, ising: Ising) -> list[Group]:
-        """Fields and interactions of each tier, copied; differentiable in h, J and K."""
+        """Copy the fields and interactions of each tier; differentiable in h, J and K."""
         h, J, K = ising.fields, ising.couplings, ising.three_body
         if J is not None and K is not None:
             lead = ising.lead
@@ -207,19 +207,19 @@ class Tiers:
 
 
 def tiers(ising: Ising, cost: Cost = enumeration_cost) -> Tiers:
-    """Tiers of a batch, of least total cost."""
+    """Divide a batch into tiers of least total cost."""
     device, shape = ising.fields.device, ising.fields.shape
     if ising.visible is None:
         return _cached_tiers(None, (), shape, ising.lead, cost, device)
     visible = ising.visible.cpu()
     if visible.numel() > _CACHED_MASK_ELEMENTS:
         return _build_tiers(visible, shape, ising.lead, cost, device)
-    # The cache is keyed by content: masks of attention are small and the same at every step.
+    # The cache key is the content: attention masks are small and the same at every step.
     return _cached_tiers(visible.numpy().tobytes(), visible.shape, shape, ising.lead, cost, device)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """All elements of all parts, in a row."""
+    """Flatten and concatenate all parts."""
     return parts[0].reshape(-1) if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts])
 
 
@@ -231,7 +231,7 @@ def _assembled(index: Tensor, parts: Sequence[Tensor], shape: torch.Size, fill: 
 
 
 def _with_dump(values: Tensor) -> Tensor:
-    """In a row, with a zero behind."""
+    """Flatten, with a zero appended."""
     return torch.constant_pad_nd(values.reshape(-1), (0, 1))
 
 
@@ -333,7 +333,7 @@ def _make_tier(
     cells = torch.where(valid, cells, total * n)
     phantoms = (padded == n).sum(1)
     pair_cells = _interaction_cells(padded, coupling, n, 2, distinct * n * n)
-    # Every cell in its place: as many cells as fields, hence neither padding nor an invisible spin.
+    # Every cell is at its place, and there are as many cells as fields: no padding and no invisible spin.
     whole = all(
         torch.equal(index.reshape(-1), torch.arange(size))
         for index, size in ((cells, total * n), (pair_cells, distinct * n * n))

@@ -22,13 +22,13 @@ from diabat.samplers.diagnostics import Watched
 class MeanFieldSampler(Sampler):
     """Magnetizations at a mean-field fixed point, found by damped iteration from m = 0.
 
-    The gradient is that of the fixed point itself (implicit differentiation), not of the iteration.  With
-    strong couplings the iteration may stop unconverged or in one of several fixed points;
-    ``info["converged"]``, ``info["iterations"]`` and ``info["residual"]`` say so.
+    The gradient is that of the fixed point (implicit differentiation), not of the iteration.  With strong couplings
+    the iteration may stop unconverged or in one of several fixed points; see ``info["converged"]``,
+    ``info["iterations"]`` and ``info["residual"]``.
 
     Args:
         damping: Weight of the new value in m ← (1 - damping) m + damping tanh(...), in (0, 1].
-        max_iterations: Iterations at most.
+        max_iterations: Largest number of iterations.
         tolerance: Stop when no magnetization changes by more than this.
 
     Raises:
@@ -53,7 +53,7 @@ class MeanFieldSampler(Sampler):
 
     @property
     def watched(self) -> tuple[Watched, ...]:
-        """Whether the iteration has come to rest, which says nothing of the distance from the Boltzmann law."""
+        """Whether the iteration has converged; this does not measure the distance from the Boltzmann law."""
         return (
             Watched("converged", "converged", least=1, advice="a smaller damping, or more max_iterations"),
             Watched("iterations", "iterations"),
@@ -74,7 +74,7 @@ class MeanFieldSampler(Sampler):
             m, info = self._iterate(ising.detach(), visible)
         local: Any = _local_field(_symmetrised(ising), m, visible)
         local = _FixedPointResponse.apply(local, _effective_couplings(ising.detach(), m), m, visible)
-        # σ(2x) rather than (tanh x + 1)/2: keeps its relative precision when m is -1 to rounding.
+        # σ(2x), not (tanh x + 1)/2: it keeps its relative precision when m is -1 to rounding.
         probability = torch.where(visible, torch.sigmoid(2 * local), 0)
         return Moments(probability=probability, visible=visible, info=info)
 
@@ -90,7 +90,7 @@ class MeanFieldSampler(Sampler):
             )
         problem = _symmetrised(ising)
         local = _local_field(ising.detach(), m, visible)
-        # Each Newton step from a fixed point doubles the number of derivatives that are right: one, then three.
+        # From a fixed point one Newton step gives the correct first derivative, two steps give three.
         for _ in range(2):
             local = _newton_step(problem, local, visible)
         return torch.where(visible, torch.sigmoid(2 * local), 0), None
@@ -107,7 +107,7 @@ class MeanFieldSampler(Sampler):
 
 
 def _symmetrised(ising: Ising) -> Ising:
-    """The same problem, with J and K read through their symmetric part so that their gradients are symmetric."""
+    """Replace J and K by their symmetric part, so that their gradients are symmetric."""
     J, K = ising.couplings, ising.three_body
     apart = 1 - torch.eye(ising.num_spins, dtype=ising.fields.dtype, device=ising.fields.device)
     if J is not None and J.requires_grad:
@@ -160,7 +160,7 @@ class _FixedPointResponse(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, local: Tensor, effective: Tensor | None, m: Tensor, visible: Tensor) -> Tensor:
-        response = torch.where(visible, 1 - m**2, 0)  # an invisible spin answers nobody
+        response = torch.where(visible, 1 - m**2, 0)  # invisible spins do not respond
         ctx.save_for_backward(*((response,) if effective is None else (response, effective)))
         return local.clone()
 

@@ -4,9 +4,9 @@ r"""Any backend as a ``dimod.Sampler``, for Ocean's composites and tools.
 
     sampleset = OceanSampler("tempering").sample(bqm, num_reads=100, beta=2.0, seed=7)
 
-**A Boltzmann sampler never anneals silently.**  Reads follow P(x) ∝ exp(-beta · E(x)) at the beta that is asked for,
-1 unless said otherwise; they are no attempt at the ground state.  For optimisation ask for a large beta, or use a
-solver.  Backends with a law of their own (``dqa``) draw from that law for the fields and couplings scaled by beta.
+**Reads are samples at a fixed temperature, not an optimisation.**  They follow P(x) ∝ exp(-beta · E(x)) at the given
+beta, 1 by default.  To find the ground state choose a large beta, or use a solver.  Backends with a different law
+(``dqa``) sample that law with fields and couplings scaled by beta.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
 
     Args:
         sampler: A backend that draws samples: a name, or a sampler.
-        **options: Options of the backend, if it is given by name.
+        **options: Options of the backend, if ``sampler`` is a name.
 
     Attributes:
         sampler: The backend.
@@ -66,7 +66,7 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
 
     @property
     def parameters(self) -> dict[str, list[str]]:
-        """Keywords of :meth:`sample`, each with the properties that bear on it."""
+        """Keywords of :meth:`sample`, each with its related properties."""
         return {"num_reads": ["samples"], "seed": ["seed_range"], "beta": ["default_beta", "law", "exact"]}
 
     def sample(
@@ -83,21 +83,20 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
         Args:
             bqm: The model, SPIN or BINARY, with any labels.
             num_reads: Reads.
-            seed: The same seed gives the same samples.  None draws one, recorded in ``info["seed"]``.
+            seed: The same seed gives the same samples.  None draws a seed, which is recorded in ``info["seed"]``.
             beta: Inverse temperature in units of 1/energy, >= 0.  It is a number, not a schedule: nothing is
                 annealed, and at the default 1.0 a model with weak biases gives nearly random reads.
             **unknown: Ignored with a SamplerUnknownArgWarning, as Ocean's composites expect.
 
         Returns:
-            One row per read in the order in which they were drawn, int8, not aggregated.  ``info`` is that of the
-            backend, as plain data, with ``beta``.  Log-weights, of backends that weight their reads, are the
-            vector ``log_weight`` of the record.
+            One int8 row per read in the order of drawing, not aggregated.  ``info`` is that of the backend as plain
+            data, with ``beta``.  If the backend weights its reads, the record has a vector ``log_weight``.
 
         Raises:
             UnsupportedError: If the backend does not support the model, for instance its number of variables.
             IsingError: If a bias is not finite.
             ValueError: If an argument is out of range.
-            TypeError: If ``bqm`` is no binary quadratic model.
+            TypeError: If ``bqm`` is not a binary quadratic model.
         """
         self.remove_unknown_kwargs(**unknown)
         if not isinstance(bqm, dimod.BinaryQuadraticModel):
@@ -115,7 +114,7 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
         return _sampleset(bqm, drawn, labels, num_reads, {**plain(drawn.info), "beta": float(beta)})
 
     def close(self) -> None:
-        """Release what the backend holds, such as worker processes."""
+        """Release resources of the backend, such as worker processes."""
         self.sampler.close()
 
 

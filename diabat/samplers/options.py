@@ -1,4 +1,4 @@
-"""The options that a sampler was built with: recorded where it is built, and shown like the call."""
+"""The options of a sampler: recorded when it is built, and shown in its repr."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_ITEMS = 8
 
 
 class WithOptions:
-    """Keeps the arguments of its constructor, whatever a subclass's ``__init__`` does with them."""
+    """Base class that records the arguments of the constructor, also for subclasses with their own ``__init__``."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -28,24 +28,23 @@ class WithOptions:
     def options(self) -> dict[str, Any]:
         """Options of the constructor, defaults included: ``diabat.sampler(s.name, **s.options)`` builds an equal one.
 
-        They are as they were given: copies of containers, and the objects themselves.  What was learned or is
-        carried from call to call is no option, and what is named like a token or a password is neither kept nor
-        shown.
+        Containers are copied; other objects are the given ones.  Learned parameters and state between calls are not
+        options.  Options named like a token or a password are neither recorded nor shown.
         """
         parameters = _parameters(type(self))
         given = vars(self).get(_RECORD)
         if (
             given is None
-        ):  # a dataclass, whose constructor is made after the class, and keeps what it is given
+        ):  # a dataclass: its constructor is generated after the class, and stores its arguments as fields
             given = {name: getattr(self, name) for name in parameters if hasattr(self, name)}
         found = {name: given.get(name, p.default) for name, p in parameters.items()} | given
         return _kept({name: value for name, value in found.items() if value is not inspect.Parameter.empty})
 
     def __repr__(self) -> str:
-        """``Name(option=value, ...)`` with every option but those left at a default of None.
+        """``Name(option=value, ...)``, without options that have their default None.
 
-        Objects that are no plain data are shown by their type, long lists by their beginning, and users of URLs
-        not at all.
+        Objects that are not plain data are shown as their type.  Long lists are shortened, and users of URLs are
+        removed.
         """
         parameters = _parameters(type(self))
         unset = {name for name, p in parameters.items() if p.default is None}
@@ -58,16 +57,16 @@ class WithOptions:
 
 
 def amend(built: WithOptions, **options: Any) -> None:
-    """Record other options for a copy that was changed without its constructor."""
+    """Record changed options for a copy that was made without the constructor."""
     vars(built)[_RECORD] = {**vars(built).get(_RECORD, {}), **options}
 
 
 def _recording(constructor: Callable[..., None]) -> Callable[..., None]:
-    """Wrap an ``__init__`` so that the object keeps the arguments that it was called with."""
+    """Wrap an ``__init__`` so that the object records its arguments."""
 
     @functools.wraps(constructor)
     def init(self: Any, *args: Any, **options: Any) -> None:
-        # A constructor that is called by that of a subclass is given the subclass's choice, not the caller's.
+        # If a subclass constructor calls this one, the arguments are not those of the caller: record only the first.
         if type(self).__init__ is init:
             vars(self)[_RECORD] = _given(constructor, self, args, options)
         constructor(self, *args, **options)
@@ -77,7 +76,7 @@ def _recording(constructor: Callable[..., None]) -> Callable[..., None]:
 
 def _parameters(kind: Any) -> dict[str, inspect.Parameter]:
     constructor = kind.__init__
-    if constructor is object.__init__:  # which inspect describes as taking anything
+    if constructor is object.__init__:  # inspect reports that it accepts anything
         return {}
     _, *own = inspect.signature(constructor).parameters.values()
     return {p.name: p for p in own if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
@@ -86,7 +85,7 @@ def _parameters(kind: Any) -> dict[str, inspect.Parameter]:
 def _given(
     constructor: Callable[..., None], built: Any, args: tuple[Any, ...], options: dict[str, Any]
 ) -> dict[str, Any]:
-    """Arguments by name, without secrets; empty if they do not fit, which the constructor will say."""
+    """Arguments by name, without secrets; empty if they do not fit, in which case the constructor raises."""
     signature = inspect.signature(constructor)
     try:
         bound = signature.bind(built, *args, **options)
@@ -103,7 +102,7 @@ def _given(
 
 
 def _kept(value: Any) -> Any:
-    """Copy the containers, so that nothing changes with the caller's, and leave out what is named like a secret."""
+    """Copy containers, which the caller may change later, without the entries named like a secret."""
     if type(value) is dict:
         return {key: _kept(item) for key, item in value.items() if not SECRET_NAME.search(str(key))}
     if type(value) in (list, tuple):
@@ -123,7 +122,7 @@ def _plain(value: Any) -> str:
         return f"[{listed}]" if isinstance(value, list) else f"({listed}{',' * (len(value) == 1)})"
     if value is None or isinstance(value, bool | int | float | complex):
         return repr(value)
-    # Of an object its own representation may hold an address, or the token that it was given.
+    # The repr of an object may contain a memory address or a token.
     return repr(value) if isinstance(value, WithOptions) else f"{type(value).__name__}(...)"
 
 

@@ -1,4 +1,4 @@
-"""From the problems asked for to the fields and couplings that are programmed: scales and control noise."""
+"""Conversion of problems into programmed fields and couplings: scales and control noise."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from diabat.samplers.grouping import Places, tiers, unpadded_cost
 
 @dataclass(frozen=True, eq=False)
 class Programmed:
-    """A batch of problems as an engine runs it, in parts that share couplings, and the way back.
+    """A batch of problems as an engine runs it, in parts that share couplings, with the conversion of results.
 
     Attributes:
-        ising: The problems asked for.
+        ising: The given problems.
         batches: Programmed problems of each part, P of them with m spins.
         places: Their rows in the flat batch, their spins and their couplings.
-        whole: The parts one after the other are the batch as it is.
+        whole: The concatenated parts are the batch in its order, without padding.
     """
 
     ising: Ising
@@ -33,16 +33,16 @@ class Programmed:
 
     @property
     def num_spins(self) -> int:
-        """Programmed spins of all parts."""
+        """Number of programmed spins of all parts."""
         return sum(place.spins.numel() for place in self.places)
 
     def cut(self, values: Tensor) -> list[np.ndarray]:
-        """Numbers per spin [*batch, n] as float64 [P, m] of each part."""
+        """Split values per spin [*batch, n] into float64 [P, m] of each part."""
         flat = values.detach().double().cpu().reshape(self.ising.num_problems, -1)
         return [flat[place.rows[:, None], place.spins].numpy() for place in self.places]
 
     def per_spin(self, values: Sequence[np.ndarray]) -> Tensor:
-        """Numbers per spin, [P, m] of each part, as float64 [*batch, n]; zero for invisible spins."""
+        """Join values per spin, [P, m] of each part, to float64 [*batch, n]; zero for invisible spins."""
         shape = self.ising.fields.shape
         if self.whole:
             return torch.from_numpy(np.concatenate(values)).reshape(shape)
@@ -52,7 +52,7 @@ class Programmed:
         return out.reshape(shape)
 
     def per_pair(self, values: Sequence[np.ndarray]) -> Tensor:
-        """Numbers per pair, [P, m, m] of each part, as float64 [*batch, n, n]; zero for invisible spins."""
+        """Join values per pair, [P, m, m] of each part, to float64 [*batch, n, n]; zero for invisible spins."""
         n = self.ising.num_spins
         out = torch.zeros(self.ising.num_problems, n, n, dtype=torch.float64)
         for place, value in zip(self.places, values, strict=True):
@@ -61,14 +61,14 @@ class Programmed:
         return out.reshape(*self.ising.fields.shape, n)
 
     def per_state(self, tables: Sequence[np.ndarray]) -> Tensor:
-        """Numbers per state, [P, 2^n] of each part, as float64 [*batch, 2^n]; every spin is visible."""
+        """Join values per state, [P, 2^n] of each part, to float64 [*batch, 2^n]; every spin is visible."""
         out = torch.empty(self.ising.num_problems, 2**self.ising.num_spins, dtype=torch.float64)
         for place, table in zip(self.places, tables, strict=True):
             out[place.rows] = torch.from_numpy(table)
         return out.reshape(*self.ising.batch_shape, -1)
 
     def reads(self, values: Sequence[np.ndarray], num_reads: int) -> Tensor:
-        """Reads, int8 [num_reads, P, m] of each part, as [num_reads, *batch, n]; -1 for invisible spins."""
+        """Join reads, int8 [num_reads, P, m] of each part, to [num_reads, *batch, n]; -1 for invisible spins."""
         shape, total = self.ising.fields.shape, self.ising.num_problems
         out = torch.full((num_reads, total, shape[-1]), -1, dtype=torch.int8)
         for place, spins in zip(self.places, values, strict=True):
@@ -76,7 +76,7 @@ class Programmed:
         return out.reshape(num_reads, *shape)
 
     def per_coupling(self, shares: Sequence[np.ndarray], couplings: Tensor) -> Tensor:
-        """Sum derivatives, [m, m] or [P, m, m] of each part, into float64 of the shape of J."""
+        """Sum derivatives, [m, m] or [P, m, m] of each part, to float64 in the shape of J."""
         n = couplings.shape[-1]
         out = torch.zeros(couplings.shape[:-2].numel(), n, n, dtype=torch.float64)
         for place, share in zip(self.places, shares, strict=True):
@@ -90,7 +90,7 @@ class Programmed:
 
 @dataclass(frozen=True)
 class ControlNoise:
-    """Errors of the programmed values: normal, independent, anew for every problem, in hardware units.
+    """Errors of the programmed values: normal and independent for every problem, in hardware units.
 
     Attributes:
         fields: Standard deviation σ of each programmed field.
@@ -112,18 +112,18 @@ class ControlNoise:
 
     @property
     def present(self) -> bool:
-        """Whether there is any."""
+        """Whether the noise is not zero."""
         return self.fields > 0 or self.couplings > 0
 
 
 def program(ising: Ising, betas: Betas, noise: ControlNoise, seed: int) -> Programmed:
-    """Divide by the inverse temperatures, add the control noise, and group what shares couplings.
+    """Divide by the inverse temperatures, add the control noise, and group problems that share couplings.
 
     Args:
         ising: The problems.
         betas: h / beta_h and J / beta_J are programmed.
         noise: Errors of the programmed values.
-        seed: Seed of these errors.
+        seed: Seed of the noise.
     """
     ising = ising.detach()
     found = tiers(ising, unpadded_cost)
@@ -137,8 +137,8 @@ def program(ising: Ising, betas: Betas, noise: ControlNoise, seed: int) -> Progr
         else:
             J = group.couplings.double().cpu().numpy() / betas.beta_J
         if problems == 1 and groups > 1:
-            # Every problem has couplings of its own: one batch of them all.  (A single problem needs no phase table
-            # per lane, which would double its memory and more.)
+            # Every problem has different couplings: one batch of all.  (A single problem needs no phase table per
+            # lane, which would more than double its memory.)
             batches.append(Batch(h[:, 0], J))
             places.append(group.tier.places)
             continue

@@ -35,26 +35,26 @@ def fit_betas(
 ) -> BetaFit:
     """Fit β_h, β_J and β_K to reads, or to all states with their probabilities; pooled over the batch.
 
-    **Which error?**  Without ``groups`` the problems are taken as they are and only the reads vary: the interval
-    covers what infinitely many reads of these problems would give (clustered by read, because the conditionals
-    of one read depend on each other).  A sampler whose law is not Boltzmann has no single β, so another draw of
-    problems gives another fit even without read noise.  With ``groups`` the groups are taken as a sample of such
-    draws: the interval covers what infinitely many groups would give, read noise included.
+    **Which error?**  Without ``groups`` the problems are fixed and only the reads vary: the interval covers the result
+    of infinitely many reads of these problems (clustered by read, because the conditionals of one read depend on each
+    other).  A sampler whose law is not Boltzmann has no single β: other problems give another fit even without read
+    noise.  With ``groups`` the groups are a sample of problems: the interval covers the result of infinitely many
+    groups, read noise included.
 
     Intervals are asymptotic.  Over 300 draws of Boltzmann reads at g = 0.5 the 95 % interval covers in 93 to 97 % with
     64 reads of 16 problems, with 200 of one, and over 3 groups; in 90 % with single reads of 8 problems.
 
     Args:
-        ising: The problems that were asked for, fields [*batch, n].
+        ising: The given problems, fields [*batch, n].
         spins: ±1, [reads, *batch, n], or [2^n, n] for a table shared by all problems.
         weights: Non-negative weight of each read, [reads, *batch], summing to 1 along the first axis.
         sampled: Whether the reads are a sample; if False (all states) the errors of the reads are 0.
-        groups: Label of each problem, integers that broadcast to [*batch]; problems of one label (those with
-            the same J, say) vary together.  Fewer than two groups give no error.
+        groups: Label of each problem, integers that broadcast to [*batch]; problems with the same label (for
+            example with the same J) vary together.  Fewer than two groups give no error.
 
     Returns:
-        The fit, of scales relative to ``ising``; everything None where none exists: no terms, or reads that a
-        larger β explains ever better.
+        The fitted scales relative to ``ising``; all None if no fit exists: no terms, or a likelihood that grows with β
+        without bound.
 
     Raises:
         ValueError: If spins, weights or groups do not fit the problems.
@@ -84,7 +84,7 @@ def fit_state_betas(ising: Ising, probabilities: Tensor, *, groups: Tensor | Non
     """Fit β_h, β_J and β_K to the probabilities of all states, without read noise.
 
     Args:
-        ising: The problems that were asked for, fields [*batch, n].
+        ising: The given problems, fields [*batch, n].
         probabilities: [*batch, 2^n]; bit j of the index is spin j, bit 1 means +1.
         groups: As in :func:`fit_betas`.
 
@@ -149,16 +149,16 @@ Term = Literal["field", "coupling", "three_body"]
 
 @dataclass(frozen=True)
 class BetaFit:
-    """Fitted scales and their standard errors; None without such a term, or where no finite fit exists.
+    """Fitted scales and their standard errors; None without such a term, or if no finite fit exists.
 
     Attributes:
-        field: β_h, dimensionless, relative to the fields that were handed in.
+        field: β_h, dimensionless, relative to the given fields.
         field_error: Standard error of β_h; 0 for exact state probabilities without groups.
         coupling: β_J.
         coupling_error: Standard error of β_J.
         three_body: β_K.
         three_body_error: Standard error of β_K.
-        groups: Number of groups of problems behind the errors; None if they are those of the reads.
+        groups: Number of groups of problems behind the errors; None if the errors are those of the reads.
     """
 
     field: float | None = None
@@ -176,7 +176,7 @@ class BetaFit:
 
     @property
     def scales(self) -> tuple[float, float, float]:
-        """(β_h, β_J, β_K), 1 for a term that is not there."""
+        """(β_h, β_J, β_K), 1 for an absent term."""
         h, J, K = (1.0 if value is None else value for value in (self.field, self.coupling, self.three_body))
         return h, J, K
 
@@ -184,17 +184,17 @@ class BetaFit:
         """Confidence interval β ± q · standard error.
 
         q is the quantile of the normal distribution, or with ``groups`` of Student's t with groups - 1 degrees
-        of freedom.  What the interval covers is what the errors cover: see ``groups`` of :func:`fit_betas`.
+        of freedom.  The interval covers the same as the errors: see ``groups`` of :func:`fit_betas`.
 
         Args:
             term: ``field``, ``coupling`` or ``three_body``.
             level: Confidence level, between 0 and 1.
 
         Returns:
-            Lower and upper end; None without such a term, or where no error is known.
+            Lower and upper end; None without such a term, or if no error is known.
 
         Raises:
-            ValueError: If the term or the level is not one of these.
+            ValueError: If the term or the level is invalid.
         """
         if term not in ("field", "coupling", "three_body"):
             raise ArgumentError("term", f"expected 'field', 'coupling' or 'three_body', got {term!r}.")
@@ -228,19 +228,21 @@ def maximise(data: Conditionals) -> tuple[Tensor, Tensor] | None:
     for iteration in range(_ITERATIONS):
         value, gradient, hessian = derivatives(data, beta)
         if value < reached - _ROUNDING * abs(reached):
-            step = step / 2  # the Newton step went too far; the function is concave, a shorter one is uphill
+            step = (
+                step / 2
+            )  # the Newton step was too long; the function is concave, so a shorter one increases it
             beta = beta - step
             continue
         reached = value
         if iteration == 0:
-            # Units in which the log-odds are of size 1, so that fields of 1e-6 are as good as fields of 1.
+            # Units in which the log-odds are of size 1: the fit works for fields of 1e-6 as for fields of 1.
             total = float(sum(table.weights.sum() for table in data))
             unit = (4 * hessian.diagonal() / total).sqrt()
         if not bool(unit.isfinite().all() and (unit > 0).all()):
             return None
         curvature = hessian / (unit[:, None] * unit) / total
         if float(torch.linalg.eigvalsh(curvature)[0]) < _ROUNDING:
-            return None  # terms that cannot be told apart, or reads that a larger beta fits ever better
+            return None  # collinear terms, or a likelihood that grows with beta without bound
         step = torch.linalg.solve(curvature, gradient / unit / total) / unit
         beta = beta + step
         if float((step * unit).abs().max()) < _CONVERGED:
@@ -255,8 +257,8 @@ def score_covariance(data: Conditionals, beta: Tensor, labels: Tensor | None) ->
         for table in data:
             g, w = scores(table, beta), table.reads  # [t, P, R], [P, R]
             share = w.square().sum(-1, keepdim=True)  # 1/R for equal weights
-            # R - 1 degrees of freedom; a single read has no mean of its own, and its gradient stands as it is.
-            # So does that of reads that are all the same: they do not say how much others would differ.
+            # R - 1 degrees of freedom.  The gradient of a single read is not centred; nor is that of identical
+            # reads, whose spread is zero.
             alone = (share > 1 - 1e-9) | (g == g[..., :1]).all(-1, keepdim=True).all(0)
             centred = torch.where(alone, g, g - (g * w).sum(-1, keepdim=True))
             spread = (centred * w / torch.where(alone, share, 1 - share).sqrt()).flatten(1)
@@ -264,6 +266,6 @@ def score_covariance(data: Conditionals, beta: Tensor, labels: Tensor | None) ->
         return total
     sums = [(scores(table, beta) * table.reads).sum(-1) for table in data]
     count = int(labels.max()) + 1
-    # The sums add up to 0 at the maximum, hence count - 1 degrees of freedom.
+    # The sums add up to 0 at the maximum: count - 1 degrees of freedom.
     grouped = beta.new_zeros(len(beta), count).index_add(1, labels, torch.cat(sums, dim=1))
     return grouped @ grouped.T * count / max(1, count - 1)

@@ -1,4 +1,4 @@
-"""Backend ``refine``: the reads of another backend, followed by sweeps of heat bath at beta = 1."""
+"""Backend ``refine``: reads of another backend, followed by heat-bath sweeps at beta = 1."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from diabat.samplers.tempering.simulation import Rules
 
 
 class RefineSampler(Sampler):
-    r"""Reads of a base backend, moved towards the Boltzmann law by k sweeps of heat bath.
+    r"""Reads of a base backend, moved towards the Boltzmann law by k heat-bath sweeps.
 
     Each sweep visits the visible spins in order and draws each from P(s_j = +1 | rest) = 1/(1 + exp(-2 f_j)),
-    f_j = h_j + Σ_k J_jk s_k + Σ_{k<l} K_jkl s_k s_l, of the problem as it was asked for.  The Boltzmann law
-    at beta = 1 is invariant, so that no sweep increases the total variation to it, whatever the base, and
-    the bias vanishes as k grows: fast at moderate couplings, slowly where the law has several modes.
+    f_j = h_j + Σ_k J_jk s_k + Σ_{k<l} K_jkl s_k s_l, of the given problem.  The Boltzmann law at beta = 1 is
+    invariant: no sweep increases the total variation distance to it, for any base.  The bias vanishes as k grows:
+    fast at moderate couplings, slowly where the law has several modes.
 
     The sweeps are those of ``tempering``, with one chain for each read and one replica: fields and couplings are
     rounded to float32, P(s | rest) is right to about 1e-6 of itself and to 2^-33, and the random numbers are
-    Philox4x32-10 of (seed, problem, read, sweep, spin), whatever the other problems and the number of threads.
+    Philox4x32-10 of (seed, problem, read, sweep, spin), independent of other problems and of the number of threads.
 
-    The law is Boltzmann if that of the base is.  Otherwise it stays declared as the base's: it tends to
-    Boltzmann, but k finite sweeps promise no distance.  Log-weights of the base are kept as they are; where
-    they correct its reads to the Boltzmann law they still do, because that law is invariant.
+    The declared law is that of the base.  If it is not Boltzmann, the reads tend to Boltzmann, but k sweeps guarantee
+    no distance.  Log-weights of the base are kept; if they correct its reads to the Boltzmann law, they still do after
+    the sweeps, because that law is invariant.
 
     Args:
         sampler: The base: a name, or a sampler.
-        options: Options of the base, if it is given by name.
+        options: Options of the base, if ``sampler`` is a name.
         sweeps: k, at least 0; 0 gives the base's own reads.
         num_reads: Reads behind ``moments``.
 
     Raises:
         ValueError: If the base cannot draw samples or has learnable parameters, an option has a bad value, or
-            ``options`` come with a sampler that is built already.
+            ``options`` are given with a sampler object.
         TypeError: If ``sampler`` is neither name nor sampler, or the base has no such option.
     """
 
     name = "refine"
 
-    # The name comes first in the union: a configuration reports its first member.
+    # str comes first in the union: a configuration reports the first member.
     def __init__(
         self,
         sampler: str | Sampler = "dqa",
@@ -71,7 +71,7 @@ class RefineSampler(Sampler):
         if learnable := len(list(self.base.parameters())):
             raise ArgumentError(
                 "sampler",
-                "expected a base without learnable parameters, which reads cannot train, "
+                "expected a base without learnable parameters, because reads cannot train them, "
                 f"got '{self.base.name}' with {learnable}.",
             )
 
@@ -88,16 +88,16 @@ class RefineSampler(Sampler):
 
     @property
     def watched(self) -> tuple[Watched, ...]:
-        """That of the base: what the sweeps start from."""
+        """The watched facts of the base."""
         return tuple(fact.below("base", self.base.name) for fact in self.base.watched)
 
     @property
     def expected_error(self) -> str | None:
-        """What the sweeps leave of the error of the base."""
+        """The error of the base after the sweeps."""
         if self.base.capabilities.law == "boltzmann":
             return self.base.expected_error
         return (
-            f"that of '{self.base.name}', which {self.sweeps} sweeps of heat bath move towards the Boltzmann law; "
+            f"that of '{self.base.name}', reduced by {self.sweeps} heat-bath sweeps towards the Boltzmann law; "
             "4 after a 5 ns anneal leave a mean |error| of P of .001 at g = 0.6, .008 at 1 and .032 at 2 (docs/dqa.md)"
         )
 
@@ -107,7 +107,7 @@ class RefineSampler(Sampler):
             require_single_precision(self.name, ising)
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
-        # Two streams, so that the sweeps do not repeat the numbers behind the reads they start from.
+        # Two streams: the sweeps must not reuse the random numbers of the base.
         of_base, of_sweeps = np.random.SeedSequence(seed).spawn(2)
         base_seed = int(of_base.generate_state(1, np.uint64)[0] >> 1)  # seeds are below 2^63
         drawn = self.base.sample(ising, num_reads, seed=base_seed)
@@ -119,7 +119,7 @@ class RefineSampler(Sampler):
 
 
 def _swept(spins: Tensor, ising: Ising, sweeps: int, seed: int) -> Tensor:
-    """Sweep int8 reads [R, *batch, n] into new ones: one chain per read, with one replica at beta = 1."""
+    """Sweep int8 reads [R, *batch, n]: one chain per read, with one replica at beta = 1."""
     start = Kept(spins.detach().cpu()[:, None], None, np.ones((ising.num_problems, 1)))
     batch = Batch(ising, len(spins), np.ones(1), start)
     rules = Rules(seed, threads=torch.get_num_threads())

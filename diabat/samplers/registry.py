@@ -1,4 +1,4 @@
-"""Backends by name, and the bases that composites stand on.
+"""Backends by name, and the base samplers of composites.
 
 Third-party packages add theirs under the entry-point group ``diabat.samplers``.
 """
@@ -17,7 +17,7 @@ from diabat.samplers.base import Sampler
 
 GROUP = "diabat.samplers"
 
-# Built-in backends are known without the installed metadata, so that a source checkout works as it is.
+# Built-in backends are listed here, not in the installed metadata, so that a source checkout works.
 _BUILT_IN = {
     "exact": "diabat.samplers.exact:ExactSampler",
     "banded": "diabat.samplers.banded:BandedSampler",
@@ -32,13 +32,13 @@ _registered: dict[str, Callable[..., Sampler]] = {}
 
 
 def register(name: str, factory: Callable[..., Sampler]) -> None:
-    """Add a backend for this process; packages use an entry point instead.
+    """Register a backend for this process; packages use an entry point instead.
 
     Raises:
-        ValueError: If the name is taken by another factory.
+        ValueError: If another factory has this name.
     """
     if name in _BUILT_IN or _registered.get(name, factory) is not factory:
-        raise ArgumentError("name", f"a sampler named '{name}' exists already.")
+        raise ArgumentError("name", f"expected an unused name, got '{name}', which already exists.")
     _registered[name] = factory
 
 
@@ -105,21 +105,21 @@ def build_base(sampler: str | Sampler, options: Mapping[str, Any] | None) -> Sam
 
     Args:
         sampler: A name, or a sampler.
-        options: Options of the base, if it is given by name.
+        options: Options of the base, if ``sampler`` is a name.
 
     Raises:
-        ValueError: If an option has a bad value, or ``options`` come with a sampler that is built already.
+        ValueError: If an option has a bad value, or ``options`` are given with a sampler object.
         TypeError: If ``sampler`` is neither name nor sampler, or the base has no such option.
     """
     if not isinstance(sampler, str):
         if options is not None:
             raise ArgumentError(
-                "options", f"expected None with a sampler that is built already, got {sorted(options)}."
+                "options", f"cannot be combined with a sampler object, got {sorted(options)}."
             )
         return as_sampler(sampler)
     if options is not None and not isinstance(options, Mapping):
         raise ArgumentError("options", f"expected a mapping of names to values, got {options!r}.")
-    backend_factory(sampler)  # an unknown name is about ``sampler``, what follows about ``options``
+    backend_factory(sampler)  # an unknown name is an error of ``sampler``, later errors are of ``options``
     try:
         return _built(sampler, options or {})
     except (ValueError, TypeError) as error:
@@ -128,15 +128,15 @@ def build_base(sampler: str | Sampler, options: Mapping[str, Any] | None) -> Sam
 
 
 def refuse_memory(base: Sampler) -> None:
-    """Refuse a base that goes on from its last call: which call is the last one depends on the workers.
+    """Refuse a base that continues from its last call: the order of calls would depend on the workers.
 
     Raises:
-        ValueError: If the sampler, or one that it stands on, is persistent.
+        ValueError: If the sampler, or its base, is persistent.
     """
     if base.remembers:
         raise ArgumentError(
             "sampler",
-            f"expected a base that begins anew at every call, got '{base.name}' with persistent=True.",
+            f"expected a base without state between calls, got '{base.name}' with persistent=True.",
         )
 
 

@@ -1,4 +1,4 @@
-"""Seeds: checked, drawn, and following from other seeds."""
+"""Seeds: checks, drawing, and derivation from other seeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_SEED = 2**63 - 1
 
 
 def as_int(value: Any) -> Any:
-    """An integer of numpy as one of Python; anything else as it is, to be checked."""
+    """Convert a numpy integer to a Python int; return anything else unchanged, to be checked later."""
     return int(value) if isinstance(value, np.integer) else value
 
 
@@ -32,7 +32,7 @@ def draw_seed(seed: int | None) -> int:
 
 
 def child_seed(seed: int, *place: int) -> int:
-    """Seed below 2^63 of the place in the tree that ``numpy.random.SeedSequence(seed).spawn`` grows.
+    """Derive the seed below 2^63 of a place in the tree of ``numpy.random.SeedSequence(seed).spawn``.
 
     ``child_seed(seed, 2, 5)`` belongs to ``SeedSequence(seed).spawn(3)[2].spawn(6)[5]``.
     """

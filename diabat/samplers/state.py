@@ -1,4 +1,4 @@
-"""Parameters of the samplers in a model, and what samplers carry from one call to the next."""
+"""Parameters of the samplers in a model, and the state that samplers keep between calls."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from diabat.samplers.base import Sampler
 
 
 def sampler_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Learnable numbers of all samplers of a model, each once."""
+    """Learnable parameters of all samplers of a model, each once."""
     found = (p for module in model.modules() if isinstance(module, Sampler) for p in module.parameters())
     return list(dict.fromkeys(found))
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """The ``state_dict`` of a model without what its samplers carry from one call to the next."""
+    """The ``state_dict`` of a model without the state of its samplers between calls."""
     with begin_anew(model):
         return dict(model.state_dict())
 
 
 def carried(model: nn.Module) -> dict[str, Tensor]:
-    """What the samplers of a model carry from one call to the next, by name in its ``state_dict``."""
+    """State of the samplers of a model between calls, by name in its ``state_dict``."""
     weights = weights_of(model)
     return {name: tensor for name, tensor in model.state_dict().items() if name not in weights}
 
 
 def carry(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Put back what :func:`carried` gave; an empty mapping makes the samplers forget.
+    """Restore a state from :func:`carried`; an empty mapping resets the samplers.
 
     Raises:
-        ValueError: If it is not that of the samplers of such a model.
+        ValueError: If the state does not belong to the samplers of such a model.
     """
     weights = weights_of(model)
     if state.keys() & weights.keys():
@@ -44,13 +44,13 @@ def carry(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     except RuntimeError as error:
         names = ", ".join(sorted(state))
         raise ArgumentError(
-            "state", f"expected what the samplers of the model carry, got {names}."
+            "state", f"expected the state of the samplers of the model, got {names}."
         ) from error
 
 
 @contextmanager
 def begin_anew(model: nn.Module) -> Iterator[None]:
-    """Let the samplers of a model begin anew in the block, and go on afterwards as if it had not been."""
+    """Reset the samplers of a model for the block, and restore their state afterwards."""
     found = [m for m in model.modules() if isinstance(m, Sampler) and m.remembers]
     kept = [copy.deepcopy(sampler.state_dict()) for sampler in found]
     for sampler in found:
@@ -64,7 +64,7 @@ def begin_anew(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def in_place(sampler: Sampler, tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Put tensors in place of a sampler's parameters, in the order of ``parameters()``, for the block."""
+    """Replace a sampler's parameters by tensors, in the order of ``parameters()``, for the block."""
     if not tensors:
         yield
         return
@@ -79,5 +79,5 @@ def in_place(sampler: Sampler, tensors: Sequence[Tensor]) -> Iterator[None]:
 def _put(sampler: Sampler, tensors: dict[str, Tensor] | dict[str, nn.Parameter]) -> None:
     for name, tensor in tensors.items():
         path, _, last = name.rpartition(".")
-        # Assignment by name takes nn.Parameter only; torch.func.functional_call does the same.
+        # Assignment as an attribute accepts nn.Parameter only; torch.func.functional_call does the same.
         sampler.get_submodule(path)._parameters[last] = tensor  # type: ignore[assignment]

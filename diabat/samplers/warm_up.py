@@ -1,4 +1,4 @@
-"""Compiling every kernel ahead: each group asks its backend for all that it has compiled code for."""
+"""Compile all kernels in advance: each group calls every compiled function of a backend."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from diabat.samplers.registry import sampler
 
 
 class Warmed(NamedTuple):
-    """What became of one group.
+    """The result of one group.
 
     Attributes:
         group: Its name.
-        functions: Functions that were compiled; 0 if all were on disk.
+        functions: Number of compiled functions; 0 if all were on disk.
         seconds: Wall time.
     """
 
@@ -30,7 +30,7 @@ class Warmed(NamedTuple):
 
 
 def warm_up() -> Iterator[Warmed]:
-    """Compile what is not on disk yet, group by group; yields each group when it is ready."""
+    """Compile kernels that are not yet on disk, group by group; yields the result of each group."""
     from diabat.compute.jit import compiled_functions, unannounced
 
     for group, ask in GROUPS.items():
@@ -43,7 +43,7 @@ def warm_up() -> Iterator[Warmed]:
 def _problem(
     n: int, problems: int, dtype: torch.dtype, *, own: bool = False, three_body: bool = False, reach: int = 26
 ) -> Ising:
-    """Some problem; couplings reach ``reach`` spins, and are each problem's own or shared."""
+    """Create a problem with couplings up to distance ``reach``, shared by the batch or per problem."""
     distance = (torch.arange(n)[:, None] - torch.arange(n)).abs()
     J = 0.1 * ((distance > 0) & (distance <= reach)).to(dtype)
     if own:
@@ -65,7 +65,7 @@ def _differentiate(backend: str, ising: Ising) -> None:
 
 def _exact() -> None:
     for dtype in (torch.float32, torch.float64):
-        # Enough states that compiled code is worth its call: for many queries, and for one.
+        # Enough states that the backend uses compiled code: for many queries, and for one.
         for ising in (_problem(12, 32, dtype), _problem(18, 1, dtype)):
             _differentiate("exact", ising)
             sampler("exact").sample(ising, 2, seed=0)
@@ -105,4 +105,4 @@ GROUPS: dict[str, Callable[[], None]] = {
     "dqa, adjoint, double precision": partial(_dqa, "double", gradient=True),
     "banded": _banded,
 }
-"""What has compiled code, by name; what `make demo` uses comes first."""
+"""Groups of compiled code by name; those of `make demo` come first."""

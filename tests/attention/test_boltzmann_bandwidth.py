@@ -102,7 +102,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"bandwidth": 4, "sampler": BandedSampler(bandwidth=3)},
         UnsupportedError,
-        r"^bandwidth: sampler 'banded' was built for 3, expected at least the 4 of the couplings\.$",
+        r"^bandwidth: expected at least 4, the range of the couplings, got sampler 'banded' with 3\.$",
     ),
     ({"sampler": "banded"}, UnsupportedError, "bandwidth of 63 with 64 spins .* give a smaller bandwidth"),
 ]

@@ -37,7 +37,7 @@ def test_reads_of_an_exact_backend_are_not(problem: str) -> None:
 
 @pytest.mark.parametrize(
     ("backend", "law"),
-    [("mean_field", "Law: the mean-field fixed point, not"), ("dqa", "Law: the anneal's own, not")],
+    [("mean_field", "Law: the mean-field fixed point, not"), ("dqa", "Law: the law of the anneal, not")],
 )
 def test_a_wrong_answer_is_neither_analytic_nor_boltzmann(problem: str, backend: str, law: str) -> None:
     text = run("sample", problem, "--sampler", backend).stdout

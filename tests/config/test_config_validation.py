@@ -109,7 +109,7 @@ DQA_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"calibration": "fitted", "betas": [1.0, 2.0]},
-        r"sampler\.calibration: expected none beside betas, got 'fitted'",
+        r"sampler\.calibration: cannot be combined with betas, got 'fitted'",
     ),
     ({"betas": [1.0, -2.0]}, r"sampler\.betas: expected two positive numbers"),
     ({"field_noise": -0.1}, r"sampler\.field_noise: expected a standard deviation >= 0"),

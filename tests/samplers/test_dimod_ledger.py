@@ -84,7 +84,7 @@ def test_nothing_that_an_earlier_version_spent_is_forgotten(tmp_path: Path) -> N
     lines.write_text(older_entry(10, 1.0) + older_entry(-10, -0.75) + older_entry(20, 0.5))
     assert FileLedger(path).total() == (20, 0.75)
     assert not path.exists()  # to look at it changes nothing
-    with pytest.raises(BudgetError, match="expected at most 25 reads in all, got 20 used and 6 more"):
+    with pytest.raises(BudgetError, match="expected at most 25 reads in total, got 20 used and 6 more"):
         backend(Scripted(all_up), cache_dir=tmp_path, max_reads=25).sample(ONE, 6, seed=0)
     assert FileLedger(path).add(1, 0.25) == FileLedger(path).total() == (21, 1.0)
     with lines.open("a") as file:  # a run of the earlier version is still under way
@@ -145,7 +145,7 @@ def test_a_ledger_that_is_damaged_is_refused(damage: Callable[[Path], None], tmp
         changed("CREATE TABLE more (x)")(path)  # so that no table at all is not taken for a new file
     damage(path)
     expected = (
-        r"cache_dir: expected a ledger of reads and seconds in '.*spent.sqlite', got .*; put back a copy"
+        r"cache_dir: expected a ledger of reads and seconds in '.*spent.sqlite', got .*; restore a copy"
     )
     for use in (FileLedger.total, partial(FileLedger.add, reads=1, seconds=0.0)):
         with pytest.raises(ValueError, match=expected):

@@ -28,7 +28,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no temperature": ({"sampler": plain()}, "beta: expected the inverse temperature .* got None"),
     "an annealer at its own temperature": (
         {"sampler": SA, "beta": 1.0},
-        "parameters: expected .*beta_schedule.* may take a temperature of its own choice",
+        "parameters: expected .*beta_schedule.* may otherwise choose the temperature",
     ),
     "a sampler with a beta": (
         {"sampler": plain("beta"), "beta": 1.0},
@@ -46,11 +46,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown law": ({"sampler": plain(), "beta": 1.0, "law": "gibbs"}, "law: expected 'boltzmann'"),
     "a law that the scale breaks": (
         {"sampler": plain(), "beta": 1.0, "law": "boltzmann", "scale": 2.0},
-        "law: 'boltzmann' promises beta = 1",
+        "law: 'boltzmann' cannot be combined with scale=",
     ),
     "a law that was fitted": (
         {"sampler": plain(), "beta": "estimate", "law": "boltzmann"},
-        "law: expected None with beta='estimate'",
+        "law: 'boltzmann' cannot be combined with beta='estimate'",
     ),
     "scale 0": ({"sampler": plain(), "beta": 1.0, "scale": 0.0}, "scale: expected a positive number"),
     "no such scale": ({"sampler": plain(), "beta": 1.0, "scale": "auto"}, "scale: expected a positive"),
@@ -69,7 +69,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "time limit without timing": (
         {"sampler": plain(), "beta": 1.0, "max_qpu_seconds": 1.0},
-        "max_qpu_seconds: expected a sampler that states its timing",
+        "max_qpu_seconds: expected a sampler that reports its timing",
     ),
     "options of a built sampler": (
         {"sampler": plain(), "beta": 1.0, "options": {}},
@@ -83,7 +83,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no such module": ({"sampler": "nowhere_at_all:X", "beta": 1.0}, "a package that is not installed"),
     "parameters without a sampler": (
         {"parameters": HELD},
-        "sampler: expected .* beside parameters, got None",
+        "sampler: expected .* with parameters, got None",
     ),
     "together 0": ({"sampler": plain(), "beta": 1.0, "together": 0}, "together: expected an integer >= 1"),
     "retries -1": ({"sampler": plain(), "beta": 1.0, "retries": -1}, "retries: expected an integer >= 0"),

@@ -108,7 +108,7 @@ def test_short_answers_are_completed_and_long_ones_cut() -> None:
 def test_counts_beyond_what_was_asked_for_are_refused(counts: list[int]) -> None:
     """Refused before a read is expanded."""
     many = backend(lambda bqm, keywords: rows(bqm, [[1]] * len(counts), counts))
-    with pytest.raises(ValueError, match="answer: expected about 10 reads as asked for, got "):
+    with pytest.raises(ValueError, match="answer: expected about the requested 10 reads, got "):
         many.sample(Ising(torch.zeros(1)), 10, seed=0)
 
 

@@ -185,7 +185,7 @@ def test_a_damaged_answer_is_asked_for_again(damage: str, tmp_path: Path) -> Non
             "exchanged": exchanged,
         }[damage]
     )
-    with pytest.warns(UserWarning, match=r"cache_dir: the answer '\w+.npz' is damaged .* asked for again"):
+    with pytest.warns(UserWarning, match=r"cache_dir: the answer '\w+.npz' is damaged .* requested again"):
         sampler.sample(ONE, 10, seed=0)
     assert len(fake.calls) == 2
     sampler.sample(ONE, 10, seed=0)
@@ -228,9 +228,7 @@ def test_an_answer_copied_over_another_is_refused(tmp_path: Path) -> None:
     first, second = answers_of_two_seeds(tmp_path)
     first.write_bytes(second.read_bytes())
     fake = Scripted(annealed)
-    with pytest.warns(
-        UserWarning, match=f"expected the answer of its own key, got that of {second.stem[:16]}"
-    ):
+    with pytest.warns(UserWarning, match=f"expected the answer of this key, got that of {second.stem[:16]}"):
         backend(fake, cache_dir=tmp_path).sample(ONE, 10, seed=0)
     assert len(fake.calls) == 1
 
@@ -350,7 +348,7 @@ def test_reads_beyond_the_budget_are_refused_before_submission() -> None:
     ising = Ising(torch.zeros(2, 1))
     assert sampler.sample(ising, 10, seed=0).info["reads_spent"] == 20
     with pytest.raises(
-        ValueError, match="max_reads: expected at most 25 reads in all, got 20 used and 6 more"
+        ValueError, match="max_reads: expected at most 25 reads in total, got 20 used and 6 more"
     ):
         sampler.sample(ising, 3, seed=0)
     assert len(fake.calls) == 2

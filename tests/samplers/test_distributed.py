@@ -336,7 +336,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"read_chunk": 2.5}, ValueError, "read_chunk: expected an integer >= 1 or None, got 2.5."),
     ({"workers": -1}, ValueError, "workers: expected an integer >= 0 or None, got -1."),
     ({"workers": True}, ValueError, "workers: expected an integer >= 0 or None, got True."),
-    ({"workers": 2, "executor": Spy()}, ValueError, "workers: expected None beside an executor"),
+    ({"workers": 2, "executor": Spy()}, ValueError, "workers: cannot be combined with an executor"),
     (
         {"executor": "dusk"},
         ValueError,
@@ -346,7 +346,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"sampler": "tempering", "options": {"persistent": True}},
         ValueError,
-        "sampler: expected a base that begins anew at every call, got 'tempering' with persistent=True.",
+        "sampler: expected a base without state between calls, got 'tempering' with persistent=True.",
     ),
     (
         {
@@ -357,14 +357,14 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
             },
         },
         ValueError,
-        "sampler: expected a base that begins anew at every call, got 'refine' with persistent=True.",
+        "sampler: expected a base without state between calls, got 'refine' with persistent=True.",
     ),
     ({"sampler": "exat"}, ValueError, "got 'exat'. Did you mean 'exact'?"),
     ({"sampler": "exact", "options": {"max_seconds": -1}}, ValueError, "options: max_seconds: expected"),
     (
         {"sampler": "dqa", "options": {"learn_schedule": True}},
         ValueError,
-        "sampler: expected a base without learnable parameters, which other processes do not see, got 'dqa' with 1.",
+        "sampler: expected a base without learnable parameters, because workers do not receive their updates, got 'dqa' with 1.",
     ),
 ]
 

@@ -111,7 +111,7 @@ def test_a_batch_that_shares_its_visible_spins() -> None:
     assert values.shape == (2, 3)
     assert circuit.metadata["visible"] == mask.tolist()
     causal = with_visible(make_problem((3,), 3, seed=7), torch.ones(3, 3, dtype=torch.bool).tril())
-    with pytest.raises(IsingError, match="visible: expected the same spins visible in every problem"):
+    with pytest.raises(IsingError, match="visible: expected the same visible spins in every problem"):
         sampler.pub(causal)
     assert [c.metadata["visible"].count(True) for c in sampler.circuits(causal)] == [1, 2, 3]
 

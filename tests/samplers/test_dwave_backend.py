@@ -210,12 +210,16 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "too fast": ({"annealing_time_ns": 2.0}, {}, "annealing_time: expected 0.005 to 2000 microseconds"),
     "a slow time in ns": ({"protocol": "standard"}, {}, "annealing_time: expected 0.5 to 2000"),
-    "microseconds": ({}, {"annealing_time": 0.005}, "parameters: expected no 'annealing_time' beside qpu"),
-    "own flux biases": ({}, {"flux_biases": []}, "parameters: expected no 'flux_biases' beside qpu"),
-    "a pause": ({}, {"anneal_schedule": []}, "parameters: expected no 'anneal_schedule' beside qpu"),
+    "microseconds": (
+        {},
+        {"annealing_time": 0.005},
+        "parameters: 'annealing_time' cannot be combined with qpu",
+    ),
+    "own flux biases": ({}, {"flux_biases": []}, "parameters: 'flux_biases' cannot be combined with qpu"),
+    "a pause": ({}, {"anneal_schedule": []}, "parameters: 'anneal_schedule' cannot be combined with qpu"),
     "auto_scale": ({}, {"auto_scale": True}, "auto_scale: expected False, got True"),
-    "reverse": ({}, {"initial_state": {}}, "initial_state: expected none with fast_anneal"),
-    "h gain": ({}, {"h_gain_schedule": [[0, 0]]}, "h_gain_schedule: expected none with fast_anneal"),
+    "reverse": ({}, {"initial_state": {}}, "initial_state: cannot be combined with fast_anneal"),
+    "h gain": ({}, {"h_gain_schedule": [[0, 0]]}, "h_gain_schedule: cannot be combined with fast_anneal"),
     "time 0": ({"annealing_time_ns": 0}, {}, "qpu.annealing_time_ns: expected a positive finite number"),
     "no protocol": ({"protocol": "slow"}, {}, "qpu.protocol: expected one of fast, standard"),
     "no schedule": ({"schedule": "Advantage3"}, {}, "schedule: unknown name 'Advantage3'"),
@@ -243,7 +247,7 @@ def test_a_misspelt_option_is_refused_with_the_nearest() -> None:
     [
         (
             {"anneal_schedule": [[0, 0], [1, 1]], "annealing_time": 1.0},
-            "anneal_schedule: expected none beside",
+            "anneal_schedule: cannot be combined with",
         ),
         ({"anneal_schedule": [[0, 0], [1, 0.5], [2, 1]]}, "anneal_schedule: expected two points"),
         ({"annealing_time": 0.001}, "annealing_time: expected 0.005"),
@@ -284,7 +288,7 @@ def test_an_estimate_on_tiles_finds_the_temperature() -> None:
 
 
 def test_tiling_replaces_together() -> None:
-    with pytest.raises(ValueError, match="together: expected 1 beside qpu"):
+    with pytest.raises(ValueError, match="together: cannot be combined with qpu"):
         DimodSampler(chip(), beta=10.0, qpu={}, together=2)
 
 

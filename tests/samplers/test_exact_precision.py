@@ -257,7 +257,7 @@ def test_reads_of_strong_problems_follow_their_law() -> None:
 def test_what_no_number_holds_is_refused(call: str) -> None:
     ising, sampler = opposed(1.5e308, 1.5e308, torch.float64), ExactSampler()
     refusal = (
-        "float64 can hold" if call == "state_probabilities" else "beside which float64 still resolves smaller"
+        "float64 can hold" if call == "state_probabilities" else "so that float64 still resolves smaller"
     )
     with pytest.raises(ValueError, match=f"fields: expected .*{refusal}.*, got"):
         _ = sampler.sample(ising, 4, seed=0) if call == "sample" else getattr(sampler, call)(ising)

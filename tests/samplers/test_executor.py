@@ -145,7 +145,7 @@ def test_jobs_are_read_as_far_as_asked() -> None:
         (
             {"sampler": "tempering", "options": {"persistent": True}},
             ValueError,
-            "expected a base that begins anew at every call",
+            "expected a base without state between calls",
         ),
         ({"sampler": "mean_field"}, UnsupportedError, "'mean_field' computes moments only and cannot draw"),
     ],

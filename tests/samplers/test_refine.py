@@ -277,14 +277,14 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"sampler": "dqa", "options": {"learn_schedule": True}},
         ValueError,
-        "sampler: expected a base without learnable parameters, which reads cannot train, got 'dqa' with 1.",
+        "sampler: expected a base without learnable parameters, because reads cannot train them, got 'dqa' with 1.",
     ),
     ({"sampler": 3}, TypeError, "sampler: expected a diabat Sampler or its name, got int."),
     ({"sampler": "exat"}, ValueError, "got 'exat'. Did you mean 'exact'?"),
     (
         {"sampler": ReferenceSampler(), "options": {"analytic": True}},
         ValueError,
-        "options: expected None with a sampler that is built already, got ['analytic'].",
+        "options: cannot be combined with a sampler object, got ['analytic'].",
     ),
     (
         {"options": {"anealing_time_ns": 5.0}},

@@ -93,9 +93,9 @@ def test_register() -> None:
     registry.register("mine", ReferenceSampler)  # importing a module twice is no conflict
     assert "mine" in diabat.available_backends()
     assert isinstance(diabat.sampler("mine", analytic=True), ReferenceSampler)
-    with pytest.raises(ValueError, match="a sampler named 'mine' exists already"):
+    with pytest.raises(ValueError, match="name: expected an unused name, got 'mine', which already exists"):
         registry.register("mine", lambda: ReferenceSampler())
-    with pytest.raises(ValueError, match="a sampler named 'exact' exists already"):
+    with pytest.raises(ValueError, match="name: expected an unused name, got 'exact', which already exists"):
         registry.register("exact", ReferenceSampler)
 
 

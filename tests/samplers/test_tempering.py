@@ -396,7 +396,7 @@ def test_a_state_that_is_none_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             sampler.load_state_dict(wrong)
-    with pytest.raises(ValueError, match="state: expected none for a sampler that keeps no chains"):
+    with pytest.raises(ValueError, match="state: expected no chains for a sampler with persistent=False"):
         tempering(num_replicas=3).load_state_dict(state)
 
 
@@ -424,7 +424,7 @@ def test_without_persistence_nothing_is_kept() -> None:
         ([1], "got list."),
         (torch.ones(2, 3, 4), "got torch.float32 of shape [2, 3, 4]."),
         (torch.ones(2, 2, 4, dtype=torch.int8), "got torch.int8 of shape [2, 2, 4]."),
-        (torch.zeros(2, 3, 4, dtype=torch.int8), "got other values among them."),
+        (torch.zeros(2, 3, 4, dtype=torch.int8), "got other values."),
     ],
 )
 def test_bad_chains_are_refused(spins: Any, message: str) -> None:
@@ -480,7 +480,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"num_replicas": 0}, "num_replicas: expected an integer between 1 and 256, got 0."),
     ({"num_replicas": True}, "num_replicas: expected an integer between 1 and 256, got True."),
     ({"num_replicas": 257}, "num_replicas: expected an integer between 1 and 256, got 257."),
-    ({"num_replicas": 2, "betas": (0.0, 1.0)}, "num_replicas: expected None with betas"),
+    ({"num_replicas": 2, "betas": (0.0, 1.0)}, "num_replicas: cannot be combined with betas"),
     *(
         ({"betas": bad}, "betas: expected up to 256 ascending numbers from 0 or more to 1.0, got")
         for bad in (

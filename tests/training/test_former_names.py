@@ -100,8 +100,8 @@ def test_chains_of_another_sampler_are_refused(tmp_path: Path) -> None:
     tiny_train(tmp_path / "run", model=model("chains"), task=task, max_epochs=1)
     options = TransformerOptions(embed_dim=8, ffn_dim=0, num_layers=2, dropout=0.0)
     for backend, told in (
-        (sampler("tempering"), "state: expected none for a sampler that keeps no chains"),
-        ("exact", r"state: expected what the samplers of the model carry, got blocks\.0.*chains"),
+        (sampler("tempering"), "state: expected no chains for a sampler with persistent=False"),
+        ("exact", r"state: expected the state of the samplers of the model, got blocks\.0.*chains"),
     ):
         other = Transformer(options, task.vocab_size, task.num_classes, task.window, backend)
         with pytest.raises(CheckpointError, match=told):

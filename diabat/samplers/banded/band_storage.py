@@ -1,8 +1,8 @@
-"""From a batch of Ising problems to flat problems with couplings in a band, and back.
+"""Conversion of a batch of Ising problems to flat problems with couplings in a band, and back.
 
-A problem that sees the first L spins, as in a causal window, is a prefix: its couplings are the first rows of a
-band that all prefixes share.  Any other pattern of visible spins is compacted, which brings spins closer together
-(a band stays a band) and gives the pattern a band of its own.
+A problem whose first L spins are visible, as in a causal window, is a prefix: its couplings are the first rows of a
+band that all prefixes share.  Any other pattern of visible spins is compacted: spins move closer together (a band
+stays a band), and the pattern gets a separate band.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Layout:
         bands: J_{t,t-1-d} at [k, t, d], [K, n, w]; differentiable.
         tables: int64 [N], index of each problem's couplings among the K.
         lengths: int64 [N], number of visible spins.
-        places: int64 [N, n], spin that stands at each place of the order; None if all problems are prefixes.
-        live: Places that hold a spin, bool [N, n].
+        places: int64 [N, n], spin at each place of the order; None if all problems are prefixes.
+        live: True for places with a spin, bool [N, n].
     """
 
     fields: Tensor
@@ -36,14 +36,14 @@ class Layout:
     live: Tensor
 
     def per_spin(self, values: Tensor, fill: float = 0.0) -> Tensor:
-        """Numbers in order [..., N, n] as numbers per spin, ``fill`` for invisible ones; differentiable."""
+        """Convert values by place [..., N, n] to values per spin, ``fill`` for invisible ones; differentiable."""
         kept = values.masked_fill(~self.live, fill)
         if self.places is None:
             return kept
         return torch.full_like(kept, fill).scatter(-1, self.places.expand(kept.shape), kept)
 
     def per_pair(self, values: Tensor) -> Tensor:
-        """Numbers per pair in order [N, n, n] as numbers per pair of spins, 0 for invisible ones."""
+        """Convert values by pair of places [N, n, n] to values per pair of spins, 0 for invisible ones."""
         if self.places is None:
             return values
         rows = self.places[:, :, None].expand_as(values)
@@ -52,7 +52,7 @@ class Layout:
 
 
 def band_layout(ising: Ising, width: int) -> Layout:
-    """Lay out a batch whose couplings reach at most ``width`` spins; couplings beyond are left out."""
+    """Lay out a batch with bandwidth ``width``; couplings outside the band are ignored."""
     n, total = ising.num_spins, ising.num_problems
     device = ising.fields.device
     w = max(1, min(width, n - 1))
@@ -75,7 +75,7 @@ def band_layout(ising: Ising, width: int) -> Layout:
 
 
 def bandwidth_of(couplings: Tensor | None) -> int:
-    """Largest |j - k| with J_jk != 0, 0 without couplings."""
+    """Largest |j - k| with J_jk != 0; 0 without couplings."""
     if couplings is None:
         return 0
     used = (couplings != 0).flatten(0, -3).any(0) if couplings.ndim > 2 else couplings != 0
@@ -84,7 +84,7 @@ def bandwidth_of(couplings: Tensor | None) -> int:
 
 
 def beyond_band(couplings: Tensor, width: int) -> tuple[int, int] | None:
-    """First pair j < k with k - j > width and J_jk != 0, if there is one."""
+    """First pair j < k with k - j > width and J_jk != 0; None if there is none."""
     n = couplings.shape[-1]
     if width >= n - 1:
         return None
@@ -99,7 +99,7 @@ def beyond_band(couplings: Tensor, width: int) -> tuple[int, int] | None:
 def _patterns(ising: Ising) -> tuple[Tensor, Tensor, Tensor]:
     """Visible spins of each problem [N], its pattern [N], and the order of the spins of each pattern [P, n].
 
-    Pattern 0 is all prefixes.
+    All prefixes have pattern 0.
     """
     n, device = ising.num_spins, ising.fields.device
     identity = torch.arange(n, device=device)[None]
@@ -129,6 +129,6 @@ def _bands(J: Tensor, which: Tensor, orders: Tensor, w: int, width: int) -> Tens
     j = orders[:, :, None].expand(-1, -1, w)
     k = orders[:, earlier.clamp(min=0)]
     c = which[:, None, None]
-    # Compacted, spins farther apart than the band stand within it: there is no coupling between them.
+    # Compaction can move spins from outside the band into it: they have no coupling.
     inside = (earlier >= 0) & ((j - k).abs() <= width)
     return torch.where(inside, (J[c, j, k] + J[c, k, j]) / 2, 0)

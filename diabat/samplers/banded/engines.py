@@ -20,7 +20,7 @@ from diabat.samplers.folding import refuse_batched_cotangent
 Arithmetic = Literal["float32", "float64", "logarithms"]
 _KINDS: tuple[Arithmetic, ...] = get_args(Arithmetic)
 _FLOAT64, _LOGARITHMS = 1, 2
-# Of the graph of second derivatives, forward and backward.
+# Of the autograd graph of second derivatives, forward and backward.
 _NUMBERS_PER_STATE = 30
 
 
@@ -34,12 +34,12 @@ class BandTensors(NamedTuple):
 
 
 class BandEngine(Protocol):
-    """What an engine computes of problems without a gradient history; results have the fields' dtype."""
+    """Interface of the engines; problems have no autograd graph, and results have the dtype of the fields."""
 
     name: str
 
     def arithmetic(self, problems: BandTensors) -> Arithmetic:
-        """Numbers that the messages are kept in."""
+        """Type of the numbers that store the messages."""
 
     def marginals(self, problems: BandTensors) -> tuple[Tensor, Tensor]:
         """P(s = +1) [N, n] and log Z [N]."""
@@ -55,7 +55,7 @@ class BandEngine(Protocol):
 
 
 class TorchBand:
-    """float64 logarithms on the device of the fields, the queries in as many parts as the budget asks for."""
+    """float64 logarithms on the device of the fields; queries are divided into parts that fit the memory budget."""
 
     name = "torch"
 
@@ -63,7 +63,7 @@ class TorchBand:
         self.budget_bytes = budget_bytes
 
     def arithmetic(self, problems: BandTensors) -> Arithmetic:
-        """Logarithms, which have no range."""
+        """Logarithms, which cannot overflow."""
         return "logarithms"
 
     def marginals(self, problems: BandTensors) -> tuple[Tensor, Tensor]:
@@ -112,7 +112,7 @@ class TorchBand:
 
     def _parts(self, problems: BandTensors, num_reads: int = 0) -> list[slice]:
         total, n = problems.fields.shape
-        # The odds, and as many numbers again on the way back or beside pairs; a read's uniform, window and spins.
+        # The odds, as many numbers again for the backward pass or pairs; and a uniform, a window and spins per read.
         one = 8 * (2 * (n + 4) << problems.bands.shape[2]) + num_reads * 32
         step = max(1, self.budget_bytes // one)
         return [slice(i, i + step) for i in range(0, total, step)]
@@ -123,9 +123,9 @@ class TorchBand:
 
 
 class NativeBand:
-    """Compiled code: float32 or float64 as the fields, float64 or logarithms where messages span more than that.
+    """Compiled code: float32 or float64 as the fields; float64 or logarithms if messages exceed that range.
 
-    Every problem has the arithmetic that it needs by itself: strong ones do not slow the others down.
+    The arithmetic is chosen per problem: strong problems do not slow down the others.
     """
 
     name = "native"
@@ -192,7 +192,7 @@ class NativeBand:
 
 
 class _Part(NamedTuple):
-    """Problems of one arithmetic: which, which of the couplings they have, and themselves."""
+    """Problems of one arithmetic: their indices, the indices of their couplings, and the problems."""
 
     kind: int
     rows: Tensor | slice
@@ -201,7 +201,7 @@ class _Part(NamedTuple):
 
 
 def _parts(problems: BandTensors, least: int = 0) -> Iterator[_Part]:
-    """Problems by the arithmetic that they need, at least ``least``; all together where it is the same."""
+    """Split problems by the arithmetic that they need, at least ``least``; one part if it is the same for all."""
     kinds = torch.from_numpy(_needed(_arrays(problems), least))
     present = kinds.unique().tolist()
     for kind in present:
@@ -216,7 +216,7 @@ def _parts(problems: BandTensors, least: int = 0) -> Iterator[_Part]:
 
 
 def _needed(arrays: BandProblems, least: int) -> NDArray[np.int64]:
-    """Arithmetic of each problem, as places in `_KINDS`."""
+    """Arithmetic of each problem, as indices into `_KINDS`."""
     narrow = np.zeros(len(arrays.fields), dtype=np.bool_)
     if least < _FLOAT64 and arrays.fields.dtype == np.float32:
         narrow = fitting(arrays, np.float32)
@@ -245,14 +245,14 @@ class BandProbabilities(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """Solve the problems; keep the marginals."""
         p, log_z = engine.marginals(BandTensors(fields, bands, tables, lengths))
-        p.clamp_(max=1)  # which rounding can pass
+        p.clamp_(max=1)  # rounding can exceed 1
         ctx.save_for_backward(fields, bands, tables, lengths, p)
         ctx.engine = engine
         return p, log_z
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        """Covariances of f with spins and with pairs in the band; differentiable again where that is asked for."""
+        """Covariances of f with spins and with pairs in the band; differentiable again if create_graph is set."""
         *problem, p = ctx.saved_tensors
         refuse_batched_cotangent(*cotangents)
         if torch.is_grad_enabled():
@@ -269,8 +269,8 @@ class BandProbabilities(torch.autograd.Function):
 def _smooth_gradient(
     problems: BandTensors, wanted: tuple[bool, ...], v: Tensor, u: Tensor
 ) -> list[Tensor | None]:
-    """The same gradients by torch operations in float64, which have derivatives themselves."""
-    # Names of their own: v may depend on the terms too, and is held fixed here.
+    """The same gradients by torch operations in float64, which are differentiable."""
+    # Separate leaves: v may also depend on h and J, but is held fixed here.
     fields, bands = (t.view_as(t) for t in problems[:2])
     _, _, tables, lengths = problems
     states = len(fields) * fields.shape[1] << bands.shape[2]

@@ -1,9 +1,9 @@
-"""Compiled forward-backward over blocks of lanes, each lane one problem; imported on first use.
+"""Compiled forward-backward over blocks of lanes, one problem per lane; imported on first use.
 
 A block takes the messages β from the last spin to the first, then the messages α from the first to the last,
-where Σ_x α_t(x) β_t(x) = 1.  Only every ``segment``-th β is kept; those between are formed again when α comes by.
-Each message is scaled by the one before it, lane by lane, and log Z sums the logarithms.  A problem that ends
-before the longest of its block has weight 0 beyond its end, where its β starts from 1.
+where Σ_x α_t(x) β_t(x) = 1.  Only every ``segment``-th β is kept; the others are recomputed during the α pass.
+Each message is scaled by the previous one, lane by lane, and log Z sums the logarithms.  A problem that is shorter
+than the longest of its block has weight 0 beyond its end, and its β starts from 1 there.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Problems(NamedTuple):
         down: Field weight f_-, [N, n].
         lengths: int64 [N], spins of each problem.
         tables: int64 [N], couplings of each problem.
-        edges: e(x) of each of the couplings, [K, n, 2^w]; [0, 0, 0] if lanes have their own.
-        base: e(0) of the same, [K, n].
+        edges: e(x) of each of the couplings, [K, n, 2^w]; [0, 0, 0] if lanes have different couplings.
+        base: e(0) of each of the couplings, [K, n].
         factors: exp(2 J_{t,t-1-d}), [K, n, w].
-        own: Whether the lanes of a block have couplings of their own.
+        own: Whether the lanes of a block have different couplings.
     """
 
     up: Any
@@ -52,9 +52,9 @@ class Work(NamedTuple):
 
     Attributes:
         weights: Scaled f_+ and f_- of the block, [2, n, lanes].
-        sources: What a spin adds to f at +1 and -1, [2, n, lanes]; sums over windows where there is no f.
+        sources: Contribution of a spin to f at +1 and -1, [2, n, lanes]; sums over windows if there is no f.
         beta: β_{t+1} of one segment, [segment, 2^w, lanes].
-        beta_dot: Its tangent; [0, 0, lanes] where there is none, as below.
+        beta_dot: Its tangent; [0, 0, lanes] if there are no tangents, as below.
         marks: β at the bounds of the segments, [segments + 1, 2^w, lanes].
         marks_dot: Their tangent.
         alpha: α before and after a step, [2, 2^w, lanes].
@@ -62,7 +62,7 @@ class Work(NamedTuple):
         edges: e(x) of each lane, [2^w, lanes].
         rows: Small rows, [2w + 3, lanes].
         scale: Product of scales of each lane, and log Z, float64 [2, lanes].
-        ends: int64 [lanes + 1], spins of the problem of each lane, -1 where there is none; last, the fewest.
+        ends: int64 [lanes + 1], number of spins of each lane, -1 for an empty lane; the last entry is the minimum.
     """
 
     weights: Any
@@ -103,14 +103,14 @@ def load_block(block: Any, problems: Any, work: Any) -> int:
 
 @inner
 def half_size(t: int, states: int) -> int:
-    """2^min(t, w-1) for 2^w states: half the windows that step t sees."""
+    """2^min(t, w-1) for 2^w states: half the number of windows of step t."""
     half = states // 2
     return 1 << t if t < 62 and 1 << t < half else half
 
 
 @inner
 def shared_row(problems_own: bool, tables: Any, block: Any, t: int) -> Any:
-    """Couplings and step of the shared e of step t; the dummy's if lanes have their own."""
+    """Index of couplings and step of the shared e of step t; (0, 0) of a dummy if lanes have different couplings."""
     return (0, 0) if problems_own else (tables[block[0]], t)
 
 
@@ -150,7 +150,7 @@ def rescale(reference: Any, up: Any, down: Any, product: Any, logs: Any) -> None
 
 @inner
 def begin(beta: Any, ends: Any, rows: Any, t: int, size: int) -> None:
-    """Set β_t = 1 in the lanes whose problem has t spins; it is 0 there so far."""
+    """Set β_t = 1 in the lanes whose problem has t spins; it was 0."""
     last = rows.shape[0] - 1
     for q in range(beta.shape[1]):
         rows[last, q] = 1.0 if ends[q] == t else 0.0
@@ -168,7 +168,7 @@ def copy_rows(target: Any, source: Any, size: int) -> None:
 
 @inner
 def fill(k: int, first: bool, n: int, block: Any, problems: Any, work: Any) -> None:
-    """β_{t+1} of segment k; on the ``first`` sweep weights are scaled, and β at the segment's start is kept."""
+    """Compute β_{t+1} of segment k; the ``first`` sweep scales the weights and stores β at the segment's start."""
     segment, states = work.beta.shape[0], work.beta.shape[1]
     tangent = work.beta_dot.shape[0] > 0
     start, end = k * segment, min(n, (k + 1) * segment)
@@ -178,7 +178,7 @@ def fill(k: int, first: bool, n: int, block: Any, problems: Any, work: Any) -> N
         copy_rows(work.beta_dot[end - 1 - start], work.marks_dot[k + 1], size)
     weights, sources, beta, beta_dot = work.weights, work.sources, work.beta, work.beta_dot
     edges, own, fewest = work.edges, problems.own, work.ends[-1]
-    # Arrays by themselves: a tuple that is passed on counts references to all its arrays.
+    # Unpacked arrays: passing a tuple counts references to all its arrays.
     for t in range(end - 1, start - 1 if first else start, -1):
         at = t - start
         old, new = beta[at], beta[at - 1] if at > 0 else work.marks[k]
@@ -201,7 +201,7 @@ def fill(k: int, first: bool, n: int, block: Any, problems: Any, work: Any) -> N
 
 @inner
 def sweep_back(n: int, block: Any, problems: Any, work: Any) -> int:
-    """All β and log Z; leaves segment 0 in place and α of the empty window in ``alpha``; returns the segments."""
+    """Compute all β and log Z; leaves segment 0 and α of the empty window in place; returns the number of segments."""
     segment, states = work.beta.shape[0], work.beta.shape[1]
     segments = -(-n // segment)
     last = work.marks[segments]
@@ -223,7 +223,7 @@ def sweep_back(n: int, block: Any, problems: Any, work: Any) -> int:
 
 @inner
 def open_window(alpha: Any, t: int, half: int, states: int) -> None:
-    """While windows grow, α_t of an oldest spin that is not there is zero at bit 1."""
+    """While windows grow, set α_t to zero where the bit of the absent oldest spin is 1."""
     if 1 << min(t, 62) < states:
         zero = sub(load(alpha, 0), load(alpha, 0))
         for x in range(half, 2 * half):
@@ -235,7 +235,7 @@ def run_marginals(blocks: Any, problems: Any, work: Any, probability: Any, log_z
     """Marginals of a range of blocks.
 
     Args:
-        blocks: int64 [blocks, lanes], problem of each lane, -1 where there is none.
+        blocks: int64 [blocks, lanes], problem of each lane, -1 for an empty lane.
         problems: Problems.
         work: Work without tangents.
         probability: P(s = +1), filled up to the length of each problem, [N, n].
@@ -297,7 +297,7 @@ def run_gradient(
         cotangent: v, [N, n].
         log_cotangent: u, [N].
         of_fields: dL/dh, [N, n], filled up to the length of each problem.
-        of_couplings: dL/dJ_{t,t-1-d}, float64: [N, n, w] if lanes have their own couplings, else the sum over the
+        of_couplings: dL/dJ_{t,t-1-d}, float64: [N, n, w] if lanes have different couplings, else the sum over the
             lanes of each block, [blocks, n, w]; filled.
     """
     states = work.beta.shape[1]
@@ -339,7 +339,7 @@ def _response(block: Any, problems: Any, work: Any, t: int, at: int, half: int, 
     open_window(work.alpha_dot[now], t, half, states)
     up, down = load(work.weights[0], t), load(work.weights[1], t)
     gain, loss = load(work.sources[0], t), load(work.sources[1], t)
-    # The edges of a lane's own are used up by then; shared ones are elsewhere.
+    # The edges of single lanes are no longer needed here; shared ones are stored elsewhere.
     response = work.alpha_dot[2]
     oldest = forward_tangent(
         work.alpha[1 - now], work.alpha[now], work.alpha_dot[1 - now], work.alpha_dot[now],
@@ -359,7 +359,7 @@ def _response(block: Any, problems: Any, work: Any, t: int, at: int, half: int, 
 def _unload(
     block: Any, b: int, problems: Any, work: Any, t: int, bits: int, of_fields: Any, of_couplings: Any
 ) -> None:
-    """Rows d < bits are Σ r over windows with bit d set, row ``bits`` is Σ r; the coupling's is the signed sum."""
+    """Store derivatives: rows d < bits are Σ r over windows with bit d set, row ``bits`` is Σ r."""
     for q in range(len(block)):
         if t < work.ends[q]:
             of_fields[block[q], t] = work.rows[bits, q]

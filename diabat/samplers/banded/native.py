@@ -1,7 +1,7 @@
 """Exact sums over banded Ising models by compiled forward-backward (kernel; numpy in, numpy out).
 
-Problems of like length and one J stand side by side in the lanes of a block; where few problems share a J, each
-lane carries its own.  A block's result depends on its own lanes only, and threads take ranges of blocks.
+Problems with similar lengths and the same J fill the lanes of a block; if few problems share a J, each lane has a
+separate one.  The result of a block depends on its lanes only, and threads process ranges of blocks.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from diabat.compute.threads import ranges_of_equal_work, run_parts
 Array = NDArray[Any]
 Integers = NDArray[np.int64]
 
-# β of one segment: half of the second-level cache of a core.
+# Bytes of β of one segment: half of the second-level cache of a core.
 _SEGMENT_BYTES = 1 << 19
-# β at the bounds of the segments may take this much before segments are made longer.
+# Largest memory of β at the bounds of segments; beyond it segments become longer.
 _MARK_BYTES = 1 << 25
-# Largest exponents that leave every message its relative precision, and P as small as 1e-21 or 1e-40 as well.
+# Largest exponents for which all messages keep their relative precision, and also P as small as 1e-21 or 1e-40.
 _RANGE = {np.dtype(np.float32): (80.0, 40.0), np.dtype(np.float64): (640.0, 600.0)}
 
 
 @dataclass(frozen=True, eq=False)
 class BandProblems:
-    """Problems whose couplings reach w spins back.
+    """Problems with couplings to the w previous spins.
 
     Attributes:
         fields: h, [N, n], zero from the length of a problem on.
@@ -100,7 +100,7 @@ def reads(problems: BandProblems, threads: int, num_reads: int, keys: Array) -> 
 
 
 def fitting(problems: BandProblems, dtype: Any) -> NDArray[np.bool_]:
-    """Problems whose products of weights and messages stay within the range of a type, [N].
+    """Whether the products of weights and messages of each problem stay within the range of a type, bool [N].
 
     A message differs from that of the reference window by a factor of at most exp(across), twice the sum of |J| across
     the cut before spin t, and the weights of a step from 1 by exp(2 |h|) and exp(local), local the sum of
@@ -111,7 +111,7 @@ def fitting(problems: BandProblems, dtype: Any) -> NDArray[np.bool_]:
     steps, tables = 2 * local + across, problems.tables
     held = ((local + across).max(1) <= messages)[tables]
     fits = held & (2 * np.abs(problems.fields).max(1) + steps.max(1)[tables] <= total)
-    # The largest field seldom stands where couplings are strongest: look step by step where that matters.
+    # The bound from the global maxima is loose: check step by step the problems that it does not accept.
     rest = np.flatnonzero(held & ~fits)
     fits[rest] = (2 * np.abs(problems.fields[rest]) + steps[tables[rest]]).max(1) <= total
     return fits
@@ -135,9 +135,9 @@ class Run:
 
     Attributes:
         blocks: Problem of each lane, [blocks, lanes].
-        own: Whether lanes have couplings of their own.
+        own: Whether lanes have different couplings.
         problems: Inputs of the compiled code.
-        log_scale: Σ_t log(2 cosh h_t), which the field weights leave out, float64 [N].
+        log_scale: Σ_t log(2 cosh h_t), which is not in the field weights, float64 [N].
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Run:
         self.n, self.width = given.fields.shape[1], given.bands.shape[2]
         self.tangent = tangent
         self.segment = _segment(max(1, int(given.lengths.max())), self.width, keep)
-        # A table shared by a quarter of the lanes already saves more than the idle lanes cost.
+        # If a quarter of the lanes share a table, this saves more than idle lanes cost.
         self.own = 4 * len(given.fields) < self.lanes * len(given.bands)
         self.blocks = _blocks(given, self.lanes, self.own)
         h = given.fields.astype(self.dtype)
@@ -166,12 +166,12 @@ class Run:
         self.problems = Problems(up, down, given.lengths, given.tables, edges, base, factors, self.own)
 
     def each(self, call: Callable[[slice, Any], None]) -> None:
-        """Run ranges of blocks, one per thread, each with scratch of its own."""
+        """Run ranges of blocks, one range per thread, each with its scratch."""
         spins = np.where(self.blocks >= 0, self.problems.lengths[self.blocks], 0).max(1)
         run_parts(ranges_of_equal_work(1 + spins, self.threads), lambda part: self._work(), call)
 
     def _couplings(self, bands: Array) -> tuple[Array, Array, Array]:
-        """Tables e(x) of shared couplings, or what each lane makes its own of."""
+        """Tables e(x) of shared couplings, or the factors from which each lane computes its table."""
         if self.own:
             return np.zeros((1, 1, 1)), np.exp(-bands.sum(2)), np.exp(2 * bands)
         exponent = -bands.sum(2)[..., None]
@@ -209,7 +209,7 @@ class Run:
 
 
 def _blocks(given: BandProblems, lanes: int, own: bool) -> Integers:
-    """Problems in blocks of lanes, equal couplings (unless lanes have their own) and like lengths together."""
+    """Divide problems into blocks of lanes with similar lengths and, unless ``own``, equal couplings."""
     tables = np.zeros_like(given.tables) if own else given.tables
     order = np.lexsort((given.lengths, tables))
     counts = np.bincount(tables, minlength=1)
@@ -221,14 +221,14 @@ def _blocks(given: BandProblems, lanes: int, own: bool) -> Integers:
 
 
 def scratch_bytes(n: int, width: int, *, tangent: bool, keep: bool) -> int:
-    """Scratch of one thread."""
+    """Bytes of scratch of one thread."""
     segment = _segment(n, width, keep)
     messages = segment + -(-n // segment) + 1
     return (2 if tangent else 1) * (messages + 3) * (VECTOR_BYTES << width)
 
 
 def _segment(n: int, width: int, keep: bool) -> int:
-    """Spins of a segment."""
+    """Number of spins of a segment."""
     if keep:
         return n
     size = VECTOR_BYTES << width

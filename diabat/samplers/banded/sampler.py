@@ -1,4 +1,4 @@
-"""Backend ``banded``: exact in linear time where couplings reach a few spins only."""
+"""Backend ``banded``: exact in linear time for short-range couplings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
 from diabat.samplers.options import amend
 
 ENGINES = ("auto", "native", "torch")
-# One state of one query on one thread, forward and backward.
+# Time of one state of one query on one thread, forward and backward.
 _SECONDS_PER_STATE = 2e-9
 _LANES = 16
 
@@ -28,7 +28,7 @@ class BandedSampler(Sampler):
     Forward-backward over the 2^w states of the last w spins: O(n·2^w) per query, with the analytic gradient, and
     O(n²·2^w) for the correlations of all pairs.  Precision follows the dtype of the fields.
 
-    Couplings outside a given ``bandwidth`` are no parameters: their gradient is 0.  Without one, the band is taken
+    Couplings outside a given ``bandwidth`` are not parameters: their gradient is 0.  Without one, the band is taken
     from J at each call, and is all of J where J is differentiated, since a coupling that is 0 now is a parameter too.
 
     Args:
@@ -65,16 +65,16 @@ class BandedSampler(Sampler):
         self.memory_budget_mb, self.max_seconds = memory_budget_mb, max_seconds
 
     def for_window(self, window: int, reach: int) -> BandedSampler:
-        """Return the sampler for couplings that reach ``reach`` spins; its own bandwidth, if given, must do.
+        """Return the sampler for couplings up to distance ``reach``; a given bandwidth must be large enough.
 
         Raises:
-            UnsupportedError: If it is narrower, or one problem of ``window`` spins would already be refused.
+            UnsupportedError: If the bandwidth is too small, or a single problem of ``window`` spins would be refused.
         """
         if self.bandwidth is not None and self.bandwidth < reach:
             raise UnsupportedError(
                 "bandwidth",
-                f"sampler 'banded' was built for {self.bandwidth}, "
-                f"expected at least the {reach} of the couplings.",
+                f"expected at least {reach}, the range of the couplings, "
+                f"got sampler 'banded' with {self.bandwidth}.",
             )
         other = copy.deepcopy(self)
         other.bandwidth = reach if self.bandwidth is None else self.bandwidth
@@ -117,7 +117,7 @@ class BandedSampler(Sampler):
         return Samples(spins.reshape(num_reads, *ising.fields.shape), ising.visible_mask, info=info)
 
     def _prepare(self, ising: Ising, effort: float) -> tuple[BandEngine, Layout, int]:
-        """Engine, problems and bandwidth; ``effort`` is the time in units of the marginals'."""
+        """Engine, problems and bandwidth; ``effort`` is the time relative to that of the marginals."""
         width = self._width(ising)
         distinct = 1 if ising.couplings is None else ising.couplings.shape[:-2].numel()
         self._refuse_excess(
@@ -152,11 +152,11 @@ class BandedSampler(Sampler):
     def _refuse_excess(
         self, n: int, width: int, *, problems: int = 1, distinct: int = 1, effort: float = 1.0
     ) -> None:
-        """Refuse what would take longer than ``max_seconds`` or more memory than ``memory_budget_mb``."""
+        """Refuse problems that need more time than ``max_seconds`` or more memory than ``memory_budget_mb``."""
         states = 2.0 ** max(1, width)
         seconds = _SECONDS_PER_STATE * max(_LANES, problems) * n * states * effort
         memory = 16.0 * (n + 4) * distinct * states
-        if width < 40:  # beyond that, integers; it is refused anyway
+        if width < 40:  # wider bands would overflow, and are refused anyway
             memory += scratch_bytes(n, max(1, width), tangent=True, keep=effort > 1)
         if seconds > self.max_seconds or memory > self.memory_budget_mb * 2**20:
             raise UnsupportedError(

@@ -1,15 +1,15 @@
 """Compiled passes of one spin over a block of lanes; imported on first use.
 
-A window is the last w spins before spin t: bit d of its index x is spin t-1-d, so that the oldest is the top bit.
-Windows reach before spin 0 while t < w; the spins there stand at bit 0 and have no couplings, and a step sees
-2·half windows, half = 2^min(t, w-1).  With weights f_± of the field of spin t and e(x) = exp(Σ_d J_{t,t-1-d} s),
-so that exp(-Σ_d J s) = e(~x), and x' = x without its oldest spin,
+A window is the last w spins before spin t: bit d of its index x is spin t-1-d, and the top bit is the oldest spin.
+While t < w, windows extend before spin 0: the bits of these absent spins are 0, they have no couplings, and a step
+has 2·half windows, half = 2^min(t, w-1).  With weights f_± of the field of spin t, e(x) = exp(Σ_d J_{t,t-1-d} s),
+exp(-Σ_d J s) = e(~x), and x' = x without its oldest spin,
 
     β_t(x)         = f_+ e(x) β_{t+1}(2x'+1) + f_- e(~x) β_{t+1}(2x'),
     α_{t+1}(2x'+1) = f_+ Σ_oldest e(x) α_t(x),      α_{t+1}(2x') = f_- Σ_oldest e(~x) α_t(x).
 
-The tangents β̇, α̇ are the same sums with every state weighted by what the later, or the earlier, spins add to a
-function Σ_t u_t(s_t).
+The tangents β̇ and α̇ are the same sums, with every state weighted by the contribution of the later or the earlier
+spins to a function Σ_t u_t(s_t).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from diabat.compute.simd import add, constant, fma, load, mul, store, sub
 
 @inner
 def edge(like: Any, shared: Any, own: bool, rows: Any, x: int) -> Any:
-    """e(x): the same in all lanes, or each lane's own."""
+    """e(x), shared by all lanes or different in each lane."""
     return load(rows, x) if own else constant(like, shared[x])
 
 
@@ -122,7 +122,7 @@ def forward_tangent(
 ) -> Any:
     """α_{t+1} and α̇_{t+1}, and the response r(x) = E[f; x, s_t = +1] - E[f; x, s_t = -1] of f = Σ u.
 
-    Rows x < half of ``response`` get r(x) + r(half + x); returned is Σ r over windows whose oldest spin is +1.
+    Rows x < half of ``response`` get r(x) + r(half + x); the return value is Σ r over windows whose oldest spin is +1.
     """
     end = 2 * half - 1
     oldest = constant(up, 0.0)
@@ -153,7 +153,7 @@ def forward_tangent(
 def fold(values: Any, out: Any, bits: int) -> None:
     """Σ_x v(x) over x whose bit d is set into row d of ``out``, d < bits, and Σ_x v(x) into row ``bits``.
 
-    ``values`` is used up: the top bit is summed and folded away, then the next.
+    ``values`` is overwritten: bits are summed out one by one, the top bit first.
     """
     for d in range(bits - 1, -1, -1):
         half = 1 << d

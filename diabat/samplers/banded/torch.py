@@ -5,8 +5,8 @@ from the last spin give the log-odds of each spin given the w before it,
 
     o_t(x) = 2 (h_t + Σ_d J_{t,t-1-d} s_{t-1-d}) + log β_{t+1}(x, +1) - log β_{t+1}(x, -1),
 
-and from the first spin on the law of the window moves by σ(±o).  Nothing under- or overflows, whatever the size of
-h and J.  One step per spin and all queries at once.
+and from the first spin on σ(±o) are the transition probabilities of the window.  Nothing under- or overflows, for any
+size of h and J.  There is one step per spin, for all queries at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Problems whose couplings reach w spins back, and the odds of their spins.
+    """Problems with couplings to the w previous spins, and the log-odds of their spins.
 
     Attributes:
         signs: ±1 of the spins of a window, [2^w, w]; bit d is spin t-1-d.
@@ -57,7 +57,7 @@ def chain(fields: Tensor, bands: Tensor, tables: Tensor, lengths: Tensor) -> Cha
         up, down = up + local, down - local
         odds.append(up - down)
         joined = _log_sum(up, down)
-        # Relative to the reference window: log Z sums what is taken out.
+        # Messages are relative to the reference window; log Z sums the factors.
         scale = torch.where(live[:, t], joined[:, 0], 0)
         log_z += scale
         message = torch.where(live[:, t, None], joined - scale[:, None], 0)
@@ -78,8 +78,8 @@ def marginals(c: Chain) -> Tensor:
 def gradient(c: Chain, p: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Derivative of L = Σ v P + Σ u log Z with respect to h [Q, n] and J_{t,t-1-d} of each query [Q, n, w].
 
-    Both are covariances with f = Σ_j v_j ([s_j = +1] - P_j) + u: with the conditional mean of what later spins add
-    to f, and the mean, over the window's law, of what earlier ones added.
+    Both are covariances with f = Σ_j v_j ([s_j = +1] - P_j) + u, computed from the conditional mean of the contribution
+    of later spins to f, and the mean contribution of earlier spins.
     """
     gain, loss = v * (1 - p) * c.live, -v * p * c.live
     later = [torch.zeros_like(c.odds[0])]
@@ -105,7 +105,7 @@ def gradient(c: Chain, p: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor]
 
 
 def pairs(c: Chain) -> Tensor:
-    """<s_j s_k>, [Q, n, n], 0 beyond the length; the signed laws of all earlier spins move on together."""
+    """<s_j s_k>, [Q, n, n], 0 beyond the length; one pass propagates the signed laws of all earlier spins."""
     n = len(c.odds)
     out = torch.zeros(*c.live.shape, n, dtype=c.log_z.dtype, device=c.log_z.device)
     signed = out.new_zeros(len(out), 0, c.odds[0].shape[1])
@@ -122,7 +122,7 @@ def pairs(c: Chain) -> Tensor:
 
 
 def reads(c: Chain, uniforms: Tensor, state: Tensor, t: int) -> tuple[Tensor, Tensor]:
-    """Spin t of every read, bool [R, Q], and the windows after it.
+    """Draw spin t of every read, bool [R, Q]; returns it with the next windows.
 
     Args:
         c: Chain.
@@ -136,7 +136,7 @@ def reads(c: Chain, uniforms: Tensor, state: Tensor, t: int) -> tuple[Tensor, Te
 
 
 def _log_sum(up: Tensor, down: Tensor) -> Tensor:
-    """log(e^up + e^down); second derivatives of torch.logaddexp are NaN where the two are far apart."""
+    """log(e^up + e^down); second derivatives of torch.logaddexp are NaN if the arguments are far apart."""
     odds = up - down
     return torch.where(odds > 0, up + _softplus(-odds), down + _softplus(odds))
 
@@ -147,7 +147,7 @@ def _softplus(x: Tensor) -> Tensor:
 
 
 def _first(c: Chain) -> Tensor:
-    """Law of the window before spin 0: no spin there, bits 0."""
+    """Law of the window before spin 0, where all bits are 0."""
     law = torch.zeros_like(c.odds[0])
     law[:, 0] = 1
     return law

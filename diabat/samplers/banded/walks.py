@@ -1,4 +1,4 @@
-"""Compiled pair correlations and draws over blocks of lanes, all messages kept; imported on first use."""
+"""Compiled pair correlations and draws over blocks of lanes, with all messages in memory; imported on first use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from diabat.samplers.banded.steps import forward
 def run_pairs(blocks: Any, problems: Any, work: Any, pairs: Any) -> None:
     """Fill <s_j s_k> of all pairs, [N, n, n], up to the length of each problem; n²/2 steps per block.
 
-    α of the whole law gives the totals; then for every j the same sums, signed by s_j, run on from spin j.
+    α of the whole law gives the totals; then for every j the same sums, signed by s_j, continue from spin j.
     """
     states = work.beta.shape[1]
     for b in range(len(blocks)):
@@ -79,13 +79,13 @@ def _normalise(block: Any, work: Any, pairs: Any) -> None:
 
 @jit
 def run_reads(blocks: Any, problems: Any, work: Any, keys: Any, spins: Any) -> None:
-    """Independent reads: spin after spin from its law given the window before it.
+    """Draw independent reads: each spin from its law given the window before it.
 
     Args:
         blocks: As in `run_marginals`.
         problems: Problems.
-        work: Work whose segment holds all spins.
-        keys: uint64 [N], stream of uniform numbers of each problem; read r of spin t takes number r·n + t.
+        work: Work with a segment that contains all spins.
+        keys: uint64 [N], stream of uniform numbers of each problem; read r of spin t uses number r·n + t.
         spins: int8 ±1, [R, N, n], filled up to the length of each problem.
     """
     states = work.beta.shape[1]

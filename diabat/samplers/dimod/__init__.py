@@ -1,4 +1,4 @@
-"""Backend ``dimod``: any dimod sampler or composite, up to a D-Wave processor."""
+"""Backend ``dimod``: any dimod sampler or composite, including D-Wave processors."""
 
 from diabat.samplers.dimod.options import QPU
 from diabat.samplers.dimod.sampler import DimodSampler

@@ -1,4 +1,4 @@
-"""How long a submission occupies the processor, and what may be spent in all."""
+"""Estimated access time of a submission, and limits of the total use of a processor."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from diabat.samplers.dimod.ledger import Ledger, Spent
 from diabat.samplers.dimod.target import DimodLike, device_properties, family
 
 AccessTime = Callable[[int, Mapping[str, Any]], float]
-"""Access time in microseconds of (qubits, keywords of the call), as the sampler states it: it may be no time."""
+"""Access time in microseconds from (qubits, keywords of the call), as reported by the sampler and not validated."""
 
 
 def access_time(sampler: DimodLike) -> AccessTime | None:
-    """How to estimate the access time of a sampler: by the solver's own estimate, else by its timing data.
+    """Find the estimator of a sampler's access time: the solver's method, else its timing data.
 
     Returns:
-        None where neither is known, as for samplers that are no processor.
+        None if neither exists, as for samplers that are not processors.
     """
     for member in family(sampler):
         for owner in (member, getattr(member, "solver", None)):
@@ -67,7 +67,7 @@ def estimated_access_us(
 
     Args:
         data: The solver property ``problem_timing_data``.
-        qubits: Qubits of the submission, on which the readout time depends.
+        qubits: Number of qubits of the submission; the readout time depends on it.
         num_reads: Reads.
         annealing_time: As submitted.
         anneal_schedule: As submitted.
@@ -96,17 +96,17 @@ def estimated_access_us(
 
 
 class BudgetError(ArgumentError):
-    """What is asked for goes beyond a limit; nothing of it was submitted."""
+    """The request exceeds a limit; nothing was submitted."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What has been spent, and the limits; answers from the cache cost nothing.
+    """The reads and access time used, and their limits; answers from the cache cost nothing.
 
     Attributes:
-        max_reads: Reads in all; None for no limit.
-        max_seconds: Processor access in all, in seconds.
-        ledger: Where it is written down.
+        max_reads: Total number of reads; None for no limit.
+        max_seconds: Total processor access time in seconds; None for no limit.
+        ledger: The record of the use.
     """
 
     max_reads: int | None = None
@@ -115,33 +115,34 @@ class Budget:
 
     @property
     def reads(self) -> int:
-        """Reads answered, and those of submissions that may have run."""
+        """Answered reads, and reads of submissions that may have run."""
         return self.ledger.total().reads
 
     @property
     def seconds(self) -> float:
-        """Access time: that of the answers, or the estimate where none is told."""
+        """Access time of the answers; the estimate if an answer reports none."""
         return self.ledger.total().seconds
 
     def require(self, reads: int, seconds: float | None) -> None:
-        """Refuse what would go beyond a limit.
+        """Refuse a request that would exceed a limit.
 
         Args:
-            reads: Reads to come.
-            seconds: Estimated access time to come.
+            reads: Requested reads.
+            seconds: Estimated access time.
 
         Raises:
-            BudgetError: Names the limit, what is used and what was asked for; or if it cannot be read.
+            BudgetError: If a limit would be exceeded; the message names the limit, the use so far and the request.
+                Also if the ledger cannot be read.
         """
         with _naming_the_file():
             used = self.ledger.total()
         self._check(used, reads, seconds)
 
     def hold(self, reads: int, seconds: float | None) -> Held:
-        """Count a submission before it is made, so that it is counted whatever becomes of it.
+        """Count a submission before it is made, so that it counts whether or not it succeeds.
 
         Raises:
-            BudgetError: As `require`, or if it cannot be written down.
+            BudgetError: As `require`, or if the ledger cannot be written.
         """
         held = Held(self.ledger, Spent(reads, seconds or 0.0))
         with _naming_the_file():
@@ -157,14 +158,14 @@ class Budget:
         if self.max_reads is not None and used.reads + reads > self.max_reads:
             raise BudgetError(
                 "max_reads",
-                f"expected at most {self.max_reads} reads in all, got {used.reads} used and {reads} more "
-                "asked for.",
+                f"expected at most {self.max_reads} reads in total, got {used.reads} used and {reads} more "
+                "requested.",
             )
         if self.max_seconds is not None and seconds is not None and used.seconds + seconds > self.max_seconds:
             raise BudgetError(
                 "max_qpu_seconds",
-                f"expected at most {self.max_seconds:g} s of access in all, got {used.seconds:.4g} s "
-                f"used and an estimated {seconds:.4g} s more asked for.",
+                f"expected at most {self.max_seconds:g} s of access in total, got {used.seconds:.4g} s "
+                f"used and an estimated {seconds:.4g} s more requested.",
             )
 
 
@@ -180,18 +181,18 @@ def _naming_the_file() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Held:
-    """A submission that is counted with its estimate."""
+    """A submission that was counted with its estimate."""
 
     ledger: Ledger
     cost: Spent
 
     def settle(self, reads: int, seconds: float | None) -> None:
-        """Count what it was instead; the estimate where the seconds are not told, or are no time."""
+        """Replace the estimate by the actual use; keep the estimated seconds if none or invalid ones are reported."""
         told = seconds is not None and 0 <= seconds < math.inf
         more = seconds - self.cost.seconds if seconds is not None and told else 0.0
         if reads != self.cost.reads or more:
             self.ledger.add(reads - self.cost.reads, more)
 
     def release(self) -> None:
-        """Count nothing: it did not run."""
+        """Remove the submission from the count: it did not run."""
         self.ledger.add(-self.cost.reads, -self.cost.seconds)

@@ -1,4 +1,4 @@
-"""Answers on disk, by the content of the submission: nothing is paid for twice."""
+"""Cache of answers on disk, keyed by the content of the submission, so that no answer is paid for twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from diabat.samplers.dimod.packing import Packed, Reads
 
 _FORMAT = 1
 
-# What an archive holds besides its reads: names, shapes and headers.
+# Size of an archive besides its reads: names, shapes and headers.
 _OVERHEAD_BYTES = 1 << 14
 
 
@@ -32,7 +32,7 @@ def submission_key(
         packed: Labels and couplings.
         factor: Scale of the problems' biases.
         parameters: All keywords of the call.
-        identity: The sampler, the options that it was built with, the seed asked for and the number of the submission.
+        identity: The sampler, its options, the given seed and the number of the submission.
     """
     total = hashlib.sha256()
     for array in (packed.labels, packed.pairs, *packed.scaled(factor)):
@@ -54,21 +54,21 @@ def _plain(value: Any) -> Any:
 
 
 def check_plain(name: str, values: Mapping[str, Any]) -> None:
-    """Refuse values that cannot be a part of a key.
+    """Refuse values that cannot be part of a key.
 
     Raises:
-        TypeError: Names the argument.
+        TypeError: The message names the argument.
     """
     try:
         json.dumps(dict(values), sort_keys=True, default=_plain)
     except ArgumentTypeError as error:
         raise ArgumentTypeError(name, error.reason) from None
-    except (TypeError, ValueError) as error:  # keys of several types, or a list that holds itself
+    except (TypeError, ValueError) as error:  # keys of several types, or a list that contains itself
         raise ArgumentTypeError(name, str(error)) from None
 
 
 class AnswerCache:
-    """Files ``<key>.npz`` in one folder, each with its key and a checksum, written under another name and renamed.
+    """Files ``<key>.npz`` in one folder, each with its key and a checksum, written atomically.
 
     Args:
         folder: Created when the first answer is stored.
@@ -76,24 +76,24 @@ class AnswerCache:
 
     def __init__(self, folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
-            raise ArgumentError("cache_dir", f"expected a folder, got '{folder}', which is none.")
+            raise ArgumentError("cache_dir", f"expected a folder, got '{folder}', which is not a folder.")
         self.folder = folder
 
     def holds(self, key: str) -> bool:
-        """Whether there is a file of this key."""
+        """Whether there is a file for this key."""
         return self._path(key).is_file()
 
     def load(self, key: str, columns: int, most: int) -> Reads | None:
-        """Return a stored answer; None if there is none, or with a warning if its file is not that of this key.
+        """Return a stored answer; None if there is none, or, with a warning, if its file is damaged.
 
         Args:
-            key: That of the submission.
-            columns: Variables that were submitted.
-            most: Reads that an answer may have.
+            key: Key of the submission.
+            columns: Number of submitted variables.
+            most: Largest number of reads of an answer.
         """
         path = self._path(key)
         try:
-            if not path.is_file():  # nor a pipe, which would hold us up
+            if not path.is_file():  # not a pipe either, which would block
                 return None
             size, limit = path.stat().st_size, _OVERHEAD_BYTES + most * (columns // 8 + 9)
             content = path.read_bytes() if size <= limit else b""
@@ -103,19 +103,19 @@ class AnswerCache:
             if size > limit:
                 raise _RefusedError(f"expected at most {limit} bytes, got {size}")
             return _decode(content, key, columns, most)
-        except Exception as error:  # whatever a damaged archive makes its reader do
+        except Exception as error:  # damaged archives raise many types
             why = str(error) if isinstance(error, _RefusedError) else type(error).__name__
             warnings.warn(
-                f"cache_dir: the answer '{path.name}' is damaged ({why}) and is asked for again.",
+                f"cache_dir: the answer '{path.name}' is damaged ({why}) and is requested again.",
                 stacklevel=2,
             )
             return None
 
     def store(self, key: str, reads: Reads) -> None:
-        """Keep an answer.
+        """Store an answer.
 
         Raises:
-            OSError: If it cannot be written; it names the file.
+            OSError: If it cannot be written; the error names the file.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(self._path(key), prefix=".") as temporary:
@@ -126,7 +126,7 @@ class AnswerCache:
 
 
 class _RefusedError(ValueError):
-    """A file that is not an answer of its key: what was expected, and what it holds."""
+    """A file is not the answer of its key; the message gives expected and got."""
 
 
 def _encode(reads: Reads, key: str) -> bytes:
@@ -147,16 +147,16 @@ def _decode(content: bytes, key: str, columns: int, most: int) -> Reads:
     digest, body = content[:32], content[32:]
     if hashlib.sha256(body).digest() != digest:
         raise _RefusedError("expected another checksum")
-    # Ours are not compressed: what would unpack to more than the file has is none of them.
+    # Our archives are not compressed: a compressed one could unpack to any size.
     with zipfile.ZipFile(io.BytesIO(body)) as packed:
         if any(part.compress_type != zipfile.ZIP_STORED for part in packed.infolist()):
             raise _RefusedError("expected an archive without compression, got a compressed one")
     with np.load(io.BytesIO(body), allow_pickle=False) as archive:
         arrays = dict(archive)
-    # Answers of versions that did not write their key are taken at their name: they were paid for.
+    # Earlier versions did not write the key; their answers are accepted by file name, because they were paid for.
     if "key" in arrays and arrays["key"].tobytes() != bytes.fromhex(key):
         raise _RefusedError(
-            f"expected the answer of its own key, got that of {arrays['key'].tobytes().hex()[:16]}"
+            f"expected the answer of this key, got that of {arrays['key'].tobytes().hex()[:16]}"
         )
     rows = _rows(arrays["shape"], columns, most)
     _require("bits", arrays["bits"], np.uint8, (-(-rows * columns // 8),))
@@ -170,7 +170,7 @@ def _decode(content: bytes, key: str, columns: int, most: int) -> Reads:
 
 
 def _rows(shape: np.ndarray[Any, Any], columns: int, most: int) -> int:
-    """Number of reads, from the shape that is stored with them."""
+    """Number of reads, from the stored shape."""
     _require("shape", shape, np.int64, (2,))
     rows, found = shape.tolist()
     if found != columns or not 0 <= rows <= most:

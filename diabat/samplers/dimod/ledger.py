@@ -1,4 +1,4 @@
-"""The record of what was spent: in memory, or in a file that runs and processes share."""
+"""The record of used reads and seconds: in memory, or in a file shared by runs and processes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import NamedTuple
 from diabat.checks import ArgumentError
 from diabat.files import parse_json
 
-# Of this module, not of an object: samplers are copied and sent to other processes.
+# A module-level lock: samplers are copied and sent to other processes, which a lock of an object prevents.
 _LOCK = threading.Lock()
 _LONGEST_WAIT_S = 60.0
-# Whatever a file makes SQLite say that is none of ours, or not whole.
+# Errors of SQLite for files that are not a ledger, or are damaged.
 _DAMAGED = frozenset({sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _MOST_READS = 1 << 62
 
@@ -30,7 +30,7 @@ class Spent(NamedTuple):
     seconds: float = 0.0
 
     def plus(self, reads: int, seconds: float) -> Spent:
-        """The sum; what is taken back was counted before, so that to take back more gives nothing."""
+        """Add (negative values subtract); the result is never below 0."""
         return Spent(
             min(max(0, self.reads + reads), _MOST_READS),
             max(0.0, self.seconds + seconds),
@@ -38,39 +38,38 @@ class Spent(NamedTuple):
 
 
 class Ledger:
-    """Sums of this object, for as long as it lives."""
+    """A ledger in memory."""
 
     def __init__(self) -> None:
         self._spent = Spent()
 
     def total(self) -> Spent:
-        """All that was added."""
+        """The sum of all entries."""
         return self._spent
 
     def add(self, reads: int, seconds: float) -> Spent:
-        """Add (negative: take back) and return the sum that includes it."""
+        """Add (negative values subtract), and return the new sum."""
         with _LOCK:
             self._spent = Spent(self._spent.reads + reads, self._spent.seconds + seconds)
             return self._spent
 
 
 class FileLedger(Ledger):
-    """An SQLite file in which every change is a transaction of its own.
+    """A ledger in an SQLite file; every change is a separate transaction.
 
-    An entry is on disk before what it stands for is submitted, and the sum includes everything that stands before
-    it: of two processes that ask at the same moment, one sees the other.  (File systems of networks may not promise
-    that.)
+    An entry is on disk before its submission, and the sum includes all earlier entries: of two processes that add an
+    entry at the same time, one sees the entry of the other.  (Network file systems may not guarantee this.)
 
-    Earlier versions appended lines of JSON to a file of the same name that ends with ``.jsonl``.  They count as well:
-    an entry takes over the lines that were not taken over yet, also those that an earlier version appends later.
-    That file is left as it is.
+    Earlier versions appended lines of JSON to a file of the same name with suffix ``.jsonl``.  They count as well: each
+    new entry imports the lines that are not imported yet, including lines that an earlier version appends later.  That
+    file is not changed.
 
     Args:
-        path: Created, with its folder, by the first entry.
+        path: The file; the first entry creates it with its folder.
 
     Raises:
-        ValueError: When the file, or a line of an earlier version, cannot be read.
-        OSError: When the file cannot be written, or is a link; it names the file.
+        ValueError: If the file, or a line of an earlier version, cannot be read.
+        OSError: If the file cannot be written, or is a link; the error names the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,14 +78,14 @@ class FileLedger(Ledger):
         self._lines = path.with_suffix(".jsonl")
 
     def total(self) -> Spent:
-        """All that is in the file."""
+        """The sum of all entries in the file."""
         if not self._there():
             return self._with_lines(Spent(), 0)[0]
         with self._transaction("BEGIN") as database:
             return self._sum(database)[0]
 
     def add(self, reads: int, seconds: float) -> Spent:
-        """Add to the sum in one transaction, which is on the disk when this returns."""
+        """Add to the sum in one transaction, which is on disk when this returns."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._there()
         with self._transaction("BEGIN IMMEDIATE") as database:
@@ -100,9 +99,9 @@ class FileLedger(Ledger):
         return spent
 
     def _there(self) -> bool:
-        """Whether there is a file, not a link.
+        """Whether the file exists; refuses a link.
 
-        It is not opened: a process that closes a file loses all its locks on it, those of other threads too.
+        The file is not opened: closing a file releases all locks of the process on it, also those of other threads.
         """
         try:
             mode = self.path.lstat().st_mode
@@ -116,7 +115,7 @@ class FileLedger(Ledger):
 
     @contextmanager
     def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
-        """One transaction on a connection of its own: samplers are copied, forked and used by threads."""
+        """Run one transaction on a new connection, because samplers are copied, forked and used by threads."""
         try:
             with closing(
                 sqlite3.connect(self.path, timeout=_LONGEST_WAIT_S, isolation_level=None)
@@ -133,9 +132,9 @@ class FileLedger(Ledger):
             raise OSError(code, str(error), str(self.path)) from error
 
     def _sum(self, database: sqlite3.Connection) -> tuple[Spent, int]:
-        """The sum, and the bytes of an earlier version's lines that are in it."""
+        """The sum, and the number of bytes of an earlier version's file that it includes."""
         if not database.execute("SELECT 1 FROM sqlite_master").fetchone():
-            return self._with_lines(Spent(), 0)  # made, and nothing written yet
+            return self._with_lines(Spent(), 0)  # created, but still empty
         rows = database.execute("SELECT reads, seconds, lines_bytes FROM spent").fetchall()
         if len(rows) != 1 or [type(value) for value in rows[0]] != [int, float, int] or min(rows[0]) < 0:
             raise self._damage(f"{rows!r:.60}")
@@ -143,7 +142,7 @@ class FileLedger(Ledger):
         return self._with_lines(Spent(reads, seconds), taken)
 
     def _with_lines(self, spent: Spent, taken: int) -> tuple[Spent, int]:
-        """Add the lines of an earlier version from a place in its file on; return the place after them."""
+        """Add the lines of an earlier version from an offset in its file on; return the offset after them."""
         try:
             size = self._lines.stat().st_size
         except FileNotFoundError:
@@ -151,10 +150,10 @@ class FileLedger(Ledger):
         if size == taken:
             return spent, taken
         with self._lines.open("rb") as file:
-            file.seek(taken if size > taken else 0)  # a shorter one is another: the first was deleted
+            file.seek(taken if size > taken else 0)  # a shorter file is a new one: the first was deleted
             taken = file.tell()
             content = file.read()
-        whole = content.rfind(b"\n") + 1  # nothing was submitted for an entry that is not whole
+        whole = content.rfind(b"\n") + 1  # an incomplete line has no submission
         for line in filter(None, content[:whole].split(b"\n")):
             spent = spent.plus(*_entry(line, self._lines))
         return spent, taken + whole
@@ -162,7 +161,7 @@ class FileLedger(Ledger):
     def _damage(self, got: str) -> ArgumentError:
         return ArgumentError(
             "cache_dir",
-            f"expected a ledger of reads and seconds in '{self.path}', got {got}; put back a copy of it, or "
+            f"expected a ledger of reads and seconds in '{self.path}', got {got}; restore a copy of it, or "
             f"delete '{self.path.stem}.*' to count from zero.",
         )
 

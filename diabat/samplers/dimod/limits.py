@@ -1,7 +1,7 @@
-"""What a device takes: ranges of programmed values, and rules of D-Wave's anneal parameters.
+"""Limits of a device: ranges of programmed values, and rules of D-Wave's anneal parameters.
 
 Checked before anything is submitted.  Source of the rules: Ocean documentation, solver parameters and "fast anneal".
-The client does not check most of them: the server refuses, after the time in the queue.
+The client does not check most of them; the server refuses violations only after the time in the queue.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from diabat.checks import ArgumentError
 from diabat.samplers.dimod.packing import FloatArray, Packed
 
-# Values of ±range/beta that were multiplied and divided again may end a rounding error outside.
+# Values of ±range/beta may exceed the range by a rounding error after multiplication and division.
 _ROUNDING = 1e-9
 
 FIX = (
@@ -27,13 +27,13 @@ FIX = (
 
 @dataclass(frozen=True)
 class Ranges:
-    """Ranges that a device states; None where it states none.
+    """Ranges that a device reports; None if it reports none.
 
     Attributes:
-        h: Of linear biases.
-        J: Of quadratic biases; the extended range where there is one.
-        sums: Of the sum of the quadratic biases of one variable.
-        J_name: Property that ``J`` was read from.
+        h: Range of linear biases.
+        J: Range of quadratic biases; the extended range if there is one.
+        sums: Range of the sum of the quadratic biases of one variable.
+        J_name: Property from which ``J`` was read.
     """
 
     h: tuple[float, float] | None = None
@@ -43,14 +43,14 @@ class Ranges:
 
     @property
     def stated(self) -> bool:
-        """Whether there are any."""
+        """Whether there are any ranges."""
         return (self.h, self.J, self.sums) != (None, None, None)
 
     def check(self, packed: Packed, factor: float) -> None:
-        """Refuse values outside.
+        """Refuse values outside the ranges.
 
         Raises:
-            ValueError: Names the value, the range and what can be done.
+            ValueError: The message names the value, the range and a fix.
         """
         h, J = packed.scaled(factor)
         _require("fields", h, self.h, "h_range")
@@ -73,19 +73,19 @@ class Ranges:
         return factor
 
     def fitting(self, packed: Sequence[Packed]) -> float:
-        """Largest factor that keeps a whole call in range; 1 where nothing is programmed.
+        """Largest factor that keeps a whole call in range; 1 if nothing is programmed.
 
         Raises:
             ValueError: Without ranges.
         """
         if not self.stated:
             raise ArgumentError(
-                "scale", "'fit' needs a sampler that states h_range or j_range, got one that does not."
+                "scale", "'fit' needs a sampler that reports h_range or j_range, got one that does not."
             )
         factor = min((self.largest_factor(one) for one in packed), default=math.inf)
         if factor <= 0:
             raise ArgumentError(
-                "scale", "expected room for the problems beside their chains, got none; weaken the chains."
+                "scale", "expected chains that leave range for the problems, got none; use weaker chains."
             )
         return factor if math.isfinite(factor) else 1.0
 
@@ -141,30 +141,30 @@ def _room(values: FloatArray, held: FloatArray | float, allowed: tuple[float, fl
     return float(factors.min())
 
 
-# What a fast anneal excludes: it runs forward from s = 0 to s = 1 at constant speed.
+# Keywords that a fast anneal excludes: it runs forward from s = 0 to s = 1 at constant speed.
 _NOT_WITH_FAST = ("initial_state", "reinitialize_state", "h_gain_schedule")
 
 
 def check_anneal(parameters: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
-    """Refuse keywords that the processor would refuse, or that would change the temperature silently.
+    """Refuse keywords that the processor would refuse, or that would silently change the temperature.
 
     Args:
-        parameters: Keywords of the call; times in microseconds, as the processor takes them.
-        properties: Of the processor; ranges that it does not state are not checked.
+        parameters: Keywords of the call; times in microseconds.
+        properties: Properties of the processor; ranges that it does not report are not checked.
 
     Raises:
-        ValueError: Names the keyword.
+        ValueError: The message names the keyword.
     """
     if parameters.get("auto_scale"):
         raise ArgumentError(
             "auto_scale",
-            "expected False, got True, which scales every problem to the full range and so gives it a "
-            "temperature of its own; scale='fit' does it with a factor that is reported.",
+            "expected False, got True, which scales every problem to the full range and so changes its "
+            "temperature; scale='fit' scales by a factor that is reported.",
         )
     fast = bool(parameters.get("fast_anneal"))
     schedule, time = parameters.get("anneal_schedule"), parameters.get("annealing_time")
     if schedule is not None and time is not None:
-        raise ArgumentError("anneal_schedule", "expected none beside annealing_time, got both.")
+        raise ArgumentError("anneal_schedule", "cannot be combined with annealing_time, got both.")
     if fast:
         _check_fast(parameters, schedule)
     of = "fast_anneal_time_range" if fast else "annealing_time_range"
@@ -181,7 +181,7 @@ def _check_fast(parameters: Mapping[str, Any], schedule: Any) -> None:
     for name in _NOT_WITH_FAST:
         if parameters.get(name) is not None:
             raise ArgumentError(
-                name, "expected none with fast_anneal, which runs forward at constant speed, got one."
+                name, "cannot be combined with fast_anneal, which runs forward at constant speed."
             )
     if schedule is not None and (len(schedule) != 2 or tuple(schedule[0]) != (0, 0) or schedule[1][1] != 1):
         raise ArgumentError(
@@ -190,7 +190,7 @@ def _check_fast(parameters: Mapping[str, Any], schedule: Any) -> None:
 
 
 def longest_run(parameters: Mapping[str, Any], properties: Mapping[str, Any]) -> int | None:
-    """Most reads of one submission: ``num_reads_range``, and what ``problem_run_duration_range`` leaves.
+    """Largest number of reads of one submission, by ``num_reads_range`` and ``problem_run_duration_range``.
 
     The duration is (annealing time + readout thermalization) · reads + programming thermalization, microseconds.
     """
@@ -211,5 +211,5 @@ def _reads_in(most: float, parameters: Mapping[str, Any], properties: Mapping[st
     anneal = float(schedule[-1][0]) if schedule else given("annealing_time")
     each = anneal + given("readout_thermalization")
     left = most - given("programming_thermalization")
-    # The quotient may round up to one read too many.
+    # The quotient may round up by one read.
     return int(left / each * (1 - 1e-12)) if each > 0 else 2**31

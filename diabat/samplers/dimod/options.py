@@ -1,4 +1,4 @@
-"""Options of the backend ``dimod`` and of D-Wave processors: their checks, and the keywords that follow."""
+"""Options of the backend ``dimod`` and of D-Wave processors: checks, and the resulting keywords."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from diabat.scrubbing import refuse_secrets
 Scale = float | Literal["fit"]
 Fields = Literal["ancilla", "gauge", "direct"]
 
-# Largest flux bias that every processor takes (Ocean, LinearAncillaComposite), in units of Φ0.
+# Largest flux bias that every processor accepts (Ocean, LinearAncillaComposite), in units of Φ0.
 _FLUX_BIAS = 0.005
 
 
@@ -26,18 +26,18 @@ class QPU:
     """Options ``qpu`` of the backend ``dimod``.
 
     Attributes:
-        annealing_time_ns: t_a in ns; the processor gets microseconds.
+        annealing_time_ns: t_a in ns; converted to microseconds for the processor.
         protocol: ``fast`` (fast anneal, h = 0 on the chip) or ``standard``.
         fields: How fields are programmed.  ``ancilla``: as couplings to one spin per tile that a flux bias holds at
-            +1; they come out at beta_h.  ``gauge``: as couplings to one free spin per tile, by which the reads are
-            multiplied; they come out at beta_J.  ``direct``: as h, which a fast anneal refuses.
+            +1; their inverse temperature is beta_h.  ``gauge``: as couplings to one free spin per tile, by which the
+            reads are multiplied; their inverse temperature is beta_J.  ``direct``: as h, which a fast anneal refuses.
         schedule: Built-in schedule of the solver, for beta = "predicted".
-        chain_strength: Of the couplings -strength that hold a chain together, in programmed units;
-            ``uniform_torque`` is 1.414 · rms(J) · sqrt(mean degree) as in Ocean; None takes the strongest in range.
-            Weak problems need strong chains: what keeps a chain whole is beta · strength, not its ratio to J.
-        spins: Spins of a tile; None takes those of the largest problem of a call.
-        tiles: Tiles of one submission at most; None uses the chip.
-        flux_bias: Of the ancillas, in Φ0.
+        chain_strength: Strength of the couplings -strength in chains, in programmed units; ``uniform_torque`` is
+            1.414 · rms(J) · sqrt(mean degree) as in Ocean; None uses the strongest in range.  Weak problems need
+            strong chains: chain breaks depend on beta · strength, not on its ratio to J.
+        spins: Spins of a tile; None uses the number of the largest problem of a call.
+        tiles: Largest number of tiles of one submission; None uses the whole chip.
+        flux_bias: Flux bias of the ancillas, in Φ0.
         embedding_seed: Seed of the search for tiles.
 
     Raises:
@@ -71,7 +71,7 @@ class QPU:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise ArgumentError(f"qpu.{name}", f"expected an integer >= {least}, got {value!r}.")
-            if value is not None and value >= 2**32:  # of which seeds are made
+            if value is not None and value >= 2**32:  # seeds are derived from it
                 raise ArgumentError(f"qpu.{name}", f"expected an integer below 2^32, got {value}.")
         if self.schedule is not None:
             schedule(self.schedule, self.protocol)
@@ -83,7 +83,7 @@ class QPU:
         return {"fast_anneal": True, **keywords} if self.protocol == "fast" else keywords
 
     def predicted(self) -> Betas:
-        """Inverse temperatures of the anneal, of spins of one qubit each.
+        """Predicted inverse temperatures of the anneal, for spins of one qubit each.
 
         Raises:
             ValueError: Without a schedule.
@@ -96,15 +96,15 @@ class QPU:
         return predicted_beta(schedule(self.schedule, self.protocol), self.annealing_time_ns)
 
     def programmed(self, betas: Betas) -> Betas:
-        """Inverse temperatures at which fields and couplings come out: as couplings both, with a gauge spin."""
+        """Inverse temperatures of fields and couplings; with a gauge spin both have beta_J."""
         return Betas(betas.beta_J, betas.beta_J) if self.fields == "gauge" else betas
 
 
 def qpu_options(value: QPU | Mapping[str, Any]) -> QPU:
-    """Options from a mapping, as a configuration file gives them.
+    """Build the options from a mapping, as in a configuration file.
 
     Raises:
-        ValueError: Of :class:`QPU`.
+        ValueError: If an option is out of range, as in :class:`QPU`.
         TypeError: If an option is unknown; the message gives the nearest one.
     """
     if isinstance(value, QPU):
@@ -135,10 +135,10 @@ def _positive(name: str, value: Any) -> None:
 
 
 def refuse_beside_default(**given: Any) -> None:
-    """Raise ValueError for options of a sampler that is not given."""
+    """Raise ValueError for options that need a sampler, if none is given."""
     for name, value in given.items():
         if value is not None:
-            raise ArgumentError("sampler", f"expected a dimod sampler or its name beside {name}, got None.")
+            raise ArgumentError("sampler", f"expected a dimod sampler or its name with {name}, got None.")
 
 
 def count_or_none(name: str, value: int | None, least: int = 1) -> int | None:
@@ -155,7 +155,7 @@ def seconds_or_none(name: str, value: float | None) -> float | None:
 
 
 def check_scale(scale: Scale | None) -> Scale:
-    """The factor of the programmed values: 1 for None.
+    """Return the factor of the programmed values; 1 for None.
 
     Raises:
         ValueError: If it is neither a positive number nor 'fit'.
@@ -170,31 +170,32 @@ def check_scale(scale: Scale | None) -> Scale:
 
 
 def check_law(law: str | None, scale: Scale, estimated: bool) -> None:
-    """Raise ValueError unless the law is None, or ``boltzmann`` with nothing that contradicts it."""
+    """Raise ValueError unless the law is None, or ``boltzmann`` without options that contradict it."""
     if law is None:
         return
     if law != "boltzmann":
-        raise ArgumentError("law", f"expected 'boltzmann' or None (the sampler's own), got {law!r}.")
+        raise ArgumentError("law", f"expected 'boltzmann', or None for an unspecified law, got {law!r}.")
     if scale != 1.0:
         raise ArgumentError(
-            "law", f"'boltzmann' promises beta = 1, expected no scale beside it, got {scale!r}."
+            "law", f"'boltzmann' cannot be combined with scale={scale!r}, because its law has beta = 1."
         )
     if estimated:
         raise ArgumentError(
-            "law", "expected None with beta='estimate', which fits a temperature to any law, got 'boltzmann'."
+            "law", "'boltzmann' cannot be combined with beta='estimate', which fits a temperature to any law."
         )
 
 
 def call_keywords(target: DimodLike, parameters: Mapping[str, Any], qpu: QPU | None) -> dict[str, Any]:
-    """Keywords of every call: the user's, those of the anneal, and what hardware must not do by default.
+    """Keywords of every call: those of the user and of the anneal, with some hardware defaults switched off.
 
     Raises:
-        ValueError: If the user sets what ``qpu`` sets, or the sampler does not take what ``qpu`` sets.
+        ValueError: If ``parameters`` and ``qpu`` set the same keyword, or the sampler does not accept a keyword of
+            ``qpu``.
     """
     own = {} if qpu is None else qpu.parameters
     for name in (*own, *(("flux_biases", "anneal_schedule") if qpu else ())):
         if name in parameters:
-            raise ArgumentError("parameters", f"expected no '{name}' beside qpu, which sets it.")
+            raise ArgumentError("parameters", f"'{name}' cannot be combined with qpu, which sets it.")
     known = accepted_parameters(target)
     if qpu is not None:
         for name in own:
@@ -202,7 +203,7 @@ def call_keywords(target: DimodLike, parameters: Mapping[str, Any], qpu: QPU | N
                 raise ArgumentError(
                     "qpu", f"expected a sampler that accepts {name}, got {type(target).__name__}."
                 )
-    # auto_scale is True by default on hardware; raw answers keep the order of the reads.
+    # auto_scale is True by default on hardware; raw answers preserve the order of the reads.
     defaults = {"auto_scale": False, "answer_mode": "raw"}
     return {k: v for k, v in defaults.items() if k in known} | own | dict(parameters)
 

@@ -1,4 +1,4 @@
-"""From Ising problems to one quadratic model, and from its reads back to their spins."""
+"""Conversion of Ising problems to one quadratic model, and of its reads to their spins."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One problem without its invisible spins, as biases of an energy to be minimised.
+    """One problem without its invisible spins, as biases of a minimised energy.
 
     Attributes:
-        row: Its place in the flat batch.
+        row: Its index in the flat batch.
         spins: int64 [m], the visible spins.
         fields: h / -beta_h, float64 [m].
         couplings: J / -beta_J, float64 [m, m], symmetric.
@@ -37,7 +37,7 @@ class Problem:
 
 
 def program(ising: Ising, betas: Betas) -> list[Problem]:
-    """Divide by the inverse temperatures of the device; problems without a visible spin are left out.
+    """Divide by the inverse temperatures of the device; problems without visible spins are omitted.
 
     Args:
         ising: The problems, fields [*batch, n], without three-body terms.
@@ -66,7 +66,7 @@ def _array(values: Tensor) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """Problems packed into one quadratic model, and how its variables are read.
+    """Problems packed into one quadratic model, with the mapping from its variables to their spins.
 
     A logical spin is a chain of one or more variables; its value is that of the majority.  The last chains may be
     gauge or ancilla spins, which belong to no problem.
@@ -81,8 +81,8 @@ class Packed:
         spins: int64 [L], spin of each logical spin within its problem.
         members: int64 [M], positions of the variables of all chains, chain after chain.
         starts: int64 [C], start of each chain in ``members``, C >= L.
-        gauges: int64 [L], chain that a logical spin is multiplied by; None for none.
-        parameters: Keywords of this submission alone, such as flux biases.
+        gauges: int64 [L], chain by which a logical spin is multiplied; None without gauge spins.
+        parameters: Keywords of this submission only, such as flux biases.
     """
 
     labels: IntArray
@@ -99,7 +99,7 @@ class Packed:
 
     @property
     def first_row(self) -> int:
-        """First problem of the submission, by which its random numbers are told from those of others."""
+        """First problem of the submission; it identifies the random numbers of the submission."""
         return int(self.rows[0])
 
     @property
@@ -108,12 +108,12 @@ class Packed:
         return np.diff(self.starts, append=len(self.members))
 
     def scaled(self, factor: float) -> tuple[FloatArray, FloatArray]:
-        """Linear [V] and quadratic [E] biases as they are programmed."""
+        """Programmed linear [V] and quadratic [E] biases."""
         return factor * self.fields, factor * self.couplings + self.chains
 
 
 def pack_plain(problems: Sequence[Problem], together: int) -> list[Packed]:
-    """Pack problems as they are, at most ``together`` of them in one model; variables are 0, 1, ..."""
+    """Pack problems without an embedding, at most ``together`` per model; variables are 0, 1, ..."""
     return [_plain(problems[i : i + together]) for i in range(0, len(problems), together)]
 
 
@@ -147,9 +147,9 @@ class Reads:
     """Reads of one answer.
 
     Attributes:
-        spins: ±1, int8 [R, V], columns in the order of the variables that were submitted.
-        chain_breaks: Fraction of broken chains of each read, float64 [R], where the sampler reports it.
-        access_us: Access time that the answer reports, in microseconds; None if it reports none, or what is no time.
+        spins: ±1, int8 [R, V], columns in the order of the submitted variables.
+        chain_breaks: Fraction of broken chains of each read, float64 [R], if the sampler reports it.
+        access_us: Access time reported by the answer, in microseconds; None if it is missing or invalid.
     """
 
     spins: Spins
@@ -158,34 +158,34 @@ class Reads:
 
 
 def most_reads(asked: int) -> int:
-    """Reads that an answer may have; some samplers return a few more than asked for, and they are cut."""
+    """Largest accepted number of reads; some samplers return more than requested, and the excess is discarded."""
     return 100 * asked
 
 
 def expand(sampleset: Any, labels: list[int], random: np.random.Generator, asked: int | None = None) -> Reads:
-    """One row per read, from a sample set whose rows count ``num_occurrences`` times.
+    """Expand a sample set, whose rows have ``num_occurrences``, to one row per read.
 
-    Draw order is that of ``record``; rows that count more than once have lost it, and are put in a random
-    order, so that any part of the reads is a fair sample.
+    Reads have the order of ``record``.  If rows have several occurrences, the order of draws is lost, and reads get a
+    random order, so that any part of them is a fair sample.
 
     Args:
         sampleset: A dimod.SampleSet, SPIN or BINARY.
-        labels: Variables in the order of the columns wanted.
-        random: For that order.
-        asked: Reads asked for; None takes any number.
+        labels: Variables in the order of the columns.
+        random: Generator for that order.
+        asked: Requested number of reads; None accepts any number.
 
     Raises:
-        ValueError: If the answer lacks a variable, or has an energy, a value or a count that cannot be.
+        ValueError: If the answer lacks a variable, or has an invalid energy, value or count.
     """
     record = sampleset.record
     energies, counts = np.asarray(record.energy), np.asarray(record.num_occurrences)
     if not np.isfinite(energies).all():
         raise ArgumentError("answer", "expected finite energies, got NaN or infinity.")
     if not np.issubdtype(counts.dtype, np.integer) or (counts < 0).any():
-        raise ArgumentError("answer", "expected num_occurrences as counts, got other numbers.")
-    total = counts.sum(dtype=np.float64)  # counts can be such that their sum is no int64
+        raise ArgumentError("answer", "expected num_occurrences as non-negative integers, got other numbers.")
+    total = counts.sum(dtype=np.float64)  # the sum may overflow int64
     if asked is not None and total > most_reads(asked):
-        raise ArgumentError("answer", f"expected about {asked} reads as asked for, got {total:.10g}.")
+        raise ArgumentError("answer", f"expected about the requested {asked} reads, got {total:.10g}.")
     values = _columns(sampleset, labels)
     rows = np.repeat(np.arange(len(values)), counts)
     if (counts != 1).any():
@@ -200,13 +200,13 @@ def expand(sampleset: Any, labels: list[int], random: np.random.Generator, asked
 
 
 def told_time(value: Any) -> float | None:
-    """A time that can be: a finite number that is not negative; None for anything else."""
+    """Return a valid time, which is a finite number >= 0; None for any other value."""
     number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     return float(value) if number and 0 <= value <= sys.float_info.max else None
 
 
 def _columns(sampleset: Any, labels: list[int]) -> Spins:
-    """Values ±1 of the rows, columns by label: dimod sorts them its own way."""
+    """Values ±1 of the rows, with columns in the order of ``labels``."""
     variables = list(sampleset.variables)
     place = {label: column for column, label in enumerate(variables)}
     missing = [label for label in labels if label not in place]
@@ -221,12 +221,12 @@ def _columns(sampleset: Any, labels: list[int]) -> Spins:
 
 @dataclass(frozen=True, eq=False)
 class Logical:
-    """Spins of problems, read from chains.
+    """Spins of the problems, decoded from chains.
 
     Attributes:
         spins: ±1, int8 [R, L].
         broken: Fraction of the chains of each read whose variables disagree, float64 [R].
-        flipped: Fraction of reads in which an ancilla is -1 and turns the fields around; None without ancillas.
+        flipped: Fraction of reads in which an ancilla is -1, which inverts the fields; None without ancillas.
     """
 
     spins: Spins
@@ -235,12 +235,12 @@ class Logical:
 
 
 def logical_spins(spins: Spins, packed: Packed, random: np.random.Generator) -> Logical:
-    """Majority of each chain, a tie broken at random, times the gauge spin where there is one.
+    """Majority of each chain, with ties broken at random, times the gauge spin if there is one.
 
     Args:
         spins: int8 [R, V].
-        packed: The submission that was answered.
-        random: For ties.
+        packed: The submission.
+        random: Generator for ties.
     """
     if len(packed.members) == len(packed.rows):
         return Logical(spins[:, packed.members], np.zeros(len(spins)))

@@ -1,4 +1,4 @@
-"""Problems on one chip: several small ones in a tile, hundreds of tiles in a submission."""
+"""Packing of problems on a chip: several small ones per tile, hundreds of tiles per submission."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def pack_tiles(
     """Pack problems into tiles.
 
     Args:
-        problems: None larger than a tile.
-        tiling: With one logical spin more than the problems have where fields need an ancilla or a gauge spin.
+        problems: The problems; none is larger than a tile.
+        tiling: The tiles; with one additional logical spin if fields need an ancilla or a gauge spin.
         qpu: Fields and chains.
-        strongest: Largest strength of a chain that the processor can program; None if it does not say.
+        strongest: Largest chain strength that the processor can program; None if it is unknown.
         num_qubits: Length of the list of flux biases.
     """
     room = tiling.spins - (qpu.fields != "direct")
@@ -58,10 +58,10 @@ def pack_tiles(
 
 
 def _fill(problems: Sequence[Problem], room: int) -> list[list[Problem]]:
-    """Tiles of at most ``room`` spins: the largest problems first, each into the fullest tile that takes it.
+    """Fill tiles of at most ``room`` spins: the largest problems first, each into the fullest tile with room for it.
 
-    Problems that share a tile do not couple.  They share its ancilla, which is held, or its gauge spin: the product
-    of spin and gauge of one problem is independent of that of another.
+    Problems in the same tile are not coupled.  They share its ancilla, which is fixed, or its gauge spin: the products
+    of spin and gauge of different problems are independent.
     """
     bins: list[list[Problem]] = []
     by_room: dict[int, list[list[Problem]]] = {left: [] for left in range(room + 1)}
@@ -133,7 +133,7 @@ def _pack(logical: _Logical, tiling: Tiling, qpu: QPU, strongest: float | None, 
 
 
 def _number(used: np.ndarray, extra: bool) -> IntArray:
-    """Numbers of the chains in use: spins of problems tile by tile, then the ancillas or gauge spins."""
+    """Number the used chains: spins of problems tile by tile, then the ancillas or gauge spins."""
     number = np.full(used.shape, -1, dtype=np.int64)
     inner = used[:, : used.shape[1] - extra]
     number[:, : inner.shape[1]][inner] = np.arange(inner.sum())
@@ -143,7 +143,7 @@ def _number(used: np.ndarray, extra: bool) -> IntArray:
 
 
 def _length_of(chain_of: IntArray, lengths: IntArray) -> IntArray:
-    """Length of each chain, [T, K]; 1 where there is none."""
+    """Length of each chain, [T, K]; 1 if there is none."""
     return np.where(chain_of >= 0, lengths[chain_of], 1)
 
 
@@ -168,11 +168,11 @@ def chain_strength(couplings: FloatArray, qpu: QPU, strongest: float | None) -> 
 
     Args:
         couplings: Logical biases [T, K, K], from their upper triangles.
-        qpu: Says which.
+        qpu: The option ``chain_strength``.
         strongest: As in :func:`pack_tiles`.
 
     Raises:
-        ValueError: If none is given and the processor does not state the strongest.
+        ValueError: If no strength is given and the processor does not report the largest one.
     """
     if qpu.chain_strength is None:
         if strongest is None:
@@ -198,14 +198,14 @@ def _flux(ancillas: IntArray, qpu: QPU, num_qubits: int) -> dict[str, list[float
 
 
 class Placement:
-    """Packs problems into tiles of a chip; a tiling is searched for once per size of problem.
+    """Packs problems into tiles of a chip; the tiling is searched once per problem size.
 
     Args:
-        qpu: How problems are placed.
-        sampler: A structured sampler (DWaveSampler or a stand-in), not a composite that embeds by itself.
+        qpu: Options of the placement.
+        sampler: A structured sampler (DWaveSampler or a substitute), not a composite that embeds problems.
 
     Raises:
-        ValueError: If the sampler has no graph of qubits, or no flux biases where ancillas need them.
+        ValueError: If the sampler has no qubit graph, or ancillas need flux biases and it has none.
     """
 
     def __init__(self, qpu: QPU, sampler: DimodLike) -> None:
@@ -216,7 +216,7 @@ class Placement:
         if qpu.fields == "ancilla" and "flux_biases" not in accepted_parameters(sampler):
             raise ArgumentError(
                 "qpu.fields",
-                f"'ancilla' needs flux_biases, which {type(sampler).__name__} has not; use 'gauge'.",
+                f"'ancilla' needs flux_biases, which {type(sampler).__name__} does not have; use 'gauge'.",
             )
         self.qpu, self.sampler = qpu, sampler
         properties = device_properties(sampler)
@@ -229,7 +229,7 @@ class Placement:
         """Pack problems into as few submissions as the tiles allow.
 
         Raises:
-            UnsupportedError: If a problem is larger than ``qpu.spins`` or than the chip takes.
+            UnsupportedError: If a problem is larger than ``qpu.spins``, or does not fit on the chip.
         """
         if not problems:
             return []
@@ -239,7 +239,7 @@ class Placement:
         return pack_tiles(problems, tiling, self.qpu, self.strongest, self.num_qubits)
 
     def tiling(self, spins: int) -> Tiling:
-        """Tiles for problems of so many spins, searched for when first asked for."""
+        """Tiles for problems of ``spins`` spins, searched at the first call."""
         width = spins + (self.qpu.fields != "direct")
         if width not in self._tilings:
             graph = self.sampler.to_networkx_graph()  # type: ignore[attr-defined]  # checked on construction

@@ -1,8 +1,8 @@
-"""Many small cliques side by side on one chip: searched for once, reused for all queries.
+"""Embedding of many small cliques on one chip: searched once, reused for all queries.
 
-A tile is an embedding of the complete graph of K logical spins; tiles share no qubit.  The chip is walked window
-by window (the smallest sublattice of its topology that holds a tile), and each window is filled with as many as
-fit into its free qubits, so that missing qubits cost only the tiles that need them.
+A tile is an embedding of the complete graph of K logical spins; tiles share no qubit.  The search goes through the
+chip by windows (the smallest sublattice of its topology that can contain a tile) and fills each window with as many
+tiles as fit, so that missing qubits cost only the tiles that need them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from diabat.samplers.dimod.packing import FloatArray, IntArray
 Chains = list[tuple[int, ...]]
 """Qubits of each logical spin of one tile."""
 
-# A first, local search is quick; a window in which it fails is taken as full.
+# The local search is quick; a window in which it fails counts as full.
 _TRIES = 3
 
 
@@ -49,11 +49,11 @@ def find_tiling(graph: Any, spins: int, *, most: int | None = None, seed: int = 
     Args:
         graph: The working graph of the chip, from ``to_networkx_graph()``.
         spins: K, logical spins of a tile.
-        most: Stop after so many tiles.
-        seed: Of the heuristic search.
+        most: Stop after this many tiles.
+        seed: Seed of the heuristic search.
 
     Raises:
-        ValueError: If not even one fits.
+        ValueError: If not even one tile fits.
     """
     found: list[Chains] = []
     for tile in _search(graph, spins, seed):
@@ -76,7 +76,7 @@ def _search(graph: Any, spins: int, seed: int) -> Iterator[Chains]:
         while (tile := _embed(graph.subgraph(free.intersection(window)), spins, seed)) is not None:
             length = max(len(chain) for chain in tile)
             longest = length if longest is None else longest
-            if length > longest + 1:  # the last tile of a full window is a tangle of leftovers
+            if length > longest + 1:  # the last tile of a full window has long chains
                 break
             free.difference_update(*tile)
             yield tile
@@ -92,13 +92,13 @@ def _embed(graph: Any, spins: int, seed: int) -> Chains | None:
     clique = networkx.complete_graph(spins)
     try:
         found = minorminer.find_embedding(clique, graph, random_seed=seed, tries=_TRIES, max_no_improvement=5)
-    except RuntimeError:  # what is left falls into parts that are all too small
+    except RuntimeError:  # the remaining graph has only components that are too small
         return None
     return [tuple(sorted(found[i])) for i in range(spins)] if found else None
 
 
 def _windows(graph: Any, spins: int, seed: int) -> Iterator[list[int]]:
-    """Qubits of each window, over the whole chip; the chip itself where its topology is not known."""
+    """Qubits of each window of the chip; the whole chip if its topology is unknown."""
     from dwave import graphs
 
     family = graph.graph.get("family")

@@ -1,4 +1,4 @@
-"""What a call submitted, and what it would submit."""
+"""Reports of a call: its submissions, and the cost of a dry run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ WATCHED = (
         "chain_break_fraction.mean",
         "chain breaks, mean",
         most=0.05,
-        advice="stronger chains (qpu.chain_strength), or shorter ones",
+        advice="use stronger chains (qpu.chain_strength), or shorter ones",
     ),
     Watched("chain_break_fraction.max", "chain breaks, most broken chain"),
-    Watched("ancilla_flips", "ancilla flips", most=0.05, advice="a stronger qpu.flux_bias"),
+    Watched("ancilla_flips", "ancilla flips", most=0.05, advice="use a stronger qpu.flux_bias"),
     Watched("beta_fit.beta_h", "fitted beta of the fields", 0.7, 1.4, "declare or estimate beta anew"),
     Watched("beta_fit.beta_J", "fitted beta of couplings", 0.7, 1.4, "declare or estimate beta anew"),
 )
-"""Chains and ancillas that do not hold, and temperatures that are not those asked for."""
+"""Watched entries: broken chains, flipped ancillas, and fitted temperatures."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Tally:
             self.flipped.append(logical.flipped)
 
     def info(self) -> dict[str, Any]:
-        """Entries of ``info``; chain breaks and flipped ancillas where there are chains and ancillas."""
+        """Entries of ``info``; chain breaks and ancilla flips only if there are chains and ancillas."""
         facts: dict[str, Any] = {
             "submissions": self.submissions,
             "cached_submissions": self.cached,
@@ -76,20 +76,20 @@ class Tally:
 
 @dataclass(frozen=True)
 class DryRun:
-    """Cost of a call of ``sample``.
+    """Estimated cost of a call of ``sample``.
 
     Attributes:
         problems: Problems of the batch.
-        submissions: Calls of the dimod sampler, those in the cache included.
-        cached: Of these, answered before.
+        submissions: Number of calls of the dimod sampler, including those in the cache.
+        cached: Number of these calls that are in the cache.
         reads: Reads of the submissions that are not in the cache.
-        logical_variables: Most spins of one submission.
-        qubits: Most variables (on a chip: qubits) of one submission.
-        longest_chain: Most qubits of one spin.
+        logical_variables: Largest number of spins of one submission.
+        qubits: Largest number of variables (on a chip: qubits) of one submission.
+        longest_chain: Largest number of qubits of one spin.
         scale: Factor of the programmed values.
-        access_s: Estimated access time in seconds of what is not in the cache; None where it cannot be estimated.
-        reads_left: What ``max_reads`` leaves before the call; None without it.
-        seconds_left: What ``max_qpu_seconds`` leaves before the call; None without it.
+        access_s: Estimated access time in seconds of submissions not in the cache; None if there is no estimate.
+        reads_left: Remaining reads of ``max_reads`` before the call; None without this option.
+        seconds_left: Remaining seconds of ``max_qpu_seconds`` before the call; None without this option.
     """
 
     problems: int
@@ -105,7 +105,7 @@ class DryRun:
     seconds_left: float | None
 
     def __str__(self) -> str:
-        """One line per fact."""
+        """One line per entry."""
         lines = [
             f"{self.problems} problems in {self.submissions} submissions, {self.cached} of them in the cache",
             f"{self.reads} reads to submit",
@@ -122,7 +122,7 @@ class DryRun:
 
 
 def dry_run(submitter: Submitter, works: Sequence[Work], problems: int) -> DryRun:
-    """Add up what is not in the cache."""
+    """Sum the cost of the submissions that are not in the cache."""
     cached = [submitter.is_cached(work) for work in works]
     new = [work for work, known in zip(works, cached, strict=True) if not known]
     times = [submitter.seconds(work.packed, work.reads) for work in new]

@@ -1,4 +1,4 @@
-"""Backend ``dimod``: any dimod sampler or composite, up to a quantum annealer."""
+"""Backend ``dimod``: any dimod sampler or composite, including quantum annealers."""
 
 from __future__ import annotations
 
@@ -54,52 +54,52 @@ _DEFAULT_PARAMETERS: dict[str, Any] = {"beta_schedule_type": "custom", "beta_sch
 
 
 class DimodSampler(Sampler):
-    r"""Reads of a dimod sampler that is programmed with h/beta_h and J/beta_J.
+    r"""Reads of a dimod sampler, programmed with h/beta_h and J/beta_J.
 
     A device at inverse temperatures (beta_h, beta_J) then follows P(s) ∝ exp(scale · (Σ h s + Σ J s s)).  The
-    temperature has to be said (``beta``): a sampler that anneals to a temperature of its own answers
-    another problem.  Its law is declared Boltzmann only if you say so; otherwise it is taken as the sampler's
-    own (``diabatic``), of which nothing but first-order agreement is expected.
+    temperature must be declared (``beta``): a sampler that anneals to another temperature solves another problem.
+    The law is Boltzmann only if you declare it (``law``); otherwise it is ``diabatic``, and only first-order agreement
+    is expected.
 
-    Problems are submitted one after the other, ``together`` or tiled over a chip (``qpu``) many at a time: this is
-    the one backend with a Python loop over problems.  Every read counts once (``num_occurrences`` are
-    expanded), and there are exactly as many as asked for.
+    Problems are submitted one after the other; with ``together``, or tiled over a chip (``qpu``), many at a time.  This
+    is the only backend with a Python loop over problems.  Rows with ``num_occurrences`` are expanded: there is one row
+    per read, and exactly the requested number of reads.
 
     Args:
-        sampler: A dimod sampler or composite, or ``module:name`` of one.  None is dwave's simulated annealer held at
+        sampler: A dimod sampler or composite, or its ``module:name``.  None is dwave's simulated annealer at constant
             beta = 1 for 100 sweeps, with law ``boltzmann``.
-        options: Keywords of its constructor, if it is given by name; no tokens.
+        options: Keywords of its constructor, if ``sampler`` is a name; no tokens.
         parameters: Keywords of its ``sample``.
-        beta: Inverse temperature at which it answers programmed values: a number, (beta_h, beta_J), ``estimate`` (by
-            maximum pseudo-likelihood on 16 problems of ``qpu.spins`` spins, 6 without, before the first answer; also
-            fits every answer), or ``predicted`` (from ``qpu.schedule``, for chains of one qubit).
-        law: ``boltzmann`` if the answers follow it at that temperature; None for a law of its own.
+        beta: Inverse temperature at which it samples programmed values: a number, (beta_h, beta_J), ``estimate`` (by
+            maximum pseudo-likelihood on 16 problems of ``qpu.spins`` spins, by default 6, before the first answer;
+            also fits every answer), or ``predicted`` (from ``qpu.schedule``, for chains of one qubit).
+        law: ``boltzmann`` if the answers follow it at that temperature; None for another or unknown law.
         scale: Factor of the programmed values, which changes the effective temperature: None is 1, ``fit`` the
             largest that keeps the values of a call in range.
         num_reads: Reads behind ``moments``.
-        reads_per_call: Reads of one submission at most; None takes what the sampler states.
+        reads_per_call: Largest number of reads of one submission; None uses the limit that the sampler reports.
         together: Problems in one submission, as independent parts of one model.
-        qpu: How problems are put on a D-Wave chip; see :class:`diabat.samplers.dimod.QPU`.  None
-            submits the model as it is, to a sampler or composite that takes any.
-        cache_dir: Folder in which answers are kept; the same call with the same seed is then answered from it.
-        max_reads: Reads that may be submitted in all: by this object, or with a ``cache_dir`` by all runs and
-            processes that use that folder, whose ``spent.sqlite`` counts them.  Submissions that timed out, or were
-            under way when a run ended, count with their estimate: they may have been answered.
-        max_qpu_seconds: Seconds of processor access in all, estimated before and counted after each submission.
-        retries: Further attempts after a failure of the network.
-        retry_wait_s: First wait before one, doubled each time.
+        qpu: How problems are placed on a D-Wave chip; see :class:`diabat.samplers.dimod.QPU`.  None submits the model
+            without an embedding, to a sampler or composite that accepts any model.
+        cache_dir: Folder for answers; the same call with the same seed is then answered from it.
+        max_reads: Largest total number of submitted reads: of this object, or with a ``cache_dir`` of all runs and
+            processes that use that folder, counted in its ``spent.sqlite``.  Submissions that timed out, or were
+            running when a run ended, count with their estimate, because they may have been answered.
+        max_qpu_seconds: Largest total processor access time, estimated before and counted after each submission.
+        retries: Further attempts after a network failure.
+        retry_wait_s: Wait before the first retry in seconds; doubled for each further one.
 
     Attributes:
-        budget: What has been spent.
+        budget: The use so far, and its limits.
 
     Raises:
         ValueError: If an option is invalid or the temperature is not declared; the message names it.
-        TypeError: If an option is of another type, or ``sample`` has no such parameter.
+        TypeError: If an option has the wrong type, or ``sample`` has no such parameter.
     """
 
     name = "dimod"
 
-    # The name comes first in the union: a configuration reports its first member.
+    # str comes first in the union: a configuration reports the first member.
     def __init__(
         self,
         sampler: str | DimodLike | None = None,
@@ -127,7 +127,9 @@ class DimodSampler(Sampler):
         self._reads_per_call = count_or_none("reads_per_call", reads_per_call)
         self.qpu = None if qpu is None else qpu_options(qpu)
         if self.qpu is not None and self.together != 1:
-            raise ArgumentError("together", f"expected 1 beside qpu, which tiles the chip, got {together}.")
+            raise ArgumentError(
+                "together", f"cannot be combined with qpu, which tiles the chip, got {together}."
+            )
         self._beta = check_beta(beta)
         self._scale: Scale = check_scale(scale)
         check_law(law, self._scale, self._beta == "estimate")
@@ -148,11 +150,11 @@ class DimodSampler(Sampler):
         self._wait_s = seconds_or_none("retry_wait_s", retry_wait_s) or 0.0
         self._given = (sampler, options, dict(parameters or {}))
         if sampler is not DEFAULT_SAMPLER:
-            self._submitter  # noqa: B018 - built now, so that a mistake shows now; the default waits for its import
+            self._submitter  # noqa: B018 - built now to report mistakes early; the default is imported on first use
 
     @property
     def capabilities(self) -> Capabilities:
-        """Fields and couplings, reads only, with the declared law."""
+        """Fields and couplings with the declared law; reads only."""
         return Capabilities(
             law=self._law,
             max_spins=None if self.qpu is None else self.qpu.spins,
@@ -160,26 +162,26 @@ class DimodSampler(Sampler):
 
     @property
     def target(self) -> DimodLike:
-        """The dimod sampler that answers."""
+        """The dimod sampler."""
         return self._submitter.sampler
 
     @property
     def betas(self) -> Betas:
-        """Inverse temperatures that h and J are divided by; estimated now if they have to be."""
+        """Inverse temperatures by which h and J are divided; with ``estimate`` the first access estimates them."""
         if isinstance(self._beta, Betas):
             return self._beta if self.qpu is None else self.qpu.programmed(self._beta)
         return self._estimated if self._beta == "estimate" else self._predicted
 
     def dry_run(self, ising: Ising, num_reads: int, *, seed: int = 0) -> DryRun:
-        """What :meth:`sample` would submit; nothing is.
+        """Estimate the cost of :meth:`sample` without submitting anything.
 
-        With ``beta="estimate"`` and no estimate yet, the problems are programmed as at beta = 1, and the
-        submissions of the estimate are not counted.
+        With ``beta="estimate"`` before the estimate, the problems are programmed as for beta = 1, and the submissions
+        of the estimate are not counted.
 
         Args:
             ising: The problems.
             num_reads: Reads per problem.
-            seed: That of the call, by which answers in the cache are found.
+            seed: Seed of the call, which is part of the cache key.
         """
         check_count("num_reads", num_reads)
         self._require(ising)
@@ -195,7 +197,7 @@ class DimodSampler(Sampler):
 
     @property
     def expected_error(self) -> str | None:
-        """Unknown: the law is what was declared."""
+        """Unknown: the law is only declared."""
         return f"unknown; the law is declared to be '{self._law}'" + (
             ", at the inverse temperature given by beta" if self._law == "boltzmann" else ""
         )
@@ -236,12 +238,12 @@ class DimodSampler(Sampler):
                 raise ArgumentError(
                     "beta",
                     "'predicted' holds for spins of one qubit each, got chains of up to "
-                    f"{longest}, which anneal more slowly; use 'estimate', or declare what you measured.",
+                    f"{longest}, which anneal more slowly; use 'estimate', or give a measured value.",
                 )
             if submitter.parameters.get("fast_anneal") and one.fields.any():
                 raise ArgumentError(
                     "fields",
-                    "expected 0 with fast_anneal, which has no h, got others; give qpu={'fields': 'ancilla'} "
+                    "expected 0 with fast_anneal, which has no h, got other values; use qpu={'fields': 'ancilla'} "
                     "or 'gauge'.",
                 )
         limits = (self._reads_per_call, longest_run(submitter.parameters, properties))
@@ -272,7 +274,7 @@ class DimodSampler(Sampler):
         if self.budget.max_seconds is not None and access is None:
             raise ArgumentError(
                 "max_qpu_seconds",
-                "expected a sampler that states its timing (problem_timing_data), got "
+                "expected a sampler that reports its timing (problem_timing_data), got "
                 f"{type(target).__name__}, which does not.",
             )
         return Submitter(
@@ -294,7 +296,7 @@ class DimodSampler(Sampler):
         if self.qpu is None:
             found, self._estimate_fit = estimate(draw)
             return found
-        # In tiles of their size: longer chains anneal more slowly.
+        # Tiles of the problems' size: longer chains anneal more slowly.
         found, self._estimate_fit = estimate(draw, max(2, self.qpu.spins or 6))
         return self.qpu.programmed(found)
 
@@ -316,5 +318,5 @@ class DimodSampler(Sampler):
             "qpu_seconds_spent": self.budget.seconds,
         }
         if not submitter.seeded and submitter.cache is None:
-            facts["seed"] = None  # the sampler takes none: the reads cannot be drawn again
+            facts["seed"] = None  # the sampler accepts no seed: the reads cannot be reproduced
         return facts

@@ -1,4 +1,4 @@
-"""One submission after the other: from the cache, or within the budget, tried again where that helps."""
+"""Submissions one after the other: answered from the cache or within the budget, with retries."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ TRANSIENT = frozenset(
         "ProblemUploadError",
     }
 )
-# Of these, those after which the problem may have been answered all the same.
+# Failures after which the problem may still have been answered.
 _TIMEOUTS = frozenset({"TimeoutError", "Timeout", "RequestTimeout", "PollingTimeout"})
 _LONGEST_WAIT_S = 60.0
 
 
 class SubmissionError(RuntimeError):
-    """A submission that failed; the message has no token, and no chained exception that could hold one."""
+    """A submission failed; the message contains no token, and no exception is chained that could contain one."""
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether an exception tells of the network or a solver that is away, not of the problem."""
+    """Whether an exception is about the network or an unavailable solver, not about the problem."""
     return any(base.__name__ in TRANSIENT for base in type(error).__mro__)
 
 
 def may_have_run(error: BaseException) -> bool:
-    """Whether the solver may have run the problem, and counted its time, although nobody heard the answer."""
+    """Whether the solver may have run the problem and charged its time, although no answer arrived."""
     return any(base.__name__ in _TIMEOUTS for base in type(error).__mro__)
 
 
 def with_retries(call: Callable[[], T], *, retries: int, wait_s: float, what: str) -> T:
-    """Call until it answers; wait ``wait_s`` · 2^k seconds, times 0.5 to 1.5, after transient failure k.
+    """Call with retries; after transient failure k wait ``wait_s`` · 2^k seconds, times a random 0.5 to 1.5.
 
     Args:
         call: The submission.
@@ -62,41 +62,41 @@ def with_retries(call: Callable[[], T], *, retries: int, wait_s: float, what: st
         what: Subject of the message, such as "DWaveSampler".
 
     Raises:
-        BudgetError: As the call raises it, at once.
-        SubmissionError: After any other failure at once, and after the last attempt.
+        BudgetError: If the call raises it; there is no retry.
+        SubmissionError: After a failure that is not transient, or after the last attempt.
     """
     for attempt in range(retries + 1):
         try:
             return call()
         except BudgetError:
             raise
-        except Exception as error:  # samplers raise what they like; all of it is told in one way
+        except Exception as error:  # samplers raise many types; all are reported in the same form
             if not is_transient(error):
                 raise SubmissionError(f"sampler: {what} failed: {safe_message(error)}") from None
             if attempt == retries:
                 raise SubmissionError(
                     f"sampler: {what} failed {attempt + 1} times in a row, the last time with {safe_message(error)}"
                 ) from None
-        # Jitter, so that several runs do not come back at the same moment; no result depends on it.
+        # Jitter: several runs must not retry at the same time; no result depends on it.
         time.sleep(min(wait_s * 2**attempt, _LONGEST_WAIT_S) * random.uniform(0.5, 1.5))
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-# A sampler that keeps returning fewer reads than asked for is refused after this many submissions.
+# A sampler that returns too few reads is refused after this many submissions.
 _MOST_PARTS = 4
 _MOST_SUBMISSIONS = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Reads wanted of one packed model.
+    """Requested reads of one packed model.
 
     Attributes:
         packed: The model.
         factor: Scale of the problems' biases.
-        reads: Reads wanted, within what one submission may ask for.
+        reads: Requested reads, within the limit of one submission.
         seed: Seed of the whole call.
-        part: Number of this submission among those of the same model.
+        part: Index of this submission among those of the same model.
     """
 
     packed: Packed
@@ -106,14 +106,14 @@ class Work:
     part: int
 
     def stream(self, *kind: int) -> np.random.SeedSequence:
-        """Random numbers of this submission alone: from the seed, the first problem and the part."""
+        """Seed sequence of this submission, from the seed, the first problem and the part."""
         return np.random.SeedSequence(self.seed, spawn_key=(self.packed.first_row, self.part, *kind))
 
 
 def split_reads(
     packed: Sequence[Packed], factor: float, reads: int, seed: int, most: int | None
 ) -> list[Work]:
-    """Cut every model into submissions of at most ``most`` reads.
+    """Split the reads of every model into submissions of at most ``most`` reads.
 
     Raises:
         ValueError: If there would be more than a million.
@@ -131,17 +131,17 @@ def split_reads(
 
 
 class Submitter:
-    """Answers work; everything that costs money goes through :meth:`answer`.
+    """Answers work; every call that costs money goes through :meth:`answer`.
 
     Args:
         sampler: The dimod sampler.
         parameters: Keywords of every call.
-        cache: Where answers are kept; None keeps none.
-        budget: What may be spent.
-        access: Estimate of the access time; None where there is none.
+        cache: Cache of answers; None for no cache.
+        budget: Limits of reads and access time.
+        access: Estimate of the access time; None if there is none.
         retries: Attempts after a transient failure.
-        wait_s: First wait before one.
-        options: Those that the sampler was built with, where it was given by name; a part of the key of an answer.
+        wait_s: Wait before the first retry in seconds.
+        options: Options of a sampler that was given by name; part of the cache key.
 
     Attributes:
         seeded: Whether the sampler takes a seed.
@@ -162,32 +162,32 @@ class Submitter:
         self.sampler, self.parameters, self.cache = sampler, dict(parameters), cache
         self.budget, self.access, self.retries, self.wait_s = budget, access, retries, wait_s
         self.seeded = "seed" in accepted_parameters(sampler)
-        # Without options the key is that of a sampler that was built by the caller.
+        # Without options the key is the same as that of a sampler object.
         self._built = {"options": dict(options)} if options else {}
         self._identity: dict[str, Any] | None = None
 
     def require(self, works: Sequence[Work]) -> None:
-        """Refuse a call as a whole if what the cache does not hold would exceed the budget."""
+        """Refuse the whole call if its uncached submissions would exceed the budget."""
         missing = [work for work in works if not self.is_cached(work)]
         seconds = [self.seconds(work.packed, work.reads) for work in missing]
         known = [value for value in seconds if value is not None]
         self.budget.require(sum(work.reads for work in missing), sum(known) if known else None)
 
     def is_cached(self, work: Work) -> bool:
-        """Whether the first submission of this work was answered before."""
+        """Whether the first submission of this work is in the cache."""
         return self.cache is not None and self.cache.holds(self._key(work, work.reads, 0))
 
     def seconds(self, packed: Packed, reads: int) -> float | None:
-        """Estimated access time of a submission, in seconds; None where the sampler states none.
+        """Estimated access time of a submission, in seconds; None if the sampler has no estimate.
 
         Raises:
-            BudgetError: If it states what is no time and ``max_qpu_seconds`` is to hold.
+            BudgetError: If the estimate is not a valid time and ``max_qpu_seconds`` is set.
         """
         if self.access is None:
             return None
         try:
             given: Any = self.access(len(packed.labels), self._keywords(packed, reads))
-        except Exception as error:  # timing data that is none makes the estimate fail in many ways
+        except Exception as error:  # invalid timing data raises many types
             given = safe_message(error)
         told = told_time(given)
         if told is None and self.budget.max_seconds is not None:
@@ -199,14 +199,14 @@ class Submitter:
         return None if told is None else told / 1e6
 
     def answer(self, work: Work) -> tuple[Reads, bool]:
-        """Reads of one piece of work, exactly as many as it asks for, and whether all came from the cache.
+        """Return exactly the requested reads of one piece of work, and whether all came from the cache.
 
         A short answer is completed by further submissions.
 
         Raises:
             SubmissionError: If the sampler fails or returns too few reads.
             BudgetError: If the budget does not allow it.
-            ValueError: If the answer cannot be.
+            ValueError: If the answer is invalid.
         """
         parts: list[Reads] = []
         cached, missing = True, work.reads
@@ -239,7 +239,7 @@ class Submitter:
             held = self.budget.hold(reads, seconds)
             try:
                 sampleset = self.sampler.sample(_model(work, labels), **keywords)
-                sampleset.resolve()  # remote samplers answer later, and fail here
+                sampleset.resolve()  # remote samplers answer asynchronously; errors are raised here
             except Exception as error:
                 if not may_have_run(error):
                     held.release()
@@ -259,7 +259,7 @@ class Submitter:
         return {**self.parameters, **packed.parameters, "num_reads": reads}
 
     def _seed(self, work: Work, part: int) -> dict[str, Any]:
-        """Keyword seed, below 2^31 as samplers in C expect it."""
+        """The keyword seed, below 2^31 as samplers in C expect."""
         return {"seed": int(work.stream(part).generate_state(1)[0] >> 1)} if self.seeded else {}
 
     def _key(self, work: Work, reads: int, part: int) -> str:
@@ -294,9 +294,9 @@ def _joined(parts: list[Reads], reads: int) -> Reads:
 
 
 def iterate(submitter: Submitter, works: Sequence[Work]) -> Iterator[tuple[Work, Reads, bool]]:
-    """Answer all work in order; **the one Python loop over problems of this package**.
+    """Answer all work in order; **this is the only Python loop over problems in this package**.
 
-    dimod takes one model at a time; ``together`` and tiling put many problems into one.
+    dimod accepts one model at a time; ``together`` and tiling combine many problems in one model.
     """
     submitter.require(works)
     for work in works:

@@ -1,4 +1,4 @@
-"""The dimod sampler behind the backend: found by name, asked what it accepts, told apart from others."""
+"""The dimod sampler behind the backend: import by name, accepted keywords, and identity for the cache."""
 
 from __future__ import annotations
 
@@ -16,31 +16,29 @@ from diabat.scrubbing import refuse_secrets, safe_message
 
 @runtime_checkable
 class DimodLike(Protocol):
-    """What is used of a ``dimod.Sampler`` or composite."""
+    """The used part of the interface of ``dimod.Sampler`` and composites."""
 
     parameters: Any
     properties: Any
 
     def sample(self, bqm: Any, **parameters: Any) -> Any:
-        """Answer a binary quadratic model with a sample set."""
+        """Sample a binary quadratic model; returns a sample set."""
 
 
 def resolve(sampler: str | DimodLike, options: Mapping[str, Any] | None) -> DimodLike:
-    """Build a sampler from ``module:name`` and options, or take one that is built.
+    """Build a sampler from ``module:name`` and options, or return a sampler object.
 
-    To import a module runs it.  What it holds under the name is called only if it is a class of dimod samplers.
+    Importing a module executes it.  The named object is called only if it is a class of dimod samplers.
 
     Raises:
-        ValueError: If the name leads nowhere, the package is not installed, or importing or building it fails.
-        TypeError: If it is no dimod sampler, or the name of anything but a class of them.
+        ValueError: If the name does not exist, the package is not installed, or importing or building it fails.
+        TypeError: If it is not a dimod sampler, or the name is not that of a class of dimod samplers.
     """
     if isinstance(sampler, str):
         refuse_secrets("options", options or {})
         sampler = _build(sampler, dict(options or {}))
     elif options is not None:
-        raise ArgumentError(
-            "options", f"expected None with a sampler that is built already, got {sorted(options)}."
-        )
+        raise ArgumentError("options", f"cannot be combined with a sampler object, got {sorted(options)}.")
     if isinstance(sampler, type) or not isinstance(sampler, DimodLike):
         kind = f"the class {sampler.__name__}" if isinstance(sampler, type) else type(sampler).__name__
         raise ArgumentTypeError("sampler", f"expected a dimod sampler or its name 'module:name', got {kind}.")
@@ -63,17 +61,17 @@ def _build(name: str, options: dict[str, Any]) -> Any:
         raise ArgumentError(
             "sampler", f"expected a name in the module {module}, got '{attribute}'."
         ) from None
-    except Exception as error:  # whatever a module does when it is imported
+    except Exception as error:  # importing a module can raise any type
         raise ArgumentError("sampler", f"'{name}' cannot be imported: {safe_message(error)}") from None
     _require_sampler_class(name, found)
     try:
         return found(**options)
-    except Exception as error:  # whatever a client does on construction, its message may hold a token
+    except Exception as error:  # constructors can raise any type, and the message may contain a token
         raise ArgumentError("sampler", f"'{name}' cannot be built: {safe_message(error)}") from None
 
 
 def _require_sampler_class(name: str, found: Any) -> None:
-    """Refuse what must not be called: functions, and classes of anything else."""
+    """Refuse functions, and classes that are not dimod samplers: they must not be called."""
     import dimod
 
     if not (isinstance(found, type) and issubclass(found, dimod.Sampler)):
@@ -84,7 +82,7 @@ def _require_sampler_class(name: str, found: Any) -> None:
 
 
 def missing_package(error: ImportError, what: str) -> str:
-    """One sentence on what to install."""
+    """One sentence that names the package to install."""
     package = (error.name or "").partition(".")[0]
     if package in ("dwave", "minorminer", "networkx"):
         return f"{what} needs the extra dwave: pip install 'diabat[dwave]'."
@@ -99,7 +97,7 @@ def family(sampler: Any) -> Iterator[Any]:
 
 
 def device_properties(sampler: DimodLike) -> Mapping[str, Any]:
-    """Properties of the whole family; those of the innermost win, since the device is there."""
+    """Merged properties of the family; the innermost sampler, which is the device, has precedence."""
     found: dict[str, Any] = {}
     for member in family(sampler):
         found |= dict(getattr(member, "properties", None) or {})
@@ -107,18 +105,18 @@ def device_properties(sampler: DimodLike) -> Mapping[str, Any]:
 
 
 def accepted_parameters(sampler: DimodLike) -> set[str]:
-    """Keywords of ``sample``: those declared, and those of its signature, which declarations may miss."""
+    """Keywords of ``sample``: the declared ones and those of its signature."""
     named = inspect.signature(sampler.sample).parameters.values()
     own = {p.name for p in named if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)} - {"bqm", "self"}
     return own | set(sampler.parameters)
 
 
 def check_parameters(sampler: DimodLike, parameters: Mapping[str, Any]) -> None:
-    """Refuse keywords that the sampler does not know, which many dimod samplers silently ignore.
+    """Refuse unknown keywords, which many dimod samplers silently ignore.
 
     Raises:
-        TypeError: With the nearest keyword.
-        ValueError: If a keyword is the backend's own business, or named like a token.
+        TypeError: If a keyword is unknown; the message gives the nearest one.
+        ValueError: If the backend sets the keyword itself, or it is named like a token.
     """
     refuse_secrets("parameters", parameters)
     known = accepted_parameters(sampler)
@@ -140,7 +138,7 @@ def check_parameters(sampler: DimodLike, parameters: Mapping[str, Any]) -> None:
 
 
 def identity(sampler: DimodLike) -> dict[str, Any]:
-    """What tells this sampler from others, for the answer cache: classes, solver, graph and properties."""
+    """Identity of the sampler for the cache key: classes, solver, graph and properties."""
     members = []
     for member in family(sampler):
         solver = getattr(member, "solver", None)
@@ -155,7 +153,7 @@ def identity(sampler: DimodLike) -> dict[str, Any]:
     return {"sampler": members}
 
 
-# Load and statistics change from day to day; a device with another calibration has another graph or range.
+# Load and statistics change daily and are excluded; a new calibration changes the graph or a range.
 _VOLATILE = ("avg_load", "problem_timing_data", "child_properties")
 
 

@@ -1,4 +1,4 @@
-"""The temperature of a device: declared, predicted or estimated, and never left to chance."""
+"""The temperature of a device: declared, predicted or estimated."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ _STAYS = {
 
 
 def check_beta(beta: Beta | None) -> Mode | Betas:
-    """Inverse temperatures, or how they are to be found.
+    """Check ``beta``: inverse temperatures, or the method to find them.
 
     Raises:
-        ValueError: If there is neither.
+        ValueError: If it is neither.
     """
     if beta is None:
         raise ArgumentError(
             "beta",
             "expected the inverse temperature at which the sampler answers programmed values (a number, or two "
-            "for fields and couplings), 'estimate', or 'predicted' with qpu.schedule, got None; an annealer's own "
-            "temperature is not that of your problem.",
+            "for fields and couplings), 'estimate', or 'predicted' with qpu.schedule, got None; the temperature of an "
+            "annealer is not that of the problem.",
         )
     if isinstance(beta, str):
         if beta in ("estimate", "predicted"):
@@ -60,10 +60,10 @@ def check_beta(beta: Beta | None) -> Mode | Betas:
 
 
 def check_held(sampler: Any, parameters: Mapping[str, Any], beta: Mode | Betas) -> None:
-    """Refuse a declared beta beside a simulated annealer that would run to another temperature.
+    """Refuse a declared beta that does not match the final temperature of a simulated annealer.
 
     Raises:
-        ValueError: If the keywords hold no temperature, or end at another.
+        ValueError: If the keywords set no temperature, or end at another one.
     """
     offered = [name for name in _STAYS if name in accepted_parameters(sampler)]
     if not offered or isinstance(beta, str):
@@ -72,8 +72,8 @@ def check_held(sampler: Any, parameters: Mapping[str, Any], beta: Mode | Betas) 
     if given is None:
         raise ArgumentError(
             "parameters",
-            f"expected {' or '.join(offered)}, since {type(sampler).__name__} may take a temperature of "
-            f"its own choice otherwise, got none; {_STAYS[offered[0]]} stays at 1.",
+            f"expected {' or '.join(offered)}, because {type(sampler).__name__} may otherwise choose the "
+            f"temperature, got neither; {_STAYS[offered[0]]} keeps it at 1.",
         )
     last = float(np.asarray(given, dtype=np.float64).reshape(-1)[-1])
     if any(not math.isclose(last, one, rel_tol=1e-9) for one in beta):
@@ -90,14 +90,14 @@ def _positive(value: Any) -> bool:
 def estimate(draw: Callable[[Ising, Betas], Samples], spins: int = 6) -> tuple[Betas, BetaFit]:
     """Inverse temperatures by maximum pseudo-likelihood on 16 reference problems.
 
-    Three rounds, each programmed with the result of the one before.
+    There are three rounds; each is programmed with the result of the previous one.
 
     Args:
-        draw: Reads of problems that are programmed with given inverse temperatures.
+        draw: Draws reads of problems programmed with given inverse temperatures.
         spins: Size of the problems, at least 2.
 
     Returns:
-        The estimate, and the last fit, of scales relative to it.
+        The estimate, and the last fit, whose scales are relative to it.
 
     Raises:
         ValueError: If no finite temperature explains the answers.
@@ -110,14 +110,14 @@ def estimate(draw: Callable[[Ising, Betas], Samples], spins: int = 6) -> tuple[B
             raise ArgumentError(
                 "beta",
                 "expected answers that some positive temperature explains, got a fit of "
-                f"({fit.field}, {fit.coupling}); declare beta, or look at the sampler's parameters.",
+                f"({fit.field}, {fit.coupling}); declare beta, or check the parameters of the sampler.",
             )
         betas = Betas(betas.beta_h * fit.field, betas.beta_J * fit.coupling)
     return betas, fit
 
 
 def fit_report(ising: Ising, samples: Samples) -> dict[str, Any]:
-    """What the answers themselves say: fitted scales relative to the problems asked for, and how well they fit.
+    """Fit the answers: scales relative to the given problems, and the quality of the fit.
 
     Returns:
         ``beta_h``, ``beta_J`` and their 95 % intervals (None where there is no such term or no finite fit),
@@ -140,10 +140,10 @@ def calibration_error(ising: Ising, samples: Samples, scales: tuple[float, float
     """Largest gap between P(s_j = +1 | rest) of the fitted Boltzmann law and its frequency, over ten bins.
 
     Bins hold equal numbers of conditionals.  For reads of a Boltzmann law it is of the order of
-    sqrt(10/(4 · reads · spins)); a larger one tells that no pair of temperatures describes the answers.
+    sqrt(10/(4 · reads · spins)); a larger value means that no pair of temperatures describes the answers.
 
     Args:
-        ising: The problems asked for.
+        ising: The given problems.
         samples: Reads with equal weights.
         scales: (β_h, β_J, β_K) of the fit.
     """

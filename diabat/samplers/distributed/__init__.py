@@ -1,4 +1,4 @@
-"""Backend ``distributed``: another backend over processes or a cluster."""
+"""Backend ``distributed``: another backend on worker processes or a cluster."""
 
 from diabat.samplers.distributed.sampler import DistributedSampler
 

@@ -1,8 +1,8 @@
-"""Cutting a batch into chunks that keep shared couplings shared, and putting their results together.
+"""Division of a batch into chunks that keep shared couplings shared, and assembly of their results.
 
 The batch is read as [G, Q]: G distinct sets of couplings, and Q problems that share each of them (the same
 number for all, because leading dimensions broadcast).  A chunk is a box of it: some problems of one J, or all
-problems of some J.  So J is cut, never expanded.  The boxes depend on shapes and chunk size alone.
+problems of some J.  So J is sliced, never expanded.  The boxes depend on shapes and chunk size only.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ class Chunks:
         return Ising(self._cut(self._fields, box), J, visible, K, check=False)
 
     def cotangent(self, v: Tensor, box: Box) -> Tensor:
-        """Cut numbers per spin [*batch, n] as the fields are cut."""
+        """Slice values per spin [*batch, n] like the fields."""
         return self._cut(self._rows(v), box)
 
     def assemble(
         self, parts: Sequence[tuple[tuple[slice, ...], Box, NDArray]], front: tuple[int, ...]
     ) -> Tensor:
-        """Put results of boxes together.
+        """Assemble results of boxes.
 
         Args:
             parts: For each chunk its slices of the ``front`` dimensions, its box, and an array [*front, q,
                 *tail] or [*front, g, q, *tail].
-            front: Sizes of the dimensions in front of the batch, such as the reads.
+            front: Sizes of the dimensions before the batch, such as the reads.
 
         Returns:
             [*front, *batch, *tail], on the device of the problem.
@@ -102,7 +102,7 @@ class Chunks:
         return self._interaction_rows(self.ising.three_body, 3)
 
     def _interaction_rows(self, value: Tensor | None, order: int) -> Tensor:
-        """int64 [G], which of its own distinct couplings (or three-body terms) each group has."""
+        """int64 [G], index of each group into the distinct couplings (or three-body terms)."""
         if value is None:
             return torch.zeros(self._shape[0], dtype=torch.long)
         return flat_index(value.shape[:-order], self._lead)
@@ -130,7 +130,7 @@ class Chunks:
 
 
 def _members(rows: Tensor, groups: slice) -> Tensor:
-    """What each of some groups has, or the one that all of them have."""
+    """The rows of some groups, or a single row if all groups share it."""
     mine = rows[groups]
     return mine[:1] if bool((mine == mine[0]).all()) else mine
 

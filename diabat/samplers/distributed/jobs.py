@@ -1,7 +1,6 @@
-"""One chunk of a batch as a job that travels to another process, and its answer.
+"""One chunk of a batch as a job for another process, and its answer.
 
-Tensors travel as numpy arrays: torch would pass them through shared memory and keep a file descriptor open for
-each.
+Tensors are sent as numpy arrays: torch would use shared memory and keep a file descriptor open for each.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ class Job:
     """A call of a sampler.
 
     Attributes:
-        method: What is called.
+        method: The called method.
         fields: h, [*batch, n].
         couplings: J or None.
         visible: bool or None.
         three_body: K or None.
-        seed: Seed of this job alone.
+        seed: Seed of this job.
         num_reads: Reads of ``sample``.
         correlations: Whether ``moments`` reports pair correlations.
         cotangent: v of ``adjoint``, [*batch, n].
@@ -52,10 +51,10 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What a sampler returned.
+    """The result of a sampler.
 
     Attributes:
-        arrays: Its tensors by name; those that are None are left out.
+        arrays: Its tensors by name, without those that are None.
         num_reads: Reads behind sampled moments.
         info: As plain data.
     """
@@ -84,7 +83,7 @@ def make_job(
 
 
 def run(sampler: Sampler, job: Job) -> Answer:
-    """Do a job with a sampler."""
+    """Run a job with a sampler."""
     parts = (job.fields, job.couplings, job.visible, job.three_body)
     h, J, visible, K = (None if part is None else _tensor(part) for part in parts)
     assert h is not None
@@ -105,9 +104,9 @@ def run(sampler: Sampler, job: Job) -> Answer:
 
 
 def run_packed(packed: bytes, job: Job) -> Answer:
-    """Do a job with a sampler that was packed by :func:`pack`; each thread unpacks it once."""
+    """Run a job with a sampler that was packed by :func:`pack`; each thread unpacks it once."""
     if getattr(_here, "packed", None) != packed:
-        # Between processes of one program, as their arguments are; never read from a file.
+        # Sent between processes of one program, never read from a file.
         _here.packed, _here.sampler = packed, pickle.loads(packed)
     return run(_here.sampler, job)
 
@@ -119,11 +118,11 @@ def pack(sampler: Sampler) -> bytes:
     """Pack a sampler for other processes.
 
     Raises:
-        ValueError: If it cannot be sent.
+        ValueError: If it cannot be pickled.
     """
     try:
         return pickle.dumps(sampler)
-    except Exception as error:  # pickling fails with as many types as there are things that refuse it
+    except Exception as error:  # pickling can raise any type
         raise ArgumentError(
             "sampler",
             f"expected a backend that can be sent to another process, got '{sampler.name}' "
@@ -138,5 +137,5 @@ def to_numpy(tensor: Tensor) -> NDArray:
 
 
 def _tensor(array: NDArray) -> Tensor:
-    # What came out of a message of dask may be read-only, which torch has no notion of.
+    # Arrays from dask messages may be read-only, which torch does not support.
     return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -1,4 +1,4 @@
-"""Worker processes of one program: fresh interpreters with one thread each, which never outlive it."""
+"""Worker processes: new interpreters with one thread each, which end with the program."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-# Read by libraries that a worker loads later; torch is there already, and is told directly.
+# Environment variables for libraries that a worker loads later; torch is already loaded and is set directly.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 class WorkerPool(ProcessPoolExecutor):
-    """A pool of spawned processes; forked ones would inherit locks that other threads of this program hold."""
+    """A pool of spawned processes; forked ones would inherit locks of other threads."""
 
     def __init__(self, workers: int) -> None:
         self._spawn = _Spawn()
@@ -26,21 +26,21 @@ class WorkerPool(ProcessPoolExecutor):
 
     @property
     def processes(self) -> tuple[SpawnProcess, ...]:
-        """The processes that were started, also those that have ended."""
+        """All started processes, including those that have ended."""
         return tuple(self._spawn.started)
 
     def kill(self) -> None:
-        """Stop at once, in the middle of a job."""
+        """Stop the processes immediately, also during a job."""
         for process in self._spawn.started:
             process.terminate()
         self.shutdown(wait=True, cancel_futures=True)
 
 
 class InProcess(Executor):
-    """Runs each job where it is submitted."""
+    """Executor that runs each job in the submitting thread."""
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run the call now; the future that is returned is done."""
+        """Run the call now, and return a finished future."""
         future: Future[Any] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -50,7 +50,7 @@ class InProcess(Executor):
 
 
 class _Spawn(SpawnContext):
-    """Remembers the processes that it starts, so that they can be stopped."""
+    """Spawn context that records the started processes, so that they can be stopped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,8 +63,8 @@ class _Spawn(SpawnContext):
 
 
 def _begin() -> None:
-    """First call in a worker."""
-    # Ctrl-C in a terminal reaches all processes; the parent decides what becomes of its workers.
+    """Initialise a worker."""
+    # Ctrl-C in a terminal reaches all processes; the parent stops its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
     torch.set_num_threads(1)
@@ -74,7 +74,7 @@ def _begin() -> None:
 
 
 def _follow_parent() -> None:
-    """End this worker when its parent is gone, also if that was killed."""
+    """End this worker when its parent ends, also if the parent was killed."""
     parent = parent_process()
     if parent is not None:
         parent.join()
@@ -82,6 +82,6 @@ def _follow_parent() -> None:
 
 
 def available_cpus() -> int:
-    """Processors that this process may use."""
+    """Number of processors that this process may use."""
     allowed = getattr(os, "sched_getaffinity", None)  # not on every system
     return len(allowed(0)) if allowed else os.cpu_count() or 1

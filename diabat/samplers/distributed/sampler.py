@@ -1,4 +1,4 @@
-"""Backend ``distributed``: another backend, with the batch spread over processes or a cluster."""
+"""Backend ``distributed``: another backend, with the batch distributed over processes or a cluster."""
 
 from __future__ import annotations
 
@@ -23,28 +23,27 @@ from diabat.samplers.seeds import child_seed
 
 
 class DistributedSampler(Sampler):
-    """Splits a batch into chunks, has the base solve them side by side, and puts the results together.
+    """Splits a batch into chunks, solves them in parallel with the base, and assembles the results.
 
-    Chunks and their seeds (``numpy.random.SeedSequence(seed)``, one child per chunk) follow from the shapes,
-    ``chunk`` and ``read_chunk``, never from the number of workers: any number gives the same tensors, none at
-    all included.  Couplings shared by problems stay shared: a chunk carries one J for all its problems, or one J
-    for each group of them.
+    Chunks and their seeds (``numpy.random.SeedSequence(seed)``, one child per chunk) depend on the shapes, ``chunk``
+    and ``read_chunk``, not on the number of workers: any number, including 0, gives the same tensors.  Shared couplings
+    stay shared: a chunk has one J for all its problems, or one J for each group of them.
 
-    The workers start with the first call, are kept for the next ones, and stop with :meth:`close`, at the end of
-    a ``with`` block, or with the program.  Scripts that use processes need ``if __name__ == "__main__":``.
+    The workers start at the first call, are kept for later calls, and stop with :meth:`close`, at the end of a
+    ``with`` block, or with the program.  Scripts that use processes need ``if __name__ == "__main__":``.
 
-    Whatever the base estimates from a whole batch (``calibration="per_batch"`` of ``dqa``) or draws once for it,
-    it estimates and draws for each chunk.
+    Estimates from a whole batch (``calibration="per_batch"`` of ``dqa``), and draws that are made once per batch, are
+    made for each chunk.
 
     Args:
         sampler: The base: a name, or a sampler.
-        options: Options of the base, if it is given by name.
-        workers: Processes with one thread each; 0 for none, in this process; None for one per processor.
-        chunk: Problems per job, at most.
-        read_chunk: Reads per job of ``sample``, and of ``moments`` that are averages of reads, at most; None keeps the
-            reads of a problem together.  For backends whose reads are expensive: each part of the reads pays for its
-            own burn-in, enumeration or anneal.  Log-weights of the base
-            must mean the same in every call (log p/q up to a constant of the problem).
+        options: Options of the base, if ``sampler`` is a name.
+        workers: Number of processes with one thread each; 0 runs in this process; None uses one per processor.
+        chunk: Largest number of problems per job.
+        read_chunk: Largest number of reads per job of ``sample``, and of ``moments`` that average reads; None keeps the
+            reads of a problem together.  For backends with expensive reads: each part repeats the burn-in,
+            enumeration or anneal.  Log-weights of the base must mean the same in every call (log p/q up to a
+            constant of the problem).
         executor: None for processes of this machine; a ``concurrent.futures.Executor``; ``"dask"`` or the address
             of a dask scheduler (``"tcp://host:8786"``), with the extra ``[cluster]``.
 
@@ -58,7 +57,7 @@ class DistributedSampler(Sampler):
 
     name = "distributed"
 
-    # The name comes first in the unions: a configuration reports their first member.
+    # str comes first in the unions: a configuration reports the first member.
     def __init__(
         self,
         sampler: str | Sampler = "dqa",
@@ -78,30 +77,30 @@ class DistributedSampler(Sampler):
         if learnable := len(list(self.base.parameters())):
             raise ArgumentError(
                 "sampler",
-                "expected a base without learnable parameters, which other processes do not see, "
+                "expected a base without learnable parameters, because workers do not receive their updates, "
                 f"got '{self.base.name}' with {learnable}.",
             )
         self._packed: bytes | None = None
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the base, without ``exact`` gradients: autograd ends at the border of a process."""
+        """The capabilities of the base without ``exact`` gradients: autograd does not cross processes."""
         base = self.base.capabilities
         gradients = tuple(name for name in base.gradients if name != "exact")
         return replace(base, gradients=gradients or ("straight_through",))
 
     @property
     def watched(self) -> tuple[Watched, ...]:
-        """That of the base, over all jobs."""
+        """The watched entries of the base, over all jobs."""
         return tuple(fact.below("base", self.base.name) for fact in self.base.watched)
 
     @property
     def expected_error(self) -> str | None:
-        """That of the base."""
+        """The expected error of the base."""
         return self.base.expected_error
 
     def adjoint(self, ising: Ising, cotangent: Tensor, *, seed: int) -> AdjointGradient:
-        """The base's derivative, chunk by chunk; ∂L/∂J is summed over the chunks that share J."""
+        """The derivative of the base, chunk by chunk; ∂L/∂J is summed over chunks that share J."""
         self._require(ising)
         chunks = Chunks(ising.detach(), self.chunk)
         plan = _plan(chunks, seed, None, None)
@@ -176,7 +175,7 @@ class DistributedSampler(Sampler):
 
 
 class _Part(NamedTuple):
-    """One job: which problems, which reads, and its seed."""
+    """One job: its problems, its reads and its seed."""
 
     box: Box
     reads: slice
@@ -184,7 +183,7 @@ class _Part(NamedTuple):
 
 
 def _plan(chunks: Chunks, seed: int, num_reads: int | None, read_chunk: int | None) -> list[_Part]:
-    """All jobs of a batch.  The first reads of a box have the seed of its moments and adjoint."""
+    """All jobs of a batch.  The first reads of a box have the same seed as its moments and adjoint."""
     total = num_reads or 1
     size = min(read_chunk or total, total)
     plan = []
@@ -196,7 +195,7 @@ def _plan(chunks: Chunks, seed: int, num_reads: int | None, read_chunk: int | No
 
 
 def _parts(plan: list[_Part], answers: list[Answer], name: str, *, reads: bool = False) -> list[Any]:
-    """Arrays of one name with their places, as :meth:`Chunks.assemble` takes them."""
+    """Arrays of one name with their places, as input of :meth:`Chunks.assemble`."""
     return [
         ((part.reads,) if reads else (), part.box, answer.arrays[name])
         for part, answer in zip(plan, answers, strict=True)

@@ -1,4 +1,4 @@
-"""Where sampling jobs run: in this process, in processes of this machine, on a dask cluster, or as the caller says."""
+"""Executors of sampling jobs: this process, local processes, a dask cluster, or an executor of the caller."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from diabat.scrubbing import without_secrets
 
 _ADDRESSES = ("tcp://", "tls://", "ucx://", "ws://", "wss://", "inproc://")
 Progress = Callable[[int], None]
-"""Called with the number of jobs done."""
+"""Called with the number of finished jobs."""
 
 
 class WorkerLostError(RuntimeError):
-    """A worker process ended in the middle of a job."""
+    """A worker process ended during a job."""
 
 
 class Workers:
     """A lazily opened ``concurrent.futures`` executor.
 
     Args:
-        executor: None for processes of this machine; any Executor; ``"dask"`` for what dask's configuration says
-            (a scheduler address, else a cluster on this machine); or the address of a dask scheduler
+        executor: None for processes of this machine; any Executor; ``"dask"`` for the scheduler in dask's
+            configuration, or a local cluster if there is none; or the address of a dask scheduler
             (``"tcp://host:8786"``).
         workers: Number of processes, 0 to run in this one, None for one per available processor.
 
     Raises:
-        ValueError: If an argument is out of range, or dask is asked for and not installed.
+        ValueError: If an argument is out of range, or dask is requested and not installed.
         TypeError: If ``executor`` is neither a string nor an Executor.
     """
 
@@ -42,9 +42,7 @@ class Workers:
         if executor is not None:
             _check_executor(executor)
             if workers is not None:
-                raise ArgumentError(
-                    "workers", f"expected None beside an executor, which has its own, got {workers}."
-                )
+                raise ArgumentError("workers", f"cannot be combined with an executor, got {workers}.")
         self.executor, self.workers = executor, workers
         self._forget()
 
@@ -61,18 +59,18 @@ class Workers:
 
     @property
     def label(self) -> int | str:
-        """Number of processes, or what runs the jobs instead."""
+        """Number of processes, or the name of the executor."""
         if self.executor is None:
             return available_cpus() if self.workers is None else self.workers
         return self.executor if isinstance(self.executor, str) else type(self.executor).__name__
 
     def results(self, function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-        """Run ``function(*job)`` for all jobs and yield the results in their order.
+        """Run ``function(*job)`` for all jobs and yield the results in order.
 
         Raises:
-            WorkerLostError: If a worker process ended in the middle of a job.
+            WorkerLostError: If a worker process ended during a job.
             ConnectionError: If the dask scheduler does not answer.
-            Exception: Whatever a job raised; jobs that have not begun are cancelled.
+            Exception: The exception of a job; jobs that have not started are cancelled.
         """
         for future in self.finished(function, jobs):
             yield self.result(future)
@@ -86,14 +84,14 @@ class Workers:
         progress: Progress | None = None,
         waiting: deque[Future[Any]] | None = None,
     ) -> Iterator[Future[Any]]:
-        """Run jobs and yield their futures in order, each when it is done.
+        """Run jobs and yield their futures in order, each when it is finished.
 
         Args:
             function: A function of a module that the workers can import.
-            jobs: Its arguments, job by job.
-            ahead: Jobs that are handed out before the first result is taken; None hands out all at once.
-            progress: Told the number of jobs done, in this thread.
-            waiting: Holds the futures that are handed out and not yielded yet, for the caller to look at.
+            jobs: The arguments of each job.
+            ahead: Number of jobs submitted before the first result is taken; None submits all at once.
+            progress: Called with the number of finished jobs, in this thread.
+            waiting: Filled with the futures that are submitted and not yet yielded.
         """
         if self.here:
             ahead = 1
@@ -117,7 +115,7 @@ class Workers:
                 future.cancel()
 
     def result(self, future: Future[Any]) -> Any:
-        """Result of a future that is done.
+        """Result of a finished future.
 
         Raises:
             WorkerLostError: As :meth:`results`.
@@ -128,7 +126,7 @@ class Workers:
             raise self._loss() from error
 
     def close(self) -> None:
-        """Stop the workers that were started here; the next job starts new ones.  A given executor stays open."""
+        """Stop the workers started here; the next job starts new ones.  A given executor stays open."""
         with self._lock:
             opened, client = self._opened, self._client
             self._opened = self._client = None
@@ -160,14 +158,14 @@ class Workers:
                 f"executor: expected a dask scheduler at {self.executor}, got no answer ({error})."
             ) from error
         self._lost = (BrokenExecutor, KilledWorker)
-        # Jobs draw random numbers: equal arguments are no reason to keep an old answer.
+        # Jobs draw random numbers: dask must not reuse results of equal arguments.
         executor: Executor = self._client.get_executor(pure=False)
         return executor
 
     def _submit(self, executor: Executor, function: Callable[..., Any], job: tuple[Any, ...]) -> Future[Any]:
         try:
             return executor.submit(function, *job)
-        except self._lost as error:  # told in its turn, after the results that are there already
+        except self._lost as error:  # raised in order, after the results that already exist
             future: Future[Any] = Future()
             future.set_exception(error)
             return future
@@ -175,7 +173,7 @@ class Workers:
     def _loss(self) -> WorkerLostError:
         self.close()
         return WorkerLostError(
-            "workers: expected every worker process to finish its job, but one ended in the middle of it (killed, "
+            "workers: expected every worker process to finish its job, but one ended during it (killed, "
             "out of memory, crashed, or started by a script whose code is not under if __name__ == '__main__')."
         )
 
@@ -188,7 +186,7 @@ class Workers:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy, in this process or another, starts workers of its own."""
+        """A copy, in this process or another, starts separate workers."""
         return {"executor": self.executor, "workers": self.workers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -197,7 +195,7 @@ class Workers:
 
 
 class _Counter:
-    """Waits for the first of some futures and reports how many are done meanwhile."""
+    """Waits for the first of some futures, and reports the number of finished ones."""
 
     def __init__(self, progress: Progress | None) -> None:
         self.progress, self.taken, self.told = progress, 0, 0

@@ -1,10 +1,10 @@
-"""Enumeration of a few small problems state by state, without halves: the shortest way to their moments (kernel).
+"""Direct enumeration of a few small problems, without splitting into halves (kernel).
 
-With the ±1 states S and their products in pairs and triples as tables that are kept,
+With cached tables of the ±1 states S and their products in pairs and triples,
 
     E = h Sᵀ + J S₂ᵀ + K S₃ᵀ,      p = exp(E - max E) / Σ exp(E - max E),      P(s_j = +1) = Σ_s p [s_j = +1]
 
-in float64, whatever the dtype of the problem: no sum loses its largest terms, and nothing is ever too strong.
+in float64 for any dtype of the problem: no sum loses its largest terms, however strong the problem is.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from diabat.samplers.folding import refuse_batched_cotangent
 Array = NDArray[Any]
 
 MOST_SPINS = 9
-"""Beyond, OpenBLAS cuts products with one row into parts by the number of threads, and their last bit with them."""
+"""Limit for one row: OpenBLAS splits larger products by the number of threads, which changes their last bit."""
 MOST_STATES = 1 << 13
-"""The same for several rows, over all problems; also about where products of halves become faster."""
+"""Limit for several rows, over all problems; above it the half-split products are also faster."""
 BYTES_PER_STATE = 32
 """Exponents, weights and their products."""
 
@@ -37,7 +37,7 @@ class States:
 
     Attributes:
         signs: ±1, [2^spins, spins]; bit j of the row index is spin j.
-        bits_and_one: The same as 0 and 1, with a column of ones, which sums the weights.
+        bits_and_one: The states as 0 and 1, with a column of ones, which sums the weights.
         pairs: j and k of all j < k.
         pair_signs: s_j s_k, [2^spins, spins(spins-1)/2].
     """
@@ -78,7 +78,7 @@ def enumerated(fields: Array, J: Array | None, K: Array | None) -> tuple[Array, 
     exponent = (fields.reshape(-1, m) @ table.signs.T).reshape(groups, queries, -1)
     if J is not None:
         j, k = table.pairs
-        # Not by BLAS, as above: this product has one row per group.
+        # Not with BLAS, as above: this product has one row per group.
         exponent += np.einsum("gp,xp->gx", (J[:, j, k] + J[:, k, j]) / 2, table.pair_signs)[:, None]
     if K is not None:
         index, signs = _triples(m)
@@ -88,13 +88,13 @@ def enumerated(fields: Array, J: Array | None, K: Array | None) -> tuple[Array, 
     weights = np.exp(exponent - scale)
     sums = (weights.reshape(groups * queries, -1) @ table.bits_and_one).reshape(groups, queries, m + 1)
     total = sums[..., m:]
-    # The sums agree to rounding only, which can pass 1.
+    # Rounding of the sums can exceed 1.
     p = np.minimum(sums[..., :m] / total, 1.0)
     return p, (np.log(total) + scale)[..., 0], weights / total
 
 
 def pairs_of_states(weights: Array, spins: int) -> Array:
-    """<s_j s_k>, float64 [G, Q, m, m], with ones on the diagonal, of the probabilities of all states."""
+    """<s_j s_k>, float64 [G, Q, m, m], with ones on the diagonal, from the probabilities of all states."""
     table = _states(spins)
     j, k = table.pairs
     out = np.ones((*weights.shape[:2], spins, spins))
@@ -120,7 +120,7 @@ class Enumerated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        """Covariances of f with spins and their products; differentiable again where that is asked for."""
+        """Covariances of f with spins and their products; differentiable again if create_graph is set."""
         v, u = cotangents[:2]
         refuse_batched_cotangent(v, u)
         *terms, weights = ctx.saved_tensors
@@ -141,7 +141,7 @@ class Enumerated(torch.autograd.Function):
 
 
 def enumerate_states(fields: Tensor, J: Tensor | None, K: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """What `enumerated` gives, in the dtype of the fields but for the probabilities of states."""
+    """Differentiable `enumerated`; results have the dtype of the fields, except the probabilities of states."""
     dtype = np.float32 if fields.dtype == torch.float32 else np.float64
     p, log_z, weights = enumerated(_array(fields), _array(J), _array(K))
     return (
@@ -156,7 +156,7 @@ def _array(t: Any) -> Any:
 
 
 def _smooth(fields: Tensor, J: Tensor | None, K: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The same in operations that have derivatives themselves."""
+    """Probabilities and log Z by differentiable operations."""
     groups, _, m = fields.shape
     return smooth_probabilities(fields, split_energies(J, K, groups, m, fields.device))
 
@@ -171,7 +171,7 @@ def _matrix_gradient(g: Array, m: int) -> Tensor:
 
 
 def _tensor_gradient(g: Array, m: int) -> Tensor:
-    """dL/dK, [G, m, m, m], likewise."""
+    """dL/dK, [G, m, m, m], from the same sums."""
     index, signs = _triples(m)
     out, values = np.zeros((len(g), m, m, m)), np.einsum("gx,xp->gp", g, signs) / 6
     for a, b, c in permutations(index):

@@ -4,8 +4,8 @@ For a block of queries q (lanes) and factors as in :mod:`diabat.samplers.exact.f
 
     U[y,q] = Σ_x W[x,y] A[x,q],   V[x,q] = Σ_y W[x,y] C[y,q]
 
-are formed together: TILE rows of W are made in the first-level cache, and each of their numbers is multiplied
-twice for every block at hand, so that W is never written to memory.  Then U∘C and A∘V are folded into sums over
+are formed together: TILE rows of W are computed in the first-level cache, and each number is used twice for every
+block, so that W is never written to memory.  Then U∘C and A∘V are folded into sums over
 spins.  A row of W, a column of A and one of C are Π_k w_k over the spins k of a half, w_k = 1 where the spin has
 the sign of its coefficient, else exp(-2|coefficient|): products of two small tables, made by doubling in float64.
 """
@@ -21,17 +21,17 @@ from diabat.compute.jit import inlined, inner, jit
 from diabat.compute.simd import add, address, entry, fma, load, mul, skip, splat, store, sub
 
 TILE = 8
-"""Rows of W that are made together, as many as a vector has float64 lanes."""
+"""Rows of W that are computed together, as many as a vector has float64 lanes."""
 COLUMN_SPINS = 10
-"""log2 of the most columns of W that are made together."""
+"""log2 of the largest number of columns of W that are computed together."""
 PART = 64
 """Columns that are summed before they are added to V."""
 LOW_SPINS = 5
-"""Spins of the first of the two tables whose products are a factor."""
+"""Spins of the first of the two tables; a factor is the product of both."""
 
 
 class Shared(NamedTuple):
-    """What the queries of a group share.
+    """Data shared by the queries of a group.
 
     Attributes:
         coefficients: c of the rows of W, float64 [G, b, X].
@@ -53,7 +53,7 @@ class Queries(NamedTuple):
         fields: h, float64 [G, Q, m].
         decay: exp(-2|h|), float64 [G, Q, m].
         left_sums: Σ A V over states with spin k at +1 and, last, over all states, [G, Q, a + 1].
-        right_sums: Σ U C likewise, [G, Q, b + 1].
+        right_sums: Σ U C over states with spin k at +1 and, last, over all states, [G, Q, b + 1].
         largest: Largest entries of A and C, [G, Q, 2].
     """
 
@@ -74,12 +74,12 @@ class Work(NamedTuple):
         U: [blocks, Y, lanes].
         folded: [Y, lanes].
         tile: TILE rows of W, [columns, TILE].
-        kept: W of all groups, [G, X, Y], written with the first query of a group; [0, 0, 0] if it is not wanted.
+        kept: W of all groups, [G, X, Y], written with the first query of a group; [0, 0, 0] if not requested.
         low: First of the two tables of a factor, [2^LOW_SPINS or more, lanes].
         high: Second of them, as long.
         table: Either of them in float64.
         on: float64 [b, lanes], w_k of a spin at +1.
-        off: The same at -1.
+        off: w_k of a spin at -1, float64 [b, lanes].
     """
 
     A: Any
@@ -98,7 +98,7 @@ class Work(NamedTuple):
 
 @jit
 def run(jobs: Any, shared: Shared, queries: Queries, work: Work) -> None:
-    """Do all jobs, int64 [jobs, 4]: a group, its first query, the number of blocks, and the first of them in A."""
+    """Run all jobs, int64 [jobs, 4]: group, first query, number of blocks, and index of the first block in A."""
     lanes = work.folded.shape[1]
     for job in range(len(jobs)):
         g, first, blocks, slot = jobs[job, 0], jobs[job, 1], jobs[job, 2], jobs[job, 3]
@@ -128,7 +128,7 @@ def _factors(shared: Shared, queries: Queries, work: Work, g: int, start: int, i
         store(V, x, zero)
 
 
-# No NaN matters here (it fails the comparison that follows), which lets the maximum vectorise.
+# Ignoring NaN lets the maximum vectorise; the later comparison rejects NaN.
 @partial(inner, fastmath={"nnan", "nsz"})
 def _largest(values: Any, out: Any) -> None:
     """Largest entry of each of the first lanes."""
@@ -218,7 +218,7 @@ def _tile(shared: Shared, work: Work, g: int, x: int, first: int, width: int) ->
                 on[k * TILE + r], off[k * TILE + r] = 1.0, d
             else:
                 on[k * TILE + r], off[k * TILE + r] = d, 1.0
-    # Spins above the columns at hand have one value here.
+    # Spins above these columns are constant here.
     for k in range(own, spins):
         for r in range(TILE):
             w = on[k * TILE + r] if (first >> k) & 1 else off[k * TILE + r]
@@ -251,7 +251,7 @@ def _multiply(tile: Any, width: int, A: Any, V: Any, C: Any, U: Any) -> None:
     zero = sub(load(A, 0), load(A, 0))
     a0, a1, a2, a3 = load(A, 0), load(A, 1), load(A, 2), load(A, 3)
     a4, a5, a6, a7 = load(A, 4), load(A, 5), load(A, 6), load(A, 7)
-    # Sums of few terms are added to those of many, which keeps rounding errors small.
+    # Short partial sums keep rounding errors small.
     for start in range(0, width, PART):
         v0, v1, v2, v3, v4, v5, v6, v7 = zero, zero, zero, zero, zero, zero, zero, zero
         for y in range(start, min(start + PART, width)):
@@ -277,7 +277,7 @@ def _multiply(tile: Any, width: int, A: Any, V: Any, C: Any, U: Any) -> None:
 def _fold(a: Any, v: Any, weights: Any, out: Any) -> None:
     """out[q,k] = Σ_x a v over states whose bit k is set, and last Σ_x a v.
 
-    The top bit is summed and folded away, then the next: two additions per state for all spins together.
+    Bits are summed out one by one, the top bit first: two additions per state for all spins together.
     """
     count, spins = out.shape[0], out.shape[1] - 1
     left, right, folded = address(a), address(v), address(weights)

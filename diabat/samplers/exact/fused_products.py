@@ -1,11 +1,11 @@
-"""Sums over the states of both halves for many queries at once, W never written to memory (kernel).
+"""Sums over the states of both halves for many queries at once, without storing W (kernel).
 
-With c[x] = F_L(x)ᵀ X the fields that state x of the left half puts on the right one, and exponents and halves as
-in :mod:`diabat.samplers.exact.half_split`,
+With c[x] = F_L(x)ᵀ X, the fields of state x of the left half on the right one, and exponents and halves as in
+:mod:`diabat.samplers.exact.half_split`,
 
     W[x,y] = exp(c[x]·s_y - Σ|c[x]|),   A[q,x] ∝ exp(h_L·s_x + e_L(x) + Σ|c[x]|),   C[q,y] ∝ exp(h_R·s_y + e_R(y)),
 
-so that each is a product over spins times a factor that all queries share, and no entry exceeds 1.
+each is a product over spins times a factor shared by all queries, and no entry exceeds 1.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from diabat.compute.scratch import VECTOR_BYTES, Scratch, lanes_of
 from diabat.compute.threads import equal_ranges, run_parts
 
 _MIN_SPINS = 6
-# Lanes without a query cost as much as those with one, and a query alone may need rows of W scaled one by one.
+# Empty lanes cost as much as used ones, and a single query may need separately scaled rows of W.
 _MIN_QUERIES = 2
-# Below this many states over all queries nothing needs compiling.
+# Below this many states over all queries compiled code is not worthwhile.
 _MIN_STATES = 1 << 16
-# Blocks that share a tile of W: enough to hide what it costs, few enough to stay in the second-level cache.
+# Blocks that share a tile of W: enough to hide its cost, few enough for the second-level cache.
 _MAX_BLOCKS = 4
-# To start a thread takes as long as this many states of a block.
+# Starting a thread takes as long as this many states of a block.
 _STATES_PER_THREAD = 1 << 18
 # A query whose largest entries of A and C are at least this keeps every state that matters above the smallest
 # normal number.
@@ -37,14 +37,14 @@ Array = NDArray[Any]
 
 
 class Fused(NamedTuple):
-    """Sums, and the tables they are sums of.
+    """Sums over states, and the tables behind them.
 
     Attributes:
         left_sums: Σ A V over states with spin k at +1 and, last, over all states, [G, Q, a + 1].
-        right_sums: Σ U C likewise, [G, Q, b + 1].
+        right_sums: Σ U C over states with spin k at +1 and, last, over all states, [G, Q, b + 1].
         log_partition: log Z, float64 [G, Q].
         tables: A, V [G, Q, X], C and U [G, Q, Y], or none.
-        weights: W, [G, X, Y], if it was to be kept.
+        weights: W, [G, X, Y], if it was requested.
     """
 
     left_sums: Array
@@ -55,20 +55,20 @@ class Fused(NamedTuple):
 
 
 def suits(groups: int, queries: int, spins: int) -> bool:
-    """Whether there is enough to do."""
+    """Whether the problem is large enough for compiled code."""
     return spins >= _MIN_SPINS and queries >= _MIN_QUERIES and groups * queries << spins >= _MIN_STATES
 
 
 def fused_moments(
     fields: Array, J: Array | None, threads: int, least_sum: float
 ) -> tuple[Array, Array] | None:
-    """Probabilities of +1 and log Z without what a derivative needs; None if the precision does not hold the factors.
+    """Probabilities of +1 and log Z, without derivatives; None if the factors exceed the range of the precision.
 
     Args:
         fields: h, [G, Q, m], in the working precision.
         J: Couplings, [G, m, m], read through their symmetric part; None for none.
         threads: Most threads.
-        least_sum: Smallest sum of weights, up to its scale, that is still precise.
+        least_sum: Smallest sum of weights, relative to its scale, that is still precise.
 
     Returns:
         [G, Q, m] and [G, Q], in the working precision.
@@ -86,14 +86,14 @@ def fused_moments(
     p, log_z = np.empty_like(fields), found.log_partition.astype(dtype)
     np.divide(found.left_sums[..., :-1], found.left_sums[..., -1:], out=p[..., :a])
     np.divide(found.right_sums[..., :-1], found.right_sums[..., -1:], out=p[..., a:])
-    # The two sums of a ratio agree to rounding only, which can pass 1.
+    # Rounding of the two sums can give a ratio above 1.
     return np.minimum(p, 1, out=p), log_z
 
 
 def half_energy(J: Array) -> Array:
     """Σ_{j<k} J_jk s_j s_k over the states of one half, float64 [G, 2^spins], of J [G, spins, spins].
 
-    Not by BLAS, whose last bit depends on the number of threads.
+    BLAS is not used: its last bit depends on the number of threads.
     """
     j, k, products = _pairs(J.shape[1])
     return np.einsum("gp,xp->gx", np.ascontiguousarray(J[:, j, k]), products)
@@ -128,10 +128,10 @@ def fused_products(
         dtype: Working precision.
         threads: Most threads.
         tables: Also return A, V, C and U.
-        keep_bytes: Also return W if it has at most so many.
+        keep_bytes: Also return W if it has at most this many bytes.
 
     Returns:
-        None if the factors of some query span more than ``dtype`` holds.
+        None if the factors of a query exceed the range of ``dtype``.
     """
     from diabat.samplers.exact.fused_kernel import Queries
 
@@ -157,14 +157,14 @@ def fused_products(
     if not found.largest.min() >= _MIN_LARGEST[dtype]:
         return None
     by_query = [_by_query(table, groups, queries) for table in kept] if kept else []
-    # numpy's logarithm: torch's wakes threads that would then spin beside those of the next call.
+    # numpy's logarithm: torch's would wake threads that spin during the next call.
     with np.errstate(divide="ignore", invalid="ignore"):
         log_z = np.log(found.right_sums[..., -1].astype(np.float64)) + log_scale
     return Fused(found.left_sums, found.right_sums, log_z, by_query, W if keep else None)
 
 
 def _shared(cross: Array, left: Array, right: Array, dtype: Any) -> tuple[Any, Array]:
-    """What the queries of a group share, `fused_kernel.Shared`, and its log scale [G, 1]."""
+    """Data shared by the queries of a group, `fused_kernel.Shared`, and its log scale [G, 1]."""
     from diabat.samplers.exact.fused_kernel import Shared
 
     coefficients = _coefficients(cross)
@@ -181,7 +181,7 @@ def _shared(cross: Array, left: Array, right: Array, dtype: Any) -> tuple[Any, A
 
 
 def _run(jobs: Array, shared: Any, found: Any, kept: Any, W: Array, threads: int) -> None:
-    """Do the jobs on at most so many threads; without tables to be kept every thread has its own."""
+    """Run the jobs on at most ``threads`` threads; tables that are not kept are separate for every thread."""
     from diabat.samplers.exact.fused_kernel import run
 
     a, b = found.left_sums.shape[2] - 1, found.right_sums.shape[2] - 1
@@ -198,7 +198,7 @@ def _run(jobs: Array, shared: Any, found: Any, kept: Any, W: Array, threads: int
 
 
 def _coefficients(cross: Array) -> Array:
-    """c[k,x] = Σ_j s_j(x) X[j,k], [G, b, 2^a], by doubling: no library whose threads would spin."""
+    """c[k,x] = Σ_j s_j(x) X[j,k], [G, b, 2^a], by doubling, without a library whose threads would spin."""
     c = np.empty((len(cross), cross.shape[2], 1 << cross.shape[1]))
     c[..., 0] = -cross.sum(1)
     for j in range(cross.shape[1]):
@@ -252,7 +252,7 @@ def _work(tables: tuple[Array, Array, Array, Array], W: Array, b: int) -> Any:
 
 @lru_cache(maxsize=8)
 def _own_work(thread: int, blocks: int, a: int, b: int, dtype: Any) -> Any:
-    """Scratch that a thread keeps from call to call, where nothing of it is kept for a derivative."""
+    """Scratch that a thread reuses between calls; only for calls without derivatives."""
     return _work(_tables(blocks, a, b, dtype), np.empty((0, 0, 0), dtype), b)
 
 

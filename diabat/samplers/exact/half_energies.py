@@ -18,7 +18,7 @@ class HalfTables:
     Attributes:
         signs: ±1 states, [2^spins, spins]; bit j of the row index is spin j.
         bits: 0/1 states, [2^spins, spins].
-        bits_and_one: The same with a column of ones, which sums the weights.
+        bits_and_one: 0/1 states with a column of ones, which sums the weights.
         upper: Pairs j < k, int64 [2, spins(spins-1)/2].
         pairs: Products s_j s_k for j < k, [2^spins, spins(spins-1)/2].
         triples: Products s_j s_k s_l for j < k < l, [2^spins, spins(spins-1)(spins-2)/6].
@@ -109,15 +109,15 @@ def split_energies(
 def own_weights(
     fields: Tensor, energies: HalfEnergies, which: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, HalfEnergies]:
-    """Some queries as groups of one query each, with the fields of the right half in e_R; differentiable.
+    """Convert queries to groups of one query each, with the fields of the right half in e_R; differentiable.
 
-    C is then 1 and rows of W are scaled one by one, so that no sum loses its largest terms, whatever fields and
-    couplings are.  The price is a W for every query.
+    Then C is 1 and rows of W are scaled separately: no sum loses its largest terms, for any fields and couplings.
+    The cost is a separate W for every query.
 
     Args:
         fields: float64 [G, Q, m].
         energies: Shared exponents.
-        which: Group and query of each of the R that are taken, int64 [R].
+        which: Group and query of each of the R selected queries, int64 [R].
 
     Returns:
         Fields [R, 1, m], zero in the right half, and exponents of R groups.
@@ -154,7 +154,7 @@ class _TableSums(torch.autograd.Function):
         ctx.save_for_backward(table)
         if values.device.type != "cpu":
             return values @ table.T
-        # Not by BLAS, whose last bit depends on the number of threads.
+        # BLAS is not used: its last bit depends on the number of threads.
         return torch.from_numpy(np.einsum("gp,xp->gx", values.detach().numpy(), table.numpy()))
 
     @staticmethod

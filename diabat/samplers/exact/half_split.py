@@ -7,12 +7,12 @@ The m spins split into a left half x (a spins, low bits of the state index) and 
     Z_q = Σ_xy A W C,   right state weights (A W) ∘ C,   left state weights A ∘ (C Wᵀ).
 
 F holds the spins of a half, and with three-body terms also their products in pairs.  Nothing of size
-[queries, 2^m] exists.  Exponents are formed in float64 and shifted by row maxima before they are rounded to
-the working precision.  W is formed in tiles of rows that stay in cache, with a running maximum per query as in
-FlashAttention.  Tiles are kept for the backward pass if they fit ``keep_bytes``, and formed again if they do not.
+[queries, 2^m] exists.  Exponents are computed in float64 and shifted by row maxima before they are rounded to the
+working precision.  W is computed in tiles of rows that stay in cache, with a running maximum per query as in
+FlashAttention.  Tiles are kept for the backward pass if they fit ``keep_bytes``, else they are recomputed.
 
-On the CPU :mod:`diabat.samplers.exact.fused_products` does the same in one compiled pass, with e_R in C rather than in
-W; three-body terms, queries with a W of their own and factors beyond the working precision are left to this file.
+On the CPU :mod:`diabat.samplers.exact.fused_products` does the same in one compiled pass, with e_R in C instead of W.
+This file handles three-body terms, queries with a separate W, and factors beyond the working precision.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from diabat.samplers.folding import refuse_batched_cotangent
 
 @dataclass(eq=False)
 class HalfSums:
-    """Sums over the states of one group, up to a scale per query that holds every term.
+    """Sums over the states of one group, relative to a scale per query.
 
     Attributes:
         left_sums: Weights of the spins at +1 and, last, of all states, [G, Q, a + 1].
-        right_sums: The same of the right half, [G, Q, b + 1].
+        right_sums: The same for the right half, [G, Q, b + 1].
         log_partition: log Z of every query, float64 [G, Q].
     """
 
@@ -60,8 +60,8 @@ class HalfProducts(HalfSums):
     Attributes:
         A, V: Left factor and C Wᵀ, [G, Q, 2^a]; left state weights are A ∘ V.
         C, U: Right factor and A W, [G, Q, 2^b]; right state weights are U ∘ C.
-        energies: Exponents that W was made of: without e_R if C has it.
-        tiles: Rows of W in order, [G, rows, 2^b] each, if they were to be kept, else None.
+        energies: Exponents of W: without e_R if it is in C.
+        tiles: Rows of W in order, [G, rows, 2^b] each, if they are kept, else None.
     """
 
     A: Tensor
@@ -82,7 +82,7 @@ class Split:
         device = energies.left.device
         self.a, self.energies, self.dtype = spins // 2, energies, dtype
         self.L, self.R = half_tables(self.a, device), half_tables(spins - self.a, device)
-        # Exponents are formed from the float64 tables, sums of weights with tables in the working precision.
+        # Exponents use the float64 tables; sums of weights use tables in the working precision.
         self.L_work, self.R_work = (
             half_tables(self.a, device, dtype),
             half_tables(spins - self.a, device, dtype),
@@ -107,7 +107,7 @@ class Split:
         return row_scaled_weights(coefficients, self.energies.right, self.F_R, self.dtype, scratch)
 
     def tiles(self, products: HalfProducts) -> Iterator[tuple[slice, Tensor]]:
-        """W tile by tile, as kept or formed again; a tile is valid until the next one is asked for."""
+        """Iterate over the tiles of W, kept or recomputed; a tile is valid until the next iteration."""
         W: Tensor | None = None
         for i, rows in enumerate(self.blocks()):
             W = self.weights(rows, W)[0] if products.tiles is None else products.tiles[i]
@@ -122,7 +122,7 @@ def half_sums(fields: Tensor, energies: HalfEnergies, dtype: torch.dtype) -> Hal
 def half_products(
     fields: Tensor, energies: HalfEnergies, dtype: torch.dtype, keep_bytes: int = 0
 ) -> HalfProducts:
-    """Form both products for fields [G, Q, m]; W may be kept if it has at most ``keep_bytes``."""
+    """Compute both products for fields [G, Q, m]; W is kept if it has at most ``keep_bytes``."""
     fused = _fused(fields, energies, dtype, tables=True, keep_bytes=keep_bytes)
     if isinstance(fused, HalfProducts):
         return fused
@@ -147,7 +147,7 @@ def half_products(
 def _fused(
     fields: Tensor, energies: HalfEnergies, dtype: torch.dtype, *, tables: bool, keep_bytes: int = 0
 ) -> HalfSums | HalfProducts | None:
-    """The compiled form; None where it does not apply."""
+    """The compiled form; None if it does not apply."""
     groups, queries, m = fields.shape
     if fields.device.type != "cpu" or energies.three_body or not suits(groups, queries, m):
         return None
@@ -180,7 +180,7 @@ def _fused(
 def _tiled_products(
     split: Split, h_L: Tensor, C: Tensor, keep_bytes: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor] | None]:
-    """A, U, V, the log scale of A per query and the kept tiles, W passing by tile by tile."""
+    """A, U, V, the log scale of A per query and the kept tiles, computed tile by tile."""
     dtype = split.dtype
     exponent = h_L @ split.L.signs.T + split.energies.left[:, None]  # [G, Q, 2^a]
     running = torch.full_like(exponent[..., 0], -torch.inf)
@@ -203,7 +203,7 @@ def _tiled_products(
 
 def probabilities(sums: HalfSums) -> Tensor:
     """P(s_j = +1), [G, Q, m], as ratios of sums of positive numbers."""
-    # Each half is divided by its own sum of weights: the two agree to rounding only, which can also pass 1.
+    # Each half is divided by its own sum of weights, because the two differ by rounding; the ratio can exceed 1.
     left, right = sums.left_sums, sums.right_sums
     return torch.cat((left[..., :-1] / left[..., -1:], right[..., :-1] / right[..., -1:]), -1).clamp_(max=1)
 
@@ -228,7 +228,7 @@ class ExactProbabilities(torch.autograd.Function):
         three_body: bool,
         keep_bytes: int | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Solve the group; keep what the backward pass needs, nothing if ``keep_bytes`` is None."""
+        """Solve the group, and save tensors for the backward pass unless ``keep_bytes`` is None."""
         energies = HalfEnergies(left, right, cross, three_body)
         sums: HalfSums
         if keep_bytes is None:
@@ -245,7 +245,7 @@ class ExactProbabilities(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        """Covariances of f with fields, half energies and the cut; differentiable again where that is asked for."""
+        """Covariances of f with fields, half energies and the cut; differentiable again if create_graph is set."""
         p, *terms = ctx.saved_tensors
         refuse_batched_cotangent(*cotangents[:2])
         if torch.is_grad_enabled():
@@ -269,7 +269,7 @@ def _smooth(
 def _weighted_states(
     split: Split, t: HalfProducts, p: Tensor, v: Tensor, u: Tensor, need_cross: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Σ p(s)(f - <f> + u) over right states, over left states, and projected on the features of the cut."""
+    """Σ p(s)(f - <f> + u) over right states, over left states, and projected onto the features of the cut."""
     a = split.a
     inverse = (1 / t.total)[..., None]
     centre = ((v * p).sum(-1) - u)[..., None]
@@ -287,8 +287,8 @@ def _weighted_states(
         right_sum += Af[..., rows] @ W
         if dX is not None:
             stacked = torch.cat((A[..., rows], Af[..., rows]), 1).transpose(1, 2)
-            # Into the same memory tile after tile: malloc finds no place for this one where the last one was, and
-            # the process would grow by the size of W.
+            # All tiles use the same memory: otherwise malloc does not reuse it, and the process grows by the
+            # size of W.
             M = M if M.shape == W.shape else torch.empty_like(W)
             torch.bmm(stacked, both, out=M).mul_(W)  # [G, rows, 2^b]
             dX += split.F_L[rows].T @ (M @ F_R).double()

@@ -10,7 +10,7 @@ import numpy as np
 from diabat.compute.jit import jit
 
 
-# No NaN can occur here (inputs are finite), which lets the maximum vectorise.
+# Inputs are finite, so NaN cannot occur and the maximum can vectorise.
 @partial(jit, fastmath={"nnan", "nsz"})
 def product_weights(decay: Any, up: Any, right: Any, out: Any, row_max: Any) -> None:
     """Fill out[g,x,y] = right[g,y] · Π_k w_k, w_k = 1 where spin k of y has the sign of c[g,x,k], else decay[g,x,k].

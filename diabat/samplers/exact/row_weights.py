@@ -3,8 +3,8 @@
     W[g,x,y] = exp(E - log_scale[g,x]),   E[g,x,y] = Σ_k c[g,x,k] F[y,k] + e_R[g,y]
 
 On the CPU, where F is just the spins of y, a compiled loop multiplies small tables: no exponential and no
-float64 array of the size of W.  Rows are then scaled by the bound Σ|c| + max e_R of their maximum; a row that
-stays far below its bound is formed again from the exponent, as everywhere else.
+float64 array of the size of W.  Rows are then scaled by the bound Σ|c| + max e_R of their maximum; a row far below
+its bound is recomputed from the exponent, as on other devices.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Below this many states a matrix product is as fast and nothing needs compiling.
+# Below this many states a matrix product is as fast as compiled code.
 _COMPILED_MIN_STATES = 1 << 13
 # A row whose largest entry is at least this keeps every state that matters above the smallest normal number.
 _MIN_ROW_MAX = {torch.float32: 1e-12, torch.float64: 1e-100}
@@ -33,7 +33,7 @@ def row_scaled_weights(
         right_energy: e_R, float64 [G, Y].
         right_features: F, float64 [Y, f]; the first log2(Y) columns are the spins of y in bit order.
         dtype: Working precision of W.
-        scratch: [G, X, Y] in ``dtype`` that W may overwrite; without it, memory is taken anew.
+        scratch: [G, X, Y] in ``dtype`` that W may overwrite; without it, memory is allocated.
 
     Returns:
         W in ``dtype`` [G, X, Y], relative error a few roundings of ``dtype``; log_scale in float64 [G, X].

@@ -34,15 +34,15 @@ class ExactSampler(Sampler):
     r"""Exact moments and independent exact samples.
 
     Cost 2·2^n multiply-adds per query and 2^n state weights per distinct J; memory O(2^(n/2)) per query.
-    Precision follows the dtype of the fields.  Where exponents span more than it holds (fields and couplings that
-    oppose each other, beyond about 40 in float32 and 300 in float64) a query is solved in float64, or with state
-    weights of its own: slower, and as right.
+    Precision follows the dtype of the fields.  If exponents exceed its range (opposed fields and couplings beyond
+    about 40 in float32 and 300 in float64), a query is solved in float64 or with separate state weights, which is
+    slower but equally precise.
 
     Args:
-        memory_budget_mb: Working memory.  More queries than fit are solved in parts, each of which forms the
-            shared weights W again; a W larger than this is not kept for the backward pass but formed again,
-            tile by tile; also the scratch memory of sampling.  Layers that give every sequence a J of its own
-            (:class:`diabat.NeuroGameAttention`) may ask for 2^22 states per MB in one call: a few seconds.
+        memory_budget_mb: Working memory, also of sampling.  If not all queries fit, they are solved in parts, and
+            each part recomputes the shared weights W.  A W larger than this is not kept for the backward pass but
+            recomputed tile by tile.  Layers with a different J for every sequence
+            (:class:`diabat.NeuroGameAttention`) may request 2^22 states per MB in one call: a few seconds.
         max_seconds: Refuse problems whose estimated time is longer.
 
     Raises:
@@ -60,7 +60,7 @@ class ExactSampler(Sampler):
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """Everything, for as many spins as one query can have within ``max_seconds``."""
+        """Everything, up to the number of spins that one query can have within ``max_seconds``."""
         return Capabilities(
             exact=True,
             max_spins=max(1, int(math.log2(self.max_seconds) + math.log2(_STATES_PER_SECOND))),
@@ -84,7 +84,7 @@ class ExactSampler(Sampler):
             raise UnsupportedError(
                 "visible", "state probabilities need every spin visible, got invisible spins."
             )
-        # One row more: where the padding of a tier goes.
+        # One additional row receives the padding of a tier.
         out = ising.fields.new_empty(ising.num_problems + 1, 2**ising.num_spins)
         ising = ising.detach()
         for group in tiers(ising).gather(ising):
@@ -97,7 +97,7 @@ class ExactSampler(Sampler):
         return out[:-1].reshape(*ising.batch_shape, -1)
 
     def differentiable_moments(self, ising: Ising, correlations: bool = False, seed: int = 0) -> Moments:
-        """As of the base class, which answers torch.func; what `exact` has to refuse is all said here."""
+        """As in the base class, which handles torch.func; otherwise a shorter path with the same refusals."""
         if not self.smooth or torch._C._are_functorch_transforms_active():
             return super().differentiable_moments(ising, correlations, seed)
         with without_autocast(ising.fields):
@@ -120,7 +120,7 @@ class ExactSampler(Sampler):
         )
 
     def _solve(self, group: Group, correlations: bool) -> tuple[Tensor, Tensor, Tensor | None, bool]:
-        """P(s = +1), log Z, pairs if asked for, and whether float64 had to do what the dtype could not."""
+        """P(s = +1), log Z, pairs if requested, and whether float64 was needed."""
         fields, J, K, pairs = group.fields, group.couplings, group.three_body, None
         groups, queries, m = fields.shape
         differentiated = torch.is_grad_enabled() and (
@@ -151,7 +151,7 @@ class ExactSampler(Sampler):
         return p, log_z, pairs, raised
 
     def _fused(self, fields: Tensor, J: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """P(s = +1) and log Z by the compiled products; None where memory or precision does not do."""
+        """P(s = +1) and log Z by the compiled products; None if memory or precision is insufficient."""
         groups, queries, m = fields.shape
         if groups * queries * 2 ** ((m + 1) // 2) * _BYTES_PER_HALF_STATE > self.memory_budget_mb * 2**20:
             return None
@@ -164,7 +164,7 @@ class ExactSampler(Sampler):
         return None if found is None else (torch.from_numpy(found[0]), torch.from_numpy(found[1]))
 
     def _solve_halves(self, group: Group, correlations: bool) -> tuple[Tensor, Tensor, Tensor | None, bool]:
-        """Moments by products of halves, in the precision of the fields, in float64 where that underflows."""
+        """Moments by products of halves, in the precision of the fields, or in float64 where that underflows."""
         energies = _energies(group)
         dtype = group.fields.dtype
         for fields in (group.fields, group.fields.double()):
@@ -181,9 +181,9 @@ class ExactSampler(Sampler):
         return p.to(dtype), log_z.to(dtype), pairs, fields.dtype != dtype
 
     def _solve_strong(self, group: Group, energies: HalfEnergies, lost: Tensor) -> tuple[Tensor, Tensor]:
-        """Probabilities and log Z in float64, of the queries that are ``lost`` with weights of their own."""
+        """Probabilities and log Z in float64; the queries in ``lost`` use separate weights."""
         fields = group.fields.double()
-        # Without fields nothing is lost: the gradients of the others stay finite.
+        # Lost queries get zero fields here, which keeps the gradients of the others finite.
         weak = torch.where(lost[..., None], 0, fields)
         p, log_z, _ = _exact(weak, energies, self._budget_bytes)
         for part in self._strong_parts(group, lost):
@@ -205,7 +205,7 @@ class ExactSampler(Sampler):
         return int(self.memory_budget_mb * 2**20)
 
     def _strong_parts(self, group: Group, lost: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Groups and queries that are lost, in parts that fit into the memory budget."""
+        """Groups and queries that are lost, in parts that fit in the memory budget."""
         m, count = group.fields.shape[-1], int(lost.sum())
         seconds = count * 2.0**m / _STATES_PER_SECOND
         if seconds > self.max_seconds:
@@ -222,8 +222,8 @@ class ExactSampler(Sampler):
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         n, total = ising.num_spins, ising.num_problems
         spins = torch.full((num_reads, total * n + 1), -1, dtype=torch.int8, device=ising.fields.device)
-        # One uniform pair per read and problem, drawn before grouping: the draw does not depend on tiers.
-        # numpy's generator: torch's CPU one looks at the low 32 bits of a seed only.
+        # One uniform pair per read and problem, drawn before grouping, so the draw does not depend on tiers.
+        # numpy's generator is used because torch's CPU generator ignores the high 32 bits of a seed.
         drawn = np.random.default_rng(seed).random((2, num_reads, total + 1))
         uniforms = torch.from_numpy(drawn).to(ising.fields.device)
         for group in tiers(ising).gather(ising):
@@ -242,12 +242,12 @@ class ExactSampler(Sampler):
         return Samples(spins, ising.visible_mask, info={"effective_beta": 1.0})
 
     def _require(self, ising: Ising) -> None:
-        self._refuse_excess(ising)  # which says more than the number of spins, and bounds it
-        check_size(ising, LARGEST)  # nothing else is not supported
+        self._refuse_excess(ising)  # also bounds the number of spins, with a better message
+        check_size(ising, LARGEST)  # everything else is supported
 
     def _refuse_excess(self, ising: Ising) -> None:
         """Refuse a batch whose enumeration would take longer than ``max_seconds``."""
-        # Tiers at most double the problems by padding.
+        # Padding at most doubles the problems of a tier.
         states = 2.0**ising.num_spins
         bound = ising.num_problems * states * (1 / _STATES_PER_SECOND + 4 / _MULTIPLY_ADDS_PER_SECOND)
         if bound <= self.max_seconds:
@@ -289,7 +289,7 @@ def _unseen(ising: Ising, correlations: bool) -> Moments:
 
 
 def _lost(total: Tensor) -> Tensor:
-    """Queries whose terms may have fallen below the smallest number; NaN is lost."""
+    """Queries whose terms may have underflowed; NaN counts as lost."""
     return ~(total >= _MIN_SCALED_Z[total.dtype])
 
 
@@ -311,12 +311,12 @@ def _detached(e: HalfEnergies) -> HalfEnergies:
     return HalfEnergies(e.left.detach(), e.right.detach(), e.cross.detach(), e.three_body)
 
 
-# Four tables of weights and float64 exponents over the states of the larger half.
+# Four tables of weights, and float64 exponents, over the states of the larger half.
 _BYTES_PER_HALF_STATE = 40
 
 
 def _exact(fields: Tensor, e: HalfEnergies, budget_bytes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Probabilities, log Z and scaled Z, the queries in as many parts as the budget asks for."""
+    """Probabilities, log Z and scaled Z; queries are divided into parts that fit the memory budget."""
     groups, queries, m = fields.shape
     part = max(1, budget_bytes // (groups * 2 ** ((m + 1) // 2) * _BYTES_PER_HALF_STATE))
     if part >= queries:

@@ -1,7 +1,7 @@
 """Exact enumeration by operations that autograd can differentiate again and again (kernel).
 
-The sums of :mod:`diabat.samplers.exact.half_split` in float64, with all of W in memory.  Its compiled pass and its
-analytic backward know one derivative; second ones come from here.
+The sums of :mod:`diabat.samplers.exact.half_split` in float64, with all of W in memory.  Its compiled pass and
+analytic backward support one derivative; this file provides second derivatives.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def smooth_probabilities(fields: Tensor, e: HalfEnergies) -> tuple[Tensor, Tenso
     """P(s_j = +1) [G, Q, m] and log Z [G, Q] in float64, of fields [G, Q, m].
 
     Raises:
-        ValueError: If W, its derivatives and theirs do not fit into memory.
+        ValueError: If W and its first and second derivatives do not fit in memory.
     """
     h = fields.double()
     p, log_z, total = _sums(h, e)
     lost = ~(total >= _MIN_Z)
     if not bool(lost.any()):
         return p, log_z
-    # As in the first derivative: the others without the fields of these, and these with state weights of their own.
+    # As for the first derivative: lost queries are replaced by zero fields, and solved with separate weights.
     p, log_z, _ = _sums(torch.where(lost[..., None], 0, h), e)
     group, query = lost.nonzero(as_tuple=True)
     part = (group, query)
@@ -46,16 +46,16 @@ def smooth_gradient(
     v: Tensor,
     u: Tensor,
 ) -> list[Tensor | None]:
-    """Gradient of Σ v P + Σ u log Z in operations that have derivatives themselves.
+    """Gradient of Σ v P + Σ u log Z by differentiable operations.
 
     Args:
-        terms: What P and log Z depend on.
-        solve: P and log Z of them.
-        wanted: For each of them whether its gradient is asked for.
+        terms: The tensors that P and log Z depend on.
+        solve: Computes P and log Z from the terms.
+        wanted: For each term, whether its gradient is requested.
         v: Cotangent of P.
         u: Cotangent of log Z.
     """
-    # Names of their own: v may depend on the terms too, and is held fixed here.
+    # Separate leaves: v may also depend on the terms, but is held fixed here.
     terms = [None if t is None else t.view_as(t) for t in terms]
     p, log_z = solve(*terms)
     asked = [t is not None and want for t, want in zip(terms, wanted, strict=False)]

@@ -1,4 +1,4 @@
-"""Backend ``tempering``: parallel tempering, and the chains, ladders and statistics behind it."""
+"""Backend ``tempering``: parallel tempering, with its chains, ladders and statistics."""
 
 from diabat.samplers.tempering.sampler import TemperingSampler
 

@@ -15,27 +15,27 @@ from diabat.samplers.tempering.simulation import Rules, Simulation
 
 Array = NDArray[Any]
 
-# Shares of the burn-in after which the ladder is moved; the rest of it runs on the last one.
+# Fractions of the burn-in at which the ladder is adjusted; the rest runs with the final ladder.
 _TUNING = (1 / 8, 1 / 8, 1 / 4)
-# Sweeps of one call of the compiled loop at most: float32 sums stay short, and what is noted stays small.
+# Largest number of sweeps of one call of the compiled loop: limits float32 rounding and the size of records.
 _CALL = 64
-# Segments of a chain: of 32 sweeps at least if other chains tell the error, else as many as there may be.
+# Segments of a chain: at least 32 sweeps each if other chains give the error, else as many as possible.
 _MOST_SEGMENTS, _SEGMENT = 16, 32
 
 
 def burn_in(simulation: Simulation, rules: Rules, sweeps: int, *, tune: bool) -> Array:
-    """Do the sweeps whose states are thrown away; the ladder is moved in the first half of them if ``tune``.
+    """Run the burn-in sweeps, whose states are discarded; ``tune`` adjusts the ladder in their first half.
 
-    The ladder of a problem follows from the rejections of its own chains alone.
+    The ladder of a problem depends only on the rejections of its own chains.
 
     Returns:
-        Mean probability of a swap of each pair of neighbours since the ladder stood still, [P, R - 1].
+        Mean probability of a swap of each pair of neighbours since the last change of the ladder, [P, R - 1].
     """
     left = sweeps
     replicas = simulation.betas.shape[1]
     for share in _TUNING if tune and replicas > 2 else ():
         stretch = int(sweeps * share)
-        if stretch < 2:  # one parity of pairs would not have been tried
+        if stretch < 2:  # pairs of one parity would have no attempt
             continue
         attempts = swap_attempts(simulation.sweeps, stretch, replicas) * simulation.chains
         found = simulation.run(rules, stretch)
@@ -49,7 +49,7 @@ def burn_in(simulation: Simulation, rules: Rules, sweeps: int, *, tune: bool) ->
 class Averages:
     """Time averages on the last rung of P problems, C chains, n spins; B blocks of chains or of time.
 
-    Blocks are the C chains; if there is one only, its segments.
+    Blocks are the C chains, or the segments of a single chain.
 
     Attributes:
         blocks: Mean of P(s = +1 | rest) in each block, [B, P, n].
@@ -58,9 +58,9 @@ class Averages:
         sweeps: Sweeps of each chain.
         chains: C.
         acceptance: Mean probability of a swap of each pair of neighbours, [P, R - 1].
-        pairs: Mean of s_j s_k, [P, n, n]; like what follows, without elements unless wanted.
+        pairs: Mean of s_j s_k, [P, n, n].  This and the following are empty unless requested.
         forward: Sums of the bridge, [B, P, R - 1].
-        backward: Likewise.
+        backward: Sums of the bridge, [B, P, R - 1].
         reads: Every state, int8 [sweeps, P, C, n].
     """
 
@@ -89,14 +89,14 @@ class Averages:
         return self.blocks.std(0, ddof=1) / np.sqrt(count)
 
     def effective_reads(self, seen: Array) -> Array:
-        """Independent reads that would have the same squared error, summed over the spins ``seen`` [P, n]; [P]."""
+        """Number of independent reads with the same squared error, summed over the spins ``seen`` [P, n]; [P]."""
         p = self.probability
         variance, squared = (np.where(seen, v, 0).sum(-1) for v in (p * (1 - p), self.error**2))
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(variance > 0, variance / squared, np.inf)
 
     def autocorrelation_time(self, seen: Array) -> Array:
-        """τ of the spins in sweeps, [P]: T times the variance of block averages over that of a spin, both summed."""
+        """τ in sweeps, [P]: T · (variance of block averages)/(variance of a spin), both summed over the spins."""
         m, steps = self.magnetization, self.sweeps * self.chains / len(self.magnetization)
         if len(m) == 1:
             return np.full(m.shape[1], np.nan)
@@ -107,7 +107,7 @@ class Averages:
     def rhat(self, seen: Array) -> Array:
         """Largest split R-hat of the spins ``seen``, [P]; NaN for a single sweep.
 
-        Means over half a chain are those of P(s = +1 | rest), variances p(1 - p).
+        The means over half a chain are those of P(s = +1 | rest), the variances are p(1 - p).
         """
         if self.halves is None:
             return np.full(self.blocks.shape[1], np.nan)
@@ -124,14 +124,14 @@ def averages(
     bridge: bool = False,
     reads: bool = False,
 ) -> Averages:
-    """Average over some sweeps of every chain.
+    """Run sweeps of every chain and average over them.
 
     Args:
         simulation: After its burn-in.
-        rules: How it moves.
+        rules: Options of the sweeps.
         sweeps: T, at least 1.
-        pairs: Average s_j s_k too.
-        bridge: Sum what log Z needs.
+        pairs: Also average s_j s_k.
+        bridge: Compute the sums for log Z.
         reads: Keep every state.
     """
     replicas, chains = simulation.betas.shape[1], simulation.chains
@@ -154,7 +154,7 @@ def averages(
 
 @dataclass(frozen=True)
 class _Segment:
-    """Sums over one segment of all chains; what is not wanted has no elements."""
+    """Sums over one segment of all chains; arrays that are not requested are empty."""
 
     length: int
     up: Array  # [P, C, n]

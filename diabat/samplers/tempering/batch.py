@@ -1,4 +1,4 @@
-"""A batch of Ising models as simulations of parallel tempering, and the chains that one call leaves to the next."""
+"""A batch of Ising models as parallel-tempering simulations, and the chains that are kept between calls."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _LARGEST_COUPLING = 1e25
 
 
 def require_single_precision(sampler: str, ising: Ising) -> None:
-    """Refuse couplings whose sums float32 does not hold.
+    """Refuse couplings whose sums overflow float32.
 
-    Fields beyond float32 are cut, which decides a spin just as surely as long as nothing else is as large.
+    Fields beyond float32 are clipped: the spin is still determined by its field, unless couplings are as large.
 
     Raises:
-        UnsupportedError: If there are such couplings; the message names the sampler.
+        UnsupportedError: If a coupling is too large; the message names the sampler.
     """
     for name, value in (("couplings", ising.couplings), ("three_body", ising.three_body)):
         if value is not None and (largest := float(value.detach().abs().max())) > _LARGEST_COUPLING:
@@ -43,12 +43,12 @@ def require_single_precision(sampler: str, ising: Ising) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """Chains between two calls.
+    """Chains kept between two calls.
 
     Attributes:
-        spins: By rung, int8 [C, R, *batch, n].
+        spins: Spins by rung, int8 [C, R, *batch, n].
         couplings: Number of distinct couplings of the batch; None if unknown.
-        betas: Ladder of every problem of the flat batch, float64 [N, R]; None if it is still to be tuned.
+        betas: Ladder of every problem of the flat batch, float64 [N, R]; None if it is not tuned yet.
     """
 
     NAMES: ClassVar[tuple[str, ...]] = ("chains", "couplings", "ladder")
@@ -59,10 +59,10 @@ class Kept:
 
     @classmethod
     def checked(cls, spins: Any, replicas: int) -> Kept:
-        """Take over a copy of spins that a caller gives.
+        """Check and copy the spins that a caller gives.
 
         Raises:
-            ValueError: If they are no int8 ±1 of shape [C, R, *batch, n].
+            ValueError: If they are not int8 ±1 of shape [C, R, *batch, n].
         """
         expected = f"expected int8 spins of -1 and +1, [num_chains, {replicas}, *batch, n]"
         if not isinstance(spins, Tensor):
@@ -70,16 +70,16 @@ class Kept:
         if spins.dtype != torch.int8 or spins.ndim < 3 or spins.shape[1] != replicas:
             raise ArgumentError("chains", f"{expected}, got {spins.dtype} of shape {list(spins.shape)}.")
         if not bool((spins.abs() == 1).all()):
-            raise ArgumentError("chains", f"{expected}, got other values among them.")
+            raise ArgumentError("chains", f"{expected}, got other values.")
         return cls(spins.detach().cpu().clone(), None, None)
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], replicas: int) -> Kept:
-        """Take over copies of what :meth:`tensors` gave.
+        """Check and copy the result of :meth:`tensors`.
 
         Raises:
-            ValueError: If there are no chains, or chains or ladder are of another number of replicas or problems,
-                or the ladder does not rise.
+            ValueError: If chains are missing, chains or ladder have another number of replicas or problems, or the
+                ladder is not ascending.
         """
         if "chains" not in tensors:
             raise ArgumentError(
@@ -100,7 +100,7 @@ class Kept:
         return cls(spins, couplings, ladder)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything as copies under ``NAMES``: ``chains``, and where they are known ``couplings`` and ``ladder``."""
+        """Copies of all tensors under ``NAMES``: ``chains``, and if they are known ``couplings`` and ``ladder``."""
         found = {"chains": self.spins.clone()}
         if self.couplings is not None:
             found["couplings"] = torch.tensor(self.couplings)
@@ -109,17 +109,17 @@ class Kept:
         return found
 
     def fits(self, ising: Ising, chains: int, replicas: int, couplings: int) -> bool:
-        """Whether a call can go on from here."""
+        """Whether a call can continue these chains."""
         shape = (chains, replicas, *ising.fields.shape)
         return tuple(self.spins.shape) == shape and self.couplings in (None, couplings)
 
 
 class Part:
-    """Problems of one tier: a simulation, and where its numbers belong.
+    """The simulation of one tier, and the places of its results in the batch.
 
     Attributes:
-        tier: The tier; the P problems of the simulation are its places, in their order.
-        seen: Spins that are no phantoms, bool [P, m].
+        tier: The tier; the P problems of the simulation are its places, in order.
+        seen: True for spins, False for phantoms, bool [P, m].
         simulation: The simulation.
     """
 
@@ -147,7 +147,7 @@ class Part:
         )
 
     def _gather(self, spins: Tensor) -> Array:
-        """Spins [C, R, *batch, n] as [P, C, R, m]; phantoms are up."""
+        """Gather spins [C, R, *batch, n] into [P, C, R, m]; phantoms are +1."""
         if self.tier.whole:
             by_problem = spins.reshape(*spins.shape[:2], *self._cells.shape).permute(2, 0, 1, 3)
             return by_problem.contiguous().numpy()
@@ -164,7 +164,7 @@ class Part:
             flat[..., self._cells] = by_chain
 
     def write_reads(self, reads: Array, flat: Array) -> None:
-        """Write reads [t, P, C, m] into [N·n + 1, reads], all chains at one time before the next time."""
+        """Write reads [t, P, C, m] into [N·n + 1, reads]: all chains of one time, then those of the next."""
         by_cell = reads.transpose(1, 3, 0, 2).reshape(*self._cells.shape, -1)
         flat[self._cells] = by_cell[..., : flat.shape[1]]
 
@@ -173,7 +173,7 @@ class Part:
         flat[..., self._cells] = reads.transpose(0, 2, 1, 3)
 
     def dense(self, values: Array) -> Tensor:
-        """Values [P, ...] in the slots of the tier, [G, Q, ...], on its device; zero elsewhere."""
+        """Put values [P, ...] into the slots of the tier, [G, Q, ...], on its device; zero elsewhere."""
         return self.tier.padded(torch.from_numpy(values)).to(self.tier.problems.device)
 
 
@@ -181,20 +181,20 @@ class Batch:
     """All problems of a call.
 
     Args:
-        ising: The batch, cut from the autograd graph.
+        ising: The batch, detached from the autograd graph.
         chains: C.
         ladder: β of the rungs, [R].
-        kept: Chains of the call before, used if they fit.
+        kept: Chains of the previous call, used if they fit.
 
     Attributes:
         ising: The batch.
         tiers: Its tiers.
         parts: One per tier; none if nothing is visible.
-        start: The kept chains that this call goes on with, or None.
-        visible_spins: Visible spins of all problems.
+        start: The kept chains that this call continues, or None.
+        visible_spins: Number of visible spins of all problems.
 
     Raises:
-        ValueError: If the chains do not fit into memory.
+        ValueError: If the chains do not fit in memory.
     """
 
     def __init__(self, ising: Ising, chains: int, ladder: Array, kept: Kept | None) -> None:
@@ -211,16 +211,16 @@ class Batch:
 
     @property
     def continued(self) -> bool:
-        """Whether the chains are those of the call before."""
+        """Whether the chains continue those of the previous call."""
         return self.start is not None
 
     @property
     def has_ladder(self) -> bool:
-        """Whether the ladder was tuned in a call before."""
+        """Whether the ladder was tuned in an earlier call."""
         return self.start is not None and self.start.betas is not None
 
     def kept(self) -> Kept:
-        """The chains as they are now."""
+        """The current chains."""
         total, replicas = self.ising.num_problems, self._shape[1]
         spins = np.full((*self._shape, self.ising.fields.numel() + 1), -1, np.int8)
         betas = np.ones((total, replicas))
@@ -231,14 +231,14 @@ class Batch:
         return Kept(by_batch, self._couplings, betas)
 
     def per_problem(self, values: Sequence[Array]) -> Tensor:
-        """Values [P, k] of every part as float64 [*batch, k]; NaN for problems that see nothing."""
+        """Join values [P, k] of every part to float64 [*batch, k]; NaN for problems without visible spins."""
         width = values[0].shape[1] if values else 0
         if not width:
             return torch.empty(*self.ising.batch_shape, 0, dtype=torch.float64)
         return torch.stack([self.one_per_problem([v[:, i] for v in values]) for i in range(width)], dim=-1)
 
     def one_per_problem(self, values: Sequence[Array], fill: float = float("nan")) -> Tensor:
-        """Values [P] of every part as float64 [*batch]."""
+        """Join values [P] of every part to float64 [*batch]."""
         if not values:
             return torch.full(self.ising.batch_shape, fill, dtype=torch.float64)
         pairs = zip(self.parts, values, strict=True)
@@ -246,5 +246,5 @@ class Batch:
 
 
 def _cost(groups: int, problems: int, spins: int) -> float:
-    """Additions of a sweep, plus a constant for the calls of one tier, in the same unit at 16 chains."""
+    """Number of additions of a sweep, plus a constant for the calls of one tier, for 16 chains."""
     return 1e5 + groups * problems * float(spins) ** 2

@@ -1,7 +1,7 @@
-"""How far the time averages of Markov chains can be trusted.
+"""Statistics of Markov chains: the accuracy of time averages.
 
 Conventions: ρ_t is the autocorrelation at lag t, τ = 1 + 2 Σ_{t≥1} ρ_t the integrated autocorrelation time in steps,
-and the variance of an average over T steps is σ² τ/T, as of T/τ independent draws.
+and the variance of an average over T steps is σ² τ/T, the same as for T/τ independent draws.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Array = NDArray[Any]
 def autocorrelation_time(series: Array) -> Array:
     """τ of chains, by the sum over Geyer's initial monotone sequence.
 
-    Autocovariances are averaged over the chains, each around its own mean.  A series that does not vary has τ = 1.
+    Autocovariances are averaged over the chains, each around its mean.  A constant series has τ = 1.
 
     Args:
         series: [T, C, ...], T >= 4 steps of C chains.
@@ -38,7 +38,7 @@ def autocorrelation_time(series: Array) -> Array:
     variance = covariance[0]
     still = variance <= 0
     rho = covariance / np.where(still, 1.0, variance)
-    # ρ_2k + ρ_2k+1 is positive and decreasing for a reversible chain: the first pair that is not is noise.
+    # ρ_2k + ρ_2k+1 is positive and decreasing for a reversible chain: from the first violation on it is noise.
     pairs = rho[: steps // 2 * 2].reshape(steps // 2, 2, *rho.shape[1:]).sum(1)
     kept = np.cumprod(pairs > 0, axis=0)
     monotone = np.minimum.accumulate(pairs, axis=0) * kept
@@ -46,7 +46,7 @@ def autocorrelation_time(series: Array) -> Array:
 
 
 def effective_sample_size(series: Array) -> Array:
-    """Number T C/τ of independent draws that C chains of T steps, [T, C, ...], are worth; float64 [...]."""
+    """Number T C/τ of independent draws that are as accurate as C chains of T steps, [T, C, ...]; float64 [...]."""
     x = _series(series)
     return x.shape[0] * x.shape[1] / autocorrelation_time(x)
 
@@ -68,8 +68,8 @@ def split_rhat(series: Array) -> Array:
 def rhat(means: Array, variances: Array, steps: int) -> Array:
     """√(1 + (B/T - W/T)/W) of C chains of T steps: B/T the variance of their means, W the mean of their variances.
 
-    About 1 + (τ/T)/2 once the chains have forgotten where they began, and large where they are stuck in different
-    places.  Chains that stand still have R-hat 1 if they stand in the same place, infinity otherwise.
+    About 1 + (τ/T)/2 once the chains have mixed, and large if they are stuck in different modes.  Constant chains have
+    R-hat 1 if they are equal, infinity otherwise.
 
     Args:
         means: [C, ...], C >= 2.

@@ -1,6 +1,6 @@
 """Compiled runs of many chains of many problems, with swaps between the rungs of a ladder; imported on first use.
 
-No number of a lane depends on the other lanes but those of its own chain.
+The result of a lane depends only on the lanes of its chain.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from diabat.samplers.tempering.sweep import (
 )
 
 _LOG2E = 1.4426950408889634
-# Exponents follow from the changes of a sweep, and are summed anew after so many.
+# Exponents are updated by the changes of each sweep, and recomputed after this many sweeps.
 _RENEW = 64
 _SWAP = SWAP << PURPOSE_SHIFT
 
 
 class Problems(NamedTuple):
-    """What is sampled.
+    """The problems that are sampled.
 
     Attributes:
         couplings: float32 [G, n, n].
         three_body: float32 [G, n, n, n], or [G, 0, 0, 0].
         fields: float32 [P, n].
-        queries: Names of the problems, uint32 [P].
+        queries: Identifiers of the problems, for random numbers, uint32 [P].
     """
 
     couplings: Any
@@ -47,9 +47,9 @@ class Problems(NamedTuple):
 
 
 class Chains(NamedTuple):
-    """Where the chains are: C chains of R replicas for every problem, one problem after the other.
+    """State of the chains: C chains of R replicas for every problem, one problem after the other.
 
-    A replica keeps its slot; the rung of the ladder on which it stands moves.
+    A replica keeps its slot; its rung of the ladder changes.
 
     Attributes:
         spins: int8 ±1, [P·C, R, n].
@@ -65,18 +65,18 @@ class Chains(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """What is done: a number of sweeps under one ladder.
+    """Options of one call: a number of sweeps with one ladder.
 
     Attributes:
         first: Number of the first sweep.
-        sweeps: How many.
-        orders: Spins in the order of the visits, int64 [1 or sweeps, n].
+        sweeps: Number of sweeps.
+        orders: Spins in the order of updates, int64 [1 or sweeps, n].
         key: Two words of the seed.
         start: Begin with random spins.
-        use_metropolis: Metropolis rather than heat bath.
-        shuffled: The orders are not 0, 1, ... .
+        use_metropolis: Metropolis instead of heat bath.
+        shuffled: Whether the orders differ from 0, 1, ... .
         average: Fill ``ups`` and ``sums``.
-        every: Sweeps from read to read; 0 for none.
+        every: Sweeps between reads; 0 for no reads.
     """
 
     first: Any
@@ -91,13 +91,13 @@ class Stretch(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What is found on the last rung, and between the rungs.
+    """Results on the last rung, and between the rungs.
 
     Attributes:
-        ups: Σ over sweeps of P(s = +1 | rest) at the visit of each spin, float32 [P·C, n].
+        ups: Σ over sweeps of P(s = +1 | rest) at the update of each spin, float32 [P·C, n].
         sums: Σ over sweeps of s, float32 [P·C, n].
         rejections: Σ over attempted swaps of 1 - their probability, float64 [P·C, R - 1].
-        exponents: -E of the replica on every rung after every sweep, float32 [sweeps, P·C, R]; no rows if not wanted.
+        exponents: -E of the replica on every rung after every sweep, float32 [sweeps, P·C, R]; empty if not requested.
         reads: Spins, int8 [reads, P·C, n].
     """
 
@@ -112,10 +112,10 @@ class Results(NamedTuple):
 def load_strip(
     strip: Strip, first_lane: int, first: int, count: int, problems: Problems, chains: Chains, average: bool
 ) -> None:
-    """Fields, spins and names of the lanes of a strip; lanes beyond the last chain repeat it and are not read."""
+    """Load fields, spins and identifiers of a strip; lanes beyond the last chain repeat it and are not used."""
     replicas, n = chains.spins.shape[1], chains.spins.shape[2]
     fields, spins = strip.fields.reshape(-1), strip.spins.reshape(-1)
-    # Chain, slot and problem are counted on: a division costs as much as ten spins.
+    # Chain, slot and problem are incremented: a division costs as much as ten spins.
     x, slot = first + first_lane // replicas, first_lane % replicas
     p = x // chains.count
     chain = x - p * chains.count
@@ -162,7 +162,7 @@ def set_rungs(numbers: Any, slots: Any, first: int, count: int, chains: Chains) 
 
 @inner
 def store_reads(numbers: Any, slots: Any, first: int, count: int, reads: Any, n: int) -> None:
-    """Spins on the last rung of every chain."""
+    """Store the spins on the last rung of every chain."""
     replicas = slots.shape[1]
     for c in range(count):
         lane = c * replicas + slots[c, replicas - 1]
@@ -175,7 +175,7 @@ def store_reads(numbers: Any, slots: Any, first: int, count: int, reads: Any, n:
 def store_chains(
     numbers: Any, slots: Any, first: int, count: int, chains: Chains, average: bool, results: Results
 ) -> None:
-    """Put spins and rungs back, and add what the lanes of a chain saw while on the last rung."""
+    """Store spins and rungs, and add the sums that the lanes of a chain collected on the last rung."""
     replicas, n, flat = chains.spins.shape[1], chains.spins.shape[2], numbers.reshape(-1)
     for c in range(count):
         x = first + c
@@ -183,7 +183,7 @@ def store_chains(
             chains.rungs[x, slots[c, i]] = i
         for slot in range(replicas):
             lane = c * replicas + slot
-            # Where spin 0 of the lane stands among fields, spins and sums, each of n rows of a strip.
+            # Index of spin 0 of the lane in fields, spins and sums, each with n rows per strip.
             block = lane // STRIP * scratch_rows(n) * 16 + lane % STRIP
             end = chains.spins[x, slot]
             for j in range(n):
@@ -206,7 +206,7 @@ def swap_neighbours(
         exponents: A of every slot, [R].
         slots: Slot on every rung, [R], overwritten.
         betas: Ladder, [R].
-        rejections: Added to, [R - 1].
+        rejections: [R - 1], incremented.
         sweep: Number of the sweep.
         chain: Number of the chain.
         query: Number of the problem.
@@ -230,7 +230,7 @@ def clear(rows: Any) -> None:
 
 @inner
 def collect(exponents: Any, strip: Strip, i: int, anew: bool) -> None:
-    """Add the gains of strip i to its exponents, or take them for the exponents."""
+    """Add the gains of strip i to its exponents; ``anew`` replaces the exponents by them."""
     for lane in range(STRIP):
         gain = float(strip.gains[lane // 16, lane % 16])
         at = i * STRIP + lane
@@ -249,7 +249,7 @@ def run_block(
     numbers: Any,
     words: Any,
 ) -> None:
-    """All sweeps of ``count`` chains, from chain ``first`` on, whose couplings are those of ``group``."""
+    """Run all sweeps of ``count`` chains from chain ``first`` on, with the couplings of ``group``."""
     replicas, n = chains.spins.shape[1], chains.spins.shape[2]
     strips = (count * replicas + STRIP - 1) // STRIP
     J, K = problems.couplings[group], problems.three_body[group]

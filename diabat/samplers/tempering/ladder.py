@@ -1,4 +1,4 @@
-"""The ladder of inverse temperatures of parallel tempering: where to put its rungs, and log Z along it.
+"""The ladder of inverse temperatures of parallel tempering: the choice of its rungs, and log Z along it.
 
 Source: Syed, Bouchard-Côté, Deligiannidis and Doucet, "Non-reversible parallel tempering" (2022): with swaps of
 even and odd pairs in turn, the rate of round trips is largest where all neighbours reject equally often.
@@ -15,36 +15,36 @@ Array = NDArray[Any]
 
 
 def even_ladder(replicas: int) -> Array:
-    """β from 0 (free spins) to 1 (the law that is asked for) in equal steps; 1 alone if there is one replica."""
+    """β from 0 (free spins) to 1 (the target law) in equal steps; only 1 if there is one replica."""
     return np.ones(1) if replicas == 1 else np.linspace(0.0, 1.0, replicas)
 
 
 def swap_attempts(first_sweep: int, sweeps: int, replicas: int) -> Array:
-    """Attempted swaps of each pair (i, i + 1) of one chain: i even after even sweeps, odd after odd ones."""
+    """Number of attempted swaps of each pair (i, i + 1) of one chain: i even after even sweeps, odd after odd ones."""
     even = -(-(first_sweep + sweeps) // 2) - -(-first_sweep // 2)
     return np.where(np.arange(replicas - 1) % 2 == 0, even, sweeps - even)
 
 
 def equalised(betas: Array, rejections: Array, attempts: Array) -> Array:
-    """Move the rungs so that neighbours reject equally often.
+    """Move the rungs so that all pairs of neighbours reject equally often.
 
-    The rate of rejection between β and β' grows as the communication barrier Λ(β') - Λ(β); Λ is taken as linear
-    between the rungs, and the new rungs divide it into equal parts.  The ends stay.
+    The rejection rate between β and β' is about the communication barrier Λ(β') - Λ(β).  Λ is interpolated linearly
+    between the rungs, and the new rungs divide it into equal parts.  The ends do not move.
 
     Args:
         betas: Ascending, [P, R].
         rejections: Σ of 1 - probability over attempted swaps, [P, R - 1].
-        attempts: Their number, [R - 1].
+        attempts: Number of attempted swaps, [R - 1].
 
     Returns:
         [P, R].
     """
-    # Half a rejection in one attempt more: a pair that never rejected still has some length.
+    # Add half a rejection and one attempt: a pair without rejections still has a positive length.
     rates = (rejections + 0.5) / (attempts + 1)
     barrier = np.concatenate((np.zeros((len(betas), 1)), np.cumsum(rates, axis=1)), axis=1)
     rungs = betas.shape[1]
     wanted = barrier[:, -1:] * np.arange(1, rungs - 1) / (rungs - 1)
-    # Pair in which each new rung falls, [P, R - 2].
+    # Index of the pair that contains each new rung, [P, R - 2].
     pair = (barrier[:, None, 1:-1] <= wanted[..., None]).sum(-1)
     low, high = (np.take_along_axis(betas, pair + step, axis=1) for step in (0, 1))
     start, length = (np.take_along_axis(a, pair, axis=1) for a in (barrier, rates))
@@ -54,7 +54,7 @@ def equalised(betas: Array, rejections: Array, attempts: Array) -> Array:
 
 
 def bridge_terms(betas: Array, exponents: Array) -> tuple[Array, Array]:
-    """Sums behind log Z along the ladder, of a stretch of sweeps, in logarithms.
+    """Logarithms of the sums for log Z along the ladder, over some sweeps.
 
     Args:
         betas: [P, R].
@@ -77,7 +77,7 @@ def log_partition(start: Array, forward: Array, backward: Array) -> tuple[Array,
     Args:
         start: log Z at the first rung, [P].
         forward: As returned by :func:`bridge_terms`, one row per independent block of equal length, [B, P, R - 1].
-        backward: Likewise.
+        backward: As ``forward``.
 
     Returns:
         log Z and its jackknife error over the blocks, each [P]; the error is NaN with one block.

@@ -1,4 +1,4 @@
-"""Moments and diagnostics of a batch from the time averages of its parts."""
+"""Moments and diagnostics of a batch, from the time averages of its parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from diabat.samplers.tempering.batch import Batch, Part
 from diabat.samplers.tempering.ladder import log_partition
 
 Array = NDArray[Any]
-# Of the error of as many independent reads: chains cannot vouch for what none of them saw.
+# Smallest reported error, relative to that of independent reads: chains cannot measure modes they never visited.
 _LEAST = 2 / 3
 
 Found = list[tuple[Part, Averages]]
@@ -26,14 +26,14 @@ Found = list[tuple[Part, Averages]]
 def assembled(
     batch: Batch, averages: Sequence[Averages], states: int, wanted: dict[str, bool], info: dict[str, Any]
 ) -> Moments:
-    """Moments of the batch, with what tells their quality in ``info``.
+    """Moments of the batch, with diagnostics in ``info``.
 
     Args:
         batch: The batch.
         averages: One per part.
-        states: States of each problem that they are over.
-        wanted: What they hold besides: pairs, bridge, reads.
-        info: Facts about the call.
+        states: Number of states of each problem in the averages.
+        wanted: Which optional results they contain: pairs, bridge, reads.
+        info: Entries about the call.
     """
     ising, found = batch.ising, list(zip(batch.parts, averages, strict=True))
     dtype = ising.fields.dtype
@@ -59,7 +59,7 @@ def assembled(
 def reported_error(averages: Averages, states: int) -> Array:
     """Measured standard error, at least two thirds of √(p(1 - p)/states), p smoothed; [P, n].
 
-    With a single block nothing was measured, and the error is that of one read.
+    A single block gives no measured error; then the error is that of one read.
     """
     p = (states * averages.probability + 0.5) / (states + 1)
     binomial = np.sqrt(p * (1 - p) / states)
@@ -68,7 +68,7 @@ def reported_error(averages: Averages, states: int) -> Array:
 
 
 def _per_spin(batch: Batch, values: Sequence[Array]) -> Tensor:
-    """Values [P, m] of every part as float64 [*batch, n]; 0 for invisible spins."""
+    """Join values [P, m] of every part to float64 [*batch, n]; 0 for invisible spins."""
     if not values:
         return torch.zeros_like(batch.ising.fields, dtype=torch.float64)
     return batch.tiers.per_spin([part.dense(v) for part, v in zip(batch.parts, values, strict=True)])
@@ -84,7 +84,7 @@ def _correlation(batch: Batch, found: Found) -> Tensor:
 
 
 def _log_partition(batch: Batch, found: Found) -> tuple[Tensor, Tensor]:
-    """Log Z and its standard error, float64 [*batch]; 0 where nothing is visible."""
+    """Log Z and its standard error, float64 [*batch]; 0 for problems without visible spins."""
     both = [log_partition(part.seen.sum(1) * math.log(2), a.forward, a.backward) for part, a in found]
     return batch.one_per_problem([v for v, _ in both], 0.0), batch.one_per_problem([e for _, e in both], 0.0)
 

@@ -30,45 +30,45 @@ _MOST = 2**31 - 1
 
 
 class TemperingSampler(Sampler):
-    r"""Heat bath or Metropolis at beta = 1, helped by replicas at smaller beta with which it changes places.
+    r"""Parallel tempering: heat bath or Metropolis at beta = 1, with replicas at smaller beta that exchange states.
 
-    Every chain has R replicas at the inverse temperatures 0 = β_0 < ... < β_{R-1} = 1 of a ladder; replica r is
-    drawn from P(s)^β_r.  After every sweep neighbours change places with probability
-    min(1, exp((β_i - β_{i+1})(A_{i+1} - A_i))), A = -E, the pairs with even i and with odd i in turn.  The ladder of
-    each problem is moved during the burn-in so that neighbours reject equally often, and then stays.
+    Every chain has R replicas at the inverse temperatures 0 = β_0 < ... < β_{R-1} = 1 of a ladder; replica r samples
+    P(s)^β_r.  After every sweep neighbours swap with probability min(1, exp((β_i - β_{i+1})(A_{i+1} - A_i))), A = -E,
+    for pairs with even i and with odd i in turn.  During the burn-in the ladder of each problem is adjusted so that
+    all neighbours reject equally often; then it is fixed.
 
-    ``sample``: **a read is the last state of a chain of its own**, which began at random and ran ``burn_in``
-    sweeps; reads are independent, and as far from the Boltzmann law as ``burn_in`` leaves them.  With ``thin``
-    there are ``num_chains`` chains, each read every ``thin`` sweeps after its burn-in (read r is from chain
-    r mod num_chains).
+    ``sample``: **each read is the last state of a separate chain**, which started at random and ran ``burn_in`` sweeps.
+    Reads are independent; their distance from the Boltzmann law depends on ``burn_in``.  With ``thin`` there are
+    ``num_chains`` chains, and each gives a read every ``thin`` sweeps after its burn-in (read r is from chain r mod
+    num_chains).
 
     ``moments``: averages over ``num_chains`` chains and ``sweeps`` sweeps after the burn-in of P(s_j = +1 | rest), the
     Rao-Blackwell form of the average of s_j.  ``Moments.num_reads``, which smoothing uses, is num_chains · sweeps, the
-    states that were seen.  The standard error is that of independent chains (of segments, if there is one chain),
-    but not less than two thirds of that of num_reads independent reads: chains cannot vouch for what none of them saw.
+    states in the average.  The standard error is that of independent chains (of segments, if there is one chain), but
+    at least two thirds of that of num_reads independent reads: chains cannot measure modes that none of them visited.
 
-    Fields and couplings are rounded to float32.  P(s | rest) is right to about 1e-6 of itself and to 2^-33: a spin
-    is never found against a local field of more than about 11.4, where it should be less than once in 2^33 draws.
-    Random numbers are Philox4x32-10 of (seed, problem, chain, replica, sweep, spin): the draw of a problem
-    depends on its place in the batch, not on the other problems, threads, or blocks.
+    Fields and couplings are rounded to float32.  P(s | rest) has a relative error of about 1e-6 and an absolute error
+    of 2^-33: a spin never points against a local field above about 11.4, which should happen less than once in 2^33
+    draws.  Random numbers are Philox4x32-10 of (seed, problem, chain, replica, sweep, spin): the draw of a problem
+    depends on its index in the batch, not on other problems, threads, or blocks.
 
     Args:
         num_replicas: R, from 1 (plain chains at beta = 1) to 256.
-        betas: The ladder, ascending to 1.0; excludes ``num_replicas`` and is not moved.
+        betas: The ladder, ascending to 1.0; excludes ``num_replicas`` and is not adjusted.
         burn_in: Sweeps before the first read, at least 1.
         sweeps: Sweeps of each chain that ``moments`` averages over.
         num_chains: Chains of each problem behind ``moments`` and thinned reads.
-        thin: Sweeps from read to read of one chain; None gives every read a chain of its own.
+        thin: Sweeps between reads of one chain; None uses a separate chain for every read.
         method: ``heat_bath`` or ``metropolis``.
-        order: Spins are visited in ``sequential`` or in ``random`` order: a new permutation for every sweep, which
+        order: Spins are updated in ``sequential`` or in ``random`` order, a new permutation for every sweep, which
             all chains share.
         num_reads: Reads that the ``covariance`` estimator draws.
-        persistent: Chains go on where they were at the end of the last call (see ``chains``), if that had as
-            many of them, the same batch shape and as many couplings; the ladder stays as well.  What is drawn then
-            depends on the calls before, and each call should have a seed of its own.
-        store_chain: Put every state that ``moments`` averages over into ``info["chain"]``, int8
+        persistent: Chains continue from the end of the last call (see ``chains``), if the number of chains, the
+            batch shape and the number of couplings are the same; the ladder is kept as well.  The result then
+            depends on earlier calls, and each call should have a different seed.
+        store_chain: Store every state that ``moments`` averages over in ``info["chain"]``, int8
             [sweeps, num_chains, *batch, n].
-        threads: Threads; None for as many as torch uses.
+        threads: Number of threads; None for as many as torch uses.
 
     Raises:
         ValueError: If an option is out of range.
@@ -120,12 +120,12 @@ class TemperingSampler(Sampler):
 
     @property
     def remembers(self) -> bool:
-        """Persistent chains go on from the last call, and from what ``load_state_dict`` put back."""
+        """Whether chains continue from the last call, or from a loaded ``state_dict``."""
         return self.persistent
 
     @property
     def capabilities(self) -> Capabilities:
-        """Any problem that fits into memory; log Z if the ladder begins at β = 0."""
+        """Any problem that fits in memory; log Z if the ladder begins at β = 0."""
         return Capabilities(
             three_body=True,
             log_partition=bool(self.ladder[0] == 0),
@@ -146,7 +146,7 @@ class TemperingSampler(Sampler):
                 "autocorrelation_time",
                 "autocorrelation time in sweeps",
                 most=self.burn_in / 10,
-                advice="burn_in should be ten times that",
+                advice="burn_in should be ten times this value",
             ),
             Watched(
                 "swap_rates", "swap rate, smallest", least=0.2, advice="more num_replicas or a longer burn_in"
@@ -155,17 +155,17 @@ class TemperingSampler(Sampler):
 
     @property
     def expected_error(self) -> str:
-        """That of the average, once the chains have mixed."""
-        return "the standard error, as far as the diagnostics are good"
+        """The error of the average, if the chains have mixed."""
+        return "the standard error, if the diagnostics are good"
 
     @property
     def chains(self) -> Tensor | None:
         """Spins of the kept chains by rung, a copy, int8 ±1 [num_chains, num_replicas, *batch, n], or None.
 
-        May be set, to go on from a checkpoint: the next call starts from them if their shape is that of its chains.
+        Set it to continue from a checkpoint: the next call starts from these spins if their shape fits.
 
         Raises:
-            ValueError: If set on a sampler that is not ``persistent``, or to something else than such spins.
+            ValueError: If set on a sampler that is not ``persistent``, or to a value that is not such a tensor.
         """
         return None if self._kept is None else self._kept.spins.clone()
 
@@ -178,10 +178,10 @@ class TemperingSampler(Sampler):
         self._kept = Kept.checked(spins, self.num_replicas)
 
     def reset(self) -> None:
-        """Drop the kept chains and their ladder: the next call starts at random."""
+        """Discard the kept chains and their ladder: the next call starts at random."""
         self._kept = None
 
-    # Chains are no buffers: their shape is that of the last call, and .to() must change neither spins nor ladder.
+    # Chains are not buffers: their shape is that of the last call, and .to() must not convert spins or ladder.
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """Add the kept chains, their ladder and the number of their couplings, as copies."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -189,16 +189,14 @@ class TemperingSampler(Sampler):
             destination.update({prefix + name: tensor for name, tensor in self._kept.tensors().items()})
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
-        """Take over the chains of a state of any shape; one without chains makes the sampler forget its own.
+        """Load the chains of a state of any shape; a state without chains resets the sampler.
 
         Raises:
-            ValueError: If there are chains for a sampler that keeps none, or they are not such a sampler's.
+            ValueError: If there are chains but the sampler is not persistent, or the chains do not fit the sampler.
         """
         state = {name: state_dict[prefix + name] for name in Kept.NAMES if prefix + name in state_dict}
         if state and not self.persistent:
-            raise ArgumentError(
-                "state", "expected none for a sampler that keeps no chains (persistent=False)."
-            )
+            raise ArgumentError("state", "expected no chains for a sampler with persistent=False, got some.")
         kept = Kept.from_tensors(state, self.num_replicas) if state else None
         others = {
             name: tensor for name, tensor in state_dict.items() if name.removeprefix(prefix) not in state
@@ -272,7 +270,7 @@ class TemperingSampler(Sampler):
 
 
 def _check_ladder(num_replicas: Any, betas: Any) -> Array:
-    """The ladder to begin with."""
+    """Check the options and return the initial ladder."""
     if betas is None:
         count = _DEFAULT_REPLICAS if num_replicas is None else num_replicas
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST_REPLICAS:
@@ -281,9 +279,7 @@ def _check_ladder(num_replicas: Any, betas: Any) -> Array:
             )
         return even_ladder(count)
     if num_replicas is not None:
-        raise ArgumentError(
-            "num_replicas", f"expected None with betas, which say how many, got {num_replicas!r}."
-        )
+        raise ArgumentError("num_replicas", f"cannot be combined with betas, got {num_replicas!r}.")
     rungs = list(betas) if isinstance(betas, list | tuple) else []
     numbers = all(isinstance(b, int | float) and not isinstance(b, bool) and math.isfinite(b) for b in rungs)
     ascending = numbers and all(a < b for a, b in pairwise(rungs))

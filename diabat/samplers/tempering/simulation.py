@@ -1,4 +1,4 @@
-"""Chains of many problems at once: blocks of lanes for the compiled sweeps, and threads over blocks."""
+"""Simulation of the chains of many problems: blocks of lanes for the compiled sweeps, and threads over blocks."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Array = NDArray[Any]
 Method = Literal["heat_bath", "metropolis"]
 Order = Literal["sequential", "random"]
 
-# Larger fields decide a spin just as surely, and their sums stay within float32.
+# Fields are clipped to this: they still determine the spin, and their sums stay within float32.
 _LARGEST = 1e30
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How chains move.
+    """Options of the sweeps.
 
     Attributes:
         seed: Below 2^64.
         method: ``heat_bath`` or ``metropolis``.
         order: ``sequential`` or ``random``, a new permutation for every sweep.
-        threads: Threads that share the blocks.
-        block: Chains of a block at most; None fills the lanes.
+        threads: Number of threads that share the blocks.
+        block: Largest number of chains in a block; None fills the lanes.
     """
 
     seed: int
@@ -41,7 +41,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Found:
-    """What some sweeps gave for problems P and chains C; what was not wanted has no elements.
+    """Results of some sweeps for P problems and C chains; arrays that were not requested are empty.
 
     Attributes:
         ups: Σ of P(s = +1 | rest), float32 [P, C, n].
@@ -61,22 +61,22 @@ class Found:
 class Simulation:
     """C chains of R replicas for each of P problems, in G groups that share couplings.
 
-    No number of a chain depends on blocks, threads or the other problems: problems have names of their own, which
-    with chain, replica, sweep and spin are the counter of the random numbers.
+    The result of a chain does not depend on blocks, threads or other problems: the counter of the random numbers is
+    the identifier of the problem with chain, replica, sweep and spin.
 
     Args:
         couplings: J, [G, n, n], or None.
         three_body: K, [G, n, n, n], or None.
         fields: h, [P, n].
         groups: Group of each problem, ascending, [P].
-        queries: Name of each problem, below 2^32, [P].
+        queries: Identifier of each problem, below 2^32, [P].
         chains: C.
         betas: Ladder of each problem, [P, R]; the last rung is read.
         spins: Spins to start from, int8 [P, C, R, n] by rung; None for random ones.
 
     Attributes:
         betas: The ladder; may be replaced between calls.
-        sweeps: Sweeps done.
+        sweeps: Number of sweeps run so far.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Simulation:
         self._groups = groups[self._last - 1]
         self.chains, self.betas, self.sweeps = chains, betas, 0
         self._fresh = spins is None
-        self._cut: dict[int | None, Array] = {}  # blocks by their limit, for the next call
+        self._cut: dict[int | None, Array] = {}  # cached blocks by their limit
         shape = (count * chains, replicas, n)
         self._spins = np.empty(shape, np.int8) if spins is None else spins.reshape(shape).copy()
         self._rungs = np.tile(np.arange(replicas), (count * chains, 1))
@@ -111,14 +111,14 @@ class Simulation:
     def run(
         self, rules: Rules, sweeps: int, *, average: bool = False, exponents: bool = False, every: int = 0
     ) -> Found:
-        """Do some sweeps under the present ladder.
+        """Run sweeps with the current ladder.
 
         Args:
-            rules: How.
-            sweeps: How many, at least 1.
+            rules: Options of the sweeps.
+            sweeps: Number of sweeps, at least 1.
             average: Sum probabilities and spins on the last rung.
-            exponents: Note -E on every rung after every sweep, if there are several.
-            every: Sweeps from read to read; 0 for none.
+            exponents: Record -E on every rung after every sweep, if there are several rungs.
+            every: Sweeps between reads; 0 for no reads.
         """
         from diabat.samplers.tempering import kernel, sweep
 
@@ -159,7 +159,7 @@ class Simulation:
         return self._by_problem(found)
 
     def spins(self) -> Array:
-        """Spins by rung, a copy, int8 [P, C, R, n]."""
+        """Copy of the spins by rung, int8 [P, C, R, n]."""
         if self._spins.shape[1] == 1:
             spins = self._spins.copy()
         else:
@@ -168,7 +168,7 @@ class Simulation:
         return spins.reshape(len(self._fields), self.chains, *self._spins.shape[1:])
 
     def _blocks(self, limit: int | None, strip: int) -> Array:
-        """Rows (group, first chain, number of chains); a block has one group, and whole chains."""
+        """Rows (group, first chain, number of chains); a block has one group, and complete chains."""
         replicas = self._spins.shape[1]
         lanes = -(-replicas // strip) * strip
         size = min(limit or lanes, lanes // replicas)
@@ -182,7 +182,7 @@ class Simulation:
     def _by_problem(self, found: Any) -> Found:
         def split(array: Array, axis: int = 0) -> Array:
             shape = array.shape
-            if shape[axis] == 0:  # not wanted
+            if shape[axis] == 0:  # not requested
                 return array
             return array.reshape(*shape[:axis], len(self._fields), self.chains, *shape[axis + 1 :])
 

@@ -5,8 +5,8 @@ belong to spin j.  One spin of a strip is drawn at a time, from the local field 
 
     f_j = h_j + Σ_k J_jk s_k + Σ_{k<l} K_jkl s_k s_l,        P(s_j = +1 | rest) = σ(2 β f_j),
 
-summed anew: four sums run side by side and only read, whereas cached fields would be written back n times per
-flip, and among 16 lanes one nearly always flips.  One random word decides, by heat bath or Metropolis.
+computed anew for each update: its four sums only read memory, while cached fields would be rewritten n times per
+flip, and in 16 lanes one spin nearly always flips.  One random word decides, by heat bath or Metropolis.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _START = START << PURPOSE_SHIFT
 
 
 class Strip(NamedTuple):
-    """Scratch of 64 lanes: rows of 16, four for each spin or four in all."""
+    """Scratch of 64 lanes: rows of 16 lanes, four rows for each spin or four rows in total."""
 
     fields: Any
     spins: Any
@@ -60,7 +60,7 @@ def word_rows(n: int) -> int:
 
 @inner
 def strip_of(numbers: Any, words: Any, i: int, n: int) -> Strip:
-    """Strip i out of the scratch of a block."""
+    """Slice strip i from the scratch of a block."""
     x = numbers[i * scratch_rows(n) : (i + 1) * scratch_rows(n)]
     w = words[i * word_rows(n) : (i + 1) * word_rows(n)]
     m, last = 4 * n, word_rows(n) - 8
@@ -74,7 +74,7 @@ def strip_of(numbers: Any, words: Any, i: int, n: int) -> Strip:
 
 @inner
 def power_of_two(x: Any) -> Any:
-    """2^x to a relative 1e-7, x clipped to ±126; Cephes' polynomial on [-1/2, 1/2]."""
+    """2^x with relative error 1e-7, x clipped to ±126; polynomial of Cephes on [-1/2, 1/2]."""
     low, high = constant(x, -126.0), constant(x, 126.0)
     x = where_less(x, low, low, where_less(high, x, high, x))
     whole = nearest(x)
@@ -96,8 +96,8 @@ def power_of_two(x: Any) -> Any:
 def heat_bath(field: Any, scale: Any, words: Any) -> Any:
     """New spins, and their P(s = +1 | rest); ``scale`` is -2β log2 e.
 
-    One bit of the word says from which end of (0, 1) the uniform number is measured; the other 31 are its distance
-    u from there, in (0, 1/2) and with relative precision.  Both tails of σ are resolved to 2^-32.
+    One bit of the word selects an end of (0, 1); the other 31 bits are the distance u of the uniform number from it,
+    in (0, 1/2) with relative precision.  Both tails of σ are resolved to 2^-32.
     """
     ends = sign_of(words)
     ratio = power_of_two(mul(flip_sign(field, ends), scale))
@@ -109,7 +109,7 @@ def heat_bath(field: Any, scale: Any, words: Any) -> Any:
 
 @inner
 def metropolis(field: Any, scale: Any, words: Any, old: Any) -> Any:
-    """As `heat_bath`, with a flip of the old spin accepted at min(1, exp(-2 β s f))."""
+    """As `heat_bath`, but a flip of the old spin is accepted with probability min(1, exp(-2 β s f))."""
     signs = float_sign(old)
     ratio = power_of_two(mul(flip_sign(field, signs), scale))
     one = constant(field, 1.0)
@@ -164,7 +164,7 @@ def triple_fields(j: int, fields: Any, couplings: Any, three_body: Any, spins: A
 
 @jit
 def draw_words(words: Any, row: int, index: int, sweep: int, lanes: Any, queries: Any, key: Any) -> None:
-    """Random words of four spins of a strip, into rows ``row`` .. ``row`` + 15."""
+    """Write random words of four spins of a strip into rows ``row`` .. ``row`` + 15."""
     for v in range(4):
         w = philox(index, sweep, load_words(lanes, v), load_words(queries, v), key[0], key[1])
         store_words(words, row + v, w[0])
@@ -184,7 +184,7 @@ def update(
     average: bool,
     tempered: bool,
 ) -> None:
-    """Draw one spin of vector v and add it to what is averaged."""
+    """Draw one spin of vector v and add it to the averages."""
     old = load(strip.spins, row)
     if use_metropolis:
         new, p = metropolis(field, load(strip.scale, v), word, old)
@@ -212,7 +212,7 @@ def sweep_strip(
     average: bool,
     tempered: bool,
 ) -> None:
-    """Visit every spin of a strip once."""
+    """Update every spin of a strip once."""
     n, words = couplings.shape[0], strip.words
     if shuffled:
         for quad in range((n + 3) // 4):
@@ -235,7 +235,7 @@ def sweep_strip(
 
 @inner
 def start_strip(strip: Strip, n: int, key: Any) -> None:
-    """Random spins."""
+    """Set random spins."""
     one = constant(load(strip.scale, 0), 1.0)
     for j in range(n):
         if j % 4 == 0:
@@ -246,7 +246,7 @@ def start_strip(strip: Strip, n: int, key: Any) -> None:
 
 @inner
 def strip_exponents(strip: Strip, couplings: Any, three_body: Any) -> None:
-    """Σ_j s_j (h_j + Σ_{k<j} s_k (J_jk + Σ_{l<k} K_jkl s_l)) of every lane, into ``gains``."""
+    """Write Σ_j s_j (h_j + Σ_{k<j} s_k (J_jk + Σ_{l<k} K_jkl s_l)) of every lane into ``gains``."""
     n = couplings.shape[0]
     for v in range(4):
         total = constant(load(strip.scale, v), 0.0)
