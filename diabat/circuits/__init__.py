@@ -1,7 +1,6 @@
 """Annealing schedules, Trotter plans, Qiskit circuits, and the engines that run a plan.
 
-This package takes numpy arrays and imports nothing else from diabat. Qiskit is loaded when a circuit is
-built.
+The package uses numpy arrays. Qiskit is imported when a circuit is built.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -86,7 +85,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load `TorchEngine`, and torch with it, when it is first asked for."""
+    """Import `TorchEngine`, and with it torch, on first use."""
     if name == "TorchEngine":
         from diabat.circuits.engines.torch.engine import TorchEngine
 

@@ -1,8 +1,8 @@
-"""Where an anneal is cut into steps, and the least number of them that does not alias.
+"""Division of an anneal into steps, and the smallest number of steps without aliasing.
 
 An outer step is an interval of the normalised time s. Uniform edges are the default. The adaptive grid gives a
-step the length ds ∝ 1/sqrt(A(s) + max(A)/5) and spends a single step on the end, where the transverse field
-has died and the layers commute.
+step the length ds ∝ 1/sqrt(A(s) + max(A)/5) and uses a single step for the end, where the transverse field is
+nearly zero and the layers commute.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MAX_STEPS = 1_000_000
 _P = 1 / (4 - 4 ** (1 / 3))
 _SUZUKI = np.array([0, _P, 2 * _P, 1 - 2 * _P, 1 - _P])
 
-# Finer than any table, and the density of the adaptive grid is smooth.
+# Finer than any schedule table; the density of the adaptive grid is smooth.
 _POINTS = 4097
 
 
 def layer_edges(edges: FloatArray, order: Order) -> tuple[FloatArray, FloatArray]:
-    """Where problem layers and mixer layers are cut: two arrays [layers + 1] of s; they may run backwards."""
+    """Edges of problem layers and mixer layers: two arrays [layers + 1] of s, which may decrease."""
     if order == "suzuki4":
         inner = edges[:-1, None] + np.diff(edges)[:, None] * _SUZUKI
         edges = np.append(inner.ravel(), edges[-1])
@@ -62,7 +62,7 @@ def grid_edges(
 
 
 def check_edges(schedule: AnnealingSchedule, time: float, grid: ArrayLike) -> FloatArray:
-    """One's own grid: edges in s that increase from 0 to 1 and are fine enough for an anneal of `time` ns."""
+    """Check edges given by the caller: s increases from 0 to 1, and is fine enough for an anneal of `time` ns."""
     try:
         edges = np.array(grid, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
@@ -83,7 +83,7 @@ def check_edges(schedule: AnnealingSchedule, time: float, grid: ArrayLike) -> Fl
         at, least = int(turns.argmax()), math.floor((len(edges) - 1) * turns.max() / np.pi) + 1
         raise ArgumentError(
             "grid",
-            f"expected every mixer layer to turn by less than π, got {turns[at]:.3g} in the step from "
+            f"expected every mixer layer to rotate by less than π, got {turns[at]:.3g} in the step from "
             f"s = {edges[at]:.3g} to {edges[at + 1]:.3g} for {schedule.name} at {time:g} ns; a grid of this form "
             f"needs about {least} steps, got {len(edges) - 1}.",
         )
@@ -91,7 +91,7 @@ def check_edges(schedule: AnnealingSchedule, time: float, grid: ArrayLike) -> Fl
 
 
 def _turns(schedule: AnnealingSchedule, time: float, edges: FloatArray) -> FloatArray:
-    """By how much the mixer turns a spin in each outer step, in radians, float64 [steps].
+    """Rotation angle of the mixer in each outer step, in radians, float64 [steps].
 
     Below π in every step, no mixer layer of any order reaches π. The negative sub-step of "suzuki4" undoes
     part of the turn but not the aliasing, since what the grid repeats is the outer step.
@@ -105,7 +105,7 @@ def minimum_steps(
     order: Order = "strang",
     grid: GridName = "uniform",
 ) -> int:
-    """The least number of outer steps that does not alias.
+    """The smallest number of outer steps without aliasing.
 
     Equal steps must exceed 2·max(A)·t_a (A in GHz, t_a in ns), for every order: the first would turn a spin by
     π otherwise. On the adaptive grid the mixer must turn a spin by less than π in every step.
@@ -150,7 +150,7 @@ def default_steps(
 
 
 def check_steps(schedule: AnnealingSchedule, time: float, steps: Any, order: Order, grid: GridName) -> int:
-    """The number of outer steps as an int, neither too small for the anneal nor absurd."""
+    """Return the number of outer steps as an int; refuse too small or too large numbers."""
     if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)):
         raise ArgumentError("steps", f"expected an integer, got {steps!r}.")
     if steps > MAX_STEPS:

@@ -1,10 +1,10 @@
-"""Plans in files: JSON that a person can read, with every angle in radians to the last bit.
+"""Plans in JSON files, with all angles in radians without rounding.
 
     {"format": "diabat-plan", "version": 1, "label": "...", "metadata": {...},
      "field_angles_rad": [...], "coupling_angles_rad": [...], "mixer_angles_rad": [...]}
 
-The angles are those of `diabat.circuits.trotter`. The metadata is free: what the plan was trained for, its
-errors, the command that made it.
+The angles are those of `diabat.circuits.trotter`. The metadata can be any object, for example the training problems
+of the plan, its errors and its command.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ ANGLES = ("field_angles", "coupling_angles", "mixer_angles")
 
 
 def save_plan(path: str | Path, plan: TrotterPlan, metadata: Mapping[str, Any] | None = None) -> None:
-    """Write a plan; the file appears whole or not at all.
+    """Write a plan atomically.
 
     Args:
-        path: The file, usually *.json; an old one is replaced.
+        path: The file, usually *.json; an existing file is replaced.
         plan: Angles and label.
-        metadata: Anything that JSON can hold, without NaN or infinity.
+        metadata: Any JSON value, without NaN or infinity.
 
     Raises:
-        ValueError: Metadata that JSON cannot hold.
+        ValueError: The metadata is not a JSON value.
         OSError: The folder does not exist or cannot be written.
     """
     path = Path(path)
@@ -53,7 +53,7 @@ def save_plan(path: str | Path, plan: TrotterPlan, metadata: Mapping[str, Any] |
     try:
         text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ArgumentError("metadata", f"expected what JSON can hold, got {error}.") from None
+        raise ArgumentError("metadata", f"expected JSON values, got {error}.") from None
     with replacing(path, prefix=".") as temporary:
         create_file(temporary, f"{text}\n".encode())
 
@@ -63,11 +63,11 @@ def load_plan(path: str | Path) -> tuple[TrotterPlan, dict[str, Any]]:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is no plan; the message names file, key, expected and got.
+        ValueError: The file is not a plan; the message names file, key, expected and got.
     """
     path = Path(path)
     try:
-        text = read_file(path, _MAX_BYTES).decode("utf-8-sig")  # editors begin UTF-8 with a byte order mark
+        text = read_file(path, _MAX_BYTES).decode("utf-8-sig")  # some editors write a byte order mark
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file, expected a plan in JSON") from None
     except UnicodeDecodeError as error:
@@ -78,13 +78,13 @@ def load_plan(path: str | Path) -> tuple[TrotterPlan, dict[str, Any]]:
 
 
 def available_plans() -> tuple[str, ...]:
-    """Names of the plans that diabat ships, the shorter names first."""
+    """Names of the built-in plans, shorter names first."""
     names = [entry.name.removesuffix(".json") for entry in _shipped() if entry.name.endswith(".json")]
     return tuple(sorted(names, key=lambda name: (len(name), name)))
 
 
 def builtin_plan(name: str) -> tuple[TrotterPlan, dict[str, Any]]:
-    """A plan that diabat ships, and its metadata.
+    """Load a built-in plan and its metadata.
 
     Args:
         name: One of `available_plans()`.
@@ -106,7 +106,7 @@ def builtin_plan(name: str) -> tuple[TrotterPlan, dict[str, Any]]:
 
 
 def _shipped() -> list[Traversable]:
-    """Entries of the folder of shipped plans; none where it is absent."""
+    """Entries of the folder of built-in plans; empty if the folder does not exist."""
     folder = resources.files(__package__).joinpath("data", "plans")
     return list(folder.iterdir()) if folder.is_dir() else []
 
@@ -126,7 +126,7 @@ def _parse(path: str, text: str) -> tuple[TrotterPlan, dict[str, Any]]:
     if form != FORMAT:
         raise ValueError(f"{path}: expected format {FORMAT!r}, got {form!r}")
     version = content.get("version")
-    if type(version) is not int or version != VERSION:  # neither true nor 1.0
+    if type(version) is not int or version != VERSION:  # refuses true and 1.0
         raise ValueError(f"{path}: expected version {VERSION}, got {version!r:.60}")
     for key, kind in (("label", str), ("metadata", dict)):
         if not isinstance(content.get(key, kind()), kind):

@@ -1,4 +1,4 @@
-"""How strong problems may be for a plan: what a learned plan's file says, or where an anneal stops to saturate."""
+"""Range of a plan: from the file of a learned plan, or from the saturation of an anneal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
 
 KEY = "trained_range"
-"""The entry of a learned plan's metadata."""
+"""The key in the metadata of a learned plan."""
 
 SATURATED = 10.0
 """A spin in a field of this size at beta = 1 is +1 to 2e-9."""
@@ -25,16 +25,16 @@ _FARTHEST, _POINTS = 1e3, 512
 
 
 class OutOfRangeWarning(UserWarning):
-    """A plan is asked for stronger fields or couplings than it answers."""
+    """Fields or couplings are outside the range of the plan."""
 
 
 @dataclass(frozen=True)
 class PlanRange:
-    """Up to where a plan answers as it does within, in the units of what is programmed.
+    """Range of programmed fields and couplings in which a plan is accurate.
 
     Attributes:
         max_field: Largest |h| of a spin.
-        max_row_norm: Largest √Σ_k J_jk² of a spin; infinite if only fields are judged.
+        max_row_norm: Largest √Σ_k J_jk² of a spin; infinite if only fields are limited.
 
     Raises:
         ValueError: A number that is not positive, or a field that is not finite.
@@ -53,7 +53,7 @@ class PlanRange:
 
     @classmethod
     def of_metadata(cls, metadata: Mapping[str, Any]) -> PlanRange | None:
-        """The range that a plan's file states, by `diabat.studies.learned.trained_range`; None if it states none.
+        """The range in the metadata of a plan, from `diabat.studies.learned.trained_range`; None without an entry.
 
         Raises:
             ValueError: The entry has another form.
@@ -71,13 +71,13 @@ class PlanRange:
 
     @classmethod
     def of_anneal(cls, plan: TrotterPlan, beta_h: float) -> PlanRange:
-        """Up to where a spin in a strong field follows it: from β_h h = 10 on, until P(s = +1) errs by 0.03.
+        """The range in which a strong field determines the spin: for β_h h >= 10, P(s = +1) has an error below 0.03.
 
-        In fields far above the transverse field the state |+> no longer turns, and where a problem layer turns by
-        more than π the answer is one of the step, not of the anneal.
+        In fields far above the transverse field the state |+> no longer rotates; if a problem layer rotates by more
+        than π, the result depends on the step size.
 
         Args:
-            plan: A plan cut from an anneal.
+            plan: The plan of an anneal.
             beta_h: Its first-order inverse temperature of fields, positive.
         """
         fields = np.geomspace(SATURATED, _FARTHEST, _POINTS) / beta_h
@@ -86,12 +86,12 @@ class PlanRange:
         return cls(float(fields[max(0, wrong[0] - 1)] if len(wrong) else fields[-1]))
 
     def outside(self, fields: FloatArray, couplings: FloatArray) -> int:
-        """Number of spins of all problems together whose field or couplings are stronger.
+        """Number of spins of all problems with fields or couplings outside the range.
 
         Args:
             fields: Programmed fields, [Q, n].
             couplings: Programmed couplings, [n, n] shared or [Q, n, n].
         """
-        with np.errstate(over="ignore"):  # beyond every limit then, as it should be
+        with np.errstate(over="ignore"):  # infinity exceeds every limit
             rows = np.sqrt((couplings**2).sum(axis=-1))  # [n] shared, or [Q, n]
         return int(((np.abs(fields) > self.max_field) | (rows > self.max_row_norm)).sum())

@@ -1,4 +1,4 @@
-"""Programmed fields and couplings as checked arrays, tables over all spin states, and a plain simulation."""
+"""Checks of programmed fields and couplings, tables over all spin states, and a reference simulation."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_couplings(couplings: ArrayLike, n: int | None = None) -> FloatArray:
             "couplings", f"expected a zero diagonal, got {array[at_spin, at_spin]:g} at spin {at_spin}"
         )
     gap = np.abs(array - array.T)
-    # float32 matrices symmetrised in another order may differ in their last bits.
+    # Symmetrised float32 matrices may differ in their last bits.
     if gap.max() > 1e-6 * np.abs(array).max():
         i, j = (int(k) for k in np.unravel_index(int(gap.argmax()), gap.shape))
         raise ArgumentError(
@@ -66,7 +66,7 @@ def check_batch(fields: ArrayLike, couplings: ArrayLike) -> tuple[FloatArray, Fl
     """Fields [Q, n] and couplings, [n, n] shared or [Q, n, n], as float64.
 
     Raises:
-        ValueError: As `check_fields` and `check_couplings`; a matrix of a stack is named by its problem.
+        ValueError: As `check_fields` and `check_couplings`; the message gives the index of the problem.
     """
     h = check_fields(fields, ndim=2)
     array = np.asarray(couplings, dtype=np.float64)

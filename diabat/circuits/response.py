@@ -1,4 +1,4 @@
-"""What an anneal does to weak problems: effective inverse temperatures at first order, the response at second order.
+"""Response of an anneal to weak problems: effective inverse temperatures at first order, and the second order.
 
 At second order a fast anneal departs from Boltzmann's law.
 """
@@ -86,7 +86,7 @@ def mixer_angle_ahead(plan: TrotterPlan) -> FloatArray:
 
 
 def second_order_response(plan: TrotterPlan) -> Response:
-    """How much of the Boltzmann response at second order a plan delivers, exactly in the limit of weak problems.
+    """Second-order response of a plan relative to the Boltzmann law, exact in the limit of weak problems.
 
     With h/beta_h and J/beta_J programmed (`plan_betas`), m_2 = c_hJ J_12 h_1 for a field on spin 1 alone, and
     <s_1 s_3> = c_JJ J_12 J_23 for a chain without fields:
@@ -109,7 +109,7 @@ def second_order_response(plan: TrotterPlan) -> Response:
         c_hJ and c_JJ, dimensionless.
 
     Raises:
-        ValueError: beta_h or beta_J of the plan is 0, so that nothing can be programmed.
+        ValueError: beta_h or beta_J of the plan is 0, so problems cannot be programmed.
     """
     beta_h, beta_j = plan_betas(plan)
     if not (beta_h and beta_j):

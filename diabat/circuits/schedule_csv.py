@@ -16,10 +16,10 @@ COLUMNS = ("s", "A_GHz", "B_GHz")
 
 _MAX_BYTES = 1 << 26
 
-# A coarser table interpolated linearly cannot place the window s = 0.45 to 0.65 where the samples are made.
+# A coarser linear interpolation does not resolve the window s = 0.45 to 0.65, which determines the samples.
 MIN_POINTS = 11
 
-# A column that stays below is in Hz/eV/THz by mistake, or no annealer's.
+# A column below this is in another unit (Hz, eV, THz), or is not from an annealer.
 LEAST_GHZ = 1e-3
 
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
@@ -39,12 +39,12 @@ def from_csv(
 
     Args:
         path: The file.
-        solver: Which solver's rows to take, from a file with that column.
-        protocol: Which protocol's rows to take, from a file with that column.
+        solver: Use the rows of this solver, if the file has that column.
+        protocol: Use the rows of this protocol, if the file has that column.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is no such table; the message names file, line, expected and got.
+        ValueError: The file is not such a table; the message names file, line, expected and got.
     """
     path = Path(path)
     rows = _select(path, _read(path), solver=solver, protocol=protocol)
@@ -72,7 +72,7 @@ def from_csv(
 
 
 def _check_unit(path: Path, table: FloatArray) -> None:
-    """Refuse energies that no annealer has: the table is in another unit."""
+    """Refuse energies outside the range of annealers, which are in another unit."""
     for key, top in zip(COLUMNS[1:], table[:, 1:].max(axis=0), strict=True):
         if top > MAX_GHZ or top <= LEAST_GHZ:
             units = "MHz, Hz or rad/s" if top > MAX_GHZ else "THz, eV or joule"
@@ -84,7 +84,7 @@ def _check_unit(path: Path, table: FloatArray) -> None:
 def _read(path: Path) -> list[tuple[int, Row]]:
     """All rows with their line numbers, comments skipped, checked for missing columns."""
     try:
-        # Spreadsheets begin UTF-8 with a byte order mark.
+        # Spreadsheets write UTF-8 with a byte order mark.
         lines = read_file(path, _MAX_BYTES).decode("utf-8-sig").splitlines()
     except FileNotFoundError:
         raise FileNotFoundError(
@@ -127,7 +127,7 @@ def _check_header(where: str, header: list[str]) -> None:
 
 
 def _select(path: Path, rows: list[tuple[int, Row]], **wanted: str | None) -> list[tuple[int, Row]]:
-    """Rows of the one solver and protocol asked for."""
+    """Rows of the requested solver and protocol."""
     for key, value in wanted.items():
         found = sorted({row[key] for _, row in rows if key in row})
         if value is not None:
@@ -144,7 +144,7 @@ def _select(path: Path, rows: list[tuple[int, Row]], **wanted: str | None) -> li
 
 
 def _number(path: Path, line: int, row: Row, key: str) -> float:
-    # Python reads 1_0 as ten, and digits of other scripts.
+    # float() accepts 1_0 and digits of other scripts.
     value = float(row[key]) if _NUMBER.fullmatch(row[key]) else math.nan
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(

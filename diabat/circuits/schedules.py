@@ -4,8 +4,8 @@ The annealing Hamiltonian, in D-Wave's convention (Ocean documentation), is
 
     H(s) = -A(s)/2 Σ_i X_i + B(s)/2 (Σ_i h_i Z_i + Σ_{i<j} J_ij Z_i Z_j),     s = t / t_a,
 
-with A and B in GHz and t in ns, so that a term of E GHz turns a phase by 2π·E·dt radians in dt nanoseconds.
-The sign of h and J in diabat, and the map from Z to spins, are stated once, in `diabat.circuits.trotter`.
+with A and B in GHz and t in ns: a term of E GHz changes a phase by 2π·E·dt radians in dt nanoseconds.
+`diabat.circuits.trotter` defines the sign of h and J in diabat, and the map from Z to spins.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ SHEETS = {
     "Advantage_system6": "09-1273A-F",
 }
 
-# No annealer comes near this; a table in MHz or Hz does. There is no lower bound here: a slow simulator of kHz
-# is a schedule as well (files are held to `schedule_csv.LEAST_GHZ`).
+# Far above any annealer: such a table is in MHz or Hz. There is no lower bound here, because slow simulators in kHz
+# are valid (for files there is `schedule_csv.LEAST_GHZ`).
 MAX_GHZ = 1000.0
 
 
@@ -45,12 +45,12 @@ class AnnealingSchedule:
     """A table of A(s) and B(s), interpolated linearly between its points.
 
     Attributes:
-        name: What the schedule is called in messages and reports.
+        name: Name for messages and reports.
         s: Normalised time, float64 [points], strictly increasing from 0 to 1.
         A_GHz: Transverse-field energy scale in GHz, float64 [points], not negative.
         B_GHz: Problem energy scale in GHz, float64 [points], not negative.
-        protocol: "fast" (flux ramped linearly), "standard", or another word for a schedule of one's own.
-        source: Where the numbers come from.
+        protocol: "fast" (flux ramped linearly), "standard", or any name for a custom schedule.
+        source: Source of the numbers.
 
     Raises:
         ValueError: The arrays differ in length, are not finite, are negative, exceed 1000 GHz (a table in
@@ -177,7 +177,7 @@ def schedule(name: str, protocol: str = "fast") -> AnnealingSchedule:
 
 
 def span_hint(last: float) -> str:
-    """What the last s of a table that should end at 1 suggests, as the end of a sentence."""
+    """Hint for a table whose last s is not 1, to be appended to a message."""
     if last < 1:
         return " (truncated?)"
     if last == 100:

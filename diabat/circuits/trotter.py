@@ -1,7 +1,7 @@
-"""Trotter plans: an anneal cut into steps, as angles in radians. Every engine computes from the plan alone.
+"""Trotter plans: an anneal divided into steps, as angles in radians. The plan is the only input of every engine.
 
-**Signs and spins, stated once.** With S_j the operator whose value is +1 where bit j of the state index is 1
-and -1 where it is 0 (S_j = -Z_j in Qiskit's convention), a plan prepares |+>^n and applies, for k = 0, 1, ...
+**Signs and spins.** With S_j the operator whose value is +1 where bit j of the state index is 1 and -1 where it
+is 0 (S_j = -Z_j in Qiskit's convention), a plan prepares |+>^n and applies, for k = 0, 1, ...
 
     U_k = exp( i a_k/2 Σ_j X_j ) · exp( i/2 ( b_k Σ_j h_j S_j + c_k Σ_{i<j} J_ij S_i S_j ) )
 
@@ -46,26 +46,26 @@ __all__ = [
     "trotter_plan",
 ]
 
-# A mixer that turns a spin by less than this (radians) in the whole anneal leaves it in |+>.
+# If the mixer rotates a spin by less than this (radians) in the whole anneal, the spin stays in |+>.
 _LEAST_TURN = 0.5
 
 
 MAX_ANGLE = 1e8
-"""Largest angle of a plan in radians; engines agree on such turns to about 1e-8."""
+"""Largest angle of a plan in radians; at this size engines agree to about 1e-8."""
 
 
 @dataclass(frozen=True, eq=False)
 class TrotterPlan:
-    """Angles of each Trotter step, in radians, with the unitary given at the head of this module.
+    """Angles of each Trotter step, in radians, for the unitary in the module docstring.
 
-    Nothing ties the three arrays to an anneal: non-uniform grids, higher-order splittings (negative angles)
-    and learned angles are plans as well.
+    The three arrays need not come from an anneal: non-uniform grids, higher-order splittings (negative angles) and
+    learned angles are plans as well.
 
     Attributes:
-        field_angles: b, float64 [steps]; the turn of a spin with unit field.
-        coupling_angles: c, float64 [steps]; the turn of a pair with unit coupling.
+        field_angles: b, float64 [steps]; the rotation angle of a spin with unit field.
+        coupling_angles: c, float64 [steps]; the rotation angle of a pair with unit coupling.
         mixer_angles: a, float64 [steps].
-        label: What the plan is, for reports.
+        label: Description of the plan, for reports.
 
     Raises:
         ValueError: The arrays are empty, differ in length, are not finite or hold an angle above 10^8 in magnitude.
@@ -90,8 +90,8 @@ class TrotterPlan:
                 at = int(np.abs(angles).argmax())
                 raise ArgumentError(
                     key,
-                    f"expected at most {MAX_ANGLE:g} rad, beyond which double precision loses the digits of "
-                    f"a turn, got {angles[at]:g} at step {at}.",
+                    f"expected at most {MAX_ANGLE:g} rad, because double precision does not resolve larger angles, "
+                    f"got {angles[at]:g} at step {at}.",
                 )
             angles.flags.writeable = False
             object.__setattr__(self, key, angles)
@@ -110,13 +110,13 @@ def trotter_plan(
     grid: Grid = "uniform",
     trotter_error: float | None = None,
 ) -> TrotterPlan:
-    """Cut an anneal into steps.
+    """Divide an anneal into steps.
 
     `steps` counts the intervals of s (outer steps). Problem layer k takes ∫B over step k.
 
     - "first": mixer layer k takes ∫A over step k. `plan.steps` = steps; error ∝ 1/steps.
     - "strang": mixer layer k takes ∫A from the middle of step k to the middle of step k+1 (the last one to
-      the end). The symmetric splitting S2: its opening half step leaves |+> alone. Same cost, error ∝ 1/steps².
+      the end). The symmetric splitting S2: its first half step leaves |+> unchanged. Same cost, error ∝ 1/steps².
     - "suzuki4": five Strang steps per outer step, S4(τ) = S2(pτ)² S2((1-4p)τ) S2(pτ)² with
       p = 1/(4 - 4^(1/3)). Each takes the integrals of A and B over its own part of the step, and the negative
       one those of the part it runs back, with negative angles. `plan.steps` = 5·steps, error ∝ 1/steps⁴ where
@@ -127,23 +127,23 @@ def trotter_plan(
         schedule: A(s) and B(s) in GHz.
         annealing_time_ns: t_a in ns.
         steps: Number of outer steps, at least `minimum_steps`; `default_steps` if None. Programmed |h| or |J|
-            above 0.3 want about twice the default.
+            above 0.3 need about twice the default.
         order: "first", "strang" or "suzuki4".
-        grid: "uniform" (equal steps), "adaptive" (ds ∝ 1/sqrt(A(s) + max(A)/5) and one step for the end), or
-            one's own edges: s increasing from 0 to 1, float [steps + 1].
-        trotter_error: Choose the number of steps by measurement, `steps_for_error`; excludes `steps` and one's
-            own edges.
+        grid: "uniform" (equal steps), "adaptive" (ds ∝ 1/sqrt(A(s) + max(A)/5) and one step for the end), or an
+            array of edges: s increasing from 0 to 1, float [steps + 1].
+        trotter_error: Choose the number of steps by measurement, `steps_for_error`; excludes `steps` and an array of
+            edges.
 
     Raises:
-        ValueError: A bad time, order, grid or number of steps; too few steps (a mixer layer would turn by π or
-            more, and the result would be an artefact of the grid); a time that needs more than 10^6 steps, or
-            that is too short for anything to happen; `trotter_error` together with `steps`.
+        ValueError: An invalid time, order, grid or number of steps; too few steps (a mixer layer would rotate by π or
+            more, and the result would be an artefact of the grid); a time that needs more than 10^6 steps, or that
+            is too short to have any effect; `trotter_error` together with `steps`.
     """
     time = check_plan_time(schedule, annealing_time_ns)
     check_order_and_grid(order, grid)
     if trotter_error is not None and (steps is not None or not isinstance(grid, str)):
-        other = "steps" if steps is not None else "a grid of one's own"
-        raise ArgumentError("trotter_error", f"expected either it or {other}, got both.")
+        other = "steps" if steps is not None else "an array of edges"
+        raise ArgumentError("trotter_error", f"cannot be combined with {other}, got both.")
     if isinstance(grid, str):
         name = cast(GridName, grid)
         if trotter_error is not None:
@@ -156,7 +156,7 @@ def trotter_plan(
     else:
         edges = check_edges(schedule, time, grid)
         if steps not in (None, len(edges) - 1):
-            raise ArgumentError("steps", f"expected None or the {len(edges) - 1} of the grid, got {steps!r}.")
+            raise ArgumentError("steps", f"expected None or {len(edges) - 1} as in the grid, got {steps!r}.")
     problem_edges, mixer_edges = layer_edges(edges, order)
     problem = 2 * np.pi * time * np.diff(schedule.integral_B(problem_edges))
     mixer = 2 * np.pi * time * np.diff(schedule.integral_A(mixer_edges))
@@ -167,7 +167,7 @@ def trotter_plan(
 
 
 def check_plan_time(schedule: AnnealingSchedule, annealing_time_ns: float) -> float:
-    """The annealing time in ns, within what can be cut into steps and does anything.
+    """Return the annealing time in ns; refuse times that need too many steps, or have no effect.
 
     Raises:
         ValueError: It is not positive and finite, needs more than 10^6 steps, or leaves the spins in |+>.

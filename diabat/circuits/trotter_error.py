@@ -1,4 +1,4 @@
-"""How far a plan is from the continuous anneal, and how many steps a given distance takes."""
+"""Distance of a plan from the continuous anneal, and the number of steps for a given distance."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from diabat.circuits.response import predicted_beta
 from diabat.circuits.schedules import AnnealingSchedule, FloatArray
 from diabat.circuits.trotter import TrotterPlan, check_plan_time, trotter_plan
 
-# All plans of one search for the number of steps: five seconds of the reference simulation at four spins.
+# Largest number of layers of all plans of one search: five seconds of the reference simulation at four spins.
 _MOST_LAYERS = 120_000
-# Eight spins came out up to 1.5 times as far from their converged anneal as the probes.
+# Measured distances for eight spins were up to 1.5 times those of the probes.
 _RESERVE = 1.5
 _CHOSEN: dict[tuple[object, ...], int] = {}
 
@@ -25,11 +25,11 @@ _CHOSEN: dict[tuple[object, ...], int] = {}
 def plan_distance(
     plan: TrotterPlan, reference: TrotterPlan, fields: ArrayLike, couplings: ArrayLike
 ) -> FloatArray:
-    """Total variation distance between what two plans sample, TV = ½ Σ_s |P(s) - P_reference(s)|.
+    """Total variation distance between the laws of two plans, TV = ½ Σ_s |P(s) - P_reference(s)|.
 
     Args:
-        plan: The plan to judge.
-        reference: The plan it should agree with, e.g. the same anneal in many more steps.
+        plan: The plan to test.
+        reference: The reference plan, e.g. the same anneal with many more steps.
         fields: Programmed fields [Q, n].
         couplings: Programmed couplings [n, n].
 
@@ -70,8 +70,8 @@ def steps_for_error(
         strength: Size of the target's fields and couplings, positive.
 
     Raises:
-        ValueError: A bad argument, or an error so small or an anneal so long that measuring it takes more than
-            seconds.
+        ValueError: An invalid argument, or an error so small or an anneal so long that the measurement would take
+            more than some seconds.
     """
     time = check_plan_time(schedule, annealing_time_ns)
     check_order_and_grid(order, grid)
@@ -119,7 +119,7 @@ def _measured_steps(
 
 def _probes(schedule: AnnealingSchedule, time: float, strength: float) -> tuple[FloatArray, FloatArray]:
     """Programmed fields [8, 4] and couplings [4, 4] that program a target of this strength."""
-    # A schedule that cannot sample at this strength is probed at full hardware strength instead.
+    # If the schedule cannot sample at this strength, the probes have full hardware strength.
     h_scale, j_scale = (strength / max(abs(beta), strength) for beta in predicted_beta(schedule, time))
     random = np.random.default_rng(4)
     upper = np.triu(random.normal(size=(4, 4)), 1)

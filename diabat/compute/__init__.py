@@ -1,4 +1,4 @@
 """The compiled toolbox: how kernels are compiled, SIMD lanes, counter-based random numbers, threads, memory limits.
 
-It knows no physics and imports nothing else from diabat but the checks.
+It contains no physics, and imports nothing from diabat except the checks.
 """

@@ -34,7 +34,7 @@ def philox(typing_context: Any, c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1:
         low = [_low_word(builder, v) for v in (arguments[0], arguments[1], arguments[4], arguments[5])]
         uniform = [broadcast(builder, _WIDE, builder.zext(v, _I64)) for v in low[:2]]
         wide = [builder.bitcast(v, _WIDE) for v in arguments[2:4]]
-        even = [*uniform, *wide]  # the upper halves are ignored by what follows
+        even = [*uniform, *wide]  # later operations ignore the upper halves
         odd = [*uniform, *(builder.lshr(v, same(_WIDE, 32)) for v in wide)]
         keys = _key_schedule(builder, low[2:])
         halves = [_rounds(builder, half, keys) for half in (even, odd)]

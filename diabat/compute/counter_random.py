@@ -3,12 +3,12 @@
     (w_0, w_1, w_2, w_3) = Philox(counter c_0 .. c_3, key k_0, k_1),        words of 32 bits
 
 Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011); 10 rounds, the
-authors' default (7 pass BigCrush).  A number has no predecessor, so that neither threads nor blocks nor the rest of a
-batch can change it.  Markov chains count as follows, and their compiled loops draw from the same table:
+authors' default (7 pass BigCrush).  A number depends on its counter only, not on threads, blocks or other problems of
+the batch.  Markov chains use the following counters, also in compiled loops:
 
     c_0 = purpose · 2^28 + index // 4 (word index % 4),   c_1 = sweep,   c_2 = lane,   c_3 = query,   key = seed
 
-Independent reads take the stream of their problem, with the number of the read and the spin as the counter.
+Independent reads use the stream of their problem, with the indices of read and spin as the counter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-# Purposes: what a number is drawn for.
+# Purposes of the random numbers.
 UPDATE, START, SWAP, ORDER = range(4)
 PURPOSE_SHIFT = 28
 
@@ -26,7 +26,7 @@ _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
-# Of SplitMix64: what the counter is multiplied by, and the factors of its finaliser.
+# SplitMix64: the factor of the counter, and the factors of the finaliser.
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MIX_FIRST, MIX_SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
@@ -56,7 +56,7 @@ def seed_key(seed: int) -> tuple[int, int]:
 def visiting_orders(seed: int, first_sweep: int, sweeps: int, n: int) -> NDArray[np.int64]:
     """A random permutation of n spins for every sweep, [sweeps, n].
 
-    Spins are sorted by numbers of their own: the order of some of them does not depend on how many others there are.
+    Each spin is sorted by a separate random number: the relative order of spins does not depend on n.
     """
     quads = -(-n // 4)
     counter = np.zeros((sweeps, quads, 4), np.uint64)
@@ -76,7 +76,7 @@ def uniforms(keys: NDArray[np.uint64], counters: Any) -> NDArray[np.float64]:
 
     Args:
         keys: uint64, broadcast against ``counters``.
-        counters: Non-negative integers, the place in the stream.
+        counters: Non-negative integers, the index in the stream.
     """
     value = keys + (np.asarray(counters).astype(np.uint64) + np.uint64(1)) * GOLDEN
     value = (value ^ (value >> np.uint64(30))) * MIX_FIRST

@@ -1,8 +1,8 @@
-"""How compiled functions are compiled, and the line that says so; imported on first use.
+"""Compilation of the kernels with numba, and its notice; imported on first use.
 
-Everything is compiled when it is first called and kept on disk, once per machine and version.  Time goes into the
-number of versions and of levels: numba compiles a function anew for every literal that it is called with, and LLVM
-optimises all that a function calls together with it, at every level of calls.
+Functions are compiled at the first call and cached on disk, once per machine and version.  Compile time grows with the
+number of variants and call levels: numba compiles a function again for every literal argument, and LLVM optimises a
+function together with all functions that it calls, at every level.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from numba.core import event
 F = TypeVar("F", bound=Callable[..., Any])
 
 NOTICE = (
-    "diabat compiles its kernels once per machine: some 3 to 8 s for each backend that is used for the first time, "
-    "a minute for all; 'diabat warm-up' does it ahead."
+    "diabat compiles its kernels once per machine: about 3 to 8 s at the first use of each backend, "
+    "a minute for all; 'diabat warm-up' compiles them in advance."
 )
 
 
@@ -27,7 +27,7 @@ def jit(function: F, **options: Any) -> F:
     """Compile for calls from Python.
 
     Args:
-        function: What is compiled.
+        function: The function to compile.
         options: Further options of ``numba.njit``.
     """
     compiled: F = numba.njit(cache=True, nogil=True, error_model="numpy", no_cfunc_wrapper=True, **options)(
@@ -37,17 +37,17 @@ def jit(function: F, **options: Any) -> F:
 
 
 def inner(function: F, **options: Any) -> F:
-    """Compile for calls from compiled functions only: no code around it that unpacks Python's objects."""
+    """Compile for calls from compiled functions only, without the wrapper for calls from Python."""
     return jit(function, no_cpython_wrapper=True, **options)
 
 
 def inlined(function: F) -> F:
-    """Write the function into its callers: for large ones with one caller, which would be optimised twice."""
+    """Inline the function into its callers: for large functions with one caller, which would be optimised twice."""
     return inner(function, inline="always")
 
 
 class _Listener(event.Listener):  # type: ignore[misc]  # numba has no stubs
-    """Counts the functions of diabat that are compiled (not those read from disk), and says so at the first."""
+    """Counts compiled functions of diabat (not those loaded from disk), and logs the notice at the first one."""
 
     def __init__(self) -> None:
         self.count, self.silent = 0, False
@@ -58,7 +58,7 @@ class _Listener(event.Listener):  # type: ignore[misc]  # numba has no stubs
         self.count += 1
         if not self.silent:
             self.silent = True
-            # To stderr, unless the application has a handler of its own.
+            # Logged to stderr, unless the application has configured a handler.
             logging.getLogger("diabat").warning(NOTICE)
 
     def on_end(self, event: Any) -> None:
@@ -70,13 +70,13 @@ event.register("numba:compile", _listener)
 
 
 def compiled_functions() -> int:
-    """Number of functions that this process has compiled so far."""
+    """Number of functions compiled by this process so far."""
     return _listener.count
 
 
 @contextmanager
 def unannounced() -> Iterator[None]:
-    """Compile without the line that says so."""
+    """Suppress the notice in the block."""
     before, _listener.silent = _listener.silent, True
     try:
         yield

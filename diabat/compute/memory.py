@@ -1,4 +1,4 @@
-"""Refuse what would not fit into memory, and say how much it would need."""
+"""Refuse work that does not fit in memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from diabat.checks import ArgumentError
 
 
 def available_bytes() -> int:
-    """Physical memory that is free or can be freed, in bytes."""
+    """Available physical memory, in bytes."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             for line in lines:
@@ -20,17 +20,17 @@ def available_bytes() -> int:
 
 
 def require_memory(needed: int, what: str, argument: str = "fields") -> None:
-    """Refuse work that needs more memory than there is.
+    """Refuse work that needs more memory than is available.
 
     Args:
         needed: Bytes.
-        what: What needs them, in the plural, for the message.
-        argument: The argument that asks for so much, for the message.
+        what: The subject of the message, in the plural.
+        argument: The responsible argument, for the message.
 
     Raises:
-        ValueError: There is less; the message says how much is needed and how much there is.
+        ValueError: The message gives the required and the available memory.
     """
-    # Small requests are not worth asking the system about.
+    # Small requests are not checked, which saves a system call.
     if needed > 1 << 28 and needed > (there := available_bytes()):
         raise ArgumentError(
             argument, f"{what} need {_gib(needed)} GiB of memory, got {_gib(there)} GiB available."
@@ -38,5 +38,5 @@ def require_memory(needed: int, what: str, argument: str = "fields") -> None:
 
 
 def _gib(size: int) -> str:
-    # In integers: a size may be beyond what a float holds.
+    # The size is an integer that may overflow a float.
     return f"{size / 2**30:.3g}" if size < 1 << 80 else "more than 2^50"

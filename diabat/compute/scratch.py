@@ -1,4 +1,4 @@
-"""Memory of compiled kernels: arrays that start on a cache line, as a vector that straddles two lines costs twice."""
+"""Aligned memory of compiled kernels: arrays start on a cache line, because vectors across two lines cost twice."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def lanes_of(dtype: DTypeLike) -> int:
 
 
 class Scratch:
-    """One piece of memory from which arrays are cut.
+    """A block of memory that is divided into arrays.
 
     Args:
         vectors: Its size in vectors of 64 bytes.
-        cleared: Fill it with zeros; else it holds anything.
+        cleared: Fill it with zeros; else it is uninitialised.
     """
 
     def __init__(self, vectors: int, *, cleared: bool = False) -> None:
@@ -31,12 +31,12 @@ class Scratch:
         self._free = raw[start : start + vectors * VECTOR_BYTES]
 
     def take(self, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
-        """An array of whole vectors: its last axis has :func:`lanes_of` numbers, or a multiple of them."""
+        """Allocate an array of complete vectors: its last axis is a multiple of :func:`lanes_of`."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         taken, self._free = self._free[:size], self._free[size:]
         return taken.view(dtype).reshape(shape)
 
 
 def aligned_rows(rows: int, dtype: DTypeLike) -> NDArray[Any]:
-    """An array [rows, lanes] by itself, which holds anything."""
+    """Allocate a separate uninitialised array [rows, lanes]."""
     return Scratch(rows).take(dtype, rows, lanes_of(dtype))

@@ -1,9 +1,9 @@
 """Vectors of 64 bytes for compiled kernels: 16 lanes of float32 or 8 of float64.
 
-LLVM does not vectorise a butterfly over many rows of one array by itself, because it cannot prove that the
-rows are distinct.  Here a row of an array [rows, lanes] is loaded as one vector value, and the arithmetic on
-it is written out.  LLVM splits the vectors on processors whose registers are smaller.  Products and sums
-carry the flag ``contract``: they become fused multiply-adds where the processor has them.
+LLVM does not vectorise a butterfly over many rows of one array, because it cannot prove that the rows are distinct.
+Here a row of an array [rows, lanes] is loaded as one vector value, with explicit vector arithmetic.  LLVM splits the
+vectors on processors with smaller registers.  Products and sums have the flag ``contract``: they become fused
+multiply-adds if the processor supports them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CONTRACT = ("contract",)
 
 
 def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Numba's decorator; what it makes is called without the typing context."""
+    """Numba's decorator, typed: the result is called without the typing context."""
     made: Callable[..., Any] = _intrinsic(function)
     return made
 
@@ -49,8 +49,8 @@ class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]  # numba has no
 class Rows(types.Type):
     """Numba type of the address of an array [rows, lanes].
 
-    Numba counts references to every array that one compiled function passes to another, which costs as much as a
-    pass over a small state; an address is passed for nothing.  The caller keeps the array alive.
+    Numba counts references to every array that one compiled function passes to another, which costs as much as a pass
+    over a small state; passing an address is free.  The caller must keep the array alive.
     """
 
     def __init__(self, dtype: Any) -> None:
@@ -92,7 +92,7 @@ def _vector_of(dtype: Any) -> Vector:
 
 @intrinsic
 def address(typing_context: Any, array: Any) -> Any:
-    """Address of a C-contiguous array whose last axis are the lanes."""
+    """Address of a C-contiguous array whose last axis is the lanes."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return _data(context, builder, signature.args[0], arguments[0])

@@ -1,6 +1,6 @@
 """Vectors of 16 words of 32 bits, and operations on the bits of vectors of float32.
 
-Adds to :mod:`diabat.compute.simd`, whose vectors of float32 are used as they are.
+Extends :mod:`diabat.compute.simd` and uses its vectors of float32.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Ranges of work, and threads that take them; the threads are kept between calls.
+"""Division of work into ranges, and a thread pool that is kept between calls.
 
-Compiled kernels release the interpreter, and no number of a range depends on the others, so that results are the same
-on any number of threads.
+Compiled kernels release the GIL, and ranges are independent of each other: results are the same on any number of
+threads.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Scratch = TypeVar("Scratch")
 
 
 def equal_ranges(count: int, parts: int) -> list[slice]:
-    """Cut ``count`` items into consecutive ranges of about equal length, at most ``parts`` and none of them empty."""
+    """Divide ``count`` items into at most ``parts`` nonempty consecutive ranges of about equal length."""
     parts = min(parts, count)
     return [slice(count * i // parts, count * (i + 1) // parts) for i in range(parts)]
 
 
 def ranges_of_equal_work(work: NDArray[Any], parts: int) -> list[slice]:
-    """Cut items into consecutive ranges of about equal work, at most ``parts`` and none of them empty.
+    """Divide items into at most ``parts`` nonempty consecutive ranges of about equal work.
 
     Args:
-        work: What each item costs, in any unit, [items].
-        parts: Most ranges, at least 1.
+        work: Cost of each item, in any unit, [items].
+        parts: Largest number of ranges, at least 1.
     """
     total = np.cumsum(work)
     edges = np.searchsorted(total, total[-1] * np.arange(1, parts) / parts, side="right")
@@ -43,13 +43,13 @@ def ranges_of_equal_work(work: NDArray[Any], parts: int) -> list[slice]:
 def run_parts(
     parts: Sequence[Part], scratch: Callable[[Part], Scratch], call: Callable[[Part, Scratch], object]
 ) -> None:
-    """Call something for every part, the first on this thread and the others on kept threads.
+    """Call a function for every part: the first on this thread, the others on pool threads.
 
     Args:
         parts: Disjoint work, at least one part.
-        scratch: Memory for a part, taken on the calling thread: what another thread takes is given back to the
-            system when it is freed, and has to be cleared again at the next call.
-        call: Does one part; a compiled kernel, which does not call this function again.
+        scratch: Allocates memory for a part, on the calling thread: memory allocated by other threads is returned to
+            the system when it is freed, and the system clears it again at the next call.
+        call: Processes one part; a compiled kernel, which must not call this function again.
     """
     memory = [scratch(part) for part in parts]
     if len(parts) == 1:
@@ -66,10 +66,10 @@ def run_parts(
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    """Threads that sleep between calls, started one by one as they are needed; more than processors gain nothing."""
+    """The thread pool; threads start as they are needed and sleep between calls, at most one per processor."""
     return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="diabat")
 
 
 if sys.platform != "win32":
-    # A forked child has none of its parent's threads.
+    # A forked child does not have the threads of its parent.
     os.register_at_fork(after_in_child=_pool.cache_clear)

@@ -62,9 +62,9 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "plan.json"
     save_plan(path, random_plan(3, seed=1))
     before = path.read_bytes()
-    with pytest.raises(ValueError, match=r"metadata: expected what JSON can hold, got .*ndarray"):
+    with pytest.raises(ValueError, match=r"metadata: expected JSON values, got .*ndarray"):
         save_plan(path, random_plan(4, seed=2), {"angles": np.ones(2)})
-    with pytest.raises(ValueError, match=r"metadata: expected what JSON can hold, got .*nan"):
+    with pytest.raises(ValueError, match=r"metadata: expected JSON values, got .*nan"):
         save_plan(path, random_plan(4, seed=2), {"error": float("nan")})
 
     def full(*_: Any) -> None:

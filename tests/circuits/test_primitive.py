@@ -345,7 +345,7 @@ def test_scrubbing(message: str, expected: str) -> None:
     [
         ({"primitive": "aer"}, r"primitive: expected a qiskit\.primitives\.BaseSamplerV2, got str\."),
         ({"primitive": StatevectorEstimator()}, "BaseSamplerV2, got StatevectorEstimator"),
-        ({"backend": 1, "pass_manager": 1}, "backend: expected a backend or a pass_manager, got both"),
+        ({"backend": 1, "pass_manager": 1}, "backend: cannot be combined with pass_manager, got both"),
         ({"backend": "ibm"}, "backend: expected a Qiskit backend with a target, got str"),
         (
             {"backend": line_backend(), "optimization_level": 4},

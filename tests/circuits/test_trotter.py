@@ -125,7 +125,7 @@ def test_a_grid_of_ones_own() -> None:
         "Advantage2_system1 (fast), 5 ns, 200 steps, strang",
         "Advantage2_system1 (fast), 5 ns, 200 steps, strang, own grid",
     )
-    with pytest.raises(ValueError, match=r"steps: expected None or the 200 of the grid, got 199"):
+    with pytest.raises(ValueError, match=r"steps: expected None or 200 as in the grid, got 199"):
         trotter_plan(table, 5.0, 199, grid=np.arange(201) / 200)
 
 
@@ -169,10 +169,10 @@ def test_smaller_errors_take_more_steps_and_are_found_again_at_once(monkeypatch:
 
 
 def test_trotter_error_excludes_steps_and_own_grids() -> None:
-    with pytest.raises(ValueError, match="trotter_error: expected either it or steps, got both"):
+    with pytest.raises(ValueError, match="trotter_error: cannot be combined with steps, got both"):
         trotter_plan(RAMP, 1.0, 100, trotter_error=1e-3)
     with pytest.raises(
-        ValueError, match="trotter_error: expected either it or a grid of one's own, got both"
+        ValueError, match="trotter_error: cannot be combined with an array of edges, got both"
     ):
         trotter_plan(RAMP, 1.0, grid=[0, 0.5, 1], trotter_error=1e-3)
 

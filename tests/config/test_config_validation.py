@@ -118,7 +118,10 @@ DQA_OPTIONS: list[tuple[dict[str, Any], str]] = [
         {"schedule": "Advantage2_system9"},
         r"sampler\.schedule: unknown name .*, did you mean 'Advantage2_system",
     ),
-    ({"trotter_error": 0.1, "steps": 300}, r"sampler\.trotter_error: expected either it or steps, got both"),
+    (
+        {"trotter_error": 0.1, "steps": 300},
+        r"sampler\.trotter_error: cannot be combined with steps, got both",
+    ),
     ({"engine": "aer", "learn_schedule": True}, r"sampler\.learn_schedule: expected engine native or torch"),
 ]
 

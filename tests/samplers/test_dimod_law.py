@@ -114,7 +114,7 @@ def test_values_out_of_range_are_refused_before_submission(h: float, coupling: f
 
 
 def test_fit_without_ranges_is_refused() -> None:
-    with pytest.raises(ValueError, match="scale: 'fit' needs a sampler that states"):
+    with pytest.raises(ValueError, match="scale: 'fit' needs a sampler that reports"):
         DimodSampler(Scripted(all_up), beta=1.0, scale="fit").sample(Ising(torch.ones(1)), 1)
 
 

@@ -32,7 +32,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a sampler with a beta": (
         {"sampler": plain("beta"), "beta": 1.0},
-        "parameters: expected beta, .* got none; beta=1.0 stays at 1",
+        "parameters: expected beta, .* got none; beta=1.0 keeps it at 1",
     ),
     "a schedule to another temperature": (
         {"sampler": SA, "beta": 1.0, "parameters": {"beta_range": [0.1, 5.0]}},
@@ -73,7 +73,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "options of a built sampler": (
         {"sampler": plain(), "beta": 1.0, "options": {}},
-        "options: expected None",
+        "options: cannot be combined with a sampler object",
     ),
     "a name without a colon": ({"sampler": "dimod", "beta": 1.0}, "sampler: expected .* 'module:name'"),
     "no such name": (

@@ -364,7 +364,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"sampler": "dqa", "options": {"learn_schedule": True}},
         ValueError,
-        "sampler: expected a base without learnable parameters, because workers do not receive their updates, got 'dqa' with 1.",
+        "sampler: expected a base without learnable parameters, which workers do not receive, got 'dqa' with 1.",
     ),
 ]
 

@@ -1,1 +1,1 @@
-"""What runs a Trotter plan: the interface of engines, and one package for each kind of them."""
+"""Engines that run a Trotter plan: the interface, and one package for each kind of engine."""

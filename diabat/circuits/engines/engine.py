@@ -1,4 +1,4 @@
-"""What every engine does: run one plan on batches of programmed problems."""
+"""The interface of engines: run one plan on batches of programmed problems."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from diabat.circuits.trotter import TrotterPlan
 
 
 class EngineError(ArgumentError):
-    """The engine does not do what it was asked for; the message says what does."""
+    """The engine does not support the request; the message names an alternative."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class BatchMoments:
 
     Attributes:
         probability: P(s_j = +1), float64 [Q, n].
-        correlation: <s_j s_k>, float64 [Q, n, n] with 1 on the diagonal; None unless asked for.
+        correlation: <s_j s_k>, float64 [Q, n, n] with 1 on the diagonal; None unless requested.
     """
 
     probability: FloatArray
@@ -75,8 +75,8 @@ class BatchGradient:
 
     Attributes:
         fields: ∂L/∂h, float64 [Q, n].
-        couplings: ∂L/∂J, symmetric with zero diagonal, the exponent being read as ½ Σ_{j≠k} J_jk s_j s_k; [n, n]
-            summed over the problems where they share J, else [Q, n, n].
+        couplings: ∂L/∂J, symmetric with zero diagonal, for the exponent ½ Σ_{j≠k} J_jk s_j s_k; [n, n] summed over
+            the problems if they share J, else [Q, n, n].
     """
 
     fields: FloatArray
@@ -103,14 +103,14 @@ class PlanGradient:
 class Engine(ABC):
     """Runs a plan: |ψ> = U_{steps-1} … U_0 |+>^n, P(s) = |<s|ψ>|², U_k as in `diabat.circuits.trotter`.
 
-    Problems of different sizes go in one call, as the prefixes of a causal window do. An engine that knows
-    the probabilities of all states inherits the rest; faster ones never form them.
+    One call can contain problems of different sizes, such as the prefixes of a causal window. An engine that computes
+    the probabilities of all states inherits the other methods; faster engines override them.
 
     Attributes:
-        name: What the engine is called in configurations.
+        name: Name of the engine in configurations.
         max_spins: Largest n.
-        exact: Whether moments are those of the circuit itself rather than averages over shots.
-        differentiable: Whether `gradient` is there.
+        exact: Whether moments are exact for the circuit, not averages over shots.
+        differentiable: Whether `gradient` is implemented.
     """
 
     name: str
@@ -138,7 +138,7 @@ class Engine(ABC):
     def moments(
         self, plan: TrotterPlan, batches: Sequence[Batch], *, correlations: bool = False
     ) -> list[BatchMoments]:
-        """Marginals, and pair correlations if asked for, of every batch."""
+        """Marginals, and pair correlations if requested, of every batch."""
         found = []
         for batch in batches:
             table = self.probabilities(plan, batch.fields, batch.couplings)
@@ -187,17 +187,17 @@ class Engine(ABC):
 
             ∂L/∂θ_k = 2 Re <λ_k| ∂U_k/∂θ_k |ψ_{k-1}>,
 
-        so that the memory does not grow with the number of steps.
+        so that memory does not grow with the number of steps.
 
         Args:
             plan: Angles of the Trotter steps.
             batches: Programmed problems.
             cotangents: v, [Q, n] for each batch.
             pair_cotangents: w, symmetric [Q, n, n] for each batch; None for zero.
-            angles: Whether the derivatives with respect to angles are wanted; else they may be left zero.
+            angles: Whether the derivatives with respect to angles are requested; else they may be zero.
 
         Raises:
-            EngineError: The engine cannot (`differentiable` is False).
+            EngineError: The engine has no gradient (`differentiable` is False).
             ValueError: The cotangents do not have the shapes of the batches.
         """
         raise EngineError(
@@ -228,7 +228,7 @@ def draw_spins(probabilities: FloatArray, uniforms: FloatArray) -> NDArray[np.in
 
     Args:
         probabilities: float64 [Q, 2^n], not negative; rows need not be normalised.
-        uniforms: float64 [Q, shots] in [0, 1). They are an argument, so that a draw can be replayed exactly.
+        uniforms: float64 [Q, shots] in [0, 1); an argument, so that a draw can be reproduced exactly.
 
     Returns:
         Spins ±1, int8 [shots, Q, n]; bit j of the state index is spin j, bit 1 means +1.

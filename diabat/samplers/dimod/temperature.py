@@ -73,7 +73,7 @@ def check_held(sampler: Any, parameters: Mapping[str, Any], beta: Mode | Betas) 
         raise ArgumentError(
             "parameters",
             f"expected {' or '.join(offered)}, because {type(sampler).__name__} may otherwise choose the "
-            f"temperature, got neither; {_STAYS[offered[0]]} keeps it at 1.",
+            f"temperature, got none; {_STAYS[offered[0]]} keeps it at 1.",
         )
     last = float(np.asarray(given, dtype=np.float64).reshape(-1)[-1])
     if any(not math.isclose(last, one, rel_tol=1e-9) for one in beta):

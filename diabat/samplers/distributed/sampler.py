@@ -77,7 +77,7 @@ class DistributedSampler(Sampler):
         if learnable := len(list(self.base.parameters())):
             raise ArgumentError(
                 "sampler",
-                "expected a base without learnable parameters, because workers do not receive their updates, "
+                "expected a base without learnable parameters, which workers do not receive, "
                 f"got '{self.base.name}' with {learnable}.",
             )
         self._packed: bytes | None = None

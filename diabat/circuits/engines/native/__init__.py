@@ -1,1 +1,1 @@
-"""The engine of compiled kernels, with problems in SIMD lanes."""
+"""The engine with compiled kernels, one problem per SIMD lane."""

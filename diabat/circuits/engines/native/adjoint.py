@@ -1,13 +1,13 @@
 """Compiled adjoint gradient over blocks of lanes; imported on first use.
 
-With O the diagonal observable of the loss and λ = Oψ after the last step, every step is undone on ψ and λ together.
-For the phases Φ(x) = (b Σ h_j s_j + c Σ_{i<j} J_ij s_i s_j)/2 of a step, taken where they were applied,
+With O the diagonal observable of the loss and λ = Oψ after the last step, every step is reversed on ψ and λ together.
+For the phases Φ(x) = (b Σ h_j s_j + c Σ_{i<j} J_ij s_i s_j)/2 of a step, at the point where they were applied,
 
     ∂L/∂Φ(x) = -2 Im( λ*(x) ψ(x) ),      ∂L/∂a = -Im <λ| Σ_j X_j |ψ>.
 
-The gradient of the fields needs Σ_x ∂L/∂Φ(x) s_j of every step, which is found by folding halves, and gives that
-of b as well.  The gradient of the couplings comes from one table per block, Σ_k c_k ∂L/∂Φ_k /2, contracted with pairs
-of spins once, at the end.
+The gradient of the fields needs Σ_x ∂L/∂Φ(x) s_j of every step, computed by folding halves, which also gives that of
+b.  The gradient of the couplings comes from one table per block, Σ_k c_k ∂L/∂Φ_k /2, contracted with pairs of spins
+once, at the end.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def walk_back(
     pair: Pair, tables: Tables, own: bool, plan: Any, fields: Any, pairs: Any, gradient: Any, exponents: Any,
     folded: Any, field_gradient: Any, row: Any, angles: Any, n: int,
 ) -> None:  # fmt: skip
-    """Undo all steps from the last to the first, and add up the gradients; ``folded`` is scratch."""
+    """Reverse all steps from the last to the first, and sum the gradients; ``folded`` is scratch."""
     h, J, lanes = address(fields), address(pairs), row.shape[1]
     sums = skip(folded, 1 << (n - 2))
     minus = row.dtype.type(-1)

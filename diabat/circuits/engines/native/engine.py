@@ -30,7 +30,7 @@ from diabat.compute.threads import ranges_of_equal_work, run_parts
 MAX_SPINS = 26
 
 Tables = Literal["states", "pairs", "gradient"]
-# Tables of 2^n rows that a run needs besides the phase tables.
+# Number of tables of 2^n rows of a run, besides the phase tables.
 _STATE_TABLES: dict[Tables, int] = {"states": 2, "pairs": 4, "gradient": 7}
 
 # Largest rounding of a phase, in rad.
@@ -43,10 +43,9 @@ _MAX_TABLE = 1 << 22
 class NativeEngine(Engine):
     """Runs plans with compiled code: one problem per SIMD lane, phase tables shared, steps merged.
 
-    Problems of all sizes of a call are cut into blocks of 16 (single precision) or 8 lanes, and threads take
-    blocks.  A block's result does not depend on the others, so that neither ``threads`` nor the rest of the batch
-    changes a bit of it.  The compiled code is cached on disk; the very first call on a machine compiles for
-    some seconds.
+    The problems of a call are divided into blocks of 16 (single precision) or 8 lanes, which are shared by threads.
+    Results are bit-identical for any ``threads`` and any other problems in the batch.  The compiled code is cached on
+    disk; the first call on a machine compiles for some seconds.
     """
 
     name = "native"
@@ -56,14 +55,14 @@ class NativeEngine(Engine):
     def __init__(
         self, precision: Literal["double", "single"] = "double", threads: int | Callable[[], int] = 1
     ) -> None:
-        """Configure the engine; numba is loaded at the first run.
+        """Configure the engine; numba is imported at the first run.
 
         Args:
             precision: "double" or "single" (probabilities to about 1e-6, twice as fast).
-            threads: Threads that share the blocks of a call; a function is asked at every call.
+            threads: Number of threads that share the blocks; a function is evaluated at every call.
 
         Raises:
-            ValueError: An argument outside these choices.
+            ValueError: An invalid argument.
         """
         if precision not in ("double", "single"):
             raise ArgumentError("precision", f"expected 'double' or 'single', got {precision!r}.")
@@ -94,7 +93,7 @@ class NativeEngine(Engine):
     def moments(
         self, plan: TrotterPlan, batches: Sequence[Batch], *, correlations: bool = False
     ) -> list[BatchMoments]:
-        """Marginals and pair correlations, as `Engine.moments`; no table of states leaves a block."""
+        """Marginals and pair correlations, as `Engine.moments`, without a table of states per problem."""
         _load_numba()
         pairs_of = [n * (n - 1) // 2 if correlations else 0 for n in (max(2, b.num_spins) for b in batches)]
         lanes = self._lanes(plan, batches, pairs_of)
@@ -147,7 +146,7 @@ class NativeEngine(Engine):
         *,
         angles: bool = True,
     ) -> PlanGradient:
-        """Exact derivative by the adjoint method, as `Engine.gradient`; without ``angles`` their part is left zero."""
+        """Exact derivative by the adjoint method, as `Engine.gradient`; derivatives of angles are optional."""
         _load_numba()
         from diabat.circuits.engines.native.adjoint import run_gradient
 
@@ -180,7 +179,7 @@ class NativeEngine(Engine):
         return in_lanes(batches, self._dtype, self._width, out_rows)
 
     def _require_phases(self, plan: TrotterPlan, batches: Sequence[Batch]) -> None:
-        """Refuse phases of so many turns that what is left of them is rounding."""
+        """Refuse phases that are too large for the precision."""
         b, c = (float(np.abs(angles).max()) for angles in (plan.field_angles, plan.coupling_angles))
         phases = (
             b * np.abs(batch.fields).max(initial=0.0) + c * np.abs(batch.couplings).sum(-1).max(initial=0.0)
@@ -191,13 +190,13 @@ class NativeEngine(Engine):
         if not largest <= most:
             raise ArgumentError(
                 "fields",
-                f"expected fields and couplings that turn a spin by at most {most:.1g} rad per step, which "
-                f"{self.precision} precision resolves, got {largest:.2g} rad; hide spins with visible rather than by "
+                f"expected fields and couplings that rotate a spin by at most {most:.1g} rad per step, the limit of "
+                f"{self.precision} precision, got {largest:.2g} rad; hide spins with visible rather than by "
                 "large fields.",
             )
 
     def _answer(self, plan: TrotterPlan, lanes: Lanes, scratch: Tables, **wanted: Any) -> None:
-        """Run all jobs and fill the arrays that are wanted, by their names in `run_plan`."""
+        """Run all jobs and fill the requested arrays, by their names in `run_plan`."""
         from diabat.circuits.engines.native.kernel import run_plan
 
         none = np.empty((0, self._width), self._dtype)
@@ -209,7 +208,7 @@ class NativeEngine(Engine):
     def _run(
         self, kernel: Callable[..., None], plan: TrotterPlan, lanes: Lanes, tables: Tables, *out: Any
     ) -> None:
-        """Run all jobs; arrays of ``out`` whose rows follow the jobs' own numbering are shared by the threads."""
+        """Run all jobs; threads share the arrays of ``out`` that are indexed by job."""
         from diabat.circuits.engines.native.kernel import scratch_rows
         from diabat.circuits.engines.native.steps import small_rows
 
@@ -241,10 +240,9 @@ class NativeEngine(Engine):
 
 @cache
 def _load_numba() -> None:
-    """Import numba and the kernels and let numba set itself up, with Python's garbage collector paused.
+    """Import and initialise numba and the kernels, with Python's garbage collector paused.
 
-    They make so many objects that the collector walks through all of torch several times, which would take a
-    third of the time.
+    The imports create so many objects that the collector would scan all of torch several times, a third of the time.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -252,7 +250,7 @@ def _load_numba() -> None:
         import_module("diabat.circuits.engines.native.kernel")
         from diabat.circuits.engines.native.steps import small_rows
 
-        small_rows(2, 8)  # numba sets itself up at the first call
+        small_rows(2, 8)  # numba initialises at the first call
     finally:
         if collecting:
             gc.enable()

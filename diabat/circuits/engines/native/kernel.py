@@ -1,8 +1,8 @@
 """Compiled runs of a plan over blocks of lanes; imported on first use.
 
-All arrays of a call are flat over *jobs*, one job being one block of lanes (problems of one size): the job table
-[jobs, COLUMNS] says where a job finds its numbers.  A thread runs a range of jobs with scratch of its own, so
-that results do not depend on the number of threads.
+All arrays of a call are flat over *jobs*; a job is one block of lanes (problems of one size).  The job table [jobs,
+COLUMNS] gives the rows of each job.  A thread runs a range of jobs with separate scratch, so results do not depend on
+the number of threads.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from diabat.circuits.engines.native.steps import (
 from diabat.compute.jit import inlined, inner, jit
 from diabat.compute.simd import add, address, constant, entry, fma, load, mul, store, sub
 
-# Rows between tables of 2^n rows: at a distance of a power of two, a load from one would wait for a store to the
-# other, whose address agrees in the lowest bits, and the rows of both would compete for the same lines of the cache.
+# Padding rows between tables of 2^n rows: at a distance of a power of two, a load from one table would wait for a
+# store to the other with the same low address bits, and both would compete for the same cache lines.
 GAP = 8
 
 
@@ -102,7 +102,7 @@ def fold_pairs(weights: Any, scratch: Any, out: Any, n: int) -> None:
 
     From the top bit down: halves that differ in bit j give the difference d(x) over the lower bits, and
     Σ d s_i follows from d by adding halves; then the halves of w are added.  4·2^n additions in all.
-    ``weights`` is used up.
+    ``weights`` is overwritten.
     """
     for j in range(n - 1, 0, -1):
         half = 1 << j
@@ -115,7 +115,7 @@ def fold_pairs(weights: Any, scratch: Any, out: Any, n: int) -> None:
 
 @inner
 def signed_sums(values: Any, out: Any, row: int, n: int) -> None:
-    """Σ_x v(x) s_i into row ``row`` + i, for i < n; ``values`` is used up."""
+    """Σ_x v(x) s_i into row ``row`` + i, for i < n; ``values`` is overwritten."""
     for i in range(n - 1, -1, -1):
         half = 1 << i
         total = constant(load(values, 0), 0.0)
@@ -128,7 +128,7 @@ def signed_sums(values: Any, out: Any, row: int, n: int) -> None:
 
 @inner
 def fold_spins(weights: Any, out: Any, flip: bool, n: int) -> Any:
-    """Σ_x w(x) [s_j = +1] (-1 if ``flip``) into row j of ``out``; returns Σ w; ``weights`` is used up."""
+    """Σ_x w(x) [s_j = +1] (-1 if ``flip``) into row j of ``out``; returns Σ w; ``weights`` is overwritten."""
     for j in range(n - 1, -1, -1):
         half = 1 << j
         up = constant(load(weights, 0), 0.0)
@@ -164,9 +164,9 @@ def run_plan(
     uniforms: Any,
     states: Any,
 ) -> None:
-    """Run a plan on a range of jobs, w = |ψ|² of every state being what is asked for.
+    """Run a plan on a range of jobs, and compute results from w = |ψ|² of every state.
 
-    One function for all answers, so that the evolution is compiled once; an answer without rows is not wanted.
+    One function computes all results, so that the evolution is compiled once; arrays without rows are not filled.
 
     Args:
         jobs: Rows of the job table.
@@ -225,7 +225,7 @@ def _sum_tree(leaves: Any, nodes: Any, n: int) -> None:
 def _descend(leaves: Any, nodes: Any, uniforms: Any, states: Any, flip: bool, n: int) -> None:
     """First state whose cumulative weight exceeds u times the total, found from the top bit down.
 
-    With ``flip`` the states stand in reverse order, and the tree is walked from the other side.
+    With ``flip`` the states are in reverse order, and the tree is traversed from the other side.
     """
     size = 1 << n
     other = 1 if flip else 0

@@ -1,4 +1,4 @@
-"""What the compiled kernels are given: a plan reduced, problems in lanes, and the table of jobs."""
+"""Inputs of the compiled kernels: a reduced plan, problems in lanes, and the table of jobs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SPINS, FIELD_ROW, COUPLING_ROW, OWN, OUT_ROW, OUT_ROWS, COLUMNS = 0, 1, 2, 3, 4,
 class NativePlan:
     r"""Angles reduced to -π/2 <= a <= π/2.
 
-    exp(i π/2 X) = iX flips a spin, so that a mixer of angle a = a' + mπ is one of angle a' and m flips of all
-    spins.  A flip of all spins commutes with the couplings and the mixers and turns the sign of the fields.
-    With tan(a'/2) at most 1 in magnitude, a rotation in shears of tan(a'/2) and sin(a') loses no digits.
+    exp(i π/2 X) = iX flips a spin, so a mixer of angle a = a' + mπ is one of angle a' and m flips of all spins.  A flip
+    of all spins commutes with the couplings and the mixers, and changes the sign of the fields.  With |tan(a'/2)| <= 1,
+    a rotation by shears of tan(a'/2) and sin(a') loses no precision.
 
     Attributes:
         table: b with the sign of the flips so far, c, tan(a'/2), sin(a')/2, tan(a'/4), sin(a'/2), [6, steps].
@@ -52,13 +52,13 @@ def native_plan(plan: TrotterPlan, dtype: type[np.floating]) -> NativePlan:
 
 @dataclass(frozen=True, eq=False)
 class Lanes:
-    """Problems in blocks of lanes: spin-major rows, one problem per lane, the last block filled up with zeros.
+    """Problems in blocks of lanes: spin-major rows, one problem per lane, the last block padded with zeros.
 
     Attributes:
         width: Lanes of a block.
         spins: Spins of each batch as the kernels see them: 2 for problems of one spin, which get an idle second.
         blocks: Blocks of each batch.
-        own: Whether the problems of each batch have couplings of their own.
+        own: Whether the problems of each batch have different couplings.
         out_rows: Rows of output of a block of each batch.
         jobs: int64 [jobs, COLUMNS].
         fields: [rows, width].
@@ -75,7 +75,7 @@ class Lanes:
     couplings: Floats
 
     def pack(self, values: Sequence[FloatArray], rows: Sequence[int] | None = None) -> Floats:
-        """Numbers per problem [Q, m] as rows of the jobs, m filled up to ``rows`` (the spins if None)."""
+        """Convert values per problem [Q, m] to rows of the jobs, m padded to ``rows`` (the spins if None)."""
         counts = self.spins if rows is None else rows
         return np.concatenate(
             [np.zeros((0, self.width), self.fields.dtype)]
@@ -86,7 +86,7 @@ class Lanes:
         )
 
     def per_spin(self, rows: Floats, batches: Sequence[Batch]) -> list[FloatArray]:
-        """Rows like ``fields`` as [Q, n] of each batch."""
+        """Convert rows like ``fields`` to [Q, n] of each batch."""
         found, start = [], 0
         for batch, n, blocks in zip(batches, self.spins, self.blocks, strict=True):
             stop = start + blocks * n
@@ -95,7 +95,7 @@ class Lanes:
         return found
 
     def outputs(self, rows: NDArray[Any], batches: Sequence[Batch]) -> list[FloatArray]:
-        """Output rows of every job as [Q, rows of a job] of each batch."""
+        """Convert output rows of every job to [Q, rows of a job] of each batch."""
         found, start = [], 0
         for batch, blocks, count in zip(batches, self.blocks, self.out_rows, strict=True):
             stop = start + blocks * count
@@ -123,7 +123,7 @@ def in_lanes(
         batches: Programmed problems.
         dtype: float32 or float64.
         width: Lanes of a block.
-        out_rows: Rows of output that a job of each batch writes.
+        out_rows: Number of output rows of a job of each batch.
     """
     spins = [max(2, batch.num_spins) for batch in batches]
     blocks = [-(-batch.num_problems // width) for batch in batches]
@@ -149,7 +149,7 @@ def in_lanes(
 
 
 def _couplings(batch: Batch, blocks: int, width: int, dtype: type[np.floating]) -> tuple[Floats, int]:
-    """Rows of couplings, and how many of them a block has to itself."""
+    """Rows of couplings, and the number of separate rows of a block."""
     pairs = lower_pairs(batch.couplings)
     if not batch.shared:
         return _pack(pairs, pairs.shape[-1], blocks, width, dtype), pairs.shape[-1]

@@ -21,10 +21,10 @@ from diabat.circuits.engines.native.steps import GROUP, Tables, rotated
 from diabat.compute.jit import inner
 from diabat.compute.simd import add, entry, fma, fnma, load, mul, splat, store, sub
 
-# Log2 of the rows of a chunk that is taken through all its qubits before the next, a multiple of GROUP: 2^8 rows of
+# Log2 of the rows of a chunk, which passes through all its qubits before the next; a multiple of GROUP.  2^8 rows of
 # two vectors are 32 KiB, the first-level cache of a core.
 CHUNK = 8
-# Rows of a chunk that are taken through all higher qubits together.
+# Rows of a chunk that pass through all higher qubits together.
 STRIP = 32
 
 
@@ -233,7 +233,7 @@ def second_pass(
     re: Any, im: Any, zr: Any, zi: Any, mixer: Mixer, j: int, bits: int, start: int, stop: int,
     low: int, high: int, step: int,
 ) -> None:  # fmt: skip
-    """Mixer of what `first_two` or `turn_two` left of a group of ``bits`` qubits from j on."""
+    """Mixer of the remaining qubits of a group of ``bits`` qubits from j on, after `first_two` or `turn_two`."""
     if bits == GROUP:
         mix_two(re, im, mixer, j + 2, start, stop, low, high, step)
     elif bits == 3:
@@ -261,7 +261,7 @@ def forward_step(re: Any, im: Any, tables: Tables, own: bool, mixer: Mixer, n: i
     """One Trotter step on a state of n >= 2 qubits, `Rows`."""
     zr, zi = tables.zr, tables.zi
     inside, bits = min(n, CHUNK), min(n, GROUP)
-    # Not the literals 0 and 4: numba compiles a function anew for every literal that it is called with.
+    # Not the literals 0 and 4: numba compiles a function again for every literal argument.
     none, four = n - n, n - n + 4
     rows = 1 << inside
     for start in range(0, 1 << n, rows):

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 from diabat.compute.jit import inner, jit
 from diabat.compute.simd import address, constant, entry, fma, fnma, load, mul, nearest, skip, splat, store
 
-# Qubits whose field phases are applied together, in the first of the two passes that mix them.
+# Number of qubits whose field phases are applied together, in the first of the two passes that mix them.
 GROUP = 4
 
 
 class Tables(NamedTuple):
-    """Phase tables of a step and what they are made of, all `Rows`.
+    """Phase tables of a step and their inputs, all `Rows`.
 
     Attributes:
         tr: Phase table, real parts: entry x in row x if every lane has couplings of its own, else at number x.
@@ -207,7 +207,7 @@ def shared_phases(tables: Tables, angle: Any, n: int, lanes: int) -> None:
 
 @inner
 def own_phases(tables: Tables, pairs: Any, angle: Any, n: int) -> None:
-    """The same for every lane's own couplings, n(n-1)/2 rows."""
+    """Phase table for lanes with different couplings, n(n-1)/2 rows."""
     tr, ti, fr, fi = tables.tr, tables.ti, tables.fr, tables.fi
     va = splat(angle)
     one, zero = constant(va, 1.0), constant(va, 0.0)
@@ -245,7 +245,7 @@ def phase_rows(n: int, own: bool, lanes: int) -> int:
 
 @jit
 def small_rows(n: int, lanes: int) -> int:
-    """Rows of the vectors over spins and pairs among `Tables`, and one to add lanes in."""
+    """Number of rows of the vectors over spins and pairs in `Tables`, and one to sum lanes."""
     return (1 + 2 * GROUP) * n + 3 * turn_rows(n, lanes) + 1
 
 

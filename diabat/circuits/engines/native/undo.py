@@ -1,10 +1,10 @@
-"""Compiled passes that undo a Trotter step on ψ and on λ together; imported on first use.
+"""Compiled passes that reverse a Trotter step on ψ and λ together; imported on first use.
 
-They mirror `native_passes`, and collect what the gradient needs while the amplitudes are at hand.  Of two qubits,
+They mirror the passes of `passes`, and sum the terms of the gradient while the amplitudes are loaded.  For two qubits,
 
     Im Σ λ* (X_p + X_q) ψ = Im Σ ( σ_λ* π_ψ + π_λ* σ_ψ )
 
-takes the sums σ = ψ_00 + ψ_11 and π = ψ_01 + ψ_10 that the mixer forms anyway: one multiply-add per amplitude.
+uses the sums σ = ψ_00 + ψ_11 and π = ψ_01 + ψ_10 that the mixer already computes: one multiply-add per amplitude.
 """
 
 from __future__ import annotations

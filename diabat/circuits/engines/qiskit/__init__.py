@@ -1,1 +1,1 @@
-"""Circuits of Qiskit, and the engines that run them: Aer, and any primitive."""
+"""Qiskit circuits, and the engines that run them: Aer and any primitive."""

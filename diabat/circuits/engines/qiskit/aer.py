@@ -29,8 +29,8 @@ class AerEngine(Engine):
 
     The unitaries U_k are those of `diabat.circuits.trotter`. Problems with the same couplings run as one
     parameterised circuit whose fields are bound inside Aer, many problems per job; there is no transpilation.
-    The circuit of the last plan and couplings is kept, so that repeated calls with the same J build nothing.
-    Per-problem couplings are grouped by equal J, and **every distinct J builds and runs a circuit of its own**:
+    The circuit of the last plan and couplings is cached, so that repeated calls with the same J build nothing.
+    Per-problem couplings are grouped by equal J, and **every distinct J builds and runs a separate circuit**: some
     milliseconds each (about 20 at 8 spins and 200 steps). Results do not depend on `threads` or `batch_size`.
     """
 
@@ -44,16 +44,16 @@ class AerEngine(Engine):
         threads: int = 0,
         batch_size: int = 256,
     ) -> None:
-        """Configure the simulator; Aer itself is loaded at the first run.
+        """Configure the simulator; Aer is imported at the first run.
 
         Args:
-            method: Aer's simulation method; only "statevector" knows every gate used here.
+            method: Aer's simulation method; only "statevector" supports every gate used here.
             precision: "double" (complex128) or "single" (complex64; probabilities to about 1e-5).
-            threads: Threads Aer may use inside one large state vector; 0 means all. Small ones use one.
+            threads: Threads for one large state vector; 0 means all. Small ones use one thread.
             batch_size: Problems per Aer job.
 
         Raises:
-            ValueError: An argument outside these choices.
+            ValueError: An invalid argument.
         """
         if method != "statevector":
             raise ArgumentError("method", f"expected 'statevector', got {method!r}.")
@@ -96,7 +96,7 @@ class AerEngine(Engine):
         return out
 
     def circuit(self, plan: TrotterPlan, couplings: ArrayLike) -> ParameterisedCircuit:
-        """The circuit that serves all problems with these couplings [n, n]; the last one is kept."""
+        """The circuit for all problems with these couplings [n, n]; the last one is cached."""
         coupled = check_couplings(couplings)
         if self._last is None or self._last[0] is not plan or not np.array_equal(self._last[1], coupled):
             from qiskit_aer.library import SaveProbabilities

@@ -1,4 +1,4 @@
-"""A Trotter plan as a Qiskit circuit: of one problem; of all that share couplings; of all of a size.
+"""A Trotter plan as a Qiskit circuit: for one problem, for all with the same couplings, or for all of one size.
 
 `anneal_circuit` can be drawn, transpiled and exported. In `parameterised_circuit` the couplings are fixed and the
 fields are parameters, bound when it runs; in `ising_circuit` both are parameters.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Pairs = tuple[tuple[int, int], ...]
 
-# Phases kept as Python numbers in a circuit (about 100 bytes each); above, couplings become rzz gates.
+# Largest number of phases stored in a circuit (about 100 bytes each); above it couplings become rzz gates.
 _MAX_PHASES = 1 << 21
 
 
@@ -38,7 +38,7 @@ def anneal_circuit(
     visible: ArrayLike | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> QuantumCircuit:
-    """The circuit of one problem: H on every qubit, then per step a problem layer and a mixer layer.
+    """Build the circuit of one problem: H on every qubit, then per step a problem layer and a mixer layer.
 
     Qubit j is spin j, and reading 1 means s_j = +1, so a measured bit string, read as a binary number, is
     diabat's state index. Signs as in `diabat.circuits.trotter`: RZ(b_k h_j), RZZ(-c_k J_ij), RX(-a_k).
@@ -78,7 +78,7 @@ def anneal_circuit(
 def prepared(
     plan: TrotterPlan, num_spins: int, visible: ArrayLike | None, metadata: Mapping[str, Any] | None
 ) -> tuple[QuantumCircuit, NDArray[np.bool_]]:
-    """A circuit with |+> on the visible qubits that says which plan it is of, and which qubits these are, bool [n].
+    """Build a circuit with |+> on the visible qubits and metadata of the plan; returns it with the mask, bool [n].
 
     Raises:
         ValueError: `visible` is not a bool for each spin.
@@ -109,10 +109,10 @@ def _diagonal_layer(circuit: QuantumCircuit, h: FloatArray, couplings: FloatArra
 
 
 def to_qasm3(circuit: QuantumCircuit) -> str:
-    """The circuit as OpenQASM 3 source; `qiskit.qasm3.loads` reads it back.
+    """Export the circuit as OpenQASM 3 source; `qiskit.qasm3.loads` reads it.
 
     Raises:
-        ValueError: The circuit holds DiagonalGates, which Qiskit's exporter cannot write.
+        ValueError: The circuit contains DiagonalGates, which Qiskit cannot export.
     """
     from qiskit import qasm3
 
@@ -142,7 +142,7 @@ class ParameterisedCircuit:
     plan: TrotterPlan
 
     def binds(self, fields: ArrayLike) -> dict[Parameter, list[float]]:
-        """Values of every parameter for fields [Q, n], Q numbers each, as Aer's `parameter_binds` wants.
+        """Values of every parameter for fields [Q, n], Q numbers each, as Aer's `parameter_binds`.
 
         Raises:
             ValueError: Fields of wrong shape or not finite.
@@ -165,14 +165,14 @@ def parameterised_circuit(
     measure: bool = False,
     metadata: Mapping[str, Any] | None = None,
 ) -> ParameterisedCircuit:
-    """A plan as one circuit that serves every problem with these couplings.
+    """Build one circuit of a plan for all problems with these couplings.
 
     The field rotation and the mixer of a spin merge into one gate, up to a global phase,
 
         RX(-a) RZ(b h) = U(-a, -π/2, π/2 + b h),
 
-    which halves the number of gates, and the parameter is the plain angle: an expression b·h would be
-    evaluated in Python once per problem, spin and step.
+    which halves the number of gates. The parameter is the angle itself: Qiskit would evaluate an expression b·h in
+    Python once per problem, spin and step.
 
     Args:
         plan: Angles of the Trotter steps.
@@ -216,8 +216,8 @@ def _coupling_layer(
 class IsingCircuit:
     """A circuit with a parameter h_j for every spin and J_ij for every coupled pair.
 
-    The angle of a gate is a constant times a parameter, so the values of one problem are its n fields and its
-    couplings, whatever the number of steps.
+    The angle of a gate is a constant times a parameter: the values of one problem are its n fields and its couplings,
+    for any number of steps.
 
     Attributes:
         circuit: The circuit, measured into the register `meas`: bit j is spin j, 1 means s_j = +1.
@@ -240,11 +240,11 @@ class IsingCircuit:
         bonds = np.broadcast_to(couplings[..., rows, columns], (len(fields), len(rows)))
         everything = np.concatenate([fields, bonds], axis=1)
         place = {name: at for at, name in enumerate(_names(self.num_spins, self.pairs))}
-        # Compiling drops a parameter that no measured amplitude depends on.
+        # Compilation removes parameters that do not affect the measured amplitudes.
         return everything[:, [place[parameter.name] for parameter in self.circuit.parameters]]
 
     def compiled(self, pass_manager: Any) -> IsingCircuit:
-        """The circuit after a Qiskit pass manager; the measured bits keep their order whatever the layout."""
+        """The circuit after a Qiskit pass manager; the measured bits keep their order for any layout."""
         return IsingCircuit(pass_manager.run(self.circuit), self.pairs, self.num_spins)
 
 
@@ -256,7 +256,7 @@ def ising_circuit(
     visible: ArrayLike | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> IsingCircuit:
-    """A plan as one measured circuit, with RZ(b_k h_j), RZZ(-c_k J_ij), RX(-a_k) as in `diabat.circuits.trotter`.
+    """Build one measured circuit with RZ(b_k h_j), RZZ(-c_k J_ij), RX(-a_k) as in `diabat.circuits.trotter`.
 
     Args:
         plan: Angles of the Trotter steps; angles of exactly 0 make no gate.

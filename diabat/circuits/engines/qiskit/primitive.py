@@ -1,4 +1,4 @@
-"""Run a Trotter plan on any Qiskit sampler primitive: a simulator, a noise model, a quantum processor."""
+"""Run a Trotter plan on any Qiskit sampler primitive: a simulator, a noise model or a quantum processor."""
 
 from __future__ import annotations
 
@@ -20,24 +20,22 @@ if TYPE_CHECKING:
     from qiskit import QuantumCircuit
     from qiskit.primitives import BaseSamplerV2
 
-# Spins that Qiskit's own state-vector sampler can take in reasonable time.
+# Largest number of spins that Qiskit's state-vector sampler simulates in reasonable time.
 _MAX_SIMULATED = 20
-# Compiled circuits kept: one per plan, size and set of coupled pairs; a causal window has one per position.
+# Number of cached circuits: one per plan, size and set of coupled pairs; a causal window has one per position.
 _MAX_KEPT = 64
 
 
 class PrimitiveEngine(Engine):
     """Measures plans through a `qiskit.primitives.BaseSamplerV2`.
 
-    One circuit serves all problems of a size with the same coupled pairs: fields and couplings are its
-    parameters, so new values are bound and nothing is compiled again. All batches of a call go in one job, one
-    PUB (circuit, values [Q, parameters], shots) for each. The engine knows shots, never probabilities: `sample` is
-    all it offers.
+    All problems of one size with the same coupled pairs share a circuit: fields and couplings are its parameters, so
+    new values are bound without compiling again. All batches of a call form one job with one PUB (circuit, values
+    [Q, parameters], shots) for each. The engine returns shots, not probabilities: it supports only `sample`.
 
-    Without a primitive, `qiskit.primitives.StatevectorSampler` is used, seeded from the generator that `sample` is
-    given. **A primitive of the caller's own decides by its own seed**, if it has one: the generator is not used.
-    (A `StatevectorSampler` seeded with an integer reads all problems with the same random numbers; seed it with a
-    numpy Generator.)
+    Without a primitive, `qiskit.primitives.StatevectorSampler` is used, seeded from the generator passed to `sample`.
+    **A primitive of the caller uses its own seed**, if it has one; the generator is ignored. (A `StatevectorSampler`
+    seeded with an integer uses the same random numbers for all problems; seed it with a numpy Generator.)
 
     Attributes:
         max_spins: Qubits of the backend, if one is given; 20 for the built-in sampler.
@@ -55,19 +53,19 @@ class PrimitiveEngine(Engine):
         pass_manager: Any = None,
         max_spins: int | None = None,
     ) -> None:
-        """Choose what runs the circuits and what they are compiled for.
+        """Choose the primitive, and the target of compilation.
 
         Args:
-            primitive: What runs the circuits, e.g. `qiskit_aer.primitives.SamplerV2` with a noise model, or
+            primitive: Runs the circuits, e.g. `qiskit_aer.primitives.SamplerV2` with a noise model, or
                 `qiskit_ibm_runtime.SamplerV2(mode=backend)`; None for Qiskit's noiseless `StatevectorSampler`.
-            backend: A Qiskit backend (anything with a `.target`) to compile for. Processors accept nothing else
-                than circuits compiled for them; simulators need none.
-            optimization_level: Of Qiskit's preset pass manager for the backend, 0 to 3; its seed is fixed.
-            pass_manager: A Qiskit pass manager to compile with instead of a backend's.
-            max_spins: Largest n, where neither the backend nor the built-in sampler says it.
+            backend: A Qiskit backend (any object with a `.target`) to compile for. Processors accept only circuits
+                compiled for them; simulators need none.
+            optimization_level: Level of Qiskit's preset pass manager for the backend, 0 to 3; its seed is fixed.
+            pass_manager: A Qiskit pass manager that replaces that of the backend.
+            max_spins: Largest n, if neither the backend nor the built-in sampler defines it.
 
         Raises:
-            ValueError: An argument outside these choices, or both a backend and a pass manager.
+            ValueError: An invalid argument, or both a backend and a pass manager.
         """
         _check_primitive(primitive)
         _check_compiler(backend, pass_manager, optimization_level)
@@ -101,7 +99,7 @@ class PrimitiveEngine(Engine):
     def moments(
         self, plan: TrotterPlan, batches: Sequence[Batch], *, correlations: bool = False
     ) -> list[BatchMoments]:
-        """Not available: averages of reads are the sampler's business, which also knows their errors.
+        """Not available: the sampler averages reads and computes their errors.
 
         Raises:
             EngineError: Always.
@@ -120,14 +118,14 @@ class PrimitiveEngine(Engine):
             plan: Angles of the Trotter steps.
             batches: Programmed problems.
             num_reads: Shots R of each problem, at least 1.
-            random: Seeds the built-in sampler; a primitive of the caller's own does not see it.
+            random: Seeds the built-in sampler; ignored by a primitive of the caller.
 
         Returns:
             Spins ±1, int8 [R, Q, n] for each batch.
 
         Raises:
-            ValueError: A bad number of reads, or too many spins.
-            RuntimeError: The primitive failed; the message carries its own, with anything like a token removed.
+            ValueError: An invalid number of reads, or too many spins.
+            RuntimeError: The primitive failed; the message includes the original one without anything like a token.
         """
         if isinstance(num_reads, bool) or not isinstance(num_reads, (int, np.integer)) or num_reads < 1:
             raise ArgumentError("num_reads", f"expected an integer >= 1, got {num_reads!r}.")
@@ -146,7 +144,7 @@ class PrimitiveEngine(Engine):
         return spins
 
     def circuit(self, plan: TrotterPlan, batch: Batch) -> IsingCircuit:
-        """The compiled circuit that serves this batch; kept for others of its size and coupled pairs.
+        """The compiled circuit for this batch; cached for batches of the same size and coupled pairs.
 
         Raises:
             ValueError: Too many spins.
@@ -169,7 +167,7 @@ class PrimitiveEngine(Engine):
 def _built_in_sampler(random: np.random.Generator) -> BaseSamplerV2:
     from qiskit.primitives import StatevectorSampler
 
-    # A generator of its own, not an integer: that would give every problem the same random numbers.
+    # A generator, not an integer: an integer seed would give every problem the same random numbers.
     return StatevectorSampler(seed=np.random.default_rng(random.integers(2**63)))
 
 
@@ -186,7 +184,7 @@ def _check_primitive(primitive: Any) -> None:
 
 def _check_compiler(backend: Any, pass_manager: Any, level: Any) -> None:
     if backend is not None and pass_manager is not None:
-        raise ArgumentError("backend", "expected a backend or a pass_manager, got both.")
+        raise ArgumentError("backend", "cannot be combined with pass_manager, got both.")
     if backend is not None and getattr(backend, "target", None) is None:
         raise ArgumentError(
             "backend", f"expected a Qiskit backend with a target, got {type(backend).__name__}."
@@ -201,12 +199,12 @@ def _check_compiler(backend: Any, pass_manager: Any, level: Any) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Reads wanted of one circuit.
+    """Requested reads of one circuit.
 
     Attributes:
         circuit: Measured into the register `meas` of n bits.
         values: Values of its parameters, float64 [Q, parameters].
-        reads: R, of each problem.
+        reads: Number R of reads of each problem.
     """
 
     circuit: QuantumCircuit
@@ -217,7 +215,7 @@ class Work:
     def pub(self) -> tuple[Any, ...]:
         """(circuit, values, shots); a circuit without parameters is one problem with Q·R shots.
 
-        Aer's sampler returns zeros for all problems but the first where a circuit has no parameters.
+        If a circuit has no parameters, Aer's sampler returns zeros for all problems except the first.
         """
         if self.values.shape[1]:
             return self.circuit, self.values, self.reads
@@ -227,7 +225,7 @@ class Work:
         """Measured bits of a PubResult, bool [R, Q, n], bit j in column j.
 
         Raises:
-            ValueError: The result has other dimensions than were asked for.
+            ValueError: The result has the wrong shape.
         """
         problems, n = len(self.values), self.circuit.num_clbits
         bits = result.data.meas.to_bool_array(order="little")
@@ -244,7 +242,7 @@ def run_job(primitive: BaseSamplerV2, works: list[Work]) -> list[NDArray[np.bool
         Measured bits, bool [R, Q, n] for each piece of work.
 
     Raises:
-        RuntimeError: The primitive failed, or returned something else than was asked for.
+        RuntimeError: The primitive failed, or returned an unexpected result.
     """
     try:
         results = primitive.run([work.pub for work in works]).result()
@@ -254,10 +252,10 @@ def run_job(primitive: BaseSamplerV2, works: list[Work]) -> list[NDArray[np.bool
 
 
 def _fail(primitive: BaseSamplerV2, works: list[Work], error: Exception) -> NoReturn:
-    """Re-raise in one sentence, without the original's traceback, whose texts may hold a token."""
+    """Re-raise in one sentence, without the original traceback, which may contain a token."""
     problems = sum(len(work.values) for work in works)
     circuits = "1 circuit" if len(works) == 1 else f"{len(works)} circuits"
-    # The class only: a primitive's repr may hold an account.
+    # The class only: the repr of a primitive may contain an account.
     raise RuntimeError(
         f"engine 'primitive': {type(primitive).__name__} failed on {circuits} "
         f"({problems} problems, {works[0].reads} shots each): {type(error).__name__}: {scrubbed(str(error))}"

@@ -1,1 +1,1 @@
-"""The engine of torch operations, for GPUs."""
+"""The engine with torch operations, for GPUs."""

@@ -1,4 +1,4 @@
-"""The adjoint method on a torch device: derivatives by fields, couplings and angles in constant memory."""
+"""The adjoint method on a torch device: derivatives of fields, couplings and angles in constant memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from diabat.circuits.engines.torch.steps import HalvedStates, TorchSteps
 
 @dataclass(frozen=True, eq=False)
 class PartGradient:
-    """Derivatives of a loss by Q problems and by the angles of the plan they ran; all float64.
+    """Derivatives of a loss with respect to Q problems and the angles of their plan; all float64.
 
     Attributes:
         fields: ∂L/∂h, [Q, n].
@@ -39,17 +39,18 @@ def part_gradient(steps: TorchSteps, operator: Tensor, *, with_angles: bool = Tr
 
         ∂L/∂Φ_k(x) = -2 t(x),    ∂L/∂a_k = Re <λ| Σ_j R_j |ψ>,
 
-    and Φ_k is linear in h, J, b_k and c_k; so Σ_k b_k t and Σ_k c_k t are summed and meet the spins once, at
-    the end. Two pairs of states are held, however many steps there are.
+    and Φ_k is linear in h, J, b_k and c_k: Σ_k b_k t and Σ_k c_k t are summed, and contracted with the spins once at
+    the end. Memory is two pairs of states, for any number of steps.
 
     Args:
         steps: The plan for these problems.
         operator: O, float64 [A, B, Q].
-        with_angles: Whether derivatives by the angles are wanted; else they stay zero, in a fifth less time.
+        with_angles: Whether derivatives of the angles are requested; else they stay zero, which saves a fifth of the
+            time.
     """
     psi = steps.run()
     weight = torch.view_as_real(psi[0]).square().sum(-1)
-    # A constant in O moves nothing; without it the products below are smaller, and so is their rounding.
+    # A constant in O has no effect; removing it reduces the products below and their rounding errors.
     centred = (operator - (operator * weight).sum((0, 1))).to(weight.dtype)
     pair = torch.cat([psi * centred, psi])
     del psi, weight, centred

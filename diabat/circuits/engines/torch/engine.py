@@ -1,4 +1,4 @@
-"""Run a Trotter plan with torch, on the processor or on an accelerator."""
+"""Run a Trotter plan with torch, on the CPU or an accelerator."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _PART_CPU, _PART_ACCELERATOR = 1 << 14, 1 << 24
 class TorchEngine(Engine):
     """Runs plans as batched torch operations without autograd; `gradient` is the adjoint method.
 
-    The loop over the steps is Python's, about twelve operations each, so that small batches on an
-    accelerator wait for launches; batches of thousands of problems are what it is for.
+    The loop over the steps runs in Python, with about twelve operations per step: small batches on an accelerator are
+    limited by kernel launches. Use it for batches of thousands of problems.
 
     Attributes:
-        max_spins: Largest n whose states, gradient included, fit `memory_gib`.
+        max_spins: Largest n whose states, including the gradient, fit in `memory_gib`.
     """
 
     name = "torch"
@@ -51,17 +51,16 @@ class TorchEngine(Engine):
         precision: Literal["double", "single"] = "double",
         memory_gib: float = 4.0,
     ) -> None:
-        """Choose where and how precisely states are kept.
+        """Choose the device and the precision of the states.
 
         Args:
             device: A torch device with float64, "cpu", "cuda", "cuda:1", ...
-            precision: Of the amplitudes: "double" (complex128) or "single" (complex64; probabilities to 1e-5,
+            precision: Precision of the amplitudes: "double" (complex128) or "single" (complex64; probabilities to 1e-5,
                 half the time). Angles, sums and results are float64 in both.
-            memory_gib: Memory that states may take, in GiB; larger batches run in parts.
+            memory_gib: Largest memory of the states, in GiB; larger batches run in parts.
 
         Raises:
-            ValueError: Unknown precision, a device that torch does not know or cannot use here, or a memory that is
-                not positive.
+            ValueError: Unknown precision, a device that is unknown or unavailable, or a memory that is not positive.
         """
         if precision not in _DTYPES:
             raise ArgumentError("precision", f"expected 'double' or 'single', got {precision!r}.")
@@ -80,7 +79,7 @@ class TorchEngine(Engine):
         """Probabilities of all spin states; see `Engine.probabilities`.
 
         Raises:
-            ValueError: As there; too many spins are refused with the memory they would need.
+            ValueError: As there; the message for too many spins gives the required memory.
         """
         batch = Batch(np.asarray(fields, dtype=np.float64), np.asarray(couplings, dtype=np.float64))
         out = np.empty((batch.num_problems, 1 << self._spins(batch)))
@@ -134,7 +133,7 @@ class TorchEngine(Engine):
     def _batch_gradient(
         self, plan: TrotterPlan, batch: Batch, v: FloatArray, w: FloatArray | None, total: Tensor | None
     ) -> BatchGradient:
-        """The gradient of one batch; that of the angles, if wanted, is added to `total` [3, steps]."""
+        """The gradient of one batch; that of the angles, if requested, is added to `total` [3, steps]."""
         self._spins(batch)
         v, w = np.asarray(v), None if w is None else np.asarray(w)
         fields, couplings = np.zeros(batch.fields.shape), np.zeros(batch.couplings.shape)
@@ -156,7 +155,7 @@ class TorchEngine(Engine):
         """Number of spins of a batch.
 
         Raises:
-            ValueError: One problem needs more memory than there is.
+            ValueError: One problem needs more memory than `memory_gib`.
         """
         n = batch.num_spins
         if n > self.max_spins:
@@ -190,10 +189,10 @@ def _normalised(state: Tensor) -> Tensor:
 
 
 def _usable_device(device: str) -> torch.device:
-    """The device, tried with one float64 number.
+    """Return the device after a test with one float64 number.
 
     Raises:
-        ValueError: torch does not know it, or cannot use it here.
+        ValueError: The device is unknown or unavailable.
     """
     try:
         found = torch.device(device)

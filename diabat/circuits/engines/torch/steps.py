@@ -20,8 +20,8 @@ _WIDEST = 4
 class HalvedStates:
     """The 2^n states of n spins as a matrix: row x is the state of the high spins, column y of the low ones.
 
-    State index = x·B + y with A·B = 2^n, so that [A, B, Q] is [2^n, Q] seen otherwise. Every sum over states
-    of spins and of pairs needs only tables of A and of B rows, never one of 2^n rows and n columns.
+    State index = x·B + y with A·B = 2^n: [A, B, Q] is a view of [2^n, Q]. Sums of spins and pairs over all states need
+    only tables of A and of B rows, not one of 2^n rows and n columns.
 
     Attributes:
         num_spins: n.
@@ -95,8 +95,8 @@ class TorchSteps:
 
         exp(i a/2 X)  ->  exp(a/2 R) = [[cos a/2, -sin a/2], [sin a/2, cos a/2]],   R = [[0, -1], [1, 0]],
 
-    is real, and a group of qubits is one real matrix product over real and imaginary parts alike. Phases and
-    probabilities stay what they are. A step first multiplies by exp(iΦ),
+    is real, and a group of qubits is one real matrix product for real and imaginary parts. Phases and probabilities do
+    not change. A step first multiplies by exp(iΦ),
 
         Φ = ( b_k Σ_j h_j s_j + c_k Σ_{i<j} J_ij s_i s_j ) / 2,
 
