@@ -165,18 +165,18 @@ def known_error(anneal: Anneal) -> str:
         response = second_order_response(anneal.plan)
     except ValueError:
         return "unknown: the reads do not respond to fields or couplings"
-    said = (
+    text = (
         f"second-order response {response.c_hJ:.2f} (a field through a coupling) and {response.c_JJ:.2f} (two "
         "couplings) of that of the Boltzmann law, at any strength"
     )
     if not anneal.learned:
-        said += "; mean |error| of P about .018, .053, .085 at g = 0.3, 0.6, 1"
+        text += "; mean |error| of P about .018, .053, .085 at g = 0.3, 0.6, 1"
     elif anneal.trained is not None:
-        said += (
+        text += (
             f"; trained for |h| up to {anneal.trained.max_field:g} and rows of J of norm up to "
             f"{anneal.trained.max_row_norm:g}, wrong beyond"
         )
-    return f"{said} (docs/dqa.md)"
+    return f"{text} (docs/dqa.md)"
 
 
 def find_schedule(value: Any, protocol: Protocol | None = None) -> AnnealingSchedule | TrotterPlan:

@@ -101,7 +101,7 @@ def test_one_and_two_adaptive_steps() -> None:
 def test_a_coarse_grid_of_ones_own_is_refused_with_the_number_it_needs() -> None:
     edges = np.linspace(0, 1, 81) ** 1.1
     message = (
-        r"grid: .* turn by less than π, got 3\.\d+ in the step from s = 0.* needs about (\d+) steps, got 80"
+        r"grid: .* rotate by less than π, got 3\.\d+ in the step from s = 0.* needs about (\d+) steps, got 80"
     )
     with pytest.raises(ValueError, match=message) as caught:
         trotter_plan(TABLE, 5.0, grid=edges)

@@ -468,7 +468,7 @@ def test_phases_beyond_the_precision_are_refused(precision: Any, most: float) ->
     engine, h = NativeEngine(precision), np.array([[1.9 * most, 0.3]])
     found, wanted = engine.probabilities(plan, h, J), reference_probabilities(plan, h, J)
     np.testing.assert_allclose(found, wanted, atol=2e-3)
-    message = rf"fields: expected fields and couplings that turn .*, which {precision} precision resolves"
+    message = rf"fields: expected fields and couplings that rotate .*, the limit of {precision} precision"
     for strong, coupled in ((2.1 * most, 0.0), (1e300, 0.0), (0.0, 21 * most)):
         batch = Batch(np.array([[strong, 0.3]]), np.array([[0, coupled], [coupled, 0]]))
         with pytest.raises(ValueError, match=message):

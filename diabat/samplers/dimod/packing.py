@@ -195,11 +195,11 @@ def expand(sampleset: Any, labels: list[int], random: np.random.Generator, asked
     return Reads(
         values[rows],
         None if broken is None else np.asarray(broken, dtype=np.float64)[rows],
-        told_time(timing.get("qpu_access_time")) if isinstance(timing, Mapping) else None,
+        valid_time(timing.get("qpu_access_time")) if isinstance(timing, Mapping) else None,
     )
 
 
-def told_time(value: Any) -> float | None:
+def valid_time(value: Any) -> float | None:
     """Return a valid time, which is a finite number >= 0; None for any other value."""
     number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     return float(value) if number and 0 <= value <= sys.float_info.max else None

@@ -13,7 +13,7 @@ import numpy as np
 from diabat.checks import ArgumentError
 from diabat.samplers.dimod.budget import AccessTime, Budget, BudgetError, Held
 from diabat.samplers.dimod.cache import AnswerCache, submission_key
-from diabat.samplers.dimod.packing import Packed, Reads, expand, most_reads, told_time
+from diabat.samplers.dimod.packing import Packed, Reads, expand, most_reads, valid_time
 from diabat.samplers.dimod.target import DimodLike, accepted_parameters, identity
 from diabat.scrubbing import safe_message
 
@@ -189,7 +189,7 @@ class Submitter:
             given: Any = self.access(len(packed.labels), self._keywords(packed, reads))
         except Exception as error:  # invalid timing data raises many types
             given = safe_message(error)
-        told = told_time(given)
+        told = valid_time(given)
         if told is None and self.budget.max_seconds is not None:
             raise BudgetError(
                 "max_qpu_seconds",

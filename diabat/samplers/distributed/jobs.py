@@ -105,13 +105,13 @@ def run(sampler: Sampler, job: Job) -> Answer:
 
 def run_packed(packed: bytes, job: Job) -> Answer:
     """Run a job with a sampler that was packed by :func:`pack`; each thread unpacks it once."""
-    if getattr(_here, "packed", None) != packed:
+    if getattr(_thread_state, "packed", None) != packed:
         # Sent between processes of one program, never read from a file.
-        _here.packed, _here.sampler = packed, pickle.loads(packed)
-    return run(_here.sampler, job)
+        _thread_state.packed, _thread_state.sampler = packed, pickle.loads(packed)
+    return run(_thread_state.sampler, job)
 
 
-_here = threading.local()
+_thread_state = threading.local()
 
 
 def pack(sampler: Sampler) -> bytes:

@@ -125,7 +125,7 @@ def run_gradient(
     Args:
         jobs: Rows of the job table, whose output rows are the pairs.
         first_job: Index of the first of them.
-        plan: As in `native_kernel.evolve`.
+        plan: As in `kernel.evolve`.
         flip: Whether the state is that of the flipped spins.
         fields: h of all jobs, [rows, lanes].
         couplings: J of all jobs, [rows, lanes].

@@ -46,7 +46,7 @@ class Mixer(NamedTuple):
 
 @inner
 def mixer_of(plan: Any, k: int, sign: Any) -> Mixer:
-    """Mixer of step k of a plan as in `native_kernel.evolve`, or its inverse if ``sign`` is -1."""
+    """Mixer of step k of a plan as in `kernel.evolve`, or its inverse if ``sign`` is -1."""
     return Mixer(
         splat(sign * plan[2, k]), splat(sign * plan[3, k]), splat(sign * plan[4, k]), splat(sign * plan[5, k])
     )

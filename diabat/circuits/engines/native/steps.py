@@ -12,7 +12,7 @@ Two rewritings leave few operations for the phases.  (1) In bits, s = 2β - 1, t
 up to a global phase: the first factor is a product of small tables per problem, one for every GROUP of qubits, the
 second is a table that all problems with the same J share.  (2) The table of m+1 spins is the table of m spins
 twice, the second copy multiplied by a table that doubles in the same way: no sine per state.  The tables are made
-anew for every block and step, which costs a tenth of the step.  `native_passes` has the mixers.
+anew for every block and step, which costs a tenth of the step.  `passes` contains the mixers.
 """
 
 from __future__ import annotations
