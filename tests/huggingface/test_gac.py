@@ -563,6 +563,7 @@ def test_games_on_heads_play_on_the_calibrated_model(name: str) -> None:
     plain = HeadCoalitions(model, [sample], layer=1).table()
     enable_gac(model, Calibration({2: ()}, alpha=0.0))
     calibrated = HeadCoalitions(model, [sample], layer=1).table()
-    z = logits(model, {"input_ids": tokens[None]})[0, -1, choices].double()
+    batch = {"input_ids": tokens[None], "attention_mask": torch.ones_like(tokens)[None]}
+    z = logits(model, batch)[0, -1, choices].double()
     assert float(calibrated[-1]) == pytest.approx(float(z[1] - torch.logsumexp(z[[0, 2]], 0)), abs=1e-5)
     assert (calibrated - plain).abs().max() > 1e-3
