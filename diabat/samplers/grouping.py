@@ -100,7 +100,9 @@ class Tier:
         return [self.places.part(slice(*ends)) for ends in zip([0, *ends], ends, strict=False)]
 
     def padded(self, values: Tensor) -> Tensor:
-        """Put values of the problems [P, ...] into the slots of the tier, [G, Q, ...]; zero on padding."""
+        """Values of its problems [P, ...] in the slots of the tier, [G, Q, ...]; zero on padding, else a view."""
+        if len(values) == self.problems.numel():
+            return values.reshape(*self.problems.shape, *values.shape[1:])
         out = values.new_zeros(*self.problems.shape, *values.shape[1:])
         out[self.places.slots] = values
         return out
