@@ -14,6 +14,7 @@ import diabat
 ROOT = Path(diabat.__file__).parent
 FLOOR = {
     "checks": 0,
+    "extras": 0,
     "files": 0,
     "drawing": 0,
     "progress": 0,

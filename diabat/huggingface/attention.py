@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from diabat.attention.heads.attention import eager
 from diabat.attention.heads.calibration import Calibration, calibrate
+from diabat.extras import extra
 from diabat.huggingface.column_sums import known_sums, remember_sums
 from diabat.samplers.base import UnsupportedError
-from diabat.tasks.hub import extra
 
 NAME = "gac"
 STATE = "diabat_calibrated"

@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from diabat.attention.heads.calibration import ColumnSums
+from diabat.extras import extra
 from diabat.samplers.base import UnsupportedError
-from diabat.tasks.hub import extra
 
 _SUMS = "diabat_column_sums"
 

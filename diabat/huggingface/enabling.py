@@ -12,10 +12,10 @@ from torch.utils.hooks import RemovableHandle
 
 from diabat.attention.heads.calibration import Calibration
 from diabat.checks import ArgumentError
+from diabat.extras import extra
 from diabat.huggingface.attention import CACHE, NAME, STATE, Calibrated, register_gac
 from diabat.huggingface.column_sums import check_cache, reorder_cache
 from diabat.samplers.base import UnsupportedError
-from diabat.tasks.hub import extra
 
 _ENABLED = "diabat_gac"
 

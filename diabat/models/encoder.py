@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from diabat.checks import ArgumentError
-from diabat.tasks.hub import extra, resolve, unavailable
+from diabat.extras import extra
+from diabat.tasks.hub import resolve, unavailable
 
 
 def load_encoder(

@@ -8,24 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from diabat.checks import ArgumentError
+from diabat.extras import extra
 
 PACKAGE_PREFIX = "package:"
-
-
-def extra(library: str) -> Any:
-    """Import a library of the extra ``hf``.
-
-    Raises:
-        ImportError: If it is not installed; the message says how to install it.
-    """
-    try:
-        return importlib.import_module(library)
-    except ModuleNotFoundError as error:
-        if error.name != library:
-            raise
-        raise ImportError(
-            f"{library}: expected the package of this name, got none; pip install 'diabat[hf]'."
-        ) from None
 
 
 def resolve(name: str, argument: str = "encoder") -> str:

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from diabat.extras import extra
 from diabat.tasks.data import DataError, locate
-from diabat.tasks.hub import extra
 from diabat.tasks.nli_files import CLASSES, Columns, Pairs, Row, pairs_of, read_pairs, read_rows
 
 _SICK = "https://zenodo.org/records/2787612"

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diabat.tasks.hub import extra
+from diabat.extras import extra
 
 
 class Processes:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from diabat.extras import extra
 from diabat.tasks import (
     DataError,
     MnliOptions,
@@ -18,7 +19,7 @@ from diabat.tasks import (
     nli_sources,
     pair_task,
 )
-from diabat.tasks.hub import extra, load_tokenizer, resolve
+from diabat.tasks.hub import load_tokenizer, resolve
 from diabat.tasks.nli_files import CLASSES, Columns, Pairs, read_pairs
 from diabat.tasks.nli_sources import read_sick
 from diabat.tasks.nli_tokens import tokenize_pairs

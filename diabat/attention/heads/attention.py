@@ -10,7 +10,6 @@ the implementation that the model had before, whatever it does (soft caps, sinks
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from diabat.checks import ArgumentError, check_choice, check_positive
+from diabat.extras import extra
 from diabat.samplers.base import UnsupportedError
 
 Absent = Literal["uniform", "scaled", "dropped"]
@@ -29,22 +29,6 @@ ABSENT = ("uniform", "scaled", "dropped")
 NAME = "diabat_coalitions"
 
 _OPEN: ContextVar[Switch | None] = ContextVar("diabat_coalitions", default=None)
-
-
-def transformers() -> Any:
-    """Import transformers, of the extra ``hf``.
-
-    Raises:
-        ImportError: If it is not installed; the message says how to install it.
-    """
-    try:
-        return importlib.import_module("transformers")
-    except ModuleNotFoundError as error:
-        if error.name != "transformers":
-            raise
-        raise ImportError(
-            "transformers: expected the package of this name, got none; pip install 'diabat[hf]'."
-        ) from None
 
 
 class Switch:
@@ -69,7 +53,7 @@ class Switch:
     def __init__(self, model: Any, absent: Absent = "uniform", epsilon: float = 1e-5) -> None:
         check_choice("absent", absent, ABSENT)
         check_positive("epsilon", epsilon)
-        kind = transformers().PreTrainedModel
+        kind = extra("transformers").PreTrainedModel
         if not isinstance(model, nn.Module) or not any(isinstance(part, kind) for part in model.modules()):
             raise ArgumentError("model", f"expected a model of transformers, got {type(model).__name__}.")
         self.model: Any = model
@@ -145,7 +129,7 @@ class Switch:
         """What the model would have called."""
         if module not in self._own:
             name = self._by_config.get(id(module.config), self._by_config[id(self.model.config)])
-            library = transformers()
+            library = extra("transformers")
             self._own[module] = eager(module) if name == "eager" else library.AttentionInterface()[name]
         return self._own[module]
 
@@ -194,8 +178,8 @@ def _implementations(config: Any) -> dict[str, str]:
 
 
 def _register() -> None:
-    library = transformers()
-    masking = importlib.import_module("transformers.masking_utils")
+    library = extra("transformers")
+    masking = extra("transformers.masking_utils")
     library.AttentionInterface.register(NAME, _attend)
     # Without it the mask is None, and attention is not causal without a word.
     library.AttentionMaskInterface.register(NAME, masking.eager_mask)

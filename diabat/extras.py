@@ -1,0 +1,27 @@
+"""Libraries of optional extras, imported where they are used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def extra(library: str, name: str = "hf") -> Any:
+    """Import a library, or a module of it, that belongs to an extra.
+
+    Args:
+        library: What is imported, for example ``transformers`` or ``transformers.masking_utils``.
+        name: The extra of diabat that installs it.
+
+    Raises:
+        ImportError: If it is not installed; the message contains the command that installs it.
+    """
+    package = library.partition(".")[0]
+    try:
+        return importlib.import_module(library)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise ImportError(
+            f"{package}: expected the package of this name, got none; pip install 'diabat[{name}]'."
+        ) from None
