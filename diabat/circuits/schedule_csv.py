@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from diabat.circuits.schedules import MAX_GHZ, AnnealingSchedule, FloatArray, span_hint
+from diabat.circuits.schedules import LEAST_STEP, MAX_GHZ, AnnealingSchedule, FloatArray, span_hint
 from diabat.files import read_file
 
 COLUMNS = ("s", "A_GHz", "B_GHz")
@@ -53,7 +53,7 @@ def from_csv(
             f"{path}: expected at least {MIN_POINTS} schedule points, got {len(rows)} (is it truncated?)"
         )
     table = np.array([[_number(path, line, row, key) for key in COLUMNS] for line, row in rows])
-    falling = np.flatnonzero(np.diff(table[:, 0]) <= 0)
+    falling = np.flatnonzero(np.diff(table[:, 0]) < LEAST_STEP)
     if falling.size:
         at = int(falling[0]) + 1
         raise ValueError(

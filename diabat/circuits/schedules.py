@@ -38,6 +38,7 @@ SHEETS = {
 # Far above any annealer: such a table is in MHz or Hz. There is no lower bound here, because slow simulators in kHz
 # are valid (for files there is `schedule_csv.LEAST_GHZ`).
 MAX_GHZ = 1000.0
+LEAST_STEP = 1e-9  # of s; the slope between points that are closer is not finite
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,11 +74,11 @@ class AnnealingSchedule:
                 f"schedule {self.name!r}: expected s to span 0 to 1, got {self.s[0]:g} to {self.s[-1]:g}"
                 f"{span_hint(self.s[-1])}"
             )
-        falling = np.flatnonzero(np.diff(self.s) <= 0)
+        falling = np.flatnonzero(np.diff(self.s) < LEAST_STEP)
         if falling.size:
             at = int(falling[0]) + 1
             raise ValueError(
-                f"schedule {self.name!r}: expected s strictly increasing, got {self.s[at]:g} "
+                f"schedule {self.name!r}: expected s strictly increasing by {LEAST_STEP:g} or more, got {self.s[at]:g} "
                 f"after {self.s[at - 1]:g} at point {at}"
             )
 

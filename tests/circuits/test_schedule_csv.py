@@ -100,6 +100,10 @@ def test_files_as_spreadsheets_and_people_write_them(tmp_path: Path) -> None:
             replaced(3, "0.05,1,1"),
             "line 5: expected s above the 0.1 of the line before, got 0.05 .sort the rows",
         ),
+        (
+            [HEADER, ROWS[0], "5e-324,4.6,0.05", *ROWS[1:]],
+            "line 3: expected s above the 0 of the line before, got .*e-324 .sort",
+        ),
         ([HEADER, *reversed(ROWS)], "line 3: expected s above the 1 of the line before, got 0.95 .sort"),
         ([HEADER, *scaled(s=100)], "expected s to span 0 to 1, got 0 to 100; is s in percent"),
         ([HEADER, *scaled(s=5)], "expected s to span 0 to 1, got 0 to 5; is it a time"),

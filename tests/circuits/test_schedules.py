@@ -74,7 +74,16 @@ def test_unknown_protocol() -> None:
     [
         ([0, 0.5, 1], [1, np.nan, 0], "A_GHz finite and not negative, got nan at point 1"),
         ([0, 0.5, 1], [1, 0.5, -1], "A_GHz finite and not negative, got -1 at point 2"),
-        ([0, 0.5, 0.4, 1], [1, 1, 1, 0], r"s strictly increasing, got 0.4 after 0.5 at point 2"),
+        (
+            [0, 0.5, 0.4, 1],
+            [1, 1, 1, 0],
+            r"s strictly increasing by 1e-09 or more, got 0.4 after 0.5 at point 2",
+        ),
+        (
+            [0, 5e-324, 0.4, 1],
+            [1, 1, 1, 0],
+            r"s strictly increasing by 1e-09 or more, got .*e-324 after 0 at point 1",
+        ),
         ([0, 0.5, 0.9], [1, 1, 0], r"s to span 0 to 1, got 0 to 0.9 \(truncated\?\)"),
         ([0, 50, 100], [1, 1, 0], r"s to span 0 to 1, got 0 to 100; is s in percent\? Divide it by 100"),
         ([0, 3, 5], [1, 1, 0], r"s to span 0 to 1, got 0 to 5; is it a time\? Divide it by its last value"),
