@@ -38,13 +38,18 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def is_integer(value: Any) -> bool:
+    """Whether a value is an integer of Python; True and False are not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def check_count(
     name: str, value: Any, *, least: int = 1, most: int | None = None, optional: bool = False
 ) -> None:
     """Raise ArgumentError unless a value is an integer in ``least`` .. ``most``, or None if it is optional."""
     if optional and value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if not is_integer(value) or value < least:
         raise ArgumentError(name, f"expected an integer >= {least}{' or None' * optional}, got {value!r}.")
     if most is not None and value > most:
         raise ArgumentError(name, f"expected at most {most}, got {value}.")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from numbers import Real
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from diabat.checks import is_number
 from diabat.ising import Ising, IsingError
 
 _REAL_KINDS = "iuf"  # dtype kinds of numpy: integers, unsigned integers, floats
@@ -123,6 +123,6 @@ def _pair(pair: Any) -> tuple[Hashable, Hashable]:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if not is_number(value):
         raise IsingError(name, f"expected a real number, got {type(value).__name__}.")
     return float(value)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from diabat.attention.layer import IsingLayer, LayerProblems, check_sequences
-from diabat.checks import ArgumentError, check_count, check_flag
+from diabat.checks import ArgumentError, check_count, check_flag, is_integer
 from diabat.compute.memory import require_memory
 from diabat.ising import pack_couplings, pack_three_body
 from diabat.samplers.base import Sampler
@@ -294,7 +294,5 @@ def check_sizes(embed_dim: int, num_heads: int, window: int, mode: str, bandwidt
 
 
 def _check_bandwidth(bandwidth: int | None) -> None:
-    if bandwidth is not None and (
-        isinstance(bandwidth, bool) or not isinstance(bandwidth, int) or bandwidth < 1
-    ):
+    if bandwidth is not None and (not is_integer(bandwidth) or bandwidth < 1):
         raise ArgumentError("bandwidth", f"expected None or an integer >= 1, got {bandwidth!r}.")

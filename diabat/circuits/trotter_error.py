@@ -8,7 +8,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, is_number
 from diabat.circuits.grids import GridName, Order, check_order_and_grid, least_number, minimum_steps
 from diabat.circuits.problem import reference_probabilities
 from diabat.circuits.response import predicted_beta
@@ -76,7 +76,7 @@ def steps_for_error(
     time = check_plan_time(schedule, annealing_time_ns)
     check_order_and_grid(order, grid)
     for key, value, most in (("trotter_error", error, 1.0), ("strength", strength, math.inf)):
-        if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 < value < most:
+        if not is_number(value) or not 0 < value < most:
             raise ArgumentError(key, f"expected a number above 0 and below {most:g}, got {value!r}.")
     table = hashlib.sha256(b"".join(x.tobytes() for x in (schedule.s, schedule.A_GHz, schedule.B_GHz)))
     asked = (schedule.name, table.digest(), time, float(error), order, grid, float(strength))

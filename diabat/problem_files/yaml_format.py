@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, is_integer
 from diabat.compute.memory import require_memory
 from diabat.config.errors import shown, unknown_key
 from diabat.ising import Ising
@@ -100,7 +100,7 @@ def _entries(name: str, rows: Any, n: int, *, order: int) -> Tensor:
         if not isinstance(row, list) or len(row) != order + 1:
             raise ArgumentError(f"{name}[{position}]: expected {form}, got {shown(row)}")
         *spins, value = row
-        if any(isinstance(s, bool) or not isinstance(s, int) or not 0 <= s < n for s in spins):
+        if any(not is_integer(s) or not 0 <= s < n for s in spins):
             raise ArgumentError(f"{name}[{position}]: expected spins 0 to {n - 1} in {form}, got {row}")
         if len(set(spins)) != order:
             raise ArgumentError(f"{name}[{position}]: expected {order} different spins, got {spins}")

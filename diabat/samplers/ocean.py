@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from numbers import Real
 from typing import Any
 
 import dimod
 import numpy as np
 
-from diabat.checks import ArgumentError, ArgumentTypeError, check_count
+from diabat.checks import ArgumentError, ArgumentTypeError, check_count, is_number
 from diabat.ising import from_bqm
 from diabat.samplers.answers import Samples
 from diabat.samplers.base import Sampler
@@ -140,6 +139,6 @@ def _sampleset(
 
 
 def _check_beta(beta: Any) -> None:
-    number = isinstance(beta, Real) and not isinstance(beta, bool)
+    number = is_number(beta)
     if not number or not math.isfinite(beta) or beta < 0:
         raise ArgumentError("beta", f"expected a finite number >= 0, got {beta!r}.")

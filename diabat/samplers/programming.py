@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, is_number
 from diabat.circuits import Batch, Betas
 from diabat.ising import Ising
 from diabat.samplers.grouping import Places, tiers, unpadded_cost
@@ -103,7 +103,7 @@ class ControlNoise:
     def __post_init__(self) -> None:
         for name in ("fields", "couplings"):
             value = getattr(self, name)
-            number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+            number = is_number(value)
             if not number or not 0 <= value < float("inf"):
                 raise ArgumentError(
                     f"{name[:-1]}_noise",

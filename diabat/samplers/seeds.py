@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, is_integer
 
 MAX_SEED = 2**63 - 1
 
@@ -26,7 +26,7 @@ def draw_seed(seed: int | None) -> int:
     if seed is None:
         return secrets.randbelow(2**31)
     seed = as_int(seed)
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+    if not is_integer(seed) or not 0 <= seed <= MAX_SEED:
         raise ArgumentError("seed", f"expected an integer between 0 and 2^63 - 1, got {seed!r}.")
     return seed
 

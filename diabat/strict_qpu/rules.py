@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, is_integer
 from diabat.samplers.dimod.packing import FloatArray, IntArray
 
 Properties = Mapping[str, Any]
@@ -45,7 +45,7 @@ def check_keywords(keywords: Keywords, properties: Properties, known: set[str]) 
 
 def _check_reads(keywords: Keywords, properties: Properties) -> None:
     reads, (low, high) = keywords.get("num_reads", 1), properties["num_reads_range"]
-    whole = isinstance(reads, int) and not isinstance(reads, bool)
+    whole = is_integer(reads)
     _demand(
         whole and low <= reads <= high, f"num_reads: expected an integer in [{low}, {high}], got {reads!r}."
     )

@@ -19,7 +19,7 @@ from diabat.attention.games.tables import (
     sizes,
     superset_sums,
 )
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, is_integer
 
 
 def harsanyi_dividends(table: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ def k_sii(table: Tensor, order: int = 2) -> Tensor:
         ValueError: If the order is out of range.
     """
     n = num_players(table)
-    if isinstance(order, bool) or not isinstance(order, int) or not 1 <= order <= n:
+    if not is_integer(order) or not 1 <= order <= n:
         raise ArgumentError("order", f"expected an integer in 1 .. {n}, got {order!r}.")
     size = sizes(n, table.device)
     dividends = mobius(table.double())

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diabat.checks import ArgumentError, ArgumentTypeError
+from diabat.checks import ArgumentError, ArgumentTypeError, is_integer
 
 MAX_PLAYERS = 20
 _CHUNK = 1 << 14
@@ -93,7 +93,7 @@ def all_coalitions(n: int, device: torch.device | str = "cpu") -> Tensor:
     Raises:
         ValueError: If n is not an integer in 0 .. 20.
     """
-    if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= MAX_PLAYERS:
+    if not is_integer(n) or not 0 <= n <= MAX_PLAYERS:
         raise ArgumentError("n", f"expected an integer in 0 .. {MAX_PLAYERS}, got {n!r}.")
     index = torch.arange(1 << n, device=device)
     return (index[:, None] >> torch.arange(n, device=device)) % 2 == 1

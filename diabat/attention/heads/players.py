@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from diabat.attention.heads.decoder import Site
-from diabat.checks import ArgumentError, check_count
+from diabat.checks import ArgumentError, check_count, is_integer
 
 Head = tuple[int, int]
 Groups = tuple[tuple[Head, ...], ...]
@@ -79,11 +79,11 @@ def given_groups(sites: Mapping[int, Site], players: Iterable[Iterable[Head]]) -
 
 def check_layer(argument: str, layer: Any, sites: Mapping[int, Site]) -> None:
     """Raise ArgumentError unless a layer is an integer that counts a block with attention."""
-    if isinstance(layer, bool) or not isinstance(layer, int) or layer not in sites:
+    if not is_integer(layer) or layer not in sites:
         known = f"{min(sites)} .. {max(sites)}" if len(sites) > max(sites) - min(sites) else sorted(sites)
         raise ArgumentError(argument, f"expected a layer with attention, {known}, got {layer!r}.")
 
 
 def _check_head(head: Any, layer: int, heads: int) -> None:
-    if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < heads:
+    if not is_integer(head) or not 0 <= head < heads:
         raise ArgumentError("players", f"expected heads 0 .. {heads - 1} of layer {layer}, got {head!r}.")

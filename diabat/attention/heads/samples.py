@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, is_integer
 
 KEYS = ("text", "input_ids", "choices", "label", "answers")
 
@@ -144,7 +144,7 @@ def _label(given: Mapping[str, Any], choices: Sequence[Any], name: str) -> int:
         raise ArgumentError(f"{name}.label", "expected one of the choices or its position, got none.")
     label = given["label"]
     named = [k for k, choice in enumerate(choices) if _same(choice, label)]
-    position = isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(choices)
+    position = is_integer(label) and 0 <= label < len(choices)
     found = {*named, *([label] if position else [])}
     if not found:
         raise ArgumentError(

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from diabat.checks import ArgumentError, check_choice, check_positive
+from diabat.checks import ArgumentError, check_choice, check_positive, is_integer
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.banded.band_storage import Layout, band_layout, bandwidth_of, beyond_band
@@ -170,9 +170,7 @@ class BandedSampler(Sampler):
 
 def check_bandwidth(bandwidth: int | None) -> None:
     """Raise ValueError unless a bandwidth is None or an integer of at least 0."""
-    if bandwidth is not None and (
-        isinstance(bandwidth, bool) or not isinstance(bandwidth, int) or bandwidth < 0
-    ):
+    if bandwidth is not None and (not is_integer(bandwidth) or bandwidth < 0):
         raise ArgumentError("bandwidth", f"expected None or an integer >= 0, got {bandwidth!r}.")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from diabat.checks import ArgumentError, ArgumentTypeError, check_count
+from diabat.checks import ArgumentError, ArgumentTypeError, check_count, is_integer
 from diabat.circuits import Betas, predicted_beta, schedule
 from diabat.samplers.dimod.target import DimodLike, accepted_parameters
 from diabat.scrubbing import refuse_secrets
@@ -69,7 +69,7 @@ class QPU:
             _positive("chain_strength", self.chain_strength)
         for name, least in (("spins", 1), ("tiles", 1), ("embedding_seed", 0)):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            if value is not None and (not is_integer(value) or value < least):
                 raise ArgumentError(f"qpu.{name}", f"expected an integer >= {least}, got {value!r}.")
             if value is not None and value >= 2**32:  # seeds are derived from it
                 raise ArgumentError(f"qpu.{name}", f"expected an integer below 2^32, got {value}.")

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diabat.checks import ArgumentError, check_choice, check_count, check_flag
+from diabat.checks import ArgumentError, check_choice, check_count, check_flag, is_integer
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.base import Capabilities, Sampler
@@ -273,7 +273,7 @@ def _check_ladder(num_replicas: Any, betas: Any) -> Array:
     """Check the options and return the initial ladder."""
     if betas is None:
         count = _DEFAULT_REPLICAS if num_replicas is None else num_replicas
-        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST_REPLICAS:
+        if not is_integer(count) or not 1 <= count <= _MOST_REPLICAS:
             raise ArgumentError(
                 "num_replicas", f"expected an integer between 1 and {_MOST_REPLICAS}, got {num_replicas!r}."
             )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from diabat.checks import ArgumentError, check_count
+from diabat.checks import ArgumentError, check_count, is_integer
 from diabat.circuits.engines.engine import Batch
 from diabat.circuits.schedules import FloatArray
 from diabat.ising import Ising, pack_couplings
@@ -212,7 +212,7 @@ def _check(
         if not (math.isfinite(g) and g > 0):
             raise ArgumentError("strengths", f"expected finite numbers > 0, got {g!r}.")
     for n in num_spins:
-        if isinstance(n, bool) or not isinstance(n, int) or not 2 <= n <= MAX_SPINS:
+        if not is_integer(n) or not 2 <= n <= MAX_SPINS:
             raise ArgumentError("num_spins", f"expected integers from 2 to {MAX_SPINS}, got {n!r}.")
     check_count("instances", instances)
     if weights is None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, is_integer
 from diabat.circuits.engines.engine import (
     Batch,
     BatchGradient,
@@ -66,9 +66,7 @@ class NativeEngine(Engine):
         """
         if precision not in ("double", "single"):
             raise ArgumentError("precision", f"expected 'double' or 'single', got {precision!r}.")
-        if not callable(threads) and (
-            isinstance(threads, bool) or not isinstance(threads, int) or threads < 1
-        ):
+        if not callable(threads) and (not is_integer(threads) or threads < 1):
             raise ArgumentError("threads", f"expected an integer >= 1, got {threads!r}.")
         self.precision, self.threads = precision, threads
         self._dtype: type[np.floating] = np.float64 if precision == "double" else np.float32

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, is_integer
 from diabat.circuits.engines.engine import Batch, BatchMoments, Engine, EngineError
 from diabat.circuits.engines.qiskit.circuit import IsingCircuit, coupled_pairs, ising_circuit
 from diabat.circuits.schedules import FloatArray
@@ -69,9 +69,7 @@ class PrimitiveEngine(Engine):
         """
         _check_primitive(primitive)
         _check_compiler(backend, pass_manager, optimization_level)
-        if max_spins is not None and (
-            isinstance(max_spins, bool) or not isinstance(max_spins, int) or max_spins < 1
-        ):
+        if max_spins is not None and (not is_integer(max_spins) or max_spins < 1):
             raise ArgumentError("max_spins", f"expected an integer >= 1, got {max_spins!r}.")
         self.primitive, self.max_spins = primitive, max_spins or _MAX_SIMULATED
         self._pass_manager = pass_manager
