@@ -20,7 +20,7 @@ STATE = "diabat_calibrated"
 """Attribute of an attention module that is calibrated."""
 CACHE = "diabat_cache"
 """Argument in which the hook of such a module hands on the cache."""
-# What other models ask of their attention; leaving it out would change them without a word.
+# Arguments of other attentions; ignoring one would change the model silently.
 _UNKNOWN = ("softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices")
 # Masks hold 0 or the least number of their dtype; some people write -1e4.
 _HIDDEN = -1e4
@@ -28,7 +28,7 @@ _HIDDEN = -1e4
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What an attention module knows of its calibration.
+    """The calibration of one attention module.
 
     Attributes:
         calibration: α, β, rows, redistribution.

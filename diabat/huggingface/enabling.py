@@ -172,7 +172,7 @@ def _hand_on_cache(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tu
 
 
 def _only_last_logits(base: Any) -> RemovableHandle | None:
-    """Refuse logits of several positions: with ``rows="prompt"`` those of earlier ones know later tokens."""
+    """Refuse logits of several positions: with ``rows="prompt"`` earlier ones depend on later tokens."""
     head = base.get_output_embeddings()
     return None if head is None else head.register_forward_pre_hook(_refuse_several)
 

@@ -132,7 +132,9 @@ def _difference(saved: dict[str, Any], found: dict[str, Any]) -> str:
 def _folder(folder: str | Path) -> Path:
     path = Path(folder)
     if not path.is_dir():
-        raise ArgumentError("folder", f"expected the folder of a model, got '{folder}', which is none.")
+        raise ArgumentError(
+            "folder", f"expected the folder of a model, got '{folder}', which is not a folder."
+        )
     return path
 
 

@@ -35,7 +35,7 @@ def resolve(name: str, argument: str = "encoder") -> str:
         return str(path)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ArgumentError(
-            argument, f"expected the name of a model or a folder, got '{name}', which is none."
+            argument, f"expected the name of a model or a folder, got '{name}', which is neither."
         )
     return name
 

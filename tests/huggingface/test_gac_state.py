@@ -93,7 +93,7 @@ def test_the_calibration_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     model = decoder("llama")
     with pytest.raises(
-        ArgumentError, match=r"folder: expected the folder of a model, got '.*nowhere', which is none"
+        ArgumentError, match=r"folder: expected the folder of a model, got '.*nowhere', which is not a folder"
     ):
         load_gac(model, tmp_path / "nowhere")
     with pytest.raises(

@@ -181,7 +181,7 @@ def _register() -> None:
     library = extra("transformers")
     masking = extra("transformers.masking_utils")
     library.AttentionInterface.register(NAME, _attend)
-    # Without it the mask is None, and attention is not causal without a word.
+    # Without it the mask is None, and attention is silently not causal.
     library.AttentionMaskInterface.register(NAME, masking.eager_mask)
 
 

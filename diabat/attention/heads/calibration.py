@@ -44,7 +44,7 @@ class Calibration:
         redistribution: ``proportional`` to the weights or ``uniform`` over the visible columns that are not focused.
 
     Raises:
-        ArgumentError: No layer, a layer or a head that is none, or a number or a name that is out of range.
+        ArgumentError: No layer, an invalid layer or head, or a number or a name that is out of range.
     """
 
     salient: Mapping[int, Collection[int]]
