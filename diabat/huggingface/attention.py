@@ -21,7 +21,7 @@ STATE = "diabat_calibrated"
 CACHE = "diabat_cache"
 """Argument in which the hook of such a module hands on the cache."""
 # Arguments of other attentions; ignoring one would change the model silently.
-_UNKNOWN = ("softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices")
+_UNKNOWN = ("s_aux", "sinks", "position_bias", "indices", "block_indices")
 # Masks hold 0 or the least number of their dtype; some people write -1e4.
 _HIDDEN = -1e4
 
@@ -62,9 +62,12 @@ def gac_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
+    softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention softmax(scaling Q Kᵀ + mask) V with calibrated maps; what ``eager`` stands for if the module has none.
+    r"""Attention softmax(c(scaling Q Kᵀ) + mask) V with calibrated maps; ``eager`` if the module is not calibrated.
+
+    c(x) = softcap tanh(x / softcap), as Gemma 2 has it; c(x) = x without a soft cap.
 
     Args:
         module: The attention module; `STATE` holds its calibration.
@@ -74,6 +77,7 @@ def gac_attention(
         attention_mask: Added to the scores, 0 where a key is visible, floating [B or 1, 1 or H, Q, K].
         scaling: Factor of the scores, 1/√D if None.
         dropout: Probability of leaving out a weight, in training.
+        softcap: Bound of the scores before the mask is added; None for none.
         kwargs: The cache under `CACHE`, and what else a model passes on.
 
     Returns:
@@ -84,19 +88,22 @@ def gac_attention(
     """
     state: Calibrated | None = vars(module).get(STATE)
     if state is None:
+        capped = {} if softcap is None else {"softcap": softcap}
         return eager(module)(
-            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **capped, **kwargs
         )
     for name in _UNKNOWN:
         if kwargs.get(name) is not None:
             raise UnsupportedError(
-                name, f"expected None with attn_implementation {NAME!r}, which has none of it."
+                name, f"expected None with attn_implementation {NAME!r}, which does not compute it."
             )
     groups = query.shape[1] // key.shape[1]
     keys, values = _repeated(key, groups), _repeated(value, groups)
     scores = torch.matmul(query, keys.transpose(2, 3)) * (
         query.shape[-1] ** -0.5 if scaling is None else scaling
     )
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap  # rounds as eager attention does
     if attention_mask is not None:
         scores = scores + attention_mask
     weights = F.softmax(scores, dim=-1, dtype=torch.float32)

@@ -77,7 +77,8 @@ def test_disabling_puts_back_what_was_there(name: str) -> None:
     enable_gac(model, ALL)
     assert (logits(model, batch) - before).abs().max() > 0.1
     disable_gac(model)
-    assert model.config._attn_implementation == implementation == "sdpa"
+    # Gemma 2 has eager attention by default, since sdpa has no soft cap.
+    assert model.config._attn_implementation == implementation == ("eager" if name == "gemma2" else "sdpa")
     assert torch.equal(logits(model, batch), before)
     assert not any(m._forward_pre_hooks for m in model.modules())
     assert {id(m): set(vars(m)) for m in model.modules()} == attributes
@@ -448,7 +449,7 @@ def test_caches_that_calibration_has_not_followed_are_refused() -> None:
             model(ids[[0, 0, 1, 1], 5:6], past_key_values=cache)
 
 
-@pytest.mark.parametrize("name", ["softcap", "s_aux"])
+@pytest.mark.parametrize("name", ["s_aux", "sinks", "position_bias"])
 def test_what_other_attention_adds_is_refused(name: str) -> None:
     model, batch = decoder("llama"), prompts()
     enable_gac(model, ALL)
@@ -456,22 +457,42 @@ def test_what_other_attention_adds_is_refused(name: str) -> None:
         logits(model, batch, **{name: torch.tensor(30.0)})
 
 
-@pytest.mark.parametrize(("name", "argument"), [("Gemma2", "softcap"), ("GptOss", "s_aux")])
-def test_models_with_caps_and_sinks_are_eager_when_off_and_refused_when_on(name: str, argument: str) -> None:
+@pytest.mark.parametrize("rows", ["running", "prompt"])
+def test_soft_caps_are_those_of_eager_to_the_bit(rows: str) -> None:
+    """With a calibration that changes nothing; one that changes something acts on the capped maps."""
+    model, batch = decoder("gemma2"), prompts()
+    capped = logits(model, batch, logits_to_keep=1)
+    everywhere = {layer: () for layer in range(LAYERS)}
+    for alpha, beta in ((0.1, 1.0), (1.0, 0.1)):
+        enable_gac(model, Calibration(everywhere, alpha, beta, rows))
+        assert torch.equal(logits(model, batch, logits_to_keep=1), capped)
+    enable_gac(model, Calibration(ALL.salient, rows=rows))
+    calibrated = logits(model, batch, logits_to_keep=1)
+    assert (calibrated - capped).abs().max() > 0.01
+    for layer in model.model.layers:
+        layer.self_attn.attn_logit_softcapping = None
+    assert (logits(model, batch, logits_to_keep=1) - calibrated).abs().max() > 0.01
+
+
+def test_models_with_sinks_are_eager_when_off_and_refused_when_on() -> None:
+    """A row whose sink takes a part does not sum to one over the tokens."""
     sizes: dict[str, Any] = {
-        "vocab_size": 48, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "eos_token_id": 2,
+        "vocab_size": 48, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "pad_token_id": 0,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "eos_token_id": 2, "num_local_experts": 2,
+        "num_experts_per_tok": 1,
     }  # fmt: skip
-    experts = {"num_local_experts": 2, "num_experts_per_tok": 1} if name == "GptOss" else {}
-    config = getattr(transformers, f"{name}Config")(**sizes, **experts)
-    model, batch = getattr(transformers, f"{name}ForCausalLM")(config).eval(), prompts()
+    model, batch = transformers.GptOssForCausalLM(transformers.GptOssConfig(**sizes)).eval(), prompts()
     model.set_attn_implementation("eager")
     eager = logits(model, batch)
     model.set_attn_implementation("gac")
     assert torch.equal(logits(model, batch), eager)
     enable_gac(model, Calibration({0: ()}))
-    with pytest.raises(UnsupportedError, match=f"{argument}: expected None with attn_implementation 'gac'"):
+    with pytest.raises(
+        UnsupportedError, match=r"^s_aux: expected None with attn_implementation 'gac', .*\.$"
+    ):
         logits(model, batch)
+    disable_gac(model)
+    assert torch.equal(logits(model, batch), eager)
 
 
 def test_assisted_generation_is_refused_where_it_takes_tokens_back() -> None:

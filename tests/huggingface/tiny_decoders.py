@@ -1,4 +1,4 @@
-"""Small decoders with random weights: grouped heads, sliding and mixed layers, and one without key/value groups."""
+"""Small decoders with random weights: grouped heads, sliding and mixed layers, soft caps, no key/value groups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-NAMES = ("llama", "qwen2", "mistral", "gpt2")
+NAMES = ("llama", "qwen2", "mistral", "gpt2", "gemma2")
 
 
 def decoder(name: str, seed: int = 0, **changes: Any) -> Any:
@@ -36,6 +36,12 @@ def decoder(name: str, seed: int = 0, **changes: Any) -> Any:
         model = t.Qwen2ForCausalLM(t.Qwen2Config(**_SIZES | mixed | changes))
     elif name == "mistral":
         model = t.MistralForCausalLM(t.MistralConfig(**_SIZES | {"sliding_window": WINDOW} | changes))
+    elif name == "gemma2":  # a soft cap that every score feels; the second layer sees a window
+        layers = {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+        caps = {"head_dim": 8, "attn_logit_softcapping": 2.0, "final_logit_softcapping": None}
+        model = t.Gemma2ForCausalLM(
+            t.Gemma2Config(**_SIZES | {"sliding_window": WINDOW} | layers | caps | changes)
+        )
     else:
         config = t.GPT2Config(
             vocab_size=VOCABULARY, n_embd=32, n_layer=LAYERS, n_head=HEADS, n_positions=64,
