@@ -2,7 +2,8 @@
 
     {"format": "diabat-gac", "version": 1,
      "calibration": {"salient": {"5": [0, 1]}, "alpha": 0.1, "beta": 0.1, "rows": "running", ...},
-     "model": {"architecture": {...}, "dtype": "float32", "samples": {"embedding": [...], "0": [...], ...}}}
+     "model": {"architecture": {...}, "dtype": "float32", "samples": {"embedding": [...], "0": [...], ...}},
+     "sha256": checksum of the rest}
 
 ``save_pretrained`` writes the weights but neither the attention implementation nor a calibration.  The salient heads
 belong to the weights they were found with, so that the file names them: by the architecture and by some weights.
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from diabat.attention.heads.calibration import Calibration
 from diabat.checks import ArgumentError
-from diabat.files import parse_json, read_file, replace_file, to_json
+from diabat.files import parse_json, read_file, replace_file, seal, unseal
 from diabat.huggingface.enabling import attention_modules, enable_gac, enabled_calibration, pretrained_model
 
 FILE = "gac.json"
@@ -51,7 +52,7 @@ def save_gac(model: nn.Module, folder: str | Path) -> Path:
         "calibration": calibration.as_dict(),
         "model": fingerprint(model),
     }
-    replace_file(path, to_json(content))
+    replace_file(path, seal(content))
     return path
 
 
@@ -64,7 +65,8 @@ def load_gac(model: nn.Module, folder: str | Path) -> Calibration:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ArgumentError: The file is none of ours, or of another model.
+        ArgumentError: The file is damaged or of another kind, or belongs to another model.
+        UnsupportedError: As for `enable_gac`.
     """
     path = _folder(folder) / FILE
     content = _read(path)
@@ -75,7 +77,14 @@ def load_gac(model: nn.Module, folder: str | Path) -> Calibration:
     difference = _difference(content["model"], fingerprint(model))
     if difference:
         raise ArgumentError("folder", f"expected the calibration of this model in {path}, got {difference}.")
-    enable_gac(model, calibration)
+    try:
+        enable_gac(model, calibration)
+    except ArgumentError as error:
+        if error.argument != "salient":
+            raise
+        raise ArgumentError(
+            "folder", f"expected a calibration of this model in {path}, got {error}"
+        ) from None
     return calibration
 
 
@@ -139,7 +148,7 @@ def _folder(folder: str | Path) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The content of a file with everything in the place where we look for it."""
+    """The content of a file whose checksum is right and whose parts are of the types that we expect."""
     try:
         text = read_file(path, _MAX_BYTES)
     except FileNotFoundError:
@@ -155,19 +164,26 @@ def _read(path: Path) -> dict[str, Any]:
         raise ArgumentError(
             "folder", f"expected the format {FORMAT!r}, version {VERSION}, in {path}, got {form!r:.60}."
         )
-    saved = content.get("model")
-    parts = [content.get("calibration"), saved]
-    if isinstance(saved, dict):
-        parts += [saved.get("architecture"), saved.get("samples")]
-    if not all(isinstance(part, dict) for part in parts) or not _are_numbers(parts[-1]):
+    try:
+        content = unseal(text)
+    except ValueError:
+        raise ArgumentError(
+            "folder",
+            f"expected {path} as save_gac wrote it, got a wrong checksum; enable the calibration that you want and "
+            "call save_gac again.",
+        ) from None
+    model = content.get("model")
+    saved = model if isinstance(model, dict) else {}
+    parts = (content.get("calibration"), saved.get("architecture"))
+    if not all(isinstance(part, dict) for part in parts) or not _are_numbers(saved.get("samples")):
         raise ArgumentError(
             "folder", f"expected calibration, architecture and samples in {path}, got other keys."
         )
     return content
 
 
-def _are_numbers(samples: dict[str, Any]) -> bool:
-    return all(
+def _are_numbers(samples: Any) -> bool:
+    return isinstance(samples, dict) and all(
         isinstance(values, list) and all(type(value) is float for value in values)
         for values in samples.values()
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from fuzz.api import analytic, anneals, bridge, mean_field, methods, mistakes, reads
+from fuzz.api import analytic, anneals, bridge, heads, mean_field, methods, mistakes, reads
 from fuzz.dice import Dice
 from fuzz.outcome import Outcome, judge
 
@@ -33,6 +33,8 @@ KINDS: dict[Callable[[Dice], None], float] = {
     mistakes.unknown_option: 1,
     mistakes.problem: 6,
     mistakes.call: 6,
+    heads.calibration: 4,
+    heads.samples: 4,
 }
 _WARM_UP = 12
 """Cases of each kind by which a worker compiles what it needs before its time counts."""

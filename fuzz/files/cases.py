@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from fuzz.dice import Dice
-from fuzz.files import checkpoints, readers
+from fuzz.files import checkpoints, heads, readers
 from fuzz.outcome import Outcome, judge
 
 KINDS: dict[Callable[[Dice, Path], None], float] = {
@@ -20,13 +20,17 @@ KINDS: dict[Callable[[Dice, Path], None], float] = {
     readers.configuration: 12,
     checkpoints.checkpoint: 16,
     checkpoints.record: 3,
+    heads.calibration: 8,
+    heads.store: 8,
 }
 
 
 def prepare() -> None:
-    """One thread; compile the kernels, train the run that is damaged."""
+    """One thread; compile the kernels, train the run and evaluate the game whose files are damaged."""
     torch.set_num_threads(1)
     checkpoints.original()
+    heads.calibrations()
+    heads.stores()
     for seed in range(20):
         for kind in (readers.problem, readers.plan, readers.schedule):
             with tempfile.TemporaryDirectory() as folder:

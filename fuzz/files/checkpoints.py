@@ -18,7 +18,7 @@ import torch
 from diabat.files import digest, seal
 from diabat.training import load_model
 from fuzz.dice import Dice
-from fuzz.files.mutations import damaged, tampered
+from fuzz.files.mutations import damaged, other_header, tampered
 from fuzz.outcome import REFUSALS, Wrong, demand, refusal_flaw
 from fuzz.tiny import tiny_train
 
@@ -95,15 +95,8 @@ def _changed(dice: Dice, path: Path, content: bytes, *, structured: bool) -> byt
         except (ValueError, TypeError):  # NaN, which JSON does not hold
             return json.dumps(found).encode()
     if dice.chance(0.5):
-        return _other_header(dice, content)
+        return other_header(dice, content)
     return _other_tensors(dice, content)
-
-
-def _other_header(dice: Dice, content: bytes) -> bytes:
-    length = int.from_bytes(content[:8], "little")
-    header = json.dumps(tampered(dice, json.loads(content[8 : 8 + length]))).encode()
-    claimed = len(header) if dice.chance(0.8) else dice.pick([0, 1, len(header) + 1, 2**40, 2**64 - 1])
-    return claimed.to_bytes(8, "little") + header + content[8 + length :]
 
 
 def _other_tensors(dice: Dice, content: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -114,7 +115,7 @@ def tampered(dice: Dice, document: Any) -> Any:
     for _ in range(dice.pick([1, 1, 2, 3])):
         places = list(_places(document))
         if not places:
-            return dice.pick(VALUES)
+            return copy.deepcopy(dice.pick(VALUES))
         _change(dice, *dice.pick(places))
     return document
 
@@ -136,4 +137,12 @@ def _change(dice: Dice, parent: Any, key: Any) -> None:
     elif how == "scale" and isinstance(value, int | float) and not isinstance(value, bool):
         parent[key] = dice.pick([-value, value + 1, value * 10**6, value * 1.5])
     else:
-        parent[key] = dice.pick(VALUES)
+        parent[key] = copy.deepcopy(dice.pick(VALUES))  # which later changes may go into
+
+
+def other_header(dice: Dice, content: bytes) -> bytes:
+    """A safetensors file with another header, or another claim of its length."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.dumps(tampered(dice, json.loads(content[8 : 8 + length]))).encode()
+    claimed = len(header) if dice.chance(0.8) else dice.pick([0, 1, len(header) + 1, 2**40, 2**64 - 1])
+    return claimed.to_bytes(8, "little") + header + content[8 + length :]

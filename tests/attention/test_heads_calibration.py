@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -257,6 +258,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"salient": [0]}, r"salient: expected a mapping of at least one layer .*, got \[0\]"),
     ({"salient": {"0": [1]}}, r"salient: expected an integer >= 0, got '0'"),
     ({"salient": {0: 3}}, r"salient: expected the heads of layer 0 as a list, got 3"),
+    ({"salient": {0: b"\x01"}}, r"salient: expected the heads of layer 0 as a list, got b'"),
+    ({"salient": {0: torch.tensor(1)}}, r"salient: expected the heads of layer 0 as a list, got tensor"),
+    ({"salient": {0: np.array(1)}}, r"salient: expected the heads of layer 0 as a list, got array"),
     ({"salient": {0: [-1]}}, r"salient: expected an integer >= 0, got -1"),
     ({"salient": {0: [1, 1]}}, r"salient: expected every head of layer 0 once, got \[1, 1\]"),
     ({"alpha": -0.1}, r"alpha: expected a number in \[0, 1\], got -0.1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -43,6 +44,8 @@ def test_choices_are_tokenised_behind_the_text() -> None:
         ([[3, 4], [5]], 1, 1),
         (["good", "bad"], "bad ", 1),
         (["good", "bad"], 0, 0),
+        ([torch.tensor([3, 4]), torch.tensor([5, 6])], torch.tensor([5, 6]), 1),
+        ([np.array([3, 4]), np.array([5])], np.array([5]), 1),
     ],
 )
 def test_a_label_is_a_choice_or_its_position(choices: Any, label: Any, position: int | None) -> None:
@@ -119,7 +122,21 @@ def test_a_choice_that_merges_with_the_text_is_refused() -> None:
         read({"text": "the m", "choices": ["s", "an"], "label": 0}, words=tokenizer())
 
 
+@pytest.mark.parametrize(
+    ("sample", "where"),
+    [
+        ({"text": "the \ud800"}, "text"),
+        ({"text": "the", "choices": ["good", "\ud800"], "label": 0}, r"choices\[1\]"),
+        ({"input_ids": [1], "choices": ["good", "\ud800"], "label": 0}, r"choices\[1\]"),
+    ],
+)
+def test_text_that_no_tokenizer_takes_is_refused(sample: Any, where: str) -> None:
+    sentence = rf"samples\[0\]\.{where}: expected text without surrogates, got '.*\\ud800'"
+    with pytest.raises(ValueError, match=sentence):
+        read(sample, words=tokenizer())
+
+
 def test_samples_are_a_sequence() -> None:
-    for wrong in ({"input_ids": [1]}, "text", 3):
+    for wrong in ({"input_ids": [1]}, "text", b"text", 3, torch.tensor(1), np.array(1.0)):
         with pytest.raises(ValueError, match="samples: expected a sequence of dicts"):
             read_samples(wrong, None, VOCABULARY)  # type: ignore[arg-type]

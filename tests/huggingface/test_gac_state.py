@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ import transformers
 
 from diabat.attention.heads import Calibration
 from diabat.checks import ArgumentError
+from diabat.files import seal
 from diabat.huggingface import disable_gac, enable_gac, load_gac, save_gac
 
 from .tiny_decoders import NAMES, decoder, logits, prompts
@@ -41,7 +44,9 @@ def saved(name: str, folder: Path, **changes: Any) -> Any:
 def test_a_saved_model_is_calibrated_again_by_one_call(name: str, tmp_path: Path) -> None:
     model, batch = saved(name, tmp_path), prompts()
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert again.config._attn_implementation == "sdpa"  # save_pretrained drops it
+    assert again.config._attn_implementation == (
+        "eager" if name == "gemma2" else "sdpa"
+    )  # what it has by default
     assert load_gac(again, tmp_path) == SETTING
     assert torch.equal(logits(again, batch), logits(model, batch))
     assert [file.name for file in tmp_path.glob("*gac*")] == ["gac.json"]
@@ -136,7 +141,10 @@ BROKEN: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     ),
     (lambda c: c["calibration"].update(salient={"x": []}), "got salient: expected an integer >= 0, got 'x'"),
     (lambda c: c["calibration"].update(gamma=1), "got calibration: expected the keys"),
-    (lambda c: c["calibration"].update(salient={"9": []}), "salient: expected layers among 0, 1, 2"),
+    (
+        lambda c: c["calibration"].update(salient={"9": []}),
+        r"folder: expected .*gac\.json, got salient: expected layers among",
+    ),
 ]
 
 
@@ -148,11 +156,40 @@ def test_damaged_files_are_refused(
     disable_gac(model)
     file = tmp_path / "gac.json"
     content = json.loads(file.read_text())
+    del content["sha256"]
     change(content)
-    file.write_text(json.dumps(content))
+    file.write_bytes(seal(content))
     with pytest.raises(ArgumentError, match=sentence):
         load_gac(model, tmp_path)
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_changed_file_is_refused_though_it_is_a_calibration(tmp_path: Path) -> None:
+    """One bit of a digit would be another calibration, silently."""
+    model = saved("llama", tmp_path)
+    disable_gac(model)
+    file = tmp_path / "gac.json"
+    text = file.read_text()
+    assert '"alpha": 0.05' in text
+    for changed in (
+        text.replace('"alpha": 0.05', '"alpha": 0.15'),
+        text.replace('"sha256": "', '"sha256": "0'),
+    ):
+        file.write_text(changed)
+        with pytest.raises(
+            ArgumentError, match=r"^folder: expected .*gac\.json as save_gac wrote it, got .*\.$"
+        ):
+            load_gac(model, tmp_path)
+        assert model.config._attn_implementation == "sdpa"
+    file.write_text(json.dumps(json.loads(text)))  # other white space
+    assert load_gac(model, tmp_path) == SETTING
+
+
+def test_numbers_of_other_types_are_written(tmp_path: Path) -> None:
+    model = decoder("llama")
+    enable_gac(model, Calibration({0: {1, 2}}, alpha=np.float32(0.25), beta=Fraction(1, 2)))  # type: ignore[arg-type]
+    save_gac(model, tmp_path)
+    assert load_gac(model, tmp_path) == Calibration({0: [1, 2]}, alpha=0.25, beta=0.5)
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff\xfe\x00", b'{"a": NaN}', b'{"a": 1, "a": 2}'])

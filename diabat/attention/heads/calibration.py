@@ -12,12 +12,12 @@ rows sum to one.  A row with nothing outside S to give to, or with no weight the
 
 Source: Qu et al., "Cooperative or Competitive?  Understanding the Interaction between Attention Heads From A Game
 Theory Perspective", section 4.2.  Equation 9 as printed averages a row, which is 1/m for every m; the column is meant.
-Which rows enter the average is not said: docs/heads-calibration.md states the readings.
+Which rows enter the average is not said: docs/heads.md states the readings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -65,6 +65,7 @@ class Calibration:
             value = getattr(self, name)
             if not is_number(value) or not 0 <= value <= 1:
                 raise ArgumentError(name, f"expected a number in [0, 1], got {value!r}.")
+            object.__setattr__(self, name, float(value))
         check_choice("rows", self.rows, ROWS)
         check_choice("redistribution", self.redistribution, REDISTRIBUTIONS)
 
@@ -118,8 +119,9 @@ def _layer(name: Any) -> Any:
 
 def _heads(layer: Any, heads: Any) -> tuple[int, ...]:
     check_count("salient", layer, least=0)
-    if isinstance(heads, str | Mapping) or not isinstance(heads, Collection):
-        raise ArgumentError("salient", f"expected the heads of layer {layer} as a list, got {heads!r}.")
+    # Tensors and arrays are neither; bytes are a sequence of integers.
+    if isinstance(heads, str | bytes | bytearray) or not isinstance(heads, Sequence | Set):
+        raise ArgumentError("salient", f"expected the heads of layer {layer} as a list, got {heads!r:.60}.")
     for head in heads:
         check_count("salient", head, least=0)
     if len(set(heads)) < len(heads):

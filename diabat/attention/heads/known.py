@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from diabat.checks import ArgumentError
-from diabat.files import create_file, read_file, replacing
+from diabat.files import create_file, digest, parse_json, read_file, replacing
 
 _LARGEST = 1 << 34
 _SECONDS_BETWEEN_SAVES = 20.0
@@ -29,7 +29,7 @@ class KnownValues:
         identity: What the values belong to; a file of something else is refused.
 
     Raises:
-        ValueError: If the file is none of ours, or belongs to another game.
+        ValueError: If the file is damaged or of another kind, or belongs to another game.
         OSError: If it cannot be read.
     """
 
@@ -67,7 +67,8 @@ class KnownValues:
         width = (self._players + 7) // 8
         rows = np.frombuffer(b"".join(self._column), dtype=np.uint8).reshape(-1, width)
         identity = np.frombuffer(json.dumps(self._identity).encode(), dtype=np.uint8)
-        content = save({"identity": identity, "coalitions": rows, "values": self.values})
+        checksum = np.frombuffer(bytes.fromhex(_checksum(identity, rows, self.values)), dtype=np.uint8)
+        content = save({"identity": identity, "coalitions": rows, "values": self.values, "sha256": checksum})
         with replacing(self._path) as temporary:
             create_file(temporary, content)
         self._saved, self._changed = time.monotonic(), False
@@ -79,10 +80,15 @@ class KnownValues:
         content = read_file(path, _LARGEST)
         try:
             kept = load(content)
-            identity = json.loads(kept["identity"].tobytes())
             rows, values = kept["coalitions"], kept["values"]
+            sealed = kept["sha256"].tobytes().hex() == _checksum(kept["identity"], rows, values)
+            identity = parse_json(kept["identity"].tobytes()) if sealed else None
         except (SafetensorError, KeyError, ValueError):
             raise ArgumentError("store", f"expected a file of a game on heads, got {path}.") from None
+        if not sealed:
+            raise ArgumentError(
+                "store", f"expected {path} as a game wrote it, got a wrong checksum; delete it to start anew."
+            )
         if not isinstance(identity, dict) or identity != self._identity:
             other = identity if isinstance(identity, dict) else {}
             names = [name for name, mark in self._identity.items() if other.get(name) != mark]
@@ -96,6 +102,12 @@ class KnownValues:
         if not fits or values.shape != (len(self.values), len(rows)):
             raise ArgumentError("store", f"expected a file of a game on heads, got {path} of other shapes.")
         self._column, self.values = column, values.copy()
+
+
+def _checksum(identity: NDArray[np.uint8], rows: NDArray[np.uint8], values: NDArray[np.float64]) -> str:
+    """Of what the tensors of a file hold."""
+    shapes = f"{rows.shape}{values.shape}".encode()
+    return digest(b"".join((shapes, identity.tobytes(), rows.tobytes(), values.tobytes())))
 
 
 def weights_digest(model: nn.Module) -> str:

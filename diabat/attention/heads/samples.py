@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,7 +50,8 @@ def read_samples(samples: Iterable[Mapping[str, Any]], tokenizer: Any, vocabular
     Raises:
         ValueError: If a sample is none of these; the message says which, counted from 0.
     """
-    if isinstance(samples, Mapping | str) or not isinstance(samples, Iterable):
+    # Tensors of no dimensions are iterable by their type.
+    if isinstance(samples, Mapping | str | bytes | Tensor | np.ndarray) or not isinstance(samples, Iterable):
         raise ArgumentError("samples", f"expected a sequence of dicts, got {type(samples).__name__}.")
     read = tuple(
         _read(given, tokenizer, vocabulary, f"samples[{index}]") for index, given in enumerate(samples)
@@ -97,13 +99,14 @@ def _tokenise(text: Any, choices: Sequence[Any], tokenizer: Any, name: str) -> t
     _require(tokenizer, name)
     stem = text.rstrip() if any(isinstance(choice, str) for choice in choices) else text
     space = text[len(stem) :]
-    tokens = _ids(tokenizer(stem)["input_ids"], f"{name}.text")
+    tokens = _ids(_encoded(stem, tokenizer, f"{name}.text"), f"{name}.text")
     parts = []
     for k, choice in enumerate(choices):
         if not isinstance(choice, str):
             parts.append(_choice(choice, tokenizer, f"{name}.choices[{k}]"))
             continue
-        whole = _ids(tokenizer(stem + space + choice)["input_ids"], f"{name}.choices[{k}]")
+        whole = _encoded(stem + space + choice, tokenizer, f"{name}.choices[{k}]")
+        whole = _ids(whole, f"{name}.choices[{k}]")
         if not torch.equal(whole[: len(tokens)], tokens):
             raise ArgumentError(
                 f"{name}.choices[{k}]",
@@ -117,8 +120,17 @@ def _tokenise(text: Any, choices: Sequence[Any], tokenizer: Any, name: str) -> t
 def _choice(choice: Any, tokenizer: Any, name: str) -> Tensor:
     if isinstance(choice, str):
         _require(tokenizer, name)
-        choice = tokenizer(choice, add_special_tokens=False)["input_ids"]
+        choice = _encoded(choice, tokenizer, name, add_special_tokens=False)
     return _ids([choice] if isinstance(choice, int) else choice, name)
+
+
+def _encoded(text: str, tokenizer: Any, name: str, **options: Any) -> Any:
+    """Token ids of a text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ArgumentError(name, f"expected text without surrogates, got {text!a:.60}.") from None
+    return tokenizer(text, **options)["input_ids"]
 
 
 def _require(tokenizer: Any, name: str) -> None:
@@ -162,6 +174,8 @@ def _label(given: Mapping[str, Any], choices: Sequence[Any], name: str) -> int:
 def _same(choice: Any, label: Any) -> bool:
     if isinstance(choice, str) and isinstance(label, str):
         return choice.strip() == label.strip()
+    if isinstance(choice, Tensor | np.ndarray) and type(choice) is type(label):
+        return torch.equal(torch.as_tensor(choice), torch.as_tensor(label))
     return type(choice) is type(label) and bool(choice == label)
 
 

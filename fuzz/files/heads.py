@@ -1,0 +1,166 @@
+"""Damaged files of games on heads: calibrations beside a model, and stores of values.
+
+A change of a file must be detected.  With a new checksum for the changed content, any answer that the content gives is
+correct, but another exception is not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from diabat.attention.heads import Calibration, HeadCoalitions
+from diabat.files import seal
+from diabat.huggingface import disable_gac, enable_gac, load_gac, save_gac
+from diabat.huggingface.enabling import enabled_calibration
+from fuzz.decoders import GROUPS, HEADS, decoder
+from fuzz.dice import Dice
+from fuzz.files.mutations import damaged, other_header, tampered
+from fuzz.outcome import demand, naming
+
+_SAMPLES = (
+    {"input_ids": [1, 2, 3, 4], "choices": [5, 6, 7], "label": 6},
+    {"input_ids": [9, 8, 7], "choices": [11, 12], "label": 12},
+)
+SETTINGS = (
+    Calibration({0: [1], 1: ()}),
+    Calibration({1: range(HEADS)}, alpha=0.05, beta=0.3, rows="prompt", redistribution="uniform"),
+)
+
+
+@cache
+def calibrations() -> tuple[bytes, ...]:
+    """Contents of ``gac.json``."""
+    found, model = [], decoder()
+    with tempfile.TemporaryDirectory() as folder:
+        for setting in SETTINGS:
+            enable_gac(model, setting)
+            found.append(save_gac(model, folder).read_bytes())
+    disable_gac(model)
+    return tuple(found)
+
+
+def calibration(dice: Dice, folder: Path) -> None:
+    """``gac.json``: the calibration that was written, or a sentence with its name, and the model as it was."""
+    at = dice.integer(0, len(SETTINGS) - 1)
+    content, resealed = calibrations()[at], dice.chance(0.5)
+    if resealed:
+        document = json.loads(content)
+        document.pop("sha256")
+        changed = tampered(dice, document)
+        expected = _setting(changed)
+        content = _sealed(changed)
+    else:
+        content = damaged(dice, content, calibrations())
+        same = content in calibrations()  # spliced into the other file, whole
+        expected = SETTINGS[calibrations().index(content) if same else at]
+    (folder / "gac.json").write_bytes(content)
+    model = decoder()
+    try:
+        with naming("gac.json"):
+            found = load_gac(model, folder)
+        demand(found == expected, f"calibration: expected {expected}, got {found}")
+        demand(enabled_calibration(model) == found, "calibration: expected the one that was read enabled")
+    finally:
+        on = enabled_calibration(model)
+        disable_gac(model)
+    demand(on is not None, "calibration: expected it to be enabled")
+
+
+def _sealed(document: Any) -> bytes:
+    if not isinstance(document, dict):
+        return json.dumps(document).encode()
+    try:
+        return seal(document)
+    except (ValueError, TypeError):  # NaN, which JSON does not hold
+        return json.dumps(document).encode()
+
+
+def _setting(document: Any) -> Calibration | None:
+    """The calibration that a changed document still describes; None if it describes none."""
+    try:
+        return Calibration.from_dict(document["calibration"])
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return None
+
+
+@cache
+def stores() -> tuple[bytes, bytes]:
+    """A complete store of values, and one with missing values."""
+    with tempfile.TemporaryDirectory() as folder:
+        whole, part = Path(folder) / "whole", Path(folder) / "part"
+        _game(whole).table()
+        _game(part).value(torch.eye(GROUPS, dtype=torch.bool))
+        return whole.read_bytes(), part.read_bytes()
+
+
+@cache
+def table() -> torch.Tensor:
+    """Values of the undamaged game."""
+    return _game(None).sample_table()
+
+
+def store(dice: Dice, folder: Path) -> None:
+    """A store of values: the values of the game, or a sentence with its name."""
+    path = folder / "some-values.safetensors"
+    content, how = dice.pick(stores()), dice.pick(["bytes", "header", "tensors"])
+    if how == "bytes":
+        content = damaged(dice, content, stores())
+    else:
+        content = other_header(dice, content) if how == "header" else _other_tensors(dice, content)
+    path.write_bytes(content)
+    layer = dice.weighted({0: 9, 1: 1})
+    with naming(path.name):
+        game = _game(path, layer)
+    demand(layer == 0 or how == "tensors", "store: expected a refusal of the values of another layer")
+    values = game.sample_table()
+    demand(bool(values.isfinite().all()), f"values: expected finite numbers, got {values}")
+    difference = float((values - table()).abs().max())
+    demand(how == "tensors" or difference < 1e-5, f"values: expected those of the game, off by {difference}")
+
+
+def _game(path: Path | None, layer: int = 0) -> HeadCoalitions:
+    return HeadCoalitions(decoder(), _SAMPLES, layer=layer, store=path)
+
+
+def _other_tensors(dice: Dice, content: bytes) -> bytes:
+    """The file with one tensor changed, and the checksum of what it then holds."""
+    from safetensors.numpy import load, save
+
+    tensors: dict[str, Any] = load(content)
+    name = dice.pick(["identity", "coalitions", "values", "values"])
+    tensors[name] = _other(dice, name, tensors[name])
+    if dice.chance(0.1):
+        tensors.pop(dice.pick(list(tensors)))
+    if dice.chance(0.9) and {"identity", "coalitions", "values"} <= set(tensors):
+        parts = [tensors[key] for key in ("identity", "coalitions", "values")]
+        shapes = f"{parts[1].shape}{parts[2].shape}".encode()
+        mark = hashlib.sha256(b"".join((shapes, *(part.tobytes() for part in parts)))).digest()
+        tensors["sha256"] = np.frombuffer(mark, dtype=np.uint8)
+    return save({key: np.ascontiguousarray(tensor) for key, tensor in tensors.items()})
+
+
+def _other(dice: Dice, name: str, tensor: Any) -> Any:
+    if name == "identity" and dice.chance(0.7):
+        text = tampered(dice, json.loads(tensor.tobytes()))
+        if dice.chance(0.1):
+            return np.frombuffer(b"[" * 100_000, dtype=np.uint8)
+        return np.frombuffer(json.dumps(text).encode(), dtype=np.uint8)
+    rows, columns = (*tensor.shape, 1)[:2]
+    numbers = (0, -1, 1e308, np.nan, np.inf, -np.inf)
+    changes = (
+        lambda: np.zeros(dice.pick([(), (0,), (1,), (2, 2), (rows, columns + 1), (rows + 1, columns), (1, 1, 1)])),
+        lambda: tensor.astype(dice.pick([np.float32, np.float16, np.int64, np.uint8, np.bool_])),
+        lambda: np.full(tensor.shape, dice.pick(numbers)).astype(tensor.dtype),
+        lambda: tensor[::-1],
+        lambda: np.concatenate((tensor, tensor)),
+    )  # fmt: skip
+    with np.errstate(all="ignore"):
+        return dice.pick(changes)()
