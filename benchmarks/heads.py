@@ -1,6 +1,8 @@
 """Coalitions of heads by replay, against whole forward passes in batches and one coalition at a time.
 
-python -m benchmarks.heads [--json] [--layers 12] [speed | batch]
+python -m benchmarks.heads [--json] [--layers 12] [speed | batch | shapiq]
+
+``shapiq`` compares dividends with those of that library, which has to be installed.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from torch import Tensor
 from benchmarks.games import peak_megabytes
 from benchmarks.measure import report
 from diabat.attention.games.tables import all_coalitions
+from diabat.attention.heads import Dividends
 from diabat.attention.heads.players import key_value_groups
 from diabat.attention.heads.replay import Replay
 
@@ -106,6 +109,27 @@ def batches(layers: int) -> list[dict[str, Any]]:
     return rows
 
 
+def dividends(layers: int) -> list[dict[str, Any]]:
+    """Dividends of random tables against the Möbius transform of shapiq."""
+    import shapiq
+
+    rows = []
+    for n in (6, 8, 10, 12):
+        v = torch.randn(1, 1 << n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+        powers = 1 << torch.arange(n).numpy()
+        computer = shapiq.ExactComputer(
+            lambda masks, v=v, powers=powers: v[0].numpy()[masks.astype(int) @ powers], n
+        )
+        theirs, ours = computer("Moebius", order=n), Dividends.of_tables(v).value
+        ours[0] += v[0, 0]  # they do not subtract v of nobody
+        differences = [
+            abs(float(theirs[members]) - float(ours[sum(1 << i for i in members)]))
+            for members in theirs.interaction_lookup
+        ]
+        rows.append({"players": n, "coalitions": len(differences), "largest difference": max(differences)})
+    return rows
+
+
 def one(layers: int, batch: int, width: int, length: int) -> None:
     """Print CPU seconds of replay at one batch size, and its peak memory above that of the model."""
     torch.set_num_threads(1)
@@ -120,7 +144,7 @@ def one(layers: int, batch: int, width: int, length: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sections", nargs="*", help="speed, batch; all if none is named")
+    parser.add_argument("sections", nargs="*", help="speed, batch, shapiq; the first two if none is named")
     parser.add_argument("--json", action="store_true", help="one line of JSON per table")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--one", type=int, nargs=3, help=argparse.SUPPRESS)
@@ -134,11 +158,12 @@ def main() -> None:
             speed,
         ),
         "batch": ("Replay by batch size, every layer in turn", batches),
+        "shapiq": ("Dividends of random tables against shapiq", dividends),
     }
     unknown = set(arguments.sections) - sections.keys()
     if unknown:
         parser.error(f"sections: expected some of {', '.join(sections)}, got {', '.join(sorted(unknown))}")
-    for name in arguments.sections or sections:
+    for name in arguments.sections or ("speed", "batch"):
         title, measure = sections[name]
         report(title, measure(arguments.layers))
 
