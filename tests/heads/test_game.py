@@ -217,7 +217,15 @@ def test_what_makes_no_game_is_refused(llama: Any, options: Any, sentence: str) 
 
 
 def test_models_without_switchable_attention_are_refused() -> None:
-    from transformers import BloomConfig, BloomForCausalLM, LlamaModel
+    from transformers import (
+        BloomConfig,
+        BloomForCausalLM,
+        LlamaModel,
+        MambaConfig,
+        MambaForCausalLM,
+        T5Config,
+        T5ForConditionalGeneration,
+    )
 
     with pytest.raises(UnsupportedError, match="model: expected attention behind the AttentionInterface"):
         HeadCoalitions(
@@ -227,6 +235,17 @@ def test_models_without_switchable_attention_are_refused() -> None:
         HeadCoalitions(LlamaModel(model("llama").config), [], layer=0)
     with pytest.raises(ValueError, match="model: expected a model of transformers, got Linear"):
         HeadCoalitions(torch.nn.Linear(2, 2), [], layer=0)
+    mamba = MambaForCausalLM(MambaConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, state_size=4))
+    with pytest.raises(
+        UnsupportedError, match=r"AttentionInterface of transformers, found none in MambaForCausalLM\.$"
+    ):
+        HeadCoalitions(mamba, [], layer=0)
+    both = T5ForConditionalGeneration(
+        T5Config(vocab_size=40, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    )
+    sentence = r"^model: expected a decoder, got T5ForConditionalGeneration, which has an encoder too\.$"
+    with pytest.raises(UnsupportedError, match=sentence):
+        HeadCoalitions(both, [], layer=0)
 
 
 def test_half_precision_is_asked_for() -> None:

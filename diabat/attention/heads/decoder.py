@@ -50,13 +50,17 @@ def find_decoder(switch: Switch) -> Decoder:
 
     Raises:
         UnsupportedError: If no attention goes through the attention interface, a block has more than one or does not
-            return plain states, the blocks do not form one list, or the model makes no logits.
+            return plain states, the blocks do not form one list, or the model makes no logits or has an encoder.
     """
     model = switch.model
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     if head is None:
         raise UnsupportedError(
             "model", f"expected a causal language model, got {type(model).__name__}, which makes no logits."
+        )
+    if model.config.is_encoder_decoder:
+        raise UnsupportedError(
+            "model", f"expected a decoder, got {type(model).__name__}, which has an encoder too."
         )
     seen: list[tuple[nn.Module, int, int]] = []
     switch.seen = lambda module, query, key: seen.append((module, query.shape[1], key.shape[1]))
