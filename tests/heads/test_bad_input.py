@@ -43,7 +43,7 @@ def static_cache() -> None:
 def no_attention() -> None:
     from transformers import MambaConfig, MambaForCausalLM
 
-    sizes = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
+    sizes: dict[str, Any] = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
     enable_gac(MambaForCausalLM(MambaConfig(**sizes)), Calibration({0: ()}))
 
 
