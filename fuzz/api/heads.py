@@ -19,21 +19,21 @@ from fuzz.outcome import Wrong, demand, naming
 
 def calibration(dice: Dice) -> None:
     """One argument of a calibration: rows of the calibrated maps sum to one, or a sentence with the name."""
-    good: dict[str, Any] = {
+    given: dict[str, Any] = {
         "salient": {dice.integer(0, 3): [0, 2], 5: ()},
         "alpha": dice.pick([0.0, 0.1, 1.0, 0, 1]),
         "beta": dice.pick([0.0, 0.1, 1.0]),
         "rows": dice.pick(["running", "prompt"]),
         "redistribution": dice.pick(["proportional", "uniform"]),
     }
-    name = dice.pick(list(good))
-    bad = _salient(dice) if name == "salient" and dice.chance(0.8) else dice.pick(VALUES)
-    groups = dice.chance(0.3)
+    name = dice.pick(list(given))
+    if dice.chance(0.7):
+        given[name] = _salient(dice) if name == "salient" and dice.chance(0.8) else dice.pick(VALUES)
     with naming(name):
-        if groups:
-            made = Calibration.of_groups(**{**good, name: bad}, heads_per_group=dice.integer(1, 3))
+        if dice.chance(0.3):
+            made = Calibration.of_groups(**given, heads_per_group=dice.integer(1, 3))
         else:
-            made = Calibration(**{**good, name: bad})
+            made = Calibration(**given)
     again = Calibration.from_dict(json.loads(json.dumps(made.as_dict())))
     demand(again == made, f"round trip: expected {made}, got {again}")
     maps, visible = _maps(dice)
