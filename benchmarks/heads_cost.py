@@ -133,6 +133,7 @@ def cost(options: argparse.Namespace) -> list[dict[str, Any]]:
     samples, rows = options.samples * options.sets, []
     for name, sizes in MODELS.items():
         ways = {"replay": True, "direct": False}
+        together = min(options.batch, 2**sizes.groups)
         blocks = {f"blocks, {way}": samples * block_evaluations(sizes, replay=r) for way, r in ways.items()}
         flops = {f"FLOP, {way}": _flops(sizes, options, replay=r) for way, r in ways.items()}
         rows.append(
@@ -143,7 +144,7 @@ def cost(options: argparse.Namespace) -> list[dict[str, Any]]:
                 **{way: float(count) for way, count in (blocks | flops).items()},
                 "float32 [GB]": 4e-9 * sizes.parameters,
                 "bfloat16 [GB]": 2e-9 * sizes.parameters,
-                "batch [GB]": 1e-9 * batch_bytes(sizes, options.batch, options.tokens),
+                "batch [GB]": 1e-9 * batch_bytes(sizes, together, options.tokens),
             }
         )
     return rows
