@@ -89,7 +89,7 @@ def _read(given: Mapping[str, Any], tokenizer: Any, vocabulary: int, name: str) 
             raise ArgumentError(
                 f"{name}.{what}", f"expected token ids in 0 .. {vocabulary - 1}, got {ids.tolist()}."
             )
-    label = _label(given, choices, name) if len(choices) else None
+    label = label_position(given, choices, name) if len(choices) else None
     return Sample(tokens, tuple(parts), label, _answers(given, name), given)
 
 
@@ -150,7 +150,7 @@ def _ids(value: Any, name: str) -> Tensor:
     return ids.to("cpu", torch.int64)
 
 
-def _label(given: Mapping[str, Any], choices: Sequence[Any], name: str) -> int:
+def label_position(given: Mapping[str, Any], choices: Sequence[Any], name: str) -> int:
     """Position of the label: it may be the choice itself or its position."""
     if "label" not in given:
         raise ArgumentError(f"{name}.label", "expected one of the choices or its position, got none.")
