@@ -15,6 +15,7 @@ from diabat.cli import (
     evaluate,
     explain,
     fidelity,
+    heads,
     predict,
     reproduce,
     sample,
@@ -75,6 +76,7 @@ app.command("calibrate")(calibrate.calibrate_schedule)
 app.command("warm-up")(backends.compile_kernels)
 app.add_typer(anneal.app, name="anneal")
 app.add_typer(config.app, name="config")
+app.add_typer(heads.app, name="heads")
 
 
 def main() -> None:

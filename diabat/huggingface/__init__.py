@@ -7,9 +7,9 @@ from importlib.util import find_spec
 
 from diabat.huggingface.attention import register_gac
 from diabat.huggingface.enabling import disable_gac, enable_gac
-from diabat.huggingface.state import load_gac, save_gac
+from diabat.huggingface.state import load_gac, read_gac, save_gac
 
-__all__ = ["disable_gac", "enable_gac", "load_gac", "register_gac", "save_gac"]
+__all__ = ["disable_gac", "enable_gac", "load_gac", "read_gac", "register_gac", "save_gac"]
 
 # Without it the functions name the extra; the modules can be imported.
 if find_spec("transformers") is not None:

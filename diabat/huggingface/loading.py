@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,20 @@ def load_decoder(
     bare = folder.is_dir() and not any((folder / file).is_file() for file in _TOKENIZER_FILES)
     tokenizer = None if bare else load_tokenizer(name, local_files_only=local_files_only, argument="model")
     return model.to(target).eval(), tokenizer
+
+
+@contextmanager
+def _quiet(log: Any) -> Iterator[None]:
+    """Hide the bars and warnings of loading; what is missing is refused by name."""
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()
 
 
 def _device(name: str) -> torch.device:

@@ -69,14 +69,7 @@ def load_gac(model: nn.Module, folder: str | Path) -> Calibration:
         UnsupportedError: As for `enable_gac`.
     """
     path = _folder(folder) / FILE
-    content = _read(path)
-    try:
-        calibration = Calibration.from_dict(content["calibration"])
-    except ArgumentError as error:
-        raise ArgumentError("folder", f"expected a calibration in {path}, got {error}") from None
-    difference = _difference(content["model"], fingerprint(model))
-    if difference:
-        raise ArgumentError("folder", f"expected the calibration of this model in {path}, got {difference}.")
+    calibration = read_gac(model, path)
     try:
         enable_gac(model, calibration)
     except ArgumentError as error:
@@ -85,6 +78,29 @@ def load_gac(model: nn.Module, folder: str | Path) -> Calibration:
         raise ArgumentError(
             "folder", f"expected a calibration of this model in {path}, got {error}"
         ) from None
+    return calibration
+
+
+def read_gac(model: nn.Module, path: str | Path) -> Calibration:
+    """Read a calibration that `save_gac` wrote and check that it belongs to the model; nothing is enabled.
+
+    Args:
+        model: In any floating dtype.
+        path: The file, or its folder.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ArgumentError: The file is damaged or of another kind, or belongs to another model.
+    """
+    file = Path(path) / FILE if Path(path).is_dir() else Path(path)
+    content = _read(file)
+    try:
+        calibration = Calibration.from_dict(content["calibration"])
+    except ArgumentError as error:
+        raise ArgumentError("folder", f"expected a calibration in {file}, got {error}") from None
+    difference = _difference(content["model"], fingerprint(model))
+    if difference:
+        raise ArgumentError("folder", f"expected the calibration of this model in {file}, got {difference}.")
     return calibration
 
 

@@ -171,7 +171,7 @@ def test_a_store_goes_on_where_it_was_stopped(llama: Any, tmp_path: Path) -> Non
 def test_a_store_of_another_game_is_refused(llama: Any, tmp_path: Path, changes: Any, what: str) -> None:
     given = {"model": llama, "samples": samples(2), "layer": 1, "store": tmp_path / "values"}
     HeadCoalitions(**given).value(torch.ones(1, GROUPS, dtype=torch.bool))
-    with pytest.raises(ValueError, match=f"store: expected values of this game, got .* of other {what}"):
+    with pytest.raises(ValueError, match=f"store: expected values of the same kind, got .* of other {what}"):
         HeadCoalitions(**given | changes)
 
 
@@ -179,7 +179,7 @@ def test_a_store_of_another_game_is_refused(llama: Any, tmp_path: Path, changes:
 def test_a_file_that_is_no_store_is_refused(llama: Any, tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "values"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="store: expected a file of a game on heads"):
+    with pytest.raises(ValueError, match="store: expected a file of values of samples"):
         HeadCoalitions(llama, samples(1), layer=1, store=path)
 
 
@@ -340,13 +340,13 @@ def test_a_changed_value_in_a_store_is_noticed(llama: Any, tmp_path: Path) -> No
     kept["values"] = kept["values"] + 1e-9
     path.write_bytes(save(kept))
     sentence = (
-        r"store: expected .*values as a game wrote it, got a wrong checksum; delete it to start anew\.$"
+        r"store: expected .*values as it was written, got a wrong checksum; delete it to start anew\.$"
     )
     with pytest.raises(ValueError, match=sentence):
         HeadCoalitions(**given)
     del kept["sha256"]
     path.write_bytes(save(kept))
-    with pytest.raises(ValueError, match="store: expected a file of a game on heads, got"):
+    with pytest.raises(ValueError, match="store: expected a file of values of samples, got"):
         HeadCoalitions(**given)
 
 

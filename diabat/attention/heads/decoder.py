@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from diabat.attention.heads.attention import Switch
+from diabat.checks import ArgumentError
 from diabat.samplers.base import UnsupportedError
 
 
@@ -79,9 +80,23 @@ def find_decoder(switch: Switch) -> Decoder:
     return Decoder(blocks, sites, head, table.weight.shape[0])
 
 
-def forward_logits(model: Any, head: nn.Module, tokens: Tensor, keep: Tensor) -> Tensor:
-    """Logits [C, K, vocabulary] at positions ``keep`` [K] of tokens [C, T]; others are not even made."""
+def forward_logits(
+    model: Any, head: nn.Module, tokens: Tensor, keep: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """Logits [C, K, vocabulary] at positions ``keep`` [K] of tokens [C, T]; others are not even made.
+
+    Args:
+        model: The model, which takes ``position_ids`` if a mask is given.
+        head: Its module that makes logits.
+        tokens: int64 [C, T].
+        keep: Positions, int64 [K]; may be negative.
+        mask: 0 where a token is padding on the left, int64 [C, T]; None if none is.
+    """
     rows = tokens.to(model.device)
+    named = {"attention_mask": torch.ones_like(rows)}
+    if mask is not None:
+        there = mask.to(model.device)
+        named = {"attention_mask": there, "position_ids": (there.cumsum(-1) - 1).clamp(min=0)}
 
     def select(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         return (arguments[0][:, keep.to(arguments[0].device)], *arguments[1:])
@@ -89,9 +104,47 @@ def forward_logits(model: Any, head: nn.Module, tokens: Tensor, keep: Tensor) ->
     # Before other hooks, which may refuse logits of more positions than are asked for.
     hook = head.register_forward_pre_hook(select, prepend=True)
     try:
-        return model(input_ids=rows, attention_mask=torch.ones_like(rows), use_cache=False).logits
+        return model(input_ids=rows, use_cache=False, **named).logits
     finally:
         hook.remove()
+
+
+def greedy(model: Any, tokens: Tensor, mask: Tensor, max_new_tokens: int) -> Tensor:
+    """Tokens [C, <= max_new_tokens] written greedily behind tokens [C, T]; what follows an end is its padding.
+
+    Args:
+        model: A causal language model.
+        tokens: int64 [C, T].
+        mask: 0 where a token is padding on the left, int64 [C, T].
+        max_new_tokens: Longest text.
+
+    Raises:
+        ArgumentError: If the model is configured to generate with another cache than the dynamic one.
+    """
+    options = model.generation_config
+    if options.cache_implementation not in (None, "dynamic", "dynamic_full"):
+        raise ArgumentError(
+            "model",
+            "expected a dynamic cache, got generation_config.cache_implementation = "
+            f"{options.cache_implementation!r}.",
+        )
+    rows = tokens.to(model.device)
+    written = model.generate(
+        input_ids=rows,
+        attention_mask=mask.to(model.device),
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        num_beams=1,
+        pad_token_id=padding_token(model),
+    )
+    return written[:, tokens.shape[1] :]
+
+
+def padding_token(model: Any) -> int:
+    """The token that pads: the model's own, else its end of text, which decoding leaves out as well, else 0."""
+    options = model.generation_config
+    ends = options.eos_token_id if isinstance(options.eos_token_id, list) else [options.eos_token_id]
+    return next((token for token in (options.pad_token_id, *ends) if token is not None), 0)
 
 
 def _blocks(

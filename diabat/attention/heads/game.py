@@ -17,7 +17,7 @@ from diabat.attention.games.value_games import FunctionGame
 from diabat.attention.heads.attention import Absent
 from diabat.attention.heads.decoder import Site
 from diabat.attention.heads.dividends import Dividends, low_order_coalitions, standard_error
-from diabat.attention.heads.known import KnownValues, weights_digest
+from diabat.attention.heads.known import KnownValues, packed, weights_digest
 from diabat.attention.heads.players import Groups, Head, given_groups, key_value_groups
 from diabat.attention.heads.replay import Replay
 from diabat.attention.heads.samples import digest, read_samples
@@ -96,7 +96,7 @@ class HeadCoalitions(FunctionGame):
         super().__init__(self._means, len(self.groups))
         path = None if store is None else Path(store)
         identity = {} if path is None else self._identity(model, absent, epsilon)
-        self._known = KnownValues(len(self.samples), len(self.groups), path, identity)
+        self._known = KnownValues(len(self.samples), (len(self.groups) + 7) // 8, path, identity)
 
     @property
     def num_players(self) -> int:
@@ -136,7 +136,7 @@ class HeadCoalitions(FunctionGame):
         self._check_masks(coalitions)
         size = 8 * len(self.samples) * len(coalitions)
         require_memory(2 * size, "values of all samples and coalitions", "coalitions")
-        columns = self._known.columns(coalitions)
+        columns = self._known.columns(packed(coalitions))
         missing = [np.unique(columns[np.isnan(row[columns])]) for row in self._known.values]
         total = sum(map(len, missing))
         if total:

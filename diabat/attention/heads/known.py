@@ -1,10 +1,10 @@
-"""Values that have been computed, [samples, coalitions], in memory and in a file from which a game goes on."""
+"""Values that have been computed, [samples, keys], in memory and in a file from which a computation goes on."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,31 +20,30 @@ _SECONDS_BETWEEN_SAVES = 20.0
 
 
 class KnownValues:
-    """Values by sample and coalition; NaN where one has not been computed.
+    """Values by sample and key, for instance a coalition; NaN where one has not been computed.
 
     Args:
         samples: Number of samples.
-        players: n.
+        width: Bytes of a key; every key names one column of values.
         path: A safetensors file, read if it is there and replaced atomically as values come in; None for memory only.
         identity: What the values belong to; a file of something else is refused.
 
     Raises:
-        ValueError: If the file is damaged or of another kind, or belongs to another game.
+        ValueError: If the file is damaged or of another kind, or belongs to something else.
         OSError: If it cannot be read.
     """
 
-    def __init__(self, samples: int, players: int, path: Path | None, identity: Mapping[str, str]) -> None:
-        self._players, self._path, self._identity = players, path, dict(identity)
+    def __init__(self, samples: int, width: int, path: Path | None, identity: Mapping[str, str]) -> None:
+        self._width, self._path, self._identity = width, path, dict(identity)
         self._column: dict[bytes, int] = {}
         self.values: NDArray[np.float64] = np.full((samples, 0), np.nan)
         self._saved, self._changed = time.monotonic(), False
         if path is not None and path.exists():
             self._load(path)
 
-    def columns(self, coalitions: Tensor) -> NDArray[np.int64]:
-        """Column of every coalition, bool [M, n]; new ones get one."""
-        packed = np.packbits(coalitions.cpu().numpy(), axis=1, bitorder="little")
-        found = [self._column.setdefault(row.tobytes(), len(self._column)) for row in packed]
+    def columns(self, keys: Iterable[bytes]) -> NDArray[np.int64]:
+        """Column of every key; new ones get one."""
+        found = [self._column.setdefault(key, len(self._column)) for key in keys]
         fresh = len(self._column) - self.values.shape[1]
         if fresh:
             empty = np.full((len(self.values), fresh), np.nan)
@@ -64,11 +63,10 @@ class KnownValues:
             return
         from safetensors.numpy import save
 
-        width = (self._players + 7) // 8
-        rows = np.frombuffer(b"".join(self._column), dtype=np.uint8).reshape(-1, width)
+        rows = np.frombuffer(b"".join(self._column), dtype=np.uint8).reshape(-1, self._width)
         identity = np.frombuffer(json.dumps(self._identity).encode(), dtype=np.uint8)
         checksum = np.frombuffer(bytes.fromhex(_checksum(identity, rows, self.values)), dtype=np.uint8)
-        content = save({"identity": identity, "coalitions": rows, "values": self.values, "sha256": checksum})
+        content = save({"identity": identity, "keys": rows, "values": self.values, "sha256": checksum})
         with replacing(self._path) as temporary:
             create_file(temporary, content)
         self._saved, self._changed = time.monotonic(), False
@@ -80,27 +78,28 @@ class KnownValues:
         content = read_file(path, _LARGEST)
         try:
             kept = load(content)
-            rows, values = kept["coalitions"], kept["values"]
+            rows, values = kept["keys"], kept["values"]
             sealed = kept["sha256"].tobytes().hex() == _checksum(kept["identity"], rows, values)
             identity = parse_json(kept["identity"].tobytes()) if sealed else None
         except (SafetensorError, KeyError, ValueError):
-            raise ArgumentError("store", f"expected a file of a game on heads, got {path}.") from None
+            raise ArgumentError("store", f"expected a file of values of samples, got {path}.") from None
         if not sealed:
             raise ArgumentError(
-                "store", f"expected {path} as a game wrote it, got a wrong checksum; delete it to start anew."
+                "store", f"expected {path} as it was written, got a wrong checksum; delete it to start anew."
             )
         if not isinstance(identity, dict) or identity != self._identity:
             other = identity if isinstance(identity, dict) else {}
             names = [name for name, mark in self._identity.items() if other.get(name) != mark]
             raise ArgumentError(
-                "store", f"expected values of this game, got {path} of other {', '.join(names) or 'kind'}."
+                "store",
+                f"expected values of the same kind, got {path} of other {', '.join(names) or 'kind'}.",
             )
-        shape = (len(rows), (self._players + 7) // 8)
+        shape = (len(rows), self._width)
         fits = rows.dtype == np.uint8 and rows.shape == shape and values.dtype == np.float64
         column = {row.tobytes(): index for index, row in enumerate(rows)}
         fits = fits and len(column) == len(rows) and not bool(np.isinf(values).any())
         if not fits or values.shape != (len(self.values), len(rows)):
-            raise ArgumentError("store", f"expected a file of a game on heads, got {path} of other shapes.")
+            raise ArgumentError("store", f"expected a file of values of samples, got {path} of other shapes.")
         self._column, self.values = column, values.copy()
 
 
@@ -108,6 +107,11 @@ def _checksum(identity: NDArray[np.uint8], rows: NDArray[np.uint8], values: NDAr
     """Of what the tensors of a file hold."""
     shapes = f"{rows.shape}{values.shape}".encode()
     return digest(b"".join((shapes, identity.tobytes(), rows.tobytes(), values.tobytes())))
+
+
+def packed(coalitions: Tensor) -> list[bytes]:
+    """Keys of coalitions, bool [M, n]: one bit per player, in whole bytes."""
+    return [row.tobytes() for row in np.packbits(coalitions.cpu().numpy(), axis=1, bitorder="little")]
 
 
 def weights_digest(model: nn.Module) -> str:

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from diabat.attention.heads.attention import Absent, Switch
-from diabat.attention.heads.decoder import Decoder, find_decoder, forward_logits, states_of
+from diabat.attention.heads.decoder import Decoder, find_decoder, forward_logits, greedy, states_of
 from diabat.attention.heads.players import Groups
-from diabat.checks import ArgumentError
 from diabat.samplers.base import UnsupportedError
 
 
@@ -116,25 +115,9 @@ class Replay:
 
     def generate(self, tokens: Tensor, present: Tensor, max_new_tokens: int) -> Tensor:
         """Tokens that coalitions write greedily behind tokens [T], [C, <= max_new_tokens]; with a cache, no replay."""
-        model = self.switch.model
-        if model.generation_config.cache_implementation not in (None, "dynamic", "dynamic_full"):
-            raise ArgumentError(
-                "model",
-                "expected a dynamic cache, got generation_config.cache_implementation = "
-                f"{model.generation_config.cache_implementation!r}.",
-            )
         self._place(present, alike=False)
-        rows = tokens.expand(len(present), -1).to(model.device)
-        padding = model.generation_config.pad_token_id
-        written = model.generate(
-            input_ids=rows,
-            attention_mask=torch.ones_like(rows),
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            num_beams=1,
-            pad_token_id=0 if padding is None else padding,
-        )
-        return written[:, len(tokens) :]
+        rows = tokens.expand(len(present), -1)
+        return greedy(self.switch.model, rows, torch.ones_like(rows), max_new_tokens)
 
     def _place(self, present: Tensor, *, alike: bool) -> None:
         """Tell every layer with players which of its heads the rows of the next batch have."""

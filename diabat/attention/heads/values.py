@@ -9,7 +9,7 @@ import re
 import string
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import Any, Protocol
 
@@ -43,7 +43,40 @@ class Value(ABC):
         """Values [C]."""
 
 
-class LogOdds(Value):
+Request = tuple[Tensor, Tensor]
+"""Tokens [T], and the positions [K] at which their logits are needed; positions may be negative."""
+
+
+class LogitValue(Value):
+    """v from scores of what may follow a sample; every score comes from logits that can be computed apart."""
+
+    @abstractmethod
+    def requests(self, sample: Sample) -> list[Request]:
+        """The logits that are needed."""
+
+    @abstractmethod
+    def scores(self, sample: Sample, logits: Iterable[Tensor]) -> Tensor:
+        """Scores float64 [C, S], from the logits [C, K, vocabulary] of every request."""
+
+    @abstractmethod
+    def of_scores(self, scores: Tensor, sample: Sample) -> Tensor:
+        """Values [C] of scores [C, S]."""
+
+    def __call__(self, forward: Forward, sample: Sample) -> Tensor:
+        """Values [C]."""
+        logits = (forward.logits(tokens, keep) for tokens, keep in self.requests(sample))
+        return self.of_scores(self.scores(sample, logits), sample)
+
+
+class ChoiceValue(LogitValue):
+    """v from one score per choice; the model's choice is the one of the highest score."""
+
+    def of_scores(self, scores: Tensor, sample: Sample) -> Tensor:
+        """Log-odds of the label, [C]."""
+        return log_odds(scores, sample.label)
+
+
+class LogOdds(ChoiceValue):
     r"""v = z_y - log Σ_{c ≠ y} e^{z_c}, the log-odds of the label y among the choices (GAC, eq. 3).
 
     z_c is the logit of the first token of choice c at the last position of the sample.  This is log p/(1 - p) with p
@@ -62,18 +95,22 @@ class LogOdds(Value):
                 raise ArgumentError(
                     f"{name}.choices",
                     f"expected choices that start with different tokens, got token {token} at the start of choices "
-                    f"{first[token]} and {k}; use value='option_log_odds'.",
+                    f"{first[token]} and {k}; use value='option_log_odds' (--value option_log_odds).",
                 )
             first[token] = k
 
-    def __call__(self, forward: Forward, sample: Sample) -> Tensor:
-        """Values [C]."""
-        logits = forward.logits(sample.tokens, torch.tensor([-1]))[:, 0]
-        first = torch.stack([choice[0] for choice in sample.choices]).to(logits.device)
-        return log_odds(logits[:, first].double(), sample.label)
+    def requests(self, sample: Sample) -> list[Request]:
+        """The logits behind the last token."""
+        return [(sample.tokens, torch.tensor([-1]))]
+
+    def scores(self, sample: Sample, logits: Iterable[Tensor]) -> Tensor:
+        """Logits of the first tokens of the choices, [C, choices]."""
+        (found,) = logits
+        first = torch.stack([choice[0] for choice in sample.choices]).to(found.device)
+        return found[:, 0, first].double()
 
 
-class OptionLogOdds(Value):
+class OptionLogOdds(ChoiceValue):
     r"""v = ℓ_y - log Σ_{c ≠ y} e^{ℓ_c} with ℓ_c = Σ_t log p(c_t | sample, c_<t), all tokens of the choices counted."""
 
     name = "option_log_odds"
@@ -85,13 +122,17 @@ class OptionLogOdds(Value):
         if len(set(texts)) < len(texts):
             raise ArgumentError(f"{name}.choices", f"expected different choices, got tokens {texts}.")
 
-    def __call__(self, forward: Forward, sample: Sample) -> Tensor:
-        """Values [C]."""
-        scores = [log_likelihood(forward, sample.tokens, choice) for choice in sample.choices]
-        return log_odds(torch.stack(scores, -1), sample.label)
+    def requests(self, sample: Sample) -> list[Request]:
+        """The logits before every token of every choice."""
+        return [_before(sample.tokens, choice) for choice in sample.choices]
+
+    def scores(self, sample: Sample, logits: Iterable[Tensor]) -> Tensor:
+        """Log-likelihoods of the choices, [C, choices]."""
+        pairs = zip(sample.choices, logits, strict=True)
+        return torch.stack([log_likelihood(found, choice) for choice, found in pairs], -1)
 
 
-class OptionLogLikelihood(Value):
+class OptionLogLikelihood(LogitValue):
     r"""v = Σ_t log p(y_t | sample, y_<t), the log-likelihood of the label's tokens, whatever the other choices are."""
 
     name = "option_log_likelihood"
@@ -100,13 +141,21 @@ class OptionLogLikelihood(Value):
         """Refuse samples without a label."""
         _check_choices(sample, name, least=1)
 
-    def __call__(self, forward: Forward, sample: Sample) -> Tensor:
-        """Values [C]."""
-        assert sample.label is not None
-        return log_likelihood(forward, sample.tokens, sample.choices[sample.label])
+    def requests(self, sample: Sample) -> list[Request]:
+        """The logits before every token of the label."""
+        return [_before(sample.tokens, _right(sample))]
+
+    def scores(self, sample: Sample, logits: Iterable[Tensor]) -> Tensor:
+        """The log-likelihood of the label, [C, 1]."""
+        (found,) = logits
+        return log_likelihood(found, _right(sample))[:, None]
+
+    def of_scores(self, scores: Tensor, sample: Sample) -> Tensor:
+        """The score itself, [C]."""
+        return scores[:, 0]
 
 
-class Perplexity(Value):
+class Perplexity(LogitValue):
     r"""v = -log PPL = 1/(T-1) Σ_{t>0} log p(x_t | x_<t) of the sample's own tokens: larger is better."""
 
     name = "perplexity"
@@ -116,10 +165,18 @@ class Perplexity(Value):
         if len(sample.tokens) < 2:
             raise ArgumentError(name, "expected two tokens or more for a perplexity, got 1.")
 
-    def __call__(self, forward: Forward, sample: Sample) -> Tensor:
-        """Values [C]."""
-        tokens = sample.tokens
-        return log_likelihood(forward, tokens[:1], tokens[1:]) / (len(tokens) - 1)
+    def requests(self, sample: Sample) -> list[Request]:
+        """The logits before every token but the first."""
+        return [_before(sample.tokens[:1], sample.tokens[1:])]
+
+    def scores(self, sample: Sample, logits: Iterable[Tensor]) -> Tensor:
+        """The mean log-likelihood of the tokens, [C, 1]."""
+        (found,) = logits
+        return log_likelihood(found, sample.tokens[1:])[:, None] / (len(sample.tokens) - 1)
+
+    def of_scores(self, scores: Tensor, sample: Sample) -> Tensor:
+        """The score itself, [C]."""
+        return scores[:, 0]
 
 
 class AnswerF1(Value):
@@ -203,24 +260,42 @@ def log_odds(scores: Tensor, label: int | None) -> Tensor:
     return scores[..., label] - torch.logsumexp(scores[..., others], -1)
 
 
-def log_likelihood(forward: Forward, tokens: Tensor, following: Tensor) -> Tensor:
-    """Σ_t log p(y_t | x, y_<t) of tokens y behind tokens x, float64 [C]."""
-    whole = torch.cat((tokens, following))
-    keep = torch.arange(len(tokens) - 1, len(whole) - 1)
-    logits = forward.logits(whole, keep)  # [C, len(y), vocabulary]
+def log_likelihood(logits: Tensor, following: Tensor) -> Tensor:
+    """Σ_t log p(y_t | x, y_<t) of tokens y [K], from the logits [C, K, vocabulary] before each of them; float64 [C]."""
     chosen = logits.gather(-1, following.to(logits.device).expand(len(logits), -1)[..., None])[..., 0]
     # Row by row: a copy of all logits in float64 would double their memory.
     norm = torch.stack([torch.logsumexp(row.double(), -1) for row in logits])
     return (chosen.double() - norm).sum(-1)
 
 
+def _before(tokens: Tensor, following: Tensor) -> Request:
+    """Request of the logits before every token that follows; the last of these is not part of the input."""
+    whole = torch.cat((tokens, following[:-1]))
+    return whole, torch.arange(len(tokens) - 1, len(whole))
+
+
+def _right(sample: Sample) -> Tensor:
+    assert sample.label is not None
+    return sample.choices[sample.label]
+
+
 def f1(text: str, answer: str) -> float:
     """F1 of the words of a text against those of an answer; 1 if both have none."""
-    written, right = _words(text.strip().partition("\n")[0]), _words(answer)
+    written, right = _words(_answer(text)), _words(answer)
     if not written or not right:
         return float(written == right)
     common = sum((Counter(written) & Counter(right)).values())
     return 2 * common / (len(written) + len(right))
+
+
+def exact_match(text: str, answer: str) -> float:
+    """1 if a text has the words of an answer in their order, else 0."""
+    return float(_words(_answer(text)) == _words(answer))
+
+
+def _answer(text: str) -> str:
+    """What was written up to the first line break."""
+    return text.strip().partition("\n")[0]
 
 
 def _words(text: str) -> list[str]:

@@ -75,10 +75,12 @@ def read_question_sets(
     check_count("seed", seed, least=0)
     read = [_read(name, count, seed, split or "train", local_files_only) for name in names]
     seen: set[str] = set()
-    for found in read:
-        if found.name in seen:
-            raise ArgumentError("names", f"expected different sets, got '{found.name}' twice.")
-        seen.add(found.name)
+    for name in (
+        member for found in read for member in {found.name, *(part.name for part in found.members())}
+    ):
+        if name in seen:
+            raise ArgumentError("names", f"expected different sets, got '{name}' twice.")
+        seen.add(name)
     return read
 
 

@@ -1,0 +1,15 @@
+"""``diabat heads``: games on the attention heads of decoders, and their calibration."""
+
+from __future__ import annotations
+
+import typer
+
+from diabat.cli import heads_evaluate, heads_templates
+
+app = typer.Typer(
+    help="Games on the attention heads of decoders, and their calibration.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.command("evaluate")(heads_evaluate.evaluate_heads)
+app.command("templates")(heads_templates.show_templates)
