@@ -54,9 +54,10 @@ def load_decoder(
             "model", f"expected a causal language model, got '{name}' of type {config.model_type}."
         )
     try:
-        model, report = transformers.AutoModelForCausalLM.from_pretrained(
-            place, config=config, dtype=DTYPES[dtype], output_loading_info=True, **options
-        )
+        with _quiet(transformers.utils.logging):
+            model, report = transformers.AutoModelForCausalLM.from_pretrained(
+                place, config=config, dtype=DTYPES[dtype], output_loading_info=True, **options
+            )
     except Exception as error:
         raise unavailable(name, "model", "a causal language model", error) from None
     if report["missing_keys"]:  # transformers fills them with random numbers

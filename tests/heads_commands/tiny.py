@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -67,4 +69,31 @@ def folder(path: Path, seed: int = 0) -> Path:
     """The model and its tokenizer, saved."""
     decoder(seed).save_pretrained(path)
     tokenizer().save_pretrained(path)
+    return path
+
+
+def films(count: int, seed: int = 0, *, lengths: tuple[int, int] = (3, 16)) -> list[dict[str, Any]]:
+    """Reviews of random words and lengths, with a random label."""
+    random = Random(seed)
+    return [
+        {
+            "text": f"Review: {' '.join(random.choices(WORDS[4:20], k=random.randint(*lengths)))} Sentiment: ",
+            "choices": ["good", "bad", "fine"],
+            "label": random.choice(["good", "bad", "fine"]),
+        }
+        for _ in range(count)
+    ]
+
+
+def options(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Questions whose choices have several tokens and start alike."""
+    choices = ["the capital of the film", "the river", "a city"]
+    return [
+        {**film, "choices": choices, "label": choices[k % 3]} for k, film in enumerate(films(count, seed))
+    ]
+
+
+def lines(path: Path, samples: list[dict[str, Any]]) -> Path:
+    """A file of questions."""
+    path.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
     return path

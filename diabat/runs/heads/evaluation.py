@@ -25,10 +25,11 @@ Progress = Callable[[str, int, int], None]
 """Called with the name of a set and a state, the questions scored and their number."""
 
 
-def _with_error(key: str, form: str) -> Callable[[Row], str]:
+def _with_error(key: str, form: str, factor: float = 1) -> Callable[[Row], str]:
     def show(row: Row) -> str:
         error = row.get(f"{key}_error")
-        return format(row[key], form) + ("" if error is None else f" ± {error:{form.lstrip('+')}}")
+        second = "" if error is None else f" ± {factor * error:{form.lstrip('+')}}"
+        return format(factor * row[key], form) + second
 
     return show
 
@@ -53,7 +54,12 @@ class Evaluation(Report):
 
     labels: ClassVar[tuple[Column, ...]] = (
         Column("set", title="questions", narrow=True),
-        Column("state", "off: the model as it is; all heads: no head salient", title="state", narrow=True),
+        Column(
+            "state",
+            "off: the model as it is; all heads: no head salient; random (N): N salient groups of equal size",
+            title="state",
+            narrow=True,
+        ),
         Column("samples", "number of questions", title="n", form="d"),
     )
     columns: ClassVar[tuple[Column, ...]] = (
@@ -61,26 +67,26 @@ class Evaluation(Report):
             "accuracy",
             "share of questions whose right choice scores highest, or whose answer matches exactly; standard error, or "
             "for random groups the standard deviation over the groups",
-            title="accuracy",
-            narrow=True,
-            show=_with_error("accuracy", ".4f"),
+            title="accuracy, %",
+            narrow="accur. %",
+            show=_with_error("accuracy", ".2f", 100),
         ),
         Column(
             "accuracy_difference",
             "accuracy minus that of off on the same questions, and the standard error of the paired difference",
             title="difference",
             narrow="diff.",
-            show=_with_error("accuracy_difference", "+.4f"),
+            show=_with_error("accuracy_difference", "+.2f", 100),
         ),
         Column("mcnemar_p", "exact two-sided p of McNemar's test", title="p", form=".3g"),
         Column("v", "mean value and its standard error, errors as of accuracy", title="v", narrow=True,
-               show=_with_error("v", ".4f")),
+               show=_with_error("v", ".3f")),
         Column(
             "v_difference",
             "v minus that of off on the same questions, and its standard error",
             title="v difference",
             narrow="diff.",
-            show=_with_error("v_difference", "+.4f"),
+            show=_with_error("v_difference", "+.3f"),
         ),
         Column(
             "rank",

@@ -15,7 +15,7 @@ from diabat.attention.heads.decoder import Site
 from diabat.checks import ArgumentError
 from diabat.huggingface.enabling import disable_gac, enable_gac, enabled_calibration
 
-OFF, ON, ALL_HEADS, RANDOM = "off", "calibrated", "all heads", "random groups"
+OFF, ON, ALL_HEADS, RANDOM = "off", "calibrated", "all heads", "random"
 
 
 @dataclass(frozen=True)
