@@ -13,10 +13,11 @@ from types import TracebackType
 from typing import Literal
 
 import diabat
+from diabat.tasks.data import DataError
 from diabat.training.errors import TrainingError
 
 PACKAGE = str(Path(diabat.__file__).parent)
-REFUSALS = (ValueError, TypeError, FileNotFoundError, TrainingError)
+REFUSALS = (ValueError, TypeError, FileNotFoundError, DataError, TrainingError)
 """Types of errors that the library raises on purpose; UnsupportedError, IsingError and others derive from them."""
 _FEWEST_WORDS = 4
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from diabat.circuits import builtin_plan
 from diabat.circuits.plan_file import save_plan
 from diabat.config.loading import load_config, shipped_configs, to_plain, to_yaml
+from diabat.runs.heads.template import shipped_templates
 
 YAML = (
     "fields: [0.5, -1.0, 0.0]\ncouplings: [[0, 1, 0.8], [1, 2, -0.3]]\nvisible: [true, true, false]\nbeta: 1.0\n",
@@ -72,3 +73,24 @@ def configurations() -> tuple[bytes, ...]:
         config = load_config(name)
         found += [to_yaml(config).encode(), json.dumps(to_plain(config), indent=1).encode()]
     return tuple(found)
+
+
+@cache
+def questions() -> tuple[bytes, ...]:
+    """Files of questions: with choices, of token ids, with answers."""
+    films = [
+        {"text": f"Review: film {k}. Sentiment: ", "choices": ["good", "bad"], "label": "good"}
+        for k in range(3)
+    ]
+    ids = [{"input_ids": [k, 5, 6], "choices": [3, [4, 7]], "label": 1, "origin": None} for k in range(3)]
+    answers = [
+        {"text": "Q: where? A:", "answers": ["Paris", "in Paris"]},
+        {"text": "Q: é? A:", "answers": ["x"]},
+    ]
+    return tuple("".join(json.dumps(row) + "\n" for row in rows).encode() for rows in (films, ids, answers))
+
+
+@cache
+def templates() -> tuple[bytes, ...]:
+    """The shipped templates."""
+    return tuple(path.read_bytes() for path in shipped_templates().values())

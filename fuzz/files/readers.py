@@ -10,6 +10,8 @@ from diabat.config.loading import load_config, make_config, to_yaml
 from diabat.config.yaml_files import parse_yaml
 from diabat.ising import Ising
 from diabat.problem_files import read_problem
+from diabat.runs.heads.question_files import read_questions
+from diabat.runs.heads.template import Skipped, read_template
 from diabat.testing.problems import make_problem
 from fuzz.api.analytic import check_range
 from fuzz.dice import Dice
@@ -84,3 +86,52 @@ def configuration(dice: Dice, folder: Path) -> None:
     config = load_config(path)
     again = make_config(parse_yaml(to_yaml(config), "again"))
     demand(again == config, "round trip: expected an equal configuration")
+
+
+# Columns that the shipped templates read.
+_ROW = {
+    **dict.fromkeys(
+        ("sentence", "text", "premise", "hypothesis", "question", "passage", "ctx", "goal"), "some text"
+    ),
+    **{"sol1": "so", "sol2": "not so", "choice1": "one", "choice2": "two", "title": "T", "context": "a text"},
+    **{
+        "label_text": "positive",
+        "answer": True,
+        "answerKey": "B",
+        "question_stem": "what",
+        "endings": ["a", "b"],
+    },
+    **{"choices": {"text": ["x", "y"], "label": ["A", "B"]}, "answers": {"text": ["z"]}, "earlier": []},
+    **{"label": "1", "coarse_label": "ABBR"},
+}
+
+
+def questions(dice: Dice, folder: Path) -> None:
+    """A file of questions: labels among the choices, or a sentence with its name."""
+    content = damaged(dice, dice.pick(originals.questions()), originals.questions())
+    path = folder / "some.jsonl"
+    path.write_bytes(content)
+    with naming(path.name):
+        found = read_questions(path)
+    for question in found:
+        demand(("text" in question) != ("input_ids" in question), "question: expected a text or token ids")
+        if "choices" in question:
+            label = question["label"]
+            demand(
+                label in question["choices"] or label in range(len(question["choices"])),
+                "label: expected a choice",
+            )
+
+
+def template(dice: Dice, folder: Path) -> None:
+    """A template: a question of a row with a label among its choices, or a sentence with its name."""
+    content = damaged(dice, dice.pick(originals.templates()), originals.templates())
+    path = folder / "some.yaml"
+    path.write_bytes(content)
+    with naming(path.name):
+        read = read_template(path)
+    try:
+        question = read.question(_ROW)
+    except Skipped:
+        return
+    demand("answers" in question or question["label"] in question["choices"], "label: expected a choice")

@@ -111,7 +111,8 @@ class Template:
             raise ArgumentError(
                 key, f"expected columns among {', '.join(row)}, got: {error.message}."
             ) from None
-        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        # Whatever the operations of an expression may raise.
+        except Exception as error:
             raise ArgumentError(key, f"cannot be computed ({type(error).__name__}: {error}).") from None
         return found
 
