@@ -339,9 +339,7 @@ def test_a_changed_value_in_a_store_is_noticed(llama: Any, tmp_path: Path) -> No
     kept = load(path.read_bytes())
     kept["values"] = kept["values"] + 1e-9
     path.write_bytes(save(kept))
-    sentence = (
-        r"store: expected .*values as it was written, got a wrong checksum; delete it to start anew\.$"
-    )
+    sentence = r"store: expected .*values as it was written, got a wrong checksum; delete it to start anew\.$"
     with pytest.raises(ValueError, match=sentence):
         HeadCoalitions(**given)
     del kept["sha256"]
