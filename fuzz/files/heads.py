@@ -135,12 +135,12 @@ def _other_tensors(dice: Dice, content: bytes) -> bytes:
     from safetensors.numpy import load, save
 
     tensors: dict[str, Any] = load(content)
-    name = dice.pick(["identity", "coalitions", "values", "values"])
+    name = dice.pick(["identity", "keys", "values", "values"])
     tensors[name] = _other(dice, name, tensors[name])
     if dice.chance(0.1):
         tensors.pop(dice.pick(list(tensors)))
-    if dice.chance(0.9) and {"identity", "coalitions", "values"} <= set(tensors):
-        parts = [tensors[key] for key in ("identity", "coalitions", "values")]
+    if dice.chance(0.9) and {"identity", "keys", "values"} <= set(tensors):
+        parts = [tensors[key] for key in ("identity", "keys", "values")]
         shapes = f"{parts[1].shape}{parts[2].shape}".encode()
         mark = hashlib.sha256(b"".join((shapes, *(part.tobytes() for part in parts)))).digest()
         tensors["sha256"] = np.frombuffer(mark, dtype=np.uint8)

@@ -72,7 +72,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "choices that start alike": (
         lambda: game(**question(choices=[[12, 3], [13], [12, 4]], label=1)),
         "samples[0].choices: expected choices that start with different tokens, got token 12 at the start of choices 0 "
-        "and 2; use value='option_log_odds'.",
+        "and 2; use value='option_log_odds' (--value option_log_odds).",
     ),
     "a layer that the model has not": (
         lambda: enable_gac(model("llama"), Calibration({LAYERS: ()})),
