@@ -120,7 +120,7 @@ class Dividends:
             weights = torch.zeros(rounds, samples, dtype=torch.float64)
             weights.scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float64))
             winners = self._at_least(least_size, weights @ self.by_sample).argmax(-1)
-            frequency += torch.bincount(winners, minlength=count) / resamples
+            frequency += torch.bincount(winners, minlength=count).double() / resamples
         return frequency
 
     def order_sums(self) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,121 @@
+"""The table of an analysis of heads: one row per game."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from diabat.attention.heads.players import Head
+from diabat.studies.heads.measure import LEVEL, GameFacts
+from diabat.studies.report import Column, Report, Row
+
+
+def _largest(row: Row) -> str:
+    error = row["dividend_error"]
+    return f"{row['dividend']:+.3f}" + ("" if error is None else f" ± {error:.3f}")
+
+
+def _frequency(row: Row) -> str:
+    # Another coalition wins as often or more often.
+    return f"{row['argmax_frequency']:.2f}" + ("?" if row["argmax_frequency"] < 0.5 else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsReport(Report):
+    """Dividends of the games of one model.
+
+    Attributes:
+        rows: One per game; keys as in :data:`diabat.studies.heads.COLUMNS`.
+        heading: What was analysed.
+        analysis: Everything that is known: plain values.
+    """
+
+    heading: str
+    analysis: dict[str, Any]
+
+    labels = (Column("layers", "layers of the players, counted from 0", "layer", narrow=True),)
+    columns = (
+        Column("players", "number of players n", "n", "d", True),
+        Column("value_of_none", "v of no player, mean over samples", "v(∅)", ".3f", True),
+        Column("value_of_all", "v of all players: the value of the model as it stands", "v(N)", ".3f", True),
+        Column("coalition", "players of the largest dividend w(S), counted from 0", "largest", narrow=True),
+        Column("heads", "their heads", "heads"),
+        Column("dividend", "their dividend w(S) of the mean over samples; the table adds ± its standard error", "w",
+               narrow=True, show=_largest),
+        Column("dividend_error", "its standard error; null with one sample"),
+        Column("argmax_frequency", "how often this coalition has the largest dividend when samples are drawn anew; "
+               "? marks less than half", "argmax\nfrequency", narrow="freq.", show=_frequency),
+        Column("singles", "sum of the dividends of single players", "Σw\n|S| = 1", ".3f"),
+        Column("pairs", "sum of those of two players", "Σw\n|S| = 2", ".3f"),
+        Column("larger", "v(N) - v(∅) less both: sum of those of three and more", "Σw\n|S| > 2", ".3f"),
+        Column("positive", f"dividends significantly above 0 (t-tests over samples, Benjamini-Hochberg at {LEVEL:g})",
+               "w > 0", "d", True),
+        Column("negative", "those significantly below 0", "w < 0", "d", True),
+    )  # fmt: skip
+
+    @property
+    def title(self) -> str:
+        """What was analysed."""
+        return self.heading
+
+    @classmethod
+    def of_games(cls, games: Sequence[GameFacts], heading: str, analysis: dict[str, Any]) -> HeadsReport:
+        """Build the report of some games."""
+        return cls(rows=[_row(game) for game in games], heading=heading, analysis=analysis)
+
+
+COLUMNS = HeadsReport.definitions()
+
+
+def shown_layers(layers: Sequence[int]) -> str:
+    """Layers in few characters: 0-3, 7."""
+    return _runs(sorted(layers))
+
+
+def shown_heads(heads: Sequence[Head]) -> str:
+    """Heads in few characters, by layer if there is more than one: 0-3, 8-11, or 5: 0-3; 6: 8-11."""
+    by_layer = {
+        layer: _runs([h for _, h in group]) for layer, group in groupby(sorted(heads), lambda h: h[0])
+    }
+    if len(by_layer) == 1:
+        return next(iter(by_layer.values()))
+    return "; ".join(f"{layer}: {text}" for layer, text in by_layer.items())
+
+
+def shown_players(players: Sequence[int]) -> str:
+    """A coalition: {0, 2-5}, or ∅."""
+    return f"{{{_runs(sorted(players))}}}" if players else "∅"
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """Ascending integers as runs: 0-3, 8."""
+    parts: list[str] = []
+    for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
+        parts += map(str, run) if len(run) < 3 else [f"{run[0]}-{run[-1]}"]
+    return ", ".join(parts)
+
+
+def _row(game: GameFacts) -> Row:
+    mean = game.mean_dividends
+    at = mean.largest()
+    players = game.salient["max_dividend"]
+    sums = (*game.order_sums, 0.0, 0.0)
+    return {
+        "layers": shown_layers(game.layers),
+        "players": len(game.players),
+        "value_of_none": game.value_of_none,
+        "value_of_all": game.value_of_all,
+        "coalition": shown_players(players),
+        "heads": shown_heads(game.heads(players)),
+        "dividend": game.dividends[at],
+        "dividend_error": game.standard_errors[at],
+        "argmax_frequency": game.frequency(at, 1),
+        "singles": sums[1],
+        "pairs": sums[2],
+        "larger": game.value_of_all - game.value_of_none - sums[1] - sums[2],
+        "positive": game.positive,
+        "negative": game.negative,
+    }
