@@ -9,8 +9,14 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
-def new_bar(*, percent: bool = False) -> Progress:
-    """Create a bar, not yet shown: description, bar, steps done (or their percentage) and remaining time."""
+def new_bar(*, percent: bool = False, window: float = 30.0, shown: bool = True) -> Progress:
+    """Create a bar, not yet shown: description, bar, steps done (or their percentage) and remaining time.
+
+    Args:
+        percent: Show the percentage of the steps.
+        window: Seconds over which the speed is averaged; longer than a step takes.
+        shown: Show the bar; without it nothing is printed.
+    """
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -23,7 +29,7 @@ def new_bar(*, percent: bool = False) -> Progress:
 
     done = TaskProgressColumn() if percent else MofNCompleteColumn()
     columns = (TextColumn("{task.description}"), BarColumn(), done, TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True))
+    return Progress(*columns, console=Console(stderr=True), speed_estimate_period=window, disable=not shown)
 
 
 def progress_bar(wanted: bool) -> AbstractContextManager[Any]:

@@ -11,6 +11,7 @@ belong to the weights they were found with, so that the file names them: by the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,25 @@ def save_gac(model: nn.Module, folder: str | Path) -> Path:
     calibration = enabled_calibration(model)
     if calibration is None:
         raise ArgumentError("model", "expected a model with a calibration enabled, got one without.")
-    path = _folder(folder) / FILE
+    return write_gac(_folder(folder) / FILE, calibration, fingerprint(model))
+
+
+def write_gac(path: Path, calibration: Calibration, identity: Mapping[str, Any]) -> Path:
+    """Write a calibration to a file, whole or not at all.
+
+    Args:
+        path: The file.
+        calibration: What `load_gac` enables.
+        identity: The :func:`fingerprint` of the model that it belongs to.
+
+    Returns:
+        The file.
+    """
     content = {
         "format": FORMAT,
         "version": VERSION,
         "calibration": calibration.as_dict(),
-        "model": fingerprint(model),
+        "model": dict(identity),
     }
     replace_file(path, seal(content))
     return path
@@ -61,14 +75,14 @@ def load_gac(model: nn.Module, folder: str | Path) -> Calibration:
 
     Args:
         model: Loaded from this folder, in any floating dtype.
-        folder: Where `save_gac` wrote.
+        folder: Where `save_gac` wrote; or the file itself, whatever its name is.
 
     Raises:
         FileNotFoundError: There is no such file.
         ArgumentError: The file is damaged or of another kind, or belongs to another model.
         UnsupportedError: As for `enable_gac`.
     """
-    path = _folder(folder) / FILE
+    path = Path(folder) if Path(folder).is_file() else _folder(folder) / FILE
     calibration = read_gac(model, path)
     try:
         enable_gac(model, calibration)
@@ -92,16 +106,21 @@ def read_gac(model: nn.Module, path: str | Path) -> Calibration:
         FileNotFoundError: There is no such file.
         ArgumentError: The file is damaged or of another kind, or belongs to another model.
     """
+    calibration, identity = stored_calibration(path)
+    difference = _difference(identity, fingerprint(model))
+    if difference:
+        raise ArgumentError("folder", f"expected the calibration of this model in {path}, got {difference}.")
+    return calibration
+
+
+def stored_calibration(path: str | Path) -> tuple[Calibration, dict[str, Any]]:
+    """Read a calibration and the fingerprint of its model, without a model; arguments and errors as for `read_gac`."""
     file = Path(path) / FILE if Path(path).is_dir() else Path(path)
     content = _read(file)
     try:
-        calibration = Calibration.from_dict(content["calibration"])
+        return Calibration.from_dict(content["calibration"]), content["model"]
     except ArgumentError as error:
         raise ArgumentError("folder", f"expected a calibration in {file}, got {error}") from None
-    difference = _difference(content["model"], fingerprint(model))
-    if difference:
-        raise ArgumentError("folder", f"expected the calibration of this model in {file}, got {difference}.")
-    return calibration
 
 
 def fingerprint(model: nn.Module) -> dict[str, Any]:

@@ -41,10 +41,15 @@ _MOST_READ = 4096
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, *, name: str = "run_dir", work: str = "training") -> Iterator[None]:
     """Lock a run folder while the block runs; readers need no lock.
 
     The system releases the lock when the process ends, also by kill -9; a file without a lock is ignored.
+
+    Args:
+        folder: An existing folder.
+        name: The argument that names it, for messages.
+        work: What is done there, for messages.
 
     Raises:
         OutputError: If another process, or another run of this process, is training there (the message names it), the
@@ -53,10 +58,10 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         descriptor = _acquire(folder / LOCK)
     except OSError as error:
-        raise OutputError(f"run_dir: cannot write the folder {folder} ({error.strerror}).") from error
+        raise OutputError(f"{name}: cannot write the folder {folder} ({error.strerror}).") from error
     if descriptor is None:
         raise OutputError(
-            f"run_dir: expected a folder that nobody else is training in, got {folder}, "
+            f"{name}: expected a folder that nobody else is {work} in, got {folder}, "
             f"where {_holder(folder / LOCK)} is at work."
         )
     try:
