@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import typer
 
-from diabat.cli import heads_evaluate, heads_templates
+from diabat.cli import heads_analyse, heads_calibrate, heads_evaluate, heads_templates
 
 app = typer.Typer(
     help="Games on the attention heads of decoders, and their calibration.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+app.command("analyse")(heads_analyse.analyse_heads)
+app.command("calibrate")(heads_calibrate.calibrate_heads)
 app.command("evaluate")(heads_evaluate.evaluate_heads)
 app.command("templates")(heads_templates.show_templates)
