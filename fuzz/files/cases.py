@@ -18,6 +18,7 @@ KINDS: dict[Callable[[Dice, Path], None], float] = {
     readers.plan: 12,
     readers.schedule: 12,
     readers.configuration: 12,
+    readers.analysis: 8,
     readers.questions: 6,
     readers.template: 6,
     checkpoints.checkpoint: 16,

@@ -76,6 +76,40 @@ def configurations() -> tuple[bytes, ...]:
 
 
 @cache
+def analyses() -> tuple[bytes, ...]:
+    """Analyses of heads: all coalitions of two layers, and those of at most two players of a joint game."""
+    import torch
+
+    from diabat.files import to_json
+    from diabat.runs.heads.analysis_folder import Analysis
+    from diabat.runs.heads.request import Data, Request
+    from diabat.studies.heads import measure_game
+
+    class Game:
+        """Random values of three players."""
+
+        num_players = 3
+
+        def __init__(self, layers: tuple[int, ...]) -> None:
+            self.groups = tuple(((layers[k % len(layers)], 2 * k), (layers[0], 2 * k + 1)) for k in range(3))
+
+        def sample_table(self) -> torch.Tensor:
+            return torch.randn(5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+        def sample_values(self, masks: torch.Tensor) -> torch.Tensor:
+            return self.sample_table()[:, (masks.long() << torch.arange(3)).sum(-1)]
+
+    found = []
+    for games, order in (([(0,), (1,)], None), ([(0, 2)], 2)):
+        facts = tuple(measure_game(Game(layers), order=order, resamples=20) for layers in games)  # type: ignore[arg-type]
+        data = (Data(name="q", source={"file": "q.jsonl"}, samples=5, sha256="0" * 64),)
+        request = Request(model="tiny", data=data, options={"value": "log_odds"}, calibration=None)
+        analysis = Analysis(request=request, model={"dtype": "float32"}, versions={}, games=facts)
+        found.append(to_json(analysis.model_dump(mode="json")))
+    return tuple(found)
+
+
+@cache
 def questions() -> tuple[bytes, ...]:
     """Files of questions: with choices, of token ids, with answers."""
     films = [

@@ -88,6 +88,29 @@ def configuration(dice: Dice, folder: Path) -> None:
     demand(again == config, "round trip: expected an equal configuration")
 
 
+def analysis(dice: Dice, folder: Path) -> None:
+    """An analysis of heads: salient groups of its players, or a sentence with its name."""
+    from diabat.runs.heads.analysis_folder import read_analysis
+    from diabat.runs.heads.choice import METHODS, Method, calibration_of, choose
+
+    content = dice.pick(originals.analyses())
+    if dice.chance(0.5):
+        content = json.dumps(tampered(dice, json.loads(content))).encode()
+    else:
+        content = damaged(dice, content, originals.analyses())
+    path = folder / "analysis.json"
+    path.write_bytes(content)
+    with naming(path.name):
+        found = read_analysis(path)
+    choices = choose(found, Method(dice.pick(list(METHODS)), evaluations=8))
+    for choice, game in zip(choices, found.games, strict=True):
+        demand(
+            set(choice.heads) <= {head for group in game.players for head in group},
+            "heads: expected some of them",
+        )
+    calibration_of(choices)
+
+
 # Columns that the shipped templates read.
 _ROW = {
     **dict.fromkeys(
