@@ -19,7 +19,15 @@ def test_version() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [["--help"], ["train", "--help"], ["config", "show", "-h"], ["--version"]]
+    "command",
+    [
+        ["--help"],
+        ["train", "--help"],
+        ["config", "show", "-h"],
+        ["heads", "analyse", "-h"],
+        ["heads", "calibrate", "-h"],
+        ["--version"],
+    ],
 )
 def test_help_imports_nothing_heavy(command: list[str]) -> None:
     code = (
