@@ -77,7 +77,7 @@ def given_groups(sites: Mapping[int, Site], players: Iterable[Iterable[Head]]) -
     return groups
 
 
-def check_layer(argument: str, layer: Any, sites: Mapping[int, Site]) -> None:
+def check_layer(argument: str, layer: Any, sites: Mapping[int, object]) -> None:
     """Raise ArgumentError unless a layer is an integer that counts a block with attention."""
     if not is_integer(layer) or layer not in sites:
         known = f"{min(sites)} .. {max(sites)}" if len(sites) > max(sites) - min(sites) else sorted(sites)
