@@ -1,0 +1,195 @@
+r"""Couplings of attention heads: pure functions of slices, gradients and moments, differentiable, in float64.
+
+After "Multi-Head Attention is a Multi-Player Game" (GAME-LoRA), definitions 2.1 to 2.3:
+
+    ω_ij = ⟨W_i, W_j⟩_F / (‖W_i‖_F ‖W_j‖_F)        W_i = W_O[i], [hidden, d]              (4)
+    ρ_ij = ⟨g_i, g_j⟩ / (‖g_i‖ ‖g_j‖)              g_i = ∂CE/∂o_i                         (5)
+    G = ω ∘ ρ                                       Γ = ‖G - I‖_F                          (6)
+
+The paper writes g_i = W_iᵀ ∇_logits CE, which has no matching shapes: W_i has ``hidden`` rows and the logits have one
+entry per token of the vocabulary.  The gradient at the head output is W_iᵀ ∂CE/∂y, y being what the layer writes.
+
+ω and ρ depend on the basis inside a head: W_V -> M W_V, W_O -> W_O M⁻¹ leaves the model as it is.  The couplings of
+what a head writes and of the gradient that it can reach do not:
+
+    ω'_ij = cos(u_i, u_j)       u_i(t) = W_i o_i(t)                  :func:`written_coupling`
+    ρ'_ij = cos(v_i, v_j)       v_i(t) = P_i ∂CE/∂y(t)               :func:`reachable_coupling`
+
+with the tokens t concatenated and P_i the orthogonal projector on the columns of W_i.
+
+Every coupling is a Gram matrix of unit vectors, so that ω, ρ and, by Schur, G are positive semidefinite with a unit
+diagonal.  A vector of zeros has no direction: its row is that of the identity.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from diabat.checks import ArgumentError, check_choice
+
+Aggregation = Literal["concatenated", "per_token", "mean_gradient"]
+AGGREGATIONS = ("concatenated", "per_token", "mean_gradient")
+
+
+def weight_coupling(slices: Tensor) -> Tensor:
+    """ω of slices [H, hidden, d]: cosines in the Frobenius inner product (eq. 4), float64 [H, H]."""
+    _check(slices, "slices", "[H, hidden, d]", 3)
+    return cosines(slices.flatten(1))
+
+
+def gradient_coupling(
+    gradients: Tensor, counted: Tensor | None = None, aggregation: Aggregation = "concatenated"
+) -> Tensor:
+    r"""ρ of gradients at the head outputs (eq. 5), float64 [H, H].
+
+        concatenated    Σ_t g_i(t)·g_j(t) / √(Σ_t |g_i(t)|² Σ_t |g_j(t)|²)
+        per_token       mean over t of cos(g_i(t), g_j(t))
+        mean_gradient   cos(Σ_t g_i(t), Σ_t g_j(t))
+
+    |cos|, and means of g_i·g_j over means of |g_i||g_j|, are not positive semidefinite and are not offered.
+
+    Args:
+        gradients: ∂CE/∂o, [..., H, d], one row per token.
+        counted: Which tokens count, bool [...]; None for all.
+        aggregation: Over tokens.
+
+    Raises:
+        ValueError: If the shapes differ, no token counts, or the aggregation is unknown.
+    """
+    if counted is not None:
+        if not isinstance(gradients, Tensor) or counted.shape != gradients.shape[:-2]:
+            raise ArgumentError("counted", f"expected one entry per token, got {list(counted.shape)}.")
+        gradients = gradients[counted.to(gradients.device)]
+    return coupling_of_sums(gradient_sums(gradients, aggregation), aggregation)
+
+
+def gradient_sums(gradients: Tensor, aggregation: Aggregation = "concatenated") -> Tensor:
+    """Sums over tokens that ρ is made of, float64: those of several batches are added.
+
+    Args:
+        gradients: [..., H, d].
+        aggregation: Over tokens.
+
+    Returns:
+        [H, H], inner products or cosines; [H, d] for ``mean_gradient``.
+
+    Raises:
+        ValueError: If there is no token, or the aggregation is unknown.
+    """
+    check_choice("aggregation", aggregation, AGGREGATIONS)
+    _check(gradients, "gradients", "[..., H, d]", 2)
+    g = gradients.flatten(0, -3) if gradients.ndim > 2 else gradients[None]  # [N, H, d]
+    if not len(g):
+        raise ArgumentError("gradients", "expected one token or more, got none.")
+    if aggregation == "mean_gradient":
+        return g.double().sum(0)
+    if aggregation == "per_token":
+        return cosines(g).sum(0)
+    rows = g.double().transpose(0, 1).flatten(1)  # [H, N d]
+    return rows @ rows.T
+
+
+def coupling_of_sums(sums: Tensor, aggregation: Aggregation = "concatenated") -> Tensor:
+    """ρ of the sums that :func:`gradient_sums` returns."""
+    return cosines(sums) if aggregation == "mean_gradient" else normalised(sums)
+
+
+def written_coupling(slices: Tensor, moments: Tensor) -> Tensor:
+    """ω' of what the heads write, u_i = W_i o_i, over all tokens; it does not depend on the basis inside a head.
+
+    Args:
+        slices: W, [H, hidden, d].
+        moments: Σ_t o(t) o(t)ᵀ of all head outputs, [H d, H d], head by head.
+
+    Returns:
+        float64 [H, H].
+
+    Raises:
+        ValueError: If the shapes do not match.
+    """
+    _check(slices, "slices", "[H, hidden, d]", 3)
+    heads, _, size = slices.shape
+    if moments.shape != (heads * size, heads * size):
+        raise ArgumentError(
+            "moments", f"expected [{heads * size}, {heads * size}], got {list(moments.shape)}."
+        )
+    flat = _side_by_side(slices.double())
+    return normalised(_block_sums((flat.T @ flat) * moments.double(), heads))
+
+
+def reachable_coupling(slices: Tensor, moments: Tensor) -> Tensor:
+    """ρ' of the gradients that the heads can reach, v_i = P_i ∂CE/∂y; it does not depend on the basis inside a head.
+
+    P_i ∂CE/∂y is the part of the gradient in the residual stream along which head i can write.
+
+    Args:
+        slices: W, [H, hidden, d].  P_i projects on the columns of W_i, without directions below the rounding of W_i.
+        moments: Σ_t r(t) r(t)ᵀ of r = ∂CE/∂y, [hidden, hidden].
+
+    Returns:
+        float64 [H, H].
+
+    Raises:
+        ValueError: If the shapes do not match.
+    """
+    _check(slices, "slices", "[H, hidden, d]", 3)
+    heads, hidden, size = slices.shape
+    if moments.shape != (hidden, hidden):
+        raise ArgumentError("moments", f"expected [{hidden}, {hidden}], got {list(moments.shape)}.")
+    U, sigma, _ = torch.linalg.svd(slices.double(), full_matrices=False)
+    least = max(hidden, size) * torch.finfo(slices.dtype).eps * sigma[:, :1]
+    Q = _side_by_side(U * (sigma > least)[:, None, :])  # orthonormal bases of the columns, side by side
+    return normalised(_block_sums((Q.T @ Q) * (Q.T @ moments.double() @ Q), heads))
+
+
+def interaction(omega: Tensor, rho: Tensor) -> Tensor:
+    """G = ω ∘ ρ (eq. 6), [H, H]; positive semidefinite since both factors are."""
+    if omega.shape != rho.shape:
+        raise ArgumentError(
+            "rho", f"expected the shape of omega, {list(omega.shape)}, got {list(rho.shape)}."
+        )
+    return omega * rho.to(omega.device)
+
+
+def interaction_strength(G: Tensor) -> Tensor:
+    """Γ = ‖G - I‖_F of matrices [..., H, H], [...]."""
+    identity = torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)
+    return torch.linalg.matrix_norm(G - identity)
+
+
+def cosines(vectors: Tensor) -> Tensor:
+    """Cosines of vectors [..., H, n], float64 [..., H, H]; a zero vector has the row of the identity."""
+    v = vectors.double()
+    largest = v.detach().abs().amax(-1, keepdim=True)
+    v = v / torch.where(largest > 0, largest, 1)  # squares of tiny entries would vanish
+    return normalised(v @ v.transpose(-1, -2))
+
+
+def normalised(gram: Tensor) -> Tensor:
+    """K_ij / √(K_ii K_jj) of Gram matrices K [..., H, H]; a row with K_ii = 0 becomes that of the identity."""
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    zero = diagonal <= 0
+    length = torch.where(zero, 1, diagonal).sqrt()  # of 1 where there is none: finite gradients
+    unit = gram / (length[..., :, None] * length[..., None, :])
+    return torch.where(zero[..., :, None] | zero[..., None, :], 0, unit) + torch.diag_embed(
+        zero.to(gram.dtype)
+    )
+
+
+def _side_by_side(slices: Tensor) -> Tensor:
+    """[hidden, H d] of [H, hidden, d]."""
+    return slices.transpose(0, 1).flatten(1)
+
+
+def _block_sums(matrix: Tensor, heads: int) -> Tensor:
+    """Sums of the blocks of [H d, H d] for each pair of heads, [H, H]."""
+    return matrix.unflatten(0, (heads, -1)).unflatten(2, (heads, -1)).sum((1, 3))
+
+
+def _check(value: Tensor, name: str, form: str, least: int) -> None:
+    if not isinstance(value, Tensor) or value.ndim < least or not value.is_floating_point():
+        got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ArgumentError(name, f"expected a floating tensor {form}, got {got}.")
