@@ -164,7 +164,7 @@ def test_a_rank_deficient_slice_reaches_its_columns_only() -> None:
             "one token or more",
         ),
         (
-            lambda: gradient_coupling(torch.ones(2, 3), aggregation="mean"),
+            lambda: gradient_sums(torch.ones(2, 3), "mean"),  # type: ignore[arg-type]
             "aggregation: expected one of conc",
         ),
         (

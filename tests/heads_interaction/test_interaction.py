@@ -17,13 +17,7 @@ from .decoders import NAMES, adapted, batch, decoder
 
 def same(found: LayerInteraction, expected: LayerInteraction, tolerance: float) -> None:
     for name in ("omega", "rho", "written", "reachable", "diagonal_correlation"):
-        torch.testing.assert_close(
-            vars(found)[name],
-            vars(expected)[name],
-            rtol=0,
-            atol=tolerance,
-            msg=lambda text, n=name: f"{n}: {text}",
-        )
+        torch.testing.assert_close(vars(found)[name], vars(expected)[name], rtol=0, atol=tolerance, msg=name)
     assert found.cross_entropy == pytest.approx(expected.cross_entropy, abs=tolerance)
     assert found.tokens == expected.tokens
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from diabat.checks import ArgumentError, check_choice
 
 Aggregation = Literal["concatenated", "per_token", "mean_gradient"]
-AGGREGATIONS = ("concatenated", "per_token", "mean_gradient")
+AGGREGATIONS: tuple[Aggregation, ...] = ("concatenated", "per_token", "mean_gradient")
 
 
 def weight_coupling(slices: Tensor) -> Tensor:

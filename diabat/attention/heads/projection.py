@@ -53,30 +53,30 @@ class OutputProjection:
                 f"{self.layer}, got {type(base).__name__}; load the model without quantization.",
             )
 
-    def weight(self) -> Tensor:
-        """Effective weight [hidden, H d]: base and active adapters, differentiable in each; without LoRA dropout.
+    def slices(self) -> Tensor:
+        """Effective slices W_O[h], [H, hidden, d]: the layer writes Σ_h W_O[h] o_h.
+
+        They are differentiable in the base weight and in the active adapters, and have no LoRA dropout.
 
         Raises:
             UnsupportedError: If there is none; see :meth:`check`.
         """
         self.check()
+        weight: Tensor = self.base().weight
+        for name in self.adapters():
+            module: Any = self.module
+            weight = weight + module.get_delta_weight(name)
+        return self.split(weight)
+
+    def base(self) -> Any:
+        """Return the module that holds the base weight: the projection itself, or the one below its adapters."""
         module: Any = self.module
-        if type(module) in _plain():
-            weight, base = module.weight, module
-        else:
-            base = module.get_base_layer()
-            weight = base.weight
-            for name in self.adapters():
-                weight = weight + module.get_delta_weight(name)
-        return weight if type(base) is nn.Linear else weight.T
+        return module if type(module) in _plain() else module.get_base_layer()
 
-    def slices(self) -> Tensor:
-        """Effective slices W_O[h], [H, hidden, d]: the layer writes Σ_h W_O[h] o_h.
-
-        Raises:
-            UnsupportedError: If there is no effective weight; see :meth:`check`.
-        """
-        return self.weight().unflatten(1, (self.heads, self.head_dim)).transpose(0, 1)
+    def split(self, weight: Tensor) -> Tensor:
+        """Slices [H, hidden, d] of a weight of the module, or of a gradient of it, in the layout of the module."""
+        flat = weight if type(self.base()) is nn.Linear else weight.T  # Conv1D is transposed
+        return flat.unflatten(1, (self.heads, self.head_dim)).transpose(0, 1)
 
     def adapters(self) -> tuple[str, ...]:
         """Names of the active LoRA adapters of the projection; none if it has none or they are disabled."""
