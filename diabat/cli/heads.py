@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from diabat.cli import heads_analyse, heads_calibrate, heads_evaluate, heads_templates
+from diabat.cli import heads_analyse, heads_calibrate, heads_evaluate, heads_interaction, heads_templates
 
 app = typer.Typer(
     help="Games on the attention heads of decoders, and their calibration.",
@@ -14,4 +14,5 @@ app = typer.Typer(
 app.command("analyse")(heads_analyse.analyse_heads)
 app.command("calibrate")(heads_calibrate.calibrate_heads)
 app.command("evaluate")(heads_evaluate.evaluate_heads)
+app.command("interaction")(heads_interaction.measure_heads)
 app.command("templates")(heads_templates.show_templates)

@@ -155,6 +155,15 @@ def test_several_batches_are_one_large_one() -> None:
     assert done == [1, 2] * 3
 
 
+def test_halves_are_the_even_and_the_odd_batches() -> None:
+    model, parts = decoder("gpt2"), [batch(2, 9, seed=k) for k in range(5)]
+    interactions = HeadInteractions(model, layers=[1])
+    even, odd, both = interactions.measure_halves(parts)
+    same(even[1], interactions.measure(parts[::2])[1], 1e-12)
+    same(odd[1], interactions.measure(parts[1::2])[1], 1e-12)
+    same(both[1], interactions.measure(parts)[1], 1e-12)
+
+
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_padding_does_not_count(side: str) -> None:
     model = decoder("llama", dtype=torch.float32)
@@ -223,6 +232,10 @@ def test_bad_input() -> None:
     interactions = HeadInteractions(model)
     with pytest.raises(ArgumentError, match="one batch or more"):
         interactions.measure([])
+    one: Any
+    for one in ([batch()], batch()):
+        with pytest.raises(ArgumentError, match="two batches or more, got"):
+            interactions.measure_halves(one)
     with pytest.raises(ArgumentError, match="a mapping or several, got int"):
         interactions.measure(3)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="labels"):

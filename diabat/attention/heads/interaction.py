@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -85,6 +85,10 @@ class LayerInteraction:
         return float(interaction_strength(self.invariant_G))
 
 
+Interactions = dict[int, LayerInteraction]
+"""Interactions by layer."""
+
+
 class HeadInteractions:
     """Measure how the heads of a decoder interact on batches of texts.
 
@@ -120,7 +124,7 @@ class HeadInteractions:
 
     def measure(
         self, batches: Batch | Iterable[Batch], progress: Callable[[int], None] | None = None
-    ) -> dict[int, LayerInteraction]:
+    ) -> Interactions:
         """Measure one batch, or several as if they were one.
 
         Padded tokens and those without a target are left out.  The model runs in evaluation mode and is left as it
@@ -137,22 +141,54 @@ class HeadInteractions:
         Raises:
             ValueError: If there is no batch, one has no target, or a gradient is not finite.
         """
-        sums = {layer: _Sums() for layer in self.layers}
+        (sums,) = self._sums(batches, 1, progress)
+        return self._results(sums)
+
+    def measure_halves(
+        self, batches: Iterable[Batch], progress: Callable[[int], None] | None = None
+    ) -> tuple[Interactions, Interactions, Interactions]:
+        """Measure the batches of even position, those of odd position, and all of them, in one pass.
+
+        Coalitions found in one half are tested on the other: :func:`diabat.attention.heads.coalition_tests.held_out`.
+
+        Args:
+            batches: Two or more, as for :meth:`measure`.
+            progress: Called with the number of batches done after each.
+
+        Raises:
+            ValueError: As :meth:`measure` does, or if there is one batch only.
+        """
+        if isinstance(batches, Mapping):
+            raise ArgumentError("batches", "expected two batches or more, got one.")
+        even, odd = self._sums(batches, 2, progress)
+        both = {layer: even[layer] + odd[layer] for layer in self.layers}
+        return self._results(even), self._results(odd), self._results(both)
+
+    def _sums(
+        self, batches: Batch | Iterable[Batch], parts: int, progress: Callable[[int], None] | None
+    ) -> list[dict[int, _Sums]]:
+        """Sums over every ``parts``-th batch."""
         if not isinstance(batches, Mapping) and not isinstance(batches, Iterable):
             raise ArgumentTypeError(
                 "batches", f"expected a mapping or several, got {type(batches).__name__}."
             )
+        sums = [{layer: _Sums() for layer in self.layers} for _ in range(parts)]
         several = [batches] if isinstance(batches, Mapping) else batches
+        done = 0
         with _measured(self.outputs.model):
             for done, batch in enumerate(several, 1):
-                self._add(batch, sums)
+                self._add(batch, sums[(done - 1) % parts])
                 if progress is not None:
                     progress(done)
-        if not next(iter(sums.values())).tokens:
-            raise ArgumentError("batches", "expected one batch or more, got none.")
+        if done < parts:
+            needed = "one batch" if parts == 1 else "two batches"
+            raise ArgumentError("batches", f"expected {needed} or more, got {done or 'none'}.")
+        return sums
+
+    def _results(self, sums: Mapping[int, _Sums]) -> Interactions:
         return {layer: self._result(layer, found) for layer, found in sums.items()}
 
-    def _add(self, batch: Batch, sums: Mapping[int, _Sums]) -> None:
+    def _add(self, batch: Batch, sums: dict[int, _Sums]) -> None:
         model = self.outputs.model
         counted = counted_tokens(batch).to(model.device)
         inputs = {
@@ -167,8 +203,9 @@ class HeadInteractions:
         gradients = captured.gradients(loss, retain_graph=False)
         for layer, found in gradients.items():
             outputs = captured.outputs(layer).detach()
-            heads = outputs[counted.to(outputs.device)].double()  # [N, H, d]
-            sums[layer].add(heads, _selected(found, counted, layer), float(loss.detach()), self)
+            heads = outputs[counted.to(outputs.device)]  # [N, H, d]
+            selected = _selected(found, counted, layer)
+            sums[layer] += _Sums.of(heads, selected, float(loss.detach()), self.aggregation)
 
     def _result(self, layer: int, sums: _Sums) -> LayerInteraction:
         slices = self.outputs.slices(layer).detach()
@@ -191,26 +228,30 @@ class HeadInteractions:
         )
 
 
-@dataclass(eq=False)
+def _zero() -> Tensor:
+    return torch.zeros(())
+
+
+@dataclass(frozen=True, eq=False)
 class _Sums:
     """Sums over the counted tokens of one layer, float64."""
 
     tokens: int = 0
     cross_entropy: float = 0.0
-    mean: Tensor = field(default_factory=lambda: torch.zeros(()))  # Σ o, [H d]
-    moments: Tensor = field(default_factory=lambda: torch.zeros(()))  # Σ o oᵀ, [H d, H d]
-    gradients: Tensor = field(default_factory=lambda: torch.zeros(()))  # what ρ is made of
-    residual: Tensor = field(default_factory=lambda: torch.zeros(()))  # Σ r rᵀ, [hidden, hidden]
+    mean: Tensor = field(default_factory=_zero)  # Σ o, [H d]
+    moments: Tensor = field(default_factory=_zero)  # Σ o oᵀ, [H d, H d]
+    gradients: Tensor = field(default_factory=_zero)  # what ρ is made of
+    residual: Tensor = field(default_factory=_zero)  # Σ r rᵀ, [hidden, hidden]
 
-    def add(self, heads: Tensor, gradients: HeadGradients, loss: float, options: HeadInteractions) -> None:
-        """Add the head outputs [N, H, d] and gradients [N, ...] of N tokens."""
-        flat, residual = heads.flatten(1), gradients.residual.double()
-        self.tokens += len(heads)
-        self.cross_entropy += loss
-        self.mean = self.mean.to(flat.device) + flat.sum(0)
-        self.moments = self.moments.to(flat.device) + flat.T @ flat
-        self.residual = self.residual.to(flat.device) + residual.T @ residual
-        self.gradients = self.gradients.to(flat.device) + gradient_sums(gradients.heads, options.aggregation)
+    @classmethod
+    def of(cls, heads: Tensor, gradients: HeadGradients, loss: float, aggregation: Aggregation) -> _Sums:
+        """Sums of N tokens, with head outputs [N, H, d] and gradients [N, ...]."""
+        flat, residual = heads.double().flatten(1), gradients.residual.double()
+        rho = gradient_sums(gradients.heads, aggregation)
+        return cls(len(heads), loss, flat.sum(0), flat.T @ flat, rho, residual.T @ residual)
+
+    def __add__(self, other: _Sums) -> _Sums:
+        return _Sums(*(vars(self)[f.name] + vars(other)[f.name] for f in fields(self)))
 
 
 def _selected(found: HeadGradients, counted: Tensor, layer: int) -> HeadGradients:
