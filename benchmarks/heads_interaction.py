@@ -20,8 +20,8 @@ from diabat.attention.heads.coupling import AGGREGATIONS
 BASES = 5
 
 
-def rotated(model: Any, seed: int) -> Any:
-    """The same function with a random orthogonal basis in every value head."""
+def rebased(model: Any, seed: int, stretch: float) -> Any:
+    """The same function in another basis of every value head: rotated, and stretched by e^N(0, stretch²) along axes."""
     changed = copy.deepcopy(model)
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -29,17 +29,21 @@ def rotated(model: Any, seed: int) -> Any:
             attention = block.self_attn
             size, value, output = attention.head_dim, attention.v_proj.weight, attention.o_proj.weight
             for group in range(len(value) // size):
-                Q = torch.linalg.qr(torch.randn(size, size, generator=g, dtype=torch.float64))[0].float()
-                value[group * size : (group + 1) * size] = Q @ value[group * size : (group + 1) * size]
+                Q = torch.linalg.qr(torch.randn(size, size, generator=g, dtype=torch.float64))[0]
+                M = (stretch * torch.randn(size, 1, generator=g, dtype=torch.float64)).exp() * Q
+                inverse = torch.linalg.inv(M).float()
+                value[group * size : (group + 1) * size] = (
+                    M.float() @ value[group * size : (group + 1) * size]
+                )
                 for head in range(attention.num_key_value_groups):
                     start = (group * attention.num_key_value_groups + head) * size
-                    output[:, start : start + size] = output[:, start : start + size] @ Q.T
+                    output[:, start : start + size] = output[:, start : start + size] @ inverse
     return changed
 
 
 def gauges(model: Any, batches: list[dict[str, Tensor]]) -> list[dict[str, Any]]:
-    """Γ by layer, in the basis of the training and in five random ones."""
-    others = [rotated(model, seed) for seed in range(BASES)]
+    """Γ by layer, in the basis of the training and in others: five rotated ones, and five stretched ones."""
+    others = [rebased(model, seed, stretch) for stretch in (0.0, 0.5) for seed in range(BASES)]
     with torch.no_grad():
         logits = [m(batches[0]["input_ids"]).logits for m in (model, *others)]
     moved = max(float((one - logits[0]).abs().max()) for one in logits[1:])
@@ -55,7 +59,8 @@ def gauges(model: Any, batches: list[dict[str, Tensor]]) -> list[dict[str, Any]]
         rows.append({
             "layer": layer,
             **{f"Γ {name}": m[layer].gamma for name, m in own.items()},
-            "Γ, 5 other bases": f"{min(gammas):.3f} .. {max(gammas):.3f}",
+            "Γ rotated": f"{min(gammas[:BASES]):.3f} .. {max(gammas[:BASES]):.3f}",
+            "Γ stretched": f"{min(gammas[BASES:]):.3f} .. {max(gammas[BASES:]):.3f}",
             "Γ'": found.invariant_gamma,
             "Γ' moves by": max(invariant),
             "TC": total,

@@ -9,7 +9,6 @@ import typer
 
 from diabat.cli.arguments import JsonOption
 from diabat.cli.failures import importing, naming
-from diabat.cli.failures import importing, naming
 from diabat.cli.figures import require_writable
 from diabat.cli.heads_analyse import parse_layers
 from diabat.cli.output import print_fitting

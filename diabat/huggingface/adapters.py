@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,11 @@ def load_adapter(model: Any, folder: Path) -> Any:
         if not (folder / name).is_file():
             raise ArgumentError("adapter", f"expected a folder with {name}, got '{folder}' without it.")
     try:
-        return extra("peft").PeftModel.from_pretrained(model, folder, local_files_only=True).eval()
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", FutureWarning
+            )  # peft reads a property that transformers has renamed
+            return extra("peft").PeftModel.from_pretrained(model, folder, local_files_only=True).eval()
     # peft raises several types here: shapes that do not fit, modules that the model has not, unknown kinds.
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())
