@@ -107,6 +107,48 @@ def test_a_quadratic_game_against_samples_and_autograd(seed: int) -> None:
     assert game.smoothness >= float(top) * (1 - 1e-12)
 
 
+def test_smoothness_and_steps_of_the_proof_from_their_definitions() -> None:
+    """Forty admissible games: L along the segment, (45) for each head, (49) by Simpson's rule, (52) with the costs."""
+    games = [game for game in map(random_game, range(150)) if game.stated < math.inf][:40]
+    outcomes = set()
+    for game in games:
+        W, T, heads = game.equilibrium, game.targets, len(game.targets)
+        L, feedback = game.smoothness, game.smoothness * game.gamma**2
+        assert game.stated == pytest.approx(1 / (1 - feedback / game.ridge))
+        norms = game.block_norms
+        assert bool((norms.diagonal() <= L * (1 + 1e-12)).all())
+        off = ~torch.eye(heads, dtype=torch.bool)
+        for t in (0.0, 0.5, 1.0):
+            assert bool((norms <= L * game.G(W + t * (T - W)).abs() * (1 + 1e-9))[off].all())  # (40)
+
+        def gradient(at: Tensor, game: QuadraticGame = game) -> Tensor:
+            leaf = at.detach().requires_grad_()
+            return torch.autograd.grad(game.distortion(leaf), leaf)[0]
+
+        middle, ends = gradient((W + T) / 2), (gradient(W), gradient(T))
+        mixed = [torch.stack([T[j] if j == i else W[j] for j in range(heads)]) for i in range(heads)]
+        D = [float(game.distortion(m)) for m in (*mixed, W, T)]
+        line = [D[-1] + float((middle[i] * (T - W)[i]).sum()) for i in range(heads)]
+        square = (
+            sum(
+                w * float(g.square().sum())
+                for w, g in zip((1, 4, 1), (ends[0], middle, ends[1]), strict=True)
+            )
+            / 6
+        )
+        limit = 2 * float(ends[1].square().sum()) + 2 * L * feedback * float((T - W).square().sum())
+        costs = sum(float(p) * d for p, d in zip(game.shares, D[:heads], strict=True))
+        costs += 0.5 * game.ridge * float(T.square().sum())
+        expected = {
+            "45": line == pytest.approx(D[:heads], rel=1e-9),
+            "49": square <= limit * (1 + 1e-9),
+            "52": costs <= (D[-1] + feedback / game.ridge * D[-2]) * (1 + 1e-9),
+        }
+        assert game.steps() == expected
+        outcomes |= set(expected.items())
+    assert {("45", False), ("49", False), ("49", True), ("52", False)} <= outcomes
+
+
 def test_the_stated_bound_and_its_condition() -> None:
     found = stated_bound(0.5, 2.0, 1.0, redundancy=0.1, compression=0.2)
     assert found.condition

@@ -8,7 +8,10 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+import diabat
 from diabat.attention.heads import HeadInteractions
+from diabat.attention.heads.coalition_tests import within_against_between
+from diabat.attention.heads.communities import communities
 from diabat.cli.app import app
 from diabat.huggingface.adapters import load_adapter
 from diabat.huggingface.loading import load_decoder
@@ -30,7 +33,7 @@ def test_every_layer_is_a_row_of_the_measurement(saved: Path, texts: Path) -> No
     model, tokenizer = load_decoder(str(saved), local_files_only=True)
     batches = batches_of(read_texts(texts, tokenizer, 32), 4)
     expected = HeadInteractions(model).measure(batches)
-    even = HeadInteractions(model).measure(batches[::2])
+    even, odd = (HeadInteractions(model).measure(batches[k::2]) for k in (0, 1))
     assert [row["layer"] for row in report["rows"]] == [0, 1, 2]
     for row in report["rows"]:
         found = expected[row["layer"]]
@@ -41,8 +44,11 @@ def test_every_layer_is_a_row_of_the_measurement(saved: Path, texts: Path) -> No
         assert found.information is not None
         assert row["total_correlation"] == pytest.approx(found.information.total_correlation)
         assert sum(row["coalition_sizes"]) == len(row["labels"]) == 6
-        assert 0 <= row["p_value"] <= 1
-    assert not torch.allclose(even[0].G, expected[0].G)
+        labels = communities(even[row["layer"]].G, diabat.sampler("tempering"))
+        assert row["labels"] == labels.tolist()
+        tested = within_against_between(odd[row["layer"]].G, labels)
+        assert row["p_value"] == pytest.approx(tested.p_value)
+        assert row["advantage"] == pytest.approx(tested.advantage)
     assert report["coalitions"] == "communities by tempering"
     assert set(report["definitions"]) == set(report["rows"][0])
 
