@@ -34,8 +34,8 @@ def rate(p_value: Callable[[int], float], count: int) -> float:
 
 
 def row(name: str, clustering: Clustering, strength: float, count: int) -> dict[str, Any]:
-    """Rates of the three tests; the permutations take half of the matrices."""
-    few = max(count // 2, 1)
+    """Rates of the three tests; the permutations take a tenth of the matrices."""
+    few = max(count // 10, 1)
 
     def same(seed: int) -> float:
         return within_against_between(G := matrix(seed, strength), clustering(G)).p_value

@@ -21,6 +21,7 @@ KINDS: dict[Callable[[Dice, Path], None], float] = {
     readers.analysis: 8,
     readers.questions: 6,
     readers.template: 6,
+    readers.texts: 6,
     checkpoints.checkpoint: 16,
     checkpoints.record: 3,
     heads.calibration: 8,

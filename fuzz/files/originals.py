@@ -128,3 +128,15 @@ def questions() -> tuple[bytes, ...]:
 def templates() -> tuple[bytes, ...]:
     """The shipped templates."""
     return tuple(path.read_bytes() for path in shipped_templates().values())
+
+
+@cache
+def texts() -> tuple[bytes, ...]:
+    """Texts as token ids in JSON lines, with and without labels."""
+    plain = (
+        {"input_ids": [1, 2, 3, 4]},
+        {"input_ids": [5, 6], "labels": [-100, 6]},
+        {"input_ids": [7, 8, 9]},
+    )
+    with_prompt = ({"input_ids": [1, 2, 3], "labels": [-100, -100, 3]},)
+    return tuple("\n".join(map(json.dumps, lines)).encode() for lines in (plain, with_prompt))

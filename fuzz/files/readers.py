@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import diabat
+from diabat.attention.heads.targets import counted_tokens
 from diabat.config.loading import load_config, make_config, to_yaml
 from diabat.config.yaml_files import parse_yaml
 from diabat.ising import Ising
 from diabat.problem_files import read_problem
 from diabat.runs.heads.question_files import read_questions
 from diabat.runs.heads.template import Skipped, read_template
+from diabat.runs.heads.texts import batches_of, read_texts
 from diabat.testing.problems import make_problem
 from fuzz.api.analytic import check_range
 from fuzz.dice import Dice
@@ -158,3 +160,13 @@ def template(dice: Dice, folder: Path) -> None:
     except Skipped:
         return
     demand("answers" in question or question["label"] in question["choices"], "label: expected a choice")
+
+
+def texts(dice: Dice, folder: Path) -> None:
+    """Texts of a head interaction: batches in which every row has a target, or a sentence with the name of the file."""
+    path = folder / "some-texts.jsonl"
+    path.write_bytes(damaged(dice, dice.pick(originals.texts()), originals.texts()))
+    with naming(path.name):
+        found = read_texts(path, None, 64)
+    for batch in batches_of(found, 2):
+        demand(bool(counted_tokens(batch).any(1).all()), "labels: expected a target in every text")
