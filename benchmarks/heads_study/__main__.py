@@ -1,0 +1,42 @@
+"""Games on the heads of a decoder trained for the purpose: dividends, calibration, surrogate fits."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.heads_study import figures, tables, workers
+from benchmarks.heads_study.pieces import STAGES, Sizes
+from benchmarks.measure import report
+from diabat.files import parse_json, read_file, replace_file, to_json
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.heads_study", description=__doc__)
+    parser.add_argument("folder", type=Path, help="for the pieces and figures; finished pieces are kept")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2, help="processes of one thread")
+    parser.add_argument("--steps", type=int, default=Sizes.steps, help="of each training")
+    parser.add_argument(
+        "--samples", type=int, default=Sizes.samples, help="of each game on the heads of a layer"
+    )
+    parser.add_argument("--json", action="store_true", help="one line of JSON per table")
+    arguments = parser.parse_args()
+    folder, sizes = arguments.folder, Sizes(steps=arguments.steps, samples=arguments.samples)
+    folder.mkdir(parents=True, exist_ok=True)
+    known = folder / "sizes.json"
+    if not known.exists():
+        replace_file(known, to_json(asdict(sizes)))
+    elif (found := parse_json(read_file(known, 1 << 16))) != asdict(sizes):
+        parser.error(f"folder: expected pieces with {asdict(sizes)}, got {found}; choose another folder")
+    with workers.started(arguments.workers) as processes:
+        for stage in STAGES:
+            processes.run(stage, arguments.seeds, folder, sizes)
+    for title, rows in tables.every(folder, arguments.seeds).items():
+        report(title, rows)
+    figures.draw(folder, arguments.seeds)
+
+
+if __name__ == "__main__":
+    main()
