@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.heads_study import figures, tables, workers
-from benchmarks.heads_study.pieces import STAGES, Sizes
+from benchmarks.heads_study.core import Sizes
+from benchmarks.heads_study.stages import STAGES
 from benchmarks.measure import report
 from diabat.files import parse_json, read_file, replace_file, to_json
 

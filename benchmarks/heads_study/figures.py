@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import fmean
 
+from benchmarks.heads_study.core import ALPHAS, BETAS, EVERY, REACHES, TARGETS
 from benchmarks.heads_study.decoder import TASKS
-from benchmarks.heads_study.pieces import ALPHAS, BETAS, EVERY, REACHES, TARGETS
 from benchmarks.heads_study.tables import grid_changes, tested
 from diabat.drawing import COLOURS, new_figure, save_figure, tidy
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from benchmarks.heads_study.core import ALPHAS, BETAS, REACHES, TARGETS, Piece, chosen
 from benchmarks.heads_study.decoder import LAYERS, TASKS
-from benchmarks.heads_study.pieces import ALPHAS, BETAS, REACHES, TARGETS, Piece, chosen
 
 Row = dict[str, Any]
 Rows = list[Row]

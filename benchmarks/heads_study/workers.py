@@ -10,7 +10,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from queue import Queue
 
-from benchmarks.heads_study.pieces import STAGES, Piece, Sizes, compute, pieces
+from benchmarks.heads_study.core import Piece, Sizes
+from benchmarks.heads_study.stages import STAGES, compute, pieces
 from diabat.progress import new_bar
 from diabat.samplers.distributed.processes import WorkerPool
 

@@ -12,8 +12,10 @@ import torch
 
 pytest.importorskip("transformers")
 
-from benchmarks.heads_study import calibrating, decoder, pieces
-from benchmarks.heads_study.pieces import Piece, Sizes, compute
+from benchmarks.heads_study import asked as asking
+from benchmarks.heads_study import calibrations, core, decoder, games, stages
+from benchmarks.heads_study.core import Piece, Sizes
+from benchmarks.heads_study.stages import compute
 from diabat.attention.games.tables import all_coalitions
 from diabat.attention.heads import Calibration, HeadCoalitions, harsanyi_dividends
 from diabat.huggingface import disable_gac, enable_gac
@@ -83,7 +85,7 @@ def test_log_odds_and_accuracy_are_those_of_the_game() -> None:
     full = torch.ones(1, decoder.HEADS, dtype=torch.bool)
     before = copy.deepcopy(model.state_dict())
     for setting in (None, calibration):
-        right, odds = calibrating.Asked(model, asked, first=1).answers(setting)
+        right, odds = asking.Asked(model, asked, first=1).answers(setting)
         if setting is not None:
             enable_gac(model, setting)
         v = HeadCoalitions(model, samples, layer=2).sample_values(full)[:, 0]
@@ -100,7 +102,7 @@ def test_calibration_of_every_head_is_applied() -> None:
     torch.manual_seed(1)
     model = decoder.decoder().eval()
     asked = decoder.questions("retrieval", "known", 10, seed=1)
-    answers = calibrating.Asked(model, asked).answers
+    answers = asking.Asked(model, asked).answers
     off = answers()[1]
     torch.testing.assert_close(answers(Calibration({0: tuple(range(8))}))[1], off, atol=1e-4, rtol=0)
     assert (answers(Calibration({0: ()}))[1] - off).abs().max() > 0.01
@@ -110,7 +112,7 @@ def test_calibration_of_every_head_is_applied() -> None:
 def test_paired_differences() -> None:
     old = torch.tensor([True, False, False, True]), torch.tensor([1.0, 2.0, 3.0, 4.0])
     new = torch.tensor([True, True, True, False]), torch.tensor([2.0, 2.0, 3.0, 5.0])
-    row = calibrating.compared(old, new)
+    row = asking.compared(old, new)
     assert (row["accuracy"], row["accuracy change"]) == (75.0, 25.0)
     assert row["v"] == 3.0
     assert row["v change"] == 0.5
@@ -119,11 +121,11 @@ def test_paired_differences() -> None:
 
 
 def test_random_groups_are_different_of_equal_size_and_never_the_salient_one() -> None:
-    alone = calibrating.random_groups({3: (5,)}, 20, seed=0)
+    alone = asking.random_groups({3: (5,)}, 20, seed=0)
     assert alone == [{3: (k,)} for k in range(8) if k != 5]
     salient = {layer: (layer,) for layer in range(5)} | {5: (1, 6)}
-    found = calibrating.random_groups(salient, 20, seed=0)
-    assert found == calibrating.random_groups(salient, 20, seed=0)
+    found = asking.random_groups(salient, 20, seed=0)
+    assert found == asking.random_groups(salient, 20, seed=0)
     assert len({str(group) for group in found}) == 20
     assert all(
         {k: len(v) for k, v in group.items()} == {0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 5: 2} for group in found
@@ -136,7 +138,7 @@ def test_explained_variance_of_games_that_are_known() -> None:
     s = 2 * coalitions.double() - 1
     linear = s @ torch.arange(1.0, 9.0, dtype=torch.float64)
     pairs = linear + 3 * s[:, 0] * s[:, 5]
-    found = pieces._explained(coalitions, torch.stack((linear, pairs)), seed=0)
+    found = games.explained(coalitions, torch.stack((linear, pairs)), seed=0)
     assert found["R² linear, samples"][0] == pytest.approx(1, abs=1e-6)
     assert found["R² linear, samples"][1] < 0.99
     assert found["R² pairs, samples"] == pytest.approx([1, 1], abs=1e-6)
@@ -147,7 +149,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the decoder, after two steps, and games and grid of one task and seed."""
     folder: Path = tmp_path_factory.mktemp("study")
     wanted = [Piece("decoder", 0)]
-    wanted += [piece for piece in pieces.pieces("dividends", 1) if piece.task == "retrieval"]
+    wanted += [piece for piece in stages.pieces("dividends", 1) if piece.task == "retrieval"]
     for piece in wanted:
         compute(piece, folder, TINY, lambda steps: None)
     return folder
@@ -156,8 +158,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_dividends_of_a_piece_are_those_of_its_table(trained: Path) -> None:
     piece = Piece("dividends", 0, "retrieval", "4")
     found = piece.read(trained)
-    model = pieces._model(trained, 0)
-    table = HeadCoalitions(model, pieces._samples(piece, TINY.samples), layer=4).table()
+    model = core.load_model(trained, 0)
+    table = HeadCoalitions(model, core.samples_of(piece, TINY.samples), layer=4).table()
     w = harsanyi_dividends(table - table[0])
     top = int(w.argmax())
     assert found["players"] == [k for k in range(8) if top >> k & 1]
@@ -169,16 +171,17 @@ def test_dividends_of_a_piece_are_those_of_its_table(trained: Path) -> None:
 def test_a_row_of_the_grid_is_a_direct_evaluation(
     trained: Path, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "ALPHAS", (0.05,))
-    monkeypatch.setattr(pieces, "BETAS", (0.3, 0.9))
+    for module in (calibrations, stages):
+        monkeypatch.setattr(module, "ALPHAS", (0.05,))
+        monkeypatch.setattr(module, "BETAS", (0.3, 0.9))
     piece, steps = Piece("grid", 0, "retrieval", target), list[int]()
     compute(piece, trained, TINY, steps.append)
     rows: list[dict[str, Any]] = piece.read(trained)["rows"]
-    assert len(rows) == sum(steps) == pieces.STAGES["grid"][1](TINY)
+    assert len(rows) == sum(steps) == stages.STAGES["grid"][1](TINY)
     (row,) = (row for row in rows if (row["reach"], row["beta"], row["kind"]) == ("longer", 0.3, "salient"))
-    model = pieces._model(trained, 0)
-    asked = decoder.questions("retrieval", "longer", TINY.validation, pieces._seed(pieces._VALIDATION, 0))
-    enable_gac(model, Calibration(pieces.salient_groups(trained, piece), 0.05, 0.3))
+    model = core.load_model(trained, 0)
+    asked = decoder.questions("retrieval", "longer", TINY.validation, core.seed_of(core.VALIDATION, 0))
+    enable_gac(model, Calibration(core.salient_groups(trained, piece), 0.05, 0.3))
     values, right = [], []
     for part in asked:
         with torch.no_grad():
@@ -191,6 +194,6 @@ def test_a_row_of_the_grid_is_a_direct_evaluation(
 
 
 def test_questions_of_different_purposes_differ() -> None:
-    seeds = [pieces._seed(purpose, seed) for purpose in range(1, 5) for seed in range(3)]
+    seeds = [core.seed_of(purpose, seed) for purpose in range(1, 5) for seed in range(3)]
     drawn = [decoder.questions("retrieval", "known", 30, seed)[-1].tokens for seed in seeds]
     assert all(not torch.equal(a, b) for k, a in enumerate(drawn) for b in drawn[:k])
