@@ -7,13 +7,14 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
+from multiprocessing.managers import SyncManager
 from pathlib import Path
 from queue import Queue
 
 from benchmarks.heads_study.core import Piece, Sizes
 from benchmarks.heads_study.stages import STAGES, compute, pieces
 from diabat.progress import new_bar
-from diabat.samplers.distributed.processes import WorkerPool
+from diabat.samplers.distributed.processes import WorkerPool, begin_worker
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ def started(count: int) -> Iterator[Workers]:
     """Worker processes, which end with the block and with this process."""
     pool = WorkerPool(count)
     try:
-        with get_context("spawn").Manager() as manager:
+        manager = SyncManager(ctx=get_context("spawn"))
+        manager.start(begin_worker)  # it would outlive a program that is killed
+        with manager:
             yield Workers(pool, manager.Queue())
     finally:
         pool.kill()

@@ -22,7 +22,7 @@ class WorkerPool(ProcessPoolExecutor):
 
     def __init__(self, workers: int) -> None:
         self._spawn = _Spawn()
-        super().__init__(workers, mp_context=self._spawn, initializer=_begin)
+        super().__init__(workers, mp_context=self._spawn, initializer=begin_worker)
 
     @property
     def processes(self) -> tuple[SpawnProcess, ...]:
@@ -62,8 +62,8 @@ class _Spawn(SpawnContext):
         return process
 
 
-def _begin() -> None:
-    """Initialise a worker."""
+def begin_worker() -> None:
+    """Initialise a process of one thread that ends with its parent."""
     # Ctrl-C in a terminal reaches all processes; the parent stops its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
