@@ -1,16 +1,38 @@
-"""Hugging Face models: attention that is calibrated by what games on its heads say.
+"""Hugging Face models: attention that is calibrated by what games on its heads say, and training with GAME-LoRA.
 
 With transformers installed (the extra ``hf``), importing this package registers ``attn_implementation="gac"``.
 """
 
 from importlib.util import find_spec
+from typing import Any
 
 from diabat.huggingface.attention import register_gac
 from diabat.huggingface.enabling import disable_gac, enable_gac
+from diabat.huggingface.game_loss import GameLoss
+from diabat.huggingface.game_options import GameOptions
+from diabat.huggingface.game_trainer import GameMixin, game_trainer
 from diabat.huggingface.state import load_gac, read_gac, save_gac
 
-__all__ = ["disable_gac", "enable_gac", "load_gac", "read_gac", "register_gac", "save_gac"]
+__all__ = [
+    "GameLoss",
+    "GameMixin",
+    "GameOptions",
+    "GameTrainer",
+    "disable_gac",
+    "enable_gac",
+    "load_gac",
+    "read_gac",
+    "register_gac",
+    "save_gac",
+]
 
 # Without it the functions name the extra; the modules can be imported.
 if find_spec("transformers") is not None:
     register_gac()
+
+
+def __getattr__(name: str) -> Any:
+    """``GameTrainer``, which is a class of transformers, made on first use."""
+    if name == "GameTrainer":
+        return game_trainer()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
