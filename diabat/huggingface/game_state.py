@@ -1,4 +1,4 @@
-"""State of GAME-LoRA beside the checkpoints of a trainer: numbers and names only, with a checksum, written atomically."""
+"""State of GAME-LoRA in the checkpoints of a trainer: JSON with a checksum, written atomically."""
 
 from __future__ import annotations
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
+from diabat.attention.heads.targets import IGNORED
 from diabat.checks import ArgumentError
 from diabat.extras import extra
 from diabat.huggingface.game_loss import GameLoss
@@ -18,16 +19,8 @@ from diabat.huggingface.game_options import GameOptions
 from diabat.huggingface.game_state import read_state, write_state
 from diabat.samplers.base import UnsupportedError
 
-# The mixin calls the Trainer that stands behind it.
-if TYPE_CHECKING:
-    _Base: Any = object
-else:
-    _Base = object
 
-_IGNORED = -100
-
-
-class GameMixin(_Base):
+class GameMixin:
     """Put before a class that is a Trainer: ``class GameSFTTrainer(GameMixin, SFTTrainer): pass``.
 
     The loss that is logged, and compared between runs, is the cross-entropy; the losses on heads, Γ and the weights of
@@ -47,16 +40,26 @@ class GameMixin(_Base):
     """
 
     game: GameLoss
+    # Those of the Trainer that stands behind the mixin.
+    args: Any
+    model: Any
+    accelerator: Any
+    model_init: Any
+    compute_loss_func: Any
+    current_gradient_accumulation_steps: int
+    loss_is_scaled_for_ga: bool | None
+    model_accepts_loss_kwargs: bool
 
     def __init__(self, *args: Any, game: GameOptions, **kwargs: Any) -> None:
         if not isinstance(game, GameOptions):
             raise ArgumentError("game", f"expected GameOptions, got {type(game).__name__}.")
-        super().__init__(*args, **kwargs)
+        base: Any = super()
+        base.__init__(*args, **kwargs)
         _check_trainer(self)
         self.game = GameLoss(
             self.model, game, total_steps=1
         )  # the number of steps is known when training begins
-        self.add_callback(_callback(self))
+        base.add_callback(_callback(self))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train as the Trainer does; the state of the game is restored together with the checkpoint.
@@ -70,7 +73,8 @@ class GameMixin(_Base):
             folder = extra("transformers.trainer_utils").get_last_checkpoint(self.args.output_dir)
         if folder:
             self.game.load_state_dict(read_state(Path(folder)))
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        base: Any = super()
+        return base.train(resume_from_checkpoint, *args, **kwargs)
 
     def compute_loss(
         self,
@@ -80,14 +84,15 @@ class GameMixin(_Base):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """Cross-entropy of the Trainer, with the gradient of the game while the model is in training."""
+        base: Any = super()
         if not model.training:
-            return super().compute_loss(
+            return base.compute_loss(
                 model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
             )
         _check_targets(inputs, num_items_in_batch)
         # The Trainer may change the mapping, for example take the labels out.
         with self.game.capture(dict(inputs)):
-            found = super().compute_loss(
+            found = base.compute_loss(
                 model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
             )
         cross_entropy, *rest = found if return_outputs else (found,)
@@ -104,7 +109,8 @@ class GameMixin(_Base):
         """Add the values of the game to those of training."""
         if "loss" in logs:
             logs |= self.game.metrics()
-        super().log(logs, *args, **kwargs)
+        base: Any = super()
+        base.log(logs, *args, **kwargs)
 
     def _is_scaled(self, num_items_in_batch: Tensor | int | None) -> bool:
         """Whether training_step takes the loss as the part of a micro-batch in that of the step."""
@@ -193,6 +199,6 @@ def _check_targets(inputs: dict[str, Any], num_items_in_batch: Tensor | int | No
         count = int(num_items_in_batch)
     else:
         shifted = labels if "shift_labels" in inputs else labels[..., 1:]
-        count = int(shifted.ne(_IGNORED).sum())
+        count = int(shifted.ne(IGNORED).sum())
     if count == 0:
-        raise ArgumentError("labels", f"expected one target or more in the batch, got {_IGNORED} everywhere.")
+        raise ArgumentError("labels", f"expected one target or more in the batch, got {IGNORED} everywhere.")

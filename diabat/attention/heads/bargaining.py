@@ -64,7 +64,7 @@ def nash_weights(gramian: Tensor) -> Bargain:
     active = np.flatnonzero(matrix.diagonal() > 0)
     if not len(active):
         raise ArgumentError("gramian", "expected a task with a gradient, got zero for all.")
-    norms = np.sqrt(matrix.diagonal()[active])
+    norms: np.ndarray = matrix.diagonal()[active] ** 0.5
     cosines = matrix[np.ix_(active, active)] / np.outer(norms, norms)
     found, residual, steps = _solve((cosines + cosines.T) / 2)
     weights, opposed = np.zeros(len(matrix)), None
@@ -72,8 +72,8 @@ def nash_weights(gramian: Tensor) -> Bargain:
         weights[active] = found / norms
     else:
         weights[active[0]] = 1 / norms[0]
-        least = np.unravel_index(np.argmin(cosines), cosines.shape)
-        opposed = (int(active[min(least)]), int(active[max(least)]))
+        first, second = sorted(divmod(int(cosines.argmin()), len(active)))
+        opposed = (int(active[first]), int(active[second]))
     return Bargain(torch.from_numpy(weights), residual, steps, opposed)
 
 
@@ -88,7 +88,7 @@ def _solve(cosines: np.ndarray) -> tuple[np.ndarray, float, int]:
         # In units of a, where the Hessian of the barrier is the identity.
         hessian = cosines * np.outer(a, a) + np.eye(len(a))
         move = np.linalg.solve(hessian, a * gradient)
-        decrement = float(np.sqrt(max(move @ (a * gradient), 0.0)))
+        decrement = float(max(move @ (a * gradient), 0.0) ** 0.5)
         # 1 / (1 + decrement) keeps a self-concordant function inside its domain; near the optimum full steps.
         a = a * (1 - (move if decrement < 0.25 else move / (1 + decrement)))
         if a.max() > _DIVERGED:
