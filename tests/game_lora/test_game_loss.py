@@ -19,11 +19,12 @@ from . import adapted as tiny
 
 pytest.importorskip("peft", reason="the extra 'hf' is not installed")
 
-LAYER, PLAIN = 1, {"warmup": 0.0, "cooldown": 1.0, "total_steps": 10}
+LAYER = 1
 
 
 def options(**changes: Any) -> GameOptions:
-    return GameOptions(**{"layers": [LAYER], "warmup": 0.0, "cooldown": 1.0} | changes)
+    defaults: dict[str, Any] = {"layers": [LAYER], "warmup": 0.0, "cooldown": 1.0}
+    return GameOptions(**defaults | changes)
 
 
 def trained(**changes: Any) -> Any:

@@ -30,7 +30,8 @@ pytestmark = [
 
 
 def options(**changes: Any) -> GameOptions:
-    return GameOptions(**{"layers": [1]} | changes)
+    defaults: dict[str, Any] = {"layers": [1]}
+    return GameOptions(**defaults | changes)
 
 
 def logged(trainer: Any) -> list[dict[str, float]]:
@@ -118,7 +119,7 @@ def test_a_loss_that_is_a_mean_is_accumulated_alike(tmp_path: Path) -> None:
     "changes", [{"nash_every": 2, "rho": "last_step"}, {"combination": "sum", "rho": "last_step"}, {}]
 )
 def test_a_resumed_run_is_an_uninterrupted_one(tmp_path: Path, changes: dict[str, Any]) -> None:
-    dropout = {"lora_dropout": 0.1}
+    dropout: dict[str, Any] = {"lora_dropout": 0.1}
     whole = tiny.trainer(
         tmp_path / "a",
         tiny.adapted(**dropout),
@@ -202,7 +203,7 @@ def test_two_processes_agree_with_each_other_and_with_one(tmp_path: Path, kind: 
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     root = Path(__file__).parents[1]
-    found = {}
+    found: dict[str, Any] = {}
     for name, size, launcher in (
         ("two", 4, ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]),
         ("one", 8, []),

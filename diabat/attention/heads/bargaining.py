@@ -5,6 +5,7 @@ Source: Navon et al., "Multi-Task Learning as a Bargaining Game" (2022), claim 3
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,7 +66,7 @@ def nash_weights(gramian: Tensor) -> Bargain:
     if not len(active):
         raise ArgumentError("gramian", "expected a task with a gradient, got zero for all.")
     norms: np.ndarray = matrix.diagonal()[active] ** 0.5
-    cosines = matrix[np.ix_(active, active)] / np.outer(norms, norms)
+    cosines: np.ndarray = matrix[np.ix_(active, active)] / np.outer(norms, norms)
     found, residual, steps = _solve((cosines + cosines.T) / 2)
     weights, opposed = np.zeros(len(matrix)), None
     if np.isfinite(residual):
@@ -88,7 +89,7 @@ def _solve(cosines: np.ndarray) -> tuple[np.ndarray, float, int]:
         # In units of a, where the Hessian of the barrier is the identity.
         hessian = cosines * np.outer(a, a) + np.eye(len(a))
         move = np.linalg.solve(hessian, a * gradient)
-        decrement = float(max(move @ (a * gradient), 0.0) ** 0.5)
+        decrement = math.sqrt(max(float(move @ (a * gradient)), 0.0))
         # 1 / (1 + decrement) keeps a self-concordant function inside its domain; near the optimum full steps.
         a = a * (1 - (move if decrement < 0.25 else move / (1 + decrement)))
         if a.max() > _DIVERGED:
