@@ -18,6 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from diabat.attention.heads.bargaining import nash_weights
+from diabat.attention.heads.coupling import (
+    coupling_of_sums,
+    gradient_sums,
+    interaction,
+    weight_coupling,
+)
 from diabat.attention.heads.outputs import HeadOutputs
 from diabat.attention.heads.schedule import RunningScale, three_phases
 from diabat.attention.heads.targets import counted_tokens
@@ -30,9 +36,6 @@ from diabat.huggingface.game_tasks import (
     Seen,
     barrier,
     batch_losses,
-    cosines,
-    gradient_products,
-    weight_cosines,
 )
 from diabat.samplers.base import UnsupportedError
 
@@ -181,11 +184,6 @@ class GameLoss:
             ArgumentError: The gradients at the heads were not finite.
         """
         self._products |= self._mean_sums()
-        for layer, products in self._products.items():
-            if not torch.isfinite(products).all():
-                raise ArgumentError(
-                    "loss", f"expected finite gradients at the heads of layer {layer}, got NaN or infinity."
-                )
         self._scale.finish()
         for name, values in self._values.items():
             self._log[name].append(sum(values))
@@ -244,18 +242,25 @@ class GameLoss:
         return self.options.rho == "fresh" or not self._products
 
     def _add_products(self, layer: int, gradient: Tensor, mask: Tensor | None) -> None:
-        products = gradient_products(gradient, self._heads.projections[layer].heads, mask)
+        rows = gradient.detach().unflatten(-1, (self._heads.projections[layer].heads, -1))  # [B, T, H, d]
+        products = gradient_sums(rows if mask is None else rows[mask])
         self._sums[layer] = self._sums[layer] + products if layer in self._sums else products
 
     def _mean_sums(self) -> dict[int, Tensor]:
         """Products of the step so far, over all processes."""
-        return {layer: mean_over_ranks(products) for layer, products in sorted(self._sums.items())}
+        found = {layer: mean_over_ranks(products) for layer, products in sorted(self._sums.items())}
+        for layer, products in found.items():
+            if not torch.isfinite(products).all():
+                raise ArgumentError(
+                    "loss", f"expected finite gradients at the heads of layer {layer}, got NaN or infinity."
+                )
+        return found
 
     def _couplings(self) -> dict[int, Tensor]:
         """G = ω ∘ ρ by layer, [H, H], differentiable in the projections."""
         products = self._mean_sums() if self._fresh() else self._products
         return {
-            layer: weight_cosines(self._heads.slices(layer)) * cosines(products[layer])
+            layer: interaction(weight_coupling(self._heads.slices(layer)), coupling_of_sums(products[layer]))
             for layer in self._heads.projections
         }
 

@@ -1,4 +1,4 @@
-"""The losses of GAME-LoRA of one forward pass, and the coupling of heads that they are made of."""
+"""The losses of GAME-LoRA on what one forward pass left behind."""
 
 from __future__ import annotations
 
@@ -36,41 +36,6 @@ class Seen:
     mask: Tensor | None
     logits: Tensor | None
     targets: Tensor | None
-
-
-def gradient_products(gradient: Tensor, heads: int, mask: Tensor | None) -> Tensor:
-    """N_ij = Σ_t ⟨g_i(t), g_j(t)⟩ over the tokens that count, float64 [H, H].
-
-    Args:
-        gradient: ∂CE/∂o, [B, T, H d].
-        heads: H.
-        mask: bool [B, T]; None for all tokens.
-    """
-    rows = gradient.detach().flatten(0, 1)  # [B T, H d]
-    if mask is not None:
-        rows = rows * mask.flatten()[:, None]
-    # The largest entry is taken out first: gradients of a mean over many tokens have tiny squares.
-    rows = rows.float()
-    scale = rows.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
-    by_head = (rows / scale).unflatten(-1, (heads, -1)).transpose(0, 1).flatten(1)  # [H, B T d]
-    return (by_head @ by_head.T).double() * scale.double() ** 2
-
-
-def cosines(products: Tensor) -> Tensor:
-    """ρ_ij = N_ij / √(N_ii N_jj), [H, H]; the row of a zero vector is that of the identity."""
-    norms = products.diagonal().clamp(min=0).sqrt()
-    present = norms > 0
-    scale = torch.where(present, norms, torch.ones_like(norms))
-    found = products / scale[:, None] / scale
-    identity = torch.eye(len(norms), dtype=found.dtype, device=found.device)
-    both = present[:, None] & present
-    return torch.where(both & ~identity.bool(), found, identity)
-
-
-def weight_cosines(slices: Tensor) -> Tensor:
-    """ω_ij = ⟨W_i, W_j⟩_F / (‖W_i‖ ‖W_j‖) (eq. 4) of slices [H, hidden, d], differentiable, [H, H]."""
-    flat = slices.flatten(1).to(torch.promote_types(slices.dtype, torch.float32))
-    return cosines((flat @ flat.T).double())
 
 
 def barrier(options: GameOptions, couplings: Mapping[int, Tensor]) -> Tensor:

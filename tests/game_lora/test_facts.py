@@ -13,7 +13,7 @@ WORLD = World(entities=6, relations=3, values=4, facts=3)
 
 
 def test_documents_follow_the_law_of_the_probes() -> None:
-    """Counts behind each pair in 20,000 documents against y*, each within 5 standard errors (18 comparisons: alpha about 1e-5)."""
+    """Counts behind each pair in 20,000 documents against y*, within 5 standard errors (18 comparisons, alpha 1e-5)."""
     world = World(entities=4, relations=2, values=3, unseen=0.25, probabilistic=0.25, noted=0.0, facts=4)
     counts = np.zeros((4, 2, 3))
     for row in documents(world, 20_000, seed=3):
@@ -38,7 +38,9 @@ def test_notes_override_for_the_rest_of_the_document() -> None:
         if tokens[1] == NOTE:
             found += 1
             noted = tokens[2:5]
-            stated = [tokens[i : i + 3] for i in range(6, WORLD.length - 2, 4) if tokens[i : i + 2] == noted[:2]]
+            stated = [
+                tokens[i : i + 3] for i in range(6, WORLD.length - 2, 4) if tokens[i : i + 2] == noted[:2]
+            ]
             assert stated
             assert all(s == noted for s in stated)
     assert 60 <= found <= 120

@@ -64,7 +64,8 @@ class World:
                 raise ArgumentError(name, f"expected a number in 0 .. 1, got {getattr(self, name)!r}.")
         if self.unseen + self.probabilistic >= 1:
             raise ArgumentError(
-                "unseen", f"expected less than 1 together with probabilistic, got {self.unseen + self.probabilistic}."
+                "unseen",
+                f"expected less than 1 together with probabilistic, got {self.unseen + self.probabilistic}.",
             )
 
     @property
@@ -122,28 +123,30 @@ class World:
         return kinds.reshape(shape), first, second
 
 
-def documents(world: World, count: int, seed: int) -> list[dict[str, Tensor]]:
+def documents(
+    world: World, count: int, seed: int, pairs: np.ndarray | None = None
+) -> list[dict[str, Tensor]]:
     """Documents as examples for a Trainer: ``input_ids``, ``attention_mask``, ``labels``, each int64 [length].
 
-    Each states facts drawn from all pairs that are not unseen.  With probability ``noted`` it begins with
+    Each states facts drawn from ``pairs`` [N, 2], by default all that are not unseen.  With probability ``noted`` it begins with
     "note entity relation value ." of a random value, and states that pair again, with this value, at a random place.
     """
     check_count("count", count)
     random = np.random.default_rng([seed, 1])
-    known = np.concatenate([world.pairs("seen"), world.pairs("probabilistic")])
+    known = np.concatenate([world.pairs("seen"), world.pairs("probabilistic")]) if pairs is None else pairs
     laws = world.laws()
     found = []
     for _ in range(count):
-        pairs = known[random.integers(len(known), size=world.facts)]
-        drawn = [int(random.choice(world.values, p=laws[e, r])) for e, r in pairs]
+        stated = known[random.integers(len(known), size=world.facts)]
+        drawn = [int(random.choice(world.values, p=laws[e, r])) for e, r in stated]
         tokens = [BEGIN]
         if random.random() < world.noted:
-            e, r = pairs[random.integers(world.facts)]
+            e, r = stated[random.integers(world.facts)]
             other = int(random.integers(world.values))
             tokens += [NOTE, *_statement(world, e, r, other)]
-            same = (pairs == (e, r)).all(1)
+            same = (stated == (e, r)).all(1)
             drawn = [other if is_same else value for value, is_same in zip(drawn, same, strict=True)]
-        for (e, r), value in zip(pairs, drawn, strict=True):
+        for (e, r), value in zip(stated, drawn, strict=True):
             tokens += _statement(world, e, r, value)
         found.append(_example(tokens, world.length))
     return found
