@@ -31,6 +31,7 @@ LAYER = 2  # (19 + 1) / 24 of the depth
 WORLD = World()
 PRETRAINING, BATCH = 1500, 32
 DELTA = 0.5
+SHOWN = ("old", "new", "unseen", "contradicted", "probabilistic")
 TWINS: Mapping[str, Any] = {"losses": ["abt"]}
 ARMS: Mapping[str, Mapping[str, Any]] = {
     "plain": {"losses": []},
@@ -194,9 +195,10 @@ def table(results: Mapping[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
             return f"{statistics.mean(values):.3g}{spread}"
 
         rows.append({
-            "arm": arm, "seeds": len(found), "Γ": show(lambda x: x["gamma"]), "Γ'": show(lambda x: x["gamma_invariant"]),
+            "arm": arm, "seeds": len(found),
+            "Γ": show(lambda x: x["gamma"]), "Γ'": show(lambda x: x["gamma_invariant"]),
             "TC": show(lambda x: x["tc"]), "diag": show(lambda x: x["diagonal"]), "text": show(lambda x: x["text"]),
-            **{f"E {k}": show(lambda x, k=k: x["E"][k]) for k in ("old", "new", "unseen", "contradicted", "probabilistic")},
+            **{f"E {kind}": show(lambda x, kind=kind: x["E"][kind]) for kind in SHOWN},
             "Pr unseen": show(lambda x: x["Pr"]["unseen"]),
             "pairs up": show(_risen),
             "s": show(lambda x: x.get("seconds", 0.0)),

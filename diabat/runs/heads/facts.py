@@ -128,8 +128,8 @@ def documents(
 ) -> list[dict[str, Tensor]]:
     """Documents as examples for a Trainer: ``input_ids``, ``attention_mask``, ``labels``, each int64 [length].
 
-    Each states facts drawn from ``pairs`` [N, 2], by default all that are not unseen.  With probability ``noted`` it begins with
-    "note entity relation value ." of a random value, and states that pair again, with this value, at a random place.
+    Each states facts drawn from ``pairs`` [N, 2], by default all that are not unseen.  With probability ``noted`` it
+    begins with "note entity relation value ." of a random value, and states that pair again with this value.
     """
     check_count("count", count)
     random = np.random.default_rng([seed, 1])
