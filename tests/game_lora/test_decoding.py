@@ -1,0 +1,68 @@
+"""Baselines that act on decoding, against transformers and by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from diabat.checks import ArgumentError
+from diabat.huggingface.decoding import ActivationDecoding, context_aware
+
+from . import adapted as tiny
+
+pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+
+
+def test_context_aware_scores_are_those_that_transformers_generates_by() -> None:
+    model = tiny.decoder().eval()
+    whole = torch.randint(3, tiny.VOCABULARY, (1, 9), generator=torch.Generator().manual_seed(0))
+    question = whole[:, 5:]
+    generated = model.generate(
+        whole, max_new_tokens=5, do_sample=False, guidance_scale=1.5, negative_prompt_ids=question
+    )[0, 9:]
+    with torch.no_grad():
+        for step, token in enumerate(generated):
+            more = generated[None, :step]
+            logits = [model(torch.cat([ids, more], 1)).logits[:, -1] for ids in (whole, question)]
+            assert context_aware(*logits).argmax() == token
+
+
+def test_context_aware_by_hand() -> None:
+    a, b = torch.tensor([0.0, 0.0]), torch.tensor([0.0, torch.tensor(3.0).log()])
+    wanted = 1.5 * torch.tensor([0.5, 0.5]).log() - 0.5 * torch.tensor([0.25, 0.75]).log()
+    torch.testing.assert_close(context_aware(a, b), wanted)
+    with pytest.raises(ArgumentError, match="without_context: expected"):
+        context_aware(a, torch.zeros(3))
+    with pytest.raises(ArgumentError, match="alpha: expected a finite number >= 0, got -1"):
+        context_aware(a, b, -1)
+
+
+def test_activation_decoding_takes_the_entropy_of_middle_layers() -> None:
+    model = tiny.decoder().eval()
+    prompt = {k: v for k, v in tiny.batch(3, padding=4).items() if k != "labels"}
+    found = ActivationDecoding(model, prompt)
+    with torch.no_grad():
+        states = model(**prompt, output_hidden_states=True).hidden_states[2]  # behind block 1 of 0 .. 2
+        p = model.lm_head(model.model.norm(states)).double().softmax(-1)
+    by_token = -(p * p.log()).sum(-1)
+    mask = prompt["attention_mask"].bool()
+    wanted = torch.stack([row[seen].mean() for row, seen in zip(by_token, mask, strict=True)])
+    torch.testing.assert_close(found.entropy, wanted)
+    middle = float(wanted.sort().values[1:].mean())
+    some = ActivationDecoding(model, prompt, threshold=middle, sharpness=0.5)
+    assert some.temperature.tolist() == [0.5 if h < middle else 1.0 for h in wanted.tolist()]
+    scores = torch.randn(3, 7)
+    torch.testing.assert_close(some(prompt["input_ids"], scores), scores / some.temperature[:, None].float())
+    # What is most probable stays so.
+    assert some(prompt["input_ids"], scores).argmax(1).equal(scores.argmax(1))
+
+
+def test_refusals() -> None:
+    model = tiny.decoder()
+    prompt = {"input_ids": torch.ones(2, 4, dtype=torch.int64)}
+    with pytest.raises(ArgumentError, match=r"sharpness: expected a number in \[0, 1\), got 1.0"):
+        ActivationDecoding(model, prompt, sharpness=1.0)
+    with pytest.raises(ArgumentError, match=r"layers: expected layers in 0 .. 1, got \[5\]"):
+        ActivationDecoding(model, prompt, layers=[5])
+    with pytest.raises(ArgumentError, match="scores: expected 2 rows, got 4; use no beams"):
+        ActivationDecoding(model, prompt)(prompt["input_ids"], torch.zeros(4, 3))
