@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from diabat.cli import app
 from diabat.config import load_config
+from diabat.config.game import load_game_config
 from diabat.config.loading import make_config
 from diabat.config.yaml_files import parse_yaml
 from diabat.samplers import available_backends
@@ -159,6 +160,8 @@ def test_commands_parse(place: str, line: str, tmp_path: Path, monkeypatch: pyte
     config = values.get("config")
     if config and "/" not in config:  # else the folder of a run
         load_config(config, values["overrides"] or ())
+    if values.get("training"):
+        load_game_config(values["training"], values["overrides"] or ())
     if values.get("sampler"):
         assert values["sampler"] in available_backends()
 

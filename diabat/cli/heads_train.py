@@ -11,7 +11,7 @@ from diabat.cli.arguments import JsonOption, OverridesArgument, ProgressOption, 
 from diabat.cli.failures import importing
 from diabat.cli.output import print_json
 
-ConfigArgument = Annotated[
+TrainingArgument = Annotated[
     str,
     typer.Argument(
         metavar="CONFIG", help="A YAML file, or the name of a shipped training: game-lora, plain-lora."
@@ -23,7 +23,7 @@ OfflineOption = Annotated[bool, typer.Option("--offline", help="Use models on th
 
 
 def train_heads(
-    config: ConfigArgument,
+    training: TrainingArgument,
     overrides: OverridesArgument = None,
     output: OutputOption = None,
     resume: ResumeOption = False,
@@ -37,12 +37,10 @@ def train_heads(
     """
     with importing():
         from diabat.config.game import load_game_config
-        from diabat.runs.heads import training
+        from diabat.runs.heads.training import train_heads as train
 
-    resolved = load_game_config(config, [*(overrides or []), *as_overrides({"output": output})])
-    found = training.train_heads(
-        resolved, resume=resume, local_files_only=offline, progress=progress and not as_json
-    )
+    resolved = load_game_config(training, [*(overrides or []), *as_overrides({"output": output})])
+    found = train(resolved, resume=resume, local_files_only=offline, progress=progress and not as_json)
     if as_json:
         print_json(found)
     else:

@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from typer.testing import CliRunner
 
 from diabat.checks import ArgumentError
-from diabat.cli import heads_train
-from diabat.cli.app import _Group
+from diabat.cli import app
 from diabat.config.errors import ConfigError
 from diabat.config.game import game_config_yaml, load_game_config, shipped_trainings
 from diabat.runs.heads.packed_texts import training_examples
@@ -30,13 +28,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:torch.*"),
 ]
 
-app = typer.Typer(cls=_Group, rich_markup_mode=None)
-app.command("train")(heads_train.train_heads)
-app.command("other")(lambda: None)
-
 
 def run(*arguments: Any) -> Any:
-    return CliRunner().invoke(app, ["train", *map(str, arguments)])
+    return CliRunner().invoke(app, ["heads", "train", *map(str, arguments)])
 
 
 @pytest.fixture
