@@ -84,7 +84,7 @@ def base_model(folder: Path) -> Any:
 def run(folder: Path, arm: str, seed: int, steps: int) -> dict[str, Any]:
     """Fine-tune with one set of losses, and measure."""
     from peft import LoraConfig, get_peft_model
-    from transformers import TrainerCallback, TrainingArguments
+    from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
     from diabat.huggingface import GameOptions, GameTrainer
 
@@ -117,6 +117,7 @@ def run(folder: Path, arm: str, seed: int, steps: int) -> dict[str, Any]:
                 callbacks=[Traces()],
                 game=GameOptions(layers=[LAYER], **dict(ARMS[arm])),
             )
+            trainer.remove_callback(PrinterCallback)
             start = time.monotonic()
             trainer.train()
             before = {

@@ -148,6 +148,8 @@ def _callback(trainer: Any) -> Any:
     class GameCallback(extra("transformers").TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             trainer.game.total_steps = state.max_steps
+            if state.global_step == 0:  # also after a smaller batch size was tried
+                trainer.game.reset()
             if trainer.game.steps != state.global_step:
                 raise ArgumentError(
                     "resume_from_checkpoint",

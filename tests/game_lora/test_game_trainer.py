@@ -157,6 +157,23 @@ def test_bfloat16_runs(tmp_path: Path) -> None:
         assert a["game/ldb"] == pytest.approx(b["game/ldb"], rel=0.1, abs=0.02)
 
 
+def test_frozen_weights_in_bfloat16_and_fused_projections(tmp_path: Path) -> None:
+    """GPT-2 has one module for queries, keys and values, and transposed weights."""
+    import transformers as t
+
+    frozen = tiny.adapted(tiny.decoder().to(torch.bfloat16))
+    tiny.trainer(tmp_path, frozen, tiny.rows(16), options(), bf16=True, max_steps=2).train()
+    config = t.GPT2Config(
+        vocab_size=tiny.VOCABULARY, n_embd=32, n_layer=3, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2
+    )  # fmt: skip
+    fused = tiny.adapted(t.GPT2LMHeadModel(config), targets=("c_attn", "attn.c_proj"), fan_in_fan_out=True)
+    before = tiny.adapters(fused)
+    trainer = tiny.trainer(tmp_path, fused, tiny.rows(16), options(), max_steps=2)
+    trainer.train()
+    assert tiny.gap(before, tiny.adapters(fused)) > 0
+    assert 0 < logged(trainer)[1]["game/gamma"] < 4
+
+
 @pytest.mark.parametrize("changes", [{}, {"combination": "sum"}, {"combination": "sum", "rho": "last_step"}])
 def test_checkpointing_changes_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
     models = [tiny.adapted(), tiny.adapted()]
