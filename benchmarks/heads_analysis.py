@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from benchmarks.measure import report
 from diabat.attention.heads import replay
 from diabat.cli import app
-from diabat.runs.heads import analysis
+from diabat.runs.heads.analysis import measure as analysis
 from diabat.studies import heads as study
 
 TOKENS = 10

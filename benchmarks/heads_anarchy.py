@@ -14,8 +14,8 @@ import torch
 from benchmarks.measure import report
 from benchmarks.small_decoder import draw_batch, trained_decoder
 from diabat.attention.heads import HeadInteractions
-from diabat.attention.heads.curvature import measure_curvature
-from diabat.attention.heads.quadratic_games import QuadraticGame, decoupled_heads, random_game
+from diabat.attention.heads.interaction.curvature import measure_curvature
+from diabat.attention.heads.interaction.quadratic_games import QuadraticGame, decoupled_heads, random_game
 
 
 def counterexample() -> dict[str, Any]:

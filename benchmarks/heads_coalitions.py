@@ -14,8 +14,13 @@ from torch import Tensor
 
 import diabat
 from benchmarks.measure import report
-from diabat.attention.heads.coalition_tests import Clustering, held_out, permuted, within_against_between
-from diabat.attention.heads.communities import biclusters, communities
+from diabat.attention.heads.interaction.coalition_tests import (
+    Clustering,
+    held_out,
+    permuted,
+    within_against_between,
+)
+from diabat.attention.heads.interaction.communities import biclusters, communities
 
 HEADS, COUNT, NOISE, LEVEL, PERMUTATIONS = 14, 4, 0.02, 0.05, 39
 

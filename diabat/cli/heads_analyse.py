@@ -16,9 +16,9 @@ from diabat.cli.figures import require_writable
 from diabat.cli.output import print_fitting
 
 if TYPE_CHECKING:
-    from diabat.runs.heads.analysis_folder import Analysis
-    from diabat.runs.heads.questions import QuestionSet
-    from diabat.runs.heads.request import Options
+    from diabat.runs.heads.analysis.folder import Analysis
+    from diabat.runs.heads.analysis.request import Options
+    from diabat.runs.heads.questions.sets import QuestionSet
 
 # Command line options of the library's arguments, for error messages.
 OPTIONS = {
@@ -144,9 +144,9 @@ def analyse_heads(
     if figure is not None:
         require_writable(figure)
     with importing():
-        from diabat.runs.heads.analysis_folder import read_analysis
-        from diabat.runs.heads.questions import read_question_sets
-        from diabat.runs.heads.request import Options
+        from diabat.runs.heads.analysis.folder import read_analysis
+        from diabat.runs.heads.analysis.request import Options
+        from diabat.runs.heads.questions.sets import read_question_sets
         from diabat.studies.heads import HeadsReport
 
     with naming(OPTIONS):
@@ -203,9 +203,9 @@ def _analyse(
     """Read the analysis if it is finished; else load the model and analyse it."""
     from diabat.huggingface.loading import load_decoder
     from diabat.huggingface.state import load_gac, stored_calibration
-    from diabat.runs.heads.analysis import analyse
-    from diabat.runs.heads.analysis_folder import finished
-    from diabat.runs.heads.request import Request
+    from diabat.runs.heads.analysis.folder import finished
+    from diabat.runs.heads.analysis.measure import analyse
+    from diabat.runs.heads.analysis.request import Request
 
     with naming({"folder": "--calibration"}):
         wanted = None if gac is None else stored_calibration(gac)[0]

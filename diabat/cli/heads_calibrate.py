@@ -14,7 +14,7 @@ from diabat.cli.heads_analyse import parse_layers
 from diabat.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from diabat.runs.heads.choice import Choice
+    from diabat.runs.heads.analysis.choice import Choice
 
 _OPTIONS = {
     "analysis": "ANALYSIS",
@@ -87,8 +87,8 @@ def calibrate_heads(
     require_writable(path, "--out", (".json",), new=not force)
     with importing():
         from diabat.huggingface.state import write_gac
-        from diabat.runs.heads.analysis_folder import read_analysis
-        from diabat.runs.heads.choice import Method, calibration_of, choose
+        from diabat.runs.heads.analysis.choice import Method, calibration_of, choose
+        from diabat.runs.heads.analysis.folder import read_analysis
 
     with naming(_OPTIONS):
         found = read_analysis(analysis)

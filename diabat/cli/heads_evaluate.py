@@ -18,9 +18,9 @@ from diabat.cli.output import print_fitting, print_json
 
 if TYPE_CHECKING:
     from diabat.attention.heads.calibration import Calibration
-    from diabat.runs.heads.evaluation import Evaluation
-    from diabat.runs.heads.harness import HarnessReport
-    from diabat.runs.heads.questions import QuestionSet
+    from diabat.runs.heads.evaluation.compare import Evaluation
+    from diabat.runs.heads.evaluation.harness import HarnessReport
+    from diabat.runs.heads.questions.sets import QuestionSet
 
 # Command line options of the library's arguments, for error messages.
 _OPTIONS = {
@@ -140,10 +140,10 @@ def evaluate_heads(
             raise ArgumentError("--figure", "expected --data with the question to show, got none.")
     with importing():
         from diabat.huggingface.loading import load_decoder
-        from diabat.runs.heads.evaluation import evaluate
-        from diabat.runs.heads.harness import evaluate_tasks
-        from diabat.runs.heads.maps import draw_maps
-        from diabat.runs.heads.questions import read_question_sets
+        from diabat.runs.heads.evaluation.compare import evaluate
+        from diabat.runs.heads.evaluation.harness import evaluate_tasks
+        from diabat.runs.heads.evaluation.maps import draw_maps
+        from diabat.runs.heads.questions.sets import read_question_sets
 
     found: Evaluation | None = None
     scored: HarnessReport | None = None

@@ -28,7 +28,7 @@ def show_templates(
     """
     from diabat.checks import ArgumentError, check_choice
     from diabat.files import replace_file
-    from diabat.runs.heads.template import read_template, shipped_templates
+    from diabat.runs.heads.questions.template import read_template, shipped_templates
 
     shipped = shipped_templates()
     if name is None:
@@ -55,7 +55,7 @@ def show_templates(
 
 
 def _row(name: str, path: Path) -> dict[str, str]:
-    from diabat.runs.heads.template import read_template
+    from diabat.runs.heads.questions.template import read_template
 
     template = read_template(path)
     return {

@@ -8,9 +8,9 @@ from typing import Any
 
 from diabat.huggingface.attention import register_gac
 from diabat.huggingface.enabling import disable_gac, enable_gac
-from diabat.huggingface.game_loss import GameLoss
-from diabat.huggingface.game_options import GameOptions
-from diabat.huggingface.game_trainer import GameMixin, game_trainer
+from diabat.huggingface.game_lora.loss import GameLoss
+from diabat.huggingface.game_lora.options import GameOptions
+from diabat.huggingface.game_lora.trainer import GameMixin, game_trainer
 from diabat.huggingface.state import load_gac, read_gac, save_gac
 
 __all__ = [

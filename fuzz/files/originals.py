@@ -10,7 +10,7 @@ from pathlib import Path
 from diabat.circuits import builtin_plan
 from diabat.circuits.plan_file import save_plan
 from diabat.config.loading import load_config, shipped_configs, to_plain, to_yaml
-from diabat.runs.heads.template import shipped_templates
+from diabat.runs.heads.questions.template import shipped_templates
 
 YAML = (
     "fields: [0.5, -1.0, 0.0]\ncouplings: [[0, 1, 0.8], [1, 2, -0.3]]\nvisible: [true, true, false]\nbeta: 1.0\n",
@@ -81,8 +81,8 @@ def analyses() -> tuple[bytes, ...]:
     import torch
 
     from diabat.files import to_json
-    from diabat.runs.heads.analysis_folder import Analysis
-    from diabat.runs.heads.request import Data, Request
+    from diabat.runs.heads.analysis.folder import Analysis
+    from diabat.runs.heads.analysis.request import Data, Request
     from diabat.studies.heads import measure_game
 
     class Game:

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import diabat
-from diabat.attention.heads.targets import counted_tokens
+from diabat.attention.heads.interaction.targets import counted_tokens
 from diabat.config.loading import load_config, make_config, to_yaml
 from diabat.config.yaml_files import parse_yaml
 from diabat.ising import Ising
 from diabat.problem_files import read_problem
-from diabat.runs.heads.question_files import read_questions
-from diabat.runs.heads.template import Skipped, read_template
+from diabat.runs.heads.questions.files import read_questions
+from diabat.runs.heads.questions.template import Skipped, read_template
 from diabat.runs.heads.texts import batches_of, read_texts
 from diabat.testing.problems import make_problem
 from fuzz.api.analytic import check_range
@@ -92,8 +92,8 @@ def configuration(dice: Dice, folder: Path) -> None:
 
 def analysis(dice: Dice, folder: Path) -> None:
     """An analysis of heads: salient groups of its players, or a sentence with its name."""
-    from diabat.runs.heads.analysis_folder import read_analysis
-    from diabat.runs.heads.choice import METHODS, Method, calibration_of, choose
+    from diabat.runs.heads.analysis.choice import METHODS, Method, calibration_of, choose
+    from diabat.runs.heads.analysis.folder import read_analysis
 
     content = dice.pick(originals.analyses())
     if dice.chance(0.5):

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from diabat.attention.heads.bargaining import nash_weights
-from diabat.attention.heads.schedule import RunningScale, three_phases
+from diabat.attention.heads.game_lora.bargaining import nash_weights
+from diabat.attention.heads.game_lora.schedule import RunningScale, three_phases
 from diabat.checks import ArgumentError
 
 

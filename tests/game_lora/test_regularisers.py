@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diabat.attention.heads.regularisers import (
+from diabat.attention.heads.game_lora.losses import (
     cross_head_barlow_twins,
     disagreement,
     log_det_barrier,

@@ -11,8 +11,8 @@ import pytest
 
 from diabat.attention.heads import Calibration
 from diabat.huggingface.state import fingerprint, write_gac
-from diabat.runs.heads import analysis_folder
-from diabat.runs.heads.plan import Plan
+from diabat.runs.heads.analysis import folder as analysis_folder
+from diabat.runs.heads.analysis.plan import Plan
 
 from . import tiny
 from .analyses import questions, run, run_json, write

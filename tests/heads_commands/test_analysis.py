@@ -19,10 +19,10 @@ from diabat.checks import ArgumentError
 from diabat.huggingface import disable_gac, enable_gac
 from diabat.huggingface.state import fingerprint
 from diabat.runs.heads import QuestionSet
-from diabat.runs.heads.analysis import _Work, analyse
-from diabat.runs.heads.analysis_folder import Analysis, read_analysis
-from diabat.runs.heads.plan import Plan
-from diabat.runs.heads.request import Options
+from diabat.runs.heads.analysis.folder import Analysis, read_analysis
+from diabat.runs.heads.analysis.measure import _Work, analyse
+from diabat.runs.heads.analysis.plan import Plan
+from diabat.runs.heads.analysis.request import Options
 from diabat.training.errors import OutputError
 from diabat.training.folder import locked
 
@@ -79,7 +79,7 @@ import os, signal, sys
 sys.path.insert(0, {tests!r})
 from heads_commands.test_analysis import SETS, decoder
 from diabat.attention.heads import known
-from diabat.runs.heads.analysis import analyse
+from diabat.runs.heads.analysis.measure import analyse
 
 known._SECONDS_BETWEEN_SAVES = 0.0
 before = known.KnownValues.put

@@ -11,8 +11,8 @@ import torch
 from diabat.attention.games.tables import all_coalitions
 from diabat.attention.heads import Calibration, HeadCoalitions, common, max_dividend
 from diabat.huggingface import disable_gac, load_gac
-from diabat.runs.heads.analysis import analyse
-from diabat.runs.heads.request import Options
+from diabat.runs.heads.analysis.measure import analyse
+from diabat.runs.heads.analysis.request import Options
 
 from .analyses import questions, run, run_json
 from .tiny import decoder

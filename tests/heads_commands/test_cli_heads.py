@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 from diabat.attention.heads import Calibration
 from diabat.cli import app
 from diabat.huggingface import disable_gac, enable_gac, save_gac
-from diabat.runs.heads.template import shipped_templates
+from diabat.runs.heads.questions.template import shipped_templates
 
 from . import tiny
 
@@ -124,7 +124,7 @@ def test_refusals_are_one_sentence(model: Path, data: Path, tmp_path: Path) -> N
 def test_an_interruption_says_where_the_scores_are(
     model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from diabat.runs.heads import evaluation
+    from diabat.runs.heads.evaluation import compare as evaluation
 
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt

@@ -12,10 +12,10 @@ from diabat.attention.heads import Calibration
 from diabat.attention.heads.decoder import Site
 from diabat.checks import ArgumentError
 from diabat.runs.heads import read_question_sets
-from diabat.runs.heads.evaluation import evaluate
-from diabat.runs.heads.paired import compared, mcnemar, mean_and_error
-from diabat.runs.heads.questions import QuestionSet
-from diabat.runs.heads.states import states_of
+from diabat.runs.heads.evaluation.compare import evaluate
+from diabat.runs.heads.evaluation.paired import compared, mcnemar, mean_and_error
+from diabat.runs.heads.evaluation.states import states_of
+from diabat.runs.heads.questions.sets import QuestionSet
 
 from .tiny import GROUPS, HEADS, LAYERS, decoder, films, lines, options, tokenizer
 

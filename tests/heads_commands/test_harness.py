@@ -13,7 +13,7 @@ import torch
 from diabat.attention.heads import Calibration
 from diabat.checks import ArgumentError
 from diabat.huggingface import disable_gac, enable_gac
-from diabat.runs.heads.harness import evaluate_tasks
+from diabat.runs.heads.evaluation.harness import evaluate_tasks
 
 from .tiny import decoder, films, tokenizer
 

@@ -10,8 +10,8 @@ import torch
 from diabat.attention.heads import Calibration, calibrate
 from diabat.checks import ArgumentError
 from diabat.huggingface.enabling import enabled_calibration
-from diabat.runs.heads.maps import attention_maps, draw_maps
-from diabat.runs.heads.questions import QuestionSet
+from diabat.runs.heads.evaluation.maps import attention_maps, draw_maps
+from diabat.runs.heads.questions.sets import QuestionSet
 
 from .tiny import decoder, films, tokenizer
 

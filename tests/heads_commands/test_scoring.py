@@ -15,9 +15,9 @@ from diabat.checks import ArgumentError
 from diabat.huggingface import disable_gac, enable_gac
 from diabat.huggingface.batches import Batches
 from diabat.huggingface.enabling import enabled_calibration
-from diabat.runs.heads.questions import QuestionSet
-from diabat.runs.heads.scoring import Scorer
-from diabat.runs.heads.states import State
+from diabat.runs.heads.evaluation.scoring import Scorer
+from diabat.runs.heads.evaluation.states import State
+from diabat.runs.heads.questions.sets import QuestionSet
 
 from .tiny import decoder, films, options, tokenizer
 

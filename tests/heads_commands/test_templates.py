@@ -9,7 +9,7 @@ from diabat.checks import ArgumentError
 from diabat.config.errors import ConfigError
 from diabat.extras import extra
 from diabat.runs.heads import read_question_sets
-from diabat.runs.heads.template import read_template, shipped_templates
+from diabat.runs.heads.questions.template import read_template, shipped_templates
 from diabat.tasks.data import DataError
 
 from .hub_rows import ROWS, data_set

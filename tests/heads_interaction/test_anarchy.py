@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from diabat.attention.heads.anarchy import CrossEntropyGame, price_bound, stated_bound
-from diabat.attention.heads.outputs import HeadOutputs
-from diabat.attention.heads.quadratic_games import QuadraticGame, decoupled_heads, random_game
+from diabat.attention.heads.interaction.anarchy import CrossEntropyGame, price_bound, stated_bound
+from diabat.attention.heads.interaction.outputs import HeadOutputs
+from diabat.attention.heads.interaction.quadratic_games import QuadraticGame, decoupled_heads, random_game
 from diabat.checks import ArgumentError
 
 from .decoders import batch, decoder

@@ -10,8 +10,8 @@ from typer.testing import CliRunner, Result
 
 import diabat
 from diabat.attention.heads import HeadInteractions
-from diabat.attention.heads.coalition_tests import within_against_between
-from diabat.attention.heads.communities import communities
+from diabat.attention.heads.interaction.coalition_tests import within_against_between
+from diabat.attention.heads.interaction.communities import communities
 from diabat.cli.app import app
 from diabat.huggingface.adapters import load_adapter
 from diabat.huggingface.loading import load_decoder

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import diabat
-from diabat.attention.heads.coalition_tests import held_out, permuted, within_against_between
-from diabat.attention.heads.communities import biclusters, communities, modularity
+from diabat.attention.heads.interaction.coalition_tests import held_out, permuted, within_against_between
+from diabat.attention.heads.interaction.communities import biclusters, communities, modularity
 from diabat.checks import ArgumentError
 from diabat.samplers.base import UnsupportedError
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diabat.attention.heads.coupling import (
+from diabat.attention.heads.interaction.coupling import (
     AGGREGATIONS,
     Aggregation,
     coupling_of_sums,

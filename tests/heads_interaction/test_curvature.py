@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from diabat.attention.heads.curvature import largest_curvature, measure_curvature
-from diabat.attention.heads.interaction import HeadInteractions
+from diabat.attention.heads.interaction.curvature import largest_curvature, measure_curvature
+from diabat.attention.heads.interaction.measure import HeadInteractions
 from diabat.checks import ArgumentError
 
 from .decoders import adapted, batch, decoder

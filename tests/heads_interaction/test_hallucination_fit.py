@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diabat.attention.heads.hallucination_fit import fit_hallucination
+from diabat.attention.heads.interaction.hallucination_fit import fit_hallucination
 from diabat.checks import ArgumentError
 
 

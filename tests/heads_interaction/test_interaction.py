@@ -8,8 +8,13 @@ import torch
 from torch import Tensor
 
 from diabat.attention.heads import HeadInteractions
-from diabat.attention.heads.coupling import AGGREGATIONS, Aggregation, gradient_coupling, weight_coupling
-from diabat.attention.heads.interaction import LayerInteraction
+from diabat.attention.heads.interaction.coupling import (
+    AGGREGATIONS,
+    Aggregation,
+    gradient_coupling,
+    weight_coupling,
+)
+from diabat.attention.heads.interaction.measure import LayerInteraction
 from diabat.checks import ArgumentError
 
 from .decoders import NAMES, adapted, batch, decoder

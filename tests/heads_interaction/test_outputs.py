@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from diabat.attention.heads.outputs import HeadOutputs
-from diabat.attention.heads.targets import counted_tokens, total_cross_entropy
+from diabat.attention.heads.interaction.outputs import HeadOutputs
+from diabat.attention.heads.interaction.targets import counted_tokens, total_cross_entropy
 from diabat.checks import ArgumentError
 from diabat.samplers.base import UnsupportedError
 

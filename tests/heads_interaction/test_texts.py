@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from diabat.attention.heads.targets import counted_tokens
+from diabat.attention.heads.interaction.targets import counted_tokens
 from diabat.checks import ArgumentError
 from diabat.runs.heads.texts import batches_of, read_texts
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diabat.attention.heads.total_correlation import diagonal_correlation, head_information
+from diabat.attention.heads.interaction.total_correlation import diagonal_correlation, head_information
 from diabat.checks import ArgumentError
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from diabat.attention.heads.coalition_tests import Clustering, within_against_between
-from diabat.attention.heads.communities import biclusters, communities
-from diabat.attention.heads.coupling import Aggregation
-from diabat.attention.heads.interaction import HeadInteractions
+from diabat.attention.heads.interaction.coalition_tests import Clustering, within_against_between
+from diabat.attention.heads.interaction.communities import biclusters, communities
+from diabat.attention.heads.interaction.coupling import Aggregation
+from diabat.attention.heads.interaction.measure import HeadInteractions
 from diabat.checks import ArgumentError, check_count
 from diabat.runs.heads.texts import TokenText, batches_of
 from diabat.samplers.registry import sampler

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diabat.attention.heads.targets import IGNORED
+from diabat.attention.heads.interaction.targets import IGNORED
 from diabat.checks import ArgumentError, check_count, is_integer
 from diabat.files import parse_json, read_file
 

@@ -10,7 +10,7 @@ from diabat.checks import ArgumentError, did_you_mean
 from diabat.config.game import GameConfig, GameLora, game_config_yaml
 from diabat.extras import extra
 from diabat.files import replace_file
-from diabat.huggingface.game_trainer import game_trainer
+from diabat.huggingface.game_lora.trainer import game_trainer
 from diabat.huggingface.loading import load_decoder
 from diabat.runs.heads.packed_texts import training_examples
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diabat.attention.heads.coalition_tests import Comparison
-from diabat.attention.heads.interaction import LayerInteraction
+from diabat.attention.heads.interaction.coalition_tests import Comparison
+from diabat.attention.heads.interaction.measure import LayerInteraction
 from diabat.studies.report import Column, Report, Row
 
 

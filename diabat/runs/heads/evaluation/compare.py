@@ -12,10 +12,10 @@ import numpy as np
 from diabat.attention.heads.calibration import Calibration
 from diabat.checks import ArgumentError, check_choice, check_count
 from diabat.huggingface.batches import Batches
-from diabat.runs.heads.paired import Array, compared, mcnemar, mean_and_error
-from diabat.runs.heads.questions import QuestionSet
-from diabat.runs.heads.scoring import ACCURACY, Scorer, V
-from diabat.runs.heads.states import ON, RANDOM, State, states_of
+from diabat.runs.heads.evaluation.paired import Array, compared, mcnemar, mean_and_error
+from diabat.runs.heads.evaluation.scoring import ACCURACY, Scorer, V
+from diabat.runs.heads.evaluation.states import ON, RANDOM, State, states_of
+from diabat.runs.heads.questions.sets import QuestionSet
 from diabat.studies.report import Column, Report, Row
 
 VALUES = ("log_odds", "option_log_odds", "option_log_likelihood", "perplexity", "f1")

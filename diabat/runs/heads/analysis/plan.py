@@ -14,8 +14,8 @@ from diabat.attention.heads.players import Groups, given_groups, key_value_group
 from diabat.attention.heads.replay import Replay
 from diabat.checks import ArgumentError, check_count
 from diabat.huggingface.loading import DTYPES
-from diabat.runs.heads.questions import QuestionSet
-from diabat.runs.heads.request import Options
+from diabat.runs.heads.analysis.request import Options
+from diabat.runs.heads.questions.sets import QuestionSet
 from diabat.studies.heads.measure import game_size
 
 _SAMPLE = re.compile(r"samples\[(\d+)\](.*)", re.DOTALL)

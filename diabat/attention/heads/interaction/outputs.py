@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diabat.attention.heads.interaction.projection import OutputProjection, find_projections
 from diabat.attention.heads.players import check_layer
-from diabat.attention.heads.projection import OutputProjection, find_projections
 from diabat.checks import ArgumentError
 from diabat.samplers.base import UnsupportedError
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diabat.attention.heads.communities import symmetric
+from diabat.attention.heads.interaction.communities import symmetric
 from diabat.checks import ArgumentError, check_count
 
 Clustering = Callable[[Tensor], Tensor]

@@ -17,22 +17,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.heads.bargaining import nash_weights
-from diabat.attention.heads.coupling import (
+from diabat.attention.heads.game_lora.bargaining import nash_weights
+from diabat.attention.heads.game_lora.schedule import RunningScale, three_phases
+from diabat.attention.heads.interaction.coupling import (
     coupling_of_sums,
     gradient_sums,
     interaction,
     weight_coupling,
 )
-from diabat.attention.heads.outputs import HeadOutputs
-from diabat.attention.heads.schedule import RunningScale, three_phases
-from diabat.attention.heads.targets import counted_tokens
+from diabat.attention.heads.interaction.outputs import HeadOutputs
+from diabat.attention.heads.interaction.targets import counted_tokens
 from diabat.checks import ArgumentError, check_count, check_flag
 from diabat.huggingface.enabling import pretrained_model
-from diabat.huggingface.game_gradients import TaskGradients, mean_over_ranks
-from diabat.huggingface.game_options import GameOptions
-from diabat.huggingface.game_state import checked_state, state_of
-from diabat.huggingface.game_tasks import (
+from diabat.huggingface.game_lora.gradients import TaskGradients, mean_over_ranks
+from diabat.huggingface.game_lora.options import GameOptions
+from diabat.huggingface.game_lora.state import checked_state, state_of
+from diabat.huggingface.game_lora.tasks import (
     Seen,
     barrier,
     batch_losses,

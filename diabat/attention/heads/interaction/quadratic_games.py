@@ -6,7 +6,7 @@ cross-entropy of a Gaussian decoder up to a constant:
     D(W) = ½ E‖y - Σ_i W_i h_i‖² = ½ tr((W - T) Σ (W - T)ᵀ) + ½ σ² out,      Σ = E h hᵀ,  y = Σ_i T_i h_i + noise
 
 D is convex with the constant Hessian Σ ⊗ I.  The only equilibrium of the game of
-:mod:`diabat.attention.heads.anarchy` is W^NE = T Σ (Σ + α Π⁻¹)⁻¹, the only optimum is T.
+:mod:`diabat.attention.heads.interaction.anarchy` is W^NE = T Σ (Σ + α Π⁻¹)⁻¹, the only optimum is T.
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from diabat.attention.heads.anarchy import check_shares, price_bound, stated_bound
-from diabat.attention.heads.coupling import interaction, interaction_strength, normalised, weight_coupling
+from diabat.attention.heads.interaction.anarchy import check_shares, price_bound, stated_bound
+from diabat.attention.heads.interaction.coupling import (
+    interaction,
+    interaction_strength,
+    normalised,
+    weight_coupling,
+)
 from diabat.checks import ArgumentError, check_positive
 
 
@@ -74,7 +79,7 @@ class QuadraticGame:
 
     @cached_property
     def bound(self) -> float:
-        """The bound that holds; see :func:`diabat.attention.heads.anarchy.price_bound`."""
+        """The bound that holds; see :func:`diabat.attention.heads.interaction.anarchy.price_bound`."""
         norms = self.targets.square().sum((1, 2))
         return price_bound(float(self.distortion(self.targets)), norms, self.shares, self.ridge)
 

@@ -12,8 +12,8 @@ import numpy as np
 from diabat.attention.heads.calibration import Calibration
 from diabat.checks import ArgumentError, check_count, did_you_mean, is_number
 from diabat.extras import extra
-from diabat.runs.heads.paired import compared, mcnemar
-from diabat.runs.heads.states import OFF, ON, State, entered
+from diabat.runs.heads.evaluation.paired import compared, mcnemar
+from diabat.runs.heads.evaluation.states import OFF, ON, State, entered
 from diabat.samplers.base import UnsupportedError
 from diabat.studies.report import Column, Report, Row
 

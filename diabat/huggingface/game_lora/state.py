@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diabat.checks import ArgumentError, is_integer, is_number
 from diabat.files import parse_json, read_file, replace_file, seal, to_json, unseal
-from diabat.huggingface.game_options import GameOptions
+from diabat.huggingface.game_lora.options import GameOptions
 
 FILE = "game_state.json"
 """Name of the file in a checkpoint folder."""

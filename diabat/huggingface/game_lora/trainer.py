@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from diabat.attention.heads.targets import IGNORED
+from diabat.attention.heads.interaction.targets import IGNORED
 from diabat.checks import ArgumentError
 from diabat.extras import extra
-from diabat.huggingface.game_loss import GameLoss
-from diabat.huggingface.game_options import GameOptions
-from diabat.huggingface.game_state import read_state, write_state
+from diabat.huggingface.game_lora.loss import GameLoss
+from diabat.huggingface.game_lora.options import GameOptions
+from diabat.huggingface.game_lora.state import read_state, write_state
 from diabat.samplers.base import UnsupportedError
 
 

@@ -9,7 +9,7 @@ with the distortion D, a cross-entropy.  ∂C_i/∂θ_i = π_i ∂Φ/∂θ_i (th
 first-order equilibria.  The social cost at β_R = β_C = 0 is D, and the price of anarchy the largest D at an equilibrium
 over min D.
 
-Theorem 2.2 as stated is false: :mod:`diabat.attention.heads.quadratic_games` has counterexamples.  What holds if D is
+Theorem 2.2 as stated is false, see :mod:`diabat.attention.heads.interaction.quadratic_games`.  What holds if D is
 convex is
 
     PoA ≤ 1 + α Σ_i ‖θ*_i‖²/π_i / (2 D(θ*))

@@ -16,8 +16,8 @@ from diabat.attention.heads.samples import read_samples
 from diabat.checks import ArgumentError
 from diabat.drawing import new_figure, save_figure
 from diabat.huggingface.enabling import attention_modules, pretrained_model
-from diabat.runs.heads.questions import QuestionSet
-from diabat.runs.heads.states import State, entered
+from diabat.runs.heads.evaluation.states import State, entered
+from diabat.runs.heads.questions.sets import QuestionSet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

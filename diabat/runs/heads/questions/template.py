@@ -160,7 +160,7 @@ class _Parts:
 
 def shipped_templates() -> dict[str, Path]:
     """Templates that come with diabat, by name."""
-    folder = Path(str(files("diabat") / "runs" / "heads" / "templates"))
+    folder = Path(str(files("diabat") / "runs" / "heads" / "questions" / "templates"))
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 

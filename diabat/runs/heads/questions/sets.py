@@ -10,10 +10,10 @@ from typing import Any
 
 from diabat.checks import ArgumentError, check_count, did_you_mean
 from diabat.files import digest
-from diabat.runs.heads.drawing import draw
-from diabat.runs.heads.question_files import default_value, read_questions
-from diabat.runs.heads.rows import load_rows
-from diabat.runs.heads.template import Template, read_template, shipped_templates
+from diabat.runs.heads.questions.drawing import draw
+from diabat.runs.heads.questions.files import default_value, read_questions
+from diabat.runs.heads.questions.rows import load_rows
+from diabat.runs.heads.questions.template import Template, read_template, shipped_templates
 
 
 @dataclass(frozen=True)

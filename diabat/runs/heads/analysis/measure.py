@@ -14,16 +14,16 @@ from diabat.extras import extra
 from diabat.huggingface.enabling import enabled_calibration
 from diabat.huggingface.state import fingerprint
 from diabat.progress import new_bar
-from diabat.runs.heads.analysis_folder import (
+from diabat.runs.heads.analysis.folder import (
     VALUES,
     Analysis,
     begin,
     finished,
     write_analysis,
 )
-from diabat.runs.heads.plan import Plan
-from diabat.runs.heads.questions import QuestionSet
-from diabat.runs.heads.request import Options, Request
+from diabat.runs.heads.analysis.plan import Plan
+from diabat.runs.heads.analysis.request import Options, Request
+from diabat.runs.heads.questions.sets import QuestionSet
 from diabat.studies.heads.measure import GameFacts, measure_game
 from diabat.training.folder import locked
 

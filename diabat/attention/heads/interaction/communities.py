@@ -8,7 +8,8 @@ with the strengths k^± and totals 2m^± of the positive and negative entries, a
 into s_i = ±1 changes Q by Σ_{i<j} B_ij (s_i s_j - 1)/2m: an Ising model without fields, whose ground state any sampler
 looks for.  Groups are split as long as that raises Q (Newman 2006).
 
-Coalitions found in a matrix cannot be tested on the same matrix: see :mod:`diabat.attention.heads.coalition_tests`.
+Coalitions found in a matrix cannot be tested on the same matrix: see
+:mod:`diabat.attention.heads.interaction.coalition_tests`.
 """
 
 from __future__ import annotations

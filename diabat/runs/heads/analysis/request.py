@@ -16,7 +16,7 @@ from diabat.attention.heads.calibration import Calibration
 from diabat.attention.heads.players import Groups
 from diabat.checks import ArgumentError, check_choice, check_count, check_flag
 from diabat.huggingface.loading import DTYPES
-from diabat.runs.heads.questions import QuestionSet
+from diabat.runs.heads.questions.sets import QuestionSet
 from diabat.studies.heads.measure import STRICT
 
 

@@ -13,7 +13,7 @@ from diabat.attention.games.tables import inverse_mobius
 from diabat.attention.heads import Calibration, common, max_dividend, surrogate
 from diabat.attention.heads.players import Head
 from diabat.checks import ArgumentError, check_choice, check_count
-from diabat.runs.heads.analysis_folder import Analysis
+from diabat.runs.heads.analysis.folder import Analysis
 from diabat.samplers.registry import sampler
 from diabat.studies.heads.measure import GameFacts
 

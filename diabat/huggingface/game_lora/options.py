@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from diabat.attention.heads.regularisers import Target, Weighting
+from diabat.attention.heads.game_lora.losses import Target, Weighting
 from diabat.checks import (
     ArgumentError,
     check_choice,

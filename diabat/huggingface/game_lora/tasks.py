@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diabat.attention.heads.regularisers import (
+from diabat.attention.heads.game_lora.losses import (
     cross_head_barlow_twins,
     disagreement,
     log_det_barrier,
     negative_entropy,
     pair_weights,
 )
-from diabat.huggingface.game_options import GameOptions
+from diabat.huggingface.game_lora.options import GameOptions
 
 
 @dataclass(frozen=True, eq=False)

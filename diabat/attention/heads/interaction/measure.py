@@ -4,7 +4,7 @@
     result[19].omega, result[19].rho, result[19].G, result[19].gamma
 
 Players are query heads, also where they share a key/value head.  The equations are in
-:mod:`diabat.attention.heads.coupling` and :mod:`diabat.attention.heads.total_correlation`.
+:mod:`diabat.attention.heads.interaction.coupling` and :mod:`diabat.attention.heads.interaction.total_correlation`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.heads.coupling import (
+from diabat.attention.heads.interaction.coupling import (
     AGGREGATIONS,
     Aggregation,
     coupling_of_sums,
@@ -28,9 +28,13 @@ from diabat.attention.heads.coupling import (
     weight_coupling,
     written_coupling,
 )
-from diabat.attention.heads.outputs import HeadGradients, HeadOutputs
-from diabat.attention.heads.targets import counted_tokens, total_cross_entropy
-from diabat.attention.heads.total_correlation import HeadInformation, diagonal_correlation, head_information
+from diabat.attention.heads.interaction.outputs import HeadGradients, HeadOutputs
+from diabat.attention.heads.interaction.targets import counted_tokens, total_cross_entropy
+from diabat.attention.heads.interaction.total_correlation import (
+    HeadInformation,
+    diagonal_correlation,
+    head_information,
+)
 from diabat.checks import ArgumentError, ArgumentTypeError, check_choice, check_flag
 
 Batch = Mapping[str, Any]
@@ -149,7 +153,8 @@ class HeadInteractions:
     ) -> tuple[Interactions, Interactions, Interactions]:
         """Measure the batches of even position, those of odd position, and all of them, in one pass.
 
-        Coalitions found in one half are tested on the other: :func:`diabat.attention.heads.coalition_tests.held_out`.
+        Coalitions found in one half are tested on the other:
+        :func:`diabat.attention.heads.interaction.coalition_tests.held_out`.
 
         Args:
             batches: Two or more, as for :meth:`measure`.

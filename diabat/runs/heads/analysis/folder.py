@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from diabat.checks import ArgumentError
 from diabat.files import parse_json, read_file, replace_file, to_json
-from diabat.runs.heads.request import Request
+from diabat.runs.heads.analysis.request import Request
 from diabat.studies.heads.measure import STRICT, GameFacts
 
 FILE = "analysis.json"

@@ -10,8 +10,8 @@ from typing import Any
 
 from diabat.checks import ArgumentError, check_choice
 from diabat.extras import extra
-from diabat.runs.heads.drawing import order
-from diabat.runs.heads.template import Skipped, Template
+from diabat.runs.heads.questions.drawing import order
+from diabat.runs.heads.questions.template import Skipped, Template
 from diabat.tasks.data import DataError
 
 

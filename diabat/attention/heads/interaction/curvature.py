@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diabat.attention.heads.outputs import HeadOutputs
-from diabat.attention.heads.projection import OutputProjection
-from diabat.attention.heads.targets import counted_tokens, total_cross_entropy
+from diabat.attention.heads.interaction.outputs import HeadOutputs
+from diabat.attention.heads.interaction.projection import OutputProjection
+from diabat.attention.heads.interaction.targets import counted_tokens, total_cross_entropy
 from diabat.checks import ArgumentError, check_count, check_positive
 
 Product = Callable[[Tensor], Tensor]

@@ -23,8 +23,8 @@ from diabat.attention.heads.values import (
 )
 from diabat.checks import ArgumentError
 from diabat.huggingface.batches import Batches
-from diabat.runs.heads.questions import QuestionSet
-from diabat.runs.heads.states import State, entered
+from diabat.runs.heads.evaluation.states import State, entered
+from diabat.runs.heads.questions.sets import QuestionSet
 
 V, ACCURACY = "v", "accuracy"
 

@@ -1,0 +1,1 @@
+"""How attention heads interact: couplings, shared information, communities, and what theory says about them."""

@@ -1,0 +1,1 @@
+"""Questions for games on heads: from files, templates and data sets."""
