@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diabat.attention.boltzmann import CoupledHeads, check_sizes
+from diabat.attention.coupled import CoupledHeads, check_sizes
 from diabat.attention.layer import check_tokens
 from diabat.checks import ArgumentError
 from diabat.samplers.base import Sampler
@@ -52,6 +52,8 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         ValueError: If a size or the mode is invalid, or ``add_bias_kv`` or ``add_zero_attn`` is set.
         UnsupportedError: If the sampler does not support the mode, the window or the estimator.
     """
+
+    _takes_bias = True
 
     def __init__(
         self,

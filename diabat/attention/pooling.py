@@ -11,8 +11,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.boltzmann import CoupledHeads, normalised_weights
+from diabat.attention.coupled import CoupledHeads
 from diabat.attention.layer import visible_positions
+from diabat.attention.normalisation import normalised_weights
 from diabat.checks import ArgumentError, check_count
 from diabat.samplers.base import Sampler
 

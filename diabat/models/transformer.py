@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.boltzmann import MODES, BoltzmannAttention, coupling_parameters
+from diabat.attention.boltzmann import BoltzmannAttention, coupling_parameters
+from diabat.attention.coupled import SELF_MODES
 from diabat.checks import ArgumentError, check_choice
 from diabat.compute.memory import require_memory
 from diabat.samplers.state import sampler_parameters
@@ -61,7 +62,7 @@ class TransformerOptions:
                 raise ArgumentError(name, f"expected a probability in [0, 1), got {value}.")
         if self.bandwidth is not None and self.bandwidth < 1:
             raise ArgumentError("bandwidth", f"expected None or an integer >= 1, got {self.bandwidth}.")
-        check_choice("mode", self.mode, MODES)
+        check_choice("mode", self.mode, SELF_MODES)
 
     @property
     def attention(self) -> str:

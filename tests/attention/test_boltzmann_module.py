@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from diabat.attention import BoltzmannAttention
-from diabat.attention.boltzmann import MODES
+from diabat.attention.coupled import MODES
 from diabat.samplers import UnsupportedError, sampler
 from diabat.samplers.dqa import DQASampler
 from diabat.testing import RecorderSampler, ReferenceSampler
@@ -24,6 +24,10 @@ def test_gradients_reach_every_parameter(mode: str) -> None:
     for name, parameter in built.named_parameters():
         if name.split(".")[0] in idle:  # without h there is nothing for them to learn
             assert parameter.grad is None or not parameter.grad.any(), name
+        elif name == "coupling_pairs" and mode == "J":
+            # Without fields every alpha is 1/2 whatever J is; a wrapper still sees a gradient.
+            assert parameter.grad is not None
+            assert not parameter.grad.any()
         elif name == "key.bias" and mode == "softmax":
             assert parameter.grad is not None  # softmax cannot see a shift that is common to all keys
         else:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from diabat.attention import BoltzmannAttention
-from diabat.attention.boltzmann import MODES
+from diabat.attention.coupled import MODES
 from diabat.ising import Ising
 from diabat.samplers.dqa import DQASampler
 from diabat.testing import brute_force

@@ -1,0 +1,98 @@
+"""The state of decoding: keys and values of the tokens so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diabat.checks import ArgumentError, ArgumentTypeError
+
+
+@dataclass(frozen=True, eq=False)
+class DecodingState:
+    """Keys and values that the next query of a layer can see, S of them.
+
+    ``BoltzmannAttention.step`` returns a new state and leaves the old one as it is, so that several continuations can
+    start from one state.
+
+    Attributes:
+        keys: [B, H, S, d], rotated if the layer uses rotary positions.
+        values: [B, H, S, d].
+        seen: bool [B, S], False at padding.
+        position: Position of the next token, int64 [].
+    """
+
+    keys: Tensor
+    values: Tensor
+    seen: Tensor
+    position: Tensor
+
+    @classmethod
+    def empty(cls, keys: Tensor, values: Tensor) -> DecodingState:
+        """The state before the first token, for keys and values of this batch and precision."""
+        none = keys.new_zeros(len(keys), 0, dtype=torch.bool)
+        zero = torch.zeros((), dtype=torch.int64, device=keys.device)
+        return cls(keys[..., :0, :], values[..., :0, :], none, zero)
+
+    def reorder(self, rows: Tensor) -> DecodingState:
+        """Select sequences, e.g. the beams that survive.
+
+        Args:
+            rows: int64 [B'], index of the sequence that each new one continues.
+
+        Raises:
+            ValueError: If it is not int64 with one dimension.
+        """
+        if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.ndim != 1:
+            got = f"{rows.dtype} {list(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
+            raise ArgumentError("rows", f"expected int64 [B], got {got}.")
+        return DecodingState(self.keys[rows], self.values[rows], self.seen[rows], self.position)
+
+    def to(self, device: torch.device | str) -> DecodingState:
+        """Move all tensors."""
+        return DecodingState(
+            self.keys.to(device), self.values.to(device), self.seen.to(device), self.position.to(device)
+        )
+
+    def extended(self, keys: Tensor, values: Tensor, longest: int | None) -> DecodingState:
+        """Append keys and values of new tokens, [B, H, Q, d], and keep the last ``longest``."""
+        new = torch.ones(len(keys), keys.shape[-2], dtype=torch.bool, device=keys.device)
+        parts = (self.keys, keys), (self.values, values)
+        k, v = (torch.cat(pair, -2) for pair in parts)
+        seen = torch.cat((self.seen, new), -1)
+        return DecodingState(k, v, seen, self.position + keys.shape[-2]).last(longest)
+
+    def last(self, count: int | None) -> DecodingState:
+        """Keep the last ``count`` keys, or all of them."""
+        if count is None or self.keys.shape[-2] <= count:
+            return self
+        first = self.keys.shape[-2] - count
+        return DecodingState(
+            self.keys[..., first:, :], self.values[..., first:, :], self.seen[:, first:], self.position
+        )
+
+
+def check_state(x: Tensor, state: DecodingState | None, num_heads: int, embed_dim: int) -> None:
+    """Refuse anything but one token of every sequence of a state.
+
+    Raises:
+        ValueError: Names the argument.
+    """
+    if x.shape[1] != 1:
+        raise ArgumentError(
+            "x", f"expected one token of every sequence, [B, {embed_dim}], got {list(x.shape)}."
+        )
+    if state is None:
+        return
+    if not isinstance(state, DecodingState):
+        raise ArgumentTypeError("state", f"expected a DecodingState or None, got {type(state).__name__}.")
+    expected = (x.shape[0], num_heads, embed_dim // num_heads)
+    batch, heads, _, features = state.keys.shape
+    if (batch, heads, features) != expected:
+        raise ArgumentError(
+            "state",
+            f"expected keys [{expected[0]}, {num_heads}, S, {expected[2]}] for this token, "
+            f"got {list(state.keys.shape)}.",
+        )

@@ -1,0 +1,44 @@
+r"""Keys before the window as spins without couplings.
+
+Spins without couplings are independent of all others: alpha_j = sigmoid(2 h_j), odds exp(2 h_j).  Together with the
+problem of the window this is the exact law of couplings that are zero beyond the window, at any distance.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from diabat.attention.normalisation import masked_softmax, normalised_weights
+from diabat.attention.odds import odds_fields
+from diabat.attention.windows import in_window, placed, slots_of
+
+if TYPE_CHECKING:
+    from diabat.attention.coupled import CoupledHeads
+
+
+def weights_with_far(heads: CoupledHeads, scores: Tensor, visible: Tensor, *, zero: bool) -> Tensor:
+    """Normalised weights of the last Q of S keys and of those before them, [B, H, Q, S].
+
+    Args:
+        heads: The layer.
+        scores: [B, H, Q, S].
+        visible: bool, broadcastable to the scores.
+        zero: The mode has no fields, and the scores are 0.
+    """
+    if heads.mode == "softmax":
+        return masked_softmax(scores, visible)
+    queries, keys = scores.shape[-2:]
+    window = min(heads.window, keys)
+    seen = slots_of(visible, window)
+    if heads.weighting == "odds":
+        # Up to a constant of each query the logits are the scores, moved in the window by what the couplings add.
+        h = slots_of(scores if zero else odds_fields(scores, visible), window)
+        moved = (heads._log_odds(h, seen, zero=zero) - 2 * h).masked_fill(~seen, 0)
+        return masked_softmax(scores + placed(moved, keys), visible)
+    near = heads._probabilities(slots_of(scores, window), seen, zero=zero)
+    inside = in_window(queries, keys, window, scores.device)
+    alpha = torch.where(inside, placed(near, keys), torch.sigmoid(2 * scores))
+    return normalised_weights(alpha, visible)

@@ -1,0 +1,57 @@
+r"""Attention weights from odds: softmax with couplings.
+
+With the scores s of all visible keys of a query, fields and weights are
+
+    h_j = (s_j - log Σ_k exp s_k) / 2,      weight_j ∝ P(s_j = +1) / P(s_j = -1).
+
+Without couplings the odds are exp(2 h_j) = softmax(s)_j, which sum to 1: the weights are the softmax exactly.
+Couplings move the log-odds.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from diabat.attention.bridge import GradientBridge
+
+
+def log_odds(
+    bridge: GradientBridge,
+    fields: Tensor,
+    couplings: Tensor | None,
+    visible: Tensor,
+    three_body: Tensor | None,
+) -> Tensor:
+    r"""Compute log P(s_j = +1) - log P(s_j = -1), [*batch, n].
+
+    For analytic backends P(s_j = -1) is P(s_j = +1) of the problem with all spins flipped, (-h, J, -K), solved in the
+    same call; 1 - P would be 0 where P rounds to 1.  For backends that draw, it is the smoothed count of the same
+    reads, 1 - P, which is never 0.
+
+    Args:
+        bridge: Sampler and estimator.
+        fields: h, [*batch, n].
+        couplings: J, [*lead, n, n], or None.
+        visible: bool, broadcastable to [*batch, n].
+        three_body: K, [*lead, n, n, n], or None.
+    """
+    limits = torch.finfo(fields.dtype)
+    # The inverse of the smallest probability must not overflow in the backward pass.
+    least = limits.tiny**0.75
+    if bridge.draws:
+        up = bridge(fields, couplings, visible, three_body).clamp(least, 1 - limits.eps)
+        return up.log() - (-up).log1p()
+    if three_body is not None:
+        lead = (1,) * (fields.ndim + 2 - three_body.ndim)
+        both = three_body.reshape(*lead, *three_body.shape)
+        three_body = torch.stack((both, -both))
+    found = bridge(torch.stack((fields, -fields)), couplings, visible, three_body)
+    up, down = found.clamp_min(least).log().unbind(0)
+    return up - down
+
+
+def odds_fields(scores: Tensor, visible: Tensor) -> Tensor:
+    """Compute h_j = (s_j - log Σ_k exp s_k) / 2 over the visible keys, 0 elsewhere, in the shape of the scores."""
+    hidden = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+    return hidden.log_softmax(-1).masked_fill(~visible, 0) / 2

@@ -1,0 +1,132 @@
+r"""Attention from couplings alone: the query's own spin is +1, and there are no fields (mode ``J-self``).
+
+Without fields the law does not change when all spins are flipped.  Hence with spin i held at +1
+
+    alpha_ij = P(s_j = +1 | s_i = +1) = (1 + <s_i s_j>) / 2 = (1 + P(s_i = s_j) - P(s_i ≠ s_j)) / 2,
+
+where <> is the law without fields.  The problems depend on neither queries nor keys: there is one for every set of
+visible keys and own position, whatever the batch.
+
+Analytic backends solve the clamped problem, whose fields are h_j = J_ij.  Sampling backends draw reads without fields;
+s_i s is a read of the clamped law, and the covariances of the same reads give the gradient,
+
+    ∂alpha_ij / ∂J_kl = Cov(s_i s_j, s_k s_l) / 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diabat.attention import estimators
+from diabat.attention.bridge import GradientBridge
+from diabat.attention.compiled import outside_graph
+from diabat.ising import Ising, without_autocast
+from diabat.samplers.answers import Samples
+
+
+def self_probabilities(bridge: GradientBridge, couplings: Tensor, visible: Tensor, *, last: bool) -> Tensor:
+    """Compute P(s_j = +1 | s_own = +1) without fields, [H, Q, T] or [B, H, Q, T].
+
+    The own spin has 1.  In a row that does not see its own spin every probability is 1/2.
+
+    Args:
+        bridge: Sampler and estimator.
+        couplings: J, [H, 1, T, T].
+        visible: bool [Q, T] or [B, 1, Q, T].
+        last: The own spin of every row is the last one, instead of spin i in row i.
+    """
+    spins = couplings.shape[-1]
+    if not last:
+        return _solved(bridge, couplings, visible, torch.arange(spins, device=visible.device))
+    if torch.compiler.is_compiling():  # the number of distinct rows depends on the data
+        own = torch.full((visible.shape[-2],), spins - 1, device=visible.device)
+        return _solved(bridge, couplings, visible, own)
+    rows, index = torch.unique(visible.reshape(-1, spins), dim=0, return_inverse=True)
+    own = torch.full((len(rows),), spins - 1, device=visible.device)
+    found = _solved(bridge, couplings, rows, own)[
+        :, index.reshape(visible.shape[:-1])
+    ]  # [H, Q, T] or [H, B, 1, Q, T]
+    return found if visible.ndim == 2 else found[:, :, 0].transpose(0, 1)
+
+
+def _solved(bridge: GradientBridge, couplings: Tensor, visible: Tensor, own: Tensor) -> Tensor:
+    """The probabilities for own spins ``own``, int64 [P], of rows [P, T] or [B, 1, P, T]."""
+    is_own = torch.nn.functional.one_hot(own, couplings.shape[-1]).bool()  # [P, T]
+    with_own = (visible & is_own).any(-1, keepdim=True)
+    if bridge.draws and bridge.gradient in ("auto", "covariance"):
+        draw: Any = outside_graph(_sampled) if torch.compiler.is_compiling() else _sampled
+        found: Tensor = draw(bridge, couplings, visible, own, with_own)
+    else:
+        fields = couplings[:, 0, own] * with_own  # [H, P, T] or [B, H, P, T]
+        found = bridge(fields, couplings, visible & ~is_own)
+    return found.masked_fill(visible & is_own, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """What does not change with J: sampler, reads, seed, and the rows of the mask."""
+
+    bridge: GradientBridge
+    num_reads: int
+    seed: int
+    visible: Tensor
+    own: Tensor
+    with_own: Tensor
+
+
+def _sampled(
+    bridge: GradientBridge, couplings: Tensor, visible: Tensor, own: Tensor, with_own: Tensor
+) -> Tensor:
+    # The seed comes from torch's global generator, as that of every layer.
+    seed, reads = int(torch.randint(2**31, ())), bridge.num_reads or bridge.sampler.num_reads
+    call = _Call(bridge, reads, seed, visible, own, with_own)
+    found: Any = _FromReads.apply(couplings, call)
+    probability: Tensor = found[0]
+    return probability
+
+
+class _FromReads(torch.autograd.Function):
+    """(J, call) -> smoothed P, reads of the clamped law and their weights."""
+
+    @staticmethod
+    def forward(couplings: Tensor, call: _Call) -> tuple[Tensor, Tensor, Tensor | None]:
+        J = couplings.detach()
+        shape = torch.broadcast_shapes(call.visible.shape, (len(J), *call.visible.shape[-2:]))
+        with without_autocast(J):
+            ising = Ising(J.new_zeros(shape), J, call.visible, check=False)
+            drawn = call.bridge.sampler.sample(ising, call.num_reads, seed=call.seed)
+            held = clamped(drawn, call.own, call.with_own)
+            moments = held.moments(dtype=J.dtype)
+        weights = None if held.log_weights is None else held.weights
+        return moments.smoothed_probability, held.spins, weights
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        couplings, ctx.call = inputs
+        ctx.shape = couplings.shape
+        ctx.save_for_backward(*output[1:])
+        ctx.mark_non_differentiable(*(t for t in output[1:] if t is not None))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, v: Tensor, *rest: Any) -> tuple[Tensor | None, None]:
+        spins, weights = ctx.saved_tensors
+        visible = ctx.call.visible.expand(v.shape)
+        found = estimators.covariance(
+            v, spins, visible, weights=weights, couplings=True, three_body=False
+        ).couplings
+        assert found is not None
+        return found.sum_to_size(ctx.shape), None
+
+
+def clamped(drawn: Samples, own: Tensor, with_own: Tensor) -> Samples:
+    """Reads s_own s, in which the own spin is +1; reads of rows without their own spin do not change."""
+    spins = drawn.spins  # [R, *, P, T]
+    index = own[:, None].expand(*spins.shape[:-1], 1)
+    sign = torch.where(with_own, spins.gather(-1, index), 1)
+    # Invisible spins are -1 in every read.
+    return replace(drawn, spins=torch.where(drawn.visible, spins * sign, -1), ising=None)

@@ -1,0 +1,112 @@
+r"""Windows of keys that move with the query: slots, their visibility, and products over them.
+
+Query i sees the T keys i-T+1 .. i.  Its *slot* t is the key i-T+1+t, so that the last slot is the query's own position.
+Slots of several queries form a band of the matrix of queries and keys.  With rows r of a block of R queries and the
+R+T-1 keys that they can see as columns, slot t of row r is column r+t: the slots are a *skewed* view of the block, and
+no tensor of the shape [L, T, d] is needed.
+
+Queries are the last Q of S keys in `slots_of` and `placed`: Q = S in a full pass, Q = 1 in decoding.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+_LEAST_BLOCK = 32
+"""Queries of a block: larger blocks compute more products that no query needs, smaller ones use BLAS worse."""
+
+
+def window_scores(q: Tensor, k: Tensor, window: int) -> Tensor:
+    """Compute q_i · k_j for the slots of every query, [*, L, T].
+
+    Args:
+        q: [*, L, d].
+        k: [*, L, d].
+        window: T <= L.  Slots before the first key get 0.
+    """
+    length = q.shape[-2]
+    rows = _block_rows(window, length)
+    blocks = _blocks(q, rows) @ _overlapping_blocks(k, rows, window).mT  # [*, N, R, R+T-1]
+    return _skewed(blocks, window).flatten(-3, -2)[..., :length, :]
+
+
+def window_mix(weights: Tensor, v: Tensor, window: int) -> Tensor:
+    """Compute Σ_t w_it v_{i-T+1+t}, [*, L, d], of weights [*, L, T] and values [*, L, d]."""
+    length = v.shape[-2]
+    rows = _block_rows(window, length)
+    blocks = _unskewed(_blocks(weights, rows)) @ _overlapping_blocks(v, rows, window)
+    return blocks.flatten(-3, -2)[..., :length, :]
+
+
+def slots_of(matrix: Tensor, window: int) -> Tensor:
+    """Take the slots [*, Q, T] of the last Q of S keys from a matrix [*, Q, S]; 0 before the first key."""
+    queries, keys = matrix.shape[-2:]
+    columns = queries + window - 1
+    return _skewed(F.pad(matrix, (columns - keys, 0)), window)  # a negative width removes columns
+
+
+def placed(slots: Tensor, keys: int) -> Tensor:
+    """Place slots [*, Q, T] of the last Q of S keys in a matrix [*, Q, S] of zeros; the inverse of `slots_of`."""
+    band = _unskewed(slots)
+    return F.pad(band, (keys - band.shape[-1], 0))
+
+
+def visible_slots(length: int, window: int, seen: Tensor | None, device: torch.device) -> Tensor:
+    """Compute which slots hold a visible key: bool [L, T], or [B, 1, L, T] of keys ``seen``, bool [B, L]."""
+    keys = torch.ones(length, dtype=torch.bool, device=device) if seen is None else seen
+    slots = F.pad(keys, (window - 1, 0)).unfold(-1, window, 1)
+    return slots if seen is None else slots[:, None]
+
+
+def visible_keys(
+    queries: int, keys: int, seen: Tensor | None, device: torch.device, *, causal: bool = True
+) -> Tensor:
+    """Compute which of S keys the last Q see: bool [Q, S], or [B, 1, Q, S] of keys ``seen``, bool [B, S]."""
+    mask = torch.ones(queries, keys, dtype=torch.bool, device=device)
+    if causal:
+        mask = mask.tril(keys - queries)
+    return mask if seen is None else mask & seen[:, None, None]
+
+
+def in_window(queries: int, keys: int, window: int, device: torch.device) -> Tensor:
+    """Compute which of S keys are in the window of each of the last Q, bool [Q, S]."""
+    past = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+    return past.triu(keys - queries - window + 1)
+
+
+def _block_rows(window: int, length: int) -> int:
+    # The keys before a block are all in the block before it.
+    return max(window - 1, min(_LEAST_BLOCK, length))
+
+
+def _blocks(x: Tensor, rows: int) -> Tensor:
+    """Blocks of rows, [*, N, R, c], of [*, L, c], padded with zeros."""
+    missing = -x.shape[-2] % rows
+    if missing:
+        x = F.pad(x, (0, 0, 0, missing))
+    return x.unflatten(-2, (-1, rows))
+
+
+def _overlapping_blocks(x: Tensor, rows: int, window: int) -> Tensor:
+    """Each block with the T-1 rows before it, [*, N, T-1+R, c]."""
+    blocks = _blocks(x, rows)
+    if window == 1:
+        return blocks
+    tails = F.pad(blocks[..., :-1, rows - window + 1 :, :], (0, 0, 0, 0, 1, 0))
+    return torch.cat((tails, blocks), -2)
+
+
+def _skewed(matrix: Tensor, window: int) -> Tensor:
+    """Element (r, r+t) of a matrix [*, R, R+T-1] at (r, t), [*, R, T]."""
+    rows = matrix.shape[-2]
+    # A row that is one longer moves every next row one to the left.
+    return F.pad(matrix.flatten(-2), (0, rows)).unflatten(-1, (rows, rows + window))[..., :window]
+
+
+def _unskewed(slots: Tensor) -> Tensor:
+    """Element (r, t) of slots [*, R, T] at (r, r+t) of a matrix [*, R, R+T-1] of zeros."""
+    rows, window = slots.shape[-2:]
+    padded = F.pad(slots, (0, rows)).flatten(-2)
+    return padded[..., : rows * (rows + window - 1)].unflatten(-1, (rows, rows + window - 1))
