@@ -1,0 +1,335 @@
+"""Relative couplings, far keys and odds: every row against an enumeration of its own problem."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diabat import BoltzmannAttention, UnsupportedError
+from diabat.ising import Ising
+from diabat.samplers.dqa import DQASampler
+from diabat.testing import brute_force
+
+F64 = torch.float64
+WINDOW = 4
+OPTIONS: dict[str, dict[str, Any]] = {
+    "probability": {},
+    "far": {"far": "independent"},
+    "odds": {"weights": "odds"},
+    "far odds": {"far": "independent", "weights": "odds"},
+    "rotary": {"rotary": True, "far": "independent", "weights": "odds"},
+    "K": {"mode": "h+J+K", "weights": "odds"},
+    "far K": {"mode": "h+K", "far": "independent"},
+    "without fields": {"mode": "J+K", "weights": "odds", "far": "independent"},
+    "J": {"mode": "J"},
+    "far J": {"mode": "J", "far": "independent", "weights": "odds"},
+    "h": {"mode": "h", "far": "independent"},
+    "h odds": {"mode": "h", "weights": "odds"},
+    "softmax": {"mode": "softmax"},
+    "far softmax": {"mode": "softmax", "far": "independent"},
+    "J-self": {"mode": "J-self"},
+    "far J-self": {"mode": "J-self", "far": "independent"},
+}
+
+
+def layer(window: int = WINDOW, dtype: torch.dtype = F64, scale: float = 0.5, **options: Any) -> BoltzmannAttention:
+    """A relative layer of 2 heads whose couplings are not zero."""
+    torch.manual_seed(1)
+    built = BoltzmannAttention(8, 2, window, relative=True, **options).to(dtype)
+    with torch.no_grad():
+        for parameter in (built.coupling_pairs, built.coupling_triples):
+            if parameter is not None:
+                parameter.normal_(std=scale)
+    return built
+
+
+def inputs(batch: int = 2, length: int = 11, dtype: torch.dtype = F64) -> Tensor:
+    return torch.randn(batch, length, 8, generator=torch.Generator().manual_seed(2), dtype=dtype)
+
+
+def run(built: BoltzmannAttention, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    out, weights = built(x, mask, need_weights=True)
+    return out, weights
+
+
+def expected_row(built: BoltzmannAttention, scores: Tensor, seen: Tensor, head: int, i: int) -> Tensor:
+    """Weights of query i over all keys, by enumeration of the keys that it sees, far ones included.
+
+    Far keys are spins of the enumerated problem, without couplings.
+    """
+    T = built.window
+    keys = [j for j in range(i + 1) if seen[j] and (built.far == "independent" or j > i - T)]
+    weights = torch.zeros(len(scores), dtype=F64)
+    if not keys:
+        return weights
+    s = scores[keys]
+    if built.mode == "softmax":
+        weights[keys] = torch.softmax(s, 0)
+        return weights
+    with_fields = "h" in built.mode.split("+")
+    h = s if built.weighting == "probability" else (s - s.logsumexp(0)) / 2
+    h = h if with_fields else torch.zeros_like(h)
+    slots = [j - (i - T + 1) for j in keys]  # negative for far keys
+    J, K = built.couplings(), built.three_body()
+    near = torch.tensor([t >= 0 for t in slots])
+    index = torch.tensor(slots).clamp(min=0)
+    pair = None if J is None else J[head, 0][index][:, index] * near * near[:, None]
+    triple = None
+    if K is not None:
+        triple = K[head, 0][index][:, index][:, :, index] * near * near[:, None] * near[:, None, None]
+    if built.mode == "J-self" and seen[i]:
+        assert pair is not None
+        alpha = (1 + brute_force(Ising(h, pair), correlations=True).correlation[-1]) / 2
+    else:
+        alpha = brute_force(Ising(h, pair, None, triple)).probability
+    positive = alpha if built.weighting == "probability" else alpha / (1 - alpha)
+    weights[keys] = positive / positive.sum()
+    return weights
+
+
+def expected(built: BoltzmannAttention, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Weights [B, H, L, L], one enumeration per query."""
+    with torch.no_grad():
+        q, k, _ = built._projected(x)
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        seen = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else ~mask
+        rows = [
+            expected_row(built, scores[b, head, i], seen[b], head, i)
+            for b in range(len(x))
+            for head in range(2)
+            for i in range(x.shape[1])
+        ]
+    return torch.stack(rows).view(len(x), 2, x.shape[1], x.shape[1])
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_row_is_its_own_problem(name: str) -> None:
+    built, x = layer(**OPTIONS[name]), inputs()
+    out, weights = run(built, x)
+    want = expected(built, x)
+    assert (weights - want).abs().max() < 1e-12
+    v = built.value(x).unflatten(-1, (2, 4)).transpose(1, 2)
+    assert (out - built.output((want @ v).transpose(1, 2).flatten(2))).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_padding_on_either_side_and_inside(name: str) -> None:
+    built, x = layer(**OPTIONS[name]), inputs(3)
+    mask = torch.zeros(3, 11, dtype=torch.bool)
+    mask[0, :5] = True
+    mask[1, 8:] = True
+    mask[2, [0, 3, 4, 9]] = True
+    out, weights = run(built, x, mask)
+    assert (weights - expected(built, x, mask)).abs().max() < 1e-12
+    alone, _ = run(built, x[:1, 5:])
+    assert (out[0, 5:] - alone[0]).abs().max() < 1e-12
+    assert torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("length", [1, 3])
+def test_sequences_shorter_than_the_window(name: str, length: int) -> None:
+    built, x = layer(**OPTIONS[name]), inputs(length=length)
+    assert (run(built, x)[1] - expected(built, x)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_same_window_gives_the_same_output_anywhere(name: str) -> None:
+    """One J serves every position: with ``far="none"`` the last output depends on the last T tokens only."""
+    built, x = layer(**OPTIONS[name]), inputs(length=40)
+    if built.far == "none":
+        assert (built(x)[:, -1] - built(x[:, -WINDOW:])[:, -1]).abs().max() < 1e-12
+    changed = x.clone()
+    changed[:, 30:] += 1.0
+    assert (built(x)[:, :30] - built(changed)[:, :30]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("weights", ["probability", "odds"])
+@pytest.mark.parametrize("name", ["banded", "mean_field", "tempering", "dqa"])
+def test_other_backends(name: str, weights: str) -> None:
+    """banded is exact; tempering with 20,000 reads is within 5 standard errors of 0.0035 of P for every weight."""
+    x = inputs()
+    backend = {
+        "tempering": {"num_reads": 20_000},
+        "dqa": {"sampler": DQASampler(annealing_time_ns=2.0, steps=60)},
+        "banded": {"bandwidth": 2},
+    }.get(name, {})
+    built = layer(scale=0.2, **({"sampler": name, "weights": weights} | backend))
+    torch.manual_seed(3)
+    _, found = run(built, x)
+    assert (found.sum(-1) - 1).abs().max() < 1e-6
+    if name in ("banded", "tempering"):
+        tolerance = 1e-12 if name == "banded" else 0.03
+        assert (found - expected(built, x)).abs().max() < tolerance
+    found.square().sum().backward()
+    assert built.coupling_pairs is not None
+    for parameter in (built.coupling_pairs, built.query.weight):
+        assert parameter.grad is not None
+        assert torch.isfinite(parameter.grad).all()
+        assert parameter.grad.any()
+
+
+def test_far_keys_are_the_exact_law_of_couplings_confined_to_the_window() -> None:
+    """The last query of a long window whose J is zero beyond the last T slots sees the same weights."""
+    built, x = layer(far="independent"), inputs(length=9)
+    whole = BoltzmannAttention(8, 2, 9, relative=True).to(F64)
+    whole.load_state_dict({**built.state_dict(), "coupling_pairs": torch.zeros(2, 36, dtype=F64)})
+    J, wide = built.couplings(), torch.zeros(2, 9, 9, dtype=F64)
+    assert J is not None
+    wide[:, 5:, 5:] = J[:, 0].detach()
+    j, k = torch.triu_indices(9, 9, 1)
+    with torch.no_grad():
+        assert whole.coupling_pairs is not None
+        whole.coupling_pairs.copy_(wide[:, j, k])
+    assert (run(whole, x)[1][:, :, -1] - run(built, x)[1][:, :, -1]).abs().max() < 1e-12
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"causal": False}, "relative: expected causal=True, since windows end at the query, got causal=False"),
+    ({"relative": 1}, "relative: expected True or False, got 1"),
+    ({"far": "all"}, "far: expected 'none' or 'independent', got 'all'"),
+    ({"relative": False, "far": "independent"}, "far: expected 'none' without relative=True, got 'independent'"),
+    ({"weights": "odd"}, "weights: expected 'probability' or 'odds', got 'odd'"),
+    ({"weights": "odds", "mode": "J-self"}, "weights: expected 'probability' in mode 'J-self', .* got 'odds'"),
+    ({"rotary": True, "embed_dim": 6}, "rotary: expected an even embed_dim / num_heads, got 6 / 2"),
+    ({"window": 40}, "window: sampler 'exact' accepts at most .* spins, got 40"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BoltzmannAttention(**({"embed_dim": 8, "num_heads": 2, "window": 4, "relative": True} | options))
+
+
+def test_the_representation_shows_the_options() -> None:
+    shown = repr(layer(far="independent", weights="odds", rotary=True))
+    assert "relative=True, far='independent', weights='odds', rotary=True" in shown
+    assert "relative" not in repr(BoltzmannAttention(8, 2, 4))
+
+
+@pytest.mark.parametrize("name", ["probability", "far odds", "J-self", "rotary"])
+def test_gradients_three_ways(name: str) -> None:
+    """Finite differences, autograd through the enumeration of every row, and functional transforms."""
+    built, x = layer(**OPTIONS[name]), inputs(1, 6)
+    names = [n for n, _ in built.named_parameters()]
+    values = [p.detach().clone().requires_grad_() for p in built.parameters()]
+
+    def function(x: Tensor, *values: Tensor) -> Tensor:
+        found: Tensor = torch.func.functional_call(built, dict(zip(names, values, strict=True)), (x,))
+        return found
+
+    assert torch.autograd.gradcheck(function, [x.requires_grad_(), *values], atol=1e-6)
+    cotangent = torch.randn(1, 6, 8, dtype=F64)
+    direct = torch.autograd.grad(function(x, *values), values, cotangent, allow_unused=True)
+    _, pull = torch.func.vjp(lambda *v: function(x, *v), *values)
+    for a, b in zip(direct, pull(cotangent), strict=True):
+        assert torch.allclose(torch.zeros_like(b) if a is None else a, b, atol=1e-12)
+    naive = enumerated_output(built, x, values, names)
+    again = torch.autograd.grad(naive, values, cotangent, allow_unused=True)
+    for a, b in zip(direct, again, strict=True):
+        assert (a is None and b is None) or torch.allclose(
+            *(torch.zeros(()) if g is None else g for g in (a, b)), atol=1e-10
+        )
+
+
+def enumerated_output(built: BoltzmannAttention, x: Tensor, values: list[Tensor], names: list[str]) -> Tensor:
+    """The output by a softmax over all states of every row, differentiable in the parameters."""
+    state = dict(zip(names, values, strict=True))
+
+    class Enumerated(torch.nn.Module):
+        """Weights of one head and query by the states of all its keys."""
+
+        def weights(self, scores: Tensor, J: Tensor, i: int) -> Tensor:
+            T, far = built.window, built.far == "independent"
+            keys = list(range(0 if far else max(0, i - T + 1), i + 1))
+            s = scores[keys]
+            h = s if built.weighting == "probability" else (s - s.logsumexp(0)) / 2
+            if built.mode == "J-self":
+                h = torch.zeros_like(h)
+            n = len(keys)
+            states = 2.0 * ((torch.arange(2**n)[:, None] >> torch.arange(n)) & 1).to(F64) - 1
+            slot = torch.tensor(keys) - (i - T + 1)
+            index, near = slot.clamp(min=0), slot >= 0
+            pair = J[index][:, index] * near * near[:, None]
+            exponent = states @ h + torch.einsum("sj,jk,sk->s", states, pair, states) / 2
+            p = exponent.softmax(0)
+            up = states > 0
+            if built.mode == "J-self":
+                alpha = (p[:, None] * (states == states[:, -1:])).sum(0)
+            else:
+                alpha = (p[:, None] * up).sum(0)
+            odds = alpha / (p[:, None] * ~up).sum(0)
+            positive = alpha if built.weighting == "probability" else odds
+            return torch.zeros(x.shape[1], dtype=F64).index_put(
+                (torch.tensor(keys),), positive / positive.sum()
+            )
+
+    def call() -> Tensor:
+        q, k, v = built._projected(x)
+        scores, J = q @ k.mT / 2, built.couplings()
+        assert J is not None
+        rows = [
+            torch.stack([Enumerated().weights(scores[0, head, i], J[head, 0], i) for i in range(x.shape[1])])
+            for head in range(2)
+        ]
+        out: Tensor = built.output((torch.stack(rows)[None] @ v).transpose(1, 2).flatten(2))
+        return out
+
+    with torch.nn.utils.stateless._reparametrize_module(built, state):
+        return call()
+
+
+@pytest.mark.parametrize("name", ["probability", "odds", "far odds"])
+def test_second_derivatives(name: str) -> None:
+    built = layer(3, **OPTIONS[name])
+    assert torch.autograd.gradgradcheck(built, [inputs(1, 5).requires_grad_()], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["probability", "far odds"])
+def test_vmap_is_a_loop(name: str) -> None:
+    built, x = layer(**OPTIONS[name]), torch.randn(3, 2, 9, 8, dtype=F64)
+    mapped = torch.func.vmap(built)(x)
+    assert (mapped - torch.stack([built(part) for part in x])).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("name", ["probability", "odds", "far", "far odds"])
+def test_autocast_computes_marginals_in_full_precision(name: str) -> None:
+    built, x = layer(dtype=torch.float32, **OPTIONS[name]), inputs(dtype=torch.float32)
+    out, weights = run(built, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        low, low_weights = run(built, x)
+    assert low.dtype == low_weights.dtype == torch.bfloat16
+    assert (low.float() - out).abs().max() < 0.02
+    assert (low_weights.float() - weights).abs().max() < 0.02
+    half = copy.deepcopy(built).bfloat16()
+    assert (half(x.bfloat16()).float() - out).abs().max() < 0.05
+
+
+def test_deepcopy_and_state_dict() -> None:
+    built, x = layer(weights="odds"), inputs()
+    twin = copy.deepcopy(built)
+    assert torch.equal(twin(x), built(x))
+    other = BoltzmannAttention(8, 2, WINDOW, relative=True, weights="odds").to(F64)
+    other.load_state_dict(built.state_dict())
+    assert torch.equal(other(x), built(x))
+
+
+def test_fields_of_the_last_pass_are_those_of_the_slots() -> None:
+    built, x = layer(), inputs()
+    built(x)
+    fields, J = built.last_fields_and_couplings()
+    assert fields.shape == (2, 2, 11, WINDOW)
+    assert J is not None
+    assert J.shape == (2, 1, WINDOW, WINDOW)
+
+
+def test_one_j_is_limited_by_the_window_only() -> None:
+    """Long sequences with a backend that accepts few spins."""
+    assert layer(3, sampler="exact")(inputs(1, 300)).shape == (1, 300, 8)
+    with pytest.raises(UnsupportedError, match="expects P|accepts at most"):
+        layer(64)
