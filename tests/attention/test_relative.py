@@ -36,7 +36,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def layer(window: int = WINDOW, dtype: torch.dtype = F64, scale: float = 0.5, **options: Any) -> BoltzmannAttention:
+def layer(
+    window: int = WINDOW, dtype: torch.dtype = F64, scale: float = 0.5, **options: Any
+) -> BoltzmannAttention:
     """A relative layer of 2 heads whose couplings are not zero."""
     torch.manual_seed(1)
     built = BoltzmannAttention(8, 2, window, relative=True, **options).to(dtype)
@@ -54,6 +56,12 @@ def inputs(batch: int = 2, length: int = 11, dtype: torch.dtype = F64) -> Tensor
 def run(built: BoltzmannAttention, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     out, weights = built(x, mask, need_weights=True)
     return out, weights
+
+
+def pairs_of(ising: Ising) -> Tensor:
+    found = brute_force(ising).correlation
+    assert found is not None
+    return found
 
 
 def expected_row(built: BoltzmannAttention, scores: Tensor, seen: Tensor, head: int, i: int) -> Tensor:
@@ -83,7 +91,7 @@ def expected_row(built: BoltzmannAttention, scores: Tensor, seen: Tensor, head: 
         triple = K[head, 0][index][:, index][:, :, index] * near * near[:, None] * near[:, None, None]
     if built.mode == "J-self" and seen[i]:
         assert pair is not None
-        alpha = (1 + brute_force(Ising(h, pair), correlations=True).correlation[-1]) / 2
+        alpha = (1 + pairs_of(Ising(h, pair))[-1]) / 2
     else:
         alpha = brute_force(Ising(h, pair, None, triple)).probability
     positive = alpha if built.weighting == "probability" else alpha / (1 - alpha)
@@ -151,10 +159,13 @@ def test_the_same_window_gives_the_same_output_anywhere(name: str) -> None:
 @pytest.mark.parametrize("weights", ["probability", "odds"])
 @pytest.mark.parametrize("name", ["banded", "mean_field", "tempering", "dqa"])
 def test_other_backends(name: str, weights: str) -> None:
-    """banded is exact; tempering with 20,000 reads is within 5 standard errors of 0.0035 of P for every weight."""
-    x = inputs()
-    backend = {
-        "tempering": {"num_reads": 20_000},
+    """Exact with banded.  With 2,000 reads P has a standard error of at most 0.011, with some autocorrelation.
+
+    A weight then has one of at most 0.03, and the mean over 240 weights is within 0.01 (alpha < 1e-6).
+    """
+    x = inputs(length=6)
+    backend: dict[str, Any] = {
+        "tempering": {"num_reads": 2_000},
         "dqa": {"sampler": DQASampler(annealing_time_ns=2.0, steps=60)},
         "banded": {"bandwidth": 2},
     }.get(name, {})
@@ -162,9 +173,12 @@ def test_other_backends(name: str, weights: str) -> None:
     torch.manual_seed(3)
     _, found = run(built, x)
     assert (found.sum(-1) - 1).abs().max() < 1e-6
-    if name in ("banded", "tempering"):
-        tolerance = 1e-12 if name == "banded" else 0.03
-        assert (found - expected(built, x)).abs().max() < tolerance
+    error = (found - expected(built, x)).abs()
+    if name == "banded":
+        assert error.max() < 1e-12
+    elif name == "tempering":
+        assert error.max() < 0.15
+        assert error.mean() < 0.01
     found.square().sum().backward()
     assert built.coupling_pairs is not None
     for parameter in (built.coupling_pairs, built.query.weight):
@@ -191,10 +205,16 @@ def test_far_keys_are_the_exact_law_of_couplings_confined_to_the_window() -> Non
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"causal": False}, "relative: expected causal=True, since windows end at the query, got causal=False"),
     ({"relative": 1}, "relative: expected True or False, got 1"),
-    ({"far": "all"}, "far: expected 'none' or 'independent', got 'all'"),
-    ({"relative": False, "far": "independent"}, "far: expected 'none' without relative=True, got 'independent'"),
-    ({"weights": "odd"}, "weights: expected 'probability' or 'odds', got 'odd'"),
-    ({"weights": "odds", "mode": "J-self"}, "weights: expected 'probability' in mode 'J-self', .* got 'odds'"),
+    ({"far": "all"}, "far: expected one of none, independent, got 'all'"),
+    (
+        {"relative": False, "far": "independent"},
+        "far: expected 'none' without relative=True, got 'independent'",
+    ),
+    ({"weights": "odd"}, "weights: expected one of probability, odds, got 'odd'"),
+    (
+        {"weights": "odds", "mode": "J-self"},
+        "weights: expected 'probability' in mode 'J-self', .* got 'odds'",
+    ),
     ({"rotary": True, "embed_dim": 6}, "rotary: expected an even embed_dim / num_heads, got 6 / 2"),
     ({"window": 40}, "window: sampler 'exact' accepts at most .* spins, got 40"),
 ]
@@ -331,5 +351,5 @@ def test_fields_of_the_last_pass_are_those_of_the_slots() -> None:
 def test_one_j_is_limited_by_the_window_only() -> None:
     """Long sequences with a backend that accepts few spins."""
     assert layer(3, sampler="exact")(inputs(1, 300)).shape == (1, 300, 8)
-    with pytest.raises(UnsupportedError, match="expects P|accepts at most"):
+    with pytest.raises(UnsupportedError, match="accepts at most"):
         layer(64)

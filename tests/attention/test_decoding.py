@@ -1,0 +1,99 @@
+"""Decoding token by token equals the full pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diabat import BoltzmannAttention
+from diabat.attention.decoding import DecodingState
+
+from .test_relative import F64, OPTIONS, inputs, layer
+
+
+def decoded(built: BoltzmannAttention, x: Tensor, state: DecodingState | None = None) -> tuple[Tensor, Any]:
+    outputs = []
+    for i in range(x.shape[1]):
+        y, state = built.step(x[:, i], state)
+        outputs.append(y)
+    return torch.stack(outputs, 1), state
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_steps_equal_the_full_pass(name: str) -> None:
+    built, x = layer(**OPTIONS[name]), inputs(length=13)
+    found, state = decoded(built, x)
+    assert (found - built(x)).abs().max() < 1e-12
+    assert state.keys.shape == (2, 2, 13 if built.far == "independent" else 4, 4)
+    assert int(state.position) == 13
+
+
+@pytest.mark.parametrize("name", ["banded", "mean_field"])
+def test_steps_with_other_backends(name: str) -> None:
+    built, x = (
+        layer(sampler=name, bandwidth=2, dtype=torch.float32, weights="odds"),
+        inputs(dtype=torch.float32),
+    )
+    assert (decoded(built, x)[0] - built(x)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["probability", "far odds", "rotary", "J-self"])
+def test_steps_after_a_padded_prompt(name: str) -> None:
+    """Prompts of different lengths, padded on the left."""
+    built, x = layer(**OPTIONS[name]), inputs(3)
+    mask = torch.arange(7) < torch.tensor([[0], [3], [6]])
+    prompt, state = built.prefill(x[:, :7], mask)
+    assert (prompt - built(x[:, :7], mask)).abs().max() < 1e-12
+    rest, _ = decoded(built, x[:, 7:], state)
+    padded = torch.cat((mask, torch.zeros(3, 4, dtype=torch.bool)), 1)
+    assert (rest - built(x, padded)[:, 7:]).abs().max() < 1e-12
+    alone = built(x[2:, 6:])
+    assert (rest[2:] - alone[:, 1:]).abs().max() < 1e-12
+
+
+def test_beams_are_reordered_and_states_are_not_changed() -> None:
+    built, x = layer(far="independent"), inputs(3)
+    _, state = built.prefill(x[:, :6])
+    before = [t.clone() for t in (state.keys, state.values, state.seen, state.position)]
+    rows = torch.tensor([2, 0, 2, 1])
+    chosen = state.reorder(rows)
+    found, _ = decoded(built, x[rows, 6:], chosen)
+    assert (found - built(x[rows])[:, 6:]).abs().max() < 1e-12
+    decoded(built, x[:, 6:], state)
+    for t, old in zip((state.keys, state.values, state.seen, state.position), before, strict=True):
+        assert torch.equal(t, old)
+    assert state.to("cpu").keys.shape == state.keys.shape
+
+
+def test_gradients_pass_through_steps() -> None:
+    built, x = layer(), inputs(1, 6)
+    cotangent = torch.randn(1, 6, 8, dtype=F64)
+    parameters = list(built.parameters())
+    for a, b in zip(
+        torch.autograd.grad(decoded(built, x)[0], parameters, cotangent),
+        torch.autograd.grad(built(x), parameters, cotangent),
+        strict=True,
+    ):
+        assert (a - b).abs().max() < 1e-12
+
+
+def test_refusals() -> None:
+    built, x = layer(), inputs()
+    _, state = built.step(x[:, 0])
+    absolute = BoltzmannAttention(8, 2, 4).to(F64)
+    for call in (lambda: absolute.step(x[:, 0]), lambda: absolute.prefill(x[:, :4])):
+        with pytest.raises(ValueError, match="relative: expected True to decode token by token, got False"):
+            call()
+    with pytest.raises(
+        ValueError, match=r"x: expected one token of every sequence, \[B, 8\], got \[2, 3, 8\]"
+    ):
+        built.step(x[:, :3], state)
+    with pytest.raises(ValueError, match=r"state: expected keys \[1, 2, S, 4\] .* got \[2, 2, 1, 4\]"):
+        built.step(x[:1, 0], state)
+    with pytest.raises(TypeError, match="state: expected a DecodingState or None, got dict"):
+        built.step(x[:, 0], {})  # type: ignore[arg-type]  # on purpose
+    with pytest.raises(ValueError, match=r"rows: expected int64 \[B\], got torch.float32 \[2\]"):
+        state.reorder(torch.zeros(2))
