@@ -64,7 +64,12 @@ def _transformer(
 ) -> Transformer:
     torch.manual_seed(seed)
     sizes = (task.vocab_size, task.num_classes, task.window)
-    return Transformer(options, *sizes, sampler=sampler, gradient=gradient)
+    try:
+        return Transformer(options, *sizes, sampler=sampler, gradient=gradient)
+    except ArgumentError as error:
+        if error.argument != "window" or options.attention_window is None:
+            raise
+        raise type(error)("attention_window", error.reason) from error  # the option that gave the window
 
 
 def pair_tokenizer(options: PairModelOptions) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.boltzmann import BoltzmannAttention, coupling_parameters
+from diabat.attention.boltzmann import BoltzmannAttention, check_windows, coupling_parameters
 from diabat.attention.coupled import SELF_MODES
 from diabat.checks import ArgumentError, check_choice
 from diabat.compute.memory import require_memory
@@ -17,6 +17,8 @@ from diabat.samplers.state import sampler_parameters
 
 if TYPE_CHECKING:
     from diabat.samplers.base import Sampler
+
+POSITIONS = ("learned", "rope")
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,17 @@ class TransformerOptions:
         ffn_dim: Hidden width of the feed-forward network, 0 for none.
         dropout: Probability in 0 .. 1 (exclusive) of dropout on the two outputs of a block.
         attention_dropout: The same for the attention weights; None takes ``dropout``.
+        embedding_dropout: The same for the sum of the embeddings of symbols and positions.
         mode: ``softmax``, or the terms of the energy: ``h+J``, ``h``, ``J``, ``h+K``, ``J+K``, ``h+J+K``,
-            ``K``.
+            ``K``; or ``J-self``.  See :class:`diabat.BoltzmannAttention`.
         causal: Whether position i sees positions j <= i only.
         bandwidth: w; only couplings J_jk with |j - k| <= w are parameters.  None makes all of them parameters.
+        relative: Couplings between the last keys that a query sees, for sequences of any length.
+        attention_window: T, the number of coupled positions, with ``relative``; None couples the whole context.
+        far: With ``relative``, keys before the window: ``none`` of them is visible, or they are ``independent``.
+        weights: Attention weights from the ``probability`` of a spin, or from its ``odds``.
+        positions: ``learned`` embeddings, one for each position of the context, or ``rope``: rotary positions in
+            every attention layer.
     """
 
     name: Literal["transformer"] = field(default="transformer", kw_only=True)
@@ -44,9 +53,15 @@ class TransformerOptions:
     ffn_dim: int = 128
     dropout: float = 0.1
     attention_dropout: float | None = None
+    embedding_dropout: float = 0.0
     mode: str = "h+J"
     causal: bool = True
     bandwidth: int | None = None
+    relative: bool = False
+    attention_window: int | None = None
+    far: str = "none"
+    weights: str = "probability"
+    positions: str = "learned"
 
     def __post_init__(self) -> None:
         for name, least in (("embed_dim", 1), ("num_heads", 1), ("num_layers", 1), ("ffn_dim", 0)):
@@ -56,13 +71,26 @@ class TransformerOptions:
             raise ArgumentError(
                 "embed_dim", f"expected a multiple of num_heads = {self.num_heads}, got {self.embed_dim}."
             )
-        for name in ("dropout", "attention_dropout"):
+        for name in ("dropout", "attention_dropout", "embedding_dropout"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise ArgumentError(name, f"expected a probability in [0, 1), got {value}.")
-        if self.bandwidth is not None and self.bandwidth < 1:
-            raise ArgumentError("bandwidth", f"expected None or an integer >= 1, got {self.bandwidth}.")
+        for name in ("bandwidth", "attention_window"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ArgumentError(name, f"expected None or an integer >= 1, got {value}.")
         check_choice("mode", self.mode, SELF_MODES)
+        check_choice("positions", self.positions, POSITIONS)
+        check_windows(self.relative, self.causal, self.far, self.weights, self.mode)
+        if self.attention_window is not None and not self.relative:
+            raise ArgumentError(
+                "attention_window", f"expected None without relative couplings, got {self.attention_window}."
+            )
+        if self.positions == "rope" and self.embed_dim // self.num_heads % 2:
+            raise ArgumentError(
+                "positions",
+                f"'rope' expects an even embed_dim / num_heads, got {self.embed_dim} / {self.num_heads}.",
+            )
 
     @property
     def attention(self) -> str:
@@ -92,7 +120,7 @@ class Block(nn.Module):
         self.attention = BoltzmannAttention(
             width,
             options.num_heads,
-            window,
+            window if options.attention_window is None else options.attention_window,
             sampler=sampler,
             mode=options.mode,
             gradient=gradient,
@@ -100,6 +128,10 @@ class Block(nn.Module):
             dropout=options.dropout if options.attention_dropout is None else options.attention_dropout,
             num_reads=num_reads,
             bandwidth=options.bandwidth,
+            relative=options.relative,
+            far=options.far,
+            weights=options.weights,
+            rotary=options.positions == "rope",
         )
         self.dropout = nn.Dropout(options.dropout)
         self.ffn: nn.Sequential | None = None
@@ -146,7 +178,8 @@ class Transformer(nn.Module):
         options: Size and mode.
         vocab_size: Number of input symbols.
         num_classes: Number of classes C.
-        window: Longest sequence T, and the number of spins of an attention problem.
+        window: The context: longest sequence, unless couplings are relative and positions rotary, when any length is
+            possible; and the number of spins of an attention problem, unless ``options.attention_window`` is given.
         sampler: Backend of every attention layer, by name or as an object.
         gradient: Gradient estimator of every attention layer.
         num_reads: Reads per attention problem for sampling backends, None for the backend's own number.
@@ -169,7 +202,8 @@ class Transformer(nn.Module):
         self.options = options
         self.window = window
         self.symbols = nn.Embedding(vocab_size, options.embed_dim)
-        self.positions = nn.Embedding(window, options.embed_dim)
+        self.positions = nn.Embedding(window, options.embed_dim) if options.positions == "learned" else None
+        self.embedding_dropout = nn.Dropout(options.embedding_dropout)
         self.blocks = nn.ModuleList(
             Block(options, window, sampler, gradient, num_reads) for _ in range(options.num_layers)
         )
@@ -181,7 +215,7 @@ class Transformer(nn.Module):
         """Compute logits.
 
         Args:
-            symbols: int64 [B, T] with T <= window.
+            symbols: int64 [B, T], T <= window; any T with relative couplings and rotary positions.
             key_padding_mask: bool [B, T], True at padding, which no position attends to.
 
         Returns:
@@ -191,11 +225,15 @@ class Transformer(nn.Module):
             ValueError: If the sequences are longer than the window.
         """
         length = symbols.shape[-1]
-        if length > self.window:
+        limited = self.positions is not None or not self.options.relative
+        if limited and length > self.window:
             raise ArgumentError(
                 "symbols", f"expected at most window = {self.window} positions, got {length}."
             )
-        x = self.symbols(symbols) + self.positions.weight[:length]  # [B, T, D]
+        x = self.symbols(symbols)  # [B, T, D]
+        if self.positions is not None:
+            x = x + self.positions.weight[:length]
+        x = self.embedding_dropout(x)
         for block in self.blocks:
             x = block(x, key_padding_mask)
         return self.head(self.norm(x))

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from diabat.attention import BoltzmannAttention
+from diabat.attention.windows import visible_slots
 from diabat.config.errors import ConfigError
 from diabat.config.loading import load_config
 from diabat.config.schema import Config
@@ -93,10 +94,12 @@ def _layer_ensemble(layer: BoltzmannAttention, name: str) -> Ensemble:
     length = fields.shape[-1]
     three_body = layer.three_body(length)
     visible = torch.ones(length, length, dtype=torch.bool)
+    if layer.relative:
+        visible = visible_slots(fields.shape[-2], length, None, fields.device)
     return from_attention(
         fields.double(),
         None if couplings is None else couplings.double(),
-        visible.tril() if layer.causal else visible,
+        visible.tril() if layer.causal and not layer.relative else visible,
         None if three_body is None else three_body.detach().double(),
         windows=_WINDOWS,
         name=f"trained, {name}",

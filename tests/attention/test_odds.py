@@ -91,7 +91,7 @@ def test_probabilities_that_round_to_one(spins: int) -> None:
     assert (bridge("exact")(h, J, visible) == 1).any()
     found = log_odds(bridge("exact"), h, J, visible, None)
     wide = [t.detach().double().requires_grad_() for t in (h, J)]
-    want = log_odds(bridge("exact"), *wide, visible, None)
+    want = log_odds(bridge("exact"), wide[0], wide[1], visible, None)
     assert ((found - want) / want.abs().clamp(min=1)).abs().max() < 3e-6
     for a, b in zip(
         torch.autograd.grad(found.sum(), (h, J)), torch.autograd.grad(want.sum(), wide), strict=True

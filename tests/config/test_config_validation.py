@@ -24,7 +24,7 @@ BAD = [
      f"task.name: expected one of {TASKS}, got 'bracket' (string). Did you mean 'brackets'?"),
     ({"task": {"window": 8}}, f"task.name: this key is required; it is one of {TASKS}."),
     ({"model": {"mode": "hJ"}},
-     "model.mode: expected one of softmax, h+J, h, J, h+K, J+K, h+J+K, K, got 'hJ'. Did you mean 'h+J'?"),
+     "model.mode: expected one of softmax, h+J, h, J, h+K, J+K, h+J+K, K, J-self, got 'hJ'. Did you mean 'h+J'?"),
     ({"gradient": "exac"},
      "gradient: expected 'auto', 'exact', 'straight_through', 'linear_response', 'covariance' or 'adjoint', "
      "got 'exac' (string)."),
@@ -53,6 +53,17 @@ BAD = [
     ({"task": {"name": "brackets", "window": 2}}, "task.window: expected an integer >= 4, got 2."),
     ({"model": {"embed_dim": 6, "num_heads": 4}},
      "model.embed_dim: expected a multiple of num_heads = 4, got 6."),
+    ({"model": {"embedding_dropout": 1.0}},
+     "model.embedding_dropout: expected a probability in [0, 1), got 1.0."),
+    ({"model": {"relative": True, "causal": False}},
+     "model.relative: expected causal=True, since windows end at the query, got causal=False."),
+    ({"model": {"far": "independent"}},
+     "model.far: expected 'none' without relative=True, got 'independent'."),
+    ({"model": {"relative": True, "weights": "odd"}},
+     "model.weights: expected one of probability, odds, got 'odd'. Did you mean 'odds'?"),
+    ({"model": {"positions": "rotary"}}, "model.positions: expected one of learned, rope, got 'rotary'."),
+    ({"model": {"attention_window": 4}},
+     "model.attention_window: expected None without relative couplings, got 4."),
     ({"training": {"patience": 0}}, "training.patience: expected an integer >= 1, got 0."),
     ({"fidelity": {"backends": {}}}, "fidelity.backends: expected a length >= 1, got an empty mapping."),
     ({"training": {"learning_rate": float("nan")}},
@@ -98,6 +109,13 @@ def test_values_that_only_the_backend_checks_are_refused_when_it_is_built() -> N
     config = make_config({"sampler": {"backend": "mean_field", "damping": 2}})
     with pytest.raises(ConfigError, match=r"^sampler\.damping: expected a number in \(0, 1\], got 2"):
         build_sampler(config.sampler)
+
+
+def test_a_window_above_the_limit_of_the_sampler_names_the_key_that_gave_it() -> None:
+    model = {"relative": True, "attention_window": 40}
+    config = make_config({"task": {"name": "brackets", "num_train": 4, "num_validation": 4}, "model": model})
+    with pytest.raises(ConfigError, match=r"^model\.attention_window: sampler 'exact' accepts at most"):
+        build_model(config, build_task(config))
 
 
 DQA_OPTIONS: list[tuple[dict[str, Any], str]] = [

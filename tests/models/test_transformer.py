@@ -161,3 +161,76 @@ def test_weights_that_fit_into_no_memory_are_refused(
     options = TransformerOptions(**changes)
     with pytest.raises(ValueError, match=rf"^{name}: weights of .* GiB of memory, got 8 GiB available\.$"):
         Transformer(options, 12, 8, window, sampler="mean_field")
+
+
+def test_a_relative_model_with_rotary_positions_takes_any_length() -> None:
+    """The last logits depend on the last T symbols of each layer's window only."""
+    model = build(relative=True, attention_window=3, positions="rope", num_layers=2).eval()
+    assert [layer.window for layer in model.attention_layers()] == [3, 3]
+    x = symbols(length=20)
+    logits = model(x)
+    assert logits.shape == (3, 20, 7)
+    assert torch.allclose(
+        model(x[:, -5:])[:, -1], logits[:, -1], atol=1e-6
+    )  # two layers see 2(T-1) + 1 symbols
+    assert not torch.allclose(model(x[:, -3:])[:, -1], logits[:, -1], atol=1e-6)
+    far = build(relative=True, attention_window=3, positions="rope", far="independent", weights="odds").eval()
+    assert not torch.allclose(far(x[:, -5:])[:, -1], far(x)[:, -1], atol=1e-6)
+
+
+def test_learned_positions_limit_the_context() -> None:
+    model = build(relative=True, attention_window=3)
+    assert model(symbols(length=6)).shape == (3, 6, 7)
+    for changes in ({"relative": True}, {"positions": "rope"}):
+        with pytest.raises(ValueError, match="symbols: expected at most window = 6 positions, got 7"):
+            build(**changes)(symbols(length=7))
+    assert build(positions="rope").positions is None
+
+
+def test_odds_without_couplings_are_the_softmax_model() -> None:
+    x = symbols()
+    odds, softmax = (build(weights="odds").eval(), build(mode="softmax").eval())
+    assert torch.allclose(odds(x), softmax(x), atol=1e-6)
+
+
+def test_embedding_dropout_acts_on_the_sum_of_the_embeddings() -> None:
+    x = symbols()
+    for p in (0.0, 0.5):
+        model = build(dropout=0.0, embedding_dropout=p)
+        seen: list[torch.Tensor] = []
+        model.blocks[0].register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0]))
+        torch.manual_seed(4)
+        model(x)
+        torch.manual_seed(4)
+        assert model.positions is not None
+        whole = model.symbols(x) + model.positions.weight
+        want = torch.nn.functional.dropout(whole, p) if p else whole
+        assert torch.equal(seen[0], want)
+        assert bool((seen[0] == 0).any()) == bool(p)
+
+
+def test_without_embedding_dropout_no_random_number_is_drawn_for_it() -> None:
+    model, state = build(dropout=0.0), torch.get_rng_state()
+    model(symbols())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"embedding_dropout": 1.0}, r"embedding_dropout: expected a probability in \[0, 1\), got 1.0"),
+        ({"attention_window": 0}, "attention_window: expected None or an integer >= 1, got 0"),
+        ({"attention_window": 3}, "attention_window: expected None without relative couplings, got 3"),
+        ({"positions": "sine"}, "positions: expected one of learned, rope, got 'sine'"),
+        (
+            {"positions": "rope", "embed_dim": 6},
+            "positions: 'rope' expects an even embed_dim / num_heads, got 6 / 2",
+        ),
+        ({"relative": True, "causal": False}, "relative: expected causal=True"),
+        ({"far": "independent"}, "far: expected 'none' without relative=True"),
+        ({"weights": "odds", "mode": "J-self"}, "weights: expected 'probability' in mode 'J-self'"),
+    ],
+)
+def test_bad_options_of_windows(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(**changes)
