@@ -251,8 +251,10 @@ class BoltzmannAttention(CoupledHeads):
         """P(s_j = +1), [B, H, Q, T]; in mode J-self with the query's own spin at +1."""
         if self.mode != "J-self":
             return super()._probabilities(fields, visible, zero=zero)
-        J, _ = self._terms(fields)
+        J = self.couplings(fields.shape[-1])
         assert J is not None
+        J = J.to(fields.dtype, copy=True)  # torch's compiler fails at a break of the graph on views of views
+        self._recorded = (fields, J.detach())
         return self_probabilities(self._bridge, J, visible, last=self.relative).expand(fields.shape)
 
     def extra_repr(self) -> str:

@@ -39,27 +39,30 @@ def self_probabilities(bridge: GradientBridge, couplings: Tensor, visible: Tenso
         visible: bool [Q, T] or [B, 1, Q, T].
         last: The own spin of every row is the last one, instead of spin i in row i.
     """
+    draws = bridge.draws and bridge.gradient in ("auto", "covariance")
+    if draws and torch.compiler.is_compiling():
+        outside: Any = outside_graph(self_probabilities)
+        result: Tensor = outside(bridge, couplings, visible, last=last)
+        return result
     spins = couplings.shape[-1]
     if not last:
-        return _solved(bridge, couplings, visible, torch.arange(spins, device=visible.device))
+        return _solved(bridge, couplings, visible, torch.arange(spins, device=visible.device), draws)
     if torch.compiler.is_compiling():  # the number of distinct rows depends on the data
         own = torch.full((visible.shape[-2],), spins - 1, device=visible.device)
-        return _solved(bridge, couplings, visible, own)
+        return _solved(bridge, couplings, visible, own, draws)
     rows, index = torch.unique(visible.reshape(-1, spins), dim=0, return_inverse=True)
     own = torch.full((len(rows),), spins - 1, device=visible.device)
-    found = _solved(bridge, couplings, rows, own)[
-        :, index.reshape(visible.shape[:-1])
-    ]  # [H, Q, T] or [H, B, 1, Q, T]
+    found = _solved(bridge, couplings, rows, own, draws)  # [H, P, T]
+    found = found[:, index.reshape(visible.shape[:-1])]  # [H, Q, T] or [H, B, 1, Q, T]
     return found if visible.ndim == 2 else found[:, :, 0].transpose(0, 1)
 
 
-def _solved(bridge: GradientBridge, couplings: Tensor, visible: Tensor, own: Tensor) -> Tensor:
+def _solved(bridge: GradientBridge, couplings: Tensor, visible: Tensor, own: Tensor, draws: bool) -> Tensor:
     """The probabilities for own spins ``own``, int64 [P], of rows [P, T] or [B, 1, P, T]."""
     is_own = torch.nn.functional.one_hot(own, couplings.shape[-1]).bool()  # [P, T]
     with_own = (visible & is_own).any(-1, keepdim=True)
-    if bridge.draws and bridge.gradient in ("auto", "covariance"):
-        draw: Any = outside_graph(_sampled) if torch.compiler.is_compiling() else _sampled
-        found: Tensor = draw(bridge, couplings, visible, own, with_own)
+    if draws:
+        found = _sampled(bridge, couplings, visible, own, with_own)
     else:
         fields = couplings[:, 0, own] * with_own  # [H, P, T] or [B, H, P, T]
         found = bridge(fields, couplings, visible & ~is_own)

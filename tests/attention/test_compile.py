@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -96,6 +97,44 @@ def test_one_graph_compiled_once_with_the_answers_of_eager_mode(name: str) -> No
         torch.manual_seed(4)
         assert torch.allclose(got, net(x), atol=1e-6)
     assert len(graphs) == 2
+
+
+WINDOWS: dict[str, dict[str, Any]] = {
+    "probability": {},
+    "far odds": {"far": "independent", "weights": "odds", "rotary": True},
+    "J-self": {"mode": "J-self"},
+    "drawn odds": {"sampler": "tempering", "weights": "odds", "num_reads": 20},
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_relative_couplings_in_one_graph_for_all_lengths(name: str) -> None:
+    """Without and with padding: one graph of each for the first length, one more for all others."""
+    net = BoltzmannAttention(8, 2, 3, relative=True, **WINDOWS[name])
+    torch.nn.init.normal_(net.coupling_pairs, std=0.3)  # type: ignore[arg-type]  # a parameter in this mode
+    graphs, backend = count_graphs()
+    compiled = torch.compile(net, fullgraph=True, backend=backend)
+    for length in (7, 9, 12):
+        x, mask = torch.randn(2, length, 8), torch.arange(length) < torch.tensor([[0], [4]])
+        for padding in (None, mask):
+            got, want = (step(partial(f, key_padding_mask=padding), net, x) for f in (compiled, net))
+            for a, b in zip(got, want, strict=True):
+                assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert len(graphs) <= 4
+
+
+def test_reads_of_clamped_couplings_break_the_graph() -> None:
+    net = BoltzmannAttention(8, 2, 3, relative=True, mode="J-self", sampler="tempering", num_reads=20)
+    compiled = torch.compile(net, backend="aot_eager")
+    x = torch.randn(2, 7, 8)
+    outputs, slopes = [], []
+    for function in (compiled, net):
+        outputs.append(step(function, net, x)[0])
+        assert net.coupling_pairs is not None
+        assert net.coupling_pairs.grad is not None
+        slopes.append(net.coupling_pairs.grad.clone())
+    assert torch.allclose(*outputs, atol=1e-6)
+    assert torch.allclose(*slopes, atol=1e-6)
 
 
 def test_batches_of_other_sizes() -> None:
