@@ -19,6 +19,7 @@ from torch import Tensor
 from diabat.ising import Ising, flat_index
 
 _CACHED_MASK_ELEMENTS = 1 << 16
+_CODE_BITS = 62
 
 Cost = Callable[[int, int, int], float]
 """Cost of a tier as a function of (groups, problems per group, spins)."""
@@ -269,9 +270,7 @@ def _build_tiers(
     visible: Tensor, shape: torch.Size, lead: torch.Size, cost: Cost, device: torch.device
 ) -> Tiers:
     n, batch = shape[-1], shape[:-1]
-    patterns, inverse = torch.unique(
-        visible.expand(*visible.shape[:-1], n).reshape(-1, n), dim=0, return_inverse=True
-    )
+    patterns, inverse = _distinct_rows(visible.expand(*visible.shape[:-1], n).reshape(-1, n))
     pattern = inverse.reshape(visible.shape[:-1]).expand(batch).reshape(-1)
     coupling = flat_index(lead, batch)
     keys, group, counts = torch.unique(
@@ -293,6 +292,17 @@ def _build_tiers(
             which = keys[part] // len(patterns)
             built.append(_make_tier(rows, visible_spins, which, (len(group), distinct, n), device))
     return Tiers(shape, tuple(built))
+
+
+def _distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct rows of a bool matrix [N, n], sorted, and the index of each row in them, int64 [N]."""
+    n = rows.shape[1]
+    if n > _CODE_BITS:
+        return torch.unique(rows, dim=0, return_inverse=True)
+    # Sorting numbers is several times as fast as sorting rows.  The first spin is the highest bit, as in a sort of rows.
+    bits = torch.arange(n - 1, -1, -1)
+    codes, inverse = torch.unique((rows.long() << bits).sum(1), return_inverse=True)
+    return (codes[:, None] >> bits & 1).bool(), inverse
 
 
 def _partition(groups: list[int], sizes: list[int], problems: int, cost: Cost) -> list[list[int]]:

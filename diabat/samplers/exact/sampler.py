@@ -139,7 +139,9 @@ class ExactSampler(Sampler):
             if correlations:
                 pairs = torch.from_numpy(pairs_of_states(weights.numpy(), m)).to(p.dtype)
         else:
-            if on_cpu and K is None and not (differentiated or correlations) and suits(groups, queries, m):
+            # Without derivatives even one query per J is faster this way, as in decoding.
+            fusable = K is None and not (differentiated or correlations) and suits(groups, max(queries, 2), m)
+            if on_cpu and fusable:
                 found = self._fused(fields, J)
             if found is None:
                 p, log_z, pairs, raised = self._solve_halves(group, correlations)
