@@ -29,7 +29,8 @@ def window_scores(q: Tensor, k: Tensor, window: int) -> Tensor:
     length = q.shape[-2]
     rows = _block_rows(window, length)
     blocks = _blocks(q, rows) @ _overlapping_blocks(k, rows, window).mT  # [*, N, R, R+T-1]
-    return _skewed(blocks, window).flatten(-3, -2)[..., :length, :]
+    # Contiguous, because the strided view would slow down every later operation.
+    return _skewed(blocks, window).flatten(-3, -2)[..., :length, :].contiguous()
 
 
 def window_mix(weights: Tensor, v: Tensor, window: int) -> Tensor:

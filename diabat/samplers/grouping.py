@@ -299,7 +299,7 @@ def _distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     n = rows.shape[1]
     if n > _CODE_BITS:
         return torch.unique(rows, dim=0, return_inverse=True)
-    # Sorting numbers is several times as fast as sorting rows.  The first spin is the highest bit, as in a sort of rows.
+    # Sorting numbers is several times as fast as sorting rows; the first spin is the highest bit for the same order.
     bits = torch.arange(n - 1, -1, -1)
     codes, inverse = torch.unique((rows.long() << bits).sum(1), return_inverse=True)
     return (codes[:, None] >> bits & 1).bool(), inverse

@@ -133,8 +133,8 @@ def test_reads_of_clamped_couplings_break_the_graph() -> None:
         assert net.coupling_pairs is not None
         assert net.coupling_pairs.grad is not None
         slopes.append(net.coupling_pairs.grad.clone())
-    assert torch.allclose(*outputs, atol=1e-6)
-    assert torch.allclose(*slopes, atol=1e-6)
+    assert (outputs[0] - outputs[1]).abs().max() < 1e-6
+    assert (slopes[0] - slopes[1]).abs().max() < 1e-5
 
 
 def test_batches_of_other_sizes() -> None:
