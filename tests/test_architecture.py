@@ -42,6 +42,8 @@ FILES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py"))
 KERNELS = [
     "samplers/exact/enumeration.py",
     "samplers/exact/half_energies.py",
+    "samplers/exact/lane_kernel.py",
+    "samplers/exact/lanes.py",
     "samplers/exact/half_split.py",
     "samplers/exact/smooth.py",
     "samplers/exact/states.py",
@@ -77,6 +79,7 @@ COMPILED = [
     "samplers/banded/steps.py",
     "samplers/banded/walks.py",
     "samplers/exact/fused_kernel.py",
+    "samplers/exact/lane_kernel.py",
     "samplers/exact/row_kernel.py",
     "compute/compiled_random.py",
     "compute/simd_bits.py",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diabat.compute.threads import run_parts
 from diabat.ising import Ising
-from diabat.samplers.exact import ExactSampler, enumeration, fused_products, half_split
+from diabat.samplers.exact import ExactSampler, enumeration, fused_products, half_split, lanes
 from diabat.testing import brute_force
 from diabat.testing.problems import make_problem
 
@@ -24,6 +24,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-13}
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small problems, too, are done by the compiled form, on as many threads as there are."""
     monkeypatch.setattr(enumeration, "MOST_STATES", 0)
+    monkeypatch.setattr(lanes, "MOST_SPINS", 0)
     monkeypatch.setattr(fused_products, "_MIN_STATES", 1)
     monkeypatch.setattr(fused_products, "_STATES_PER_THREAD", 1)
 

@@ -20,6 +20,7 @@ from diabat.samplers.exact.enumeration import Enumerated, enumerate_states, pair
 from diabat.samplers.exact.fused_products import fused_moments, suits
 from diabat.samplers.exact.half_energies import HalfEnergies, own_weights, split_energies
 from diabat.samplers.exact.half_split import ExactProbabilities, half_products
+from diabat.samplers.exact.lanes import lane_probabilities, suits_lanes
 from diabat.samplers.exact.states import draw_states, pair_correlations, state_probabilities
 from diabat.samplers.grouping import Group, tiers
 
@@ -139,10 +140,12 @@ class ExactSampler(Sampler):
             if correlations:
                 pairs = torch.from_numpy(pairs_of_states(weights.numpy(), m)).to(p.dtype)
         else:
-            # Without derivatives even one query per J is faster this way, as in decoding.
-            fusable = K is None and not (differentiated or correlations) and suits(groups, max(queries, 2), m)
-            if on_cpu and fusable:
-                found = self._fused(fields, J)
+            if on_cpu and K is None and not correlations:
+                if suits_lanes(queries, m):
+                    found = lane_probabilities(fields, J)
+                # Without derivatives even one query per J is faster this way, as in decoding.
+                elif not differentiated and suits(groups, max(queries, 2), m):
+                    found = self._fused(fields, J)
             if found is None:
                 p, log_z, pairs, raised = self._solve_halves(group, correlations)
             else:
