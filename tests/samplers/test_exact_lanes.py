@@ -17,7 +17,7 @@ from .test_exact_fused import assert_close, solve
 PROBLEMS = {
     # A block of lanes that is not full; the fewest and the most spins; several blocks, jobs and groups.
     "few": lambda dtype: make_problem((5,), 3, seed=1, dtype=dtype),
-    "most": lambda dtype: make_problem((19,), 10, seed=2, dtype=dtype),
+    "most": lambda dtype: make_problem((19,), 12, seed=2, dtype=dtype),
     "jobs": lambda dtype: make_problem((1100,), 6, seed=3, dtype=dtype),
     "heads": lambda dtype: make_problem((3, 17), 9, lead="heads", seed=4, dtype=dtype),
 }

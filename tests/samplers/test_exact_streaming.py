@@ -10,11 +10,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from diabat.ising import Ising
 from diabat.samplers import UnsupportedError
-from diabat.samplers.exact import ExactSampler, half_split
+from diabat.samplers.exact import ExactSampler, half_split, lanes
 from diabat.testing.problems import causal_problem, make_problem
 
 # Nothing is kept for the backward pass under this budget.
 FORGETFUL = ExactSampler(memory_budget_mb=1e-6)
+
+
+@pytest.fixture(autouse=True)
+def halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Problems of few spins, too, are solved by halves."""
+    monkeypatch.setattr(lanes, "MOST_SPINS", 0)
 
 
 @pytest.fixture

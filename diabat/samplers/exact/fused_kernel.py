@@ -142,7 +142,7 @@ def _largest(values: Any, out: Any) -> None:
 
 @inner
 def _lane_factors(
-    queries: Any, work: Any, g: int, start: int, first: int, end: int, source: Any, out: Any
+    queries: Queries, work: Work, g: int, start: int, first: int, end: int, source: Any, out: Any
 ) -> None:
     """out[x,q] = source[x] Π_k w_k of the fields of q over the spins first .. end - 1."""
     lanes, spins = work.folded.shape[1], end - first

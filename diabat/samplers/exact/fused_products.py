@@ -95,12 +95,12 @@ def half_energy(J: Array) -> Array:
 
     BLAS is not used: its last bit depends on the number of threads.
     """
-    j, k, products = pair_products(J.shape[1])
+    j, k, products = _pairs(J.shape[1])
     return np.einsum("gp,xp->gx", np.ascontiguousarray(J[:, j, k]), products)
 
 
 @lru_cache(maxsize=64)
-def pair_products(spins: int) -> tuple[Array, Array, Array]:
+def _pairs(spins: int) -> tuple[Array, Array, Array]:
     """All j < k, and s_j s_k, [2^spins, spins(spins-1)/2]."""
     signs = 2.0 * ((np.arange(1 << spins)[:, None] >> np.arange(spins)) & 1) - 1
     j, k = np.triu_indices(spins, 1)

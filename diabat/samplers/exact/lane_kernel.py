@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from diabat.compute.jit import inner, jit
-from diabat.compute.simd import add, address, load, mul, store
-from diabat.samplers.exact.fused_kernel import _fold, _lane_factors
+from diabat.compute.simd import add, address, load, mul, splat, store
+from diabat.samplers.exact.fused_kernel import LOW_SPINS, _doubled
 
 
 class Fields(NamedTuple):
@@ -30,21 +32,19 @@ class Work(NamedTuple):
     """Scratch of one thread; arrays start on a cache line.
 
     Attributes:
-        p: [2^m, lanes].
-        f: [2^m, lanes].
+        p: p or g, [2^m, lanes].
         added: Sum of g over blocks, [2^m, lanes].
-        ones: [2^m, lanes].
-        folded: [2^m, lanes].
-        rows: Cotangents of the block, minus <f>, and 1/Z: [m + 2, lanes].
+        rows: Cotangents of the block, minus <f>, and 1/Z, [m + 2, lanes].
+        f_low: f over the first LOW_SPINS spins, [2^LOW_SPINS or more, lanes].
+        f_high: f - <f> over the other spins, as long.
         low, high, table, on, off: As in `fused_kernel.Work`.
     """
 
     p: Any
-    f: Any
     added: Any
-    ones: Any
-    folded: Any
     rows: Any
+    f_low: Any
+    f_high: Any
     low: Any
     high: Any
     table: Any
@@ -53,18 +53,55 @@ class Work(NamedTuple):
 
 
 @jit
+def energies(J: Any, out: Any) -> None:
+    """Fill out [G, 2^m] with Σ_{j<k} J_jk s_j s_k of symmetric J, float64 [G, m, m]."""
+    m = J.shape[1]
+    field = np.empty(out.shape[1])
+    for g in range(len(J)):
+        out[g, 0] = 0.0
+        for k in range(m):
+            # The field of the spins below k on spin k, in every state of them.
+            field[0] = 0.0
+            for j in range(k):
+                for x in range(1 << j):
+                    field[(1 << j) + x] = field[x] + J[g, j, k]
+                    field[x] -= J[g, j, k]
+            for x in range(1 << k):
+                out[g, (1 << k) + x] = out[g, x] + field[x]
+                out[g, x] -= field[x]
+
+
+@jit
+def pair_sums(states: Any, out: Any) -> None:
+    """Fill out [G, m, m] with Σ_x states[x] s_j s_k off the diagonal; overwrites states [G, 2^m]."""
+    m = out.shape[1]
+    for g in range(len(states)):
+        # Walsh transform: entry x becomes the sum with the signs of the spins in x, up to a sign for each spin.
+        for k in range(m):
+            half = 1 << k
+            for start in range(0, states.shape[1], 2 * half):
+                for x in range(start, start + half):
+                    a, b = states[g, x], states[g, x + half]
+                    states[g, x], states[g, x + half] = a + b, b - a
+        for j in range(m):
+            out[g, j, j] = 0.0
+            for k in range(j):
+                out[g, j, k] = out[g, k, j] = states[g, (1 << j) + (1 << k)]
+
+
+@jit
 def forward(jobs: Any, queries: Fields, source: Any, work: Work, sums: Any) -> None:
     """Fill sums [G, Q, m + 1]: weights of the states with spin k at +1 and, last, of all states.
 
     ``jobs``, int64 [jobs, 4], are group, first query, end, and number; ``source`` is w, [G, 2^m].
     """
-    lanes, m = work.p.shape[1], queries.fields.shape[2]
-    none = m - m  # not the literal 0, for which numba would compile the function anew
+    lanes = work.p.shape[1]
     for job in range(len(jobs)):
         g, first, end = jobs[job, 0], jobs[job, 1], jobs[job, 2]
         for start in range(first, end, lanes):
-            _lane_factors(queries, work, g, start, none, m, source, work.p)
-            _fold(work.p, work.ones, work.folded, sums[g, start : min(start + lanes, end)])
+            _factors(queries, work, g, start)
+            _weights(source[g], work)
+            _fold(work.p, sums[g, start : min(start + lanes, end)])
 
 
 @jit
@@ -76,12 +113,11 @@ def backward(
     v [G, Q, m] and u [G, Q] are the cotangents of P and log Z.
     """
     lanes, m = work.p.shape[1], queries.fields.shape[2]
-    none = m - m
     for job in range(len(jobs)):
         g, first, end, number = jobs[job, 0], jobs[job, 1], jobs[job, 2], jobs[job, 3]
         work.added[:] = 0
         for start in range(first, end, lanes):
-            _lane_factors(queries, work, g, start, none, m, source, work.p)
+            _factors(queries, work, g, start)
             for q in range(lanes):
                 if start + q < end:
                     inverse, mean = 1 / sums[g, start + q, m], -u[g, start + q]
@@ -91,8 +127,8 @@ def backward(
                     work.rows[m, q], work.rows[m + 1, q] = -mean, inverse
                 else:
                     work.rows[:, q] = 0
-            _weigh(work)
-            _fold(work.p, work.ones, work.folded, slopes[g, start : min(start + lanes, end)])
+            _weighted(source[g], work)
+            _fold(work.p, slopes[g, start : min(start + lanes, end)])
         for x in range(len(work.added)):
             total = 0.0
             for q in range(lanes):
@@ -101,17 +137,83 @@ def backward(
 
 
 @inner
-def _weigh(work: Work) -> None:
-    """Replace p by g = p (f - <f>) / Z, and add it to the sums over queries."""
-    m = len(work.rows) - 2
-    rows, f, p, added = address(work.rows), address(work.f), address(work.p), address(work.added)
-    store(f, 0, load(rows, m))
+def _factors(queries: Fields, work: Work, g: int, start: int) -> None:
+    """Fill low and high: exp(h·s), up to the largest, is the product of both."""
+    lanes, m = work.p.shape[1], queries.fields.shape[2]
     for k in range(m):
-        value, half = load(rows, k), 1 << k
-        for x in range(half):
-            store(f, half + x, add(load(f, x), value))
-    inverse = load(rows, m + 1)
-    for x in range(len(work.p)):
-        g = mul(mul(load(p, x), inverse), load(f, x))
-        store(p, x, g)
-        store(added, x, add(load(added, x), g))
+        for q in range(lanes):
+            on, off = 1.0, 1.0
+            if start + q < queries.fields.shape[1]:
+                if queries.fields[g, start + q, k] > 0:
+                    off = queries.decay[g, start + q, k]
+                else:
+                    on = queries.decay[g, start + q, k]
+            work.on[k, q], work.off[k, q] = on, off
+    first = min(LOW_SPINS, m)
+    on_rows, off_rows, none = address(work.on), address(work.off), m - m  # a literal 0 would compile it anew
+    _doubled(on_rows, off_rows, none, first, lanes // 8, work.table, work.low)
+    _doubled(on_rows, off_rows, first, m - first, lanes // 8, work.table, work.high)
+
+
+@inner
+def _weights(source: Any, work: Work) -> None:
+    """Fill p."""
+    width = min(len(source), 1 << LOW_SPINS)
+    low, high, p = address(work.low), address(work.high), address(work.p)
+    for block in range(len(source) // width):
+        base = load(high, block)
+        for y in range(width):
+            x = block * width + y
+            store(p, x, mul(mul(load(low, y), base), splat(source[x])))
+
+
+@inner
+def _weighted(source: Any, work: Work) -> None:
+    """Fill p with g = p (f - <f>) / Z, and add it to the sums over queries."""
+    m, width = len(work.rows) - 2, min(len(source), 1 << LOW_SPINS)
+    first = min(LOW_SPINS, m)
+    rows, f_low, f_high = address(work.rows), address(work.f_low), address(work.f_high)
+    low, high, p, added = address(work.low), address(work.high), address(work.p), address(work.added)
+    zero, inverse = splat(work.p.dtype.type(0.0)), load(rows, m + 1)
+    store(f_low, 0, zero)
+    for k in range(first):
+        for x in range(1 << k):
+            store(f_low, (1 << k) + x, add(load(f_low, x), load(rows, k)))
+    store(f_high, 0, load(rows, m))
+    for k in range(m - first):
+        for x in range(1 << k):
+            store(f_high, (1 << k) + x, add(load(f_high, x), load(rows, first + k)))
+    for block in range(len(source) // width):
+        base, centre = mul(load(high, block), inverse), load(f_high, block)
+        for y in range(width):
+            x = block * width + y
+            f = add(load(f_low, y), centre)
+            g = mul(mul(mul(load(low, y), base), splat(source[x])), f)
+            store(p, x, g)
+            store(added, x, add(load(added, x), g))
+
+
+@inner
+def _fold(values: Any, out: Any) -> None:
+    """out[q,k] = Σ_x values over states whose bit k is set, and last over all states; overwrites the values.
+
+    Bits are summed out one by one, the top bit first: two additions per state for all spins together.
+    """
+    count, spins, rows = out.shape[0], out.shape[1] - 1, address(values)
+    zero = splat(values.dtype.type(0.0))
+    sums = np.empty((1, values.shape[1]), values.dtype)
+    for k in range(spins - 1, -1, -1):
+        half = 1 << k
+        total = zero
+        for start in range(0, half, 16):
+            part = zero
+            for x in range(start, min(start + 16, half)):
+                upper = load(rows, half + x)
+                store(rows, x, add(load(rows, x), upper))
+                part = add(part, upper)
+            total = add(total, part)
+        store(sums, 0, total)
+        for q in range(count):
+            out[q, k] = sums[0, q]
+    for q in range(count):
+        out[q, spins] = values[0, q]

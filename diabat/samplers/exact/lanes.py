@@ -1,7 +1,7 @@
 """Enumeration of all states for many queries of few spins, each in a lane of a vector, with derivatives (kernel).
 
 The states of a block of queries stay in cache in both passes.  Products of halves, which write tables of all queries to
-memory, are faster only above ten spins.
+memory, are faster only above twelve spins.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from torch import Tensor
 
 from diabat.compute.scratch import Scratch, lanes_of
 from diabat.compute.threads import equal_ranges, run_parts
-from diabat.samplers.exact.fused_products import half_energy, pair_products
 from diabat.samplers.exact.half_energies import split_energies
 from diabat.samplers.exact.smooth import smooth_gradient, smooth_probabilities
 from diabat.samplers.folding import refuse_batched_cotangent
 
 Array = NDArray[Any]
 
-LEAST_SPINS, MOST_SPINS = 3, 10
+LEAST_SPINS, MOST_SPINS = 3, 12
 _MIN_Z = {torch.float32: 1e-8, torch.float64: 1e-200}
 """Smallest Σ p, relative to the largest possible: smaller probabilities of a spin are then lost."""
 # The sums over queries of a job do not depend on the number of threads.
@@ -32,8 +31,8 @@ _STATES_PER_THREAD = 1 << 20
 
 
 def suits_lanes(queries: int, spins: int) -> bool:
-    """Whether lanes are faster than products of halves: few states, few empty lanes."""
-    return LEAST_SPINS <= spins <= MOST_SPINS and queries >= 4
+    """Whether lanes are faster than products of halves: empty lanes cost as much as used ones."""
+    return LEAST_SPINS <= spins <= min(MOST_SPINS, 12 if queries >= 4 else 10)
 
 
 class LaneProbabilities(torch.autograd.Function):
@@ -138,16 +137,13 @@ def _work(m: int, dtype: Any) -> Any:
     from diabat.samplers.exact.lane_kernel import Work
 
     lanes, small = lanes_of(dtype), 1 << max(LOW_SPINS, m - LOW_SPINS)
-    take = Scratch((5 << m) + 4 * small + 5 * m + 2).take
-    p, f, added, ones, folded = (take(dtype, 1 << m, lanes) for _ in range(5))
-    ones[:] = 1
+    take = Scratch((2 << m) + 6 * small + 5 * m + 2).take
     return Work(
-        p,
-        f,
-        added,
-        ones,
-        folded,
+        p=take(dtype, 1 << m, lanes),
+        added=take(dtype, 1 << m, lanes),
         rows=take(dtype, m + 2, lanes),
+        f_low=take(dtype, small, lanes),
+        f_high=take(dtype, small, lanes),
         low=take(dtype, small, lanes),
         high=take(dtype, small, lanes),
         table=take(np.float64, small, lanes),
@@ -158,15 +154,20 @@ def _work(m: int, dtype: Any) -> Any:
 
 def _energy(J: Array) -> Array:
     """Σ_{j<k} J_jk s_j s_k of all states, float64 [G, 2^m], of the symmetric part of J [G, m, m]."""
-    return half_energy((J + J.transpose(0, 2, 1)) / 2)
+    from diabat.samplers.exact.lane_kernel import energies
+
+    out = np.empty((len(J), 1 << J.shape[1]))
+    energies((J + J.transpose(0, 2, 1)) / 2, out)
+    return out
 
 
 def _matrix(states: Array, m: int) -> Array:
     """dL/dJ, [G, m, m], from dL/de [G, 2^m]."""
-    j, k, products = pair_products(m)
-    out = np.zeros((len(states), m, m))
-    out[:, j, k] = out[:, k, j] = np.einsum("gx,xp->gp", states, products) / 2
-    return out
+    from diabat.samplers.exact.lane_kernel import pair_sums
+
+    out = np.empty((len(states), m, m))
+    pair_sums(states, out)
+    return out / 2
 
 
 def _smooth(fields: Tensor, J: Tensor | None) -> tuple[Tensor, Tensor]:
