@@ -90,6 +90,49 @@ def attention(dice: Dice) -> None:
         )
 
 
+def windows(dice: Dice) -> None:
+    """Relative couplings with all options: weights sum to 1 or are 0, gradients are finite, steps equal the pass."""
+    heads, window, length = dice.pick([1, 2]), dice.integer(1, 6), dice.integer(1, 12)
+    dtype, mode = dice.pick([torch.float32, torch.float64]), dice.pick([*MODES, "J-self"])
+    weights = "probability" if mode == "J-self" else dice.pick(["probability", "odds"])
+    torch.manual_seed(dice.integer(0, 2**31))
+    layer = diabat.BoltzmannAttention(
+        embed_dim=4 * heads,
+        num_heads=heads,
+        window=window,
+        mode=mode,
+        relative=True,
+        far=dice.pick(["none", "independent"]),
+        weights=weights,
+        rotary=dice.chance(0.5),
+    ).to(dtype)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.mul_(dice.log_uniform(0.1, 10)).add_(0.1 * torch.randn_like(parameter))
+    x = (dice.log_uniform(1e-3, 1e2) * dice.normal(2, length, 4 * heads)).to(dtype).requires_grad_()
+    padding = dice.mask(2, length, share=0.4) if dice.chance(0.4) else None
+    y, found = layer(x, key_padding_mask=padding, need_weights=True)
+    _check_layer(y, found, (2, heads, length, length))
+    y.sum().backward()
+    for tensor in (x, *layer.parameters()):
+        g = tensor.grad
+        demand(
+            g is None or bool(g.isfinite().all()),
+            f"gradient of mode {mode}: expected finite numbers, got {g}",
+        )
+    if padding is None and dtype == torch.float64:
+        _check_steps(layer, x.detach(), y.detach())
+
+
+def _check_steps(layer: diabat.BoltzmannAttention, x: Tensor, y: Tensor) -> None:
+    with torch.no_grad():
+        found, state = layer.step(x[:, 0])
+        for i in range(1, x.shape[1]):
+            found, state = layer.step(x[:, i], state)
+    error = float((found - y[:, -1]).abs().max() / (1 + y.abs().max()))
+    demand(error < 1e-5, f"step: expected the last row of the full pass, got a difference of {error}")
+
+
 def _check_layer(y: Tensor, weights: Tensor, shape: tuple[int, ...]) -> None:
     demand(bool(y.isfinite().all()), f"output: expected finite numbers, got {y}")
     demand(tuple(weights.shape) == shape, f"weights: expected the shape {shape}, got {tuple(weights.shape)}")

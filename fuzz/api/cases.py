@@ -25,6 +25,7 @@ KINDS: dict[Callable[[Dice], None], float] = {
     anneals.anneal_gradient: 3,
     bridge.bridge: 8,
     bridge.attention: 4,
+    bridge.windows: 4,
     bridge.pooling: 3,
     methods.energy: 2,
     methods.clamp: 2,

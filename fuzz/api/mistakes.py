@@ -141,7 +141,8 @@ def _fields(dice: Dice) -> None:
 
 
 def _layer(dice: Dice) -> None:
-    good = {"embed_dim": 4, "num_heads": 1, "window": 4, "mode": "h+J", "sampler": "exact", "causal": True}
+    good: dict[str, Any] = {"embed_dim": 4, "num_heads": 1, "window": 4, "mode": "h+J", "sampler": "exact"}
+    good |= {"causal": True, "relative": True, "far": "none", "weights": "odds", "rotary": False}
     name = dice.pick(list(good))
     with naming(name):
         layer = diabat.BoltzmannAttention(**{**good, name: dice.pick([v for v in VALUES if not _big(v)])})
