@@ -32,7 +32,8 @@ class Work(NamedTuple):
     """Scratch of one thread; arrays start on a cache line.
 
     Attributes:
-        p: p or g, [2^m, lanes].
+        p: p or g, summed over the last spin, [2^(m-1), lanes].
+        top: Its sum over the states with the last spin at +1, [1, lanes].
         added: Sum of g over blocks, [2^m, lanes].
         rows: Cotangents of the block, minus <f>, and 1/Z, [m + 2, lanes].
         f_low: f over the first LOW_SPINS spins, [2^LOW_SPINS or more, lanes].
@@ -41,6 +42,7 @@ class Work(NamedTuple):
     """
 
     p: Any
+    top: Any
     added: Any
     rows: Any
     f_low: Any
@@ -101,7 +103,7 @@ def forward(jobs: Any, queries: Fields, source: Any, work: Work, sums: Any) -> N
         for start in range(first, end, lanes):
             _factors(queries, work, g, start)
             _weights(source[g], work)
-            _fold(work.p, sums[g, start : min(start + lanes, end)])
+            _fold(work.p, work.top, sums[g, start : min(start + lanes, end)])
 
 
 @jit
@@ -128,7 +130,7 @@ def backward(
                 else:
                     work.rows[:, q] = 0
             _weighted(source[g], work)
-            _fold(work.p, slopes[g, start : min(start + lanes, end)])
+            _fold(work.p, work.top, slopes[g, start : min(start + lanes, end)])
         for x in range(len(work.added)):
             total = 0.0
             for q in range(lanes):
@@ -149,7 +151,7 @@ def _factors(queries: Fields, work: Work, g: int, start: int) -> None:
                 else:
                     on = queries.decay[g, start + q, k]
             work.on[k, q], work.off[k, q] = on, off
-    first = min(LOW_SPINS, m)
+    first = min(LOW_SPINS, m - 1)
     on_rows, off_rows, none = address(work.on), address(work.off), m - m  # a literal 0 would compile it anew
     _doubled(on_rows, off_rows, none, first, lanes // 8, work.table, work.low)
     _doubled(on_rows, off_rows, first, m - first, lanes // 8, work.table, work.high)
@@ -157,21 +159,30 @@ def _factors(queries: Fields, work: Work, g: int, start: int) -> None:
 
 @inner
 def _weights(source: Any, work: Work) -> None:
-    """Fill p."""
-    width = min(len(source), 1 << LOW_SPINS)
-    low, high, p = address(work.low), address(work.high), address(work.p)
-    for block in range(len(source) // width):
-        base = load(high, block)
+    """Fill p with weights of the states, summed over the last spin."""
+    width = len(source) // _blocks(source)
+    half = _blocks(source) // 2
+    low, high, p, top = address(work.low), address(work.high), address(work.p), address(work.top)
+    zero = splat(work.p.dtype.type(0.0))
+    total = zero
+    for block in range(half):
+        # Short partial sums keep rounding errors small.
+        off, on, part = load(high, block), load(high, half + block), zero
         for y in range(width):
             x = block * width + y
-            store(p, x, mul(mul(load(low, y), base), splat(source[x])))
+            factor = load(low, y)
+            upper = mul(mul(factor, on), splat(source[half * width + x]))
+            store(p, x, add(mul(mul(factor, off), splat(source[x])), upper))
+            part = add(part, upper)
+        total = add(total, part)
+    store(top, 0, total)
 
 
 @inner
 def _weighted(source: Any, work: Work) -> None:
-    """Fill p with g = p (f - <f>) / Z, and add it to the sums over queries."""
-    m, width = len(work.rows) - 2, min(len(source), 1 << LOW_SPINS)
-    first = min(LOW_SPINS, m)
+    """Fill p with g = p (f - <f>) / Z, summed over the last spin, and add g to the sums over queries."""
+    m, width = len(work.rows) - 2, len(source) // _blocks(source)
+    first = min(LOW_SPINS, m - 1)
     rows, f_low, f_high = address(work.rows), address(work.f_low), address(work.f_high)
     low, high, p, added = address(work.low), address(work.high), address(work.p), address(work.added)
     zero, inverse = splat(work.p.dtype.type(0.0)), load(rows, m + 1)
@@ -183,26 +194,44 @@ def _weighted(source: Any, work: Work) -> None:
     for k in range(m - first):
         for x in range(1 << k):
             store(f_high, (1 << k) + x, add(load(f_high, x), load(rows, first + k)))
-    for block in range(len(source) // width):
-        base, centre = mul(load(high, block), inverse), load(f_high, block)
+    half, total = _blocks(source) // 2, zero
+    top = address(work.top)
+    for block in range(half):
+        off, centre = mul(load(high, block), inverse), load(f_high, block)
+        on, upper_centre = mul(load(high, half + block), inverse), load(f_high, half + block)
+        part = zero
         for y in range(width):
-            x = block * width + y
-            f = add(load(f_low, y), centre)
-            g = mul(mul(mul(load(low, y), base), splat(source[x])), f)
-            store(p, x, g)
+            x, above = block * width + y, (half + block) * width + y
+            factor, f = load(low, y), load(f_low, y)
+            g = mul(mul(mul(factor, off), splat(source[x])), add(f, centre))
+            upper = mul(mul(mul(factor, on), splat(source[above])), add(f, upper_centre))
             store(added, x, add(load(added, x), g))
+            store(added, above, add(load(added, above), upper))
+            store(p, x, add(g, upper))
+            part = add(part, upper)
+        total = add(total, part)
+    store(top, 0, total)
 
 
 @inner
-def _fold(values: Any, out: Any) -> None:
+def _blocks(source: Any) -> int:
+    """Entries of the table high: at least two, those of the last spin."""
+    return max(2, len(source) >> LOW_SPINS)
+
+
+@inner
+def _fold(values: Any, top: Any, out: Any) -> None:
     """out[q,k] = Σ_x values over states whose bit k is set, and last over all states; overwrites the values.
 
-    Bits are summed out one by one, the top bit first: two additions per state for all spins together.
+    The last spin is summed out already, ``top`` is its sum.  The others follow one by one, the last of them first: two
+    additions per state for all spins together.
     """
     count, spins, rows = out.shape[0], out.shape[1] - 1, address(values)
     zero = splat(values.dtype.type(0.0))
+    for q in range(count):
+        out[q, spins - 1] = top[0, q]
     sums = np.empty((1, values.shape[1]), values.dtype)
-    for k in range(spins - 1, -1, -1):
+    for k in range(spins - 2, -1, -1):
         half = 1 << k
         total = zero
         for start in range(0, half, 16):

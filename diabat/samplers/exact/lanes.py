@@ -137,9 +137,10 @@ def _work(m: int, dtype: Any) -> Any:
     from diabat.samplers.exact.lane_kernel import Work
 
     lanes, small = lanes_of(dtype), 1 << max(LOW_SPINS, m - LOW_SPINS)
-    take = Scratch((2 << m) + 6 * small + 5 * m + 2).take
+    take = Scratch((2 << m) + 6 * small + 5 * m + 3).take
     return Work(
-        p=take(dtype, 1 << m, lanes),
+        p=take(dtype, 1 << (m - 1), lanes),
+        top=take(dtype, 1, lanes),
         added=take(dtype, 1 << m, lanes),
         rows=take(dtype, m + 2, lanes),
         f_low=take(dtype, small, lanes),
