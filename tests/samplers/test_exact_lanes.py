@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from diabat.ising import Ising, pack_couplings
-from diabat.samplers.exact import ExactSampler, enumeration, lanes
+from diabat.samplers.exact import ExactSampler, enumeration, lanes, small_batches
 from diabat.testing import brute_force
 from diabat.testing.problems import make_problem
 
-from .test_exact_fused import assert_close, solve
+from .test_exact_fused import assert_close, causal_batch, solve
 
 PROBLEMS = {
     # A block of lanes that is not full; the fewest and the most spins; several blocks, jobs and groups.
@@ -37,11 +37,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     made: list[bool] = []
 
     def spy(*args: Any) -> Any:
-        result = lanes.lane_probabilities(*args)
+        result = small_batches.small_moments(*args)
         made.append(result is not None)
         return result
 
-    monkeypatch.setattr(module, "lane_probabilities", spy)
+    monkeypatch.setattr(module, "small_moments", spy)
     return made
 
 
@@ -58,6 +58,55 @@ def test_lanes_agree_with_halves(
     monkeypatch.setattr(lanes, "MOST_SPINS", 0)
     assert_close(found, solve(ising, ExactSampler()))
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [2, 8, 14])
+def test_groups_of_different_sizes_share_a_call(
+    monkeypatch: pytest.MonkeyPatch, calls: list[bool], n: int, dtype: torch.dtype
+) -> None:
+    """Causal problems of 1 to n spins: those above twelve are solved by halves beside them."""
+    ising = causal_batch(n, dtype)
+    found = solve(ising, ExactSampler())
+    assert calls == [True] * (n > 2)
+    small = min(n, 9)
+    part = Ising(ising.fields[:3, :small], ising.couplings, ising.visible_mask[:3, :small])
+    for got, want in zip(
+        found[:2], (brute_force(part).probability, brute_force(part).log_partition), strict=True
+    ):
+        assert want is not None
+        assert (got[:3, :small] - want).abs().max() < (1e-5 if dtype == torch.float32 else 1e-12)
+    monkeypatch.setattr(lanes, "MOST_SPINS", 0)
+    assert_close(found, solve(ising, ExactSampler()))
+
+
+def test_groups_of_different_numbers_of_problems_share_gradients(calls: list[bool]) -> None:
+    """40 problems of five spins and 3 of six: two tiers with one J."""
+    whole = make_problem((43,), 6, seed=7)
+    visible = torch.ones(43, 6, dtype=torch.bool)
+    visible[:40, 5] = False
+    found = solve(Ising(whole.fields, whole.couplings, visible), ExactSampler())
+    assert calls == [True]
+    parts = [
+        solve(Ising(whole.fields[i], whole.couplings, visible[i]), ExactSampler())
+        for i in (slice(40), slice(40, 43))
+    ]
+    for k in range(3):
+        torch.testing.assert_close(found[k], torch.cat([part[k] for part in parts]), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found[3], parts[0][3] + parts[1][3], rtol=0, atol=1e-11)
+
+
+def test_second_derivatives_of_groups_of_different_sizes() -> None:
+    h, pairs = torch.randn(5, 4, 4, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
+    visible = torch.ones(4, 4, dtype=torch.bool).tril()
+
+    def function(h: torch.Tensor, pairs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        found = ExactSampler().moments(Ising(h, pack_couplings(pairs, 4), visible))
+        return found.probability, found.log_partition
+
+    inputs = [h.requires_grad_(), pairs.requires_grad_()]
+    assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradgradcheck(function, inputs, atol=1e-4)
 
 
 def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,14 @@
 """Compiled enumeration of all states, one query per lane, with its derivative; imported on first use.
 
 For a block of queries q (lanes) and states x, p[x,q] ∝ w[x] exp(h_q·s_x) with w[x] = exp(e(x)) shared by the group.
+Groups of fewer spins than others have them first: their sums end at their own number of spins.
 The backward pass forms g = p (f - <f>), f(x) = Σ_k v_k [s_k = +1], in the same way, folds it into sums over spins for
 dL/dh and adds it over the queries for dL/de.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,10 +24,12 @@ class Fields(NamedTuple):
     Attributes:
         fields: h, float64 [G, Q, m].
         decay: exp(-2|h|), float64 [G, Q, m].
+        spins: Number of spins of each group, int64 [G], at most m.
     """
 
     fields: Any
     decay: Any
+    spins: Any
 
 
 class Work(NamedTuple):
@@ -55,13 +59,15 @@ class Work(NamedTuple):
 
 
 @jit
-def energies(J: Any, out: Any) -> None:
-    """Fill out [G, 2^m] with Σ_{j<k} J_jk s_j s_k of symmetric J, float64 [G, m, m]."""
-    m = J.shape[1]
-    field = np.empty(out.shape[1])
+def weights(J: Any, spins: Any, scale: Any, out: Any) -> None:
+    """Fill out [G, 2^m] with exp(e - max e), e = Σ_{j<k} J_jk s_j s_k, and scale [G] with the largest e.
+
+    J is symmetric, float64 [G, m, m].  States of further spins are left out.
+    """
+    energy, field = np.empty(out.shape[1]), np.empty(out.shape[1])
     for g in range(len(J)):
-        out[g, 0] = 0.0
-        for k in range(m):
+        energy[0] = 0.0
+        for k in range(spins[g]):
             # The field of the spins below k on spin k, in every state of them.
             field[0] = 0.0
             for j in range(k):
@@ -69,41 +75,47 @@ def energies(J: Any, out: Any) -> None:
                     field[(1 << j) + x] = field[x] + J[g, j, k]
                     field[x] -= J[g, j, k]
             for x in range(1 << k):
-                out[g, (1 << k) + x] = out[g, x] + field[x]
-                out[g, x] -= field[x]
+                energy[(1 << k) + x] = energy[x] + field[x]
+                energy[x] -= field[x]
+        largest = energy[0]
+        for x in range(1 << spins[g]):
+            largest = max(largest, energy[x])
+        scale[g] = largest
+        for x in range(1 << spins[g]):
+            out[g, x] = math.exp(energy[x] - largest)
 
 
 @jit
-def pair_sums(states: Any, out: Any) -> None:
-    """Fill out [G, m, m] with Σ_x states[x] s_j s_k off the diagonal; overwrites states [G, 2^m]."""
-    m = out.shape[1]
+def pair_sums(states: Any, spins: Any, out: Any) -> None:
+    """Fill out [G, m, m] with Σ_x states[x] s_j s_k of different spins of the group; overwrites states [G, 2^m]."""
     for g in range(len(states)):
+        m = spins[g]
         # Walsh transform: entry x becomes the sum with the signs of the spins in x, up to a sign for each spin.
         for k in range(m):
             half = 1 << k
-            for start in range(0, states.shape[1], 2 * half):
+            for start in range(0, 1 << m, 2 * half):
                 for x in range(start, start + half):
                     a, b = states[g, x], states[g, x + half]
                     states[g, x], states[g, x + half] = a + b, b - a
         for j in range(m):
-            out[g, j, j] = 0.0
             for k in range(j):
                 out[g, j, k] = out[g, k, j] = states[g, (1 << j) + (1 << k)]
 
 
 @jit
 def forward(jobs: Any, queries: Fields, source: Any, work: Work, sums: Any) -> None:
-    """Fill sums [G, Q, m + 1]: weights of the states with spin k at +1 and, last, of all states.
+    """Fill sums [G, Q, m + 1]: weights of the states with spin k at +1 and, behind the spins, of all states.
 
     ``jobs``, int64 [jobs, 4], are group, first query, end, and number; ``source`` is w, [G, 2^m].
     """
     lanes = work.p.shape[1]
     for job in range(len(jobs)):
         g, first, end = jobs[job, 0], jobs[job, 1], jobs[job, 2]
+        m = queries.spins[g]
         for start in range(first, end, lanes):
             _factors(queries, work, g, start)
-            _weights(source[g], work)
-            _fold(work.p, work.top, sums[g, start : min(start + lanes, end)])
+            _weights(source[g, : 1 << m], work)
+            _fold(work.p, work.top, sums[g, start : min(start + lanes, end), : m + 1])
 
 
 @jit
@@ -114,10 +126,11 @@ def backward(
 
     v [G, Q, m] and u [G, Q] are the cotangents of P and log Z.
     """
-    lanes, m = work.p.shape[1], queries.fields.shape[2]
+    lanes = work.p.shape[1]
     for job in range(len(jobs)):
         g, first, end, number = jobs[job, 0], jobs[job, 1], jobs[job, 2], jobs[job, 3]
-        work.added[:] = 0
+        m = queries.spins[g]
+        work.added[: 1 << m] = 0
         for start in range(first, end, lanes):
             _factors(queries, work, g, start)
             for q in range(lanes):
@@ -129,9 +142,9 @@ def backward(
                     work.rows[m, q], work.rows[m + 1, q] = -mean, inverse
                 else:
                     work.rows[:, q] = 0
-            _weighted(source[g], work)
-            _fold(work.p, work.top, slopes[g, start : min(start + lanes, end)])
-        for x in range(len(work.added)):
+            _weighted(source[g, : 1 << m], m, work)
+            _fold(work.p, work.top, slopes[g, start : min(start + lanes, end), : m + 1])
+        for x in range(1 << m):
             total = 0.0
             for q in range(lanes):
                 total += work.added[x, q]
@@ -141,7 +154,7 @@ def backward(
 @inner
 def _factors(queries: Fields, work: Work, g: int, start: int) -> None:
     """Fill low and high: exp(h·s), up to the largest, is the product of both."""
-    lanes, m = work.p.shape[1], queries.fields.shape[2]
+    lanes, m = work.p.shape[1], queries.spins[g]
     for k in range(m):
         for q in range(lanes):
             on, off = 1.0, 1.0
@@ -179,9 +192,9 @@ def _weights(source: Any, work: Work) -> None:
 
 
 @inner
-def _weighted(source: Any, work: Work) -> None:
+def _weighted(source: Any, m: int, work: Work) -> None:
     """Fill p with g = p (f - <f>) / Z, summed over the last spin, and add g to the sums over queries."""
-    m, width = len(work.rows) - 2, len(source) // _blocks(source)
+    width = len(source) // _blocks(source)
     first = min(LOW_SPINS, m - 1)
     rows, f_low, f_high = address(work.rows), address(work.f_low), address(work.f_high)
     low, high, p, added = address(work.low), address(work.high), address(work.p), address(work.added)

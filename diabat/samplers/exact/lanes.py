@@ -12,19 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from diabat.compute.scratch import Scratch, lanes_of
 from diabat.compute.threads import equal_ranges, run_parts
-from diabat.samplers.exact.half_energies import split_energies
-from diabat.samplers.exact.smooth import smooth_gradient, smooth_probabilities
-from diabat.samplers.folding import refuse_batched_cotangent
 
 Array = NDArray[Any]
 
 LEAST_SPINS, MOST_SPINS = 3, 12
-_MIN_Z = {torch.float32: 1e-8, torch.float64: 1e-200}
-"""Smallest Σ p, relative to the largest possible: smaller probabilities of a spin are then lost."""
+# Smallest Σ p, relative to the largest possible: smaller probabilities of a spin are then lost.
+_MIN_Z = {np.dtype(np.float32): 1e-8, np.dtype(np.float64): 1e-200}
 # The sums over queries of a job do not depend on the number of threads.
 _QUERIES_PER_JOB = 512
 _STATES_PER_THREAD = 1 << 20
@@ -35,91 +31,66 @@ def suits_lanes(queries: int, spins: int) -> bool:
     return LEAST_SPINS <= spins <= min(MOST_SPINS, 12 if queries >= 4 else 10)
 
 
-class LaneProbabilities(torch.autograd.Function):
-    """(h [G, Q, m], J [G, m, m] or None, their sums) -> P(s = +1) and log Z, with the analytic backward.
+class LaneSums:
+    """Sums over the states of G groups of Q queries of up to m spins, from which both passes start.
 
-    For cotangents v of P and u of log Z let f(s) = Σ_j v_j [s_j = +1].  Then dL/dE(s) = p(s) (f(s) - <f> + u).
-    """
-
-    @staticmethod
-    def forward(ctx: Any, fields: Tensor, J: Tensor | None, found: _Sums) -> tuple[Tensor, Tensor]:
-        """Take what `lane_probabilities` has computed."""
-        ctx.save_for_backward(fields, J)
-        ctx.found = found
-        return found.probability, found.log_partition
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        """Covariances of f with spins and their products; differentiable again if create_graph is set."""
-        v, u = cotangents
-        refuse_batched_cotangent(v, u)
-        terms = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return *smooth_gradient(terms, _smooth, ctx.needs_input_grad, v, u), None
-        fields, J = terms
-        slopes, states = ctx.found.gradient(v.detach().numpy(), u.detach().numpy())
-        dJ = None
-        if J is not None and ctx.needs_input_grad[1]:
-            dJ = torch.from_numpy(_matrix(states, fields.shape[-1])).to(J.dtype)
-        return torch.from_numpy(slopes), dJ, None
-
-
-def lane_probabilities(fields: Tensor, J: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """P(s = +1) [G, Q, m] and log Z [G, Q], differentiable; None if small probabilities would be lost."""
-    found = _Sums(fields.detach(), None if J is None else J.detach())
-    if not found.sums[..., -1].min() >= _MIN_Z[fields.dtype]:
-        return None
-    result: Any = LaneProbabilities.apply(fields, J, found)
-    p, log_z = result
-    return p, log_z
-
-
-class _Sums:
-    """Sums over the states of a batch, from which both passes start.
+    Args:
+        fields: h, float64 [G, Q, m].
+        J: float64 [G, m, m], read through its symmetric part, or None.
+        spins: Number of spins of each group, int64 [G], LEAST_SPINS .. m; those behind are left out.
+        dtype: Precision of the sums.
 
     Attributes:
-        sums: Weights of the states with spin k at +1 and, last, of all states, [G, Q, m + 1].
-        probability: [G, Q, m].
+        probability: P(s = +1), [G, Q, m]; undefined for spins that are left out.
         log_partition: [G, Q].
+        precise: Whether no probability was lost.
     """
 
-    def __init__(self, fields: Tensor, J: Tensor | None) -> None:
-        from diabat.samplers.exact.lane_kernel import Fields, forward
+    def __init__(self, fields: Array, J: Array | None, spins: Array, dtype: Any) -> None:
+        from diabat.samplers.exact.lane_kernel import Fields, forward, weights
 
         groups, queries, m = fields.shape
-        h: Array = fields.double().contiguous().numpy()
-        self._dtype = fields.numpy().dtype
-        strength = np.abs(h)
-        self._queries = Fields(h, np.exp(-2 * strength))
-        energy = np.zeros((groups, 1 << m)) if J is None else _energy(J.double().numpy())
-        scale = energy.max(1, keepdims=True)
-        self._source = np.exp(energy - scale).astype(self._dtype)
-        self.sums = np.empty((groups, queries, m + 1), self._dtype)
+        strength = np.abs(fields)
+        self._queries = Fields(fields, np.exp(-2 * strength), spins)
+        couplings = np.zeros((groups, m, m)) if J is None else (J + J.transpose(0, 2, 1)) / 2
+        self._source, scale = np.empty((groups, 1 << m), dtype), np.empty(groups)
+        weights(couplings, spins, scale, self._source)
+        self._sums = np.zeros((groups, queries, m + 1), dtype)
         self._jobs = _jobs(groups, queries)
-        self._run(forward, self.sums)
-        total = self.sums[..., -1]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            self.probability = torch.from_numpy(np.minimum(self.sums[..., :-1] / total[..., None], 1))
-            log_z = np.log(total.astype(np.float64)) + strength.sum(2) + scale
-        self.log_partition = torch.from_numpy(log_z.astype(self._dtype))
+        self._run(forward, self._sums)
+        total = self._totals(self._sums)
+        self.precise = bool(total.min() >= _MIN_Z[total.dtype])
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            self.probability = np.minimum(self._sums[..., :-1] / total, 1)
+            log_z = np.log(total[..., 0].astype(np.float64)) + strength.sum(2) + scale[:, None]
+        self.log_partition = log_z.astype(dtype)
 
     def gradient(self, v: Array, u: Array) -> tuple[Array, Array]:
-        """dL/dh [G, Q, m], and dL/de of all states summed over queries, float64 [G, 2^m]."""
-        from diabat.samplers.exact.lane_kernel import backward
+        """dL/dh [G, Q, m] and dL/dJ, float64 [G, m, m], for cotangents v [G, Q, m] of P and u [G, Q] of log Z.
 
-        slopes, parts = np.empty_like(self.sums), np.empty((len(self._jobs), self._source.shape[1]))
-        v, u = (np.ascontiguousarray(t) for t in (v, u))
-        self._run(backward, self.sums, v, u, slopes, parts)
-        states = parts.reshape(len(self._source), -1, parts.shape[1]).sum(1)
-        return 2 * slopes[..., :-1] - slopes[..., -1:], states
+        With f(s) = Σ_j v_j [s_j = +1] it is dL/dE(s) = p(s) (f(s) - <f> + u).
+        """
+        from diabat.samplers.exact.lane_kernel import backward, pair_sums
+
+        groups, states = self._source.shape
+        slopes, parts = np.zeros_like(self._sums), np.zeros((len(self._jobs), states))
+        self._run(backward, self._sums, v, u, slopes, parts)
+        by_state = parts.reshape(groups, -1, states).sum(1)
+        dJ = np.zeros((groups, v.shape[2], v.shape[2]))
+        pair_sums(by_state, self._queries.spins, dJ)
+        return 2 * slopes[..., :-1] - self._totals(slopes), dJ / 2
+
+    def _totals(self, sums: Array) -> Array:
+        """Sums over all states, which stand behind the spins of a group, [G, Q, 1]."""
+        return sums[np.arange(len(sums)), :, self._queries.spins][..., None]
 
     def _run(self, kernel: Any, *arrays: Array) -> None:
-        m = self.sums.shape[2] - 1
-        states = self.sums.shape[0] * self.sums.shape[1] << m
+        m = self._queries.fields.shape[2]
+        states = self._queries.fields.shape[1] * int((1 << self._queries.spins).sum())
         threads = min(torch.get_num_threads(), len(self._jobs), 1 + states // _STATES_PER_THREAD)
         run_parts(
             equal_ranges(len(self._jobs), threads),
-            lambda part: _work(m, self._dtype),
+            lambda part: _work(m, self._sums.dtype),
             lambda part, work: kernel(self._jobs[part], self._queries, self._source, work, *arrays),
         )
 
@@ -151,26 +122,3 @@ def _work(m: int, dtype: Any) -> Any:
         on=take(np.float64, m, lanes),
         off=take(np.float64, m, lanes),
     )
-
-
-def _energy(J: Array) -> Array:
-    """Σ_{j<k} J_jk s_j s_k of all states, float64 [G, 2^m], of the symmetric part of J [G, m, m]."""
-    from diabat.samplers.exact.lane_kernel import energies
-
-    out = np.empty((len(J), 1 << J.shape[1]))
-    energies((J + J.transpose(0, 2, 1)) / 2, out)
-    return out
-
-
-def _matrix(states: Array, m: int) -> Array:
-    """dL/dJ, [G, m, m], from dL/de [G, 2^m]."""
-    from diabat.samplers.exact.lane_kernel import pair_sums
-
-    out = np.empty((len(states), m, m))
-    pair_sums(states, out)
-    return out / 2
-
-
-def _smooth(fields: Tensor, J: Tensor | None) -> tuple[Tensor, Tensor]:
-    groups, _, m = fields.shape
-    return smooth_probabilities(fields, split_energies(J, None, groups, m, fields.device))

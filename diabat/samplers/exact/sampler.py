@@ -20,9 +20,9 @@ from diabat.samplers.exact.enumeration import Enumerated, enumerate_states, pair
 from diabat.samplers.exact.fused_products import fused_moments, suits
 from diabat.samplers.exact.half_energies import HalfEnergies, own_weights, split_energies
 from diabat.samplers.exact.half_split import ExactProbabilities, half_products
-from diabat.samplers.exact.lanes import lane_probabilities, suits_lanes
+from diabat.samplers.exact.small_batches import is_small, lane_cost, small_moments
 from diabat.samplers.exact.states import draw_states, pair_correlations, state_probabilities
-from diabat.samplers.grouping import Group, tiers
+from diabat.samplers.grouping import Group, Tiers, tiers
 
 # Smallest scaled Z that still has full relative precision: terms below the smallest normal number of the
 # working precision are lost, and 2^n of them must not matter.
@@ -106,19 +106,56 @@ class ExactSampler(Sampler):
             return self._moments(ising, correlations, seed)
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
-        found = tiers(ising)
+        found, small = self._small(ising) if self._may_be_small(ising, correlations) else (tiers(ising), None)
+        if small is not None and not found.tiers:
+            return Moments(
+                probability=small[0],
+                visible=ising.visible_mask,
+                log_partition=small[1],
+                info={"float64_escalation": False},
+            )
         if not found.tiers:
             return _unseen(ising, correlations)
         probability, log_z, pairs, escalated = zip(
             *[self._solve(group, correlations) for group in found.gather(ising)], strict=True
         )
+        p, z = found.per_spin(probability), found.per_problem(log_z)
+        if small is not None:
+            p, z = p + small[0], z + small[1]
         return Moments(
-            probability=found.per_spin(probability),
+            probability=p,
             visible=ising.visible_mask,
             correlation=found.per_pair(pairs) if correlations else None,
-            log_partition=found.per_problem(log_z),
+            log_partition=z,
             info={"float64_escalation": any(escalated)},
         )
+
+    def _may_be_small(self, ising: Ising, correlations: bool) -> bool:
+        """Whether problems may be enumerated in lanes; few are faster by tables of states, in float64."""
+        return (
+            ising.fields.device.type == "cpu"
+            and ising.three_body is None
+            and not correlations
+            and (
+                ising.num_spins > enumeration.MOST_SPINS
+                or ising.num_problems << ising.num_spins > enumeration.MOST_STATES
+            )
+        )
+
+    def _small(self, ising: Ising) -> tuple[Tiers, tuple[Tensor, Tensor] | None]:
+        """Moments of the problems that are enumerated in lanes, if there are any, and the tiers of the others."""
+        found = tiers(ising, lane_cost)
+        chosen = [is_small(tier) for tier in found.tiers]
+        if not any(chosen):
+            return tiers(ising), None
+        parts = [
+            Tiers(
+                found.shape, tuple(t for t, lanes in zip(found.tiers, chosen, strict=True) if lanes is which)
+            )
+            for which in (True, False)
+        ]
+        small = small_moments(ising, parts[0])
+        return (tiers(ising), None) if small is None else (parts[1], small)
 
     def _solve(self, group: Group, correlations: bool) -> tuple[Tensor, Tensor, Tensor | None, bool]:
         """P(s = +1), log Z, pairs if requested, and whether float64 was needed."""
@@ -140,12 +177,15 @@ class ExactSampler(Sampler):
             if correlations:
                 pairs = torch.from_numpy(pairs_of_states(weights.numpy(), m)).to(p.dtype)
         else:
-            if on_cpu and K is None and not correlations:
-                if suits_lanes(queries, m):
-                    found = lane_probabilities(fields, J)
-                # Without derivatives even one query per J is faster this way, as in decoding.
-                elif not differentiated and suits(groups, max(queries, 2), m):
-                    found = self._fused(fields, J)
+            # Without derivatives even one query per J is faster this way, as in decoding.
+            if (
+                on_cpu
+                and K is None
+                and not correlations
+                and not differentiated
+                and suits(groups, max(queries, 2), m)
+            ):
+                found = self._fused(fields, J)
             if found is None:
                 p, log_z, pairs, raised = self._solve_halves(group, correlations)
             else:
