@@ -100,8 +100,9 @@ def test_second_derivatives_of_groups_of_different_sizes() -> None:
     h, pairs = torch.randn(5, 4, 4, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
     visible = torch.ones(4, 4, dtype=torch.bool).tril()
 
-    def function(h: torch.Tensor, pairs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def function(h: torch.Tensor, pairs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         found = ExactSampler().moments(Ising(h, pack_couplings(pairs, 4), visible))
+        assert found.log_partition is not None
         return found.probability, found.log_partition
 
     inputs = [h.requires_grad_(), pairs.requires_grad_()]
