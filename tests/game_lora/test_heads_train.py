@@ -15,7 +15,7 @@ from diabat.checks import ArgumentError
 from diabat.cli import app
 from diabat.config.errors import ConfigError
 from diabat.config.game import game_config_yaml, load_game_config, shipped_trainings
-from diabat.runs.heads.packed_texts import training_examples
+from diabat.runs.heads.texts.packed import training_examples
 from diabat.runs.heads.training import lora_config, triangular_alphas
 from diabat.tasks.data import DataError
 

@@ -12,7 +12,7 @@ from diabat.extras import extra
 from diabat.files import replace_file
 from diabat.huggingface.game_lora.trainer import game_trainer
 from diabat.huggingface.loading import load_decoder
-from diabat.runs.heads.packed_texts import training_examples
+from diabat.runs.heads.texts.packed import training_examples
 
 ADAPTER = "adapter"
 CONFIG = "game.yaml"

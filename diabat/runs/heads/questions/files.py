@@ -8,11 +8,8 @@ from typing import Any
 
 from diabat.attention.heads.samples import label_position
 from diabat.checks import ArgumentError, is_integer
-from diabat.files import parse_json, read_file
+from diabat.runs.heads.json_lines import check_text_or_ids, parsed_lines
 from diabat.tasks.data import DataError
-
-MAX_BYTES = 1 << 30
-"""Largest file that is read."""
 
 
 def read_questions(path: Path) -> list[dict[str, Any]]:
@@ -24,19 +21,23 @@ def read_questions(path: Path) -> list[dict[str, Any]]:
         DataError: If the file cannot be read, has no question, or a line is not valid; the message has its number.
     """
     questions: list[dict[str, Any]] = []
-    for number, line in enumerate(_text(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            question = _question(line)
-            first = questions[0] if questions else question
-            if default_value(question) != default_value(first):
-                raise ArgumentError(
-                    f"expected {_needs(first)} as in the lines before, got {_shown(question)}."
-                )
-        except ArgumentError as error:
-            raise DataError(f"'{path}', line {number}: {error}") from None
-        questions.append(question)
+
+    def same_kind(line: dict[str, Any]) -> dict[str, Any]:
+        _check_question(line)
+        first = questions[0] if questions else line
+        if default_value(line) != default_value(first):
+            raise ArgumentError(f"expected {_needs(first)} as in the lines before, got {', '.join(line)}.")
+        return line
+
+    try:
+        for question in parsed_lines(path, same_kind):
+            questions.append(question)  # same_kind compares with the first
+    except FileNotFoundError:
+        raise DataError(f"'{path}': no such file.") from None
+    except OSError as error:
+        raise DataError(f"'{path}': cannot be read ({error.strerror}).") from None
+    except ArgumentError as error:
+        raise DataError(str(error)) from None
     if not questions:
         raise DataError(f"'{path}': expected questions, one JSON object per line, got none.")
     return questions
@@ -49,27 +50,8 @@ def default_value(question: Mapping[str, Any]) -> str:
     return "f1" if "answers" in question else "perplexity"
 
 
-def _text(path: Path) -> str:
-    try:
-        return read_file(path, MAX_BYTES).decode("utf-8-sig")
-    except FileNotFoundError:
-        raise DataError(f"'{path}': no such file.") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"'{path}': expected UTF-8 text, got other bytes at offset {error.start}.") from None
-    except OSError as error:
-        raise DataError(f"'{path}': cannot be read ({error.strerror}).") from None
-
-
-def _question(line: str) -> dict[str, Any]:
-    try:
-        question = parse_json(line)
-    except ValueError as error:
-        reason = error.args[0] if type(error) is ValueError else "not valid JSON"
-        raise ArgumentError(f"expected a JSON object, got {reason}.") from None
-    if not isinstance(question, dict):
-        raise ArgumentError(f"expected a JSON object, got a {type(question).__name__}.")
-    if ("text" in question) == ("input_ids" in question):
-        raise ArgumentError(f"expected either 'text' or 'input_ids', got {_shown(question)}.")
+def _check_question(question: dict[str, Any]) -> None:
+    check_text_or_ids(question)
     if "text" in question:
         _check_text("text", question["text"])
     elif not _are_ids(question["input_ids"]):
@@ -80,7 +62,6 @@ def _question(line: str) -> dict[str, Any]:
         raise ArgumentError("label", "expected 'choices' beside it, got none.")
     if "answers" in question:
         _check_answers(question["answers"])
-    return question
 
 
 def _check_choices(question: dict[str, Any]) -> None:
@@ -121,7 +102,3 @@ def _are_ids(value: Any) -> bool:
 def _needs(question: Mapping[str, Any]) -> str:
     needed = {"log_odds": "choices and label", "f1": "answers", "perplexity": "neither choices nor answers"}
     return needed[default_value(question)]
-
-
-def _shown(question: Mapping[str, Any]) -> str:
-    return ", ".join(question) or "no key"

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
+from diabat.checks import ArgumentError
 from diabat.config.game import GameData
 from diabat.extras import extra
-from diabat.files import parse_json
+from diabat.runs.heads.json_lines import numbered_lines, parsed_lines
 from diabat.tasks.data import DataError
+
+_MOST_BYTES = 1 << 36
 
 
 class PackedTexts(IterableDataset):
@@ -47,15 +50,17 @@ def training_examples(data: GameData, tokenizer: Any) -> Any:
     """
     if data.dataset is not None:
         stream = extra("datasets").load_dataset(data.dataset, split=data.split, streaming=True)
-        return PackedTexts(_column(stream, data.column), tokenizer, data.length)
+        return PackedTexts(_Column(stream, data.column), tokenizer, data.length)
     assert data.file is not None
-    examples = list(PackedTexts(_lines(data.file, data.column), tokenizer, data.length))
+    examples = list(PackedTexts(_file_texts(data.file, data.column), tokenizer, data.length))
     if not examples:
         raise DataError(f"data.file: expected {data.length} tokens or more in '{data.file}', got fewer.")
     return examples
 
 
-class _column:  # noqa: N801 - an iterable that can be iterated again
+class _Column:
+    """Texts of a column, which can be iterated again."""
+
     def __init__(self, rows: Any, column: str) -> None:
         self._rows, self._column = rows, column
 
@@ -63,22 +68,22 @@ class _column:  # noqa: N801 - an iterable that can be iterated again
         return (row[self._column] for row in self._rows)
 
 
-def _lines(path: Path, column: str) -> Iterator[str]:
-    """Documents of a file; empty lines are skipped."""
+def _file_texts(path: Path, column: str) -> Iterator[str]:
+    """Texts of a file: the lines, or for JSON lines what they have under ``column``."""
+
+    def text(line: dict[str, Any]) -> str:
+        found = line.get(column)
+        if not isinstance(found, str):
+            raise ArgumentError(f"expected a text under '{column}', got none.")
+        return found
+
+    expanded = path.expanduser()
     try:
-        lines = path.expanduser().read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        if path.suffix == ".jsonl":
+            yield from parsed_lines(expanded, text, _MOST_BYTES)
+        else:
+            yield from (line.removesuffix("\r") for _, line in numbered_lines(expanded, _MOST_BYTES))
+    except OSError as error:
         raise DataError(f"data.file: expected UTF-8 text in '{path}', got: {error}.") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        if path.suffix != ".jsonl":
-            yield line
-            continue
-        try:
-            row = parse_json(line)
-        except ValueError as error:
-            raise DataError(f"'{path}' line {number}: expected a JSON object, got: {error}.") from None
-        if not isinstance(row, dict) or not isinstance(row.get(column), str):
-            raise DataError(f"'{path}' line {number}: expected a text under '{column}', got none.")
-        yield row[column]
+    except ArgumentError as error:
+        raise DataError(f"data.file: {error}") from None

@@ -1,4 +1,4 @@
-"""Texts for language modelling from JSON lines, as batches of Hugging Face.
+"""Texts for language modelling from JSON lines, as token ids and labels.
 
 A line has ``text``, all tokens of which are targets; or ``text`` and ``completion``, where only the tokens of the
 completion are; or ``input_ids`` and optionally ``labels``, for models without a tokenizer.
@@ -6,20 +6,15 @@ completion are; or ``input_ids`` and optionally ``labels``, for models without a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from diabat.attention.heads.interaction.targets import IGNORED
 from diabat.checks import ArgumentError, check_count, is_integer
-from diabat.files import parse_json, read_file
-
-_MAX_BYTES = 1 << 30
-_KEYS = {"text", "completion", "input_ids", "labels"}
+from diabat.runs.heads.json_lines import check_text_or_ids, parsed_lines
 
 
 @dataclass(frozen=True)
@@ -54,63 +49,21 @@ def read_texts(
     """
     check_count("max_length", max_length, least=2)
     check_count("most", most, optional=True)
+    lines = parsed_lines(path, lambda line: _text(line, tokenizer, vocabulary, max_length))
     try:
-        content = read_file(path, _MAX_BYTES).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ArgumentError(
-            "data", f"expected UTF-8 text, got other bytes at offset {error.start} of '{path}'."
-        ) from None
-    texts: list[TokenText] = []
-    for number, line in enumerate(content.split("\n"), start=1):
-        if not line.strip():
-            continue
-        if most is not None and len(texts) == most:
-            break
-        try:
-            texts.append(_text(_parsed(line), tokenizer, vocabulary, max_length))
-        except ArgumentError as error:
-            raise ArgumentError("data", f"'{path}', line {number}: {error}") from None
+        texts = list(islice(lines, most))
+    except ArgumentError as error:
+        raise ArgumentError("data", str(error)) from None
     if not texts:
         raise ArgumentError("data", f"expected texts, one JSON object per line, got none in '{path}'.")
     return texts
 
 
-def batches_of(texts: Sequence[TokenText], batch_size: int) -> list[dict[str, Tensor]]:
-    """Batches of so many texts each, padded on the right: ``input_ids``, ``attention_mask`` and ``labels``, [B, T]."""
-    check_count("batch_size", batch_size)
-    return [_padded(texts[start : start + batch_size]) for start in range(0, len(texts), batch_size)]
-
-
-def _padded(texts: Sequence[TokenText]) -> dict[str, Tensor]:
-    width = max(len(text.tokens) for text in texts)
-
-    def rows(values: Sequence[Sequence[int]], padding: int) -> Tensor:
-        return torch.tensor([[*row, *[padding] * (width - len(row))] for row in values])
-
-    return {
-        "input_ids": rows([text.tokens for text in texts], 0),
-        "attention_mask": rows([[1] * len(text.tokens) for text in texts], 0),
-        "labels": rows([text.labels for text in texts], IGNORED),
-    }
-
-
-def _parsed(line: str) -> Mapping[str, Any]:
-    try:
-        found = parse_json(line)
-    except ValueError as error:
-        reason = error.args[0] if type(error) is ValueError else "not valid JSON"
-        raise ArgumentError(f"expected a JSON object, got {reason}.") from None
-    if not isinstance(found, dict):
-        raise ArgumentError(f"expected a JSON object, got a {type(found).__name__}.")
-    if ("text" in found) == ("input_ids" in found):
-        raise ArgumentError(f"expected either 'text' or 'input_ids', got {', '.join(found) or 'no key'}.")
-    partner = "labels" if "text" in found else "completion"
-    if partner in found:
-        raise ArgumentError(partner, f"cannot be combined with {'text' if 'text' in found else 'input_ids'}.")
-    return found
-
-
-def _text(line: Mapping[str, Any], tokenizer: Any, vocabulary: int, max_length: int) -> TokenText:
+def _text(line: dict[str, Any], tokenizer: Any, vocabulary: int, max_length: int) -> TokenText:
+    check_text_or_ids(line)
+    given, other = ("text", "labels") if "text" in line else ("input_ids", "completion")
+    if other in line:
+        raise ArgumentError(other, f"cannot be combined with {given}.")
     tokens, labels = _ids(line) if "input_ids" in line else _tokenised(line, tokenizer)
     outside = [token for token in tokens if not 0 <= token < vocabulary]
     if outside:
