@@ -1,20 +1,21 @@
-"""Worker processes that compute the pieces of the study, with one progress bar for each stage."""
+"""Worker processes that compute the files of a study, with one progress bar for each stage."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.managers import SyncManager
-from pathlib import Path
 from queue import Queue
+from typing import Any
 
-from benchmarks.heads_study.core import Piece, Sizes
-from benchmarks.heads_study.stages import STAGES, compute, pieces
 from diabat.progress import new_bar
 from diabat.samplers.distributed.processes import WorkerPool, begin_worker
+
+Job = tuple[Callable[..., None], tuple[Any, ...]]
+"""A function of a module and its arguments; it also gets a function to call with the steps it has done."""
 
 
 @dataclass(frozen=True)
@@ -24,17 +25,15 @@ class Workers:
     pool: WorkerPool
     steps: Queue[int]
 
-    def run(self, stage: str, seeds: int, folder: Path, sizes: Sizes) -> None:
-        """Compute what a stage lacks, with a progress bar."""
-        missing = [piece for piece in pieces(stage, seeds) if not piece.path(folder).exists()]
-        if not missing:
+    def run(self, title: str, jobs: Sequence[Job], total: int) -> None:
+        """Run jobs of ``total`` steps with a progress bar; nothing is shown without jobs."""
+        if not jobs:
             return
-        total = STAGES[stage][1](sizes) * len(missing)
         running: set[Future[None]] = {
-            self.pool.submit(_work, piece, folder, sizes, self.steps) for piece in missing
+            self.pool.submit(_work, compute, arguments, self.steps) for compute, arguments in jobs
         }
         with new_bar(percent=True) as bar:
-            task = bar.add_task(stage, total=total)
+            task = bar.add_task(title, total=total)
             while running:
                 done, running = wait(running, timeout=0.5)
                 for finished in done:
@@ -57,5 +56,5 @@ def started(count: int) -> Iterator[Workers]:
         pool.kill()
 
 
-def _work(piece: Piece, folder: Path, sizes: Sizes, steps: Queue[int]) -> None:
-    compute(piece, folder, sizes, steps.put)
+def _work(compute: Callable[..., None], arguments: tuple[Any, ...], steps: Queue[int]) -> None:
+    compute(*arguments, steps.put)

@@ -6,9 +6,10 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.heads_study import figures, tables, workers
+from benchmarks import workers
+from benchmarks.heads_study import figures, tables
 from benchmarks.heads_study.core import Sizes
-from benchmarks.heads_study.stages import STAGES
+from benchmarks.heads_study.stages import STAGES, compute, pieces
 from benchmarks.measure import report
 from diabat.files import parse_json, read_file, replace_file, to_json
 
@@ -33,7 +34,9 @@ def main() -> None:
         parser.error(f"folder: expected pieces with {asdict(sizes)}, got {found}; choose another folder")
     with workers.started(arguments.workers) as processes:
         for stage in STAGES:
-            processes.run(stage, arguments.seeds, folder, sizes)
+            missing = [piece for piece in pieces(stage, arguments.seeds) if not piece.path(folder).exists()]
+            total = STAGES[stage][1](sizes) * len(missing)
+            processes.run(stage, [(compute, (piece, folder, sizes)) for piece in missing], total)
     for title, rows in tables.every(folder, arguments.seeds).items():
         report(title, rows)
     figures.draw(folder, arguments.seeds)
