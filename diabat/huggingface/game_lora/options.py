@@ -107,7 +107,7 @@ class GameOptions:
             check_choice(name, getattr(self, name), get_args(kind))
 
     def layers_of(self, loss: Loss) -> tuple[int, ...]:
-        """Layers of a loss; none if it is off, or acts on predictions."""
+        """Layers of a loss; empty if the loss is not used, or acts on predictions."""
         own = {"ldb": self.ldb_layers, "abt": self.abt_layers, "disagreement": self.disagreement_layers}
         if loss not in self.losses or loss not in own:
             return ()
@@ -115,7 +115,7 @@ class GameOptions:
         return tuple(self.layers if chosen is None else chosen)
 
     def measured(self) -> tuple[int, ...]:
-        """All layers whose heads are looked at, in order."""
+        """All layers whose heads are measured, in ascending order."""
         chosen = {layer for loss in self.losses for layer in self.layers_of(loss)}
         return tuple(sorted(chosen or self.layers))
 

@@ -40,7 +40,7 @@ class GameMixin:
     """
 
     game: GameLoss
-    # Those of the Trainer that stands behind the mixin.
+    # Attributes of the Trainer that the mixin is combined with.
     args: Any
     model: Any
     accelerator: Any
@@ -113,7 +113,7 @@ class GameMixin:
         base.log(logs, *args, **kwargs)
 
     def _is_scaled(self, num_items_in_batch: Tensor | int | None) -> bool:
-        """Whether training_step takes the loss as the part of a micro-batch in that of the step."""
+        """Whether the loss of a micro-batch is already divided, so that training_step does not divide it."""
         given = self.loss_is_scaled_for_ga
         if given is not None:
             return bool(given)
@@ -143,7 +143,7 @@ def _built() -> Any:
 
 
 def _callback(trainer: Any) -> Any:
-    """The callback that counts steps and saves the state; it has none of its own, so a copy would do the same."""
+    """The callback that counts steps, and saves the state of the game in checkpoints; it has no state itself."""
 
     class GameCallback(extra("transformers").TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -191,7 +191,7 @@ def _check_trainer(trainer: Any) -> None:
 
 
 def _check_targets(inputs: dict[str, Any], num_items_in_batch: Tensor | int | None) -> None:
-    """Refuse a step without targets: its cross-entropy has no gradient, and heads no coupling."""
+    """Refuse a step without targets, because its cross-entropy has no gradient."""
     labels = inputs.get("shift_labels", inputs.get("labels"))
     if not isinstance(labels, Tensor):
         raise ArgumentError(

@@ -93,7 +93,7 @@ class World:
     def laws(self) -> np.ndarray:
         """P(value | entity, relation) of documents without a note, float64 [entities, relations, values].
 
-        Pairs that no document states have the uniform law, the one that the facts were drawn from.
+        Pairs that no document states have the uniform law, from which the facts were drawn.
         """
         kinds, first, second = self._drawn()
         laws = np.full((self.entities, self.relations, self.values), 1 / self.values)
@@ -105,7 +105,7 @@ class World:
         return laws
 
     def pairs(self, kind: Kind) -> np.ndarray:
-        """Pairs (entity, relation) of a kind, [N, 2]; contradicted ones are the seen ones, behind another note."""
+        """Pairs (entity, relation) of a kind, [N, 2]; contradicted pairs are the seen ones, in prompts whose note has another value."""
         code = {"seen": 0, "contradicted": 0, "unseen": 1, "probabilistic": 2}[kind]
         return np.argwhere(self._drawn()[0] == code)
 
@@ -154,7 +154,7 @@ def documents(
 
 @dataclass(frozen=True)
 class Probes:
-    """Prompts of one kind and what is true behind them.
+    """Prompts of one kind and the true distributions of the next token.
 
     Attributes:
         kind: The kind.

@@ -22,7 +22,7 @@ _DIVERGED = 1e7
 
 @dataclass(frozen=True)
 class Bargain:
-    """What the tasks agree on.
+    """Nash weights of several tasks.
 
     Attributes:
         weights: α [K] float64; 0 for tasks without gradient.

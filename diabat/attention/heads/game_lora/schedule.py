@@ -55,7 +55,7 @@ class RunningScale:
         check_positive("ema_target", self.target)
 
     def factor(self, loss: float) -> float:
-        """Take in the loss of a micro-batch, and return target / ema_t.
+        """Add the loss of a micro-batch to the running mean, and return target / ema_t.
 
         Raises:
             ArgumentError: The running mean would not be positive.
@@ -67,7 +67,7 @@ class RunningScale:
         return self.target / mean
 
     def finish(self) -> None:
-        """End the step: what was taken in becomes part of ``ema``."""
+        """End the step: its losses become part of ``ema``."""
         if self._count:
             self.ema = self._current()
         self._sum, self._count = 0.0, 0
