@@ -1,4 +1,4 @@
-"""``diabat heads evaluate``: a decoder with and without calibration, on the same questions."""
+"""``diabat heads evaluate``: a decoder with and without calibration or adapters, on the same questions."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ _OPTIONS = {
     "names": "--data",
     "folder": "--calibration",
     "calibration": "--calibration",
+    "adapter": "--adapter",
     "salient": "--calibration",
     "store": "--out",
     "layer": "--layer",
@@ -59,6 +60,14 @@ CalibrationOption = Annotated[
         help="gac.json or its folder; that of MODEL if left out, or no calibration if there is none."
     ),
 ]
+AdapterOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--adapter",
+        metavar="FOLDER",
+        help="LoRA adapter of MODEL (peft) to compare with the model without; may be repeated.",
+    ),
+]
 AlphaOption = Annotated[float | None, typer.Option(help="α in place of that of the calibration.")]
 BetaOption = Annotated[float | None, typer.Option(help="β in place of that of the calibration.")]
 ValueOption = Annotated[
@@ -76,7 +85,11 @@ CountOption = Annotated[int | None, typer.Option(min=1, help="Questions of each 
 SplitOption = Annotated[str, typer.Option(help="Split of the data sets, a key of their templates.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of drawn questions and random groups.")]
 TasksOption = Annotated[
-    str | None, typer.Option(metavar="NAME,...", help="Tasks of lm-eval, off and on (extra 'eval').")
+    str | None,
+    typer.Option(
+        metavar="NAME,...",
+        help="Tasks of lm-eval, halueval, popqa, or game-lora for all of that paper (extra 'eval').",
+    ),
 ]
 TaskFolderOption = Annotated[
     Path | None, typer.Option("--task-folder", help="Folder with lm-eval tasks (YAML) of your own.")
@@ -105,6 +118,7 @@ def evaluate_heads(
     model: ModelArgument,
     data: DataOption = None,
     calibration: CalibrationOption = None,
+    adapter: AdapterOption = None,
     alpha: AlphaOption = None,
     beta: BetaOption = None,
     value: ValueOption = None,
@@ -127,7 +141,7 @@ def evaluate_heads(
     progress: ProgressOption = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure a decoder as it is and with calibrated attention, on the same questions.
+    """Measure a decoder as it is, with calibrated attention and with LoRA adapters, on the same questions.
 
     Reported are accuracy, the value v of GAC, their paired differences with standard errors, and McNemar's exact p;
     with --tasks the scores of lm-eval.
@@ -160,11 +174,12 @@ def evaluate_heads(
                 found = evaluate(
                     decoder, tokenizer, sets, chosen, name=model, value=value, all_heads=all_heads,
                     random_groups=random_groups, seed=seed, batch_size=batch_size, folder=out, progress=advanced,
+                    adapters=adapter or (),
                 )  # fmt: skip
         if tasks:
             scored = evaluate_tasks(
                 decoder, tokenizer, tasks.split(","), chosen, name=model, folder=task_folder, limit=count,
-                seed=seed, batch_size=batch_size,
+                seed=seed, batch_size=batch_size, adapters=adapter or (),
             )  # fmt: skip
     reports = {"questions": found, "tasks": scored}
     _keep(reports, out)

@@ -67,18 +67,21 @@ def test_scores_off_and_on_and_their_paired_difference(folder: Path) -> None:
     on = hits(model)
     disable_gac(model)
     report = evaluate_tasks(model, tokenizer(), ["own_films"], CALIBRATION, folder=folder, batch_size=4)
-    (row,) = report.rows
+    before, row = report.rows
     assert (row["task"], row["metric"], row["samples"]) == ("own_films", "acc", 20)
-    assert row["off"] == pytest.approx(off.mean())
-    assert row["calibrated"] == pytest.approx(on.mean())
+    assert (before["state"], row["state"]) == ("off", "calibrated")
+    assert before["score"] == pytest.approx(off.mean())
+    assert row["score"] == pytest.approx(on.mean())
+    assert row["chance"] == pytest.approx(1 / 3)
+    assert row["relative"] == pytest.approx(on.mean() / off.mean() - 1)
     assert row["difference"] == pytest.approx((on - off).mean())
     assert row["difference_error"] == pytest.approx((on - off).std(ddof=1) / 20**0.5)
     assert (on != off).any()
-    assert row["off_error"] == pytest.approx(off.std(ddof=1) / 20**0.5)
+    assert before["score_error"] == pytest.approx(off.std(ddof=1) / 20**0.5)
     assert json.loads(report.to_json())["rows"][0]["task"] == "own_films"
     alone = evaluate_tasks(model, tokenizer(), ["own_films"], None, folder=folder, limit=5)
     assert alone.rows[0]["samples"] == 5
-    assert "calibrated" not in alone.rows[0]
+    assert len(alone.rows) == 1
 
 
 def test_what_lm_eval_cannot_do_is_refused(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Evaluate a decoder with and without calibration on the same questions."""
+"""Evaluate a decoder with and without calibration, and with adapters, on the same questions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from diabat.checks import ArgumentError, check_choice, check_count
 from diabat.huggingface.batches import Batches
 from diabat.runs.heads.evaluation.paired import Array, compared, mcnemar, mean_and_error
 from diabat.runs.heads.evaluation.scoring import ACCURACY, Scorer, V
-from diabat.runs.heads.evaluation.states import ON, RANDOM, State, states_of
+from diabat.runs.heads.evaluation.states import ON, RANDOM, State, adapter_states, states_of
 from diabat.runs.heads.questions.sets import QuestionSet
 from diabat.studies.report import Column, Report, Row
 
@@ -44,6 +44,7 @@ class Evaluation(Report):
         sources: Where the questions come from.
         controls: Scores of every random group, by set.
         seed: Seed of the random groups.
+        adapters: Checksums of the adapters by state.
     """
 
     model: str = ""
@@ -51,12 +52,14 @@ class Evaluation(Report):
     sources: list[dict[str, Any]] = field(default_factory=list)
     controls: list[Row] = field(default_factory=list)
     seed: int = 0
+    adapters: dict[str, str] = field(default_factory=dict)
 
     labels: ClassVar[tuple[Column, ...]] = (
         Column("set", title="questions", narrow=True),
         Column(
             "state",
-            "off: the model as it is; all heads: no head salient; random (N): N salient groups of equal size",
+            "off: the model as it is; all heads: no head salient; random (N): N salient groups of equal size; else the "
+            "folder of an adapter",
             title="state",
             narrow=True,
         ),
@@ -103,7 +106,8 @@ class Evaluation(Report):
     @property
     def title(self) -> str:
         """Line above the table."""
-        return f"{self.model}, {_summary(self.calibration)}"
+        adapters = f", {len(self.adapters)} adapters" * bool(self.adapters)
+        return f"{self.model}, {_summary(self.calibration)}{adapters}"
 
 
 def evaluate(
@@ -120,8 +124,11 @@ def evaluate(
     batch_size: int = 16,
     folder: Path | None = None,
     progress: Progress | None = None,
+    adapters: Sequence[Path] = (),
 ) -> Evaluation:
     """Measure accuracy and v of a decoder as it is, calibrated, and calibrated otherwise, on the same questions.
+
+    Adapters are states of their own, each compared with the model without; they are not calibrated.
 
     Args:
         model: A causal language model of transformers; left in the state in which it was.
@@ -136,10 +143,12 @@ def evaluate(
         batch_size: Sequences in one forward pass.
         folder: Keeps finished scores; the same evaluation goes on from them.
         progress: Called after every question.
+        adapters: Folders of LoRA adapters of this model.
 
     Raises:
         ArgumentError: If an argument is out of range, a question does not suit the value, the calibration does not
-            suit the model or the value, or the folder holds scores of something else.
+            suit the model or the value, an adapter does not fit the model, or the folder holds scores of something
+            else.
         OSError: If the folder cannot be read or written.
     """
     check_count("random_groups", random_groups, least=0)
@@ -153,6 +162,8 @@ def evaluate(
     states = states_of(
         calibration, batches.decoder.sites, all_heads=all_heads, random_groups=random_groups, seed=seed
     )
+    tuned = adapter_states(model, adapters)
+    states += tuned
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     scorers = [
@@ -171,6 +182,7 @@ def evaluate(
         sources=[questions.source for questions in sets],
         controls=controls,
         seed=seed,
+        adapters={state.name: str(state.digest) for state in tuned},
     )
 
 

@@ -1,11 +1,12 @@
-"""States in which a model is evaluated: as it is, calibrated, and calibrated otherwise for comparison."""
+"""States in which a model is evaluated: as it is, calibrated, calibrated otherwise for comparison, with an adapter."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from diabat.attention.heads.calibration import Calibration
 from diabat.attention.heads.decoder import Site
 from diabat.checks import ArgumentError
+from diabat.huggingface.adapters import adapter_applied, adapter_digest
 from diabat.huggingface.enabling import disable_gac, enable_gac, enabled_calibration
 
 OFF, ON, ALL_HEADS, RANDOM = "off", "calibrated", "all heads", "random"
@@ -26,15 +28,21 @@ class State:
         name: As in the report.
         calibration: What is calibrated; None if nothing is.
         control: Whether it is one of several random groups.
+        adapter: Folder of a LoRA adapter; None for the model without.
+        digest: Checksum of the adapter.
     """
 
     name: str
     calibration: Calibration | None
     control: bool = False
+    adapter: Path | None = None
+    digest: str | None = None
 
     @property
     def key(self) -> str:
-        """The same text for the same calibration, whatever its name."""
+        """The same text for the same calibration or adapter, whatever its name."""
+        if self.adapter is not None:
+            return json.dumps({"adapter": self.digest})
         content = None if self.calibration is None else self.calibration.as_dict()
         return json.dumps(content, sort_keys=True)
 
@@ -83,6 +91,26 @@ def states_of(
     return states
 
 
+def adapter_states(model: Any, adapters: Sequence[Path]) -> list[State]:
+    """The model with each of several adapters, which are not calibrated.
+
+    Every adapter is tried once, so that one that does not fit is refused before anything is measured.
+
+    Raises:
+        ArgumentError: If an adapter does not fit the model, or is given twice.
+    """
+    states = [State(str(folder), None, adapter=folder, digest=adapter_digest(folder)) for folder in adapters]
+    for state in states:
+        if state.name in (OFF, ON, ALL_HEADS) or [s.name for s in states].count(state.name) > 1:
+            raise ArgumentError(
+                "adapter",
+                f"expected different folders, not named as a state of the report, got '{state.name}'.",
+            )
+        with entered(model, state):
+            pass
+    return states
+
+
 def _random(site: Site, heads: Any, generator: torch.Generator) -> list[int]:
     """As many heads at random; whole key/value groups if the heads are whole groups."""
     size = site.heads // site.groups
@@ -99,7 +127,8 @@ def entered(model: Any, state: State) -> Iterator[None]:
     before = enabled_calibration(model)
     _enable(model, state.calibration)
     try:
-        yield
+        with nullcontext() if state.adapter is None else adapter_applied(model, state.adapter):
+            yield
     finally:
         _enable(model, before)
 
