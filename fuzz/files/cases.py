@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from fuzz.dice import Dice
-from fuzz.files import checkpoints, heads, readers
+from fuzz.files import checkpoints, game, heads, readers
 from fuzz.outcome import Outcome, judge
 
 KINDS: dict[Callable[[Dice, Path], None], float] = {
@@ -26,6 +26,7 @@ KINDS: dict[Callable[[Dice, Path], None], float] = {
     checkpoints.record: 3,
     heads.calibration: 8,
     heads.store: 8,
+    game.game_state: 6,
 }
 
 
@@ -35,6 +36,7 @@ def prepare() -> None:
     checkpoints.original()
     heads.calibrations()
     heads.stores()
+    game.originals()
     for seed in range(20):
         for kind in (readers.problem, readers.plan, readers.schedule):
             with tempfile.TemporaryDirectory() as folder:

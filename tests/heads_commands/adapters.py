@@ -24,5 +24,5 @@ def saved_adapter(path: Path, seed: int = 1, **options: Any) -> Path:
             for name, parameter in model.named_parameters():
                 if "lora_B" in name:
                     parameter.normal_(std=0.5)
-        model.save_pretrained(path)
+        model.save_pretrained(str(path))
     return path

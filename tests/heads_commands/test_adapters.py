@@ -57,28 +57,38 @@ def test_trained_modules_are_taken_out_too(tmp_path: Path) -> None:
 
 
 def test_adapters_that_cannot_be_taken_out_or_do_not_fit_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="adapter: expected bias 'none', got 'all'"):
-        with adapter_applied(decoder(), saved_adapter(tmp_path / "bias", bias="all")):
-            pass
+    with (
+        pytest.raises(ArgumentError, match="adapter: expected bias 'none', got 'all'"),
+        adapter_applied(decoder(), saved_adapter(tmp_path / "bias", bias="all")),
+    ):
+        pass
     adapter = saved_adapter(tmp_path / "one")
     other = decoder(hidden_size=16)
     modules = dict(other.named_modules())
-    with pytest.raises(ArgumentError, match="adapter: expected an adapter of this model"):
-        with adapter_applied(other, adapter):
-            pass
+    with (
+        pytest.raises(ArgumentError, match="adapter: expected an adapter of this model"),
+        adapter_applied(other, adapter),
+    ):
+        pass
     assert dict(other.named_modules()) == modules
-    with pytest.raises(ArgumentError, match="model: expected a model without adapters"):
-        with adapter_applied(load_adapter(decoder(), adapter), adapter):
-            pass
+    with (
+        pytest.raises(ArgumentError, match="model: expected a model without adapters"),
+        adapter_applied(load_adapter(decoder(), adapter), adapter),
+    ):
+        pass
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(config | {"peft_type": "LOHA"}))
-    with pytest.raises(ArgumentError, match="adapter: expected peft_type 'LORA', got 'LOHA'"):
-        with adapter_applied(decoder(), adapter):
-            pass
+    with (
+        pytest.raises(ArgumentError, match="adapter: expected peft_type 'LORA', got 'LOHA'"),
+        adapter_applied(decoder(), adapter),
+    ):
+        pass
     (adapter / "adapter_config.json").write_text("{")
-    with pytest.raises(ArgumentError, match=r"adapter: expected JSON in '.*adapter_config.json'"):
-        with adapter_applied(decoder(), adapter):
-            pass
+    with (
+        pytest.raises(ArgumentError, match=r"adapter: expected JSON in '.*adapter_config.json'"),
+        adapter_applied(decoder(), adapter),
+    ):
+        pass
 
 
 def test_adapters_are_compared_with_the_model_without_on_the_same_questions(tmp_path: Path) -> None:

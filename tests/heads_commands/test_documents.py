@@ -100,7 +100,7 @@ def test_different_documents_are_not_paired() -> None:
 
 
 def test_chance_counts_choices_and_right_ones() -> None:
-    samples = [
+    samples: list[dict[str, Any]] = [
         {"doc_id": 0, "filter": "none", "arguments": [()] * 4, "target": 1, "acc": 1.0},
         {"doc_id": 1, "filter": "none", "arguments": [()] * 5, "target": [0, 2], "acc": 0.0},
     ]

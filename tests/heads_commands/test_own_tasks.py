@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,13 @@ from .tiny import decoder, tokenizer
 pytest.importorskip("lm_eval", reason="the extra 'eval' is not installed")
 # Of lm-eval and what it imports.
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def manager(folder: Path) -> Any:
+    """The tasks of a folder alone."""
+    kind = importlib.import_module("lm_eval.tasks").TaskManager
+    return kind(include_path=str(folder), include_defaults=False)
+
 
 WORDS = ["the film", "a book", "good plot", "London", "Paris", "Rome", "the river", "long", "short", "dull"]
 ROWS: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
@@ -97,18 +105,12 @@ def test_shipped_tasks_are_found_without_a_folder_and_read_the_columns_of_the_hu
         row = rows[f"local_{task}"]
         assert (row["metric"], row["samples"]) == ("acc", len(examples))
         assert row["chance"] == (0.5 if place == "halueval" else None)
-    from lm_eval.tasks import TaskManager
-
-    known = TaskManager(include_path=str(shipped_tasks()), include_defaults=False)
+    known = manager(shipped_tasks())
     assert set(known.all_tasks) == {*ROWS, "halueval"}
 
 
 def test_a_judgement_is_right_if_its_label_has_the_larger_likelihood(local: Path) -> None:
-    from lm_eval.tasks import TaskManager
-
-    task = TaskManager(include_path=str(local), include_defaults=False).load(["local_halueval_qa"])["tasks"][
-        "local_halueval_qa"
-    ]
+    task = manager(local).load(["local_halueval_qa"])["tasks"]["local_halueval_qa"]
     targets = [task.doc_to_target(row) for row in task.eval_docs]
     assert [task.doc_to_choice(None)[target] for target in targets] == ["Yes", "No", "No", "Yes", "No"]
     prompt = task.doc_to_text(task.eval_docs[1])
@@ -123,12 +125,8 @@ def test_a_judgement_is_right_if_its_label_has_the_larger_likelihood(local: Path
     ("text", "score"), [("it is Paris .", 1), ("paris", 1), ("PARIS", 0), ("Capital city", 1), ("", 0)]
 )
 def test_an_answer_of_popqa_is_right_if_it_contains_a_possible_one(text: str, score: int) -> None:
-    from lm_eval.tasks import TaskManager
-
-    config = TaskManager(include_path=str(shipped_tasks()), include_defaults=False).task_index["popqa"]
+    config = manager(shipped_tasks()).task_index["popqa"]
     assert config.yaml_path is not None
-    import importlib.util
-
     place = config.yaml_path.with_name("matching.py")
     spec = importlib.util.spec_from_file_location("matching", place)
     assert spec is not None
