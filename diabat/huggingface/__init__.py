@@ -1,12 +1,14 @@
-"""Hugging Face models: attention that is calibrated by what games on its heads say, and training with GAME-LoRA.
+"""Hugging Face models: Boltzmann attention, attention calibrated by games on heads, and training with GAME-LoRA.
 
-With transformers installed (the extra ``hf``), importing this package registers ``attn_implementation="gac"``.
+With transformers installed (the extra ``hf``), importing this package registers ``attn_implementation="gac"`` and
+``"boltzmann"``, and the model types of :mod:`diabat.huggingface.boltzmann`.
 """
 
 from importlib.util import find_spec
 from typing import Any
 
 from diabat.huggingface.attention import register_gac
+from diabat.huggingface.boltzmann import convert, parameter_groups, register_boltzmann
 from diabat.huggingface.enabling import disable_gac, enable_gac
 from diabat.huggingface.game_lora.loss import GameLoss
 from diabat.huggingface.game_lora.options import GameOptions
@@ -18,10 +20,13 @@ __all__ = [
     "GameMixin",
     "GameOptions",
     "GameTrainer",
+    "convert",
     "disable_gac",
     "enable_gac",
     "load_gac",
+    "parameter_groups",
     "read_gac",
+    "register_boltzmann",
     "register_gac",
     "save_gac",
 ]
@@ -29,6 +34,7 @@ __all__ = [
 # Without it the functions name the extra; the modules can be imported.
 if find_spec("transformers") is not None:
     register_gac()
+    register_boltzmann()
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ STATE = "diabat_calibrated"
 CACHE = "diabat_cache"
 """Argument in which the hook of such a module hands on the cache."""
 # Arguments of other attentions; ignoring one would change the model silently.
-_UNKNOWN = ("s_aux", "sinks", "position_bias", "indices", "block_indices")
+UNKNOWN = ("s_aux", "sinks", "position_bias", "indices", "block_indices")
 # Masks hold 0 or the least number of their dtype; some people write -1e4.
 _HIDDEN = -1e4
 
@@ -92,13 +92,13 @@ def gac_attention(
         return eager(module)(
             module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **capped, **kwargs
         )
-    for name in _UNKNOWN:
+    for name in UNKNOWN:
         if kwargs.get(name) is not None:
             raise UnsupportedError(
                 name, f"expected None with attn_implementation {NAME!r}, which does not compute it."
             )
     groups = query.shape[1] // key.shape[1]
-    keys, values = _repeated(key, groups), _repeated(value, groups)
+    keys, values = repeated(key, groups), repeated(value, groups)
     scores = torch.matmul(query, keys.transpose(2, 3)) * (
         query.shape[-1] ** -0.5 if scaling is None else scaling
     )
@@ -112,7 +112,7 @@ def gac_attention(
     return torch.matmul(weights, values).transpose(1, 2).contiguous(), weights
 
 
-def _repeated(states: Tensor, groups: int) -> Tensor:
+def repeated(states: Tensor, groups: int) -> Tensor:
     """Keys or values for every query head, [B, H_kv, K, D] to [B, H, K, D]."""
     return states if groups == 1 else states.repeat_interleave(groups, 1)
 
