@@ -44,6 +44,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.banded
 	$(BIN)/python -m benchmarks.games
 	$(BIN)/python -m benchmarks.heads
+	$(BIN)/python -m benchmarks.boltzmann_huggingface
 	$(BIN)/python -m benchmarks.heads_search
 	$(BIN)/python -m benchmarks.executor
 	$(BIN)/python -m benchmarks.aer
