@@ -105,7 +105,10 @@ class World:
         return laws
 
     def pairs(self, kind: Kind) -> np.ndarray:
-        """Pairs (entity, relation) of a kind, [N, 2]; contradicted pairs are the seen ones, in prompts whose note has another value."""
+        """Pairs (entity, relation) of a kind, [N, 2].
+
+        Contradicted pairs are the seen ones, in prompts whose note has another value.
+        """
         code = {"seen": 0, "contradicted": 0, "unseen": 1, "probabilistic": 2}[kind]
         return np.argwhere(self._drawn()[0] == code)
 
