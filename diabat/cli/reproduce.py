@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,10 +12,12 @@ import typer
 from diabat.cli.arguments import JsonOption, OverridesArgument, ProgressOption
 from diabat.cli.config import print_shipped
 from diabat.cli.failures import Interrupted, importing
+from diabat.cli.figures import require_writable
 from diabat.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from diabat.runs.experiments import Outcome
+    from diabat.runs.experiments import Experiment, Outcome
+    from diabat.runs.reproduction.gaps import Gap
 
 NameArgument = Annotated[
     str | None,
@@ -27,6 +29,16 @@ OutputOption = Annotated[Path, typer.Option(help="Folder of the runs; each exper
 SeedsOption = Annotated[list[int] | None, typer.Option("--seed", min=0, help="Seed; may be repeated.")]
 RowsOption = Annotated[list[str] | None, typer.Option("--row", help="Train this row only; may be repeated.")]
 JobsOption = Annotated[int, typer.Option(min=1, help="Runs at the same time.")]
+TrainOption = Annotated[
+    bool, typer.Option("--train/--no-train", help="Train; or only show the runs that are finished.")
+]
+FigureOption = Annotated[
+    Path | None,
+    typer.Option(help="Write the figure: couplings, learning curves, decay with T, an example of brackets."),
+]
+
+MISSING = "–"
+"""Cell of a run or a number that there is none of."""
 
 
 def reproduce_experiment(
@@ -36,25 +48,33 @@ def reproduce_experiment(
     seeds: SeedsOption = None,
     row: RowsOption = None,
     jobs: JobsOption = 1,
+    training: TrainOption = True,
+    figure: FigureOption = None,
     progress: ProgressOption = True,
     as_json: JsonOption = False,
 ) -> None:
     """Train the rows of a published table with several seeds, and compare with the published values.
 
-    Finished runs are not trained again, and interrupted runs are continued: repeat the command to continue.
+    Finished runs are not trained again, and interrupted runs are continued: repeat the command to continue.  Gaps
+    between rows are tested by Welch's t test.
     """
     with importing():
         from diabat.runs.experiments import (
             load_experiment,
             run_experiment,
             shipped_experiments,
-            table_rows,
         )
+        from diabat.runs.reproduction.decay import fits_of
+        from diabat.runs.reproduction.gaps import gaps_of
+        from diabat.runs.reproduction.rows import table_rows
 
     if name is None:
         print_shipped("Experiments", shipped_experiments(), as_json)
         return
-    experiment, folder = load_experiment(name), output / f"reproduce-{Path(name).stem}"
+    experiment = load_experiment(name)
+    folder = output / f"reproduce-{experiment.runs or Path(name).stem}"
+    if figure is not None:
+        require_writable(figure)
     with _in_words_of_reproduce(folder):
         outcomes = run_experiment(
             experiment,
@@ -63,16 +83,26 @@ def reproduce_experiment(
             rows=row,
             overrides=overrides or (),
             jobs=jobs,
+            train=training,
             progress=progress,
             finished=None if as_json else _announce,
         )
-    rows = table_rows(experiment, outcomes)
+    rows = table_rows(experiment, outcomes, rows=row or tuple(experiment.published))
+    gaps = gaps_of(experiment, outcomes)
+    if figure is not None:
+        _draw(experiment, folder, outcomes, figure)
     if as_json:
-        print_json({"experiment": experiment.model_dump(), "rows": rows, "runs": outcomes})
-    else:
-        times = ("s/epoch", "CPU s/epoch")
-        columns = (experiment.vary, "every seed", "mean", "σ", "published", "difference", *times)
-        print_table(experiment.title, columns, (_cells(row) for row in rows), right=columns[2:])
+        fits = fits_of(experiment, outcomes)
+        made = {"rows": rows, "gaps": gaps, "fits": fits, "runs": outcomes}
+        print_json({"experiment": experiment.model_dump(), **made})
+        return
+    times = ("s/epoch", "CPU s/epoch")
+    columns = (experiment.vary, "every seed", "mean", "σ", "published", "difference", *times)
+    print_table(experiment.title, columns, (_cells(row) for row in rows), right=columns[2:])
+    if gaps:
+        _print_gaps(gaps)
+    if figure is not None:
+        typer.echo(f"Figure: {figure}")
 
 
 @contextmanager
@@ -100,15 +130,43 @@ def _announce(outcome: Outcome) -> None:
     )
 
 
+def _draw(experiment: Experiment, folder: Path, outcomes: Sequence[Outcome], figure: Path) -> None:
+    from diabat.runs.reproduction.figure import plot_experiment
+
+    plot_experiment(experiment, folder, outcomes, figure)
+
+
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    value, seeds, mean, deviation, published, difference, seconds, cpu_seconds = row.values()
+    value, seeds, mean, deviation, published, difference, seconds, cpu_seconds, missing = row.values()
     return (
         value,
-        ", ".join(f"{metric:.4f}" for metric in seeds),
-        f"{mean:.4f}",
+        ", ".join([f"{metric:.4f}" for metric in seeds] + [f"seed {seed} missing" for seed in missing]),
+        MISSING if mean is None else f"{mean:.4f}",
         "" if deviation is None else f"{deviation:.4f}",
         "" if published is None else f"{published:.4f}",
         "" if difference is None else f"{difference:+.2%}",
-        f"{seconds:.1f}",
+        "" if seconds is None else f"{seconds:.1f}",
         "" if cpu_seconds is None else f"{cpu_seconds:.1f}",
     )
+
+
+def _print_gaps(gaps: Sequence[Gap]) -> None:
+    columns = ("gap", "runs", "difference", "p", "published", "beyond its two σ", "same winner")
+    rows = (
+        (
+            f"{gap.first} - {gap.second}",
+            " and ".join(str(count) for count in gap.counts),
+            MISSING if gap.difference is None else f"{gap.difference:+.4f}",
+            MISSING if gap.p is None else f"{gap.p:.2g}",
+            MISSING if gap.published is None else f"{gap.published:+.4f}",
+            _answer(gap.exceeds),
+            _answer(gap.same_winner),
+        )
+        for gap in gaps
+    )
+    typer.echo()
+    print_table("Gaps, with Welch's t test of the means", columns, rows, right=columns[2:5])
+
+
+def _answer(known: bool | None) -> str:
+    return MISSING if known is None else "yes" if known else "no"

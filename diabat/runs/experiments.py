@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import statistics
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -16,23 +15,33 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from diabat.checks import ArgumentError
-from diabat.config.errors import ConfigError, explain
+from diabat.config.errors import ConfigError, explain, refused
 from diabat.config.loading import load_config, make_config, parse_override, to_plain
+from diabat.config.schema import Config
 from diabat.config.sections import STRICT
 from diabat.config.yaml_files import read_mapping
-from diabat.runs.build import run_training
+from diabat.runs.build import require_same_run, run_training
 from diabat.runs.finished import evaluate_run, load_run
+from diabat.runs.reproduction.table import rows_of_table
+from diabat.training import is_finished
 
 
 class Experiment(BaseModel):
     """Rows of runs to train, and the published values.
 
+    A file may describe the rows by a ``table`` instead (:mod:`diabat.runs.reproduction.table`).
+
     Attributes:
         title: Heading of the table.
         config: Name or path of the configuration.
         vary: Dotted key that changes from row to row; a heading of the rows if they have ``variants``.
+        protocol: Overrides KEY=VALUE of every row, which those of the command line replace.
+        runs: Name of the folder of the runs, for experiments with the same rows; None takes the name of the file.
         published: Published metric of each row (null if there is none), by the row's value of the key.
+        published_std: Published standard deviation over seeds.
         variants: Overrides KEY=VALUE of rows that differ in more than one key.
+        gaps: Pairs of rows whose difference is tested; None compares every row with the first.
+        series: Rows of each arm by window T.
         seeds: Seeds of every row.
         split: Set on which the metric is computed, with the weights of the lowest validation loss.
     """
@@ -42,21 +51,39 @@ class Experiment(BaseModel):
     title: str
     config: str
     vary: str
+    protocol: tuple[str, ...] = ()
+    runs: str | None = None
     published: Annotated[dict[str, float | None], Field(min_length=1)]
+    published_std: dict[str, float | None] = {}
     variants: dict[str, tuple[str, ...]] = {}
+    gaps: tuple[tuple[str, str], ...] | None = None
+    series: dict[str, dict[str, str]] = {}
     seeds: Annotated[tuple[int, ...], Field(min_length=1)] = (0, 1, 2)
     split: Literal["validation", "test"] = "validation"
 
     @model_validator(mode="after")
-    def _variants_are_rows(self) -> Experiment:
-        for name in self.variants:
-            if name not in self.published:
-                raise ArgumentError("variants", f"expected rows of published, got '{name}'.")
+    def _names_are_rows(self) -> Experiment:
+        named: dict[str, Iterable[str]] = {
+            "variants": self.variants,
+            "published_std": self.published_std,
+            "gaps": [row for gap in self.gaps or () for row in gap],
+            "series": [row for rows in self.series.values() for row in rows.values()],
+        }
+        for key, names in named.items():
+            for name in names:
+                if name not in self.published:
+                    raise ArgumentError(key, f"expected rows of published, got '{name}'.")
         return self
 
     def overrides(self, row: str) -> tuple[str, ...]:
         """Overrides of the configuration that make a row."""
         return self.variants.get(row, (f"{self.vary}={row}",))
+
+    @property
+    def compared(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of rows whose difference is tested."""
+        first, *others = self.published
+        return tuple((row, first) for row in others) if self.gaps is None else self.gaps
 
 
 @dataclass(frozen=True)
@@ -95,7 +122,9 @@ def load_experiment(name: str) -> Experiment:
     document = read_mapping(path)
     try:
         # As JSON, lists become tuples, as in configurations.
-        return Experiment.model_validate_json(json.dumps(document))
+        return Experiment.model_validate_json(json.dumps(rows_of_table(document)))
+    except ArgumentError as error:
+        raise refused(error, "") from error
     except ValidationError as error:
         raise explain(error, list(Experiment.model_fields)) from error
 
@@ -108,6 +137,7 @@ def run_experiment(
     rows: Sequence[str] | None = None,
     overrides: Iterable[str] = (),
     jobs: int = 1,
+    train: bool = True,
     progress: bool = True,
     finished: Callable[[Outcome], None] | None = None,
 ) -> list[Outcome]:
@@ -118,8 +148,9 @@ def run_experiment(
         output: Folder of all runs, one folder each.
         seeds: Seeds instead of the experiment's own.
         rows: Some of the rows instead of all.
-        overrides: Further dotted overrides of the configuration.
+        overrides: Further dotted overrides of the configuration, which replace those of the protocol.
         jobs: Number of runs at the same time, each in a separate process.
+        train: False reads the runs that are finished and trains none.
         progress: Show a progress bar for each run (only with one job).
         finished: Called with every outcome when its run is finished.
 
@@ -127,25 +158,22 @@ def run_experiment(
         Outcomes in the order of rows and seeds.
 
     Raises:
-        ConfigError: If an override is not valid or there is no such row.
+        ConfigError: If an override is not valid, there is no such row, or a run there has another configuration.
         TrainingError: If a run fails.
     """
-    chosen = tuple(overrides)
-    for row in rows or ():
-        if row not in experiment.published:
-            raise ConfigError("row", f"expected one of {', '.join(experiment.published)}, got '{row}'.")
-    _refuse_what_rows_set(experiment, chosen)
-    plans = []
-    for value in (v for v in experiment.published if not rows or v in rows):
-        for seed in experiment.seeds if seeds is None else seeds:
-            folder = output / f"{value}-seed{seed}"
-            keys = (*experiment.overrides(value), f"seed={seed}")
-            config = load_config(experiment.config, (*chosen, *keys))
-            plans.append((value, seed, to_plain(config) | {"output": str(folder)}))
+    plans = [
+        (row, seed, config)
+        for row, seed, config in planned_runs(experiment, output, seeds=seeds, rows=rows, overrides=overrides)
+        if train or is_finished(config.output, config.training)
+    ]
     outcomes = {}
     with _executor(jobs) as executor:
         shown = progress and jobs == 1
-        futures = {executor.submit(_train, *plan, experiment.split, shown): plan[:2] for plan in plans}
+        futures = {
+            # As plain data: a process that is started for it reads the configuration again.
+            executor.submit(_train, row, seed, to_plain(config), experiment.split, shown): (row, seed)
+            for row, seed, config in plans
+        }
         for future in as_completed(futures):
             outcomes[futures[future]] = outcome = future.result()
             if finished is not None:
@@ -153,49 +181,54 @@ def run_experiment(
     return [outcomes[plan[:2]] for plan in plans]
 
 
+def planned_runs(
+    experiment: Experiment,
+    output: Path,
+    *,
+    seeds: Sequence[int] | None = None,
+    rows: Sequence[str] | None = None,
+    overrides: Iterable[str] = (),
+) -> list[tuple[str, int, Config]]:
+    """Row, seed and configuration of every run of an experiment; arguments as of :func:`run_experiment`.
+
+    Raises:
+        ConfigError: If an override is not valid or there is no such row.
+    """
+    chosen = tuple(overrides)
+    for row in rows or ():
+        if row not in experiment.published:
+            raise ConfigError("row", f"expected one of {', '.join(experiment.published)}, got '{row}'.")
+    _refuse_what_rows_set(experiment, chosen)
+    plans = []
+    for row in (name for name in experiment.published if not rows or name in rows):
+        for seed in experiment.seeds if seeds is None else seeds:
+            folder = json.dumps(str(output / f"{row}-seed{seed}"))
+            keys = (*experiment.protocol, *chosen, *experiment.overrides(row), f"seed={seed}")
+            plans.append((row, seed, load_config(experiment.config, (*keys, f"output={folder}"))))
+    return plans
+
+
 def _refuse_what_rows_set(experiment: Experiment, overrides: Iterable[str]) -> None:
     """Refuse overrides of keys that every row sets."""
-    ways = {
-        experiment.vary: "--row chooses rows",
-        "seed": "--seed chooses seeds",
-        "output": "--output names the folder",
-    }
+    set_by = [{_key(text) for text in experiment.overrides(row)} for row in experiment.published]
+    ways = dict.fromkeys(set.intersection(*set_by), "--row chooses rows")
+    ways |= {"seed": "--seed chooses seeds", "output": "--output names the folder"}
     for text in overrides:
-        key = ".".join(parse_override(text)[0])
-        if key in ways:
+        if _key(text) in ways:
             raise ConfigError(
-                f"override '{text}': expected a key that the experiment does not set ({ways[key]})."
+                f"override '{text}': expected a key that the experiment does not set ({ways[_key(text)]})."
             )
 
 
-def table_rows(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """One row per value: every seed, mean, standard deviation, published mean, difference to it, times."""
-    rows = []
-    for value, published in experiment.published.items():
-        runs = [o for o in outcomes if o.value == value]
-        metrics = [o.metric for o in runs]
-        if not runs:
-            continue
-        mean, epochs = statistics.fmean(metrics), sum(o.epochs or 1 for o in runs)
-        cpu = [o.cpu_seconds for o in runs if o.cpu_seconds is not None]
-        rows.append(
-            {
-                experiment.vary: value,
-                "seeds": metrics,
-                "mean": mean,
-                "std": statistics.stdev(metrics) if len(metrics) > 1 else None,
-                "published": published,
-                "relative_difference": None if published is None else mean / published - 1,
-                "seconds_per_epoch": sum(o.seconds for o in runs) / epochs,
-                "cpu_seconds_per_epoch": sum(cpu) / epochs if len(cpu) == len(runs) else None,
-            }
-        )
-    return rows
+def _key(override: str) -> str:
+    return ".".join(parse_override(override)[0])
 
 
 def _train(value: str, seed: int, document: dict[str, Any], split: str, progress: bool) -> Outcome:
     config = make_config(document)
     started = (config.output / "config.json").exists()
+    if started:
+        require_same_run(config)
     result = run_training(config, resume=started, progress=progress)
     metric = result.best_metric
     if split != "validation":

@@ -3,6 +3,7 @@
 from diabat.training.checkpoint import load_model
 from diabat.training.errors import CheckpointError, OutputError, TrainingError, TrainingInterrupted
 from diabat.training.evaluate import evaluate
+from diabat.training.folder import is_finished
 from diabat.training.loop import TrainResult, train
 from diabat.training.options import PROTOCOLS, TrainOptions
 
@@ -15,6 +16,7 @@ __all__ = [
     "TrainingError",
     "TrainingInterrupted",
     "evaluate",
+    "is_finished",
     "load_model",
     "train",
 ]

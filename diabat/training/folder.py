@@ -213,6 +213,20 @@ def continue_run(
     return state
 
 
+def is_finished(folder: Path, options: TrainOptions) -> bool:
+    """Whether the run in a folder has used up the epochs, steps or patience of these options; False if there is none.
+
+    Raises:
+        CheckpointError: If the newest checkpoint is damaged.
+    """
+    found = find_checkpoints(folder, "step")
+    if not found:
+        return False
+    _, facts = read_checkpoint(found[0])
+    with reading(found[0] / "state.json"):
+        return checked_state(facts["state"]).finished(options)
+
+
 def _require_empty(folder: Path) -> None:
     if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
         raise OutputError(

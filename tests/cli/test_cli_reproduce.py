@@ -13,7 +13,8 @@ from cli_runs import SMALL, run, run_json
 from diabat.cli.config import described
 from diabat.config import ConfigError, load_config, shipped_configs, to_plain
 from diabat.runs import experiments
-from diabat.runs.experiments import Experiment, Outcome, load_experiment, shipped_experiments, table_rows
+from diabat.runs.experiments import Experiment, Outcome, load_experiment, shipped_experiments
+from diabat.runs.reproduction.rows import table_rows
 from diabat.training import TrainingInterrupted
 
 LIMITS = ["training.max_steps=3", "training.checkpoint_every=1"]
@@ -131,7 +132,8 @@ def test_the_table_shows_the_time_of_an_epoch(
     result = run("reproduce", varied, *SMALL, *LIMITS, "--output", str(tmp_path / "runs"), "--no-progress")
     assert result.exit_code == 0, result.stderr
     assert re.search(r"difference +s/epoch +CPU s/epoch", result.stdout)
-    lines = [line.strip(" │┃|") for line in result.stdout.splitlines()]
+    table, _ = result.stdout.split("Gaps, with Welch's t test")
+    lines = [line.strip(" │┃|") for line in table.splitlines()]
     for name in ("small", "anneal", "h"):
         (line,) = [line for line in lines if line.split(" ")[0] == name]
         assert re.search(r"\d+\.\d +\d+\.\d$", line)
