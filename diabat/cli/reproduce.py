@@ -11,12 +11,12 @@ import typer
 
 from diabat.cli.arguments import JsonOption, OverridesArgument, ProgressOption
 from diabat.cli.config import print_shipped
-from diabat.cli.failures import Interrupted, importing
+from diabat.cli.failures import Interrupted, importing, naming
 from diabat.cli.figures import require_writable
 from diabat.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from diabat.runs.experiments import Experiment, Outcome
+    from diabat.runs.experiments import Outcome
     from diabat.runs.reproduction.gaps import Gap
 
 NameArgument = Annotated[
@@ -65,6 +65,7 @@ def reproduce_experiment(
             shipped_experiments,
         )
         from diabat.runs.reproduction.decay import fits_of
+        from diabat.runs.reproduction.figure import plot_experiment
         from diabat.runs.reproduction.gaps import gaps_of
         from diabat.runs.reproduction.rows import table_rows
 
@@ -90,7 +91,8 @@ def reproduce_experiment(
     rows = table_rows(experiment, outcomes, rows=row or tuple(experiment.published))
     gaps = gaps_of(experiment, outcomes)
     if figure is not None:
-        _draw(experiment, folder, outcomes, figure)
+        with naming({"outcomes": "--figure"}):
+            plot_experiment(experiment, folder, outcomes, figure)
     if as_json:
         fits = fits_of(experiment, outcomes)
         made = {"rows": rows, "gaps": gaps, "fits": fits, "runs": outcomes}
@@ -130,17 +132,11 @@ def _announce(outcome: Outcome) -> None:
     )
 
 
-def _draw(experiment: Experiment, folder: Path, outcomes: Sequence[Outcome], figure: Path) -> None:
-    from diabat.runs.reproduction.figure import plot_experiment
-
-    plot_experiment(experiment, folder, outcomes, figure)
-
-
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     value, seeds, mean, deviation, published, difference, seconds, cpu_seconds, missing = row.values()
     return (
         value,
-        ", ".join([f"{metric:.4f}" for metric in seeds] + [f"seed {seed} missing" for seed in missing]),
+        _shown_seeds(seeds, missing),
         MISSING if mean is None else f"{mean:.4f}",
         "" if deviation is None else f"{deviation:.4f}",
         "" if published is None else f"{published:.4f}",
@@ -148,6 +144,11 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         "" if seconds is None else f"{seconds:.1f}",
         "" if cpu_seconds is None else f"{cpu_seconds:.1f}",
     )
+
+
+def _shown_seeds(metrics: Sequence[float], missing: Sequence[int]) -> str:
+    shown = ", ".join(f"{metric:.4f}" for metric in metrics) or "none"
+    return f"{shown} (missing: {', '.join(map(str, missing))})" if missing else shown
 
 
 def _print_gaps(gaps: Sequence[Gap]) -> None:
