@@ -48,7 +48,7 @@ def reproduce_experiment(
     seeds: SeedsOption = None,
     row: RowsOption = None,
     jobs: JobsOption = 1,
-    training: TrainOption = True,
+    train: TrainOption = True,
     figure: FigureOption = None,
     progress: ProgressOption = True,
     as_json: JsonOption = False,
@@ -84,9 +84,9 @@ def reproduce_experiment(
             rows=row,
             overrides=overrides or (),
             jobs=jobs,
-            train=training,
-            progress=progress,
-            finished=None if as_json else _announce,
+            train=train,
+            progress=progress and train,
+            finished=_announce if train and not as_json else None,
         )
     rows = table_rows(experiment, outcomes, rows=row or tuple(experiment.published))
     gaps = gaps_of(experiment, outcomes)

@@ -71,7 +71,7 @@ def plot_experiment(
     if any(len(means_of(rows, outcomes)) > 1 for rows in experiment.series.values()):
         panels.append(lambda axis: _draw_decay(axis, experiment, outcomes))
     panels += _examples(shown, couplings)
-    columns = min(_COLUMNS, len(panels))
+    columns = 2 if len(panels) == 4 else min(_COLUMNS, len(panels))
     lines = -(-len(panels) // columns)
     figure = new_figure(1.0 + 4.0 * columns, 1.2 + 3.3 * lines)
     axes = figure.subplots(lines, columns, squeeze=False).flatten().tolist()
