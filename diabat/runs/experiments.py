@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib.resources import files
 from multiprocessing import get_context
@@ -167,18 +167,28 @@ def run_experiment(
         if train or is_finished(config.output, config.training)
     ]
     outcomes = {}
-    with _executor(jobs) as executor:
-        shown = progress and jobs == 1
-        futures = {
-            # As plain data: a process that is started for it reads the configuration again.
-            executor.submit(_train, row, seed, to_plain(config), experiment.split, shown): (row, seed)
-            for row, seed, config in plans
-        }
+    for outcome in _outcomes(plans, experiment.split, jobs, progress):
+        outcomes[outcome.value, outcome.seed] = outcome
+        if finished is not None:
+            finished(outcome)
+    return [outcomes[row, seed] for row, seed, _ in plans]
+
+
+def _outcomes(
+    plans: Sequence[tuple[str, int, Config]], split: str, jobs: int, progress: bool
+) -> Iterator[Outcome]:
+    """Outcome of every run as soon as it is finished."""
+    if jobs == 1:
+        for row, seed, config in plans:
+            yield _train(row, seed, to_plain(config), split, progress)
+        return
+    # Fresh interpreters: a fork would copy the threads of torch in an unknown state.
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as executor:
+        futures = [
+            executor.submit(_train, row, seed, to_plain(config), split, False) for row, seed, config in plans
+        ]
         for future in as_completed(futures):
-            outcomes[futures[future]] = outcome = future.result()
-            if finished is not None:
-                finished(outcome)
-    return [outcomes[plan[:2]] for plan in plans]
+            yield future.result()
 
 
 def planned_runs(
@@ -232,21 +242,6 @@ def _train(value: str, seed: int, document: dict[str, Any], split: str, progress
     result = run_training(config, resume=started, progress=progress)
     metric = result.best_metric
     if split != "validation":
-        # A run that was trained earlier may name code that this configuration does not name.
-        ours = load_config(config.output, trust=True).sampler == config.sampler
-        metric = evaluate_run(load_run(config.output, trust=ours), split).value
+        # Trusted: a run that was trained earlier has the sampler of this configuration.
+        metric = evaluate_run(load_run(config.output, trust=True), split).value
     return Outcome(value, seed, metric, result.epochs, result.seconds, result.cpu_seconds)
-
-
-class _InProcess(Executor):
-    """Runs a job at once in this process, so that its progress bar is visible."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
-
-
-def _executor(jobs: int) -> Executor:
-    # Fresh interpreters: a fork would copy the threads of torch in an unknown state.
-    return _InProcess() if jobs == 1 else ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))

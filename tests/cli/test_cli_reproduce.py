@@ -213,3 +213,22 @@ def test_what_the_rows_set_cannot_be_overridden(tmp_path: Path, experiment: str,
     assert result.exit_code == 2
     assert f"override '{override}': expected a key that the experiment does not set" in result.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_every_run_is_announced_before_the_next_one_starts(
+    tmp_path: Path, experiment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    def train(row: str, seed: int, *_: object) -> Outcome:
+        events.append(f"train {row} {seed}")
+        return Outcome(row, seed, 0.5, 1, 1.0)
+
+    monkeypatch.setattr(experiments, "_train", train)
+    experiments.run_experiment(
+        load_experiment(experiment),
+        tmp_path,
+        seeds=[3],
+        finished=lambda outcome: events.append(f"finished {outcome.value} {outcome.seed}"),
+    )
+    assert events == ["train softmax 3", "finished softmax 3", "train h+J 3", "finished h+J 3"]
