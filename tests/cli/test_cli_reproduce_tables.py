@@ -151,3 +151,26 @@ def test_the_example_is_the_word_with_the_most_pairs(trained: tuple[str, str]) -
         assert (found.symbols[target], found.symbols[close]) == ("(", ")")
     assert found.probabilities.shape == (2, 6)
     assert torch.allclose(found.probabilities.sum(-1), torch.ones(2))
+
+
+def test_untrained_couplings_are_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mode J is uniform attention: its couplings stay 0."""
+    text = YAML.replace("softmax: [0.5, 0.1]", "J: [0.5, 0.1]").replace(
+        "softmax: [0.4, 0.1]", "J: [0.4, 0.1]"
+    )
+    (tmp_path / "untrained.yaml").write_text(text)
+    where = ("--output", str(tmp_path / "runs"), "--no-progress", "--seed", "0")
+    rows = ("--row", "t6-J", "--row", "t6-h+J")
+    assert run("reproduce", str(tmp_path / "untrained.yaml"), *where, *rows).exit_code == 0
+    folder = tmp_path / "runs" / "reproduce-shared"
+    zero = learned_couplings(folder / "t6-J-seed0")
+    assert zero is not None
+    assert not zero.any()
+    titles: list[str] = []
+    monkeypatch.setattr(
+        "diabat.runs.reproduction.figure.save_figure",
+        lambda figure, path: titles.extend(axis.get_title() for axis in figure.axes),
+    )
+    runs = [Outcome(f"t6-{arm}", 0, 0.5, 2, 1.0) for arm in ("J", "h+J")]
+    plot_experiment(load_experiment(str(tmp_path / "untrained.yaml")), folder, runs, tmp_path / "x.png")
+    assert titles[0] == "t6-h+J: J, mean of 1 seed"

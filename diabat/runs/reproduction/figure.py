@@ -38,7 +38,7 @@ def plot_experiment(
     """Draw the finished runs of an experiment.
 
     Couplings, learning curves and the example are those of the rows with the largest window.  The couplings are the
-    mean over seeds of the first row that has some.
+    mean over seeds of the first row that has some which are not 0.
 
     Args:
         experiment: The experiment.
@@ -86,10 +86,10 @@ def plot_experiment(
 
 
 def _couplings(folders: Sequence[Path]) -> Tensor | None:
-    """J of every run of a row, [R, T, T]; None if the row has none."""
+    """J of every run of a row, [R, T, T]; None if the row has none, or none that was trained (mode J)."""
     found = [learned_couplings(folder) for folder in folders]
     known = [J for J in found if J is not None]
-    return torch.stack(known) if known else None
+    return torch.stack(known) if any(bool(J.any()) for J in known) else None
 
 
 def _draw_couplings(axis: Axes, row: str, couplings: Tensor) -> None:
