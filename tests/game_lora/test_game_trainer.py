@@ -206,6 +206,7 @@ from game_lora.test_game_trainer import SHARED, shared
 for kind in SHARED:
     trainer, found = shared(Path(sys.argv[2]), kind, 4)
     torch.save(found, Path(sys.argv[2]) / f"{kind}-{trainer.args.process_index}.pt")
+torch.distributed.barrier()  # a process that ends while the other one talks to it aborts the other one
 torch.distributed.destroy_process_group()
 """
 
