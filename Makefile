@@ -39,11 +39,14 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m benchmarks.exact
 	$(BIN)/python -m benchmarks.training_step
+	$(BIN)/python -m benchmarks.small_layers
+	$(BIN)/python -m benchmarks.relative_windows --batch 16
 	$(BIN)/python -m benchmarks.tempering
 	$(BIN)/python -m benchmarks.tempering_errors
 	$(BIN)/python -m benchmarks.banded
 	$(BIN)/python -m benchmarks.games
 	$(BIN)/python -m benchmarks.heads
+	$(BIN)/python -m benchmarks.game_lora
 	$(BIN)/python -m benchmarks.boltzmann_huggingface
 	$(BIN)/python -m benchmarks.heads_search
 	$(BIN)/python -m benchmarks.executor
