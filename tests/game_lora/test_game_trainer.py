@@ -198,6 +198,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "nash": {"losses": ["ldb"], "nash_every": 2},
 }
 SCRIPT = """
+import os
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
@@ -206,8 +207,8 @@ from game_lora.test_game_trainer import SHARED, shared
 for kind in SHARED:
     trainer, found = shared(Path(sys.argv[2]), kind, 4)
     torch.save(found, Path(sys.argv[2]) / f"{kind}-{trainer.args.process_index}.pt")
-torch.distributed.barrier()  # a process that ends while the other one talks to it aborts the other one
-torch.distributed.destroy_process_group()
+torch.distributed.barrier()
+os._exit(0)  # threads of gloo that still run at the end of the interpreter abort the process now and then
 """
 
 
