@@ -61,11 +61,14 @@ class BoltzmannAttention(CoupledHeads):
             softmax(s).  With a backend that misses alpha = sigmoid(2h) at J = 0 (``dqa``; ``tempering`` within the
             noise of its reads) they are softmax only approximately.  Unused in mode ``softmax``.
         rotary: Rotary positions on queries and keys (arXiv:2104.09864); D / H must be even.
+        offset_bias: With relative couplings, a learned b_t per head and slot, added to the scores of the last T keys:
+            the term of a window that needs no couplings.
 
     Attributes:
         coupling_pairs: J_jk for j < k, [H, window(window-1)/2], in modes with J; with a bandwidth the pairs with
             k - j <= w, [H, Σ_{d=1..w} (window-d)], in the same row-major order.
         coupling_triples: K_jkl for j < k < l, [H, window(window-1)(window-2)/6], in modes with K.
+        offset_bias: b, [H, window], zero at first; or None.
         sampler: The backend, a submodule: its parameters (the learnable angles of an anneal) train with the layer.
 
     Raises:
@@ -91,12 +94,14 @@ class BoltzmannAttention(CoupledHeads):
         far: str = "none",
         weights: str = "probability",
         rotary: bool = False,
+        offset_bias: bool = False,
     ) -> None:
         super().__init__()
         check_sizes(embed_dim, num_heads, window, mode, bandwidth, SELF_MODES)
         check_flag("causal", causal)
         check_flag("rotary", rotary)
         check_windows(relative, causal, far, weights, mode)
+        check_offset_bias(offset_bias, relative, mode)
         if rotary and embed_dim // num_heads % 2:
             raise ArgumentError(
                 "rotary", f"expected an even embed_dim / num_heads, got {embed_dim} / {num_heads}."
@@ -118,6 +123,7 @@ class BoltzmannAttention(CoupledHeads):
             weights=weights,
             relative=relative,
         )
+        self.offset_bias = nn.Parameter(torch.zeros(num_heads, window)) if offset_bias else None
 
     def forward(
         self, x: Tensor, key_padding_mask: Tensor | None = None, need_weights: bool = False
@@ -226,6 +232,9 @@ class BoltzmannAttention(CoupledHeads):
         # Samplers compute in float32 or float64; exponents need this precision.
         with torch.autocast(q.device.type, enabled=False):
             scores = self._scores(q.to(wide), k.to(wide), window if in_slots else None)
+            if self.offset_bias is not None:
+                bias = self.offset_bias[:, None, self.window - window :].to(wide)
+                scores = scores + (bias if in_slots else placed(bias.expand(-1, queries, -1), keys))
             if in_slots:
                 visible = visible_slots(keys, window, seen, q.device)
             else:
@@ -264,7 +273,7 @@ class BoltzmannAttention(CoupledHeads):
             shown += f", relative=True, far={self.far!r}"
         if self.weighting != "probability":
             shown += f", weights={self.weighting!r}"
-        return shown + ", rotary=True" * self.rotary
+        return shown + ", rotary=True" * self.rotary + ", offset_bias=True" * (self.offset_bias is not None)
 
 
 def check_windows(relative: bool, causal: bool, far: str, weights: str, mode: str) -> None:
@@ -288,7 +297,25 @@ def check_windows(relative: bool, causal: bool, far: str, weights: str, mode: st
         )
 
 
+def check_offset_bias(offset_bias: bool, relative: bool, mode: str) -> None:
+    """Refuse a bias per offset where there are no offsets or no fields.
+
+    Raises:
+        ValueError: Names the argument.
+    """
+    check_flag("offset_bias", offset_bias)
+    if offset_bias and not relative:
+        raise ArgumentError("offset_bias", "expected False without relative=True, got True.")
+    if offset_bias and mode != "softmax" and "h" not in mode.split("+"):
+        raise ArgumentError("offset_bias", f"expected a mode with fields, got True in mode '{mode}'.")
+
+
 def coupling_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """J and K of all layers of a model that have trainable couplings."""
-    layers = [module for module in model.modules() if isinstance(module, CoupledHeads)]
-    return [p for layer in layers for p in (layer.coupling_pairs, layer.coupling_triples) if p is not None]
+    """J, K and biases per offset of all layers of a model: they train at a rate of their own."""
+    found: list[nn.Parameter | None] = []
+    for module in model.modules():
+        if isinstance(module, CoupledHeads):
+            found += [module.coupling_pairs, module.coupling_triples]
+        if isinstance(module, BoltzmannAttention):
+            found.append(module.offset_bias)
+    return [parameter for parameter in found if parameter is not None]

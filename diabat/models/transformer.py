@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.boltzmann import BoltzmannAttention, check_windows, coupling_parameters
+from diabat.attention.boltzmann import (
+    BoltzmannAttention,
+    check_offset_bias,
+    check_windows,
+    coupling_parameters,
+)
 from diabat.attention.coupled import SELF_MODES
 from diabat.checks import ArgumentError, check_choice
 from diabat.compute.memory import require_memory
@@ -44,6 +49,7 @@ class TransformerOptions:
         weights: Attention weights from the ``probability`` of a spin, or from its ``odds``.
         positions: ``learned`` embeddings, one for each position of the context, or ``rope``: rotary positions in
             every attention layer.
+        offset_bias: With ``relative``, a learned bias on the scores of the last keys, by head and offset.
     """
 
     name: Literal["transformer"] = field(default="transformer", kw_only=True)
@@ -62,6 +68,7 @@ class TransformerOptions:
     far: str = "none"
     weights: str = "probability"
     positions: str = "learned"
+    offset_bias: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("embed_dim", 1), ("num_heads", 1), ("num_layers", 1), ("ffn_dim", 0)):
@@ -82,6 +89,7 @@ class TransformerOptions:
         check_choice("mode", self.mode, SELF_MODES)
         check_choice("positions", self.positions, POSITIONS)
         check_windows(self.relative, self.causal, self.far, self.weights, self.mode)
+        check_offset_bias(self.offset_bias, self.relative, self.mode)
         if self.attention_window is not None and not self.relative:
             raise ArgumentError(
                 "attention_window", f"expected None without relative couplings, got {self.attention_window}."
@@ -132,6 +140,7 @@ class Block(nn.Module):
             far=options.far,
             weights=options.weights,
             rotary=options.positions == "rope",
+            offset_bias=options.offset_bias,
         )
         self.dropout = nn.Dropout(options.dropout)
         self.ffn: nn.Sequential | None = None

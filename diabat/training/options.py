@@ -18,12 +18,12 @@ class TrainOptions:
 
     Attributes:
         learning_rate: AdamW learning rate of everything except the couplings.
-        coupling_learning_rate: AdamW learning rate of J and K.
+        coupling_learning_rate: AdamW learning rate of J, K and biases per offset.
         head_learning_rate: AdamW learning rate of the parts on top of an encoder (pooling, classifier, head); None
             takes ``learning_rate``.
         schedule_learning_rate: AdamW learning rate of learnable anneals, radians per step; they do not decay.
         weight_decay: Decoupled weight decay of everything except the couplings.
-        coupling_weight_decay: Decoupled weight decay of J and K.
+        coupling_weight_decay: Decoupled weight decay of J, K and biases per offset.
         clip: Largest Euclidean norm of the gradient of all parameters together.
         batch_size: Sequences per step, over all processes; the last batch of an epoch may be smaller.
         accumulation: Number of pieces in which the sequences of a step are computed one by one, to save memory.

@@ -33,6 +33,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "far softmax": {"mode": "softmax", "far": "independent"},
     "J-self": {"mode": "J-self"},
     "far J-self": {"mode": "J-self", "far": "independent"},
+    "bias": {"offset_bias": True},
+    "far bias": {"offset_bias": True, "far": "independent", "weights": "odds"},
+    "softmax bias": {"mode": "softmax", "offset_bias": True},
+    "far softmax bias": {"mode": "softmax", "offset_bias": True, "far": "independent"},
 }
 
 
@@ -43,7 +47,7 @@ def layer(
     torch.manual_seed(1)
     built = BoltzmannAttention(8, 2, window, relative=True, **options).to(dtype)
     with torch.no_grad():
-        for parameter in (built.coupling_pairs, built.coupling_triples):
+        for parameter in (built.coupling_pairs, built.coupling_triples, built.offset_bias):
             if parameter is not None:
                 parameter.normal_(std=scale)
     return built
@@ -104,6 +108,11 @@ def expected(built: BoltzmannAttention, x: Tensor, mask: Tensor | None = None) -
     with torch.no_grad():
         q, k, _ = built._projected(x)
         scores = q @ k.mT / q.shape[-1] ** 0.5
+        if built.offset_bias is not None:
+            offsets = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+            slots = built.window - 1 - offsets
+            near = (offsets >= 0) & (slots >= 0)
+            scores = scores + torch.where(near, built.offset_bias[:, slots * near], 0)
         seen = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else ~mask
         rows = [
             expected_row(built, scores[b, head, i], seen[b], head, i)
@@ -218,6 +227,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "weights: expected 'probability' in mode 'J-self', .* got 'odds'",
     ),
     ({"rotary": True, "embed_dim": 6}, "rotary: expected an even embed_dim / num_heads, got 6 / 2"),
+    ({"offset_bias": 1}, "offset_bias: expected True or False, got 1"),
+    ({"relative": False, "offset_bias": True}, "offset_bias: expected False without relative=True, got True"),
+    (
+        {"mode": "J+K", "offset_bias": True},
+        "offset_bias: expected a mode with fields, got True in mode 'J.K'",
+    ),
     ({"window": 40}, "window: sampler 'exact' accepts at most .* spins, got 40"),
 ]
 
