@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from fuzz.api import analytic, anneals, bridge, heads, mean_field, methods, mistakes, reads
+from fuzz.api import analytic, anneals, bridge, conversion, heads, mean_field, methods, mistakes, reads
 from fuzz.dice import Dice
 from fuzz.outcome import Outcome, judge
 
@@ -36,6 +36,7 @@ KINDS: dict[Callable[[Dice], None], float] = {
     mistakes.call: 6,
     heads.calibration: 4,
     heads.samples: 4,
+    conversion.conversion: 2,
 }
 _WARM_UP = 12
 """Cases of each kind by which a worker compiles what it needs before its time counts."""
