@@ -5,10 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib.resources import files
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,6 +20,7 @@ from diabat.config.sections import STRICT
 from diabat.config.yaml_files import read_mapping
 from diabat.runs.build import require_same_run, run_training
 from diabat.runs.finished import evaluate_run, load_run
+from diabat.runs.parallel import in_processes
 from diabat.runs.reproduction.table import rows_of_table
 from diabat.training import is_finished
 
@@ -149,7 +148,7 @@ def run_experiment(
         seeds: Seeds instead of the experiment's own.
         rows: Some of the rows instead of all.
         overrides: Further dotted overrides of the configuration, which replace those of the protocol.
-        jobs: Number of runs at the same time, each in a separate process.
+        jobs: Number of runs at the same time, each in a separate process of one thread if there are several.
         train: False reads the runs that are finished and trains none.
         progress: Show a progress bar for each run (only with one job).
         finished: Called with every outcome when its run is finished.
@@ -182,13 +181,8 @@ def _outcomes(
         for row, seed, config in plans:
             yield _train(row, seed, to_plain(config), split, progress)
         return
-    # Fresh interpreters: a fork would copy the threads of torch in an unknown state.
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as executor:
-        futures = [
-            executor.submit(_train, row, seed, to_plain(config), split, False) for row, seed, config in plans
-        ]
-        for future in as_completed(futures):
-            yield future.result()
+    calls = [(row, seed, to_plain(config), split, False) for row, seed, config in plans]
+    yield from in_processes(_train, calls, jobs)
 
 
 def planned_runs(

@@ -41,7 +41,9 @@ class InterruptFlag:
 
     def __enter__(self) -> Self:
         if self._active:
-            self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+            # An ignored signal stays ignored: that of a job in the background, or of a worker process.
+            chosen = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            self._previous = {number: signal.signal(number, self._handle) for number in chosen}
         return self
 
     def __exit__(

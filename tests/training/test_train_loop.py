@@ -230,6 +230,17 @@ def test_a_signal_saves_and_prints_how_to_continue(tmp_path: Path, number: signa
     assert_same_run(tmp_path / "run", tmp_path / "straight")
 
 
+def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
+    model = tiny_model(tiny_task())
+    handle = model.head.register_forward_hook(lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert tiny_train(tmp_path / "run", model=model).epochs == OPTIONS.max_epochs
+    finally:
+        signal.signal(signal.SIGINT, before)
+        handle.remove()
+
+
 def test_evaluate_is_independent_of_the_batch_size_and_ignores_what_is_ignored() -> None:
     task = tiny_task()
     model = tiny_model(task)
