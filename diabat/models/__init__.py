@@ -1,5 +1,6 @@
 """Models whose attention is an Ising model."""
 
+from diabat.models.decoding import ModelState
 from diabat.models.pairs import POOLINGS, PairClassifier, PairModelOptions
 from diabat.models.registry import MODELS, ModelKind, ModelOptions
 from diabat.models.transformer import Transformer, TransformerOptions
@@ -13,6 +14,7 @@ __all__ = [
     "Model",
     "ModelKind",
     "ModelOptions",
+    "ModelState",
     "PairClassifier",
     "PairModelOptions",
     "Transformer",

@@ -18,9 +18,11 @@ from diabat.attention.boltzmann import (
 from diabat.attention.coupled import SELF_MODES
 from diabat.checks import ArgumentError, check_choice
 from diabat.compute.memory import require_memory
+from diabat.models.decoding import ModelState, check_tokens_of_step
 from diabat.samplers.state import sampler_parameters
 
 if TYPE_CHECKING:
+    from diabat.attention.decoding import DecodingState
     from diabat.samplers.base import Sampler
 
 POSITIONS = ("learned", "rope")
@@ -155,7 +157,20 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """Map [B, T, D] to [B, T, D]."""
-        attended: Tensor = self.attention(self.attention_norm(x), key_padding_mask=key_padding_mask)
+        return self.added(x, self.attention(self.attention_norm(x), key_padding_mask=key_padding_mask))
+
+    def prefill(self, x: Tensor, key_padding_mask: Tensor | None = None) -> tuple[Tensor, DecodingState]:
+        """Map a prompt [B, L, D], and return the state from which :meth:`step` continues."""
+        attended, state = self.attention.prefill(self.attention_norm(x), key_padding_mask)
+        return self.added(x, attended), state
+
+    def step(self, x: Tensor, state: DecodingState | None) -> tuple[Tensor, DecodingState]:
+        """Map one token of every sequence, [B, D]."""
+        attended, state = self.attention.step(self.attention_norm(x), state)
+        return self.added(x, attended), state
+
+    def added(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Add the output of the attention, then that of the feed-forward network, to the residual stream ``x``."""
         x = x + self.dropout(attended)
         return x if self.ffn is None else x + self.ffn(x)
 
@@ -233,19 +248,87 @@ class Transformer(nn.Module):
         Raises:
             ValueError: If the sequences are longer than the window.
         """
-        length = symbols.shape[-1]
-        limited = self.positions is not None or not self.options.relative
-        if limited and length > self.window:
-            raise ArgumentError(
-                "symbols", f"expected at most window = {self.window} positions, got {length}."
-            )
-        x = self.symbols(symbols)  # [B, T, D]
-        if self.positions is not None:
-            x = x + self.positions.weight[:length]
-        x = self.embedding_dropout(x)
+        self._require_within_context("symbols", symbols.shape[-1])
+        x = self.embedded(symbols)
         for block in self.blocks:
             x = block(x, key_padding_mask)
+        return self.logits(x)
+
+    def prefill(self, symbols: Tensor, key_padding_mask: Tensor | None = None) -> tuple[Tensor, ModelState]:
+        """Compute the logits of a prompt, and the state from which :meth:`step` continues.
+
+        Args:
+            symbols: int64 [B, L], L as in :meth:`forward`.
+            key_padding_mask: bool [B, L], True at padding; of prompts of different lengths on the left.
+
+        Returns:
+            Logits [B, L, C], and the state.
+
+        Raises:
+            ValueError: If the couplings are not relative, or the prompt is longer than the context.
+        """
+        self._require_relative()
+        self._require_within_context("symbols", symbols.shape[-1])
+        x, states = self.embedded(symbols), []
+        for block in self.all_blocks():
+            x, state = block.prefill(x, key_padding_mask)
+            states.append(state)
+        return self.logits(x), ModelState(tuple(states))
+
+    def step(self, token: Tensor, state: ModelState | None = None) -> tuple[Tensor, ModelState]:
+        """Compute the logits behind one new token; equal to the last ones of :meth:`forward` over all tokens so far.
+
+        With learned positions a sequence ends at the context; with rotary ones it is of any length.
+
+        Args:
+            token: The new symbol of every sequence, int64 [B].
+            state: State of the tokens before it, which does not change; None for the first token.
+
+        Returns:
+            Logits [B, C], and the new state.
+
+        Raises:
+            ValueError: If the couplings are not relative, a shape or dtype is wrong, or the context is full.
+        """
+        self._require_relative()
+        check_tokens_of_step(token, state, len(self.blocks))
+        position = 0
+        if self.positions is not None and state is not None:  # rotary positions stay on the device
+            position = int(state.position)
+            self._require_within_context("token", position + 1)
+        x, states = self.embedded(token[:, None], position)[:, 0], []
+        for index, block in enumerate(self.all_blocks()):
+            x, new = block.step(x, None if state is None else state.layers[index])
+            states.append(new)
+        return self.logits(x), ModelState(tuple(states))
+
+    def embedded(self, symbols: Tensor, first: int = 0) -> Tensor:
+        """Embeddings [B, L, D] of symbols [B, L] at the positions first, first + 1, ..."""
+        x = self.symbols(symbols)
+        if self.positions is not None:
+            x = x + self.positions.weight[first : first + symbols.shape[-1]]
+        return self.embedding_dropout(x)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits [*, C] of the output of the last block, [*, D]."""
         return self.head(self.norm(x))
+
+    @property
+    def longest(self) -> int | None:
+        """Largest number of positions; None for any."""
+        return self.window if self.positions is not None or not self.options.relative else None
+
+    def _require_within_context(self, argument: str, length: int) -> None:
+        if self.longest is not None and length > self.longest:
+            raise ArgumentError(argument, f"expected at most window = {self.window} positions, got {length}.")
+
+    def _require_relative(self) -> None:
+        if not self.options.relative:
+            raise ArgumentError("relative", "expected True to decode token by token, got False.")
+
+    def all_blocks(self) -> list[Block]:
+        """Return the blocks, first one first."""
+        return [block for block in self.blocks if isinstance(block, Block)]
 
     def attention_layers(self) -> list[BoltzmannAttention]:
         """Return the attention layers, first block first."""
