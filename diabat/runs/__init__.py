@@ -1,7 +1,16 @@
 """What a configuration describes, built and run: training, evaluation, predictions, experiments."""
 
 from diabat.runs.build import build_model, build_sampler, build_task, run_training, use_threads
-from diabat.runs.finished import Evaluation, Run, evaluate_run, explain_run, load_classifier, load_run
+from diabat.runs.finished import (
+    Evaluation,
+    Run,
+    evaluate_run,
+    examples_of_run,
+    explain_decoder_run,
+    explain_run,
+    load_classifier,
+    load_run,
+)
 
 __all__ = [
     "Evaluation",
@@ -10,6 +19,8 @@ __all__ = [
     "build_sampler",
     "build_task",
     "evaluate_run",
+    "examples_of_run",
+    "explain_decoder_run",
     "explain_run",
     "load_classifier",
     "load_run",

@@ -14,7 +14,8 @@ from diabat.config.errors import ConfigError
 from diabat.config.loading import load_config
 from diabat.config.schema import Config
 from diabat.models.pairs import PairModelOptions
-from diabat.models.registry import pair_classifier, pair_tokenizer
+from diabat.models.registry import MODELS, pair_classifier, pair_tokenizer
+from diabat.models.transformer import Transformer
 from diabat.runs.build import (
     build_model,
     build_sampler,
@@ -23,18 +24,23 @@ from diabat.runs.build import (
     in_words_of_sections,
     use_threads,
 )
+from diabat.samplers.state import begin_anew
+from diabat.tasks.base import Task
 from diabat.tasks.nli import PairOptions
 from diabat.tasks.nli_files import Columns
+from diabat.tasks.registry import ExampleKind
 from diabat.training import load_model
 from diabat.training.checkpoint import load_weights, read_checkpoint
 from diabat.training.evaluate import evaluate, own_random_numbers, predict
+from diabat.training.folder import CONFIG
 from diabat.training.recipe import autocast
 from diabat.training.scores import Scores, score
 
 if TYPE_CHECKING:
     from diabat.models import Model, PairClassifier
+    from diabat.models.decoder_explanation import DecoderExplanation
     from diabat.models.explanation import PairExplanation
-    from diabat.tasks import PairTask, Task
+    from diabat.tasks import PairTask
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +135,66 @@ def explain_run(
         return explain_pair(run.model, run.tokenizer, premise, hypothesis, run.classes)
 
 
+def explain_decoder_run(
+    path: str | Path,
+    text: str,
+    overrides: Iterable[str] = (),
+    *,
+    position: int | None = None,
+    seed: int | None = None,
+    trust: bool = False,
+) -> DecoderExplanation:
+    """Explain a trained decoder over a text of its task.
+
+    Args:
+        path: As for :func:`load_run`.
+        text: The text; of bracket matching a word such as ``(a(b)c)``.
+        overrides: Changes of the configuration, e.g. of the path of the data.
+        position: Position of the query whose correlations are computed; None for the last one.
+        seed: Seed of reads; None takes the seed of the training.
+        trust: As for :func:`diabat.config.load_config`.
+
+    Raises:
+        ConfigError: If the folder holds no run of a decoder, or would have to be trusted.
+        CheckpointError: If the checkpoint is damaged or missing.
+        DataError: If the data cannot be found, which have the characters of the task.
+        ValueError: If the text is empty or too long, has another character, or does not have this position.
+    """
+    from diabat.models.decoder_explanation import explain_decoder
+
+    if examples_of_run(path, trust=trust) != "sequences":
+        raise ConfigError(f"'{path}'", "expected a run of a decoder, got one of a classifier of pairs.")
+    run = load_run(path, overrides, trust=trust)
+    assert isinstance(run.task, Task)
+    assert isinstance(run.model, Transformer)
+    form, training = run.task.text, run.config.training
+    if form is None:
+        raise ConfigError(
+            f"'{path}'",
+            f"expected a task whose symbols have characters, got '{run.task.name}' with "
+            f"{run.task.vocab_size} symbols.",
+        )
+    symbols = form.encode(text)
+    names = dict(enumerate(form.classes))  # without a name: targets that are ignored or beyond the classes
+    targets = [names.get(target) for target in form.targets(symbols[None])[0].tolist()]
+    device, used_seed = next(run.model.parameters()).device, training.seed if seed is None else seed
+    with (
+        own_random_numbers(run.model, used_seed),
+        begin_anew(run.model),
+        autocast(training.precision, device),
+    ):
+        return explain_decoder(run.model, symbols, text, form.classes, targets=targets, position=position)
+
+
+def examples_of_run(path: str | Path, *, trust: bool = False) -> ExampleKind:
+    """Kind of the examples that the model of a run takes: ``sequences`` or ``pairs``; loads no weights.
+
+    Raises:
+        ConfigError: If the folder holds no run, or one that would have to be trusted.
+    """
+    return MODELS[load_config(_home(Path(path)) / CONFIG, trust=trust).model.name].examples
+
+
 @dataclass(frozen=True, eq=False)
 class TrainedClassifier:
     """A classifier of sentence pairs without its data.
@@ -182,14 +248,19 @@ def _stored(
     folder: Path, overrides: Iterable[str] = (), trust: bool = False
 ) -> tuple[Config, dict[str, Tensor]]:
     """Read configuration and weights of a run or checkpoint, and set torch's number of threads."""
+    home = _home(folder)
+    config = load_config(home / CONFIG, overrides, trust=trust)
+    use_threads(config)
+    return config, load_model(home) if home == folder else _averaged(folder)
+
+
+def _home(folder: Path) -> Path:
+    """Folder of the run of a folder or checkpoint, which holds its configuration."""
     checkpoint = folder.parent.name == "checkpoints" and (folder / "state.json").is_file()
     home = folder.parent.parent if checkpoint else folder
-    stored = home / "config.json"
-    if not stored.is_file():
+    if not (home / CONFIG).is_file():
         raise ConfigError(f"'{folder}'", "expected the folder of a run or of a checkpoint, got none.")
-    config = load_config(stored, overrides, trust=trust)
-    use_threads(config)
-    return config, _averaged(folder) if checkpoint else load_model(home)
+    return home
 
 
 def _averaged(checkpoint: Path) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError
+from diabat.tasks.text import TextForm
 
 Metric = Literal["perplexity", "accuracy"]
 
@@ -122,6 +123,7 @@ class Task:
             counted positions whose most probable class is the target, in 0 .. 1, higher is better.
         train: Training sequences.
         validation: Validation sequences.
+        text: How texts become symbols; None if the symbols have no characters.
     """
 
     name: str
@@ -131,6 +133,7 @@ class Task:
     metric: Metric
     train: Split
     validation: Split
+    text: TextForm | None = None
 
     def __post_init__(self) -> None:
         for name, split in (("train", self.train), ("validation", self.validation)):

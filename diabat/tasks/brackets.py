@@ -10,6 +10,7 @@ without attention dropout it solves T = 12 completely, from 2,000 sequences on.
 
 from __future__ import annotations
 
+import string
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,8 +20,11 @@ from torch import Tensor
 from diabat.checks import ArgumentError
 from diabat.compute.memory import require_memory
 from diabat.tasks.base import IGNORED, Split, Task
+from diabat.tasks.text import TextForm
 
 OPEN, CLOSE, FIRST_FILLER = 0, 1, 2
+CHARACTERS = f"(){string.ascii_letters}{string.digits}"
+"""Characters of the symbols in texts: the brackets, then the fillers."""
 _MAX_DRAWS = 200
 
 
@@ -100,7 +104,16 @@ def _task(options: BracketOptions, train: Tensor, validation: Tensor) -> Task:
         metric="accuracy",
         train=Split(train, matching_positions(train)),
         validation=Split(validation, matching_positions(validation)),
+        text=_text(options),
     )
+
+
+def _text(options: BracketOptions) -> TextForm | None:
+    """None for larger vocabularies than there are characters."""
+    if options.vocab_size > len(CHARACTERS):
+        return None
+    places = tuple(str(place) for place in range(options.window))
+    return TextForm(CHARACTERS[: options.vocab_size], places, matched)
 
 
 def draw_words(count: int, window: int, vocab_size: int, generator: torch.Generator) -> Tensor:
@@ -140,6 +153,23 @@ def matching_positions(words: Tensor) -> Tensor:
         targets[closes, position] = top[closes]
         depth += (opens.long() - closes.long())[:, None]
     return targets
+
+
+def matched(words: Tensor) -> Tensor:
+    """As :func:`matching_positions`, for words of any origin.
+
+    Raises:
+        ValueError: If a closing bracket has no opening one.
+    """
+    depth = ((words == OPEN).long() - (words == CLOSE).long()).cumsum(1)
+    if bool((depth < 0).any()):
+        position = int((depth < 0).any(0).nonzero()[0])
+        raise ArgumentError(
+            "text",
+            "expected an opening bracket before each closing one, "
+            f"got a closing one at position {position} without.",
+        )
+    return matching_positions(words)
 
 
 def _reserved(words: Tensor, seed: int) -> Tensor:

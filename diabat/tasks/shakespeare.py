@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError
-from diabat.tasks.base import Split, Task
+from diabat.tasks.base import IGNORED, Split, Task
 from diabat.tasks.data import fetch
+from diabat.tasks.text import TextForm
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,9 @@ def shakespeare(options: ShakespeareOptions | None = None) -> Task:
     """
     options = options or ShakespeareOptions()
     text = fetch("tinyshakespeare", options.data).read_text(encoding="utf-8")[: options.characters]
-    codes, vocab_size = _encode(text)
+    characters = "".join(sorted(set(text)))  # in the order of their code points
+    form = TextForm(characters, tuple(characters), next_symbols)
+    codes, vocab_size = form.encode(text), len(characters)
     cut = len(codes) * 9 // 10
     return Task(
         name=options.name,
@@ -63,14 +66,13 @@ def shakespeare(options: ShakespeareOptions | None = None) -> Task:
         metric="perplexity",
         train=_windows(codes[:cut], options.window, stride=max(1, options.window // 2)),
         validation=_windows(codes[cut:], options.window, stride=options.window),
+        text=form,
     )
 
 
-def _encode(text: str) -> tuple[Tensor, int]:
-    """Symbols in the order of their code points: int64 [len(text)] in 0 .. number of symbols - 1."""
-    symbols = sorted(set(text))
-    index = {symbol: i for i, symbol in enumerate(symbols)}
-    return torch.tensor([index[character] for character in text]), len(symbols)
+def next_symbols(symbols: Tensor) -> Tensor:
+    """The symbol behind each position, :data:`IGNORED` behind the last one; int64 [count, T]."""
+    return torch.cat((symbols[:, 1:], torch.full_like(symbols[:, :1], IGNORED)), 1)
 
 
 def _windows(codes: Tensor, window: int, *, stride: int) -> Split:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from diabat.models.explanation import plot_explanation
-from diabat.runs import explain_run
+from diabat.runs import explain_decoder_run, explain_run
 
 from .test_cli_pairs import run, run_json, small
 
@@ -86,3 +86,17 @@ def test_options_of_games_are_refused_for_other_poolings(tmp_path: Path, encoder
         refused = run("explain", str(tmp_path / "a" / "run"), "a", "b", option, value)
         assert refused.exit_code == 2
         assert f"{option}: expected a run with neurogame pooling, got projected_mean" in refused.stderr
+
+
+def test_a_classifier_takes_two_sentences_and_no_options_of_decoders(trained: Path) -> None:
+    for texts in (["one"], ["one", "two", "three"]):
+        refused = run("explain", str(trained), *texts)
+        assert refused.exit_code == 2
+        expected = "expected premise and hypothesis for a run of a classifier of sentence pairs"
+        assert f"TEXT: {expected}, got {len(texts)}." in refused.stderr
+    for option, value in (("--position", "0"), ("--layer", "0"), ("--data", "x")):
+        refused = run("explain", str(trained), "one", "two", option, value)
+        assert refused.exit_code == 2
+        assert f"{option}: expected a run of a decoder, got a run of a classifier" in refused.stderr
+    with pytest.raises(ValueError, match="expected a run of a decoder, got one of a classifier of pairs"):
+        explain_decoder_run(trained, "a")

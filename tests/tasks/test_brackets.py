@@ -136,3 +136,21 @@ def test_integers_that_torch_cannot_hold_are_refused(name: str) -> None:
         ValueError, match=rf"{name}: expected an integer below 2\^63, got 9223372036854775808"
     ):
         BracketOptions(**{name: 2**63})  # type: ignore[arg-type]  # by keyword
+
+
+def test_texts_are_words_with_letters_as_fillers() -> None:
+    form = brackets(BracketOptions(num_train=1, num_validation=1)).text
+    assert form is not None
+    assert form.characters == "()abcdefghij"
+    symbols = form.encode("(a(j))")
+    assert symbols.tolist() == [OPEN, 2, OPEN, 11, CLOSE, CLOSE]
+    assert form.targets(symbols[None]).tolist() == [[IGNORED] * 4 + [2, 0]]
+    assert form.targets(form.encode("((")[None]).tolist() == [[IGNORED] * 2]  # the beginning of a word
+    assert form.classes == tuple("01234567")
+    with pytest.raises(ValueError, match=r"text: expected an opening bracket .* at position 2 without"):
+        form.targets(form.encode("())(")[None])
+    with pytest.raises(ValueError, match=r"text: expected the characters .* got 'k' at position 1"):
+        form.encode("(k)")
+    with pytest.raises(ValueError, match="text: expected at least one character, got an empty text"):
+        form.encode("")
+    assert brackets(BracketOptions(vocab_size=65, num_train=1, num_validation=1)).text is None

@@ -49,6 +49,17 @@ def test_targets_are_the_next_characters(folder: str) -> None:
         assert decode(task.validation.targets[index]) == text[begin + 1 : begin + 9]
 
 
+def test_texts_become_the_symbols_of_the_task(folder: str) -> None:
+    text = (Path(folder) / "tinyshakespeare.txt").read_text()[:100_000]
+    task = build_task(ShakespeareOptions(window=8, data=folder))
+    assert isinstance(task, Task)
+    assert task.text is not None
+    assert "".join(task.text.classes) == task.text.characters == "".join(sorted(set(text)))
+    symbols = task.text.encode(text[:9])
+    assert torch.equal(symbols[:8], task.train.inputs[0])
+    assert task.text.targets(symbols[None])[0].tolist() == [*symbols[1:].tolist(), IGNORED]
+
+
 def test_a_shorter_text_is_cut_the_same_way(folder: str) -> None:
     task = shakespeare(ShakespeareOptions(window=4, characters=1_000, data=folder))
     assert len(task.train) == (900 - 5) // 2 + 1

@@ -1,0 +1,123 @@
+r"""Correlations between the spins of one query.
+
+Under the law of the query the connected correlation of the spins of the keys j and k is
+
+    C_jk = <s_j s_k> - <s_j><s_k>:
+
+positive if the query attends to both keys or to none of them, negative if to one or the other, and zero for spins that
+are independent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diabat.attention.boltzmann import BoltzmannAttention
+from diabat.attention.self_couplings import clamped
+from diabat.checks import ArgumentError, is_integer
+from diabat.ising import Ising
+from diabat.samplers.answers import Moments
+from diabat.samplers.base import UnsupportedError
+
+
+@dataclass(frozen=True, eq=False)
+class QueryMoments:
+    """Moments of the coupled spins of one query, m of them, in each of H heads.
+
+    Attributes:
+        positions: Positions of the keys of the spins, ascending, int64 [m].
+        probability: P(s_j = +1), float64 [H, m].
+        correlations: C_jk, symmetric, float64 [H, m, m]; 1 - <s_j>² on the diagonal.
+        num_reads: Number of reads that the moments are estimated from, None if they are computed without reads.
+    """
+
+    positions: Tensor
+    probability: Tensor
+    correlations: Tensor
+    num_reads: int | None
+
+
+def reason_without_correlations(layer: BoltzmannAttention) -> str | None:
+    """One sentence on why a layer has no connected correlations; None if it has."""
+    if layer.mode == "softmax":
+        return "Softmax attention has no spins, and therefore no correlations."
+    if layer.mode == "h":
+        return "Mode h has no couplings: its spins are independent, and all connected correlations are 0."
+    if layer.mode == "J":
+        return "Mode J is uniform attention whatever J is: its correlations do not affect the weights."
+    if not layer.sampler.capabilities.correlations:
+        return f"Sampler '{layer.sampler.name}' computes marginals only and reports no correlations."
+    return None
+
+
+@torch.no_grad()
+def query_moments(
+    layer: BoltzmannAttention, query: int, *, sequence: int = 0, seed: int | None = None
+) -> QueryMoments:
+    """Solve the problem of one query of the last forward pass again, with correlations, in float64.
+
+    The query sees all keys up to its own position, or all keys without ``causal``: the forward pass must be one without
+    padding.  Keys before the window of relative couplings are independent of all others and are left out.
+
+    Args:
+        layer: The layer, after a forward pass over whole sequences.
+        query: Position of the query.
+        sequence: Index in the batch.
+        seed: Seed of the reads of sampling backends; None draws one.
+
+    Raises:
+        ValueError: If there is no such query.
+        UnsupportedError: In the modes softmax, h and J, and if the sampler does not report correlations.
+        RuntimeError: Before the first forward pass.
+    """
+    reason = reason_without_correlations(layer)
+    if reason is not None:
+        raise UnsupportedError("layer", f"expected one with correlations. {reason}")
+    fields, J = layer.last_fields_and_couplings()
+    length, spins = fields.shape[-2:]
+    if not is_integer(query) or not 0 <= query < length:
+        raise ArgumentError("query", f"expected a position in 0 .. {length - 1}, got {query!r}.")
+    positions = torch.arange(spins, device=fields.device) + (query - spins + 1) * layer.relative
+    visible = positions >= 0
+    if layer.causal:
+        visible = visible & (positions <= query)
+    h = fields[sequence, :, query, None].double()  # [H, 1, T]
+    J, K = (None if t is None else t.double() for t in (J, layer.three_body(spins)))
+    if layer.mode == "J-self":
+        assert J is not None
+        moments, own = _clamped_moments(layer, h, J, visible, spins - 1 if layer.relative else query, seed)
+    else:
+        problem = Ising(h, J, visible, K, check=False)
+        moments = layer.sampler.moments(problem, correlations=True, num_reads=layer.num_reads, seed=seed)
+        own = torch.zeros_like(visible)
+    assert moments.correlation is not None
+    m = torch.where(own, 1, moments.magnetization.double())[:, 0]  # [H, T]
+    pairs = moments.correlation[:, 0].double() - m[:, :, None] * m[:, None, :]
+    pairs = pairs.masked_fill(own | own[:, None], 0)  # a spin that is certain is independent of all others
+    probability = torch.where(own, 1, moments.probability.double())[:, 0]
+    return QueryMoments(
+        positions[visible],
+        probability[:, visible],
+        pairs[:, visible][..., visible],
+        moments.num_reads,
+    )
+
+
+def _clamped_moments(
+    layer: BoltzmannAttention, h: Tensor, J: Tensor, visible: Tensor, own: int, seed: int | None
+) -> tuple[Moments, Tensor]:
+    """Moments without fields with the own spin at +1, by the method of the layer, and which spin is the own one."""
+    is_own = torch.arange(len(visible), device=visible.device) == own
+    bridge = layer._bridge
+    if bridge.draws and bridge.gradient in ("auto", "covariance"):
+        reads = layer.num_reads or layer.sampler.num_reads
+        drawn = layer.sampler.sample(Ising(h, J, visible, check=False), reads, seed=seed)
+        index = torch.tensor([own], device=visible.device)
+        held = clamped(drawn, index, torch.ones_like(index, dtype=torch.bool)[:, None])
+        return held.moments(correlations=True, dtype=torch.float64), is_own
+    problem = Ising(J[:, :, own], J, visible & ~is_own, check=False)
+    moments = layer.sampler.moments(problem, correlations=True, num_reads=layer.num_reads, seed=seed)
+    return moments, is_own

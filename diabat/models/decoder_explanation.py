@@ -1,0 +1,184 @@
+"""Explanation of a decoder over one text: attention, connected correlations, entropy, predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diabat.attention.boltzmann import BoltzmannAttention
+from diabat.attention.correlations import QueryMoments, query_moments, reason_without_correlations
+from diabat.checks import ArgumentError, is_integer
+from diabat.compute.memory import require_memory
+from diabat.models.transformer import Transformer
+
+
+@dataclass(frozen=True, eq=False)
+class DecoderExplanation:
+    """Attention and predictions over one text; n tokens, L layers, H heads, C classes.
+
+    Attributes:
+        mode: Mode of the attention.
+        sampler: Name of the backend; None if the mode uses none.
+        tokens: The tokens of the text, n of them.
+        classes: Names of the classes, C of them.
+        position: Position q of the query whose correlations are reported.
+        attention: Normalised weight of key j for query i, [L, H, n, n]; rows sum to 1.
+        entropy: -Σ_j w_ij log w_ij of the weights of each query in nats, [L, H, n].
+        visible: Number of keys that each query sees, int64 [n].
+        probabilities: Probability of each class at each position, [n, C].
+        targets: Class that the task expects at each position, n of them; None where it expects none or the text ends.
+        coupled: Positions of the coupled keys that the query sees, ascending, m of them; empty without correlations.
+        alpha: P(s_j = +1) of these keys for the query, [L, H, m]; None without correlations.
+        correlations: C_jk = <s_j s_k> - <s_j><s_k> of these keys, symmetric, 1 - <s_j>² on the diagonal,
+            [L, H, m, m]; None without correlations.
+        without_correlations: One sentence on why there are none; None if there are.
+        num_reads: Number of reads that the correlations are estimated from, None if they are computed without reads.
+    """
+
+    mode: str
+    sampler: str | None
+    tokens: tuple[str, ...]
+    classes: tuple[str, ...]
+    position: int
+    attention: Tensor
+    entropy: Tensor
+    visible: Tensor
+    probabilities: Tensor
+    targets: tuple[str | None, ...]
+    coupled: tuple[int, ...]
+    alpha: Tensor | None
+    correlations: Tensor | None
+    without_correlations: str | None
+    num_reads: int | None
+
+    @property
+    def effective(self) -> Tensor:
+        """Effective number of positions that a query attends to, exp(entropy), [L, H, n]."""
+        return self.entropy.exp()
+
+    def most_probable(self, position: int, count: int) -> list[tuple[str, float]]:
+        """Names and probabilities of the most probable classes at a position, at most ``count``."""
+        chances, found = self.probabilities[position].topk(min(count, len(self.classes)))
+        return [(self.classes[c], chance) for c, chance in zip(found.tolist(), chances.tolist(), strict=True)]
+
+    def strongest(
+        self, count: int, layer: int | None = None, head: int | None = None, at_least: float = 0.0
+    ) -> list[tuple[int, int, float]]:
+        """Pairs j < k of positions with the largest absolute C_jk, as (j, k, C_jk), strongest first.
+
+        Args:
+            count: Pairs at most.
+            layer: Layer, or None for the mean over layers.
+            head: Head, or None for the mean over heads.
+            at_least: Smallest absolute C_jk.
+        """
+        if self.correlations is None:
+            return []
+        C = of_layer_and_head(self.correlations, layer, head)
+        j, k = torch.triu_indices(len(C), len(C), 1)
+        order = C[j, k].abs().argsort(descending=True, stable=True)[:count].tolist()
+        pairs = [(self.coupled[j[i]], self.coupled[k[i]], float(C[j[i], k[i]])) for i in order]
+        return [pair for pair in pairs if abs(pair[2]) >= at_least]
+
+
+def of_layer_and_head(values: Tensor, layer: int | None, head: int | None) -> Tensor:
+    """One layer and head of [L, H, ...]; None takes the mean over layers or heads."""
+    values = values.mean(0) if layer is None else values[layer]
+    return values.mean(0) if head is None else values[head]
+
+
+@torch.no_grad()
+def explain_decoder(
+    model: Transformer,
+    symbols: Tensor,
+    tokens: Sequence[str],
+    classes: Sequence[str],
+    *,
+    targets: Sequence[str | None] | None = None,
+    position: int | None = None,
+) -> DecoderExplanation:
+    """Explain a decoder over one text; the training mode of the model is unchanged.
+
+    Reads are drawn from torch's global generator: the weights are those of a forward pass from the same state.
+
+    Args:
+        model: The decoder.
+        symbols: int64 [n].
+        tokens: Texts of the symbols, n of them.
+        classes: Names of the classes.
+        targets: Expected class at each position; None for none.
+        position: Position of the query whose correlations are computed; None for the last one.
+
+    Raises:
+        ValueError: If the text is longer than the context of the model, or does not have this position.
+    """
+    length, layers = len(symbols), model.attention_layers()
+    if model.longest is not None and length > model.longest:
+        raise ArgumentError(
+            "text", f"expected at most {model.longest} tokens, the context of the model, got {length}."
+        )
+    position = length - 1 if position is None else position
+    if not is_integer(position) or not 0 <= position < length:
+        raise ArgumentError(
+            "position", f"expected a position of the text in 0 .. {length - 1}, got {position}."
+        )
+    # The maps of one layer are made in several copies.
+    maps = (len(layers) + 8) * model.options.num_heads * length**2
+    require_memory(8 * maps, f"attention maps of {length} tokens", "text")
+    was_training = model.training
+    model.eval()
+    attention, logits = _forward(model, symbols.to(next(model.parameters()).device))
+    reason = reason_without_correlations(layers[0])
+    found = [] if reason is not None else [query_moments(layer, position, seed=_seed()) for layer in layers]
+    model.train(was_training)
+    return DecoderExplanation(
+        mode=model.options.mode,
+        sampler=layers[0].sampler.name if layers[0].mode not in ("softmax", "h", "J") else None,
+        tokens=tuple(tokens),
+        classes=tuple(classes),
+        position=position,
+        attention=attention.float().cpu(),
+        entropy=torch.special.entr(attention.double()).sum(-1).float().cpu(),
+        visible=_visible_keys(layers[0], length),
+        probabilities=logits.float().softmax(-1).cpu(),
+        targets=(None,) * length if targets is None else tuple(targets),
+        coupled=tuple(found[0].positions.tolist()) if found else (),
+        alpha=_stacked([moments.probability for moments in found]),
+        correlations=_stacked([moments.correlations for moments in found]),
+        without_correlations=reason,
+        num_reads=_reads(found),
+    )
+
+
+def _forward(model: Transformer, symbols: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights [L, H, n, n] and logits [n, C] of a pass over symbols [n]."""
+    x, attention = model.embedded(symbols[None]), []
+    for block in model.all_blocks():
+        attended, weights = block.attention(block.attention_norm(x), need_weights=True)
+        attention.append(weights[0])
+        x = block.added(x, attended)
+    return torch.stack(attention), model.logits(x)[0]
+
+
+def _visible_keys(layer: BoltzmannAttention, length: int) -> Tensor:
+    """Number of keys that each query sees, int64 [n]."""
+    if not layer.causal:
+        return torch.full((length,), length)
+    past = torch.arange(1, length + 1)
+    return past.clamp(max=layer.window) if layer.relative and layer.far == "none" else past
+
+
+def _seed() -> int:
+    """A seed from torch's global generator, as layers draw theirs."""
+    return int(torch.randint(2**31, ()))
+
+
+def _stacked(of_layers: list[Tensor]) -> Tensor | None:
+    return torch.stack(of_layers).float().cpu() if of_layers else None
+
+
+def _reads(found: list[QueryMoments]) -> int | None:
+    return found[0].num_reads if found else None

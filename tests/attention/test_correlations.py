@@ -1,0 +1,154 @@
+"""Moments of one query against an enumeration of its own problem."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diabat import BoltzmannAttention, UnsupportedError
+from diabat.attention.correlations import query_moments, reason_without_correlations
+
+F64 = torch.float64
+T = 4
+CASES: dict[str, dict[str, Any]] = {
+    "absolute": {"window": 7},
+    "not causal": {"window": 7, "causal": False},
+    "absolute odds": {"window": 7, "weights": "odds"},
+    "absolute J-self": {"window": 7, "mode": "J-self"},
+    "relative": {"relative": True},
+    "far odds": {"relative": True, "far": "independent", "weights": "odds"},
+    "K": {"relative": True, "mode": "h+J+K"},
+    "only K": {"window": 6, "mode": "K"},
+    "without fields": {"relative": True, "mode": "J+K", "weights": "odds"},
+    "J-self": {"relative": True, "mode": "J-self", "far": "independent"},
+}
+
+
+def layer(window: int = T, dtype: torch.dtype = F64, **options: Any) -> BoltzmannAttention:
+    torch.manual_seed(1)
+    built = BoltzmannAttention(8, 2, window, **options).to(dtype)
+    with torch.no_grad():
+        for parameter in (built.coupling_pairs, built.coupling_triples):
+            if parameter is not None:
+                parameter.normal_(std=0.7)
+    return built
+
+
+def inputs(length: int = 6, dtype: torch.dtype = F64) -> Tensor:
+    return torch.randn(2, length, 8, generator=torch.Generator().manual_seed(2), dtype=dtype)
+
+
+@torch.no_grad()
+def enumerated(built: BoltzmannAttention, x: Tensor, i: int, head: int) -> tuple[list[int], Tensor, Tensor]:
+    """Positions, <s_j> and C_jk of the coupled keys of query i of a sequence x [L, D], state by state."""
+    q, k = (linear(x).unflatten(-1, (2, -1))[:, head] for linear in (built.query, built.key))
+    seen = range(i + 1) if built.causal else range(len(x))
+    scores = k @ q[i] / math.sqrt(4)
+    first = i - T + 1 if built.relative else 0
+    coupled = [j for j in seen if j >= first]
+    if built.weighting == "odds":  # of all keys that are visible, far ones included
+        visible = list(seen) if built.far == "independent" or not built.relative else coupled
+        scores = (scores - scores[visible].logsumexp(0)) / 2
+    if "h" not in built.mode:
+        scores = torch.zeros_like(scores)
+    J, K = built.couplings(), built.three_body()
+    total, mean, pairs = 0.0, torch.zeros(len(coupled), dtype=F64), torch.zeros(len(coupled), len(coupled))
+    pairs = pairs.double()
+    for state in product((-1.0, 1.0), repeat=len(coupled)):
+        s = dict(zip((j - first for j in coupled), state, strict=True))
+        if built.mode == "J-self" and s[i - first] < 0:
+            continue
+        exponent = sum(float(scores[j + first]) * s[j] for j in s)
+        slots = sorted(s)
+        for number, a in enumerate(slots):
+            for later, b in enumerate(slots[number + 1 :], number + 1):
+                exponent += 0.0 if J is None else float(J[head, 0, a, b]) * s[a] * s[b]
+                for c in slots[later + 1 :]:
+                    exponent += 0.0 if K is None else float(K[head, 0, a, b, c]) * s[a] * s[b] * s[c]
+        weight, values = math.exp(exponent), torch.tensor(state, dtype=F64)
+        total, mean, pairs = total + weight, mean + weight * values, pairs + weight * values.outer(values)
+    return coupled, mean / total, pairs / total - (mean / total).outer(mean / total)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("query", [0, 2, 5])
+def test_moments_are_those_of_the_problem_of_the_query(name: str, query: int) -> None:
+    built, x = layer(**CASES[name]), inputs()
+    built(x)
+    found = query_moments(built, query, sequence=1)
+    assert found.num_reads is None
+    for head in range(2):
+        positions, mean, pairs = enumerated(built, x[1], query, head)
+        assert found.positions.tolist() == positions
+        assert (2 * found.probability[head] - 1 - mean).abs().max() < 1e-12
+        assert (found.correlations[head] - pairs).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("name", ["relative", "far odds", "without fields", "J-self"])
+def test_weights_follow_from_the_probabilities(name: str) -> None:
+    """The problem is the one that the layer has solved."""
+    built = layer(**{**CASES[name], "weights": "probability", "far": "none"})
+    _, weights = built(inputs(), need_weights=True)
+    found = query_moments(built, 4)
+    alpha = found.probability / found.probability.sum(-1, keepdim=True)
+    assert (weights[0, :, 4, found.positions] - alpha).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("name", ["relative", "absolute J-self", "J-self"])
+def test_reads_estimate_the_correlations(name: str) -> None:
+    """N = 20,000 independent reads, 6/sqrt(N): the deviation of a covariance of spins is at most 1.2/sqrt(N).
+
+    Five deviations for at most 72 entries: alpha below 1e-4.
+    """
+    reads = {"sampler": "exact", "gradient": "covariance", "num_reads": 20_000}
+    exact, sampled = layer(**CASES[name]), layer(**CASES[name], **reads)
+    for built in (exact, sampled):
+        built(inputs())
+    want, got = query_moments(exact, 5), query_moments(sampled, 5, seed=3)
+    assert got.num_reads == 20_000
+    assert (got.correlations - want.correlations).abs().max() < 6 / 20_000**0.5
+    assert want.correlations.flatten(1).abs().max() > 0.2
+    assert torch.equal(got.correlations, query_moments(sampled, 5, seed=3).correlations)
+    assert not torch.equal(got.correlations, query_moments(sampled, 5, seed=4).correlations)
+
+
+def test_banded_couplings_have_correlations_beyond_the_band() -> None:
+    built = layer(window=6, sampler="banded", bandwidth=2)
+    built(inputs())
+    found = query_moments(built, 5)
+    for head in range(2):
+        assert (found.correlations[head] - enumerated(built, inputs()[0], 5, head)[2]).abs().max() < 1e-12
+    assert found.correlations[0, 0, 5].abs() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"mode": "softmax"}, "Softmax attention has no spins"),
+        ({"mode": "h"}, "Mode h has no couplings"),
+        ({"mode": "J"}, "Mode J is uniform attention whatever J is"),
+        ({"sampler": "mean_field"}, "Sampler 'mean_field' computes marginals only"),
+    ],
+)
+def test_layers_without_correlations_say_why(options: dict[str, Any], reason: str) -> None:
+    built = layer(window=6, dtype=torch.float32, **options)
+    built(inputs(dtype=torch.float32))
+    assert str(reason_without_correlations(built)).startswith(reason)
+    with pytest.raises(UnsupportedError, match=f"layer: expected one with correlations. {reason}"):
+        query_moments(built, 0)
+
+
+def test_wrong_queries_are_refused() -> None:
+    built = layer(window=6)
+    assert reason_without_correlations(built) is None
+    with pytest.raises(RuntimeError, match="no Boltzmann forward pass"):
+        query_moments(built, 0)
+    built(inputs())
+    for query in (-1, 6, 1.0):
+        with pytest.raises(ValueError, match=r"query: expected a position in 0 .. 5, got"):
+            query_moments(built, query)  # type: ignore[arg-type]  # on purpose

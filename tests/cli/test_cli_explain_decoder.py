@@ -1,0 +1,106 @@
+"""``diabat explain`` for trained decoders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_runs import run, run_json, train
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("decoder") / "run"
+    options = ("model.num_layers=2", "model.num_heads=2", "task.window=8", "model.mode=h+J")
+    assert train(folder, *options).exit_code == 0
+    return folder
+
+
+def test_tables_name_weights_correlations_and_positions(trained: Path, tmp_path: Path) -> None:
+    figure = tmp_path / "why.png"
+    shown = run("explain", str(trained), "(a(b)c)", "--figure", str(figure))
+    assert shown.exit_code == 0, shown.stderr
+    assert "Mode h+J, sampler exact" in shown.stdout
+    assert "Predicted at position 6 ())" in shown.stdout
+    assert "Attention of position 6, mean over layers and heads" in " ".join(shown.stdout.split())
+    assert "Strongest connected correlations of position 6" in shown.stdout
+    assert f"Figure: {figure}" in shown.stdout
+    assert figure.stat().st_size > 10_000
+    chosen = run("explain", str(trained), "(a(b)c)", "--layer", "1", "--head", "0", "--position", "0")
+    assert "layer 1, head 0" in " ".join(chosen.stdout.split())
+    assert "The query has only one spin." in chosen.stdout
+    few = run("explain", str(trained), "(a(b)c)", "--at-least", "0.9")
+    assert "No pair with |C_jk| >= 0.9." in few.stdout
+    assert "Attention of position" not in run("explain", str(trained), "(a)", "--top", "0").stdout
+
+
+def test_json_has_every_field(trained: Path) -> None:
+    found = run_json("explain", str(trained), "(a(b)c)", "--position", "4")
+    assert (found["mode"], found["sampler"], found["position"]) == ("h+J", "exact", 4)
+    assert found["tokens"] == list("(a(b)c)")
+    assert found["targets"] == [None, None, None, None, "2", None, "0"]
+    assert found["coupled"] == [0, 1, 2, 3, 4]
+    assert len(found["probabilities"][0]) == len(found["classes"]) == 8
+    assert len(found["correlations"]) == len(found["attention"]) == len(found["effective"]) == 2
+    assert found["without_correlations"] is None
+    checkpoint = next((trained / "checkpoints").glob("step-*"))
+    assert run_json("explain", str(checkpoint), "(a)")["coupled"] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["(a)", "b"], "TEXT: expected one text in quotation marks for a run of a decoder, got 2"),
+        ([""], "TEXT: expected at least one character, got an empty text"),
+        (["(aZ)"], "TEXT: expected the characters '()abcdefghij' of the task, got 'Z' at position 2"),
+        (
+            ["(a))"],
+            "TEXT: expected an opening bracket before each closing one, got a closing one at position 3",
+        ),
+        (["(aaaaaaaa)"], "TEXT: expected at most 8 tokens, the context of the model, got 10"),
+        (["(a)", "--position", "3"], "--position: expected a position of the text in 0 .. 2, got 3"),
+        (["(a)", "--layer", "2"], "--layer: expected a layer in 0 .. 1, got 2"),
+        (["(a)", "--head", "2"], "--head: expected a head in 0 .. 1, got 2"),
+        (
+            ["(a)", "--weighting", "gibbs"],
+            "--weighting: expected a run of a classifier of sentence pairs, got",
+        ),
+        (["(a)", "--figure", "why.txt"], "--figure: expected a file ending in"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused(trained: Path, arguments: list[str], message: str) -> None:
+    refused = run("explain", str(trained), *arguments)
+    assert refused.exit_code == 2
+    assert message in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1
+
+
+def test_controls_and_backends_without_correlations_say_so(tmp_path: Path) -> None:
+    for name, options, sentence in (
+        ("softmax", ["model.mode=softmax"], "Softmax attention has no spins, and therefore no correlations."),
+        ("mf", ["sampler.backend=mean_field"], "Sampler 'mean_field' computes marginals only"),
+    ):
+        assert train(tmp_path / name, *options).exit_code == 0
+        shown = run("explain", str(tmp_path / name), "(a)")
+        assert shown.exit_code == 0, shown.stderr
+        assert sentence in shown.stdout
+        assert run_json("explain", str(tmp_path / name), "(a)")["correlations"] is None
+
+
+def test_reads_repeat_with_the_seed(tmp_path: Path) -> None:
+    options = ("sampler.backend=tempering", "model.relative=true")
+    assert train(tmp_path / "run", *options).exit_code == 0
+    first, again = (run_json("explain", str(tmp_path / "run"), "(ab)") for _ in range(2))
+    other = run_json("explain", str(tmp_path / "run"), "(ab)", "--seed", "7")
+    assert first == again
+    reads = first["num_reads"]
+    assert reads > 1
+    assert first["correlations"] != other["correlations"]
+    assert f"Estimated from {reads} reads" in run("explain", str(tmp_path / "run"), "(ab)").stdout
+
+
+def test_vocabularies_without_characters_are_refused(tmp_path: Path) -> None:
+    assert train(tmp_path / "run", "task.vocab_size=100").exit_code == 0
+    refused = run("explain", str(tmp_path / "run"), "(a)")
+    assert refused.exit_code == 2
+    assert "expected a task whose symbols have characters, got 'brackets' with 100 symbols" in refused.stderr
