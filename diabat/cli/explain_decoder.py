@@ -44,12 +44,8 @@ def explain_text(
         explanation = explain_decoder_run(
             run, text, as_overrides({"task.data": data}), position=position, seed=seed, trust=trust
         )
-    for option, chosen, count in (
-        ("layer", layer, len(explanation.attention)),
-        ("head", head, explanation.attention.shape[1]),
-    ):
-        if chosen is not None and chosen >= count:
-            raise ArgumentError(f"--{option}", f"expected a {option} in 0 .. {count - 1}, got {chosen}.")
+    layers, heads = explanation.attention.shape[:2]
+    layer, head = _chosen("layer", layer, layers), _chosen("head", head, heads)
     if figure is not None:
         plot_decoder(explanation, figure, layer=layer, head=head, at_least=at_least)
     if as_json:
@@ -58,6 +54,13 @@ def explain_text(
     _print(explanation, layer, head, top, at_least)
     if figure is not None:
         typer.echo(f"Figure: {figure}")
+
+
+def _chosen(name: str, index: int | None, count: int) -> int | None:
+    """Check the index of a layer or head; the only one needs none."""
+    if index is not None and index >= count:
+        raise ArgumentError(f"--{name}", f"expected a {name} in 0 .. {count - 1}, got {index}.")
+    return 0 if count == 1 else index
 
 
 def _print(
