@@ -124,8 +124,10 @@ def _print_correlations(
         return
     found = explanation.strongest(top, layer, head, at_least)
     if not found:
-        few = len(explanation.coupled) < 2
-        typer.echo("The query has only one spin.\n" if few else f"No pair with |C_jk| >= {at_least:g}.\n")
+        if len(explanation.coupled) < 2:
+            typer.echo("The query has only one spin.\n")
+        else:
+            typer.echo(f"No pair with |C_jk| {f'>= {at_least:g}' if at_least else '> 0'}.\n")
         return
     rows = [
         (

@@ -67,7 +67,7 @@ class DecoderExplanation:
     def strongest(
         self, count: int, layer: int | None = None, head: int | None = None, at_least: float = 0.0
     ) -> list[tuple[int, int, float]]:
-        """Pairs j < k of positions with the largest absolute C_jk, as (j, k, C_jk), strongest first.
+        """Pairs j < k of positions with the largest absolute C_jk, as (j, k, C_jk), strongest first; none with C_jk = 0.
 
         Args:
             count: Pairs at most.
@@ -81,7 +81,7 @@ class DecoderExplanation:
         j, k = torch.triu_indices(len(C), len(C), 1)
         order = C[j, k].abs().argsort(descending=True, stable=True)[:count].tolist()
         pairs = [(self.coupled[j[i]], self.coupled[k[i]], float(C[j[i], k[i]])) for i in order]
-        return [pair for pair in pairs if abs(pair[2]) >= at_least]
+        return [pair for pair in pairs if pair[2] and abs(pair[2]) >= at_least]
 
 
 def of_layer_and_head(values: Tensor, layer: int | None, head: int | None) -> Tensor:

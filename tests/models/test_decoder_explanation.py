@@ -101,6 +101,8 @@ def test_strongest_pairs_are_named_by_position() -> None:
             assert 4 <= j < k <= 7
             assert value == float(C[j - 4, k - 4])
         assert found.strongest(6, layer, head, sizes[2]) == pairs[:3]
+    clamped = explain(build(mode="J-self", relative=True, attention_window=4), position=7)
+    assert {j for j, *_ in clamped.strongest(20)} | {k for _, k, _ in clamped.strongest(20)} == {4, 5, 6}
     assert torch.equal(of_layer_and_head(found.entropy, 1, None), found.entropy[1].mean(0))
 
 
