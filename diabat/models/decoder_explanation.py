@@ -67,7 +67,7 @@ class DecoderExplanation:
     def strongest(
         self, count: int, layer: int | None = None, head: int | None = None, at_least: float = 0.0
     ) -> list[tuple[int, int, float]]:
-        """Pairs j < k of positions with the largest absolute C_jk, as (j, k, C_jk), strongest first; none with C_jk = 0.
+        """Pairs j < k of positions with the largest absolute C_jk, as (j, k, C_jk), strongest first; no zeros.
 
         Args:
             count: Pairs at most.

@@ -22,6 +22,7 @@ CASES: dict[str, dict[str, Any]] = {
     "absolute J-self": {"window": 7, "mode": "J-self"},
     "relative": {"relative": True},
     "far odds": {"relative": True, "far": "independent", "weights": "odds"},
+    "offset bias": {"relative": True, "far": "independent", "weights": "odds", "offset_bias": True},
     "K": {"relative": True, "mode": "h+J+K"},
     "only K": {"window": 6, "mode": "K"},
     "without fields": {"relative": True, "mode": "J+K", "weights": "odds"},
@@ -33,7 +34,7 @@ def layer(window: int = T, dtype: torch.dtype = F64, **options: Any) -> Boltzman
     torch.manual_seed(1)
     built = BoltzmannAttention(8, 2, window, **options).to(dtype)
     with torch.no_grad():
-        for parameter in (built.coupling_pairs, built.coupling_triples):
+        for parameter in (built.coupling_pairs, built.coupling_triples, built.offset_bias):
             if parameter is not None:
                 parameter.normal_(std=0.7)
     return built
@@ -51,6 +52,9 @@ def enumerated(built: BoltzmannAttention, x: Tensor, i: int, head: int) -> tuple
     scores = k @ q[i] / math.sqrt(4)
     first = i - T + 1 if built.relative else 0
     coupled = [j for j in seen if j >= first]
+    if built.offset_bias is not None:
+        near = range(max(first, 0), i + 1)
+        scores[near] += built.offset_bias[head, [j - first for j in near]]
     if built.weighting == "odds":  # of all keys that are visible, far ones included
         visible = list(seen) if built.far == "independent" or not built.relative else coupled
         scores = (scores - scores[visible].logsumexp(0)) / 2

@@ -220,7 +220,7 @@ def test_other_models_report_their_own_metric(tmp_path: Path) -> None:
     assert "--split: expected one of train, validation for the task 'brackets', got 'test'" in refused.stderr
     refused = run("explain", folder, "a", "b")
     assert refused.exit_code == 2
-    assert "expected a run of a classifier of sentence pairs, got the task 'brackets'" in refused.stderr
+    assert "TEXT: expected one text in quotation marks for a run of a decoder, got 2." in refused.stderr
     refused = run("evaluate", folder, "--figure", str(tmp_path / "a.png"))
     assert "--figure: expected a classifier of sentence pairs" in refused.stderr
 
