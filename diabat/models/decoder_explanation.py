@@ -12,6 +12,7 @@ from diabat.attention.boltzmann import BoltzmannAttention
 from diabat.attention.correlations import QueryMoments, query_moments, reason_without_correlations
 from diabat.checks import ArgumentError, is_integer
 from diabat.compute.memory import require_memory
+from diabat.models.decoding import check_symbols
 from diabat.models.transformer import Transformer
 
 
@@ -113,8 +114,10 @@ def explain_decoder(
         position: Position of the query whose correlations are computed; None for the last one.
 
     Raises:
-        ValueError: If the text is longer than the context of the model, or does not have this position.
+        ValueError: If the symbols are not int64 [n], or the text is longer than the context of the model or does not
+            have this position.
     """
+    check_symbols(symbols, 1)
     length, layers = len(symbols), model.attention_layers()
     if model.longest is not None and length > model.longest:
         raise ArgumentError(
@@ -123,7 +126,7 @@ def explain_decoder(
     position = length - 1 if position is None else position
     if not is_integer(position) or not 0 <= position < length:
         raise ArgumentError(
-            "position", f"expected a position of the text in 0 .. {length - 1}, got {position}."
+            "position", f"expected a position of the text in 0 .. {length - 1}, got {position!r}."
         )
     # The maps of one layer are made in several copies.
     maps = (len(layers) + 8) * model.options.num_heads * length**2

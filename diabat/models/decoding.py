@@ -45,6 +45,19 @@ class ModelState:
         return ModelState(tuple(layer.to(device) for layer in self.layers))
 
 
+def check_symbols(symbols: Tensor, dimensions: int, argument: str = "symbols") -> None:
+    """Refuse anything but symbols, int64 [n] or [B, L] without empty dimensions.
+
+    Raises:
+        ValueError: Names the argument.
+    """
+    tensor = isinstance(symbols, Tensor)
+    if not tensor or symbols.dtype != torch.int64 or symbols.ndim != dimensions or 0 in symbols.shape:
+        got = f"{symbols.dtype} {list(symbols.shape)}" if tensor else type(symbols).__name__
+        form = {1: "[n]", 2: "[B, L]"}[dimensions]
+        raise ArgumentError(argument, f"expected int64 {form} without empty dimensions, got {got}.")
+
+
 def check_tokens_of_step(token: Tensor, state: ModelState | None, num_layers: int) -> None:
     """Refuse anything but one symbol of every sequence, and a state of another model.
 

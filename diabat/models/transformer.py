@@ -18,7 +18,7 @@ from diabat.attention.boltzmann import (
 from diabat.attention.coupled import SELF_MODES
 from diabat.checks import ArgumentError, check_choice
 from diabat.compute.memory import require_memory
-from diabat.models.decoding import ModelState, check_tokens_of_step
+from diabat.models.decoding import ModelState, check_symbols, check_tokens_of_step
 from diabat.samplers.state import sampler_parameters
 
 if TYPE_CHECKING:
@@ -265,9 +265,11 @@ class Transformer(nn.Module):
             Logits [B, L, C], and the state.
 
         Raises:
-            ValueError: If the couplings are not relative, or the prompt is longer than the context.
+            ValueError: If the couplings are not relative, a shape or dtype is wrong, or the prompt is longer than the
+                context.
         """
         self._require_relative()
+        check_symbols(symbols, 2)
         self._require_within_context("symbols", symbols.shape[-1])
         x, states = self.embedded(symbols), []
         for block in self.all_blocks():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, ArgumentTypeError
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,11 @@ class TextForm:
         """Symbols of a text, int64 [n].
 
         Raises:
+            TypeError: If the text is no string.
             ValueError: If the text is empty, or has a character that is no symbol.
         """
+        if not isinstance(text, str):
+            raise ArgumentTypeError("text", f"expected a string, got {type(text).__name__}.")
         if not text:
             raise ArgumentError("text", "expected at least one character, got an empty text.")
         index = {character: symbol for symbol, character in enumerate(self.characters)}

@@ -7,7 +7,18 @@ from collections.abc import Callable
 
 import torch
 
-from fuzz.api import analytic, anneals, bridge, conversion, heads, mean_field, methods, mistakes, reads
+from fuzz.api import (
+    analytic,
+    anneals,
+    bridge,
+    conversion,
+    decoding,
+    heads,
+    mean_field,
+    methods,
+    mistakes,
+    reads,
+)
 from fuzz.dice import Dice
 from fuzz.outcome import Outcome, judge
 
@@ -37,6 +48,8 @@ KINDS: dict[Callable[[Dice], None], float] = {
     heads.calibration: 4,
     heads.samples: 4,
     conversion.conversion: 2,
+    decoding.decoding: 2,
+    decoding.explanation: 3,
 }
 _WARM_UP = 12
 """Cases of each kind by which a worker compiles what it needs before its time counts."""

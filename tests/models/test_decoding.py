@@ -107,6 +107,11 @@ def test_what_cannot_be_decoded_is_refused() -> None:
     for token in (x, x[:, 0].float(), x[:0, 0], 3):
         with pytest.raises(ValueError, match=r"token: expected one symbol of every sequence, int64 \[B\]"):
             model.step(token)  # type: ignore[arg-type]  # on purpose
+    for prompt in (x[0], x.float(), x[:, :0], [[1]]):
+        with pytest.raises(
+            ValueError, match=r"symbols: expected int64 \[B, L\] without empty dimensions, got"
+        ):
+            model.prefill(prompt)  # type: ignore[arg-type]  # on purpose
     _, state = build(num_layers=1).prefill(x[:, :3])
     with pytest.raises(ValueError, match="state: expected the states of 3 layers, got those of 1"):
         model.step(x[:, 3], state)
