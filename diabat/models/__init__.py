@@ -3,7 +3,8 @@
 from diabat.models.decoding import ModelState
 from diabat.models.pairs import POOLINGS, PairClassifier, PairModelOptions
 from diabat.models.registry import MODELS, ModelKind, ModelOptions
-from diabat.models.transformer import Transformer, TransformerOptions
+from diabat.models.transformer import Transformer
+from diabat.models.transformer_options import TransformerOptions
 
 Model = Transformer | PairClassifier
 """What the training loop trains."""

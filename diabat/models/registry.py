@@ -10,7 +10,8 @@ import torch
 
 from diabat.checks import ArgumentError
 from diabat.models.pairs import PairClassifier, PairModelOptions
-from diabat.models.transformer import Transformer, TransformerOptions
+from diabat.models.transformer import Transformer
+from diabat.models.transformer_options import TransformerOptions
 from diabat.tasks.hub import load_tokenizer
 from diabat.tasks.registry import ExampleKind
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from diabat.config.loading import load_config
 from diabat.config.schema import Config
 from diabat.ising import pack_couplings
-from diabat.models.transformer import TransformerOptions
+from diabat.models.transformer_options import TransformerOptions
 from diabat.runs.finished import load_run
 from diabat.tasks.base import IGNORED, Split
 from diabat.tasks.brackets import CLOSE, OPEN, BracketOptions
