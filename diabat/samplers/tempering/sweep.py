@@ -5,8 +5,10 @@ belong to spin j.  One spin of a strip is drawn at a time, from the local field 
 
     f_j = h_j + Σ_k J_jk s_k + Σ_{k<l} K_jkl s_k s_l,        P(s_j = +1 | rest) = σ(2 β f_j),
 
-computed anew for each update: its four sums only read memory, while cached fields would be rewritten n times per
-flip, and in 16 lanes one spin nearly always flips.  One random word decides, by heat bath or Metropolis.
+computed anew for each update: its sums only read memory, while cached fields would be rewritten n times per flip, and
+in 16 lanes one spin nearly always flips.  In sequential order the sums of four spins over all others are formed in one
+pass, which reads every spin once for four updates, and the couplings among the four are added as they are drawn.  One
+random word decides, by heat bath or Metropolis.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _START = START << PURPOSE_SHIFT
 
 
 class Strip(NamedTuple):
-    """Scratch of 64 lanes: rows of 16 lanes, four rows for each spin or four rows in total."""
+    """Scratch of 64 lanes: rows of 16 lanes, four rows for each spin, four rows in total, or four for each of four spins."""
 
     fields: Any
     spins: Any
@@ -41,6 +43,7 @@ class Strip(NamedTuple):
     scale: Any
     cold: Any
     gains: Any
+    sums_of_four: Any
     words: Any
     lanes: Any
     queries: Any
@@ -49,7 +52,7 @@ class Strip(NamedTuple):
 @jit
 def scratch_rows(n: int) -> int:
     """Rows of float32 scratch of a strip."""
-    return 16 * n + 12
+    return 16 * n + 28
 
 
 @jit
@@ -67,7 +70,7 @@ def strip_of(numbers: Any, words: Any, i: int, n: int) -> Strip:
     small = 16 * n
     return Strip(
         x[:m], x[m : 2 * m], x[2 * m : 3 * m], x[3 * m : small],
-        x[small : small + 4], x[small + 4 : small + 8], x[small + 8 :],
+        x[small : small + 4], x[small + 4 : small + 8], x[small + 8 : small + 12], x[small + 12 :],
         w[:last], w[last : last + 4], w[last + 4 :],
     )  # fmt: skip
 
@@ -200,6 +203,61 @@ def update(
 
 
 @inner
+def field_vectors(j: int, strip: Strip, couplings: Any, three_body: Any) -> None:
+    """Write the local fields of spin j into the first four rows of ``sums_of_four``."""
+    if three_body.shape[0] == 0:
+        a, b, c, d = pair_fields(j, strip.fields, couplings, strip.spins)
+    else:
+        a, b, c, d = triple_fields(j, strip.fields, couplings, three_body, strip.spins)
+    store(strip.sums_of_four, 0, a)
+    store(strip.sums_of_four, 1, b)
+    store(strip.sums_of_four, 2, c)
+    store(strip.sums_of_four, 3, d)
+
+
+@inner
+def sums_over_others(j: int, v: int, strip: Strip, couplings: Any) -> None:
+    """Write h_i + Σ_k J_ik s_k of spins i = j .. j + 3 over all other spins k, for vectors v and v + 1 of a strip.
+
+    Eight sums at a time stay in registers; the couplings of four spins are read once for two vectors.
+    """
+    fields, spins, out = strip.fields, strip.spins, strip.sums_of_four
+    a, b = load(fields, 4 * j + v), load(fields, 4 * j + v + 1)
+    c, d = load(fields, 4 * j + 4 + v), load(fields, 4 * j + 5 + v)
+    e, f = load(fields, 4 * j + 8 + v), load(fields, 4 * j + 9 + v)
+    g, h = load(fields, 4 * j + 12 + v), load(fields, 4 * j + 13 + v)
+    first, second, third, fourth = couplings[j], couplings[j + 1], couplings[j + 2], couplings[j + 3]
+    n = couplings.shape[0]
+    for start, stop in ((0, j), (j + 4, n)):
+        for k in range(start, stop):
+            x, y = load(spins, 4 * k + v), load(spins, 4 * k + v + 1)
+            J = splat(first[k])
+            a, b = fma(J, x, a), fma(J, y, b)
+            J = splat(second[k])
+            c, d = fma(J, x, c), fma(J, y, d)
+            J = splat(third[k])
+            e, f = fma(J, x, e), fma(J, y, f)
+            J = splat(fourth[k])
+            g, h = fma(J, x, g), fma(J, y, h)
+    store(out, v, a)
+    store(out, v + 1, b)
+    store(out, v + 4, c)
+    store(out, v + 5, d)
+    store(out, v + 8, e)
+    store(out, v + 9, f)
+    store(out, v + 12, g)
+    store(out, v + 13, h)
+
+
+@inner
+def add_coupling(J: Any, k: int, row: int, strip: Strip) -> None:
+    """Add J s_k to the sums of four vectors from ``row`` on."""
+    for v in range(4):
+        total = fma(splat(J), load(strip.spins, 4 * k + v), load(strip.sums_of_four, row + v))
+        store(strip.sums_of_four, row + v, total)
+
+
+@inner
 def sweep_strip(
     strip: Strip,
     couplings: Any,
@@ -212,25 +270,36 @@ def sweep_strip(
     average: bool,
     tempered: bool,
 ) -> None:
-    """Update every spin of a strip once."""
-    n, words = couplings.shape[0], strip.words
+    """Update every spin of a strip once.
+
+    The last spins of an order that is not a multiple of four are summed in the same order as in a block of four, so
+    that padding at the end changes no bit; a random order is not cut into blocks for the same reason.
+    """
+    n, words, out = couplings.shape[0], strip.words, strip.sums_of_four
     if shuffled:
         for quad in range((n + 3) // 4):
             draw_words(words, 16 * quad, quad, sweep, strip.lanes, strip.queries, key)
+    blocked = 0 if shuffled or three_body.shape[0] else n // 4 * 4
     for step in range(n):
         j = order[step]
         if not shuffled and j % 4 == 0:
             draw_words(words, 0, j // 4, sweep, strip.lanes, strip.queries, key)
         at = 4 * j if shuffled else 4 * (j % 4)
-        if three_body.shape[0] == 0:
-            a, b, c, d = pair_fields(j, strip.fields, couplings, strip.spins)
+        row = 0
+        if step < blocked:
+            row, first = 4 * (j % 4), j // 4 * 4
+            if row == 0:
+                sums_over_others(j, 0, strip, couplings)
+                sums_over_others(j, 2, strip, couplings)
+            for k in range(first, first + 4):
+                if k != j:
+                    add_coupling(couplings[j, k], k, row, strip)
         else:
-            a, b, c, d = triple_fields(j, strip.fields, couplings, three_body, strip.spins)
-        row = 4 * j
-        update(row, 0, a, load_words(words, at), strip, use_metropolis, average, tempered)
-        update(row + 1, 1, b, load_words(words, at + 1), strip, use_metropolis, average, tempered)
-        update(row + 2, 2, c, load_words(words, at + 2), strip, use_metropolis, average, tempered)
-        update(row + 3, 3, d, load_words(words, at + 3), strip, use_metropolis, average, tempered)
+            field_vectors(j, strip, couplings, three_body)
+        for v in range(4):
+            update(
+                4 * j + v, v, load(out, row + v), load_words(words, at + v), strip, use_metropolis, average, tempered
+            )  # fmt: skip
 
 
 @inner
