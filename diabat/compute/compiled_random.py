@@ -26,17 +26,14 @@ _ROUNDS = 10
 def philox(typing_context: Any, c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
     """Four vectors of random words: Philox4x32-10 of counters (c0, c1, c2, c3) under the key (k0, k1).
 
-    c2 and c3 are vectors, the rest are numbers (their low 32 bits count).  Source: Salmon, Moraes, Dror and
-    Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011); 10 rounds, of which 7 pass BigCrush.
+    Each counter is a vector, or a number for all lanes; the keys are numbers (low 32 bits count).  Source: Salmon,
+    Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011); 10 rounds, of which 7 pass BigCrush.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        low = [_low_word(builder, v) for v in (arguments[0], arguments[1], arguments[4], arguments[5])]
-        uniform = [broadcast(builder, _WIDE, builder.zext(v, _I64)) for v in low[:2]]
-        wide = [builder.bitcast(v, _WIDE) for v in arguments[2:4]]
-        even = [*uniform, *wide]  # later operations ignore the upper halves
-        odd = [*uniform, *(builder.lshr(v, same(_WIDE, 32)) for v in wide)]
-        keys = _key_schedule(builder, low[2:])
+        both = [_halves(builder, counter) for counter in arguments[:4]]
+        even, odd = ([pair[i] for pair in both] for i in range(2))
+        keys = _key_schedule(builder, [_low_word(builder, v) for v in arguments[4:]])
         halves = [_rounds(builder, half, keys) for half in (even, odd)]
         mask, shift = same(_WIDE, 0xFFFFFFFF), same(_WIDE, 32)
         joined = [
@@ -46,6 +43,15 @@ def philox(typing_context: Any, c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1:
         return context.make_tuple(builder, signature.return_type, joined)
 
     return UniTuple(WORDS, 4)(c0, c1, c2, c3, k0, k1), generate
+
+
+def _halves(builder: Any, counter: Any) -> tuple[Any, Any]:
+    """Even and odd lanes of a counter; later operations ignore the upper halves."""
+    if counter.type != WORD_VECTOR:
+        uniform = broadcast(builder, _WIDE, builder.zext(_low_word(builder, counter), _I64))
+        return uniform, uniform
+    wide = builder.bitcast(counter, _WIDE)
+    return wide, builder.lshr(wide, same(_WIDE, 32))
 
 
 def _low_word(builder: Any, value: Any) -> Any:

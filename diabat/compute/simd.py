@@ -61,8 +61,14 @@ class Rows(types.Type):
 @register_model(Rows)
 class _RowsModel(models.PrimitiveModel):  # type: ignore[misc]  # numba has no stubs
     def __init__(self, manager: Any, frontend: Rows) -> None:
-        element = ir.FloatType() if frontend.dtype == types.float32 else ir.DoubleType()
-        super().__init__(manager, frontend, element.as_pointer())
+        super().__init__(manager, frontend, _element(frontend.dtype).as_pointer())
+
+
+def _element(dtype: Any) -> Any:
+    """LLVM type of a number in memory."""
+    if isinstance(dtype, types.Integer):
+        return ir.IntType(dtype.bitwidth)
+    return ir.FloatType() if dtype == types.float32 else ir.DoubleType()
 
 
 def _data(context: Any, builder: Any, kind: Any, value: Any) -> Any:
@@ -92,7 +98,7 @@ def _vector_of(dtype: Any) -> Vector:
 
 @intrinsic
 def address(typing_context: Any, array: Any) -> Any:
-    """Address of a C-contiguous array whose last axis is the lanes."""
+    """Address of a C-contiguous array, whose last axis is the lanes if it is loaded in vectors."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return _data(context, builder, signature.args[0], arguments[0])
@@ -148,6 +154,29 @@ def entry(typing_context: Any, array: Any, index: Any) -> Any:
         return broadcast(builder, vector, builder.load(builder.gep(data, [arguments[1]])))
 
     return _vector_of(array.dtype)(array, types.intp), generate
+
+
+@intrinsic
+def item(typing_context: Any, array: Any, index: Any) -> Any:
+    """Number ``index`` of `Rows`, or of an array in memory order."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = _data(context, builder, signature.args[0], arguments[0])
+        return builder.load(builder.gep(data, [arguments[1]]))
+
+    return array.dtype(array, types.intp), generate
+
+
+@intrinsic
+def set_item(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    """Write number ``index`` of `Rows`, or of an array in memory order."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = _data(context, builder, signature.args[0], arguments[0])
+        builder.store(arguments[2], builder.gep(data, [arguments[1]]))
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, array.dtype), generate
 
 
 @intrinsic

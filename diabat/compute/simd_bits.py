@@ -10,9 +10,10 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import types
+from numba.core.types.containers import UniTuple
 from numba.extending import models, register_model
 
-from diabat.compute.simd import intrinsic
+from diabat.compute.simd import broadcast, intrinsic
 
 WIDTH = 16
 WORD, WORD_VECTOR = ir.IntType(32), ir.VectorType(ir.IntType(32), WIDTH)
@@ -128,3 +129,96 @@ def times_power_of_two(typing_context: Any, value: Any, exponent: Any) -> Any:
         return builder.bitcast(builder.add(builder.bitcast(x, WORD_VECTOR), steps), FLOAT_VECTOR)
 
     return value(value, exponent), elementwise(emit)
+
+
+@intrinsic
+def binary_exponent(typing_context: Any, value: Any) -> Any:
+    """Whole e with x/2^e in [√½, √2), of positive normal numbers x."""
+
+    def emit(builder: Any, x: Any) -> Any:
+        root_of_half = same(WORD_VECTOR, 0x3F3504F3)
+        steps = builder.ashr(
+            builder.sub(builder.bitcast(x, WORD_VECTOR), root_of_half), same(WORD_VECTOR, 23)
+        )
+        return builder.sitofp(steps, FLOAT_VECTOR)
+
+    return value(value), elementwise(emit)
+
+
+def _as_integer(builder: Any, lanes: Any) -> Any:
+    """LLVM value: a vector of 16 truth values as the bits of a number, lane 0 lowest."""
+    return builder.zext(builder.bitcast(lanes, ir.IntType(WIDTH)), ir.IntType(64))
+
+
+@intrinsic
+def bits_less(typing_context: Any, a: Any, b: Any) -> Any:
+    """The lanes in which a < b, as the bits of a number."""
+
+    def emit(builder: Any, x: Any, y: Any) -> Any:
+        return _as_integer(builder, builder.fcmp_ordered("<", x, y))
+
+    return types.int64(a, b), elementwise(emit)
+
+
+@intrinsic
+def bits_signed(typing_context: Any, words: Any) -> Any:
+    """The lanes whose top bit is set, as the bits of a number."""
+
+    def emit(builder: Any, w: Any) -> Any:
+        return _as_integer(builder, builder.icmp_signed("<", w, same(WORD_VECTOR, 0)))
+
+    return types.int64(words), elementwise(emit)
+
+
+@intrinsic
+def where_bits(typing_context: Any, bits: Any, x: Any, y: Any) -> Any:
+    """X in the lanes whose bit is set, else y."""
+
+    def emit(builder: Any, b: Any, x: Any, y: Any) -> Any:
+        lanes = builder.bitcast(builder.trunc(b, ir.IntType(WIDTH)), ir.VectorType(ir.IntType(1), WIDTH))
+        return builder.select(lanes, x, y)
+
+    return x(types.int64, x, y), elementwise(emit)
+
+
+@intrinsic
+def lowest_bit(typing_context: Any, bits: Any) -> Any:
+    """Index of the lowest bit that is set, of a number other than 0."""
+
+    def emit(builder: Any, b: Any) -> Any:
+        return builder.cttz(b, ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.int64), elementwise(emit)
+
+
+@intrinsic
+def steps_from(typing_context: Any, start: Any) -> Any:
+    """Start, start + 1, ..., start + 15."""
+
+    def emit(builder: Any, first: Any) -> Any:
+        steps = ir.Constant(WORD_VECTOR, list(range(WIDTH)))
+        return builder.add(broadcast(builder, WORD_VECTOR, builder.trunc(first, WORD)), steps)
+
+    return WORDS(types.int64), elementwise(emit)
+
+
+@intrinsic
+def in_turn(typing_context: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """The words a_0, b_0, c_0, d_0, a_1, ... of four vectors, as four vectors."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        def mixed(x: Any, y: Any, chosen: Any) -> Any:
+            mask = ir.Constant(WORD_VECTOR, [chosen(lane) for lane in range(WIDTH)])
+            return builder.shuffle_vector(x, y, mask)
+
+        made = []
+        for v in range(4):
+            # Lanes 4q and 4q + 1 of the first, 4q + 2 and 4q + 3 of the second, are in place.
+            first, second = (
+                mixed(x, y, lambda lane, v=v: 4 * v + lane // 4 + WIDTH * (lane % 2))
+                for x, y in (arguments[:2], arguments[2:])
+            )
+            made.append(mixed(first, second, lambda lane: lane + WIDTH * (lane % 4 // 2)))
+        return context.make_tuple(builder, signature.return_type, made)
+
+    return UniTuple(WORDS, 4)(a, b, c, d), generate

@@ -24,7 +24,7 @@ from diabat.samplers.tempering.sweep import (
     sweep_strip,
 )
 
-_LOG2E = 1.4426950408889634
+LOG2E = 1.4426950408889634
 # Exponents are updated by the changes of each sweep, and recomputed after this many sweeps.
 _RENEW = 64
 _SWAP = SWAP << PURPOSE_SHIFT
@@ -77,6 +77,7 @@ class Stretch(NamedTuple):
         shuffled: Whether the orders differ from 0, 1, ... .
         average: Fill ``ups`` and ``sums``.
         every: Sweeps between reads; 0 for no reads.
+        track: Keep the state of lowest energy of every chain.
     """
 
     first: Any
@@ -88,6 +89,7 @@ class Stretch(NamedTuple):
     shuffled: Any
     average: Any
     every: Any
+    track: Any
 
 
 class Results(NamedTuple):
@@ -99,6 +101,9 @@ class Results(NamedTuple):
         rejections: Σ over attempted swaps of 1 - their probability, float64 [P·C, R - 1].
         exponents: -E of the replica on every rung after every sweep, float32 [sweeps, P·C, R]; empty if not requested.
         reads: Spins, int8 [reads, P·C, n].
+        lowest: The state of lowest energy after any sweep, of all replicas of a chain, int8 [P·C, n]; empty if not
+            tracked.  It is kept between calls.
+        highest: Its exponent -E, float64 [P·C].
     """
 
     ups: Any
@@ -106,6 +111,8 @@ class Results(NamedTuple):
     rejections: Any
     exponents: Any
     reads: Any
+    lowest: Any
+    highest: Any
 
 
 @inner
@@ -156,19 +163,17 @@ def set_rungs(numbers: Any, slots: Any, first: int, count: int, chains: Chains) 
             lane = c * replicas + slots[c, i]
             strip, v, column = lane // STRIP, lane % STRIP // 16, lane % 16
             base = strip * scratch_rows(n) + 16 * n + v
-            numbers[base, column] = -2.0 * _LOG2E * betas[i]
+            numbers[base, column] = -2.0 * LOG2E * betas[i]
             numbers[base + 4, column] = 1.0 if i == replicas - 1 else 0.0
 
 
 @inner
-def store_reads(numbers: Any, slots: Any, first: int, count: int, reads: Any, n: int) -> None:
-    """Store the spins on the last rung of every chain."""
-    replicas = slots.shape[1]
-    for c in range(count):
-        lane = c * replicas + slots[c, replicas - 1]
-        base = lane // STRIP * scratch_rows(n) + 4 * n + lane % STRIP // 16
-        for j in range(n):
-            reads[first + c, j] = np.int8(numbers[base + 4 * j, lane % 16])
+def store_spins(numbers: Any, lane: int, out: Any) -> None:
+    """Store the spins of a lane, [n]."""
+    n = out.shape[0]
+    base = lane // STRIP * scratch_rows(n) + 4 * n + lane % STRIP // 16
+    for j in range(n):
+        out[j] = np.int8(numbers[base + 4 * j, lane % 16])
 
 
 @inner
@@ -222,6 +227,22 @@ def swap_neighbours(
 
 
 @inner
+def keep_lowest(exponents: Any, chain: int, results: Results) -> int:
+    """Slot of a chain with the largest exponent, if it exceeds all earlier ones, which is recorded; else -1.
+
+    Args:
+        exponents: -E of every slot, [R].
+        chain: Row of the results.
+        results: ``highest`` is overwritten.
+    """
+    slot = -1
+    for i in range(exponents.shape[0]):
+        if exponents[i] > results.highest[chain]:
+            results.highest[chain], slot = exponents[i], i
+    return slot
+
+
+@inner
 def clear(rows: Any) -> None:
     """Set four rows to zero."""
     for v in range(4):
@@ -254,6 +275,7 @@ def run_block(
     strips = (count * replicas + STRIP - 1) // STRIP
     J, K = problems.couplings[group], problems.three_body[group]
     tempered = replicas > 1
+    followed = tempered or stretch.track
     exponents = np.zeros(strips * STRIP)
     slots = np.empty((count, replicas), np.int64)
     for c in range(count):
@@ -270,16 +292,21 @@ def run_block(
         order = stretch.orders[t if stretch.shuffled else 0]
         for i in range(strips):
             strip = strip_of(numbers, words, i, n)
-            if tempered and (t == 0 or number % _RENEW == 0):
+            if followed and (t == 0 or number % _RENEW == 0):
                 strip_exponents(strip, J, K)
                 collect(exponents, strip, i, True)
             clear(strip.gains)
             sweep_strip(
                 strip, J, K, order, number, stretch.key, stretch.use_metropolis, stretch.shuffled, stretch.average,
-                tempered,
+                followed,
             )  # fmt: skip
-            if tempered:
+            if followed:
                 collect(exponents, strip, i, False)
+        if stretch.track:
+            for c in range(count):
+                slot = keep_lowest(exponents[c * replicas : (c + 1) * replicas], first + c, results)
+                if slot >= 0:
+                    store_spins(numbers, c * replicas + slot, results.lowest[first + c])
         if tempered:
             for c in range(count):
                 x = first + c
@@ -294,7 +321,9 @@ def run_block(
                         results.exponents[t, x, r] = own[slots[c, r]]
             set_rungs(numbers, slots, first, count, chains)
         if stretch.every and (t + 1) % stretch.every == 0:
-            store_reads(numbers, slots, first, count, results.reads[(t + 1) // stretch.every - 1], n)
+            for c in range(count):
+                lane = c * replicas + slots[c, replicas - 1]
+                store_spins(numbers, lane, results.reads[(t + 1) // stretch.every - 1, first + c])
     store_chains(numbers, slots, first, count, chains, stretch.average, results)
 
 
