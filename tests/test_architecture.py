@@ -61,6 +61,7 @@ KERNELS = [
     "compute/threads.py",
     "samplers/tempering/sweep.py",
     "samplers/tempering/kernel.py",
+    "samplers/tempering/flips.py",
     "samplers/tempering/simulation.py",
     "samplers/tempering/averages.py",
     "samplers/tempering/ladder.py",
@@ -85,6 +86,7 @@ COMPILED = [
     "compute/simd_bits.py",
     "samplers/tempering/sweep.py",
     "samplers/tempering/kernel.py",
+    "samplers/tempering/flips.py",
 ]
 CIRCUITS = [f for f in FILES if f.startswith("circuits/")]
 

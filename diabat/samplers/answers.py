@@ -54,7 +54,7 @@ class Moments:
 
 
 class Lowest(NamedTuple):
-    """The read of lowest energy of each problem.
+    """The state of lowest energy of each problem.
 
     Attributes:
         spins: int8 ±1, [*batch, n]; -1 for invisible spins.
@@ -63,6 +63,14 @@ class Lowest(NamedTuple):
 
     spins: Tensor
     energy: Tensor
+
+
+def lowest_state(ising: Ising, spins: Tensor) -> Lowest:
+    """The state of lowest energy of each problem, of states [k, *batch, n]; the first one of equals."""
+    energy = ising.energy(spins)
+    best = energy.argmin(0, keepdim=True)  # [1, *batch]
+    chosen = torch.take_along_dim(spins, best[..., None], 0)
+    return Lowest(chosen[0], torch.take_along_dim(energy, best, 0)[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +83,8 @@ class Samples:
         log_weights: Log importance weight of each read, [num_reads, *batch], None for equal weights.
         info: Backend, seed, effective beta, timing.
         ising: The problems, detached, which :meth:`Sampler.sample` sets; their memory is the caller's.
+        tracked: The state of lowest energy that the backend visited on the way to the reads, int8 [*batch, n], -1 for
+            invisible spins; None if it does not keep one (``tempering`` does with ``track_lowest=True``).
     """
 
     spins: Tensor
@@ -82,6 +92,7 @@ class Samples:
     log_weights: Tensor | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
     ising: Ising | None = field(default=None, repr=False)
+    tracked: Tensor | None = field(default=None, repr=False)
 
     @property
     def num_reads(self) -> int:
@@ -95,24 +106,31 @@ class Samples:
         Raises:
             ValueError: If the samples do not know their problem.
         """
+        return self._problem.energy(self.spins)
+
+    @property
+    def _problem(self) -> Ising:
         if self.ising is None:
             raise ArgumentError(
                 "ising",
                 "expected the problem of the reads, as Sampler.sample keeps it, got None; "
                 "use Ising.energy(samples.spins).",
             )
-        return self.ising.energy(self.spins)
+        return self.ising
 
     def lowest(self) -> Lowest:
-        """Return the read of lowest energy of each problem, the first one of equals.
+        """Return the state of lowest energy of each problem: of the reads, the first of equals, and of ``tracked``.
 
         Raises:
             ValueError: If the samples do not know their problem.
         """
-        energy = self.energy
-        best = energy.argmin(0, keepdim=True)  # [1, *batch]
-        spins = torch.take_along_dim(self.spins, best[..., None], 0)
-        return Lowest(spins[0], torch.take_along_dim(energy, best, 0)[0])
+        reads = lowest_state(self._problem, self.spins)
+        if self.tracked is None:
+            return reads
+        energy = self._problem.energy(self.tracked)
+        lower = energy < reads.energy
+        spins = torch.where(lower[..., None], self.tracked, reads.spins)
+        return Lowest(spins, torch.where(lower, energy, reads.energy))
 
     @property
     def weights(self) -> Tensor:

@@ -94,6 +94,9 @@ def _tempering() -> None:
         backend = sampler("tempering", burn_in=2, sweeps=2, num_chains=2)
         backend.moments(ising, correlations=True, seed=0)
         backend.sample(ising, 2, seed=0)
+    # Strong couplings of many spins have a kernel of their own.
+    strong = Ising(torch.zeros(1, 128), torch.ones(128, 128) - torch.eye(128))
+    sampler("tempering", num_replicas=1, burn_in=2).sample(strong, 2, seed=0)
 
 
 GROUPS: dict[str, Callable[[], None]] = {

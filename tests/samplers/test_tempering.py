@@ -477,9 +477,9 @@ def test_gradients_reach_the_fields_and_couplings() -> None:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"num_replicas": 0}, "num_replicas: expected an integer between 1 and 256, got 0."),
-    ({"num_replicas": True}, "num_replicas: expected an integer between 1 and 256, got True."),
-    ({"num_replicas": 257}, "num_replicas: expected an integer between 1 and 256, got 257."),
+    ({"num_replicas": 0}, "num_replicas: expected an integer between 1 and 256 or 'auto', got 0."),
+    ({"num_replicas": True}, "num_replicas: expected an integer between 1 and 256 or 'auto', got True."),
+    ({"num_replicas": 257}, "num_replicas: expected an integer between 1 and 256 or 'auto', got 257."),
     ({"num_replicas": 2, "betas": (0.0, 1.0)}, "num_replicas: cannot be combined with betas"),
     *(
         ({"betas": bad}, "betas: expected up to 256 ascending numbers from 0 or more to 1.0, got")

@@ -65,7 +65,7 @@ class Answer:
 
 
 _RESULTS: dict[Method, tuple[str, ...]] = {
-    "sample": ("spins", "log_weights"),
+    "sample": ("spins", "log_weights", "tracked"),
     "moments": ("probability", "correlation", "log_partition", "standard_error"),
     "adjoint": ("fields", "couplings"),
 }

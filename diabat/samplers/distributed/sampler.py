@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diabat.checks import ArgumentError, check_count
 from diabat.ising import Ising
-from diabat.samplers.answers import AdjointGradient, Moments, Samples
+from diabat.samplers.answers import AdjointGradient, Moments, Samples, lowest_state
 from diabat.samplers.base import Capabilities, Sampler
 from diabat.samplers.diagnostics import Watched, condensed
 from diabat.samplers.distributed.chunks import Box, Chunks
@@ -145,7 +145,19 @@ class DistributedSampler(Sampler):
         weights = None
         if "log_weights" in answers[0].arrays:
             weights = chunks.assemble(_parts(plan, answers, "log_weights", reads=True), (num_reads,))
-        return Samples(spins, ising.visible_mask, weights, self._info(plan, answers))
+        tracked = None
+        if "tracked" in answers[0].arrays:
+            # One state from each range of reads.
+            ranges = {start: i for i, start in enumerate(sorted({p.reads.start for p in plan}))}
+            states = chunks.assemble(
+                [
+                    ((slice(ranges[p.reads.start], ranges[p.reads.start] + 1),), p.box, a.arrays["tracked"][None])
+                    for p, a in zip(plan, answers, strict=True)
+                ],
+                (len(ranges),),
+            )
+            tracked = lowest_state(ising, states).spins
+        return Samples(spins, ising.visible_mask, weights, self._info(plan, answers), tracked=tracked)
 
     def _run(self, jobs: Iterable[Job]) -> Iterator[Answer]:
         if self.workers.here:

@@ -33,6 +33,9 @@ def burn_in(simulation: Simulation, rules: Rules, sweeps: int, *, tune: bool) ->
     """
     left = sweeps
     replicas = simulation.betas.shape[1]
+    if replicas == 1:
+        simulation.run(rules, sweeps)
+        return np.empty((len(simulation.betas), 0))
     for share in _TUNING if tune and replicas > 2 else ():
         stretch = int(sweeps * share)
         if stretch < 2:  # pairs of one parity would have no attempt

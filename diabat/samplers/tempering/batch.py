@@ -15,6 +15,7 @@ from torch import Tensor
 from diabat.checks import ArgumentError
 from diabat.compute.memory import require_memory
 from diabat.ising import Ising
+from diabat.samplers.answers import lowest_state
 from diabat.samplers.base import UnsupportedError
 from diabat.samplers.grouping import Group, Tier, tiers
 from diabat.samplers.tempering.simulation import Simulation
@@ -123,7 +124,7 @@ class Part:
         simulation: The simulation.
     """
 
-    def __init__(self, group: Group, batch: Batch, chains: int, ladder: Array) -> None:
+    def __init__(self, group: Group, batch: Batch, chains: int, ladder: Array, track: bool) -> None:
         self.tier: Tier = group.tier
         places = self.tier.places
         queries = places.rows.numpy()
@@ -144,6 +145,7 @@ class Part:
             if kept is None or kept.betas is None
             else kept.betas[queries],
             spins=None if kept is None else self._gather(kept.spins),
+            track=track,
         )
 
     def _gather(self, spins: Tensor) -> Array:
@@ -185,6 +187,7 @@ class Batch:
         chains: C.
         ladder: β of the rungs, [R].
         kept: Chains of the previous call, used if they fit.
+        track: Keep the state of lowest energy of every chain.
 
     Attributes:
         ising: The batch.
@@ -197,16 +200,18 @@ class Batch:
         ValueError: If the chains do not fit in memory.
     """
 
-    def __init__(self, ising: Ising, chains: int, ladder: Array, kept: Kept | None) -> None:
+    def __init__(
+        self, ising: Ising, chains: int, ladder: Array, kept: Kept | None, *, track: bool = False
+    ) -> None:
         self.ising, self._shape = ising, (chains, len(ladder))
         coupled = ising.couplings is not None or ising.three_body is not None
         self._couplings = ising.num_couplings if coupled else 0
         self.start = kept if kept is not None and kept.fits(ising, *self._shape, self._couplings) else None
         # The spins of all replicas, and a copy of them as a result.
-        needed = 2 * chains * len(ladder) * ising.fields.numel()
+        needed = (2 * len(ladder) + track) * chains * ising.fields.numel()
         require_memory(needed, f"{chains} chains of {len(ladder)} replicas of {ising.num_problems} problems")
         self.tiers = tiers(ising, _cost)
-        self.parts = [Part(group, self, chains, ladder) for group in self.tiers.gather(ising)]
+        self.parts = [Part(group, self, chains, ladder, track) for group in self.tiers.gather(ising)]
         self.visible_spins = sum(int(part.seen.sum()) for part in self.parts)
 
     @property
@@ -229,6 +234,14 @@ class Batch:
             betas[part.tier.places.rows.numpy()] = part.simulation.betas
         by_batch = torch.from_numpy(spins[..., :-1].copy()).reshape(*self._shape, *self.ising.fields.shape)
         return Kept(by_batch, self._couplings, betas)
+
+    def lowest(self) -> Tensor:
+        """The tracked state of lowest energy of each problem, of all its chains, int8 [*batch, n]."""
+        flat = np.full((self.ising.fields.numel() + 1, self._shape[0]), -1, np.int8)
+        for part in self.parts:
+            part.write_reads(part.simulation.lowest()[None], flat)
+        by_chain = torch.from_numpy(flat[:-1].T.copy()).reshape(-1, *self.ising.fields.shape)
+        return lowest_state(self.ising, by_chain.to(self.ising.fields.device)).spins
 
     def per_problem(self, values: Sequence[Array]) -> Tensor:
         """Join values [P, k] of every part to float64 [*batch, k]; NaN for problems without visible spins."""

@@ -235,8 +235,8 @@ def renew(lanes: int, n: int, J: Any, h: Any, work: Work) -> None:
             for i in range(4):
                 for v in range(V):
                     store(work.signs, i * V + v, where_bits(work.bits[lane + i, v], one, minus))
-            sum_fields(b, lane, 0, n, J, h, work)
-            sum_fields(b, lane, 2, n, J, h, work)
+            for v in range(0, 4, 2):
+                sum_fields(b, lane, v, n, J, h, work)
     for lane in range(lanes):
         total, p = 0.0, work.problem[lane]
         for j in range(n):

@@ -298,7 +298,7 @@ def run_block(
             clear(strip.gains)
             sweep_strip(
                 strip, J, K, order, number, stretch.key, stretch.use_metropolis, stretch.shuffled, stretch.average,
-                followed,
+                followed, min(4, (count * replicas - i * STRIP + 15) // 16),
             )  # fmt: skip
             if followed:
                 collect(exponents, strip, i, False)

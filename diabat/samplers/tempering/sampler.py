@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from diabat.samplers.diagnostics import Watched
 from diabat.samplers.tempering.averages import averages, burn_in
 from diabat.samplers.tempering.batch import Batch, Kept, Part, require_single_precision
 from diabat.samplers.tempering.ladder import even_ladder
+from diabat.samplers.tempering.pilot import joined_moments, joined_samples, only, run_pilot
 from diabat.samplers.tempering.results import assembled
 from diabat.samplers.tempering.simulation import Method, Order, Rules
 
@@ -53,7 +54,10 @@ class TemperingSampler(Sampler):
     depends on its index in the batch, not on other problems, threads, or blocks.
 
     Args:
-        num_replicas: R, from 1 (plain chains at beta = 1) to 256.
+        num_replicas: R, from 1 (plain chains at beta = 1) to 256; None for 8.  ``auto`` is 1 for every problem whose
+            plain chains mix, by the R-hat of 32 plain chains of 192 sweeps that start on both sides, and 8 for the
+            others; ``info["num_replicas"]`` and ``info["pilot"]`` have the decisions.  A decision depends on the
+            problem, its place in the batch and the seed.
         betas: The ladder, ascending to 1.0; excludes ``num_replicas`` and is not adjusted.
         burn_in: Sweeps before the first read, at least 1.
         sweeps: Sweeps of each chain that ``moments`` averages over.
@@ -68,6 +72,8 @@ class TemperingSampler(Sampler):
             depends on earlier calls, and each call should have a different seed.
         store_chain: Store every state that ``moments`` averages over in ``info["chain"]``, int8
             [sweeps, num_chains, *batch, n].
+        track_lowest: ``sample`` keeps the state of lowest energy after any sweep, of all chains and replicas, in
+            ``Samples.tracked``; :meth:`Samples.lowest` reports it.
         threads: Number of threads; None for as many as torch uses.
 
     Raises:
@@ -79,7 +85,7 @@ class TemperingSampler(Sampler):
     def __init__(
         self,
         *,
-        num_replicas: int | None = None,
+        num_replicas: int | Literal["auto"] | None = None,
         betas: tuple[float, ...] | None = None,
         burn_in: int = 64,
         sweeps: int = 64,
@@ -90,6 +96,7 @@ class TemperingSampler(Sampler):
         num_reads: int = 1000,
         persistent: bool = False,
         store_chain: bool = False,
+        track_lowest: bool = False,
         threads: int | None = None,
     ) -> None:
         counts = {
@@ -105,17 +112,22 @@ class TemperingSampler(Sampler):
         check_choice("order", order, get_args(Order))
         check_flag("persistent", persistent)
         check_flag("store_chain", store_chain)
+        check_flag("track_lowest", track_lowest)
         check_count("num_reads", num_reads)
-        self.ladder = _check_ladder(num_replicas, betas)
+        self.automatic = isinstance(num_replicas, str) and num_replicas == "auto" and betas is None
+        if self.automatic and persistent:
+            raise ArgumentError("num_replicas", "expected an integer with persistent=True, got 'auto'.")
+        self.ladder = _check_ladder(None if self.automatic else num_replicas, betas)
         self.tuned = betas is None
         self.burn_in, self.sweeps, self.num_chains, self.thin = burn_in, sweeps, num_chains, thin
         self.method, self.order, self.num_reads = method, order, num_reads
         self.persistent, self.store_chain, self.threads = persistent, store_chain, threads
+        self.track_lowest = track_lowest
         self._kept: Kept | None = None
 
     @property
     def num_replicas(self) -> int:
-        """R."""
+        """R; with ``auto`` the largest."""
         return len(self.ladder)
 
     @property
@@ -125,10 +137,10 @@ class TemperingSampler(Sampler):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Any problem that fits in memory; log Z if the ladder begins at β = 0."""
+        """Any problem that fits in memory; log Z if the ladder of every problem begins at β = 0."""
         return Capabilities(
             three_body=True,
-            log_partition=bool(self.ladder[0] == 0),
+            log_partition=bool(self.ladder[0] == 0) and not self.automatic,
         )
 
     @property
@@ -209,8 +221,19 @@ class TemperingSampler(Sampler):
         require_single_precision(self.name, ising)
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+        rules = self._rules(seed)
+        if not self.automatic:
+            return self._reads(ising, num_reads, rules, self.ladder)
+        pilot = run_pilot(ising, rules)
+        plain, tempered = (
+            self._reads(only(ising, chosen), num_reads, rules, ladder) if bool(chosen.any()) else None
+            for chosen, ladder in ((pilot.mixed, even_ladder(1)), (~pilot.mixed, self.ladder))
+        )
+        return joined_samples(ising, pilot, plain, tempered, self.num_replicas)
+
+    def _reads(self, ising: Ising, num_reads: int, rules: Rules, ladder: Array) -> Samples:
         chains = num_reads if self.thin is None else min(self.num_chains, num_reads)
-        batch, rules = self._begin(ising, chains, seed)
+        batch = self._begin(ising, chains, ladder, track=self.track_lowest)
         reads = torch.full((ising.fields.numel() + 1, num_reads), -1, dtype=torch.int8)
         acceptance, thin = [], self.thin or 0
         sweeps = self.burn_in + thin * -(-num_reads // chains)
@@ -223,13 +246,24 @@ class TemperingSampler(Sampler):
                 found = simulation.spins()[None, :, :, -1]
             part.write_reads(found, reads.numpy())
         self._end(batch)
-        info = self._info(batch, chains, sweeps) | {"swap_rates": batch.per_problem(acceptance)}
+        info = self._info(batch, chains, sweeps, len(ladder)) | {"swap_rates": batch.per_problem(acceptance)}
         spins = reads[:-1].T.contiguous().reshape(num_reads, *ising.fields.shape)
-        return Samples(spins.to(ising.fields.device), ising.visible_mask, info=info)
+        tracked = batch.lowest().to(ising.fields.device) if self.track_lowest else None
+        return Samples(spins.to(ising.fields.device), ising.visible_mask, info=info, tracked=tracked)
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
-        ising = ising.detach()
-        batch, rules = self._begin(ising, self.num_chains, seed)
+        ising, rules = ising.detach(), self._rules(seed)
+        if not self.automatic:
+            return self._averages(ising, correlations, rules, self.ladder)
+        pilot = run_pilot(ising, rules)
+        plain, tempered = (
+            self._averages(only(ising, chosen), correlations, rules, ladder) if bool(chosen.any()) else None
+            for chosen, ladder in ((pilot.mixed, even_ladder(1)), (~pilot.mixed, self.ladder))
+        )
+        return joined_moments(ising, pilot, plain, tempered, self.num_replicas)
+
+    def _averages(self, ising: Ising, correlations: bool, rules: Rules, ladder: Array) -> Moments:
+        batch = self._begin(ising, self.num_chains, ladder)
         wanted = {
             "pairs": correlations,
             "bridge": self.capabilities.log_partition,
@@ -240,14 +274,16 @@ class TemperingSampler(Sampler):
             self._burn_in(part, batch, rules)
             found.append(averages(part.simulation, rules, self.sweeps, **wanted))
         self._end(batch)
-        info = self._info(batch, self.num_chains, self.burn_in + self.sweeps)
+        info = self._info(batch, self.num_chains, self.burn_in + self.sweeps, len(ladder))
         return assembled(batch, found, self.num_chains * self.sweeps, wanted, info)
 
-    def _begin(self, ising: Ising, chains: int, seed: int) -> tuple[Batch, Rules]:
-        kept = self._kept if self.persistent else None
-        batch = Batch(ising, chains, self.ladder, kept)
+    def _rules(self, seed: int) -> Rules:
         threads = torch.get_num_threads() if self.threads is None else self.threads
-        return batch, Rules(seed, self.method, self.order, threads)
+        return Rules(seed, self.method, self.order, threads)
+
+    def _begin(self, ising: Ising, chains: int, ladder: Array, *, track: bool = False) -> Batch:
+        kept = self._kept if self.persistent else None
+        return Batch(ising, chains, ladder, kept, track=track)
 
     def _burn_in(self, part: Part, batch: Batch, rules: Rules) -> Array:
         return burn_in(part.simulation, rules, self.burn_in, tune=self.tuned and not batch.has_ladder)
@@ -256,14 +292,14 @@ class TemperingSampler(Sampler):
         if self.persistent:
             self._kept = batch.kept()
 
-    def _info(self, batch: Batch, chains: int, sweeps: int) -> dict[str, Any]:
+    def _info(self, batch: Batch, chains: int, sweeps: int, replicas: int) -> dict[str, Any]:
         return {
             "method": self.method,
             "order": self.order,
             "num_chains": chains,
-            "num_replicas": self.num_replicas,
+            "num_replicas": replicas,
             "sweeps": sweeps,
-            "updates": batch.visible_spins * chains * self.num_replicas * sweeps,
+            "updates": batch.visible_spins * chains * replicas * sweeps,
             "betas": batch.per_problem([part.simulation.betas for part in batch.parts]),
             "continued": batch.continued,
         }
@@ -275,7 +311,8 @@ def _check_ladder(num_replicas: Any, betas: Any) -> Array:
         count = _DEFAULT_REPLICAS if num_replicas is None else num_replicas
         if not is_integer(count) or not 1 <= count <= _MOST_REPLICAS:
             raise ArgumentError(
-                "num_replicas", f"expected an integer between 1 and {_MOST_REPLICAS}, got {num_replicas!r}."
+                "num_replicas",
+                f"expected an integer between 1 and {_MOST_REPLICAS} or 'auto', got {num_replicas!r}.",
             )
         return even_ladder(count)
     if num_replicas is not None:

@@ -114,7 +114,7 @@ class Simulation:
         self._groups = groups[self._last - 1]
         self.chains, self.betas, self.sweeps = chains, betas, 0
         self._fresh = spins is None
-        self._cut: dict[Rules, tuple[Array, Array]] = {}  # cached blocks
+        self._cut: dict[Rules, tuple[Array | None, Array | None]] = {}  # cached blocks
         shape = (count * chains, replicas, n)
         self._spins = np.empty(shape, np.int8) if spins is None else spins.reshape(shape).copy()
         self._rungs = np.tile(np.arange(replicas), (count * chains, 1))
@@ -159,14 +159,16 @@ class Simulation:
         if rules not in self._cut:
             cached = self._with_cached_fields(rules)
             self._cut[rules] = (
-                self._blocks(~cached, rules.block, -(-replicas // sweep.STRIP) * sweep.STRIP),
-                self._blocks(cached, rules.block, max(self._cached_lanes(rules.threads), replicas)),
+                None if cached.all() else self._blocks(~cached, rules.block, -(-replicas // sweep.STRIP) * sweep.STRIP),
+                self._blocks(cached, rules.block, max(self._cached_lanes(rules.threads), replicas))
+                if cached.any()
+                else None,
             )
-        summed, cached = self._cut[rules]
-        if len(summed):
+        summed, changed = self._cut[rules]
+        if summed is not None:
             self._run_summed(summed, rules.threads, (problems, state, stretch, found))
-        if len(cached):
-            self._run_cached(cached, rules.threads, (problems, state, stretch, found))
+        if changed is not None:
+            self._run_cached(changed, rules.threads, (problems, state, stretch, found))
         self.sweeps += sweeps
         self._fresh = False
         return self._by_problem(found)

@@ -166,9 +166,11 @@ def triple_fields(j: int, fields: Any, couplings: Any, three_body: Any, spins: A
 
 
 @jit
-def draw_words(words: Any, row: int, index: int, sweep: int, lanes: Any, queries: Any, key: Any) -> None:
-    """Write random words of four spins of a strip into rows ``row`` .. ``row`` + 15."""
-    for v in range(4):
+def draw_words(
+    words: Any, row: int, index: int, sweep: int, lanes: Any, queries: Any, key: Any, vectors: int
+) -> None:
+    """Write random words of four spins of the first vectors of a strip into rows ``row`` .. ``row`` + 15."""
+    for v in range(vectors):
         w = philox(index, sweep, load_words(lanes, v), load_words(queries, v), key[0], key[1])
         store_words(words, row + v, w[0])
         store_words(words, row + 4 + v, w[1])
@@ -250,14 +252,6 @@ def sums_over_others(j: int, v: int, strip: Strip, couplings: Any) -> None:
 
 
 @inner
-def add_coupling(J: Any, k: int, row: int, strip: Strip) -> None:
-    """Add J s_k to the sums of four vectors from ``row`` on."""
-    for v in range(4):
-        total = fma(splat(J), load(strip.spins, 4 * k + v), load(strip.sums_of_four, row + v))
-        store(strip.sums_of_four, row + v, total)
-
-
-@inner
 def sweep_strip(
     strip: Strip,
     couplings: Any,
@@ -269,8 +263,9 @@ def sweep_strip(
     shuffled: bool,
     average: bool,
     tempered: bool,
+    vectors: int,
 ) -> None:
-    """Update every spin of a strip once.
+    """Update every spin of the first ``vectors`` vectors of a strip once.
 
     The last spins of an order that is not a multiple of four are summed in the same order as in a block of four, so
     that padding at the end changes no bit; a random order is not cut into blocks for the same reason.
@@ -278,28 +273,26 @@ def sweep_strip(
     n, words, out = couplings.shape[0], strip.words, strip.sums_of_four
     if shuffled:
         for quad in range((n + 3) // 4):
-            draw_words(words, 16 * quad, quad, sweep, strip.lanes, strip.queries, key)
+            draw_words(words, 16 * quad, quad, sweep, strip.lanes, strip.queries, key, vectors)
     blocked = 0 if shuffled or three_body.shape[0] else n // 4 * 4
     for step in range(n):
         j = order[step]
         if not shuffled and j % 4 == 0:
-            draw_words(words, 0, j // 4, sweep, strip.lanes, strip.queries, key)
+            draw_words(words, 0, j // 4, sweep, strip.lanes, strip.queries, key, vectors)
         at = 4 * j if shuffled else 4 * (j % 4)
-        row = 0
+        row, first, last = 0, 0, 0
         if step < blocked:
-            row, first = 4 * (j % 4), j // 4 * 4
+            row, first, last = 4 * (j % 4), j // 4 * 4, j // 4 * 4 + 4
             if row == 0:
-                sums_over_others(j, 0, strip, couplings)
-                sums_over_others(j, 2, strip, couplings)
-            for k in range(first, first + 4):
-                if k != j:
-                    add_coupling(couplings[j, k], k, row, strip)
+                for v in range(0, vectors, 2):
+                    sums_over_others(j, v, strip, couplings)
         else:
             field_vectors(j, strip, couplings, three_body)
-        for v in range(4):
-            update(
-                4 * j + v, v, load(out, row + v), load_words(words, at + v), strip, use_metropolis, average, tempered
-            )  # fmt: skip
+        for v in range(vectors):
+            field = load(out, row + v)
+            for k in range(first, last):  # J_jj = 0
+                field = fma(splat(couplings[j, k]), load(strip.spins, 4 * k + v), field)
+            update(4 * j + v, v, field, load_words(words, at + v), strip, use_metropolis, average, tempered)
 
 
 @inner
@@ -308,7 +301,7 @@ def start_strip(strip: Strip, n: int, key: Any) -> None:
     one = constant(load(strip.scale, 0), 1.0)
     for j in range(n):
         if j % 4 == 0:
-            draw_words(strip.words, 0, _START + j // 4, 0, strip.lanes, strip.queries, key)
+            draw_words(strip.words, 0, _START + j // 4, 0, strip.lanes, strip.queries, key, 4)
         for v in range(4):
             store(strip.spins, 4 * j + v, flip_sign(one, sign_of(load_words(strip.words, 4 * (j % 4) + v))))
 

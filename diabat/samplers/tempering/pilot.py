@@ -1,0 +1,171 @@
+"""The pilot of ``num_replicas="auto"``: plain chains of each problem, whose R-hat decides whether it needs replicas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from diabat.ising import Ising
+from diabat.samplers.answers import Moments, Samples
+from diabat.samplers.tempering.averages import averages
+from diabat.samplers.tempering.batch import Batch, Kept
+from diabat.samplers.tempering.simulation import Rules
+
+Array = NDArray[Any]
+
+CHAINS, BURN_IN, SWEEPS = 32, 64, 128
+# Largest R-hat of a problem whose plain chains have mixed (docs/tempering.md#fewer-replicas).
+MOST_RHAT = 1.05
+# Pairs of chains that start from the signs of the fields and from their negation; the others start at random.
+_ALONG_FIELDS = 4
+
+
+class Pilot(NamedTuple):
+    """What the pilot found.
+
+    Attributes:
+        rhat: Largest split R-hat of 32 plain chains, float64 [*batch]; 1 for problems without visible spins.
+        autocorrelation_time: τ in sweeps, float64 [*batch].
+        mixed: Whether plain chains suffice, bool [*batch].
+        updates: Number of spin updates.
+    """
+
+    rhat: Tensor
+    autocorrelation_time: Tensor
+    mixed: Tensor
+    updates: int
+
+    def info(self) -> dict[str, Any]:
+        """Entries for ``info["pilot"]``."""
+        return {
+            "rhat": self.rhat,
+            "autocorrelation_time": self.autocorrelation_time,
+            "chains": CHAINS,
+            "sweeps": BURN_IN + SWEEPS,
+            "updates": self.updates,
+        }
+
+
+def run_pilot(ising: Ising, rules: Rules) -> Pilot:
+    """Run 32 plain chains of every problem, and compare them by R-hat.
+
+    Half of the chains start from the negation of the others, so that two modes that are about each other's negation
+    both have chains; the first ones start along and against the fields.  The random numbers are those of a seed of
+    their own.  A problem's answer does not depend on other problems of the batch.
+    """
+    start = Kept(_starts(ising), None, np.ones((ising.num_problems, 1)))
+    batch = Batch(ising, CHAINS, np.ones(1), start)
+    low, high = (int(word) for word in np.random.SeedSequence(rules.seed).generate_state(2, np.uint32))
+    own = Rules(low + (high << 32), rules.method, rules.order, rules.threads)
+    found = []
+    for part in batch.parts:
+        part.simulation.run(own, BURN_IN)
+        found.append((part, averages(part.simulation, own, SWEEPS)))
+    rhat = batch.one_per_problem([a.rhat(part.seen) for part, a in found], 1.0).cpu()
+    times = batch.one_per_problem([a.autocorrelation_time(part.seen) for part, a in found]).cpu()
+    updates = batch.visible_spins * CHAINS * (BURN_IN + SWEEPS)
+    return Pilot(rhat, times, rhat <= MOST_RHAT, updates)
+
+
+def _starts(ising: Ising) -> Tensor:
+    """Spins to start from, int8 [CHAINS, 1, *batch, n]: equal random ones for all problems, except along the fields."""
+    n = ising.num_spins
+    drawn = np.random.default_rng(0).integers(0, 2, (n, CHAINS // 2), dtype=np.int8)  # row j is that of spin j for any n
+    half = torch.from_numpy(2 * drawn.T - 1).reshape(-1, *(1,) * len(ising.batch_shape), n)
+    spins = half.expand(-1, *ising.fields.shape).clone()
+    spins[:_ALONG_FIELDS] = torch.where(ising.fields.cpu() < 0, -1, 1).to(torch.int8)
+    return torch.cat((spins, -spins))[:, None]
+
+
+def only(ising: Ising, chosen: Tensor) -> Ising:
+    """The batch with the other problems invisible: no backend works on them, and draws keep their place."""
+    if bool(chosen.all()):
+        return ising
+    seen = ising.visible_mask & chosen.to(ising.fields.device)[..., None]
+    return Ising(ising.fields, ising.couplings, seen, ising.three_body, check=False)
+
+
+def joined_samples(
+    ising: Ising, pilot: Pilot, plain: Samples | None, tempered: Samples | None, rungs: int
+) -> Samples:
+    """Reads of the problems that have mixed from ``plain``, of the others from ``tempered``; None where there are none."""
+    mixed = pilot.mixed.to(ising.fields.device)[..., None]
+    first, second = plain or tempered, tempered or plain
+    assert first is not None
+    assert second is not None
+    tracked = None
+    if first.tracked is not None and second.tracked is not None:
+        tracked = torch.where(mixed, first.tracked, second.tracked)
+    spins = torch.where(mixed, first.spins, second.spins)
+    info = _joined_info(pilot, first.info, second.info, rungs, plain is not None, tempered is not None)
+    return Samples(spins, ising.visible_mask, info=info, tracked=tracked)
+
+
+def joined_moments(
+    ising: Ising, pilot: Pilot, plain: Moments | None, tempered: Moments | None, rungs: int
+) -> Moments:
+    """As `joined_samples`, for moments."""
+    mixed = pilot.mixed.to(ising.fields.device)[..., None]
+    first, second = plain or tempered, tempered or plain
+    assert first is not None
+    assert second is not None
+    correlation = error = None
+    if first.correlation is not None and second.correlation is not None:
+        correlation = torch.where(mixed[..., None], first.correlation, second.correlation)
+    if first.standard_error is not None and second.standard_error is not None:
+        error = torch.where(mixed, first.standard_error, second.standard_error)
+    return Moments(
+        torch.where(mixed, first.probability, second.probability),
+        ising.visible_mask,
+        correlation=correlation,
+        standard_error=error,
+        num_reads=first.num_reads,
+        info=_joined_info(pilot, first.info, second.info, rungs, plain is not None, tempered is not None),
+    )
+
+
+# Entries of ``info`` by problem: number of axes after those of the batch.
+_PER_PROBLEM = {
+    "rhat": 0,
+    "effective_sample_size": 0,
+    "autocorrelation_time": 0,
+    "measured_error": 1,
+    "chain": 1,
+}
+
+
+def _joined_info(
+    pilot: Pilot, first: Mapping[str, Any], second: Mapping[str, Any], rungs: int, plain: bool, tempered: bool
+) -> dict[str, Any]:
+    """Entries of both parts by problem, the ladders padded to ``rungs``, and those of the pilot.
+
+    A plain problem has β = NaN on the rungs that it does not have, and swap rates of 1.
+    """
+    info, mixed = dict(first), pilot.mixed
+    for name, axes in _PER_PROBLEM.items():
+        if name in first:
+            a, b = first[name], second[name]
+            info[name] = torch.where(mixed.to(a.device).reshape(*mixed.shape, *(1,) * axes), a, b)
+    if "rhat" in info:
+        info["rhat_max"] = float(info["rhat"].max())
+    betas = torch.full((*mixed.shape, rungs), math.nan, dtype=torch.float64)
+    betas[..., -1] = 1.0
+    rates = torch.ones(*mixed.shape, rungs - 1, dtype=torch.float64)
+    if tempered:
+        betas = torch.where(mixed[..., None], betas, second["betas"].cpu())
+        rates = torch.where(mixed[..., None], rates, second["swap_rates"].cpu())
+    counts = torch.where(mixed, 1, rungs)
+    both = first["updates"] + second["updates"] if plain and tempered else first["updates"]
+    return info | {
+        "num_replicas": counts,
+        "betas": betas,
+        "swap_rates": rates,
+        "updates": both + pilot.updates,
+        "pilot": pilot.info(),
+    }
