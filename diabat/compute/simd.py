@@ -71,7 +71,7 @@ def _element(dtype: Any) -> Any:
     return ir.FloatType() if dtype == types.float32 else ir.DoubleType()
 
 
-def _data(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+def data_of(context: Any, builder: Any, kind: Any, value: Any) -> Any:
     """Pointer to the first number of an array or of `Rows`."""
     return value if isinstance(kind, Rows) else context.make_array(kind)(context, builder, value).data
 
@@ -80,7 +80,7 @@ def _row(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
     """Pointer to row ``index`` of a C-contiguous array [rows, lanes], as a pointer to a vector."""
     vector = context.get_value_type(_vector_of(kind.dtype))
     offset = builder.mul(index, ir.Constant(index.type, vector.count))
-    data = builder.gep(_data(context, builder, kind, array), [offset])
+    data = builder.gep(data_of(context, builder, kind, array), [offset])
     return builder.bitcast(data, vector.as_pointer()), vector
 
 
@@ -101,7 +101,7 @@ def address(typing_context: Any, array: Any) -> Any:
     """Address of a C-contiguous array, whose last axis is the lanes if it is loaded in vectors."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _data(context, builder, signature.args[0], arguments[0])
+        return data_of(context, builder, signature.args[0], arguments[0])
 
     return Rows(array.dtype)(array), generate
 
@@ -112,7 +112,7 @@ def skip(typing_context: Any, array: Any, count: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         lanes = ir.Constant(arguments[1].type, BYTES * 8 // signature.return_type.dtype.bitwidth)
-        data = _data(context, builder, signature.args[0], arguments[0])
+        data = data_of(context, builder, signature.args[0], arguments[0])
         return builder.gep(data, [builder.mul(arguments[1], lanes)])
 
     return Rows(array.dtype)(array, types.intp), generate
@@ -150,7 +150,7 @@ def entry(typing_context: Any, array: Any, index: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         vector = context.get_value_type(signature.return_type)
-        data = _data(context, builder, signature.args[0], arguments[0])
+        data = data_of(context, builder, signature.args[0], arguments[0])
         return broadcast(builder, vector, builder.load(builder.gep(data, [arguments[1]])))
 
     return _vector_of(array.dtype)(array, types.intp), generate
@@ -161,7 +161,7 @@ def item(typing_context: Any, array: Any, index: Any) -> Any:
     """Number ``index`` of `Rows`, or of an array in memory order."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = _data(context, builder, signature.args[0], arguments[0])
+        data = data_of(context, builder, signature.args[0], arguments[0])
         return builder.load(builder.gep(data, [arguments[1]]))
 
     return array.dtype(array, types.intp), generate
@@ -172,7 +172,7 @@ def set_item(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
     """Write number ``index`` of `Rows`, or of an array in memory order."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = _data(context, builder, signature.args[0], arguments[0])
+        data = data_of(context, builder, signature.args[0], arguments[0])
         builder.store(arguments[2], builder.gep(data, [arguments[1]]))
         return context.get_dummy_value()
 

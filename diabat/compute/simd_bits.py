@@ -13,7 +13,7 @@ from numba.core import types
 from numba.core.types.containers import UniTuple
 from numba.extending import models, register_model
 
-from diabat.compute.simd import broadcast, intrinsic
+from diabat.compute.simd import broadcast, data_of, intrinsic
 
 WIDTH = 16
 WORD, WORD_VECTOR = ir.IntType(32), ir.VectorType(ir.IntType(32), WIDTH)
@@ -42,14 +42,14 @@ def same(vector: Any, value: float) -> Any:
 
 
 def _pointer(context: Any, builder: Any, array_type: Any, array: Any, row: Any) -> Any:
-    data = context.make_array(array_type)(context, builder, array).data
+    data = data_of(context, builder, array_type, array)
     at = builder.gep(data, [builder.mul(row, ir.Constant(row.type, WIDTH))])
     return builder.bitcast(at, WORD_VECTOR.as_pointer())
 
 
 @intrinsic
 def load_words(typing_context: Any, array: Any, row: Any) -> Any:
-    """Row of a uint32 array [rows, 16] as a vector."""
+    """Row of a uint32 array [rows, 16], or of its `Rows`, as a vector."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         value = builder.load(_pointer(context, builder, signature.args[0], *arguments), typ=WORD_VECTOR)

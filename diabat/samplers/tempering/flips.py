@@ -187,10 +187,10 @@ def set_rungs(work: Work, slots: Any, count: int, chains: Chains) -> None:
     """Give every lane the inverse temperature of its rung."""
     replicas = chains.spins.shape[1]
     for c in range(count):
-        betas = chains.betas[work.problem[c * replicas]]
+        p = work.problem[c * replicas]
         for i in range(replicas):
             lane = c * replicas + slots[c, i]
-            work.scale[lane] = -2.0 * LOG2E * betas[i]
+            work.scale[lane] = -2.0 * LOG2E * chains.betas[p, i]
             work.rows[lane] = c if i == replicas - 1 else -1
 
 
@@ -422,8 +422,8 @@ def after_sweep(
                 write_spins(work, c * replicas + slot, results.lowest[x])
         if replicas > 1:
             swap_neighbours(
-                own, slots[c], chains.betas[p], results.rejections[x], number, x % chains.count, problems.queries[p],
-                stretch.key,
+                address(work.exponents), address(slots), address(chains.betas), address(results.rejections),
+                (replicas, c, p, x), number, x % chains.count, problems.queries[p], stretch.key,
             )  # fmt: skip
             if results.exponents.shape[0]:
                 for r in range(replicas):

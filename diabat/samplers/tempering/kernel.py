@@ -13,9 +13,10 @@ import numpy as np
 from diabat.compute.compiled_random import random_word
 from diabat.compute.counter_random import PURPOSE_SHIFT, SWAP
 from diabat.compute.jit import inner, jit
-from diabat.compute.simd import constant, load, store
+from diabat.compute.simd import address, constant, item, load, set_item, store
 from diabat.samplers.tempering.sweep import (
     STRIP,
+    Interactions,
     Strip,
     scratch_rows,
     start_strip,
@@ -121,21 +122,20 @@ def load_strip(
 ) -> None:
     """Load fields, spins and identifiers of a strip; lanes beyond the last chain repeat it and are not used."""
     replicas, n = chains.spins.shape[1], chains.spins.shape[2]
-    fields, spins = strip.fields.reshape(-1), strip.spins.reshape(-1)
+    fields, spins = strip.fields, strip.spins
     # Chain, slot and problem are incremented: a division costs as much as ten spins.
     x, slot = first + first_lane // replicas, first_lane % replicas
     p = x // chains.count
     chain = x - p * chains.count
     for lane in range(STRIP):
-        v, column = lane // 16, lane % 16
-        strip.lanes[v, column] = np.uint32(chain * replicas + slot)
-        strip.queries[v, column] = problems.queries[p]
-        strip.scale[v, column] = 0.0
-        strip.cold[v, column] = 0.0
+        set_item(strip.lanes, lane, np.uint32(chain * replicas + slot))
+        set_item(strip.queries, lane, problems.queries[p])
+        set_item(strip.scale, lane, np.float32(0.0))
+        set_item(strip.cold, lane, np.float32(0.0))
         own, start = problems.fields[p], chains.spins[x, slot]
         for j in range(n):
-            fields[STRIP * j + lane] = own[j]
-            spins[STRIP * j + lane] = start[j]
+            set_item(fields, STRIP * j + lane, own[j])
+            set_item(spins, STRIP * j + lane, np.float32(start[j]))
         slot += 1
         if slot == replicas:
             slot = 0
@@ -144,8 +144,9 @@ def load_strip(
                 if chain == chains.count:
                     p, chain = p + 1, 0
     if average:
-        strip.ups[:] = 0.0
-        strip.sums[:] = 0.0
+        for i in range(STRIP * n):
+            set_item(strip.ups, i, np.float32(0.0))
+            set_item(strip.sums, i, np.float32(0.0))
 
 
 @inner
@@ -155,7 +156,7 @@ def set_rungs(numbers: Any, slots: Any, first: int, count: int, chains: Chains) 
     p = first // chains.count
     chain = first - p * chains.count
     for c in range(count):
-        betas = chains.betas[p]
+        ladder = p
         chain += 1
         if chain == chains.count:
             p, chain = p + 1, 0
@@ -163,7 +164,7 @@ def set_rungs(numbers: Any, slots: Any, first: int, count: int, chains: Chains) 
             lane = c * replicas + slots[c, i]
             strip, v, column = lane // STRIP, lane % STRIP // 16, lane % 16
             base = strip * scratch_rows(n) + 16 * n + v
-            numbers[base, column] = -2.0 * LOG2E * betas[i]
+            numbers[base, column] = -2.0 * LOG2E * chains.betas[ladder, i]
             numbers[base + 4, column] = 1.0 if i == replicas - 1 else 0.0
 
 
@@ -201,29 +202,33 @@ def store_chains(
 
 @inner
 def swap_neighbours(
-    exponents: Any, slots: Any, betas: Any, rejections: Any, sweep: int, chain: int, query: int, key: Any
+    exponents: Any, slots: Any, betas: Any, rejections: Any, at: Any, sweep: int, chain: int, query: int, key: Any
 ) -> None:
     """Exchange the rungs of neighbours (i, i + 1), i even after even sweeps and odd after odd ones.
 
     A swap has probability min(1, exp((β_i - β_{i+1})(A_{i+1} - A_i))) with A = -E of the replica on a rung.
 
     Args:
-        exponents: A of every slot, [R].
-        slots: Slot on every rung, [R], overwritten.
-        betas: Ladder, [R].
-        rejections: [R - 1], incremented.
+        exponents: Address of A of every slot, R for each chain of the block.
+        slots: Address of the slot on every rung, R for each chain of the block, overwritten.
+        betas: Address of the ladders, [P, R].
+        rejections: Address of [P·C, R - 1], incremented.
+        at: Number of rungs; place of the chain in the block, its problem and its row.
         sweep: Number of the sweep.
         chain: Number of the chain.
         query: Number of the problem.
         key: Two words of the seed.
     """
-    for i in range(sweep % 2, betas.shape[0] - 1, 2):
-        below, above = slots[i], slots[i + 1]
-        gain = (betas[i] - betas[i + 1]) * (exponents[above] - exponents[below])
+    replicas, own, ladder, counted = at[0], at[0] * at[1], at[0] * at[2], (at[0] - 1) * at[3]
+    for i in range(sweep % 2, replicas - 1, 2):
+        below, above = item(slots, own + i), item(slots, own + i + 1)
+        step = item(betas, ladder + i) - item(betas, ladder + i + 1)
+        gain = step * (item(exponents, own + above) - item(exponents, own + below))
         probability = 1.0 if gain >= 0 else math.exp(gain)
-        rejections[i] += 1.0 - probability
+        set_item(rejections, counted + i, item(rejections, counted + i) + 1.0 - probability)
         if probability == 1.0 or random_word(i // 2, sweep, chain, query, key, _SWAP) < probability:
-            slots[i], slots[i + 1] = above, below
+            set_item(slots, own + i, above)
+            set_item(slots, own + i + 1, below)
 
 
 @inner
@@ -253,7 +258,7 @@ def clear(rows: Any) -> None:
 def collect(exponents: Any, strip: Strip, i: int, anew: bool) -> None:
     """Add the gains of strip i to its exponents; ``anew`` replaces the exponents by them."""
     for lane in range(STRIP):
-        gain = float(strip.gains[lane // 16, lane % 16])
+        gain = float(item(strip.gains, lane))
         at = i * STRIP + lane
         exponents[at] = gain if anew else exponents[at] + gain
 
@@ -273,7 +278,8 @@ def run_block(
     """Run all sweeps of ``count`` chains from chain ``first`` on, with the couplings of ``group``."""
     replicas, n = chains.spins.shape[1], chains.spins.shape[2]
     strips = (count * replicas + STRIP - 1) // STRIP
-    J, K = problems.couplings[group], problems.three_body[group]
+    couplings, three_body = problems.couplings[group], problems.three_body[group]
+    J = Interactions(address(couplings), address(three_body), n, three_body.shape[0] > 0)
     tempered = replicas > 1
     followed = tempered or stretch.track
     exponents = np.zeros(strips * STRIP)
@@ -293,11 +299,11 @@ def run_block(
         for i in range(strips):
             strip = strip_of(numbers, words, i, n)
             if followed and (t == 0 or number % _RENEW == 0):
-                strip_exponents(strip, J, K)
+                strip_exponents(strip, J)
                 collect(exponents, strip, i, True)
             clear(strip.gains)
             sweep_strip(
-                strip, J, K, order, number, stretch.key, stretch.use_metropolis, stretch.shuffled, stretch.average,
+                strip, J, order, number, stretch.key, stretch.use_metropolis, stretch.shuffled, stretch.average,
                 followed, min(4, (count * replicas - i * STRIP + 15) // 16),
             )  # fmt: skip
             if followed:
@@ -311,14 +317,13 @@ def run_block(
             for c in range(count):
                 x = first + c
                 p = x // chains.count
-                own = exponents[c * replicas : (c + 1) * replicas]
                 swap_neighbours(
-                    own, slots[c], chains.betas[p], results.rejections[x], number, x % chains.count,
-                    problems.queries[p], stretch.key,
+                    address(exponents), address(slots), address(chains.betas), address(results.rejections),
+                    (replicas, c, p, x), number, x % chains.count, problems.queries[p], stretch.key,
                 )  # fmt: skip
                 if results.exponents.shape[0]:
                     for r in range(replicas):
-                        results.exponents[t, x, r] = own[slots[c, r]]
+                        results.exponents[t, x, r] = exponents[c * replicas + slots[c, r]]
             set_rungs(numbers, slots, first, count, chains)
         if stretch.every and (t + 1) % stretch.every == 0:
             for c in range(count):

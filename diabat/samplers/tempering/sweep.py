@@ -18,7 +18,22 @@ from typing import Any, NamedTuple
 from diabat.compute.compiled_random import half_uniform, philox, whole_uniform
 from diabat.compute.counter_random import PURPOSE_SHIFT, START
 from diabat.compute.jit import inner, jit
-from diabat.compute.simd import add, constant, divide, fma, load, mul, nearest, splat, store, sub, where_less
+from diabat.compute.simd import (
+    add,
+    address,
+    constant,
+    divide,
+    fma,
+    item,
+    load,
+    mul,
+    nearest,
+    skip,
+    splat,
+    store,
+    sub,
+    where_less,
+)
 from diabat.compute.simd_bits import (
     flip_sign,
     float_sign,
@@ -34,7 +49,10 @@ _START = START << PURPOSE_SHIFT
 
 
 class Strip(NamedTuple):
-    """Scratch of 64 lanes: rows of 16 lanes, four rows for each spin, four rows in total, or four for each of four spins."""
+    """Addresses of the scratch of 64 lanes: numba would count references to arrays in every call.
+
+    Rows of 16 lanes: four rows for each spin, four rows in total, or four for each of four spins.
+    """
 
     fields: Any
     spins: Any
@@ -47,6 +65,22 @@ class Strip(NamedTuple):
     words: Any
     lanes: Any
     queries: Any
+
+
+class Interactions(NamedTuple):
+    """Addresses of J [n, n] and K [n, n, n] of one group.
+
+    Attributes:
+        pairs: J.
+        triples: K.
+        n: Number of spins.
+        has_triples: Whether there is a K.
+    """
+
+    pairs: Any
+    triples: Any
+    n: Any
+    has_triples: Any
 
 
 @jit
@@ -63,15 +97,12 @@ def word_rows(n: int) -> int:
 
 @inner
 def strip_of(numbers: Any, words: Any, i: int, n: int) -> Strip:
-    """Slice strip i from the scratch of a block."""
-    x = numbers[i * scratch_rows(n) : (i + 1) * scratch_rows(n)]
-    w = words[i * word_rows(n) : (i + 1) * word_rows(n)]
-    m, last = 4 * n, word_rows(n) - 8
-    small = 16 * n
+    """Strip i in the scratch of a block, which the caller keeps."""
+    x, w = skip(address(numbers), i * scratch_rows(n)), skip(address(words), i * word_rows(n))
+    small, last = skip(x, 16 * n), skip(w, word_rows(n) - 8)
     return Strip(
-        x[:m], x[m : 2 * m], x[2 * m : 3 * m], x[3 * m : small],
-        x[small : small + 4], x[small + 4 : small + 8], x[small + 8 : small + 12], x[small + 12 :],
-        w[:last], w[last : last + 4], w[last + 4 :],
+        x, skip(x, 4 * n), skip(x, 8 * n), skip(x, 12 * n), small, skip(small, 4), skip(small, 8), skip(small, 12),
+        w, last, skip(last, 4),
     )  # fmt: skip
 
 
@@ -121,39 +152,39 @@ def metropolis(field: Any, scale: Any, words: Any, old: Any) -> Any:
 
 
 @inner
-def pair_fields(j: int, fields: Any, couplings: Any, spins: Any) -> Any:
+def pair_fields(j: int, strip: Strip, J: Interactions) -> Any:
     """Local fields of spin j in the four vectors of a strip."""
+    fields, spins, row = strip.fields, strip.spins, j * J.n
     a, b, c, d = (
         load(fields, 4 * j),
         load(fields, 4 * j + 1),
         load(fields, 4 * j + 2),
         load(fields, 4 * j + 3),
     )
-    row = couplings[j]
-    for k in range(row.shape[0]):
-        J = splat(row[k])
-        a = fma(J, load(spins, 4 * k), a)
-        b = fma(J, load(spins, 4 * k + 1), b)
-        c = fma(J, load(spins, 4 * k + 2), c)
-        d = fma(J, load(spins, 4 * k + 3), d)
+    for k in range(J.n):
+        pair = splat(item(J.pairs, row + k))
+        a = fma(pair, load(spins, 4 * k), a)
+        b = fma(pair, load(spins, 4 * k + 1), b)
+        c = fma(pair, load(spins, 4 * k + 2), c)
+        d = fma(pair, load(spins, 4 * k + 3), d)
     return a, b, c, d
 
 
 @inner
-def triple_fields(j: int, fields: Any, couplings: Any, three_body: Any, spins: Any) -> Any:
+def triple_fields(j: int, strip: Strip, J: Interactions) -> Any:
     """As `pair_fields` with K: Σ_k s_k (J_jk + Σ_{l>k} K_jkl s_l)."""
+    fields, spins, n = strip.fields, strip.spins, J.n
     a, b, c, d = (
         load(fields, 4 * j),
         load(fields, 4 * j + 1),
         load(fields, 4 * j + 2),
         load(fields, 4 * j + 3),
     )
-    n = couplings.shape[0]
     for k in range(n):
-        w = splat(couplings[j, k])
+        w = splat(item(J.pairs, j * n + k))
         x, y, z = w, w, w
         for m in range(k + 1, n):
-            K = splat(three_body[j, k, m])
+            K = splat(item(J.triples, (j * n + k) * n + m))
             w = fma(K, load(spins, 4 * m), w)
             x = fma(K, load(spins, 4 * m + 1), x)
             y = fma(K, load(spins, 4 * m + 2), y)
@@ -165,11 +196,10 @@ def triple_fields(j: int, fields: Any, couplings: Any, three_body: Any, spins: A
     return a, b, c, d
 
 
-@jit
-def draw_words(
-    words: Any, row: int, index: int, sweep: int, lanes: Any, queries: Any, key: Any, vectors: int
-) -> None:
+@inner
+def draw_words(strip: Strip, row: int, index: int, sweep: int, key: Any, vectors: int) -> None:
     """Write random words of four spins of the first vectors of a strip into rows ``row`` .. ``row`` + 15."""
+    words, lanes, queries = strip.words, strip.lanes, strip.queries
     for v in range(vectors):
         w = philox(index, sweep, load_words(lanes, v), load_words(queries, v), key[0], key[1])
         store_words(words, row + v, w[0])
@@ -205,12 +235,12 @@ def update(
 
 
 @inner
-def field_vectors(j: int, strip: Strip, couplings: Any, three_body: Any) -> None:
+def field_vectors(j: int, strip: Strip, J: Interactions) -> None:
     """Write the local fields of spin j into the first four rows of ``sums_of_four``."""
-    if three_body.shape[0] == 0:
-        a, b, c, d = pair_fields(j, strip.fields, couplings, strip.spins)
+    if J.has_triples:
+        a, b, c, d = triple_fields(j, strip, J)
     else:
-        a, b, c, d = triple_fields(j, strip.fields, couplings, three_body, strip.spins)
+        a, b, c, d = pair_fields(j, strip, J)
     store(strip.sums_of_four, 0, a)
     store(strip.sums_of_four, 1, b)
     store(strip.sums_of_four, 2, c)
@@ -218,7 +248,7 @@ def field_vectors(j: int, strip: Strip, couplings: Any, three_body: Any) -> None
 
 
 @inner
-def sums_over_others(j: int, v: int, strip: Strip, couplings: Any) -> None:
+def sums_over_others(j: int, v: int, strip: Strip, J: Interactions) -> None:
     """Write h_i + Σ_k J_ik s_k of spins i = j .. j + 3 over all other spins k, for vectors v and v + 1 of a strip.
 
     Eight sums at a time stay in registers; the couplings of four spins are read once for two vectors.
@@ -228,19 +258,19 @@ def sums_over_others(j: int, v: int, strip: Strip, couplings: Any) -> None:
     c, d = load(fields, 4 * j + 4 + v), load(fields, 4 * j + 5 + v)
     e, f = load(fields, 4 * j + 8 + v), load(fields, 4 * j + 9 + v)
     g, h = load(fields, 4 * j + 12 + v), load(fields, 4 * j + 13 + v)
-    first, second, third, fourth = couplings[j], couplings[j + 1], couplings[j + 2], couplings[j + 3]
-    n = couplings.shape[0]
+    pairs, n = J.pairs, J.n
+    first, second, third, fourth = j * n, (j + 1) * n, (j + 2) * n, (j + 3) * n
     for start, stop in ((0, j), (j + 4, n)):
         for k in range(start, stop):
             x, y = load(spins, 4 * k + v), load(spins, 4 * k + v + 1)
-            J = splat(first[k])
-            a, b = fma(J, x, a), fma(J, y, b)
-            J = splat(second[k])
-            c, d = fma(J, x, c), fma(J, y, d)
-            J = splat(third[k])
-            e, f = fma(J, x, e), fma(J, y, f)
-            J = splat(fourth[k])
-            g, h = fma(J, x, g), fma(J, y, h)
+            pair = splat(item(pairs, first + k))
+            a, b = fma(pair, x, a), fma(pair, y, b)
+            pair = splat(item(pairs, second + k))
+            c, d = fma(pair, x, c), fma(pair, y, d)
+            pair = splat(item(pairs, third + k))
+            e, f = fma(pair, x, e), fma(pair, y, f)
+            pair = splat(item(pairs, fourth + k))
+            g, h = fma(pair, x, g), fma(pair, y, h)
     store(out, v, a)
     store(out, v + 1, b)
     store(out, v + 4, c)
@@ -254,8 +284,7 @@ def sums_over_others(j: int, v: int, strip: Strip, couplings: Any) -> None:
 @inner
 def sweep_strip(
     strip: Strip,
-    couplings: Any,
-    three_body: Any,
+    J: Interactions,
     order: Any,
     sweep: int,
     key: Any,
@@ -270,29 +299,29 @@ def sweep_strip(
     The last spins of an order that is not a multiple of four are summed in the same order as in a block of four, so
     that padding at the end changes no bit; a random order is not cut into blocks for the same reason.
     """
-    n, words, out = couplings.shape[0], strip.words, strip.sums_of_four
+    n, out = J.n, strip.sums_of_four
     if shuffled:
         for quad in range((n + 3) // 4):
-            draw_words(words, 16 * quad, quad, sweep, strip.lanes, strip.queries, key, vectors)
-    blocked = 0 if shuffled or three_body.shape[0] else n // 4 * 4
+            draw_words(strip, 16 * quad, quad, sweep, key, vectors)
+    blocked = 0 if shuffled or J.has_triples else n // 4 * 4
     for step in range(n):
         j = order[step]
         if not shuffled and j % 4 == 0:
-            draw_words(words, 0, j // 4, sweep, strip.lanes, strip.queries, key, vectors)
+            draw_words(strip, 0, j // 4, sweep, key, vectors)
         at = 4 * j if shuffled else 4 * (j % 4)
         row, first, last = 0, 0, 0
         if step < blocked:
             row, first, last = 4 * (j % 4), j // 4 * 4, j // 4 * 4 + 4
             if row == 0:
                 for v in range(0, vectors, 2):
-                    sums_over_others(j, v, strip, couplings)
+                    sums_over_others(j, v, strip, J)
         else:
-            field_vectors(j, strip, couplings, three_body)
+            field_vectors(j, strip, J)
         for v in range(vectors):
             field = load(out, row + v)
             for k in range(first, last):  # J_jj = 0
-                field = fma(splat(couplings[j, k]), load(strip.spins, 4 * k + v), field)
-            update(4 * j + v, v, field, load_words(words, at + v), strip, use_metropolis, average, tempered)
+                field = fma(splat(item(J.pairs, j * n + k)), load(strip.spins, 4 * k + v), field)
+            update(4 * j + v, v, field, load_words(strip.words, at + v), strip, use_metropolis, average, tempered)
 
 
 @inner
@@ -301,24 +330,25 @@ def start_strip(strip: Strip, n: int, key: Any) -> None:
     one = constant(load(strip.scale, 0), 1.0)
     for j in range(n):
         if j % 4 == 0:
-            draw_words(strip.words, 0, _START + j // 4, 0, strip.lanes, strip.queries, key, 4)
+            draw_words(strip, 0, _START + j // 4, 0, key, 4)
         for v in range(4):
             store(strip.spins, 4 * j + v, flip_sign(one, sign_of(load_words(strip.words, 4 * (j % 4) + v))))
 
 
 @inner
-def strip_exponents(strip: Strip, couplings: Any, three_body: Any) -> None:
+def strip_exponents(strip: Strip, J: Interactions) -> None:
     """Write Σ_j s_j (h_j + Σ_{k<j} s_k (J_jk + Σ_{l<k} K_jkl s_l)) of every lane into ``gains``."""
-    n = couplings.shape[0]
+    n = J.n
     for v in range(4):
         total = constant(load(strip.scale, v), 0.0)
         for j in range(n):
             field = load(strip.fields, 4 * j + v)
             for k in range(j):
-                pair = splat(couplings[j, k])
-                if three_body.shape[0]:
+                pair = splat(item(J.pairs, j * n + k))
+                if J.has_triples:
                     for m in range(k):
-                        pair = fma(splat(three_body[j, k, m]), load(strip.spins, 4 * m + v), pair)
+                        triple = splat(item(J.triples, (j * n + k) * n + m))
+                        pair = fma(triple, load(strip.spins, 4 * m + v), pair)
                 field = fma(pair, load(strip.spins, 4 * k + v), field)
             total = fma(field, load(strip.spins, 4 * j + v), total)
         store(strip.gains, v, total)
