@@ -61,7 +61,8 @@ KERNELS = [
     "compute/threads.py",
     "samplers/tempering/sweep.py",
     "samplers/tempering/kernel.py",
-    "samplers/tempering/flips.py",
+    "samplers/tempering/cached_sweep.py",
+    "samplers/tempering/cached_kernel.py",
     "samplers/tempering/simulation.py",
     "samplers/tempering/averages.py",
     "samplers/tempering/ladder.py",
@@ -86,7 +87,8 @@ COMPILED = [
     "compute/simd_bits.py",
     "samplers/tempering/sweep.py",
     "samplers/tempering/kernel.py",
-    "samplers/tempering/flips.py",
+    "samplers/tempering/cached_sweep.py",
+    "samplers/tempering/cached_kernel.py",
 ]
 CIRCUITS = [f for f in FILES if f.startswith("circuits/")]
 

@@ -69,6 +69,13 @@ CompareOption = Annotated[
         show_default=False,
     ),
 ]
+LowestOption = Annotated[
+    bool,
+    typer.Option(
+        "--lowest",
+        help="Show the state of lowest energy: of all sweeps of 'tempering', of the reads of other backends.",
+    ),
+]
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Show what 'dimod' would submit; submit nothing.")]
 
 
@@ -84,6 +91,7 @@ def sample_problem(
     moments: KindOption = True,
     correlations: PairsOption = False,
     compare: CompareOption = None,
+    lowest: LowestOption = False,
     dry_run: DryOption = False,
     trust: TrustOption = False,
     as_json: JsonOption = False,
@@ -106,8 +114,15 @@ def sample_problem(
         raise ConfigError(
             "--compare", f"expected marginals to compare, got {'--dry-run' if dry_run else '--samples'}."
         )
+    if lowest and (dry_run or correlations or compare is not None):
+        concerned = "--dry-run" if dry_run else "--correlations" if correlations else "--compare"
+        raise ConfigError("--lowest", f"cannot be combined with {concerned}.")
     ising = loaded.ising
-    if dry_run:
+    if lowest:
+        backend = _tracking(backend)
+        samples = backend.sample(ising, num_reads or type(backend).num_reads, seed=seed)
+        _report_lowest(loaded, backend, samples, as_json)
+    elif dry_run:
         _report_dry_run(backend, ising, num_reads or backend.num_reads, seed, as_json)
     elif not moments:
         samples = backend.sample(ising, num_reads or type(backend).num_reads, seed=seed)
@@ -136,6 +151,15 @@ def _build(name: str | None, config: str | None, changes: list[str], trust: bool
     every = [*as_overrides({"sampler.backend": name}), *changes]
     document = apply_overrides({}, every) if config is None else read_document(config, every, trust=trust)
     return build_sampler(make_config(document).sampler)
+
+
+def _tracking(backend: Sampler) -> Sampler:
+    """The backend, with ``track_lowest`` if it is ``tempering``."""
+    from diabat.samplers.tempering import TemperingSampler
+
+    if not isinstance(backend, TemperingSampler):
+        return backend
+    return TemperingSampler(**{**backend.options, "track_lowest": True})
 
 
 def _other_moments(name: str, ising: Ising, seed: int | None) -> tuple[Sampler, Moments]:
@@ -233,6 +257,28 @@ def _report_samples(problem: Problem, backend: Sampler, samples: Samples, as_jso
     print_table("Reads", columns, rows[:_SHOWN_STATES], right=columns[1:])
     if len(rows) > _SHOWN_STATES:
         typer.echo(f"{len(rows) - _SHOWN_STATES} more states; --json prints every read.")
+    typer.echo(_origin(samples.info, samples.num_reads))
+    _print_quality(known)
+
+
+def _report_lowest(problem: Problem, backend: Sampler, samples: Samples, as_json: bool) -> None:
+    """Print the state of lowest energy; as JSON also where it was found."""
+    from diabat.runs.quality import quality
+
+    labels = [_label(v) for v in problem.labels]
+    found = samples.lowest()
+    energy = float(found.energy)
+    place = "reads" if samples.tracked is None else "sweeps"
+    known = quality(backend, samples.info, samples.num_reads)
+    if as_json:
+        lowest = {"labels": labels, "spins": found.spins, "energy": energy, "of": place}
+        print_json(lowest | {"num_reads": samples.num_reads, "info": samples.info} | known)
+        return
+    state = "".join("+" if s > 0 else "-" for s in found.spins.tolist())
+    typer.echo(f"Spins in order: {' '.join(map(str, labels))}")
+    print_table(
+        "Lowest energy", ("state", "energy", "of all"), [(state, f"{energy:.9g}", place)], right=("energy",)
+    )
     typer.echo(_origin(samples.info, samples.num_reads))
     _print_quality(known)
 

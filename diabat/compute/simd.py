@@ -67,7 +67,7 @@ class _RowsModel(models.PrimitiveModel):  # type: ignore[misc]  # numba has no s
 def _element(dtype: Any) -> Any:
     """LLVM type of a number in memory."""
     if isinstance(dtype, types.Integer):
-        return ir.IntType(dtype.bitwidth)
+        return ir.IntType(dtype.bitwidth)  # type: ignore[attr-defined]  # numba has no stubs
     return ir.FloatType() if dtype == types.float32 else ir.DoubleType()
 
 

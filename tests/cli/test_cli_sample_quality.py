@@ -1,6 +1,7 @@
 """What ``diabat sample`` says of the quality of its answers."""
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,30 @@ def test_a_dash_reads_standard_input(problem: str) -> None:
     assert json.loads(piped.stdout)["probability"] == run_json("sample", problem)["probability"]
     empty = CliRunner().invoke(app, ["sample", "-"], input="")
     assert (empty.exit_code, empty.stderr) == (1, "Error: 'standard input': the file is empty.\n")
+
+
+@pytest.mark.parametrize(("backend", "place"), [("tempering", "sweeps"), ("exact", "reads")])
+def test_lowest_is_the_ground_state(problem: str, backend: str, place: str) -> None:
+    """Of 32 states, by enumeration; the energy counts fields and couplings with their signs."""
+    report = run_json("sample", problem, "--lowest", "--sampler", backend, "--seed", "1")
+    assert report["of"] == place
+    pairs = {(0, 1): 0.8, (1, 2): -1.3, (2, 3): 1.1, (3, 4): 0.6, (0, 4): -0.9}
+    h = [0.5, -1.0, 0.3, 0.2, -0.1]
+
+    def energy(s: tuple[int, ...]) -> float:
+        fields = sum(a * b for a, b in zip(h, s, strict=True))
+        return -fields - sum(J * s[j] * s[k] for (j, k), J in pairs.items())
+
+    best = min(product((-1, 1), repeat=5), key=energy)
+    assert report["spins"] == list(best)
+    assert report["energy"] == pytest.approx(energy(best), rel=1e-6)
+    text = run("sample", problem, "--lowest", "--sampler", backend, "--seed", "1").stdout
+    assert "".join("+" if s > 0 else "-" for s in best) in text
+
+
+@pytest.mark.parametrize("other", ["--compare=exact", "--correlations"])
+def test_lowest_is_refused_with_what_concerns_marginals(problem: str, other: str) -> None:
+    result = run("sample", problem, "--lowest", other)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"--lowest: cannot be combined with {other.split('=')[0]}." in result.stderr
+    assert result.stderr.count("\n") == 1

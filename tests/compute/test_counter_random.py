@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numba
 import numpy as np
 import pytest
 
+from diabat.compute.compiled_random import philox as compiled_philox
 from diabat.compute.compiled_random import random_word
 from diabat.compute.counter_random import (
     PURPOSE_SHIFT,
@@ -14,8 +18,9 @@ from diabat.compute.counter_random import (
     seed_key,
     visiting_orders,
 )
+from diabat.compute.simd_bits import load_words, store_words
+from diabat.samplers.tempering.cached_sweep import draw_words
 from diabat.samplers.tempering.kernel import _SWAP
-from diabat.samplers.tempering.sweep import draw_words
 
 PI = "243f6a88 85a308d3 13198a2e 03707344 a4093822 299f31d0"
 # Random123, file kat_vectors: rounds, counter and key, words.
@@ -35,16 +40,35 @@ def test_known_answers(rounds: int, given: str, words: str) -> None:
     assert philox(numbers[:4], numbers[4:], rounds).tolist() == [int(w, 16) for w in words.split()]
 
 
+@numba.njit  # type: ignore[untyped-decorator]  # no stubs
+def of_lanes(index: int, sweep: int, lanes: Any, queries: Any, key: Any, out: Any) -> None:
+    """Words of four spins in the lanes of a vector."""
+    w = compiled_philox(index, sweep, load_words(lanes, 0), load_words(queries, 0), key[0], key[1])
+    for i in range(4):
+        store_words(out, i, w[0] if i == 0 else w[1] if i == 1 else w[2] if i == 2 else w[3])
+
+
+@numba.njit  # type: ignore[untyped-decorator]  # no stubs
+def of_spins(index: int, sweep: int, lane: int, query: int, key: Any, out: Any) -> None:
+    """Words of 64 spins of one lane."""
+    w = draw_words(index, sweep, lane, query, key)
+    for i in range(4):
+        store_words(out, i, w[0] if i == 0 else w[1] if i == 1 else w[2] if i == 2 else w[3])
+
+
 def test_compiled_vectors_are_the_same_numbers() -> None:
     """Also at counters and keys that use all 32 bits."""
     random = np.random.default_rng(1)
-    lanes, queries = (random.integers(0, 2**32, (4, 16), dtype=np.uint32) for _ in range(2))
+    lanes, queries = (random.integers(0, 2**32, (1, 16), dtype=np.uint32) for _ in range(2))
     key = (np.uint32(0xFFFFFFFE), np.uint32(0xDEADBEEF))
-    got = np.zeros((16, 16), np.uint32)
     index, sweep = (START << PURPOSE_SHIFT) + 77, 2**32 - 1
-    draw_words(got, 0, index, sweep, lanes, queries, key)
-    counter = np.stack(np.broadcast_arrays(index, sweep, lanes, queries), axis=-1)
-    assert np.array_equal(got.reshape(4, 4, 16), np.moveaxis(philox(counter, key), -1, 0))
+    got = np.zeros((4, 16), np.uint32)
+    of_lanes(index, sweep, lanes, queries, key, got)
+    counter = np.stack(np.broadcast_arrays(index, sweep, lanes[0], queries[0]), axis=-1)
+    assert np.array_equal(got, philox(counter, key).T)
+    of_spins(index, sweep, 2**32 - 3, 2**31, key, got)
+    counters = [[index + quad, sweep, 2**32 - 3, 2**31] for quad in range(16)]
+    assert np.array_equal(got.reshape(-1), philox(counters, key).reshape(-1))
 
 
 def test_compiled_numbers_of_swaps_are_the_same() -> None:

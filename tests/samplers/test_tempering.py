@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -474,6 +475,170 @@ def test_gradients_reach_the_fields_and_couplings() -> None:
         assert couplings.grad is not None
         assert (h.grad[:, 0] > 0).all()
         assert (couplings.grad != 0).any()
+
+
+AUTO: dict[str, Any] = {"num_replicas": "auto"}
+
+
+def mixed_batch() -> Ising:
+    """Weak couplings, two double wells at beta = 3 that plain chains do not leave, weak ones again; n = 16."""
+    weak = make_problem((2,), 16, lead="per_problem", seed=3, couplings=0.1)
+    assert weak.couplings is not None
+    deep = [frustrated(seed) for seed in (5, 30)]
+    fields = [weak.fields[:1], *(d.fields for d in deep), weak.fields[1:]]
+    couplings = [weak.couplings[:1], *(d.couplings[None] for d in deep if d.couplings is not None)]
+    return Ising(torch.cat(fields), torch.cat([*couplings, weak.couplings[1:]]))
+
+
+def test_auto_gives_replicas_where_plain_chains_do_not_mix_and_only_there() -> None:
+    """z-tests of 16 marginals of 4 problems, alpha = 1e-6; plain chains are off by 0.16 and 0.47 in the middle ones."""
+    ising = mixed_batch()
+    long: dict[str, Any] = {"burn_in": 512, "sweeps": 1024, "num_chains": 64}
+    found = TemperingSampler(**AUTO, **long).moments(ising, seed=1)
+    assert found.info["num_replicas"].tolist() == [1, 8, 8, 1]
+    assert found.standard_error is not None
+    z = (found.probability - diabat.sampler("exact").moments(ising).probability) / found.standard_error
+    assert float(z.abs().max()) < float(stats.norm.isf(ALPHA / 2 / 64))
+    plain = TemperingSampler(num_replicas=1, **long).moments(ising, seed=1)
+    exact = diabat.sampler("exact").moments(ising).probability
+    assert ((plain.probability - exact).abs().amax(-1)[[1, 2]] > 0.1).all()
+    assert found.info["pilot"]["rhat"][[1, 2]].min() > 1.5
+    assert found.info["rhat_max"] < 1.1
+
+
+def test_modes_that_few_random_starts_reach_are_seen() -> None:
+    """Ferromagnets whose fields all point up: of 59 problems, none is plain whose plain chains are off by 0.04.
+
+    The default length; 256 chains measure how far off they are, to 0.01.  If no chain of the pilot starts against the
+    fields, one that is off by 0.07 passes.
+    """
+    n = 16
+    J = pack_couplings(torch.full((n * (n - 1) // 2,), 2.5 / n, dtype=torch.float64), n)
+    fields = torch.linspace(0.02, 0.6, 59, dtype=torch.float64)[:, None].expand(-1, n).contiguous()
+    ising = Ising(fields, J)
+    exact = diabat.sampler("exact").moments(ising).probability
+    many = TemperingSampler(num_replicas=1, num_chains=256).moments(ising, seed=1).probability
+    off = (many - exact).abs().amax(-1)
+    plain = TemperingSampler(num_replicas="auto").sample(ising, 1, seed=1).info["num_replicas"] == 1
+    assert int(plain.sum()) >= 3
+    assert int((off > 0.05).sum()) > 40
+    assert float(off[plain].max()) < 0.04
+
+
+@pytest.mark.parametrize("correlations", [False, True])
+def test_auto_is_each_sampler_for_its_problems(correlations: bool) -> None:
+    """Bit by bit, of moments and of reads; the ladders and rates of plain problems say that they have one rung."""
+    ising = mixed_batch()
+    auto, plain, tempered = (
+        TemperingSampler(num_replicas=r, num_chains=8, store_chain=True, track_lowest=True)
+        for r in ("auto", 1, 8)
+    )
+    moments = [s.moments(ising, seed=2, correlations=correlations) for s in (auto, plain, tempered)]
+    reads = [s.sample(ising, 5, seed=2) for s in (auto, plain, tempered)]
+    for rows, other in (([0, 3], 1), ([1, 2], 2)):
+        assert torch.equal(moments[0].probability[rows], moments[other].probability[rows])
+        assert torch.equal(moments[0].info["chain"][:, :, rows], moments[other].info["chain"][:, :, rows])
+        assert torch.equal(moments[0].info["rhat"][rows], moments[other].info["rhat"][rows])
+        for a, b in (
+            (moments[0].standard_error, moments[other].standard_error),
+            (reads[0].tracked, reads[other].tracked),
+        ):
+            assert a is not None
+            assert b is not None
+            assert torch.equal(a[rows], b[rows])
+        if correlations:
+            a, b = moments[0].correlation, moments[other].correlation
+            assert a is not None
+            assert b is not None
+            assert torch.equal(a[rows], b[rows])
+        assert torch.equal(reads[0].spins[:, rows], reads[other].spins[:, rows])
+    info = reads[0].info
+    assert torch.equal(info["betas"][[1, 2]], reads[2].info["betas"][[1, 2]])
+    assert info["betas"][0].isnan().tolist() == [True] * 7 + [False]
+    assert info["swap_rates"][[0, 3]].unique().tolist() == [1.0]
+    per_problem = 16 * 5 * 64 * (1 + 8) * 2
+    assert info["updates"] == per_problem + info["pilot"]["updates"]
+    assert info["pilot"]["updates"] == 4 * 16 * 32 * 192
+
+
+def test_auto_decides_by_problem_seed_and_place_only() -> None:
+    """Not by threads, by other problems of the batch, by what is asked for, or by the numbers of chains and reads."""
+    ising = mixed_batch()
+    pilot = TemperingSampler(**AUTO, threads=1).moments(ising, seed=3).info["pilot"]["rhat"]
+    for other in (
+        TemperingSampler(**AUTO, threads=3).moments(ising, seed=3),
+        TemperingSampler(**AUTO, burn_in=3, num_chains=2).sample(ising, 2, seed=3),
+    ):
+        assert torch.equal(other.info["pilot"]["rhat"], pilot)
+    assert ising.couplings is not None
+    alone = Ising(ising.fields[:1], ising.couplings[:1])
+    assert torch.equal(TemperingSampler(**AUTO).sample(alone, 2, seed=3).info["pilot"]["rhat"], pilot[:1])
+    assert not torch.equal(TemperingSampler(**AUTO).sample(ising, 2, seed=4).info["pilot"]["rhat"], pilot)
+
+
+def test_auto_with_invisible_spins_and_none() -> None:
+    """A problem without visible spins is plain; one kind of problems alone has the same entries of info."""
+    ising = causal_problem(5, seed=6)
+    nothing = with_visible(ising, ising.visible_mask & (torch.arange(5) > 0)[:, None])
+    every: list[dict[str, Any]] = [{}, {"order": "random", "method": "metropolis"}]
+    for options in every:
+        found = TemperingSampler(**AUTO, **options).moments(nothing, seed=1)
+        assert found.info["num_replicas"].tolist() == [1] * 5
+        assert found.info["betas"].shape == (5, 8)
+        assert (found.probability[0] == 0).all()
+        drawn = TemperingSampler(**AUTO, **options).sample(nothing, 3, seed=1)
+        assert (drawn.spins[:, ~nothing.visible_mask] == -1).all()
+    deep = TemperingSampler(**AUTO).moments(frustrated(5), seed=1)
+    assert (deep.info["num_replicas"].tolist(), deep.info["betas"].shape) == ([8], (1, 8))
+
+
+def test_auto_is_refused_where_it_cannot_be() -> None:
+    assert not TemperingSampler(**AUTO).capabilities.log_partition
+    with pytest.raises(
+        ValueError, match=r"num_replicas: expected an integer with persistent=True, got 'auto'\."
+    ):
+        TemperingSampler(**AUTO, persistent=True)
+    with pytest.raises(ValueError, match=r"num_replicas: cannot be combined with betas, got 'auto'\."):
+        TemperingSampler(**AUTO, betas=(0.0, 1.0))
+    with pytest.raises(
+        ValueError, match=r"expected an integer between 1 and 256 or 'auto', got 'automatic'\."
+    ):
+        TemperingSampler(num_replicas="automatic")  # type: ignore[arg-type]
+    text = "sampler: {backend: tempering, num_replicas: auto}"
+    built: Any = build_sampler(make_config(parse_yaml(text, "text")).sampler)
+    assert (built.automatic, built.options["num_replicas"]) == (True, "auto")
+
+
+@pytest.mark.parametrize("options", [{}, {"num_replicas": 1, "thin": 4, "num_chains": 4}, AUTO])
+def test_the_lowest_state_of_all_sweeps(options: dict[str, Any]) -> None:
+    """Ground states of 8 problems of 10 spins by enumeration, found by 4 chains of which few ends are there."""
+    ising = make_problem((8,), 10, lead="per_problem", seed=18, fields=0.1, couplings=0.3)
+    states = torch.tensor(list(product((-1, 1), repeat=10)), dtype=torch.int8)
+    ground = ising.energy(states[:, None].expand(-1, 8, -1)).min(0).values
+    tracking, plain = (
+        TemperingSampler(burn_in=400, **options, track_lowest=track).sample(ising, 4, seed=1)
+        for track in (True, False)
+    )
+    assert torch.equal(tracking.spins, plain.spins)
+    assert plain.tracked is None
+    assert torch.allclose(tracking.lowest().energy, ground)
+    assert torch.allclose(ising.energy(tracking.lowest().spins), ground)
+    assert (plain.lowest().energy > ground + 1e-6).any()
+
+
+def test_the_lowest_state_with_invisible_spins_in_parts_and_in_workers() -> None:
+    ising = causal_problem(6, seed=19)
+    options: dict[str, Any] = {"num_replicas": 2, "burn_in": 200, "track_lowest": True}
+    whole = TemperingSampler(**options).sample(ising, 3, seed=1)
+    assert whole.tracked is not None
+    assert (whole.tracked[~ising.visible_mask] == -1).all()
+    parts = diabat.sampler(
+        "distributed", sampler="tempering", options=options, workers=1, chunk=2, read_chunk=2
+    )
+    found = parts.sample(ising, 3, seed=1)
+    assert found.tracked is not None
+    assert torch.equal(found.lowest().energy, whole.lowest().energy)
+    assert torch.equal(ising.energy(found.tracked), ising.energy(whole.tracked))
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from typing import Any
@@ -15,10 +16,11 @@ import torch
 from numpy.typing import NDArray
 
 from diabat.compute.counter_random import PURPOSE_SHIFT, UPDATE, philox, seed_key
-from diabat.compute.simd import load, store
-from diabat.compute.simd_bits import load_words
+from diabat.compute.simd import constant, load, mul, store
+from diabat.compute.simd_bits import bits_less, load_words, where_bits
 from diabat.ising import Ising
-from diabat.samplers.tempering.simulation import Rules, Simulation
+from diabat.samplers.tempering.cached_sweep import threshold
+from diabat.samplers.tempering.simulation import Fields, Rules, Simulation, caching_pays
 from diabat.samplers.tempering.sweep import heat_bath, metropolis
 from diabat.testing import brute_force_states
 from diabat.testing.problems import make_problem
@@ -42,16 +44,36 @@ def decide(use_metropolis: bool, fields: Any, scale: Any, words: Any, old: Any, 
         store(p, r, b)
 
 
+@numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]  # no stubs
+def decide_by_threshold(
+    use_metropolis: bool, fields: Any, scale: Any, words: Any, spins: int, new: Any
+) -> None:
+    for r in range(fields.shape[0]):
+        level = threshold(load_words(words, r), spins, use_metropolis)
+        up = bits_less(mul(load(fields, r), load(scale, r)), level)
+        one = constant(level, 1.0)
+        store(new, r, where_bits(up, one, constant(one, -1.0)))
+
+
 def decisions(
-    fields: Array, words: Array, *, beta: float = 1.0, old: float = 1.0, use_metropolis: bool = False
+    fields: Array,
+    words: Array,
+    *,
+    beta: float = 1.0,
+    old: float = 1.0,
+    use_metropolis: bool = False,
+    cached: bool = False,
 ) -> tuple[Array, Array]:
-    """New spins and P(s = +1 | rest) of as many draws."""
+    """New spins and P(s = +1 | rest) of as many draws; ``cached`` by thresholds, without the probability."""
     size = -(-fields.size // 16) * 16
     padded = [np.zeros(size, t) for t in (np.float32, np.uint32)]
     padded[0][: fields.size], padded[1][: fields.size] = fields, words
     f, w = (a.reshape(-1, 16) for a in padded)
     scale, before = np.full_like(f, -2 * beta * LOG2E), np.full_like(f, old)
     new, p = np.empty_like(f), np.empty_like(f)
+    if cached:
+        decide_by_threshold(use_metropolis, f, scale, w, 0xFFFF if old > 0 else 0, new)
+        return new.reshape(-1)[: fields.size], np.empty(0)
     decide(use_metropolis, f, scale, w, before, new, p)
     return new.reshape(-1)[: fields.size], p.reshape(-1)[: fields.size]
 
@@ -68,13 +90,16 @@ def words_below(holds: Callable[[Array], Array], fields: Array, bits: int) -> Ar
 FIELDS = np.concatenate((np.linspace(-9, 9, 91), [0.0, 1e-6, -1e-6, 11.0, -11.0])).astype(np.float32)
 
 
+@pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("beta", [1.0, 0.3])
-def test_heat_bath_has_the_right_probability(beta: float) -> None:
+def test_heat_bath_has_the_right_probability(beta: float, cached: bool) -> None:
     """Counted over all 2^32 words: right to 1e-6 of min(P, 1 - P), and to 2^-32."""
-    up = words_below(lambda k: decisions(FIELDS, k.astype(np.uint32), beta=beta)[0] > 0, FIELDS, 31)
-    far = words_below(
-        lambda k: decisions(FIELDS, (k + 2**31).astype(np.uint32), beta=beta)[0] < 0, FIELDS, 31
-    )
+
+    def draw(k: Array) -> Array:
+        return decisions(FIELDS, k.astype(np.uint32), beta=beta, cached=cached)[0]
+
+    up = words_below(lambda k: draw(k) > 0, FIELDS, 31)
+    far = words_below(lambda k: draw(k + 2**31) < 0, FIELDS, 31)
     exact = 1 / (1 + np.exp(-2 * beta * FIELDS.astype(np.float64)))
     for count, p in ((up, np.minimum(exact, 0.5)), (far, np.minimum(1 - exact, 0.5))):
         assert (np.abs(count / 2**32 - p) < 1e-6 * p + 2**-32).all()
@@ -82,14 +107,17 @@ def test_heat_bath_has_the_right_probability(beta: float) -> None:
     assert (np.abs((up + 2**31 - far) / 2**32 - exact) < 1e-6 * np.minimum(exact, 1 - exact) + 2**-31).all()
 
 
-def test_metropolis_has_the_right_probability() -> None:
-    """As above, of the flip of a spin that is up."""
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("old", [-1.0, 1.0])
+def test_metropolis_has_the_right_probability(old: float, cached: bool) -> None:
+    """As above, of the flip of a spin."""
 
     def flips(k: Array) -> Array:
-        return decisions(FIELDS, k.astype(np.uint32), use_metropolis=True)[0] < 0
+        new, _ = decisions(FIELDS, k.astype(np.uint32), old=old, use_metropolis=True, cached=cached)
+        return new != old
 
     count = words_below(flips, FIELDS, 32).clip(max=2**32)
-    exact = np.minimum(1, np.exp(-2 * FIELDS.astype(np.float64)))
+    exact = np.minimum(1, np.exp(-2 * old * FIELDS.astype(np.float64)))
     assert (np.abs(count / 2**32 - exact) < 2e-6 * exact + 2**-32).all()
 
 
@@ -114,7 +142,13 @@ def test_huge_fields_decide_and_overflow_nothing(use_metropolis: bool) -> None:
 
 
 def simulation(
-    ising: Ising, ladder: list[float], *, chains: int, names: Array | None = None, spins: Array | None = None
+    ising: Ising,
+    ladder: list[float],
+    *,
+    chains: int,
+    names: Array | None = None,
+    spins: Array | None = None,
+    track: bool = False,
 ) -> Simulation:
     """Problems [P, n] with one J."""
     assert ising.couplings is not None
@@ -129,6 +163,7 @@ def simulation(
         chains=chains,
         betas=np.tile(ladder, (count, 1)),
         spins=spins,
+        track=track,
     )
 
 
@@ -167,6 +202,16 @@ def test_sweeps_are_those_of_the_definition(n: int, three_body: float) -> None:
     assert np.array_equal(run.spins()[:, :, 0], swept(start[:, :, 0], ising, 2**40 + n, 2))
 
 
+@pytest.mark.parametrize("n", [1, 15, 16, 64, 65, 130])
+def test_sweeps_with_cached_fields_are_those_of_the_definition(n: int) -> None:
+    """n below, at and above vectors of 16 and panels of 64; a second sweep uses the flips of the first."""
+    ising = make_problem((2,), n, seed=n, fields=0.6, couplings=0.9 / n**0.5)
+    start = (2 * np.random.default_rng(n).integers(0, 2, (2, 3, 1, n)) - 1).astype(np.int8)
+    run = simulation(ising, [1.0], chains=3, spins=start)
+    run.run(Rules(seed=2**40 + n, fields="cached"), 3)
+    assert np.array_equal(run.spins()[:, :, 0], swept(start[:, :, 0], ising, 2**40 + n, 3))
+
+
 LADDER = [0.1, 0.35, 0.6, 0.8, 1.0]
 
 
@@ -181,8 +226,8 @@ def rung_pvalues(ising: Ising, spins: Array) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("three_body", [0.0, 0.4])
-def test_every_rung_has_its_own_law_and_labels_matter(three_body: float) -> None:
+@pytest.mark.parametrize(("three_body", "fields"), [(0.0, "summed"), (0.4, "summed"), (0.0, "cached")])
+def test_every_rung_has_its_own_law_and_labels_matter(three_body: float, fields: Fields) -> None:
     """N = 8000 chains of 3 problems with 5 replicas, alpha = 1e-6 for each rung.
 
     Labels that are the inverse of the permutation of the replicas give p < 1e-12 on some rung: with five replicas after
@@ -190,7 +235,7 @@ def test_every_rung_has_its_own_law_and_labels_matter(three_body: float) -> None
     """
     ising = make_problem((3,), 4, seed=1, fields=0.8, couplings=0.8, three_body=three_body)
     run = simulation(ising, LADDER, chains=8000)
-    run.run(Rules(seed=3), 41)
+    run.run(Rules(seed=3, fields=fields), 41)
     assert min(rung_pvalues(ising, run.spins())) > ALPHA
     rungs = run._rungs.reshape(3, 8000, 5)
     slots = np.argsort(rungs, axis=2)
@@ -229,20 +274,69 @@ def everything(run: Simulation, rules: Rules) -> list[Array]:
     return [run.spins(), found.ups, found.sums, found.rejections, found.exponents, found.reads]
 
 
-@pytest.mark.parametrize("order", ["sequential", "random"])
+@pytest.mark.parametrize(
+    ("order", "fields"), [("sequential", "summed"), ("random", "summed"), ("sequential", "cached")]
+)
 @pytest.mark.parametrize("ladder", [[1.0], LADDER])
-def test_neither_threads_nor_blocks_nor_other_problems_change_a_bit(ladder: list[float], order: Any) -> None:
-    ising = make_problem((5,), 6, seed=4)
-    expected = everything(simulation(ising, ladder, chains=37), Rules(9, order=order))
+def test_neither_threads_nor_blocks_nor_other_problems_change_a_bit(
+    ladder: list[float], order: Any, fields: Fields
+) -> None:
+    ising, rules = make_problem((5,), 6, seed=4), Rules(9, order=order, fields=fields)
+    expected = everything(simulation(ising, ladder, chains=37), rules)
     for threads, block in ((2, None), (1, 1), (3, 5)):
-        got = everything(
-            simulation(ising, ladder, chains=37), Rules(9, order=order, threads=threads, block=block)
-        )
+        got = everything(simulation(ising, ladder, chains=37), replace(rules, threads=threads, block=block))
         assert all(np.array_equal(a, b) for a, b in zip(got, expected, strict=True))
     fourth = Ising(ising.fields[3:4], ising.couplings)
-    alone = everything(simulation(fourth, ladder, chains=37, names=np.array([3])), Rules(9, order=order))
+    alone = everything(simulation(fourth, ladder, chains=37, names=np.array([3])), rules)
     parts = [e[:, 3:4] if i in (4, 5) else e[3:4] for i, e in enumerate(expected)]
     assert all(np.array_equal(a, b) for a, b in zip(alone, parts, strict=True))
+
+
+@pytest.mark.parametrize("method", ["heat_bath", "metropolis"])
+@pytest.mark.parametrize("ladder", [[1.0], LADDER])
+def test_both_kinds_of_fields_give_the_same_chains(ladder: list[float], method: Any) -> None:
+    """Spins to the bit through 40 sweeps, with a renewal in between; sums of numbers to rounding."""
+    ising = make_problem((2,), 70, seed=5, fields=0.6, couplings=1.5 / 70**0.5)
+    found = []
+    for fields in ("summed", "cached"):
+        run, rules = simulation(ising, ladder, chains=9, track=True), Rules(3, method=method, fields=fields)
+        run.run(rules, 5)
+        sums = run.run(rules, 40, average=True, exponents=True, every=3)
+        found.append(
+            (run.spins(), sums.reads, sums.sums, run.lowest(), sums.ups, sums.exponents, sums.rejections)
+        )
+    for a, b in zip(*(f[:4] for f in found), strict=True):
+        assert np.array_equal(a, b)
+    for a, b, tolerance in zip(*(f[4:] for f in found), (1e-4, 1e-3, 1e-3), strict=True):
+        assert np.abs(a - b).max(initial=0) < tolerance
+
+
+@pytest.mark.parametrize("fields", ["summed", "cached"])
+def test_the_tracked_state_is_the_lowest_of_all_sweeps(fields: Fields) -> None:
+    """Of every state after a sweep, chain by chain, and through a second call; the starts do not count."""
+    ising = make_problem((3,), 20, seed=6, fields=0.3, couplings=0.4)
+    run, rules = simulation(ising, [1.0], chains=5, track=True), Rules(4, fields=fields)
+    reads = np.concatenate([run.run(rules, sweeps, every=1).reads for sweeps in (9, 70)])
+    energy = ising.energy(torch.from_numpy(reads).transpose(1, 2)).transpose(1, 2)  # [t, P, C]
+    tracked = ising.energy(torch.from_numpy(run.lowest()).transpose(0, 1)).T
+    assert torch.allclose(tracked, energy.min(0).values, atol=1e-5)
+    tempered = simulation(ising, LADDER, chains=5, track=True)
+    tempered.run(rules, 30)
+    last = ising.energy(torch.from_numpy(tempered.spins()).permute(1, 2, 0, 3)).amin(1).T  # of all rungs
+    found = ising.energy(torch.from_numpy(tempered.lowest()).transpose(0, 1)).T
+    assert (found <= last + 1e-5).all()
+
+
+def test_the_choice_of_fields_depends_on_the_coupled_spins_only() -> None:
+    """Strong couplings are cached, weak ones and hot ladders are not; padding changes no choice."""
+    J = np.random.default_rng(1).normal(size=(256, 256)).astype(np.float32) / 16
+    J = np.triu(J, 1) + np.triu(J, 1).T
+    assert caching_pays(2 * J, 1)
+    assert not caching_pays(0.5 * J, 1)
+    assert not caching_pays(2 * J, 8)
+    assert not caching_pays(9 * J[:64, :64], 1)
+    for scale in (0.5, 2.0):
+        assert caching_pays(np.pad(scale * J, ((0, 99), (0, 99))), 1) == caching_pays(scale * J, 1)
 
 
 def test_more_replicas_than_lanes_of_a_strip() -> None:
@@ -254,18 +348,21 @@ def test_more_replicas_than_lanes_of_a_strip() -> None:
     assert g_test(reads, brute_force_states(ising)) > ALPHA
 
 
-def test_phantom_spins_change_nothing() -> None:
-    """A spin without field and couplings at the end, as padding adds it."""
-    ising = make_problem((3,), 5, seed=6)
+@pytest.mark.parametrize("n", [5, 63])
+@pytest.mark.parametrize(
+    ("order", "fields"), [("sequential", "summed"), ("random", "summed"), ("sequential", "cached")]
+)
+def test_phantom_spins_change_nothing(n: int, order: Any, fields: Fields) -> None:
+    """Spins without field and couplings at the end, as padding adds them: not a bit of the averages."""
+    ising = make_problem((3,), n, seed=6, couplings=0.5)
     assert ising.couplings is not None
     padded = Ising(
-        torch.nn.functional.pad(ising.fields, (0, 1)), torch.nn.functional.pad(ising.couplings, (0, 1, 0, 1))
+        torch.nn.functional.pad(ising.fields, (0, 3)), torch.nn.functional.pad(ising.couplings, (0, 3, 0, 3))
     )
-    for order in ("sequential", "random"):
-        plain, more = (partial(simulation, chains=20)(problem, LADDER) for problem in (ising, padded))
-        for run in (plain, more):
-            run.run(Rules(3, order=order), 20)
-        assert np.array_equal(more.spins()[..., :5], plain.spins())
+    plain, more = (partial(simulation, chains=7)(problem, LADDER) for problem in (ising, padded))
+    a, b = (run.run(Rules(3, order=order, fields=fields), 20, average=True) for run in (plain, more))
+    assert np.array_equal(more.spins()[..., :n], plain.spins())
+    assert np.array_equal(b.ups[..., :n], a.ups)
 
 
 def test_given_spins_are_where_the_chains_begin() -> None:

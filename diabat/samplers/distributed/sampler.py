@@ -151,7 +151,11 @@ class DistributedSampler(Sampler):
             ranges = {start: i for i, start in enumerate(sorted({p.reads.start for p in plan}))}
             states = chunks.assemble(
                 [
-                    ((slice(ranges[p.reads.start], ranges[p.reads.start] + 1),), p.box, a.arrays["tracked"][None])
+                    (
+                        (slice(ranges[p.reads.start], ranges[p.reads.start] + 1),),
+                        p.box,
+                        a.arrays["tracked"][None],
+                    )
                     for p, a in zip(plan, answers, strict=True)
                 ],
                 (len(ranges),),

@@ -137,16 +137,23 @@ class Part:
         self.simulation = Simulation(
             couplings,
             three_body,
-            group.fields.cpu()[places.slots].numpy(),
+            self._fields(group),
             places.slots[0].numpy(),
             queries,
             chains=chains,
-            betas=np.tile(ladder, (len(queries), 1))
+            betas=ladder[None].repeat(len(queries), axis=0)
             if kept is None or kept.betas is None
             else kept.betas[queries],
             spins=None if kept is None else self._gather(kept.spins),
             track=track,
         )
+
+    def _fields(self, group: Group) -> Array:
+        """Fields of the problems, [P, m]."""
+        fields = group.fields.cpu()
+        if self.tier.whole:
+            return fields.reshape(-1, fields.shape[-1]).numpy()
+        return fields[self.tier.places.slots].numpy()
 
     def _gather(self, spins: Tensor) -> Array:
         """Gather spins [C, R, *batch, n] into [P, C, R, m]; phantoms are +1."""
@@ -168,6 +175,9 @@ class Part:
     def write_reads(self, reads: Array, flat: Array) -> None:
         """Write reads [t, P, C, m] into [N·n + 1, reads]: all chains of one time, then those of the next."""
         by_cell = reads.transpose(1, 3, 0, 2).reshape(*self._cells.shape, -1)
+        if self.tier.whole:
+            flat[:-1].reshape(by_cell.shape[0], by_cell.shape[1], -1)[...] = by_cell[..., : flat.shape[1]]
+            return
         flat[self._cells] = by_cell[..., : flat.shape[1]]
 
     def write_chain(self, reads: Array, flat: Array) -> None:
@@ -212,7 +222,9 @@ class Batch:
         require_memory(needed, f"{chains} chains of {len(ladder)} replicas of {ising.num_problems} problems")
         self.tiers = tiers(ising, _cost)
         self.parts = [Part(group, self, chains, ladder, track) for group in self.tiers.gather(ising)]
-        self.visible_spins = sum(int(part.seen.sum()) for part in self.parts)
+        self.visible_spins = (
+            ising.fields.numel() if self.tiers.whole else sum(int(part.seen.sum()) for part in self.parts)
+        )
 
     @property
     def continued(self) -> bool:
@@ -248,6 +260,9 @@ class Batch:
         width = values[0].shape[1] if values else 0
         if not width:
             return torch.empty(*self.ising.batch_shape, 0, dtype=torch.float64)
+        if self.tiers.whole:
+            flat = torch.from_numpy(values[0].astype(np.float64))
+            return flat.reshape(*self.ising.batch_shape, width).to(self.ising.fields.device)
         return torch.stack([self.one_per_problem([v[:, i] for v in values]) for i in range(width)], dim=-1)
 
     def one_per_problem(self, values: Sequence[Array], fill: float = float("nan")) -> Tensor:

@@ -15,6 +15,7 @@ from diabat.compute.counter_random import PURPOSE_SHIFT, SWAP
 from diabat.compute.jit import inner, jit
 from diabat.compute.simd import address, constant, item, load, set_item, store
 from diabat.samplers.tempering.sweep import (
+    LOG2E,
     STRIP,
     Interactions,
     Strip,
@@ -25,7 +26,6 @@ from diabat.samplers.tempering.sweep import (
     sweep_strip,
 )
 
-LOG2E = 1.4426950408889634
 # Exponents are updated by the changes of each sweep, and recomputed after this many sweeps.
 _RENEW = 64
 _SWAP = SWAP << PURPOSE_SHIFT
@@ -202,7 +202,15 @@ def store_chains(
 
 @inner
 def swap_neighbours(
-    exponents: Any, slots: Any, betas: Any, rejections: Any, at: Any, sweep: int, chain: int, query: int, key: Any
+    exponents: Any,
+    slots: Any,
+    betas: Any,
+    rejections: Any,
+    at: Any,
+    sweep: int,
+    chain: int,
+    query: int,
+    key: Any,
 ) -> None:
     """Exchange the rungs of neighbours (i, i + 1), i even after even sweeps and odd after odd ones.
 

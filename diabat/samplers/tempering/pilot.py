@@ -76,7 +76,9 @@ def run_pilot(ising: Ising, rules: Rules) -> Pilot:
 def _starts(ising: Ising) -> Tensor:
     """Spins to start from, int8 [CHAINS, 1, *batch, n]: equal random ones for all problems, except along the fields."""
     n = ising.num_spins
-    drawn = np.random.default_rng(0).integers(0, 2, (n, CHAINS // 2), dtype=np.int8)  # row j is that of spin j for any n
+    drawn = np.random.default_rng(0).integers(
+        0, 2, (n, CHAINS // 2), dtype=np.int8
+    )  # row j is that of spin j for any n
     half = torch.from_numpy(2 * drawn.T - 1).reshape(-1, *(1,) * len(ising.batch_shape), n)
     spins = half.expand(-1, *ising.fields.shape).clone()
     spins[:_ALONG_FIELDS] = torch.where(ising.fields.cpu() < 0, -1, 1).to(torch.int8)
@@ -94,7 +96,7 @@ def only(ising: Ising, chosen: Tensor) -> Ising:
 def joined_samples(
     ising: Ising, pilot: Pilot, plain: Samples | None, tempered: Samples | None, rungs: int
 ) -> Samples:
-    """Reads of the problems that have mixed from ``plain``, of the others from ``tempered``; None where there are none."""
+    """Reads of problems that have mixed from ``plain``, of the others from ``tempered``; None if there are none."""
     mixed = pilot.mixed.to(ising.fields.device)[..., None]
     first, second = plain or tempered, tempered or plain
     assert first is not None

@@ -105,23 +105,33 @@ class Simulation:
         count, n = fields.shape
         replicas = betas.shape[1]
         size = int(groups[-1]) + 1
-        self._couplings = np.zeros((size, n, n), np.float32) if couplings is None else _single(couplings)
-        self._three_body = (
-            np.zeros((size, 0, 0, 0), np.float32) if three_body is None else _single(three_body)
+        self._couplings = (
+            np.zeros((size, n, n), np.float32)
+            if couplings is None
+            else np.ascontiguousarray(couplings, np.float32)
         )
-        self._fields, self._queries = _single(fields), queries.astype(np.uint32)
-        self._last = np.append(np.flatnonzero(np.diff(groups)) + 1, count)  # first problem of the next group
-        self._groups = groups[self._last - 1]
+        self._three_body = (
+            np.zeros((size, 0, 0, 0), np.float32)
+            if three_body is None
+            else np.ascontiguousarray(three_body, np.float32)
+        )
+        self._fields = np.ascontiguousarray(np.minimum(np.maximum(fields, -_LARGEST), _LARGEST), np.float32)
+        self._queries = queries.astype(np.uint32)
+        if size == 1:
+            self._last, self._groups = np.array([count]), np.array([0])
+        else:  # first problem of the next group
+            self._last = np.append(np.flatnonzero(np.diff(groups)) + 1, count)
+            self._groups = groups[self._last - 1]
         self.chains, self.betas, self.sweeps = chains, betas, 0
         self._fresh = spins is None
         self._cut: dict[Rules, tuple[Array | None, Array | None]] = {}  # cached blocks
         shape = (count * chains, replicas, n)
         self._spins = np.empty(shape, np.int8) if spins is None else spins.reshape(shape).copy()
-        self._rungs = np.tile(np.arange(replicas), (count * chains, 1))
+        self._rungs = np.arange(replicas)[None].repeat(count * chains, axis=0)
         self._panels: Any = None  # of the cached fields
         self._track = track
         self._lowest = np.empty((count * chains if track else 0, n), np.int8)
-        self._highest = np.full(len(self._lowest), -np.inf)
+        self._highest = np.full(len(self._lowest), -np.inf) if track else np.empty(0)
 
     def run(
         self, rules: Rules, sweeps: int, *, average: bool = False, exponents: bool = False, every: int = 0
@@ -157,13 +167,7 @@ class Simulation:
         problems = kernel.Problems(self._couplings, self._three_body, self._fields, self._queries)
         state = kernel.Chains(self._spins, self._rungs, np.ascontiguousarray(self.betas), self.chains)
         if rules not in self._cut:
-            cached = self._with_cached_fields(rules)
-            self._cut[rules] = (
-                None if cached.all() else self._blocks(~cached, rules.block, -(-replicas // sweep.STRIP) * sweep.STRIP),
-                self._blocks(cached, rules.block, max(self._cached_lanes(rules.threads), replicas))
-                if cached.any()
-                else None,
-            )
+            self._cut[rules] = self._both_kinds_of_blocks(rules, sweep.STRIP)
         summed, changed = self._cut[rules]
         if summed is not None:
             self._run_summed(summed, rules.threads, (problems, state, stretch, found))
@@ -173,37 +177,35 @@ class Simulation:
         self._fresh = False
         return self._by_problem(found)
 
-    def _run_summed(self, blocks: Array, threads: int, arguments: tuple[Any, ...]) -> None:
+    def _run_summed(self, blocks: Array, threads: int, arguments: tuple[Any, Any, Any, Any]) -> None:
         """Run blocks whose local fields are summed for every update."""
         from diabat.samplers.tempering import kernel, sweep
 
         _, replicas, n = self._spins.shape
         strips = -(-int(blocks[:, 2].max()) * replicas // sweep.STRIP)
 
-        def take(part: slice) -> tuple[Array, Array]:
-            return (
-                aligned_rows(strips * sweep.scratch_rows(n), np.float32),
-                aligned_rows(strips * sweep.word_rows(n), np.uint32),
-            )
+        numbers, words = strips * sweep.scratch_rows(n), strips * sweep.word_rows(n)
 
-        def work(part: slice, scratch: tuple[Array, Array]) -> None:
-            kernel.run_blocks(blocks[part], *arguments, *scratch)
+        def work(part: slice, scratch: Array) -> None:
+            kernel.run_blocks(blocks[part], *arguments, scratch[:numbers], scratch[numbers:].view(np.uint32))
 
-        run_parts(equal_ranges(len(blocks), threads), take, work)
+        run_parts(
+            equal_ranges(len(blocks), threads), lambda part: aligned_rows(numbers + words, np.float32), work
+        )
 
-    def _run_cached(self, blocks: Array, threads: int, arguments: tuple[Any, ...]) -> None:
+    def _run_cached(self, blocks: Array, threads: int, arguments: tuple[Any, Any, Any, Any]) -> None:
         """Run blocks whose local fields are cached."""
-        from diabat.samplers.tempering import flips
+        from diabat.samplers.tempering import cached_kernel, cached_sweep
 
         _, replicas, n = self._spins.shape
         chains = int(blocks[:, 2].max())
-        rows = flips.float_rows(chains * replicas, chains, n, arguments[2].average)
+        rows = cached_kernel.float_rows(chains * replicas, chains, n, arguments[2].average)
         if self._panels is None:
-            self._panels = flips.Panels(*_in_panels(self._couplings, self._fields, flips.PANEL))
+            self._panels = cached_sweep.Panels(*_in_panels(self._couplings, self._fields, cached_sweep.PANEL))
         panels = self._panels
 
         def work(part: slice, scratch: Array) -> None:
-            flips.run_blocks(blocks[part], panels, *arguments, scratch)
+            cached_kernel.run_blocks(blocks[part], panels, *arguments, scratch)
 
         run_parts(equal_ranges(len(blocks), threads), lambda part: aligned_rows(rows, np.float32), work)
 
@@ -220,33 +222,38 @@ class Simulation:
             spins = np.take_along_axis(self._spins, by_rung, axis=1)
         return spins.reshape(len(self._fields), self.chains, *self._spins.shape[1:])
 
-    def _with_cached_fields(self, rules: Rules) -> Array:
-        """Whether the fields of each group with problems are cached, bool."""
-        if rules.order == "random" or self._three_body.shape[1] or rules.fields == "summed":
-            return np.zeros(len(self._groups), bool)
-        if rules.fields == "cached":
-            return np.ones(len(self._groups), bool)
+    def _both_kinds_of_blocks(self, rules: Rules, strip: int) -> tuple[Array | None, Array | None]:
+        """Blocks of groups whose fields are summed, and of those whose fields are cached; None if there are none."""
         replicas = self._spins.shape[1]
-        return np.array([caching_pays(self._couplings[g], replicas) for g in self._groups])
+        cached = [self._caches(group, rules) for group in self._groups.tolist()]
+        lanes = -(-replicas // strip) * strip
+        return (
+            None if all(cached) else self._blocks([not c for c in cached], rules.block, lanes),
+            self._blocks(cached, rules.block, max(self._cached_lanes(rules.threads), replicas))
+            if any(cached)
+            else None,
+        )
+
+    def _caches(self, group: int, rules: Rules) -> bool:
+        """Whether the fields of a group are cached."""
+        if rules.order == "random" or self._three_body.shape[1] or rules.fields == "summed":
+            return False
+        return rules.fields == "cached" or caching_pays(self._couplings[group], self._spins.shape[1])
 
     def _cached_lanes(self, threads: int) -> int:
         """Lanes of a block with cached fields, fewer where a thread would have no block."""
         return max(_CACHED_LANES // 4, min(_CACHED_LANES, -(-self._spins[:, :, 0].size // threads)))
 
-    def _blocks(self, chosen: Array, limit: int | None, lanes: int) -> Array:
-        """Rows (group, first chain, number of chains) of the chosen groups; a block has complete chains of one group."""
+    def _blocks(self, chosen: list[bool], limit: int | None, lanes: int) -> Array:
+        """Rows (group, first chain, number of chains) of chosen groups; a block has complete chains of one group."""
         size = min(limit or lanes, lanes // self._spins.shape[1])
-        stops = self._last * self.chains
-        starts = np.append(0, stops[:-1])
-        rows = [
-            (group, first, min(size, stop - first))
-            for group, start, stop, taken in zip(
-                self._groups.tolist(), starts.tolist(), stops.tolist(), chosen.tolist(), strict=True
-            )
-            if taken
-            for first in range(start, stop, size)
-        ]
-        return np.array(rows, np.int64).reshape(-1, 3)
+        rows, start = [], 0
+        for group, problems, taken in zip(self._groups.tolist(), self._last.tolist(), chosen, strict=True):
+            stop = problems * self.chains
+            if taken:
+                rows += [(group, first, min(size, stop - first)) for first in range(start, stop, size)]
+            start = stop
+        return np.array(rows, np.int64)
 
     def _by_problem(self, found: Any) -> Found:
         def split(array: Array, axis: int = 0) -> Array:
@@ -284,12 +291,8 @@ def caching_pays(couplings: Array, replicas: int) -> bool:
     return 2 + rate * (15 + 0.036 * coupled) < 1.1 + 0.015 * coupled
 
 
-def _single(values: Array) -> Array:
-    return np.ascontiguousarray(np.clip(values, -_LARGEST, _LARGEST), dtype=np.float32)
-
-
 def _in_panels(couplings: Array, fields: Array, width: int) -> tuple[Array, Array]:
-    """J [G, n, n] and h [P, n] in rows of 16 spins, panel after panel, padded with zeros: [G, B·n·4, 16], [P·B·4, 16]."""
+    """J [G, n, n] and h [P, n] in rows of 16 spins, panel after panel, with zeros at the end."""
     groups, n = couplings.shape[:2]
     panels = -(-n // width)
     rows = aligned_rows(groups * panels * n * (width // 16), np.float32)

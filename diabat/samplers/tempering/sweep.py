@@ -45,6 +45,7 @@ from diabat.compute.simd_bits import (
 )
 
 STRIP = 64
+LOG2E = 1.4426950408889634
 _START = START << PURPOSE_SHIFT
 
 
@@ -321,7 +322,9 @@ def sweep_strip(
             field = load(out, row + v)
             for k in range(first, last):  # J_jj = 0
                 field = fma(splat(item(J.pairs, j * n + k)), load(strip.spins, 4 * k + v), field)
-            update(4 * j + v, v, field, load_words(strip.words, at + v), strip, use_metropolis, average, tempered)
+            update(
+                4 * j + v, v, field, load_words(strip.words, at + v), strip, use_metropolis, average, tempered
+            )
 
 
 @inner

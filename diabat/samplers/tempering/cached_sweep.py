@@ -1,4 +1,4 @@
-"""Compiled sweeps of chains with cached local fields, for large problems whose spins rarely flip; imported on first use.
+"""Compiled sweeps with cached local fields, for large problems whose spins rarely flip; imported on first use.
 
 A *panel* is the columns of J of 64 spins, [n, 64].  Each chain keeps its local fields, and a list of the spins that
 flipped in this sweep and in the last one.  When panel b is visited,
@@ -11,7 +11,8 @@ those of :mod:`~diabat.samplers.tempering.sweep`: a uniform number u becomes the
 
     s_j = +1    if -2 β f_j log2 e < θ,    θ = ± log2((1 - u)/u) by heat bath,    θ = -s_j log2(1/u) by Metropolis,
 
-and 16 spins are compared at a time up to the next flip.  The fields are summed anew every `RENEW` sweeps.
+and 16 spins are compared at a time up to the next flip.  Every 32 sweeps the fields are summed anew, because of
+rounding.
 """
 
 from __future__ import annotations
@@ -21,13 +22,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from diabat.compute.compiled_random import half_uniform, philox, whole_uniform
-from diabat.compute.counter_random import PURPOSE_SHIFT, START
-from diabat.compute.jit import inner, jit
-from diabat.compute.simd import add, address, constant, divide, fma, item, load, mul, set_item, splat, store, sub
+from diabat.compute.jit import inner
+from diabat.compute.simd import (
+    add,
+    address,
+    constant,
+    divide,
+    fma,
+    item,
+    load,
+    mul,
+    set_item,
+    splat,
+    store,
+    sub,
+)
 from diabat.compute.simd_bits import (
     binary_exponent,
     bits_less,
-    bits_signed,
     flip_sign,
     in_turn,
     lowest_bit,
@@ -36,21 +48,9 @@ from diabat.compute.simd_bits import (
     times_power_of_two,
     where_bits,
 )
-from diabat.samplers.tempering.kernel import (
-    LOG2E,
-    Chains,
-    Problems,
-    Results,
-    Stretch,
-    keep_lowest,
-    swap_neighbours,
-)
-from diabat.samplers.tempering.sweep import power_of_two
+from diabat.samplers.tempering.sweep import LOG2E, power_of_two
 
 PANEL = 64
-RENEW = 32
-_START = START << PURPOSE_SHIFT
-_ALL = 0xFFFF
 
 
 class Panels(NamedTuple):
@@ -100,28 +100,6 @@ class Work(NamedTuple):
     signs: Any
 
 
-@jit
-def float_rows(lanes: int, chains: int, n: int, average: bool) -> int:
-    """Rows of float32 scratch of a block."""
-    vectors = 4 * ((n + PANEL - 1) // PANEL)
-    return (lanes + 4) * vectors + 4 + 4 * vectors + (2 * chains * vectors if average else 0)
-
-
-@inner
-def work_of(numbers: Any, lanes: int, chains: int, n: int, average: bool) -> Work:
-    """Divide the scratch of a block; the lanes are padded to a multiple of four."""
-    panels = (n + PANEL - 1) // PANEL
-    V, L = 4 * panels, (lanes + 3) // 4 * 4
-    a, b = L * V, L * V + 4
-    c = b + 4 * V
-    d = c + (chains * V if average else 0)
-    return Work(
-        numbers[:a], np.zeros((L, V), np.int64), np.empty((2, L, n), np.int32),
-        np.zeros((2, L, panels + 1), np.int64), numbers[c:d], numbers[d:], np.zeros(L), np.zeros(L, np.float32),
-        np.zeros((2, L), np.uint32), np.full(L, -1, np.int64), np.zeros(L, np.int64), numbers[a:b], numbers[b:c],
-    )  # fmt: skip
-
-
 @inner
 def log_two(x: Any) -> Any:
     """Log2 x of positive normal numbers, absolute error 1e-7 + 1e-7 |log2 x|; polynomial of Cephes on [√½, √2)."""
@@ -149,49 +127,6 @@ def draw_words(index: int, sweep: int, chain: int, query: int, key: Any) -> Any:
     """Random words of 64 spins in order, four vectors; ``index`` is the counter of the first four."""
     w = philox(steps_from(index), sweep, chain, query, key[0], key[1])
     return in_turn(w[0], w[1], w[2], w[3])
-
-
-@inner
-def load_lanes(work: Work, first: int, count: int, problems: Problems, chains: Chains) -> None:
-    """Load spins and identifiers."""
-    replicas, n = chains.spins.shape[1], chains.spins.shape[2]
-    for c in range(count):
-        x = first + c
-        p = x // chains.count
-        for slot in range(replicas):
-            lane = c * replicas + slot
-            work.problem[lane] = p
-            work.ids[0, lane] = np.uint32((x - p * chains.count) * replicas + slot)
-            work.ids[1, lane] = problems.queries[p]
-            start = chains.spins[x, slot]
-            for j in range(n):
-                work.bits[lane, j // 16] |= (1 if start[j] > 0 else 0) << (j % 16)
-
-
-@inner
-def start_lanes(work: Work, lanes: int, n: int, key: Any) -> None:
-    """Set random spins; padding stays down."""
-    for lane in range(lanes):
-        for b in range((n + PANEL - 1) // PANEL):
-            words = draw_words(_START + 16 * b, 0, work.ids[0, lane], work.ids[1, lane], key)
-            work.bits[lane, 4 * b] = ~bits_signed(words[0]) & _ALL
-            work.bits[lane, 4 * b + 1] = ~bits_signed(words[1]) & _ALL
-            work.bits[lane, 4 * b + 2] = ~bits_signed(words[2]) & _ALL
-            work.bits[lane, 4 * b + 3] = ~bits_signed(words[3]) & _ALL
-        for j in range(n, PANEL * ((n + PANEL - 1) // PANEL)):
-            work.bits[lane, j // 16] &= ~(1 << (j % 16))
-
-
-@inner
-def set_rungs(work: Work, slots: Any, count: int, chains: Chains) -> None:
-    """Give every lane the inverse temperature of its rung."""
-    replicas = chains.spins.shape[1]
-    for c in range(count):
-        p = work.problem[c * replicas]
-        for i in range(replicas):
-            lane = c * replicas + slots[c, i]
-            work.scale[lane] = -2.0 * LOG2E * chains.betas[p, i]
-            work.rows[lane] = c if i == replicas - 1 else -1
 
 
 @inner
@@ -340,7 +275,9 @@ def add_averages(row: int, spins: int, decided: Any, scale: Any, at: Addresses) 
 
 
 @inner
-def visit(b: int, lane: int, sweep: int, key: Any, use_metropolis: bool, average: bool, at: Addresses) -> None:
+def visit(
+    b: int, lane: int, sweep: int, key: Any, use_metropolis: bool, average: bool, at: Addresses
+) -> None:
     """Bring the fields of a panel up to date, and draw its spins in order."""
     n, V, L, J, fields = at.n, at.vectors, at.lanes, at.couplings, at.fields
     row, own, other = lane * V + 4 * b, sweep % 2 * L + lane, (1 - sweep % 2) * L + lane
@@ -348,7 +285,9 @@ def visit(b: int, lane: int, sweep: int, key: Any, use_metropolis: bool, average
     ends = own * (panels + 1)
     before = other * (panels + 1)
     count = n * own + item(at.ends, ends + b)
-    add_list(n * other + item(at.ends, before + b + 1), n * other + item(at.ends, before + panels), b * n, row, at)
+    add_list(
+        n * other + item(at.ends, before + b + 1), n * other + item(at.ends, before + panels), b * n, row, at
+    )
     add_list(n * own, count, b * n, row, at)
     thresholds(b, lane, sweep, key, use_metropolis, at)
     beta, gain, chain = splat(item(at.scale, lane)), 0.0, item(at.rows, lane)
@@ -380,114 +319,3 @@ def visit(b: int, lane: int, sweep: int, key: Any, use_metropolis: bool, average
             add_averages(chain * V + 4 * b + v, spins, decided, beta, at)
     set_item(at.ends, ends + b + 1, count - n * own)
     set_item(at.exponents, lane, item(at.exponents, lane) + gain)
-
-
-@inner
-def write_spins(work: Work, lane: int, out: Any) -> None:
-    """Write the spins of a lane as ±1."""
-    for j in range(out.shape[0]):
-        out[j] = np.int8(2 * (work.bits[lane, j // 16] >> (j % 16) & 1) - 1)
-
-
-@inner
-def store_lanes(
-    work: Work, slots: Any, first: int, count: int, chains: Chains, average: bool, results: Results
-) -> None:
-    """Store spins, rungs and averages."""
-    replicas, n = chains.spins.shape[1], chains.spins.shape[2]
-    V = work.bits.shape[1]
-    for c in range(count):
-        x = first + c
-        for i in range(replicas):
-            chains.rungs[x, slots[c, i]] = i
-            write_spins(work, c * replicas + i, chains.spins[x, i])
-        if average:
-            for j in range(n):
-                results.ups[x, j] += work.ups[c * V + j // 16, j % 16]
-                results.sums[x, j] += work.sums[c * V + j // 16, j % 16]
-
-
-@inner
-def after_sweep(
-    work: Work, t: int, number: int, slots: Any, first: int, count: int, problems: Problems, chains: Chains,
-    stretch: Stretch, results: Results,
-) -> None:  # fmt: skip
-    """Swap neighbours, record exponents, lowest states and reads."""
-    replicas = chains.spins.shape[1]
-    for c in range(count):
-        x, p, own = first + c, work.problem[c * replicas], work.exponents[c * replicas : (c + 1) * replicas]
-        if stretch.track:
-            slot = keep_lowest(own, x, results)
-            if slot >= 0:
-                write_spins(work, c * replicas + slot, results.lowest[x])
-        if replicas > 1:
-            swap_neighbours(
-                address(work.exponents), address(slots), address(chains.betas), address(results.rejections),
-                (replicas, c, p, x), number, x % chains.count, problems.queries[p], stretch.key,
-            )  # fmt: skip
-            if results.exponents.shape[0]:
-                for r in range(replicas):
-                    results.exponents[t, x, r] = own[slots[c, r]]
-        if stretch.every and (t + 1) % stretch.every == 0:
-            write_spins(
-                work, c * replicas + slots[c, replicas - 1], results.reads[(t + 1) // stretch.every - 1, x]
-            )
-    if replicas > 1:
-        set_rungs(work, slots, count, chains)
-
-
-@inner
-def run_block(
-    group: int,
-    first: int,
-    count: int,
-    panels: Panels,
-    problems: Problems,
-    chains: Chains,
-    stretch: Stretch,
-    results: Results,
-    numbers: Any,
-) -> None:
-    """Run all sweeps of ``count`` chains from chain ``first`` on, with the couplings of ``group``."""
-    replicas, n = chains.spins.shape[1], chains.spins.shape[2]
-    lanes, average = count * replicas, stretch.average
-    work = work_of(numbers, lanes, count, n, average)
-    J, h = panels.couplings[group], panels.fields
-    at = addresses(J, n, work)
-    slots = np.empty((count, replicas), np.int64)
-    for c in range(count):
-        for slot in range(replicas):
-            slots[c, chains.rungs[first + c, slot]] = slot
-    load_lanes(work, first, count, problems, chains)
-    if stretch.start:
-        start_lanes(work, lanes, n, stretch.key)
-    set_rungs(work, slots, count, chains)
-    if average:
-        work.ups[:] = 0.0
-        work.sums[:] = 0.0
-    for t in range(stretch.sweeps):
-        number = stretch.first + t
-        if t == 0 or number % RENEW == 0:
-            renew(lanes, n, J, h, work)
-        for b in range(work.bits.shape[1] // 4):
-            for lane in range(lanes):
-                visit(b, lane, number, stretch.key, stretch.use_metropolis, average, at)
-        after_sweep(work, t, number, slots, first, count, problems, chains, stretch, results)
-    store_lanes(work, slots, first, count, chains, average, results)
-
-
-@jit
-def run_blocks(
-    blocks: Any,
-    panels: Panels,
-    problems: Problems,
-    chains: Chains,
-    stretch: Stretch,
-    results: Results,
-    numbers: Any,
-) -> None:
-    """Run blocks of chains [blocks, 3]: group of couplings, first chain, number of chains."""
-    for b in range(blocks.shape[0]):
-        run_block(
-            blocks[b, 0], blocks[b, 1], blocks[b, 2], panels, problems, chains, stretch, results, numbers
-        )
