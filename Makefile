@@ -43,6 +43,8 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.relative_windows --batch 16
 	$(BIN)/python -m benchmarks.tempering
 	$(BIN)/python -m benchmarks.tempering_errors
+	$(BIN)/python -m benchmarks.tempering_pilot
+	$(BIN)/python -m benchmarks.ground_states
 	$(BIN)/python -m benchmarks.banded
 	$(BIN)/python -m benchmarks.games
 	$(BIN)/python -m benchmarks.heads

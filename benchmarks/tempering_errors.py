@@ -25,11 +25,12 @@ from diabat.samplers.answers import Moments
 SPINS, SEED = 12, 5
 OFF, SMALL_RHAT = 0.1, 1.05
 STRENGTHS = {"g = 0.5": 0.5, "g = 1": 1.0, "g = 2": 2.0, "g = 3": 3.0, "g = 5": 5.0}
-CHAINS: dict[str, dict[str, int]] = {
+CHAINS: dict[str, dict[str, Any]] = {
     "default": {},
     "4 chains": {"num_chains": 4},
     "1 chain of 1024": {"num_chains": 1, "sweeps": 1024},
     "1 replica": {"num_replicas": 1},
+    "auto": {"num_replicas": "auto"},
     "256 after 256": {"burn_in": 256, "sweeps": 256},
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,9 +20,13 @@ from diabat.samplers.tempering.simulation import Rules
 
 Array = NDArray[Any]
 
-CHAINS, BURN_IN, SWEEPS = 32, 64, 128
-# Largest R-hat of a problem whose plain chains have mixed (docs/tempering.md#fewer-replicas).
+CHAINS = 32
+# Sweeps before and in the averages of two stages; problems that the first one decides skip the second.
+STAGES = ((32, 64), (32, 128))
+# Largest R-hat of a problem whose plain chains have mixed (docs/tempering.md#fewer-replicas), and where the first stage
+# decides: below and above.
 MOST_RHAT = 1.05
+_CERTAIN = 1.01, 1.5
 # Pairs of chains that start from the signs of the fields and from their negation; the others start at random.
 _ALONG_FIELDS = 4
 
@@ -33,12 +38,14 @@ class Pilot(NamedTuple):
         rhat: Largest split R-hat of 32 plain chains, float64 [*batch]; 1 for problems without visible spins.
         autocorrelation_time: τ in sweeps, float64 [*batch].
         mixed: Whether plain chains suffice, bool [*batch].
+        sweeps: Sweeps of each chain, int64 [*batch].
         updates: Number of spin updates.
     """
 
     rhat: Tensor
     autocorrelation_time: Tensor
     mixed: Tensor
+    sweeps: Tensor
     updates: int
 
     def info(self) -> dict[str, Any]:
@@ -47,7 +54,7 @@ class Pilot(NamedTuple):
             "rhat": self.rhat,
             "autocorrelation_time": self.autocorrelation_time,
             "chains": CHAINS,
-            "sweeps": BURN_IN + SWEEPS,
+            "sweeps": self.sweeps,
             "updates": self.updates,
         }
 
@@ -56,21 +63,33 @@ def run_pilot(ising: Ising, rules: Rules) -> Pilot:
     """Run 32 plain chains of every problem, and compare them by R-hat.
 
     Half of the chains start from the negation of the others, so that two modes that are about each other's negation
-    both have chains; the first ones start along and against the fields.  The random numbers are those of a seed of
+    both have chains; the first ones start along and against the fields.  Problems whose R-hat is neither below 1.01 nor
+    above 1.5 after 96 sweeps go on for 160 more, and the last 128 decide.  The random numbers are those of a seed of
     their own.  A problem's answer does not depend on other problems of the batch.
     """
-    start = Kept(_starts(ising), None, np.ones((ising.num_problems, 1)))
-    batch = Batch(ising, CHAINS, np.ones(1), start)
-    low, high = (int(word) for word in np.random.SeedSequence(rules.seed).generate_state(2, np.uint32))
-    own = Rules(low + (high << 32), rules.method, rules.order, rules.threads)
-    found = []
-    for part in batch.parts:
-        part.simulation.run(own, BURN_IN)
-        found.append((part, averages(part.simulation, own, SWEEPS)))
-    rhat = batch.one_per_problem([a.rhat(part.seen) for part, a in found], 1.0).cpu()
-    times = batch.one_per_problem([a.autocorrelation_time(part.seen) for part, a in found]).cpu()
-    updates = batch.visible_spins * CHAINS * (BURN_IN + SWEEPS)
-    return Pilot(rhat, times, rhat <= MOST_RHAT, updates)
+    words = np.random.SeedSequence(rules.seed).generate_state(len(STAGES), np.uint64)
+    shape = ising.batch_shape
+    rhat = torch.ones(shape, dtype=torch.float64)
+    times = torch.full(shape, math.nan, dtype=torch.float64)
+    sweeps = torch.zeros(shape, dtype=torch.int64)
+    undecided, spins, updates = torch.ones(shape, dtype=torch.bool), _starts(ising), 0
+    for (burn_in, length), seed in zip(STAGES, words.tolist(), strict=True):
+        start = Kept(spins, None, np.ones((ising.num_problems, 1)))
+        batch = Batch(only(ising, undecided), CHAINS, np.ones(1), start)
+        own, found = replace(rules, seed=seed), []
+        for part in batch.parts:
+            part.simulation.run(own, burn_in)
+            found.append((part, averages(part.simulation, own, length)))
+        latest = batch.one_per_problem([a.rhat(part.seen) for part, a in found], 1.0).cpu()
+        latest_times = batch.one_per_problem([a.autocorrelation_time(part.seen) for part, a in found]).cpu()
+        rhat, times = torch.where(undecided, latest, rhat), torch.where(undecided, latest_times, times)
+        sweeps += undecided * (burn_in + length)
+        updates += batch.visible_spins * CHAINS * (burn_in + length)
+        undecided = undecided & (rhat > _CERTAIN[0]) & (rhat < _CERTAIN[1])
+        if not bool(undecided.any()):
+            break
+        spins = batch.kept().spins
+    return Pilot(rhat, times, rhat <= MOST_RHAT, sweeps, updates)
 
 
 def _starts(ising: Ising) -> Tensor:

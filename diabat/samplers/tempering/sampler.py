@@ -55,9 +55,9 @@ class TemperingSampler(Sampler):
 
     Args:
         num_replicas: R, from 1 (plain chains at beta = 1) to 256; None for 8.  ``auto`` is 1 for every problem whose
-            plain chains mix, by the R-hat of 32 plain chains of 192 sweeps that start on both sides, and 8 for the
-            others; ``info["num_replicas"]`` and ``info["pilot"]`` have the decisions.  A decision depends on the
-            problem, its place in the batch and the seed.
+            plain chains mix, by the R-hat of 32 plain chains of 96 to 256 sweeps that start on both sides, and 8 for
+            the others; ``info["num_replicas"]`` and ``info["pilot"]`` have the decisions.  A decision depends on the
+            problem, its place in the batch and the seed.  There is no log Z.
         betas: The ladder, ascending to 1.0; excludes ``num_replicas`` and is not adjusted.
         burn_in: Sweeps before the first read, at least 1.
         sweeps: Sweeps of each chain that ``moments`` averages over.
