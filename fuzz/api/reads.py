@@ -38,8 +38,8 @@ def refined_reads(dice: Dice) -> None:
 
 def tempering_reads(dice: Dice) -> None:
     """Reads of independent chains; at strong couplings only their form is checked."""
-    options = {"num_replicas": dice.pick([1, 2, 8]), "method": dice.pick(["heat_bath", "metropolis"])}
-    options |= {"order": dice.pick(["sequential", "random"])}
+    options = {"num_replicas": dice.pick([1, 2, 8, "auto"]), "method": dice.pick(["heat_bath", "metropolis"])}
+    options |= {"order": dice.pick(["sequential", "random"]), "track_lowest": dice.chance(0.3)}
     strength = dice.pick([_MILD / 5, 1e4])
     ising = random_problem(dice, Shape(spins=6, strength=strength, extreme=0.02))
     _reads(dice, diabat.sampler("tempering", **options), ising, lawful=strength < _MILD)
@@ -53,6 +53,8 @@ def _reads(dice: Dice, sampler: Sampler, ising: Ising, *, lawful: bool = True) -
         torch.equal(samples.spins, sampler.sample(ising, reads, seed=seed).spins),
         "seed: expected the same reads from the same seed",
     )
+    if samples.tracked is not None:
+        check_tracked(samples, ising)
     # Beyond that, float32 or a float64 sum decides ties.
     if lawful and largest(ising) < 1e6:
         law = enumerate_law(ising)
@@ -70,12 +72,22 @@ def check_form(samples: Samples, ising: Ising, reads: int) -> None:
     demand(bool((spins[:, hidden] == -1).all()), "invisible spins: expected -1")
 
 
+def check_tracked(samples: Samples, ising: Ising) -> None:
+    """Form of the tracked state, and no read of lower energy: reads are states after a sweep."""
+    assert samples.tracked is not None
+    check_form(Samples(samples.tracked[None], samples.visible), ising, 1)
+    if largest(ising) < 1e6:
+        energy, tracked = samples.energy.double(), ising.energy(samples.tracked).double()
+        slack = 1e-4 * (1 + energy.abs().max())
+        demand(bool((tracked <= energy.amin(0) + slack).all()), "tracked: expected no read of lower energy")
+
+
 def tempering_moments(dice: Dice) -> None:
     """Averages over 16 chains against the law, by their own standard error (Student's t, 15 degrees)."""
     lawful = dice.chance(0.6)
     strength = _MILD / 5 if lawful else 1e4
     ising = random_problem(dice, Shape(spins=6, strength=strength, extreme=0.0 if lawful else 0.1))
-    sampler = diabat.sampler("tempering", num_replicas=dice.pick([1, 4]), sweeps=dice.pick([16, 64]))
+    sampler = diabat.sampler("tempering", num_replicas=dice.pick([1, 4, "auto"]), sweeps=dice.pick([16, 64]))
     moments = sampler.moments(ising, correlations=dice.chance(0.3), seed=dice.integer(0, 2**31))
     check_range(moments, ising)
     if not lawful:

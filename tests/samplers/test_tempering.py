@@ -591,6 +591,9 @@ def test_auto_with_invisible_spins_and_none() -> None:
         assert (drawn.spins[:, ~nothing.visible_mask] == -1).all()
     deep = TemperingSampler(**AUTO).moments(frustrated(5), seed=1)
     assert (deep.info["num_replicas"].tolist(), deep.info["betas"].shape) == ([8], (1, 8))
+    single = TemperingSampler(**AUTO).moments(make_problem((), 4, seed=6), seed=1)
+    assert (single.info["num_replicas"].tolist(), single.probability.shape) == (1, (4,))
+    assert single.info["rhat"].shape == ()
 
 
 def test_auto_is_refused_where_it_cannot_be() -> None:

@@ -172,7 +172,8 @@ def _joined_info(
     for name, axes in _PER_PROBLEM.items():
         if name in first:
             a, b = first[name], second[name]
-            info[name] = torch.where(mixed.to(a.device).reshape(*mixed.shape, *(1,) * axes), a, b)
+            chosen = mixed.to(a.device).reshape((*mixed.shape, *(1,) * axes))
+            info[name] = torch.where(chosen, a, b)
     if "rhat" in info:
         info["rhat_max"] = float(info["rhat"].max())
     betas = torch.full((*mixed.shape, rungs), math.nan, dtype=torch.float64)
