@@ -102,7 +102,7 @@ def log_partition(start: Array, forward: Array, backward: Array) -> tuple[Array,
 
 
 def _log_sum_of_sweeps(slope: Array, exponents: Array, largest: Array) -> Array:
-    """Log Σ_t exp(slope · A_t) with the largest term given; sweep by sweep, because arrays of all sweeps leave the cache.
+    """Log Σ_t exp(slope · A_t) with the largest term given; one sweep at a time, because all sweeps exceed the cache.
 
     Exponentials are float32, with relative errors of 1e-7.
     """
