@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         NeuroGameAttention,
         spin_probabilities,
     )
+    from diabat.edges import Edges
     from diabat.ising import Ising, IsingError
     from diabat.samplers import (
         Capabilities,
@@ -30,6 +31,7 @@ _LAZY = {
     "BoltzmannAttention": "diabat.attention",
     "BoltzmannMultiheadAttention": "diabat.attention",
     "Capabilities": "diabat.samplers",
+    "Edges": "diabat.edges",
     "Ising": "diabat.ising",
     "IsingError": "diabat.ising",
     "Moments": "diabat.samplers",
@@ -47,6 +49,7 @@ __all__ = [
     "BoltzmannAttention",
     "BoltzmannMultiheadAttention",
     "Capabilities",
+    "Edges",
     "Ising",
     "IsingError",
     "Moments",

@@ -1,4 +1,4 @@
-"""Conversion of the arguments of a problem: arrays, nested lists, other dtypes, dictionaries."""
+"""Conversion of the arguments of a problem: arrays, nested lists, other dtypes, dictionaries, sparse tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from diabat.checks import is_number
-from diabat.ising import Ising, IsingError
+from diabat.edges import Edges, best_form
+from diabat.ising import Ising, IsingError, check_finite
 
 _REAL_KINDS = "iuf"  # dtype kinds of numpy: integers, unsigned integers, floats
 
@@ -71,14 +72,104 @@ def from_dict(
     h = torch.zeros(len(labels), dtype=torch.float64)
     for label, value in fields.items():
         h[place[label]] = _number(f"fields[{label!r}]", value)
-    J = torch.zeros(len(labels), len(labels), dtype=torch.float64)
+    J = torch.zeros(len(pairs), dtype=torch.float64)
     seen: set[frozenset[Hashable]] = set()
-    for a, b in pairs:
+    for e, (a, b) in enumerate(pairs):
         if frozenset((a, b)) in seen:
             raise IsingError("couplings", f"expected every pair once, got {(a, b)} and {(b, a)}.")
         seen.add(frozenset((a, b)))
-        J[place[a], place[b]] = J[place[b], place[a]] = _number(f"couplings[{(a, b)}]", couplings[a, b])
-    return Ising(h.to(dtype), J.to(dtype)), labels
+        J[e] = _number(f"couplings[{(a, b)}]", couplings[a, b])
+    index = torch.tensor([(place[a], place[b]) for a, b in pairs], dtype=torch.int64).reshape(-1, 2)
+    return Ising(h.to(dtype), best_form(Edges(index, J.to(dtype)), len(labels))), labels
+
+
+def as_index(value: Any) -> Tensor:
+    """Convert the pairs of edges to int64 [E, 2]."""
+    given = value if isinstance(value, Tensor) else torch.from_numpy(_integers(value))
+    if given.dtype == torch.bool or given.is_floating_point() or given.is_complex():
+        raise IsingError("index", f"expected integers, got dtype {given.dtype}.")
+    if given.numel() == 0:
+        given = given.reshape(-1, 2)
+    if given.ndim != 2 or given.shape[1] != 2:
+        hint = "; transpose it" if given.ndim == 2 and given.shape[0] == 2 else ""
+        raise IsingError("index", f"expected pairs of spins [E, 2], got shape {list(given.shape)}{hint}.")
+    return given.detach().to(torch.int64)
+
+
+def _integers(value: Any) -> np.ndarray:
+    array = _array("index", value) if isinstance(value, np.ndarray | list | tuple) else None
+    if array is None:
+        raise IsingError("index", f"expected a tensor, an array or a list, got {type(value).__name__}.")
+    if array.size == 0:
+        return np.zeros((0, 2), np.int64)
+    if array.dtype.kind not in "iu":
+        raise IsingError("index", f"expected integers, got dtype {array.dtype}.")
+    return np.array(array, dtype=np.int64, order="C")
+
+
+def as_values(value: Any, index: Tensor) -> Tensor:
+    """Convert the values of edges, arrays and lists to float64, and require one for each pair."""
+    values = value
+    if isinstance(value, np.ndarray | list | tuple):
+        values = _numbers("values", _array("values", value), torch.float64, index.device)
+    elif isinstance(value, Tensor):
+        values = _widened(value, torch.float32)
+    if not isinstance(values, Tensor):
+        raise IsingError("values", f"expected a tensor, an array or a list, got {type(value).__name__}.")
+    if values.layout != torch.strided or not values.is_floating_point():
+        raise IsingError(
+            "values", f"expected a dense tensor of numbers, got {values.dtype}, {values.layout}."
+        )
+    if values.ndim < 1 or values.shape[-1] != len(index):
+        raise IsingError(
+            "values",
+            f"expected one value for each of {len(index)} pairs, [*lead, E], got {list(values.shape)}.",
+        )
+    if index.device != values.device:
+        raise IsingError("index", f"expected the device of the values, {values.device}, got {index.device}.")
+    return values
+
+
+def edges_of(J: Tensor, n: int) -> Edges:
+    """Edges of a symmetric sparse tensor [n, n]; entries given twice are added, as torch defines it.
+
+    Values are the mean of J_jk and J_kj, so that the gradient of J is symmetric, as that of a matrix is.
+    """
+    if J.layout not in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc):
+        raise IsingError("couplings", f"expected a dense, COO, CSR or CSC tensor, got the layout {J.layout}.")
+    if tuple(J.shape) != (n, n):
+        raise IsingError(
+            "couplings",
+            f"expected a sparse tensor [n, n] with n = {n}, got {list(J.shape)}; use diabat.Edges for several J.",
+        )
+    J = (J if J.layout == torch.sparse_coo else J.to_sparse_coo()).coalesce()
+    if J.dense_dim():
+        raise IsingError("couplings", "expected two sparse dimensions, got a dense one; use diabat.Edges.")
+    (rows, columns), values = J.indices(), J.values()
+    check_finite("couplings", values.detach())
+    names, mirrored = rows * n + columns, columns * n + rows
+    order = mirrored.argsort()
+    upper = rows < columns
+    partner = values[order]
+    wrong = names != mirrored[order]
+    if not bool(wrong.any()):
+        wrong = ~torch.isclose(values.detach(), partner.detach(), rtol=1e-6, atol=1e-12)
+    if bool(wrong.any()):
+        e = int(wrong.nonzero()[0])
+        raise IsingError(
+            "couplings",
+            f"expected a symmetric sparse tensor with J_jk and J_kj, got different ones near "
+            f"[{int(rows[e])}, {int(columns[e])}]; use U + U.T of an upper triangle U, or diabat.Edges.",
+        )
+    loops = (rows == columns) & (values.detach() != 0)
+    if bool(loops.any()):
+        e = int(loops.nonzero()[0])
+        raise IsingError(
+            "couplings",
+            f"expected no diagonal, got {float(values[e]):.3g} at [{int(rows[e])}, {int(rows[e])}].",
+        )
+    index = torch.stack((rows[upper], columns[upper]), dim=1)
+    return Edges(index, (values[upper] + partner[upper]) / 2)
 
 
 def _widened(value: Tensor, dtype: torch.dtype) -> Tensor:

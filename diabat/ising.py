@@ -21,32 +21,39 @@ import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError
+from diabat.edges import Edges, best_form, pairs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     Values = Tensor | np.ndarray | Sequence[Any]
 
 
 _DTYPES = (torch.float32, torch.float64)
+# Numbers of one intermediate result while the energies of many reads are computed from edges: 64 MiB in float64.
+_AT_ONCE = 1 << 23
+_ATTRIBUTES = ("fields", "matrix", "edges", "visible", "three_body", "check")
 
 
 class IsingError(ArgumentError):
     """A problem that is not a valid Ising model; the message names argument, expected and got."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Ising:
     """A batch of Ising models on n spins.
 
     Fields, couplings and visibility may also be numpy arrays or nested lists, and integers or half precision.
     float64 stays, lists are read in torch's default dtype, and all else becomes float32.  Couplings that are not
-    float32 or float64 tensors get the dtype of the fields.  Tensors of different dtypes are refused.
+    float32 or float64 tensors get the dtype of the fields, and so do edges.  Dense tensors of different dtypes are
+    refused.
 
     Args:
         fields: h, float32 or float64 [*batch, n]; dimensionless (divided by temperature).
         couplings: J, same dtype, [*lead, n, n], symmetric with zero diagonal; ``lead`` broadcasts against
             ``batch``.  ``[n, n]`` (one J shared by the whole batch) is the normal case.  None means J = 0.
+            :class:`diabat.Edges`, or a sparse COO or CSR tensor [n, n], are held as edges and never expanded by
+            backends that take edges; the others expand them up to ``diabat.edges.DENSE_SPINS`` spins.
         visible: bool, broadcastable to [*batch, n].  An invisible spin has no field and no coupling, and its
             probability of +1 is reported as 0.  None means every spin is visible.
         three_body: K, same dtype, [*lead, n, n, n], invariant under every permutation of its last three
@@ -60,33 +67,48 @@ class Ising:
     """
 
     fields: Tensor
-    couplings: Tensor | None = None
-    visible: Tensor | None = None
-    three_body: Tensor | None = None
-    check: bool = True
+    matrix: Tensor | None
+    edges: Edges | None
+    visible: Tensor | None
+    three_body: Tensor | None
+    check: bool
 
-    if TYPE_CHECKING:  # the constructor accepts more types than the attributes have
-
-        def __init__(
-            self,
-            fields: Values,
-            couplings: Values | None = None,
-            visible: Values | None = None,
-            three_body: Values | None = None,
-            check: bool = True,
-        ) -> None: ...
-
-    def __post_init__(self) -> None:
-        if self.check:
+    def __init__(
+        self,
+        fields: Values,
+        couplings: Values | Edges | None = None,
+        visible: Values | None = None,
+        three_body: Values | None = None,
+        check: bool = True,
+    ) -> None:
+        sparse = isinstance(couplings, Tensor) and couplings.layout != torch.strided
+        edges = couplings if isinstance(couplings, Edges) else None
+        matrix = None if sparse or edges is not None else couplings
+        given = (fields, matrix, edges, visible, three_body, check)
+        for name, value in zip(_ATTRIBUTES, given, strict=True):
+            object.__setattr__(self, name, value)
+        if check:
             self._convert()
             _check_fields(self.fields)
-            _check_interaction("couplings", self.couplings, self.fields, order=2)
+        if sparse or edges is not None:
+            self._hold_edges(couplings)
+        if check:
+            _check_interaction("couplings", self.matrix, self.fields, order=2)
+            _check_edges(self.edges, self.fields)
             _check_interaction("three_body", self.three_body, self.fields, order=3)
             _check_visible(self.visible, self.fields)
 
+    def _hold_edges(self, couplings: Any) -> None:
+        """Hold edges, or a sparse tensor as edges, in the dtype of the fields."""
+        if not isinstance(couplings, Edges):
+            from diabat.inputs import edges_of
+
+            couplings = edges_of(couplings, self.num_spins)
+        object.__setattr__(self, "edges", couplings.mapped(lambda values: values.to(self.fields.dtype)))
+
     def _convert(self) -> None:
         """Convert arguments that are not float32, float64 or bool tensors."""
-        given = (self.fields, self.couplings, self.three_body)
+        given = (self.fields, self.matrix, self.three_body)
         known = all(t is None or (isinstance(t, Tensor) and t.dtype in _DTYPES) for t in given)
         if known and (self.visible is None or isinstance(self.visible, Tensor)):
             return
@@ -95,8 +117,8 @@ class Ising:
         fields = as_fields(self.fields)
         object.__setattr__(self, "fields", fields)
         if isinstance(fields, Tensor):
-            for name in ("couplings", "three_body"):
-                object.__setattr__(self, name, as_interaction(name, getattr(self, name), fields))
+            for name, order in (("matrix", "couplings"), ("three_body", "three_body")):
+                object.__setattr__(self, name, as_interaction(order, getattr(self, name), fields))
             object.__setattr__(self, "visible", as_visible(self.visible, fields))
 
     @classmethod
@@ -130,6 +152,30 @@ class Ising:
         return from_dict(fields, couplings, dtype)
 
     @property
+    def couplings(self) -> Tensor | None:
+        """J as a matrix, [*lead, n, n]; edges are expanded at every access.
+
+        Raises:
+            ArgumentError: If edges of more than ``diabat.edges.DENSE_SPINS`` spins would be expanded.
+        """
+        return self.matrix if self.edges is None else self.edges.matrix(self.num_spins)
+
+    @property
+    def held_couplings(self) -> Tensor | Edges | None:
+        """J as it is held: a matrix, edges, or None."""
+        return self.matrix if self.edges is None else self.edges
+
+    def dense(self) -> Ising:
+        """Return the problem with its edges expanded into a matrix, differentiably; itself if it has no edges.
+
+        Raises:
+            ArgumentError: As for :attr:`couplings`.
+        """
+        if self.edges is None:
+            return self
+        return Ising(self.fields, self.couplings, self.visible, self.three_body, check=False)
+
+    @property
     def num_spins(self) -> int:
         """Number n of spins, visible or not."""
         return self.fields.shape[-1]
@@ -147,10 +193,11 @@ class Ising:
     @property
     def lead(self) -> torch.Size:
         """Broadcast leading shape of J and K, padded with ones in front to the number of dimensions of the batch."""
-        J, K = self.couplings, self.three_body
-        found = torch.Size() if J is None else J.shape[:-2]
+        K = self.three_body
+        found = torch.Size() if self.matrix is None else self.matrix.shape[:-2]
+        found = found if self.edges is None else self.edges.lead
         if K is not None:
-            found = K.shape[:-3] if J is None else torch.Size(np.broadcast_shapes(found, K.shape[:-3]))
+            found = torch.Size(np.broadcast_shapes(found, K.shape[:-3]))
         missing = self.fields.ndim - 1 - len(found)
         return torch.Size((1,) * missing + found) if missing else found
 
@@ -170,6 +217,14 @@ class Ising:
             return torch.ones_like(self.fields, dtype=torch.bool)
         return self.visible.expand(self.fields.shape).clone()
 
+    def pair_fields(self, spins: Tensor) -> Tensor:
+        """Σ_k J_jk s_k of spins or magnetizations [*sample, *batch, n], 0 for invisible ones; 0 without couplings."""
+        if self.edges is not None:
+            return self.edges.local_fields(spins)
+        if self.matrix is None:
+            return torch.zeros_like(spins)
+        return torch.einsum("...jk,...k->...j", self.matrix, spins)
+
     def energy(self, spins: Tensor) -> Tensor:
         """Energy E(s) = -(Σ h s + Σ_{j<k} J s s + Σ_{j<k<l} K s s s) over the visible spins.
 
@@ -183,10 +238,16 @@ class Ising:
             IsingError: If ``spins`` has the wrong type or shape.
         """
         _check_spins(spins, self.fields)
+        if self.edges is not None and spins.ndim > self.fields.ndim:
+            step = max(1, _AT_ONCE // (self.num_problems * max(self.edges.count, self.num_spins)))
+            if step < len(spins):
+                return torch.cat([self.energy(part) for part in spins.split(step)])
         s = spins.to(self.fields) * self.visible_mask
         exponent = (self.fields * s).sum(-1)
-        if self.couplings is not None:
-            exponent = exponent + torch.einsum("...jk,...j,...k->...", self.couplings, s, s) / 2
+        if self.edges is not None:
+            exponent = exponent + self.edges.exponent(s)
+        elif self.matrix is not None:
+            exponent = exponent + torch.einsum("...jk,...j,...k->...", self.matrix, s, s) / 2
         if self.three_body is not None:
             exponent = exponent + torch.einsum("...jkl,...j,...k,...l->...", self.three_body, s, s, s) / 6
         return -exponent
@@ -216,10 +277,11 @@ class Ising:
         shape = _check_clamped(spins, self.fields)
         visible = self.visible_mask
         held = torch.where(visible, spins.to(self.fields), 0)
-        fields, couplings = self.fields.expand(shape), self.couplings
-        if self.couplings is not None:
-            fields = fields + torch.einsum("...jk,...k->...j", self.couplings, held)
+        fields, couplings = self.fields.expand(shape), self.held_couplings
+        if couplings is not None:
+            fields = fields + self.pair_fields(held)
         if self.three_body is not None:
+            couplings = self.couplings
             response = torch.einsum("...jkl,...l->...jk", self.three_body, held)
             fields = fields + torch.einsum("...jk,...k->...j", response, held) / 2
             couplings = response if couplings is None else couplings + response
@@ -228,15 +290,24 @@ class Ising:
 
     def detach(self) -> Ising:
         """Return the same problem detached from the autograd graph; the problem itself if it has no graph."""
-        J, K = self.couplings, self.three_body
-        if not (
-            self.fields.requires_grad
-            or (J is not None and J.requires_grad)
-            or (K is not None and K.requires_grad)
-        ):
+        if not any(t is not None and t.requires_grad for t in self._terms()):
             return self
-        J, K = (None if t is None else t.detach() for t in (J, K))
-        return Ising(self.fields.detach(), J, self.visible, K, check=False)
+        return self._mapped(Tensor.detach, self.visible)
+
+    def _terms(self) -> tuple[Tensor | None, ...]:
+        """h, J as a matrix, J as edges, and K."""
+        return self.fields, self.matrix, None if self.edges is None else self.edges.values, self.three_body
+
+    def _mapped(self, convert: Callable[[Tensor], Tensor], visible: Tensor | None) -> Ising:
+        """The problem with h, J and K converted; the problem itself if nothing changes."""
+        h, J, K = (None if t is None else convert(t) for t in (self.fields, self.matrix, self.three_body))
+        edges = None if self.edges is None else self.edges.mapped(convert)
+        found = (h, J, edges, visible, K)
+        before = (self.fields, self.matrix, self.edges, self.visible, self.three_body)
+        if all(a is b for a, b in zip(found, before, strict=True)):
+            return self
+        assert h is not None
+        return Ising(h, J if edges is None else edges, visible, K, check=False)
 
     def to(self, *args: Any, **keywords: Any) -> Ising:
         """Move and convert as ``Tensor.to`` does: ``to(device)``, ``to(dtype)``, ``to(device, dtype)``, ``to(other)``.
@@ -251,15 +322,8 @@ class Ising:
         fields = self.fields.to(*args, **keywords)
         if fields.dtype not in _DTYPES:
             raise IsingError("dtype", f"expected float32 or float64, got {fields.dtype}.")
-        J, K = (None if t is None else t.to(*args, **keywords) for t in (self.couplings, self.three_body))
         visible = None if self.visible is None else self.visible.to(fields.device)
-        moved = (fields, J, visible, K)
-        if all(
-            a is b
-            for a, b in zip(moved, (self.fields, self.couplings, self.visible, self.three_body), strict=True)
-        ):
-            return self
-        return Ising(*moved, check=False)
+        return self._mapped(lambda t: fields if t is self.fields else t.to(*args, **keywords), visible)
 
 
 def _check_tensor(name: str, value: Any, expected: str = "a tensor, an array or a list") -> None:
@@ -310,6 +374,39 @@ def _check_interaction(name: str, value: Any, fields: Tensor, *, order: int) -> 
     _check_lead(name, value.shape[:-order], batch)
     check_finite(name, value)
     _check_symmetric(name, value, order)
+
+
+def _check_edges(edges: Edges | None, fields: Tensor) -> None:
+    if edges is None:
+        return
+    n, values = fields.shape[-1], edges.values
+    if values.device != fields.device:
+        raise IsingError(
+            "couplings", f"expected edges on {fields.device} as the fields, got them on {values.device}."
+        )
+    _check_lead("couplings", edges.lead, fields.shape[:-1])
+    check_finite("couplings", values)
+    pairs = edges.index
+    outside = ((pairs < 0) | (pairs >= n)).any(1)
+    if bool(outside.any()):
+        e = int(outside.nonzero()[0])
+        raise IsingError("couplings", f"expected spins 0 to {n - 1}, got the edge {pairs[e].tolist()}.")
+    loops = pairs[:, 0] == pairs[:, 1]
+    if bool(loops.any()):
+        e = int(loops.nonzero()[0])
+        raise IsingError(
+            "couplings", f"expected edges between two different spins, got {pairs[e].tolist()} at edge {e}."
+        )
+    names, order = (pairs.amin(1) * n + pairs.amax(1)).sort(stable=True)
+    twice = names[1:] == names[:-1]
+    if bool(twice.any()):
+        at = int(twice.nonzero()[0])
+        first, second = int(order[at]), int(order[at + 1])
+        raise IsingError(
+            "couplings",
+            f"expected every pair of spins once, got {pairs[first].tolist()} at edge {first} and "
+            f"{pairs[second].tolist()} at edge {second}; add their values, or give one direction only.",
+        )
 
 
 def _check_lead(name: str, lead: torch.Size, batch: torch.Size) -> None:
@@ -384,8 +481,8 @@ def check_size(ising: Ising, limit: float) -> None:
         raise IsingError("fields", f"expected dtype float32 or float64, got {ising.fields.dtype}.")
     if ising.visible is not None and ising.visible.is_meta:
         raise IsingError("visible", "expected a tensor with data, got one on the device meta.")
-    terms = {"fields": ising.fields, "couplings": ising.couplings, "three_body": ising.three_body}
-    for name, value in terms.items():
+    names = ("fields", "couplings", "couplings", "three_body")
+    for name, value in zip(names, ising._terms(), strict=True):
         if value is not None and value.is_meta:
             raise IsingError(name, "expected a tensor with data, got one on the device meta.")
         # One reduction if all is well: the maximum of a tensor with a NaN is NaN.
@@ -488,7 +585,8 @@ def from_bqm(
         dtype: float32 or float64.
 
     Returns:
-        The problem with fields [n], and the variable label of each spin.
+        The problem with fields [n], and the variable label of each spin.  Its couplings are held as edges, or as a
+        matrix if variables have more than n/8 neighbours on average.
 
     Raises:
         IsingError: If it is not a BQM, has no variables, or a bias is not finite.
@@ -501,11 +599,9 @@ def from_bqm(
     labels = list(spin.variables)
     linear, (rows, columns, biases), _ = spin.to_numpy_vectors(variable_order=labels)
     fields = torch.tensor(-beta * linear.astype(float), dtype=dtype)
-    couplings = torch.zeros(len(labels), len(labels), dtype=dtype)
-    couplings[rows, columns] = couplings[columns, rows] = torch.tensor(
-        -beta * biases.astype(float), dtype=dtype
-    )
-    return Ising(fields, couplings), labels
+    pairs = torch.tensor(np.stack((rows, columns), axis=1), dtype=torch.int64)
+    edges = Edges(pairs, torch.tensor(-beta * biases.astype(float), dtype=dtype))
+    return Ising(fields, best_form(edges, len(labels))), labels
 
 
 def to_minimised(values: Tensor, beta: float = 1.0) -> Tensor:
@@ -534,13 +630,24 @@ def to_bqm(ising: Ising, labels: list[Hashable] | None = None) -> Any:
     names: list[Hashable] = list(range(ising.num_spins)) if labels is None else list(labels)
     if len(set(names)) != len(names) or len(names) != ising.num_spins:
         raise IsingError("labels", f"expected {ising.num_spins} different labels, got {names}.")
-    bqm = dimod.BinaryQuadraticModel("SPIN")
-    for name, h in zip(names, ising.fields.tolist(), strict=True):
-        bqm.add_variable(name, -h)
-    if ising.couplings is not None:
-        J = ising.couplings.tolist()
-        for a in range(len(names)):
-            for b in range(a + 1, len(names)):
-                if J[a][b]:
-                    bqm.add_interaction(names[a], names[b], -J[a][b])
-    return bqm
+    pairs, values = coupled_pairs(ising)
+    return dimod.BinaryQuadraticModel.from_numpy_vectors(
+        -_array(ising.fields),
+        (pairs[:, 0], pairs[:, 1], -values),
+        0.0,
+        "SPIN",
+        variable_order=names,
+    )
+
+
+def coupled_pairs(ising: Ising) -> tuple[np.ndarray, np.ndarray]:
+    """Coupled pairs int64 [E, 2] of one problem and their J, float64 [E]; the nonzero ones of a matrix."""
+    if ising.edges is not None:
+        return ising.edges.index.cpu().numpy(), _array(ising.edges.values)
+    if ising.matrix is not None:
+        return pairs_of(_array(ising.matrix))
+    return np.empty((0, 2), np.int64), np.empty(0)
+
+
+def _array(values: Tensor) -> np.ndarray:
+    return values.detach().double().cpu().numpy()

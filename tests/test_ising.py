@@ -165,15 +165,11 @@ def test_other_models_than_bqms_are_refused(model: Any) -> None:
         from_bqm(model)
 
 
-@pytest.mark.parametrize("argument", ["fields", "couplings"])
-def test_sparse_tensors_are_refused(argument: str) -> None:
-    h, J = torch.zeros(3), torch.zeros(3, 3)
-    given: dict[str, Any] = {"fields": h, "couplings": J}
-    given[argument] = given[argument].to_sparse()
+def test_sparse_fields_are_refused() -> None:
     with pytest.raises(
-        IsingError, match=f"{argument}: expected a dense tensor, got the layout torch.sparse_coo"
+        IsingError, match=r"fields: expected a dense tensor, got the layout torch\.sparse_coo"
     ):
-        Ising(**given)
+        Ising(torch.zeros(3).to_sparse())
 
 
 @pytest.mark.parametrize("argument", ["fields", "couplings", "visible", "three_body"])

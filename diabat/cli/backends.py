@@ -79,6 +79,7 @@ def _capability_row(able: Capabilities) -> dict[str, Any]:
         "exact": able.exact,
         "max_spins": able.max_spins,
         "three_body": able.three_body,
+        "edges": able.edges,
         "per_problem_couplings": able.per_problem_couplings,
         "samples": able.samples,
         "correlations": able.correlations,
@@ -96,6 +97,7 @@ def _backend_cells(row: dict[str, Any]) -> tuple[str, ...]:
         "correlations": "correlations",
         "log_partition": "log Z",
         "three_body": "three-body terms",
+        "edges": "edges",
     }
     return (
         row["backend"],

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from diabat.checks import ArgumentError, ArgumentTypeError, check_count
 from diabat.compute.memory import require_memory
+from diabat.edges import DENSE_SPINS, Edges
 from diabat.ising import Ising, check_size, without_autocast
 from diabat.samplers.answers import AdjointGradient, Moments, Samples
 from diabat.samplers.derivatives import Solver, analytic_moments
@@ -45,6 +46,8 @@ class Capabilities:
         law: The law that is sampled: ``boltzmann``, or the backend's own (``mean-field``, ``diabatic``).
         max_spins: Largest number of visible spins in one problem, None if unbounded.
         three_body: Accepts K.
+        edges: Takes couplings as edges, without expanding them into a matrix; for other backends the base class
+            expands them, up to ``diabat.edges.DENSE_SPINS`` spins.
         per_problem_couplings: Accepts a different J for every problem at reasonable cost.
         samples: Can draw samples.
         correlations: Can report pair correlations.
@@ -58,6 +61,7 @@ class Capabilities:
     law: Law = "boltzmann"
     max_spins: int | None = None
     three_body: bool = False
+    edges: bool = False
     per_problem_couplings: bool = True
     samples: bool = True
     correlations: bool = True
@@ -161,7 +165,7 @@ class Sampler(WithOptions, nn.Module, ABC):
         drawn = draw_seed(seed)
         start = time.perf_counter()
         with torch.no_grad(), without_autocast(ising.fields):
-            samples = self._sample(ising.detach(), num_reads, drawn)
+            samples = self._sample(self._taken(ising).detach(), num_reads, drawn)
         info = {"backend": self.name, "seed": drawn, "wall_s": time.perf_counter() - start, **samples.info}
         return replace(samples, info=info, ising=ising.detach())
 
@@ -195,6 +199,12 @@ class Sampler(WithOptions, nn.Module, ABC):
         _require_ising(ising)
         if correlations and not self.capabilities.correlations:
             raise UnsupportedError(f"sampler '{self.name}' does not report pair correlations.")
+        if correlations and ising.edges is not None and ising.num_spins > DENSE_SPINS:
+            raise UnsupportedError(
+                "correlations",
+                f"form a matrix, expected at most {DENSE_SPINS} spins, got {ising.num_spins}; average the products of "
+                "the spins of interest over the reads of sample.",
+            )
         if num_reads is not None:
             return self._average(ising, correlations, num_reads, seed)
         drawn = draw_seed(seed)
@@ -204,7 +214,7 @@ class Sampler(WithOptions, nn.Module, ABC):
         else:
             with without_autocast(ising.fields):
                 self._require(ising)
-                moments = self._moments(ising, correlations, drawn)
+                moments = self._moments(self._taken(ising), correlations, drawn)
             # Rounding can push a certain spin above 1.
             moments = replace(moments, probability=moments.probability.clamp(0, 1))
         info = {"backend": self.name, "wall_s": time.perf_counter() - start, **moments.info}
@@ -214,6 +224,8 @@ class Sampler(WithOptions, nn.Module, ABC):
 
     def differentiable_moments(self, ising: Ising, correlations: bool = False, seed: int = 0) -> Moments:
         """Moments differentiable in h, J and K, as from :meth:`moments` but without the ``info`` of the call."""
+        if ising.edges is not None:
+            ising = self._taken_for_gradient(ising)
         # A smooth graph needs no custom derivatives, except under the transforms of torch.func.
         if self.smooth and not torch._C._are_functorch_transforms_active():
             return self._answer(ising, correlations, seed)
@@ -294,6 +306,19 @@ class Sampler(WithOptions, nn.Module, ABC):
         samples = self._sample(ising.detach(), self.num_reads, seed)
         return samples.moments(correlations=correlations, dtype=ising.fields.dtype)
 
+    def _taken(self, ising: Ising) -> Ising:
+        """The problem in the form that the backend takes: edges are expanded if it takes none, or beside K."""
+        if ising.edges is None or (self.capabilities.edges and ising.three_body is None):
+            return ising
+        return ising.dense()
+
+    def _taken_for_gradient(self, ising: Ising) -> Ising:
+        """As `_taken`, after the checks of the problem; the transforms of torch.func take matrices, and hide values."""
+        if torch._C._are_functorch_transforms_active():
+            return ising.dense()
+        self._require(ising)
+        return self._taken(ising)
+
     def _require(self, ising: Ising) -> None:
         """Refuse problems that the capabilities exclude."""
         able = self.capabilities
@@ -316,8 +341,9 @@ class Sampler(WithOptions, nn.Module, ABC):
                     "fields",
                     f"sampler '{self.name}' accepts at most {able.max_spins} visible spins, got {visible}.",
                 )
-        if not able.per_problem_couplings and ising.couplings is not None:
-            distinct = ising.couplings.shape[:-2].numel()
+        J = ising.held_couplings
+        if not able.per_problem_couplings and J is not None:
+            distinct = (J.lead if isinstance(J, Edges) else J.shape[:-2]).numel()
             if distinct > 1 and distinct == ising.num_problems:
                 raise UnsupportedError(
                     "couplings",

@@ -221,6 +221,29 @@ def tiers(ising: Ising, cost: Cost = enumeration_cost) -> Tiers:
     return _cached_tiers(visible.numpy().tobytes(), visible.shape, shape, ising.lead, cost, device)
 
 
+def undivided(ising: Ising) -> Tiers:
+    """The whole batch as one tier, in which invisible spins are phantoms at their places; no index of pairs.
+
+    For engines whose work on a phantom is small: index tensors have the size of the fields.
+    """
+    total, n, device = ising.num_problems, ising.num_spins, ising.fields.device
+    cells = torch.arange(total * n, device=device).reshape(1, total, n)
+    whole = ising.visible is None or bool(ising.visible.all())
+    if not whole:
+        cells = torch.where(ising.visible_mask.reshape(1, total, n), cells, total * n)
+    tier = Tier(
+        sizes=(total, 1, n),
+        problems=torch.arange(total, device=device)[None],
+        spins=torch.arange(n, device=device)[None],
+        coupling=torch.zeros(1, dtype=torch.int64, device=device),
+        cells=cells,
+        phantoms=torch.zeros(1, dtype=torch.int64, device=device),
+        pair_cells=torch.empty(0, dtype=torch.int64, device=device),
+        whole=whole,
+    )
+    return Tiers(ising.fields.shape, (tier,))
+
+
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     """Flatten and concatenate all parts."""
     return parts[0].reshape(-1) if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts])

@@ -84,10 +84,10 @@ class DistributedSampler(Sampler):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities of the base without ``exact`` gradients: autograd does not cross processes."""
+        """Those of the base without edges and ``exact`` gradients: autograd does not cross processes."""
         base = self.base.capabilities
         gradients = tuple(name for name in base.gradients if name != "exact")
-        return replace(base, gradients=gradients or ("straight_through",))
+        return replace(base, edges=False, gradients=gradients or ("straight_through",))
 
     @property
     def watched(self) -> tuple[Watched, ...]:

@@ -293,7 +293,15 @@ class ExactSampler(Sampler):
     def _refuse_excess(self, ising: Ising) -> None:
         """Refuse a batch whose enumeration would take longer than ``max_seconds``."""
         # Padding at most doubles the problems of a tier.
-        states = 2.0**ising.num_spins
+        if ising.num_spins > _COUNTABLE:
+            visible = ising.num_spins if ising.visible is None else int(ising.visible_mask.sum(-1).max())
+            if visible > _COUNTABLE:
+                raise UnsupportedError(
+                    "fields",
+                    f"sampler 'exact' expects problems that take at most max_seconds = {self.max_seconds:g}, got "
+                    f"{visible} visible spins; use a sampling backend.",
+                )
+        states = 2.0 ** min(ising.num_spins, _COUNTABLE)
         bound = ising.num_problems * states * (1 / _STATES_PER_SECOND + 4 / _MULTIPLY_ADDS_PER_SECOND)
         if bound <= self.max_seconds:
             return
@@ -319,6 +327,8 @@ class ExactSampler(Sampler):
 
 
 _LOG_2 = math.log(2.0)
+# More visible spins than this are refused before anything is computed for them.
+_COUNTABLE = 200
 
 
 def _unseen(ising: Ising, correlations: bool) -> Moments:

@@ -1,0 +1,119 @@
+"""Couplings as a list of edges: memory and work linear in the number of coupled pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diabat.checks import ArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+DENSE_SPINS = 4096
+"""Largest number of spins for which edges are expanded into a matrix (128 MiB in float64)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """Couplings of some pairs of spins; all other pairs are uncoupled.  Give them as ``couplings`` of an ``Ising``.
+
+    Every pair is named once, in either order.  For one J, torch's sparse COO and CSR tensors can be given to ``Ising``
+    instead; they hold both J_jk and J_kj.
+
+    Args:
+        index: Pairs of spins, integers [E, 2].
+        values: J of every pair, float32 or float64 [*lead, E]; ``lead`` broadcasts against the batch of the fields.
+
+    Arrays and lists are accepted as well; ``Ising`` converts values to the dtype of its fields.
+
+    Raises:
+        IsingError: If the index is not an integer array [E, 2], or there is not one value for each pair.
+    """
+
+    index: Tensor
+    values: Tensor
+
+    if TYPE_CHECKING:  # the constructor accepts more types than the attributes have
+
+        def __init__(
+            self, index: Tensor | np.ndarray | Sequence[Any], values: Tensor | np.ndarray | Sequence[Any]
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        from diabat.inputs import as_index, as_values
+
+        object.__setattr__(self, "index", as_index(self.index))
+        object.__setattr__(self, "values", as_values(self.values, self.index))
+
+    @property
+    def count(self) -> int:
+        """Number E of edges."""
+        return self.index.shape[0]
+
+    @property
+    def lead(self) -> torch.Size:
+        """Leading dimensions of the values, which broadcast against the batch."""
+        return self.values.shape[:-1]
+
+    def with_values(self, values: Tensor) -> Edges:
+        """The same pairs with other values, [*lead, E]."""
+        return _unchecked(self.index.to(values.device), values)
+
+    def matrix(self, n: int) -> Tensor:
+        """J as a symmetric matrix [*lead, n, n], differentiable in the values.
+
+        Raises:
+            ArgumentError: If there are more than ``DENSE_SPINS`` spins.
+        """
+        if n > DENSE_SPINS:
+            raise ArgumentError(
+                "couplings",
+                f"edges are expanded into a matrix for up to {DENSE_SPINS} spins, got {n}; "
+                "use 'tempering', 'mean_field', 'refine' or 'dimod', which take edges.",
+            )
+        j, k = self.index.T
+        flat = self.values.new_zeros(*self.lead, n * n)
+        flat = flat.index_add(-1, j * n + k, self.values).index_add(-1, k * n + j, self.values)
+        return flat.reshape(*self.lead, n, n)
+
+    def local_fields(self, spins: Tensor) -> Tensor:
+        """Σ_k J_jk s_k, differentiable, in the broadcast shape of ``spins`` [..., n] and the values."""
+        j, k = self.index.T
+        to_j, to_k = self.values * spins[..., k], self.values * spins[..., j]
+        zeros = to_j.new_zeros(*to_j.shape[:-1], spins.shape[-1])
+        return zeros.index_add(-1, j, to_j).index_add(-1, k, to_k)
+
+    def exponent(self, spins: Tensor) -> Tensor:
+        """Σ J_jk s_j s_k over the edges, differentiable, for spins [..., n]."""
+        j, k = self.index.T
+        return (self.values * spins[..., j] * spins[..., k]).sum(-1)
+
+    def mapped(self, convert: Callable[[Tensor], Tensor]) -> Edges:
+        """The same edges with converted values, and the index on their device; itself if nothing changes."""
+        values = convert(self.values)
+        return self if values is self.values else self.with_values(values)
+
+
+def _unchecked(index: Tensor, values: Tensor) -> Edges:
+    """Edges from tensors that need no conversion; shapes may be those of a transform of torch.func."""
+    made = object.__new__(Edges)
+    object.__setattr__(made, "index", index)
+    object.__setattr__(made, "values", values)
+    return made
+
+
+def best_form(edges: Edges, n: int) -> Edges | Tensor:
+    """Edges, or the matrix if a spin has more than n/8 neighbours on average: a dense sweep is then as fast."""
+    dense = n <= DENSE_SPINS and 16 * edges.count > n * n
+    return edges.matrix(n) if dense else edges
+
+
+def pairs_of(J: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs [E, 2] of the nonzero entries of a symmetric matrix [n, n], in row-major order, and their values [E]."""
+    pairs = np.argwhere(np.triu(J, 1))
+    return pairs, J[pairs[:, 0], pairs[:, 1]]
