@@ -19,6 +19,7 @@ FLOOR = {
     "drawing": 0,
     "progress": 0,
     "scrubbing": 0,
+    "edges": 0,
     "ising": 0,
     "inputs": 0,
     "compute": 1,
@@ -61,9 +62,12 @@ KERNELS = [
     "compute/threads.py",
     "samplers/tempering/sweep.py",
     "samplers/tempering/kernel.py",
+    "samplers/tempering/edge_sweep.py",
+    "samplers/tempering/edge_kernel.py",
     "samplers/tempering/cached_sweep.py",
     "samplers/tempering/cached_kernel.py",
     "samplers/tempering/simulation.py",
+    "samplers/tempering/edge_simulation.py",
     "samplers/tempering/averages.py",
     "samplers/tempering/ladder.py",
     "samplers/tempering/chain_statistics.py",
@@ -87,6 +91,8 @@ COMPILED = [
     "compute/simd_bits.py",
     "samplers/tempering/sweep.py",
     "samplers/tempering/kernel.py",
+    "samplers/tempering/edge_sweep.py",
+    "samplers/tempering/edge_kernel.py",
     "samplers/tempering/cached_sweep.py",
     "samplers/tempering/cached_kernel.py",
 ]
@@ -229,6 +235,7 @@ NUMPY_ONLY = [
     "samplers/tempering/chain_statistics.py",
     "samplers/tempering/ladder.py",
     "samplers/tempering/simulation.py",
+    "samplers/tempering/edge_simulation.py",
 ]
 
 

@@ -222,21 +222,26 @@ def tiers(ising: Ising, cost: Cost = enumeration_cost) -> Tiers:
 
 
 def undivided(ising: Ising) -> Tiers:
-    """The whole batch as one tier, in which invisible spins are phantoms at their places; no index of pairs.
+    """One tier of all problems with a visible spin, in which invisible spins are phantoms at their places.
 
-    For engines whose work on a phantom is small: index tensors have the size of the fields.
+    For engines whose work on a phantom is small: index tensors have the size of the fields, and there is none of pairs.
     """
     total, n, device = ising.num_problems, ising.num_spins, ising.fields.device
-    cells = torch.arange(total * n, device=device).reshape(1, total, n)
+    cells = torch.arange(total * n, device=device).reshape(total, n)
+    problems = torch.arange(total, device=device)
     whole = ising.visible is None or bool(ising.visible.all())
     if not whole:
-        cells = torch.where(ising.visible_mask.reshape(1, total, n), cells, total * n)
+        seen = ising.visible_mask.reshape(total, n)
+        problems = problems[seen.any(1)]
+        cells = torch.where(seen, cells, total * n)[problems]
+    if not len(problems):
+        return Tiers(ising.fields.shape, ())
     tier = Tier(
         sizes=(total, 1, n),
-        problems=torch.arange(total, device=device)[None],
+        problems=problems[None],
         spins=torch.arange(n, device=device)[None],
         coupling=torch.zeros(1, dtype=torch.int64, device=device),
-        cells=cells,
+        cells=cells[None],
         phantoms=torch.zeros(1, dtype=torch.int64, device=device),
         pair_cells=torch.empty(0, dtype=torch.int64, device=device),
         whole=whole,

@@ -83,6 +83,7 @@ class RefineSampler(Sampler):
             law=base.law,
             max_spins=base.max_spins,
             three_body=base.three_body,
+            edges=True,
             per_problem_couplings=base.per_problem_couplings,
         )
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from diabat.edges import Edges
 from diabat.ising import Ising
 from diabat.samplers.registry import sampler
 
@@ -89,8 +90,8 @@ def _dqa(precision: str, *, gradient: bool) -> None:
 
 
 def _tempering() -> None:
-    for three_body in (False, True):
-        ising = _problem(4, 2, torch.float32, three_body=three_body)
+    edges = Ising(torch.zeros(4), Edges([(0, 1), (1, 2)], [0.1, 0.1]))
+    for ising in (*(_problem(4, 2, torch.float32, three_body=K) for K in (False, True)), edges):
         backend = sampler("tempering", burn_in=2, sweeps=2, num_chains=2)
         backend.moments(ising, correlations=True, seed=0)
         backend.sample(ising, 2, seed=0)

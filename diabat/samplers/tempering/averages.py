@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from diabat.samplers.tempering.chain_statistics import rhat
 from diabat.samplers.tempering.ladder import bridge_terms, equalised, swap_attempts
-from diabat.samplers.tempering.simulation import Rules, Simulation
+from diabat.samplers.tempering.simulation import ChainSimulation, Rules
 
 Array = NDArray[Any]
 
@@ -23,7 +23,7 @@ _CALL = 64
 _MOST_SEGMENTS, _SEGMENT = 16, 32
 
 
-def burn_in(simulation: Simulation, rules: Rules, sweeps: int, *, tune: bool) -> Array:
+def burn_in(simulation: ChainSimulation, rules: Rules, sweeps: int, *, tune: bool) -> Array:
     """Run the burn-in sweeps, whose states are discarded; ``tune`` adjusts the ladder in their first half.
 
     The ladder of a problem depends only on the rejections of its own chains.
@@ -119,7 +119,7 @@ class Averages:
 
 
 def averages(
-    simulation: Simulation,
+    simulation: ChainSimulation,
     rules: Rules,
     sweeps: int,
     *,
@@ -170,7 +170,7 @@ class _Segment:
 
 
 def _segment(
-    simulation: Simulation, rules: Rules, lengths: list[int], *, pairs: bool, bridge: bool, reads: bool
+    simulation: ChainSimulation, rules: Rules, lengths: list[int], *, pairs: bool, bridge: bool, reads: bool
 ) -> _Segment:
     """Run one segment in calls of the given lengths."""
     ups: list[Array] = []

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,11 +15,13 @@ from torch import Tensor
 
 from diabat.checks import ArgumentError
 from diabat.compute.memory import require_memory
+from diabat.edges import Edges
 from diabat.ising import Ising
 from diabat.samplers.answers import lowest_state
 from diabat.samplers.base import UnsupportedError
-from diabat.samplers.grouping import Group, Tier, tiers
-from diabat.samplers.tempering.simulation import Simulation
+from diabat.samplers.grouping import Group, Tier, tiers, undivided
+from diabat.samplers.tempering.edge_simulation import EdgeSimulation
+from diabat.samplers.tempering.simulation import ChainSimulation, Simulation
 
 Array = NDArray[Any]
 
@@ -33,8 +36,11 @@ def require_single_precision(sampler: str, ising: Ising) -> None:
     Raises:
         UnsupportedError: If a coupling is too large; the message names the sampler.
     """
-    for name, value in (("couplings", ising.couplings), ("three_body", ising.three_body)):
-        if value is not None and (largest := float(value.detach().abs().max())) > _LARGEST_COUPLING:
+    values = ising.matrix if ising.edges is None else ising.edges.values
+    for name, value in (("couplings", values), ("three_body", ising.three_body)):
+        if value is None or not value.numel():
+            continue
+        if (largest := float(value.detach().abs().max())) > _LARGEST_COUPLING:
             raise UnsupportedError(
                 name,
                 f"sampler '{sampler}' computes in float32, expected values up to "
@@ -124,22 +130,23 @@ class Part:
         simulation: The simulation.
     """
 
-    def __init__(self, group: Group, batch: Batch, chains: int, ladder: Array, track: bool) -> None:
-        self.tier: Tier = group.tier
-        places = self.tier.places
+    def __init__(
+        self,
+        tier: Tier,
+        simulate: Callable[..., ChainSimulation],
+        batch: Batch,
+        chains: int,
+        ladder: Array,
+        track: bool,
+    ) -> None:
+        self.tier = tier
+        places = tier.places
         queries = places.rows.numpy()
         self._cells = places.cells.numpy()  # [P, m]
         self.seen = self._cells < batch.ising.fields.numel()
-        couplings, three_body = (
-            None if t is None else t.cpu().numpy() for t in (group.couplings, group.three_body)
-        )
         kept = batch.start
-        self.simulation = Simulation(
-            couplings,
-            three_body,
-            self._fields(group),
-            places.slots[0].numpy(),
-            queries,
+        self.simulation = simulate(
+            queries=queries,
             chains=chains,
             betas=ladder[None].repeat(len(queries), axis=0)
             if kept is None or kept.betas is None
@@ -147,13 +154,6 @@ class Part:
             spins=None if kept is None else self._gather(kept.spins),
             track=track,
         )
-
-    def _fields(self, group: Group) -> Array:
-        """Fields of the problems, [P, m]."""
-        fields = group.fields.cpu()
-        if self.tier.whole:
-            return fields.reshape(-1, fields.shape[-1]).numpy()
-        return fields[self.tier.places.slots].numpy()
 
     def _gather(self, spins: Tensor) -> Array:
         """Gather spins [C, R, *batch, n] into [P, C, R, m]; phantoms are +1."""
@@ -214,14 +214,19 @@ class Batch:
         self, ising: Ising, chains: int, ladder: Array, kept: Kept | None, *, track: bool = False
     ) -> None:
         self.ising, self._shape = ising, (chains, len(ladder))
-        coupled = ising.couplings is not None or ising.three_body is not None
+        coupled = ising.held_couplings is not None or ising.three_body is not None
         self._couplings = ising.num_couplings if coupled else 0
         self.start = kept if kept is not None and kept.fits(ising, *self._shape, self._couplings) else None
         # The spins of all replicas, and a copy of them as a result.
         needed = (2 * len(ladder) + track) * chains * ising.fields.numel()
         require_memory(needed, f"{chains} chains of {len(ladder)} replicas of {ising.num_problems} problems")
-        self.tiers = tiers(ising, _cost)
-        self.parts = [Part(group, self, chains, ladder, track) for group in self.tiers.gather(ising)]
+        if ising.edges is None:
+            self.tiers = tiers(ising, _cost)
+            simulations = [(group.tier, _dense(group)) for group in self.tiers.gather(ising)]
+        else:
+            self.tiers = undivided(ising)
+            simulations = [(tier, _sparse(tier, ising, ising.edges)) for tier in self.tiers.tiers]
+        self.parts = [Part(*pair, self, chains, ladder, track) for pair in simulations]
         self.visible_spins = (
             ising.fields.numel() if self.tiers.whole else sum(int(part.seen.sum()) for part in self.parts)
         )
@@ -271,6 +276,29 @@ class Batch:
             return torch.full(self.ising.batch_shape, fill, dtype=torch.float64)
         pairs = zip(self.parts, values, strict=True)
         return self.tiers.per_problem([part.dense(v.astype(np.float64)) for part, v in pairs], fill)
+
+
+def _dense(group: Group) -> Callable[..., ChainSimulation]:
+    """The simulation of a tier whose couplings are matrices."""
+    tier, fields = group.tier, group.fields.cpu()
+    fields = fields.reshape(-1, fields.shape[-1]) if tier.whole else fields[tier.places.slots]
+    couplings, three_body = (
+        None if t is None else t.cpu().numpy() for t in (group.couplings, group.three_body)
+    )
+    return partial(Simulation, couplings, three_body, fields.numpy(), tier.places.slots[0].numpy())
+
+
+def _sparse(tier: Tier, ising: Ising, edges: Edges) -> Callable[..., ChainSimulation]:
+    """The simulation of the problems of a tier whose couplings are edges."""
+    n, rows = ising.num_spins, tier.places.rows
+    return partial(
+        EdgeSimulation,
+        edges.index.cpu().numpy(),
+        edges.values.reshape(edges.lead.numel(), edges.count).cpu().numpy(),
+        ising.coupling_index()[rows].numpy(),
+        ising.visible_mask.reshape(-1, n).cpu()[rows].numpy(),
+        ising.fields.reshape(-1, n).cpu()[rows].numpy(),
+    )
 
 
 def _cost(groups: int, problems: int, spins: int) -> float:

@@ -109,7 +109,7 @@ def only(ising: Ising, chosen: Tensor) -> Ising:
     if bool(chosen.all()):
         return ising
     seen = ising.visible_mask & chosen.to(ising.fields.device)[..., None]
-    return Ising(ising.fields, ising.couplings, seen, ising.three_body, check=False)
+    return Ising(ising.fields, ising.held_couplings, seen, ising.three_body, check=False)
 
 
 def joined_samples(

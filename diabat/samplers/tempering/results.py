@@ -80,7 +80,11 @@ def _correlation(batch: Batch, found: Found) -> Tensor:
         return torch.zeros(
             *ising.fields.shape, ising.num_spins, dtype=torch.float64, device=ising.fields.device
         )
-    return batch.tiers.per_pair([part.dense(a.pairs) for part, a in found])
+    pairs = batch.tiers.per_pair([part.dense(a.pairs) for part, a in found])
+    if ising.edges is None or ising.visible is None:
+        return pairs
+    seen = ising.visible_mask  # the tier of edges has invisible spins as phantoms
+    return pairs * (seen[..., :, None] & seen[..., None, :])
 
 
 def _log_partition(batch: Batch, found: Found) -> tuple[Tensor, Tensor]:

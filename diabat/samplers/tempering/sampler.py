@@ -140,6 +140,7 @@ class TemperingSampler(Sampler):
         """Any problem that fits in memory; log Z if the ladder of every problem begins at β = 0."""
         return Capabilities(
             three_body=True,
+            edges=True,
             log_partition=bool(self.ladder[0] == 0) and not self.automatic,
         )
 

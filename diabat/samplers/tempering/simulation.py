@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -67,17 +68,14 @@ class Found:
     reads: Array
 
 
-class Simulation:
-    """C chains of R replicas for each of P problems, in G groups that share couplings.
+class ChainSimulation(ABC):
+    """C chains of R replicas for each of P problems.
 
     The result of a chain does not depend on blocks, threads or other problems: the counter of the random numbers is
     the identifier of the problem with chain, replica, sweep and spin.
 
     Args:
-        couplings: J, [G, n, n], or None.
-        three_body: K, [G, n, n, n], or None.
         fields: h, [P, n].
-        groups: Group of each problem, ascending, [P].
         queries: Identifier of each problem, below 2^32, [P].
         chains: C.
         betas: Ladder of each problem, [P, R]; the last rung is read.
@@ -91,10 +89,7 @@ class Simulation:
 
     def __init__(
         self,
-        couplings: Array | None,
-        three_body: Array | None,
         fields: Array,
-        groups: Array,
         queries: Array,
         *,
         chains: int,
@@ -104,34 +99,20 @@ class Simulation:
     ) -> None:
         count, n = fields.shape
         replicas = betas.shape[1]
-        size = int(groups[-1]) + 1
-        self._couplings = (
-            np.zeros((size, n, n), np.float32)
-            if couplings is None
-            else np.ascontiguousarray(couplings, np.float32)
-        )
-        self._three_body = (
-            np.zeros((size, 0, 0, 0), np.float32)
-            if three_body is None
-            else np.ascontiguousarray(three_body, np.float32)
-        )
         self._fields = np.ascontiguousarray(np.minimum(np.maximum(fields, -_LARGEST), _LARGEST), np.float32)
         self._queries = queries.astype(np.uint32)
-        if size == 1:
-            self._last, self._groups = np.array([count]), np.array([0])
-        else:  # first problem of the next group
-            self._last = np.append(np.flatnonzero(np.diff(groups)) + 1, count)
-            self._groups = groups[self._last - 1]
         self.chains, self.betas, self.sweeps = chains, betas, 0
         self._fresh = spins is None
-        self._cut: dict[Rules, tuple[Array | None, Array | None]] = {}  # cached blocks
         shape = (count * chains, replicas, n)
         self._spins = np.empty(shape, np.int8) if spins is None else spins.reshape(shape).copy()
         self._rungs = np.arange(replicas)[None].repeat(count * chains, axis=0)
-        self._panels: Any = None  # of the cached fields
         self._track = track
         self._lowest = np.empty((count * chains if track else 0, n), np.int8)
         self._highest = np.full(len(self._lowest), -np.inf) if track else np.empty(0)
+
+    @abstractmethod
+    def _run(self, rules: Rules, chains: Any, stretch: Any, found: Any) -> None:
+        """Run the compiled sweeps; arguments as in :mod:`diabat.samplers.tempering.kernel`."""
 
     def run(
         self, rules: Rules, sweeps: int, *, average: bool = False, exponents: bool = False, every: int = 0
@@ -145,7 +126,7 @@ class Simulation:
             exponents: Record -E on every rung after every sweep, if there are several rungs.
             every: Sweeps between reads; 0 for no reads.
         """
-        from diabat.samplers.tempering import kernel, sweep
+        from diabat.samplers.tempering import kernel
 
         total, replicas, n = self._spins.shape
         shuffled = rules.order == "random"
@@ -164,18 +145,101 @@ class Simulation:
             self.sweeps, sweeps, orders, (np.uint32(low), np.uint32(high)), self._fresh,
             rules.method == "metropolis", shuffled, average, every, self._track,
         )  # fmt: skip
-        problems = kernel.Problems(self._couplings, self._three_body, self._fields, self._queries)
         state = kernel.Chains(self._spins, self._rungs, np.ascontiguousarray(self.betas), self.chains)
+        self._run(rules, state, stretch, found)
+        self.sweeps += sweeps
+        self._fresh = False
+        return self._by_problem(found)
+
+    def lowest(self) -> Array:
+        """Tracked state of lowest energy of each chain, int8 [P, C, n]."""
+        return self._lowest.reshape(len(self._fields), self.chains, -1)
+
+    def spins(self) -> Array:
+        """Copy of the spins by rung, int8 [P, C, R, n]."""
+        if self._spins.shape[1] == 1:
+            spins = self._spins.copy()
+        else:
+            by_rung = np.argsort(self._rungs, axis=1)[..., None]  # slot on each rung
+            spins = np.take_along_axis(self._spins, by_rung, axis=1)
+        return spins.reshape(len(self._fields), self.chains, *self._spins.shape[1:])
+
+    def _by_problem(self, found: Any) -> Found:
+        def split(array: Array, axis: int = 0) -> Array:
+            shape = array.shape
+            if shape[axis] == 0:  # not requested
+                return array
+            return array.reshape(*shape[:axis], len(self._fields), self.chains, *shape[axis + 1 :])
+
+        return Found(
+            split(found.ups),
+            split(found.sums),
+            split(found.rejections),
+            split(found.exponents, 1),
+            split(found.reads, 1),
+        )
+
+
+class Simulation(ChainSimulation):
+    """Chains of problems in G groups that share couplings, which are held as matrices.
+
+    Args:
+        couplings: J, [G, n, n], or None.
+        three_body: K, [G, n, n, n], or None.
+        fields: h, [P, n].
+        groups: Group of each problem, ascending, [P].
+        queries: As in :class:`ChainSimulation`.
+        chains: C.
+        betas: As in :class:`ChainSimulation`.
+        spins: As in :class:`ChainSimulation`.
+        track: As in :class:`ChainSimulation`.
+    """
+
+    def __init__(
+        self,
+        couplings: Array | None,
+        three_body: Array | None,
+        fields: Array,
+        groups: Array,
+        queries: Array,
+        *,
+        chains: int,
+        betas: Array,
+        spins: Array | None = None,
+        track: bool = False,
+    ) -> None:
+        super().__init__(fields, queries, chains=chains, betas=betas, spins=spins, track=track)
+        count, n = fields.shape
+        size = int(groups[-1]) + 1
+        self._couplings = (
+            np.zeros((size, n, n), np.float32)
+            if couplings is None
+            else np.ascontiguousarray(couplings, np.float32)
+        )
+        self._three_body = (
+            np.zeros((size, 0, 0, 0), np.float32)
+            if three_body is None
+            else np.ascontiguousarray(three_body, np.float32)
+        )
+        if size == 1:
+            self._last, self._groups = np.array([count]), np.array([0])
+        else:  # first problem of the next group
+            self._last = np.append(np.flatnonzero(np.diff(groups)) + 1, count)
+            self._groups = groups[self._last - 1]
+        self._cut: dict[Rules, tuple[Array | None, Array | None]] = {}  # cached blocks
+        self._panels: Any = None  # of the cached fields
+
+    def _run(self, rules: Rules, chains: Any, stretch: Any, found: Any) -> None:
+        from diabat.samplers.tempering import kernel, sweep
+
+        problems = kernel.Problems(self._couplings, self._three_body, self._fields, self._queries)
         if rules not in self._cut:
             self._cut[rules] = self._both_kinds_of_blocks(rules, sweep.STRIP)
         summed, changed = self._cut[rules]
         if summed is not None:
-            self._run_summed(summed, rules.threads, (problems, state, stretch, found))
+            self._run_summed(summed, rules.threads, (problems, chains, stretch, found))
         if changed is not None:
-            self._run_cached(changed, rules.threads, (problems, state, stretch, found))
-        self.sweeps += sweeps
-        self._fresh = False
-        return self._by_problem(found)
+            self._run_cached(changed, rules.threads, (problems, chains, stretch, found))
 
     def _run_summed(self, blocks: Array, threads: int, arguments: tuple[Any, Any, Any, Any]) -> None:
         """Run blocks whose local fields are summed for every update."""
@@ -209,19 +273,6 @@ class Simulation:
 
         run_parts(equal_ranges(len(blocks), threads), lambda part: aligned_rows(rows, np.float32), work)
 
-    def lowest(self) -> Array:
-        """Tracked state of lowest energy of each chain, int8 [P, C, n]."""
-        return self._lowest.reshape(len(self._fields), self.chains, -1)
-
-    def spins(self) -> Array:
-        """Copy of the spins by rung, int8 [P, C, R, n]."""
-        if self._spins.shape[1] == 1:
-            spins = self._spins.copy()
-        else:
-            by_rung = np.argsort(self._rungs, axis=1)[..., None]  # slot on each rung
-            spins = np.take_along_axis(self._spins, by_rung, axis=1)
-        return spins.reshape(len(self._fields), self.chains, *self._spins.shape[1:])
-
     def _both_kinds_of_blocks(self, rules: Rules, strip: int) -> tuple[Array | None, Array | None]:
         """Blocks of groups whose fields are summed, and of those whose fields are cached; None if there are none."""
         replicas = self._spins.shape[1]
@@ -254,21 +305,6 @@ class Simulation:
                 rows += [(group, first, min(size, stop - first)) for first in range(start, stop, size)]
             start = stop
         return np.array(rows, np.int64)
-
-    def _by_problem(self, found: Any) -> Found:
-        def split(array: Array, axis: int = 0) -> Array:
-            shape = array.shape
-            if shape[axis] == 0:  # not requested
-                return array
-            return array.reshape(*shape[:axis], len(self._fields), self.chains, *shape[axis + 1 :])
-
-        return Found(
-            split(found.ups),
-            split(found.sums),
-            split(found.rejections),
-            split(found.exponents, 1),
-            split(found.reads, 1),
-        )
 
 
 def caching_pays(couplings: Array, replicas: int) -> bool:

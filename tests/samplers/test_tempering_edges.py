@@ -1,0 +1,261 @@
+"""Backend ``tempering`` on edges: its law against enumeration, its draws against those of the same J as a matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import diabat
+from diabat.ising import Ising
+from diabat.samplers.tempering import TemperingSampler
+from diabat.samplers.tempering.edge_simulation import EdgeSimulation, neighbour_lists
+from diabat.samplers.tempering.simulation import Rules
+from diabat.testing import brute_force_states
+from diabat.testing.problems import sparse_problem, with_visible
+
+from .goodness import g_test
+
+ALPHA = 1e-6
+READS = 10_000
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "tempered": {},
+    "plain": {"num_replicas": 1},
+    "plain metropolis": {"num_replicas": 1, "method": "metropolis"},
+    "random metropolis": {"order": "random", "method": "metropolis"},
+    "random": {"order": "random", "num_replicas": 1},
+    "given ladder": {"num_replicas": None, "betas": (0.2, 0.5, 0.7, 1.0)},
+    "thinned": {"thin": 24, "num_chains": 500},
+}
+
+
+def tempering(**options: Any) -> TemperingSampler:
+    return TemperingSampler(**({"num_replicas": 3, "burn_in": 32} | options))
+
+
+def pvalue(ising: Ising, **options: Any) -> float:
+    """G-test of the states of all problems, N = 10,000 reads each."""
+    spins = tempering(**options).sample(ising, READS, seed=1).spins.reshape(READS, -1, ising.num_spins)
+    return g_test(spins, brute_force_states(ising).reshape(-1, 2**ising.num_spins))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
+def test_reads_have_the_boltzmann_law(options: dict[str, Any]) -> None:
+    """alpha = 1e-6, N = 10,000 reads of 4 problems on 10 edges of 7 spins."""
+    assert pvalue(sparse_problem((4,), 7, 10, seed=3), **options) > ALPHA
+
+
+@pytest.mark.parametrize(("n", "count"), [(1, 0), (2, 1), (5, 0), (5, 10), (12, 14)])
+def test_sizes_without_and_with_all_edges(n: int, count: int) -> None:
+    """alpha = 1e-6, N = 10,000; n = 12 is the largest."""
+    assert pvalue(sparse_problem((), n, count, seed=n), num_replicas=1) > ALPHA
+
+
+@pytest.mark.parametrize("lead", [(), (3, 1), (1, 4), (3, 4)])
+def test_values_of_every_lead(lead: tuple[int, ...]) -> None:
+    assert pvalue(sparse_problem((3, 4), 5, 6, lead=lead, seed=4)) > ALPHA
+
+
+def test_a_wrong_value_is_seen() -> None:
+    """Guard of the tests above: the law of another J, half as strong, is refused."""
+    ising = sparse_problem((4,), 7, 10, seed=3)
+    assert ising.edges is not None
+    other = Ising(ising.fields, ising.edges.with_values(0.5 * ising.edges.values))
+    spins = tempering().sample(other, READS, seed=1).spins
+    assert g_test(spins, brute_force_states(ising)) < ALPHA
+
+
+def test_invisible_spins_and_clamped_ones() -> None:
+    """Invisible spins are -1 in reads, act on no other spin, and their correlations are 0."""
+    visible = torch.rand(4, 7, generator=torch.Generator().manual_seed(0)) < 0.7
+    base = sparse_problem((4,), 7, 12, seed=5)
+    hidden = with_visible(base, visible)
+    held = torch.tensor([1, -1, 0, 0, 0, 0, 0], dtype=torch.int8)
+    for ising in (hidden, base.clamp(held)):
+        drawn = tempering().sample(ising, READS, seed=2).spins
+        seen = ising.visible_mask
+        assert (drawn.movedim(0, -1)[~seen] == -1).all()
+        for row in range(4):
+            one = seen[row]
+            reduced = diabat.Ising(ising.fields[row, one], ising.dense().couplings[one][:, one])  # type: ignore[index]
+            assert g_test(drawn[:, row, one][:, None], brute_force_states(reduced)[None]) > ALPHA
+        moments = tempering(num_chains=64).moments(ising, correlations=True, seed=1)
+        exact = diabat.sampler("exact").moments(ising, correlations=True)
+        assert moments.correlation is not None
+        assert exact.correlation is not None
+        assert (moments.probability[~seen] == 0).all()
+        assert torch.equal(moments.correlation == 0, exact.correlation == 0)
+        assert (moments.correlation - exact.correlation).abs().max() < 0.06
+    assert hidden.edges is base.edges
+
+
+@pytest.mark.parametrize("options", [v for k, v in OPTIONS.items() if k != "thinned"])
+@pytest.mark.parametrize("reads", [1, 17, 70])
+def test_draws_are_those_of_the_same_couplings_as_a_matrix(options: dict[str, Any], reads: int) -> None:
+    """h and J are multiples of 1/64: local fields are exact in both forms, and every spin is the same."""
+    ising = sparse_problem((3, 2), 11, 16, lead=(3, 1), seed=6)
+    backend = tempering(**options)
+    one, other = (backend.sample(problem, reads, seed=9) for problem in (ising, ising.dense()))
+    assert torch.equal(one.spins, other.spins)
+    assert torch.equal(one.info["betas"], other.info["betas"])
+
+
+def test_moments_are_those_of_the_same_couplings_as_a_matrix() -> None:
+    ising = sparse_problem((3, 2), 11, 16, seed=7)
+    backend = tempering(store_chain=True, num_chains=20)
+    one, other = (backend.moments(p, correlations=True, seed=9) for p in (ising, ising.dense()))
+    assert torch.equal(one.info["chain"], other.info["chain"])
+    for name in ("probability", "standard_error", "correlation", "log_partition"):
+        torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=1e-5, atol=1e-6)
+
+
+def test_many_replicas_share_several_strips() -> None:
+    """70 replicas of a chain are two strips of 64 lanes."""
+    ising = sparse_problem((2,), 9, 12, seed=8)
+    backend = tempering(num_replicas=70, burn_in=16)
+    one, other = (backend.sample(p, 3, seed=9).spins for p in (ising, ising.dense()))
+    assert torch.equal(one, other)
+
+
+def test_problems_without_visible_spins_are_left_out() -> None:
+    """The others draw as before, by their place in the batch; what nobody sees is -1, with log Z = 0."""
+    base = sparse_problem((3,), 7, 12, seed=5)
+    visible = torch.tensor([[True], [False], [True]])
+    backend = tempering()
+    whole, part = (backend.sample(p, 20, seed=1).spins for p in (base, with_visible(base, visible)))
+    assert torch.equal(part[:, [0, 2]], whole[:, [0, 2]])
+    assert (part[:, 1] == -1).all()
+    moments = backend.moments(with_visible(base, visible & False), correlations=True, seed=1)
+    assert not moments.probability.any()
+    assert moments.log_partition is not None
+    assert not moments.log_partition.any()
+
+
+def test_log_partition_lies_within_its_error() -> None:
+    """z-tests of 12 problems, alpha = 1e-6, N = 64 chains; with invisible spins."""
+    visible = torch.rand(12, 10, generator=torch.Generator().manual_seed(1)) < 0.8
+    for ising in (
+        sparse_problem((12,), 10, 15, seed=9),
+        with_visible(sparse_problem((12,), 10, 15), visible),
+    ):
+        found = tempering(num_replicas=6, num_chains=64).moments(ising, seed=3)
+        exact = diabat.sampler("exact").moments(ising).log_partition
+        assert found.log_partition is not None
+        assert exact is not None
+        z = (found.log_partition - exact) / found.info["log_partition_error"]
+        assert z.abs().max() < stats.norm.isf(ALPHA / 2 / 12)
+
+
+def test_exponents_of_long_runs_stay_those_of_the_states() -> None:
+    """Changes are summed per 512 spins: -E of every replica after 100 sweeps, n = 1500, against the energies."""
+    ising = sparse_problem((), 1500, 4000, seed=10, couplings=0.3)
+    assert ising.edges is not None
+    run = EdgeSimulation(
+        ising.edges.index.numpy(),
+        ising.edges.values.numpy()[None],
+        np.zeros(1, np.int64),
+        np.ones((1, 1500), bool),
+        ising.fields.numpy()[None],
+        np.zeros(1, np.int64),
+        chains=3,
+        betas=np.array([[0.3, 0.31, 0.32, 1.0]]),
+    )
+    found = run.run(Rules(3), 100, exponents=True)
+    energy = ising.energy(torch.from_numpy(run.spins()[0]))  # [C, R], by rung after the last swaps
+    last = np.sort(found.exponents[-1, 0], axis=-1)
+    assert np.abs(last + np.sort(energy.numpy())[:, ::-1]).max() < 2e-2
+
+
+def test_a_draw_depends_neither_on_threads_nor_on_blocks() -> None:
+    ising = sparse_problem((3,), 40, 60, seed=11)
+    reads = [tempering(threads=threads).sample(ising, 50, seed=5).spins for threads in (1, 3)]
+    assert torch.equal(*reads)
+    plain = tempering(num_replicas=1)  # a ladder would be tuned by all chains
+    assert torch.equal(plain.sample(ising, 7, seed=5).spins, plain.sample(ising, 50, seed=5).spins[:7])
+    assert ising.edges is not None
+    spins = []
+    for block in (None, 5):
+        run = EdgeSimulation(
+            ising.edges.index.numpy(),
+            ising.edges.values.numpy()[None],
+            np.zeros(3, np.int64),
+            np.ones((3, 40), bool),
+            ising.fields.numpy(),
+            np.arange(3),
+            chains=30,
+            betas=np.tile([0.5, 1.0], (3, 1)),
+        )
+        run.run(Rules(3, block=block), 5)
+        spins.append(run.spins())
+    assert np.array_equal(spins[0], spins[1])
+
+
+def test_persistent_chains_go_on_and_have_the_form_of_dense_ones() -> None:
+    ising = sparse_problem((2,), 9, 12, seed=12)
+    one, other = (tempering(persistent=True, num_chains=5) for _ in range(2))
+    for seed in (1, 2):
+        a, b = one.moments(ising, seed=seed), other.moments(ising.dense(), seed=seed)
+        assert a.info["continued"] is (seed == 2)
+        torch.testing.assert_close(a.probability, b.probability)
+        assert one.chains is not None
+        assert other.chains is not None
+        assert torch.equal(one.chains, other.chains)
+
+
+def test_refine_sweeps_on_edges() -> None:
+    ising = sparse_problem((2,), 9, 12, seed=13)
+    backend = diabat.sampler("refine", sampler=tempering(num_replicas=1), sweeps=3)
+    one, other = (backend.sample(p, 40, seed=4).spins for p in (ising, ising.dense()))
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_tracked_states_are_those_of_the_matrix(replicas: int) -> None:
+    """The lowest state after any sweep, of all chains and replicas."""
+    ising = sparse_problem((3,), 30, 45, seed=14)
+    backend = tempering(num_replicas=replicas, track_lowest=True)
+    one, other = (backend.sample(p, 20, seed=4) for p in (ising, ising.dense()))
+    assert torch.equal(one.lowest().spins, other.lowest().spins)
+    assert (one.lowest().energy <= one.energy.amin(0)).all()
+
+
+def test_automatic_replicas_are_decided_as_for_the_matrix() -> None:
+    """A weak problem mixes plainly, a strong one does not; both in one batch on the same edges."""
+    base = sparse_problem((2,), 30, 60, lead=(2,), seed=15, couplings=0.2)
+    assert base.edges is not None
+    strong = base.edges.values * torch.tensor([[1.0], [16.0]], dtype=torch.float64)
+    ising = Ising(base.fields, base.edges.with_values(strong))
+    backend = tempering(num_replicas="auto")
+    one, other = (backend.sample(p, 20, seed=4) for p in (ising, ising.dense()))
+    assert one.info["num_replicas"].tolist() == other.info["num_replicas"].tolist() == [1, 8]
+    assert torch.equal(one.spins[:, 0], other.spins[:, 0])
+    plain = tempering(num_replicas=1).sample(ising, 20, seed=4)
+    assert torch.equal(one.spins[:, 0], plain.spins[:, 0])
+
+
+def test_neighbour_lists_hold_every_edge_twice() -> None:
+    starts, neighbours, entry = neighbour_lists(np.array([[3, 1], [0, 3], [1, 0]]), 5)
+    assert starts.tolist() == [0, 2, 4, 4, 6, 6]
+    assert neighbours.tolist() == [1, 3, 3, 0, 0, 1]  # later spins first
+    assert entry.tolist() == [2, 1, 0, 2, 1, 0]
+
+
+def test_a_large_model_takes_no_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """20,000 spins on a ring: a matrix would take 3 GiB."""
+
+    def refused(*_: Any) -> None:
+        raise AssertionError("a matrix was formed")
+
+    monkeypatch.setattr("diabat.edges.Edges.matrix", refused)
+    n = 20_000
+    ring = torch.stack((torch.arange(n), (torch.arange(n) + 1) % n), dim=1)
+    ising = Ising(torch.zeros(n), diabat.Edges(ring, torch.full((n,), 0.5)))
+    moments = tempering(num_replicas=1).moments(ising, seed=1)
+    assert moments.probability.shape == (n,)
+    spins = tempering(num_replicas=1, burn_in=64).sample(ising, 50, seed=1).spins.double()
+    # <s_j s_j+1> = tanh J up to n**-0.5 = 1e-3 of 10^6 products, correlated over about one site: alpha below 1e-6.
+    assert abs(float((spins * spins.roll(1, -1)).mean()) - np.tanh(0.5)) < 1e-2
