@@ -10,6 +10,7 @@ from torch import Tensor
 from diabat.attention.compiled import compiled_probabilities, outside_graph, register
 from diabat.attention.sampled import Draw, sampled_probabilities
 from diabat.checks import check_count
+from diabat.edges import Edges
 from diabat.ising import Ising
 from diabat.samplers.base import (
     Estimator,
@@ -24,7 +25,7 @@ from diabat.samplers.seeds import draw_seed
 
 def spin_probabilities(
     fields: Tensor,
-    couplings: Tensor | None,
+    couplings: Tensor | Edges | None,
     sampler: Sampler | str,
     *,
     gradient: str = "auto",
@@ -41,7 +42,8 @@ def spin_probabilities(
 
     Args:
         fields: h, [*batch, n], float32 or float64, or whatever else :class:`diabat.Ising` converts.
-        couplings: J, [*lead, n, n], symmetric with zero diagonal, or None.
+        couplings: J, [*lead, n, n], symmetric with zero diagonal, edges or a sparse tensor, or None.  Edge values get
+            gradients as a matrix does.
         sampler: A sampler or the name of one.
         gradient: ``exact`` (the sampler's own derivative by autograd), ``straight_through``, ``linear_response``,
             ``covariance``, ``adjoint`` (the exact derivative of a simulated anneal), or ``auto`` (the sampler's

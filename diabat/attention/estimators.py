@@ -2,6 +2,7 @@ r"""Gradient estimators: pure functions from a cotangent and moments or samples 
 
 All take the cotangent v_j = ∂L/∂P(s_j = +1), [*batch, n], and return gradients per problem: ∂L/∂h [*batch, n],
 ∂L/∂J [*batch, n, n] (symmetric; the energy reads ½ Σ_{j≠k} J_jk s_j s_k) and ∂L/∂K [*batch, n, n, n].
+Where J is held as edges, two of them return ∂L/∂J of every edge, [*batch, E], without a matrix.
 Entries of invisible spins are zero.
 """
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from diabat.attention.susceptibility import consistent_correlations, multiplier_gradient
 from diabat.checks import ArgumentError
+from diabat.edges import Edges
 
 
 class ProblemGradient(NamedTuple):
@@ -29,7 +31,7 @@ def straight_through(
     probability: Tensor,
     visible: Tensor,
     *,
-    couplings: bool,
+    couplings: bool | Edges,
     three_body: bool,
     response_at: Tensor | None = None,
 ) -> ProblemGradient:
@@ -49,7 +51,7 @@ def straight_through(
         cotangent: v, [*batch, n].
         probability: P(s_j = +1) as sampled, [*batch, n].
         visible: bool [*batch, n].
-        couplings: Also return ∂L/∂J.
+        couplings: Also return ∂L/∂J; for edges, that of every edge.
         three_body: Also return ∂L/∂K.
         response_at: (1 + t)/2, [*batch, n]; None for t = m.
     """
@@ -58,7 +60,10 @@ def straight_through(
     response = torch.where(visible, 2 * at * (1 - at) * cotangent, 0)
     m = torch.where(visible, 2 * probability - 1, 0)
     dJ = dK = None
-    if couplings:
+    if isinstance(couplings, Edges):
+        j, k = couplings.index.T
+        dJ = response[..., j] * m[..., k] + response[..., k] * m[..., j]
+    elif couplings:
         dJ = _symmetric_pairs(response, m)
     if three_body:
         dK = _symmetric_triples(response, m)
@@ -150,20 +155,26 @@ def effective_couplings(
 
 
 def mean_field_probability(
-    fields: Tensor, couplings: Tensor | None, three_body: Tensor | None, probability: Tensor, visible: Tensor
+    fields: Tensor,
+    couplings: Tensor | Edges | None,
+    three_body: Tensor | None,
+    probability: Tensor,
+    visible: Tensor,
 ) -> Tensor:
     r"""Compute σ(2 f_j), f_j = h_j + Σ_k J_jk m_k + Σ_{k<l} K_jkl m_k m_l: one step of mean field from sampled m.
 
     Args:
         fields: h, [*batch, n].
-        couplings: J, [*lead, n, n], or None.
+        couplings: J, [*lead, n, n], or edges, or None.
         three_body: K, [*lead, n, n, n], or None.
         probability: P(s_j = +1) as sampled, [*batch, n].
         visible: bool [*batch, n].
     """
     m = torch.where(visible, 2 * probability - 1, 0)
     local = fields
-    if couplings is not None:
+    if isinstance(couplings, Edges):
+        local = local + couplings.local_fields(m)
+    elif couplings is not None:
         local = local + (m[..., None, :] @ couplings)[..., 0, :]
     if three_body is not None:
         local = local + torch.einsum("...jkl,...k,...l->...j", three_body, m, m) / 2
@@ -176,7 +187,7 @@ def covariance(
     visible: Tensor,
     *,
     weights: Tensor | None = None,
-    couplings: bool,
+    couplings: bool | Edges,
     three_body: bool,
 ) -> ProblemGradient:
     r"""Fluctuation-dissipation with sample covariances (unbiased for Boltzmann samples).
@@ -190,7 +201,7 @@ def covariance(
         spins: ±1, [num_reads, *batch, n], at least two reads.
         visible: bool [*batch, n].
         weights: Normalised weights [num_reads, *batch]; None for equal ones.
-        couplings: Also return ∂L/∂J.
+        couplings: Also return ∂L/∂J; for edges, that of every edge, Cov(f, s_j s_k).
         three_body: Also return ∂L/∂K.
 
     Raises:
@@ -209,7 +220,13 @@ def covariance(
     centred = w * (f - (w * f).sum(0)) / (1 - (w**2).sum(0))
     dh = torch.einsum("r...,r...j->...j", centred, s)
     dJ = dK = None
-    if couplings:
+    if isinstance(couplings, Edges):
+        j, k = couplings.index.T
+        parts = zip(
+            centred, s, strict=True
+        )  # one read at a time: the products of all would not fit in memory
+        dJ = sum((c[..., None] * one[..., j] * one[..., k] for c, one in parts), s.new_zeros(()))
+    elif couplings:
         dJ = _without_diagonal(torch.einsum("r...,r...j,r...k->...jk", centred, s, s) / 2)
     if three_body:
         dK = _without_coincidences(torch.einsum("r...,r...j,r...k,r...l->...jkl", centred, s, s, s) / 6)

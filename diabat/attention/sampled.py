@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from diabat.attention import estimators
+from diabat.edges import Edges
 from diabat.ising import Ising, without_autocast
 from diabat.samplers.answers import Moments
 from diabat.samplers.base import Estimator, Sampler, UnsupportedError
@@ -37,6 +38,7 @@ class Draw:
 
     Attributes:
         ising: The problem, detached; None under a transform of torch.func, which changes its tensors.
+        edges: The edges whose values take the place of J; None for matrices.
     """
 
     sampler: Sampler
@@ -44,6 +46,12 @@ class Draw:
     num_reads: int | None
     seed: int | None
     ising: Ising | None = None
+    edges: Edges | None = None
+
+    @property
+    def takes_edges(self) -> bool:
+        """Whether sampler and estimator need no matrix of couplings."""
+        return self.sampler.capabilities.edges and self.estimator in ("straight_through", "covariance")
 
     def problem(self, terms: Terms) -> Ising:
         """The problem of these terms, detached."""
@@ -54,9 +62,13 @@ class Draw:
 
 def sampled_probabilities(ising: Ising, draw: Draw) -> Tensor:
     """Smoothed P(s = +1), differentiable once in h, J, K and the sampler's parameters by the estimator."""
-    terms = Terms(ising.fields, ising.couplings, ising.three_body, ising.visible)
-    if not torch._C._are_functorch_transforms_active():  # these pass other tensors to the forward pass
-        draw = replace(draw, ising=ising.detach())
+    transformed = torch._C._are_functorch_transforms_active()
+    if ising.edges is not None and (transformed or not draw.takes_edges or ising.three_body is not None):
+        ising = ising.dense()
+    J = ising.matrix if ising.edges is None else ising.edges.values
+    terms = Terms(ising.fields, J, ising.three_body, ising.visible)
+    if not transformed:  # transforms pass other tensors to the forward pass
+        draw = replace(draw, ising=ising.detach(), edges=ising.edges)
     # No other estimator differentiates the law with respect to the sampler's parameters.
     parameters = draw.sampler.parameters() if draw.estimator == "adjoint" else ()
     result: Any = _Sampled.apply(*terms, draw, *parameters)
@@ -91,7 +103,7 @@ class _Sampled(torch.autograd.Function):
             own_law = draw.sampler.capabilities.law != "boltzmann"
             if own_law and draw.estimator in ("straight_through", "linear_response"):
                 at = estimators.mean_field_probability(
-                    ising.fields, ising.couplings, ising.three_body, p, ising.visible_mask
+                    ising.fields, ising.held_couplings, ising.three_body, p, ising.visible_mask
                 )
         return moments.smoothed_probability.clone(), p, at, spins, weights
 
@@ -153,7 +165,8 @@ class _Estimated(torch.autograd.Function):
                     exact = draw.sampler.adjoint(ising, v, seed=draw.seed or 0)
                 of_parameters = exact.parameters if wanted[2] else ()
                 return exact.fields, exact.couplings if wanted[0] else None, None, *of_parameters
-            terms = {"couplings": wanted[0], "three_body": wanted[1]}
+            pairs = draw.edges if wanted[0] and draw.edges is not None else wanted[0]
+            terms: Any = {"couplings": pairs, "three_body": wanted[1]}
             if draw.estimator == "covariance":
                 assert spins is not None
                 gradient = estimators.covariance(v, spins, mask, weights=weights, **terms)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from diabat.edges import Edges
 from diabat.ising import Ising, without_autocast
 from diabat.samplers.folding import Terms, batched_cotangent, dims_of, folded_terms, mapped_first, unfolded
 
@@ -40,11 +41,20 @@ class Solver:
         sampler: The backend.
         correlations: Also report pair correlations.
         seed: Seed, which most analytic backends ignore.
+        edges: The edges whose values take the place of J; None for matrices.
     """
 
     sampler: Sampler
     correlations: bool
     seed: int
+    edges: Edges | None = None
+
+    def problem(self, terms: Terms) -> Ising:
+        """The problem of these terms."""
+        J: Tensor | Edges | None = terms.couplings
+        if self.edges is not None and terms.couplings is not None:
+            J = self.edges.with_values(terms.couplings)
+        return Ising(terms.fields, J, terms.visible, terms.three_body, check=False)
 
     def moments(self, ising: Ising) -> Moments:
         """Moments with the autograd graph of the backend."""
@@ -53,12 +63,14 @@ class Solver:
     def smooth_moments(self, terms: Terms) -> tuple[Tensor, Tensor | None]:
         """P and log Z that can be differentiated twice."""
         with without_autocast(terms.fields):
-            return self.sampler._smooth_moments(_problem(terms))
+            return self.sampler._smooth_moments(self.problem(terms))
 
 
 def analytic_moments(solver: Solver, ising: Ising) -> Moments:
     """Moments of a problem, differentiable in h, J and K at least twice; unsupported derivatives raise."""
-    terms = Terms(ising.fields, ising.couplings, ising.three_body, ising.visible)
+    solver = replace(solver, edges=ising.edges)
+    J = ising.matrix if ising.edges is None else ising.edges.values
+    terms = Terms(ising.fields, J, ising.three_body, ising.visible)
     result: Any = _Moments.apply(*terms, solver, torch.is_grad_enabled())
     probability, log_partition, correlation, visible, kept = result
     return replace(
@@ -68,10 +80,6 @@ def analytic_moments(solver: Solver, ising: Ising) -> Moments:
         correlation=correlation,
         visible=visible,
     )
-
-
-def _problem(terms: Terms) -> Ising:
-    return Ising(terms.fields, terms.couplings, terms.visible, terms.three_body, check=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +109,7 @@ def _replaced(terms: Terms, leaves: Sequence[Tensor | None]) -> Terms:
 def _solve(solver: Solver, terms: Terms, wanted: Sequence[bool]) -> _Kept:
     leaves = _leaves(terms[:3], wanted)
     with torch.set_grad_enabled(any(wanted)):
-        moments = solver.moments(_problem(_replaced(terms, leaves)))
+        moments = solver.moments(solver.problem(_replaced(terms, leaves)))
     return _Kept(moments, leaves, (moments.probability, moments.log_partition) if any(wanted) else ())
 
 

@@ -17,6 +17,7 @@ from diabat.ising import Ising
 from diabat.samplers.answers import Moments
 from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
 from diabat.samplers.diagnostics import Watched
+from diabat.samplers.edge_response import EdgeResponse
 
 
 class MeanFieldSampler(Sampler):
@@ -39,6 +40,7 @@ class MeanFieldSampler(Sampler):
     capabilities = Capabilities(
         law="mean-field",
         three_body=True,
+        edges=True,
         samples=False,
         correlations=False,
         gradients=("exact", "straight_through", "linear_response"),
@@ -73,13 +75,16 @@ class MeanFieldSampler(Sampler):
         with torch.no_grad():
             m, info = self._iterate(ising.detach(), visible)
         local: Any = _local_field(_symmetrised(ising), m, visible)
-        local = _FixedPointResponse.apply(local, _effective_couplings(ising.detach(), m), m, visible)
+        if ising.edges is None:
+            local = _FixedPointResponse.apply(local, _effective_couplings(ising.detach(), m), m, visible)
+        else:
+            local = EdgeResponse.apply(local, ising.edges, m, visible)
         # σ(2x), not (tanh x + 1)/2: it keeps its relative precision when m is -1 to rounding.
         probability = torch.where(visible, torch.sigmoid(2 * local), 0)
         return Moments(probability=probability, visible=visible, info=info)
 
     def _smooth_moments(self, ising: Ising) -> tuple[Tensor, Tensor | None]:
-        visible = ising.visible_mask
+        ising, visible = ising.dense(), ising.visible_mask
         with torch.no_grad():
             m, info = self._iterate(ising.detach(), visible)
         if not info["converged"]:
@@ -108,6 +113,8 @@ class MeanFieldSampler(Sampler):
 
 def _symmetrised(ising: Ising) -> Ising:
     """Replace J and K by their symmetric part, so that their gradients are symmetric."""
+    if ising.edges is not None:  # one value for both entries
+        return ising
     J, K = ising.couplings, ising.three_body
     apart = 1 - torch.eye(ising.num_spins, dtype=ising.fields.dtype, device=ising.fields.device)
     if J is not None and J.requires_grad:
@@ -122,8 +129,8 @@ def _symmetrised(ising: Ising) -> Ising:
 def _local_field(ising: Ising, m: Tensor, visible: Tensor) -> Tensor:
     """h_j + Σ_k J_jk m_k + ½ Σ_kl K_jkl m_k m_l, with m = 0 on invisible spins."""
     local = ising.fields
-    if ising.couplings is not None:
-        local = local + torch.einsum("...jk,...k->...j", ising.couplings, m)
+    if ising.held_couplings is not None:
+        local = local + ising.pair_fields(m)
     if ising.three_body is not None:
         local = local + torch.einsum("...jkl,...k,...l->...j", ising.three_body, m, m) / 2
     return local

@@ -1,0 +1,133 @@
+"""Gradients with respect to the values of edges: by every backend, against those of the same J as a matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import diabat
+from diabat.attention.estimators import covariance
+from diabat.ising import Ising
+from diabat.samplers import UnsupportedError
+from diabat.testing.problems import sparse_problem
+
+BRIDGES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "exact": ("exact", "exact", {}),
+    "banded": ("banded", "exact", {}),
+    "mean field": ("mean_field", "exact", {"tolerance": 1e-13}),
+    "mean field, straight through": ("mean_field", "straight_through", {}),
+    "straight through": ("tempering", "straight_through", {}),
+    "covariance": ("tempering", "covariance", {"num_reads": 50}),
+    "linear response": ("tempering", "linear_response", {}),
+    "refine": ("refine", "straight_through", {"sampler": "exact", "num_reads": 50}),
+    "adjoint": ("dqa", "adjoint", {"schedule": "boltzmann-4"}),
+}
+
+
+def parts(lead: tuple[int, ...] = ()) -> tuple[Tensor, diabat.Edges]:
+    ising = sparse_problem((2, 3), 6, 8, lead=lead, couplings=0.3)
+    assert ising.edges is not None
+    return ising.fields, ising.edges
+
+
+@pytest.mark.parametrize("lead", [(), (2, 1)])
+@pytest.mark.parametrize(("backend", "gradient", "options"), BRIDGES.values(), ids=list(BRIDGES))
+def test_gradients_are_those_through_the_matrix(
+    backend: str, gradient: str, options: dict[str, Any], lead: tuple[int, ...]
+) -> None:
+    fields, edges = parts(lead)
+    v = torch.randn(2, 3, 6, dtype=torch.float64)
+    found = []
+    for as_edges in (True, False):
+        h, J = fields.clone().requires_grad_(), edges.values.clone().requires_grad_()
+        held = edges.with_values(J)
+        p = diabat.spin_probabilities(
+            h,
+            held if as_edges else held.matrix(6),
+            diabat.sampler(backend, **options),
+            gradient=gradient,
+            seed=3,
+        )
+        found.append((p.detach(), *torch.autograd.grad((p * v).sum(), (h, J))))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_mean_field_on_edges_by_finite_differences() -> None:
+    """First and second derivatives, float64; invisible spins respond to nothing."""
+    fields, edges = parts()
+    backend = diabat.sampler("mean_field", tolerance=1e-14)
+    visible = torch.tensor([True, True, False, True, True, True])
+
+    def probability(h: Tensor, J: Tensor) -> Tensor:
+        return backend.moments(Ising(h, edges.with_values(J), visible)).probability
+
+    leaves = (fields[0, :1].clone().requires_grad_(), edges.values.clone().requires_grad_())
+    assert torch.autograd.gradcheck(probability, leaves)
+    assert torch.autograd.gradgradcheck(probability, leaves)
+
+
+def test_the_implicit_system_is_solved_without_a_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ring of 20,000 spins in one field: every derivative is that of one number m = tanh(h + 2 J m)."""
+    n, h0, J0 = 20_000, 0.3, 0.2
+    monkeypatch.setattr("diabat.edges.Edges.matrix", None)
+    ring = torch.stack((torch.arange(n), (torch.arange(n) + 1) % n), dim=1)
+    h = torch.full((n,), h0, dtype=torch.float64, requires_grad=True)
+    J = torch.full((n,), J0, dtype=torch.float64, requires_grad=True)
+    backend = diabat.sampler("mean_field", tolerance=1e-14)
+    p = diabat.spin_probabilities(h, diabat.Edges(ring, J), backend)
+    p.sum().backward()
+    m = 2 * float(p[0].detach()) - 1
+    response = (1 - m**2) / (1 - 2 * J0 * (1 - m**2))
+    assert h.grad is not None
+    assert J.grad is not None
+    torch.testing.assert_close(h.grad, torch.full_like(h, response / 2))
+    torch.testing.assert_close(J.grad, torch.full_like(J, response * m))  # two ends hear it, dP = dm/2
+
+
+def test_an_unstable_point_is_refused_in_the_backward_pass() -> None:
+    """One iteration from m = 0 of a strong ferromagnet without fields stays at 0, where 1 - D J is not positive."""
+    J = torch.full((1,), 3.0, dtype=torch.float64, requires_grad=True)
+    h = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    p = diabat.spin_probabilities(h, diabat.Edges([(0, 1)], J), "mean_field")
+    with pytest.raises(
+        UnsupportedError, match="gradient: 'mean_field' on edges expected a stable fixed point"
+    ):
+        p[0].backward()
+
+
+def test_covariances_on_edges_are_entries_of_those_of_all_pairs() -> None:
+    fields, edges = parts()
+    v, visible = torch.randn_like(fields), torch.rand(2, 3, 6) < 0.8
+    spins = (2 * torch.randint(0, 2, (9, 2, 3, 6)) - 1).to(torch.int8)
+    weights = torch.rand(9, 2, 3, dtype=torch.float64).softmax(0)
+    one = covariance(v, spins, visible, weights=weights, couplings=edges, three_body=False).couplings
+    other = covariance(v, spins, visible, weights=weights, couplings=True, three_body=False).couplings
+    assert one is not None
+    assert other is not None
+    j, k = edges.index.T
+    torch.testing.assert_close(one, 2 * other[..., j, k])
+
+
+@pytest.mark.parametrize("backend", ["exact", "mean_field", "tempering"])
+def test_transforms_of_torch_func(backend: str) -> None:
+    fields, edges = parts()
+    sampler = diabat.sampler(backend)
+    several = torch.stack([edges.values, 0.5 * edges.values])
+
+    def total(J: Tensor) -> Tensor:
+        held = edges.with_values(J)
+        return diabat.spin_probabilities(fields, held, sampler, seed=1, check=False).sum()
+
+    found = torch.func.vmap(torch.func.grad(total), randomness="same")(several)
+    for row, values in zip(found, several, strict=True):
+        leaf = values.clone().requires_grad_()
+        total(leaf).backward()
+        assert leaf.grad is not None
+        if backend == "tempering":  # the draw of a problem depends on its place in the batch
+            assert row.shape == leaf.grad.shape
+        else:
+            torch.testing.assert_close(row, leaf.grad, rtol=1e-4, atol=1e-5)
