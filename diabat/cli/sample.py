@@ -291,16 +291,13 @@ def _compared_cells(moments: Moments, comparison: Comparison) -> list[tuple[str,
 
 
 def _marginal_rows(labels: list[int | str], moments: Moments) -> list[tuple[str, ...]]:
-    errors = moments.standard_error
-    rows: list[tuple[str, ...]] = []
-    for j, label in enumerate(labels):
-        error = "-" if errors is None else f"{float(errors[j]):.2g}"
-        p, m = float(moments.probability[j]), float(moments.magnetization[j])
-        invisible = not bool(moments.visible[j])
-        rows.append(
-            (str(label), "-", "-", "-") if invisible else (str(label), f"{p:.6g}", error, f"{m:+.6f}")
-        )
-    return rows
+    given = moments.standard_error
+    errors = ["-"] * len(labels) if given is None else [f"{error:.2g}" for error in given.tolist()]
+    cells = (moments.probability.tolist(), errors, moments.magnetization.tolist(), moments.visible.tolist())
+    return [
+        (str(label), f"{p:.6g}", error, f"{m:+.6f}") if visible else (str(label), "-", "-", "-")
+        for label, p, error, m, visible in zip(labels, *cells, strict=True)
+    ]
 
 
 def _state_rows(samples: Samples, energies: list[float]) -> list[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Read one Ising problem from a file: dimod JSON, dimod's binary file, COO text, or a small YAML.
+"""Read one Ising problem from a file, or write it: dimod JSON, dimod's binary file, COO text, or a small YAML.
 
 dimod problems are energies to be minimised; they become probabilities through
 :func:`diabat.ising.from_bqm`, where the sign flips.  The YAML format is diabat's own, see
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diabat.checks import ArgumentError
-from diabat.compute.memory import require_memory
 from diabat.config.errors import ConfigError
 from diabat.config.yaml_files import parse_yaml
 from diabat.files import read_file
 from diabat.ising import Ising, from_bqm
 from diabat.problem_files.dimod_formats import COO_HEADER, DIMOD_MAGIC, binary_bqm, coo_bqm, json_bqm
+from diabat.problem_files.writing import write_problem
 from diabat.problem_files.yaml_format import yaml_problem
 
-__all__ = ["Problem", "ProblemFileError", "read_problem"]
+__all__ = ["Problem", "ProblemFileError", "read_problem", "write_problem"]
 
 _MAX_BYTES = 1 << 31
 
@@ -104,7 +104,5 @@ def _parse(data: bytes, name: str, beta: float | None) -> Problem:
             return Problem(ising, list(range(ising.num_spins)))
     if bqm is None or not bqm.num_variables:
         raise ArgumentError("the model has no variables")
-    # J is dense, and is made symmetric and checked.
-    require_memory(3 * 8 * bqm.num_variables**2, f"couplings of {bqm.num_variables} spins")
     ising, labels = from_bqm(bqm, beta=1.0 if beta is None else beta)
     return Problem(ising, labels)

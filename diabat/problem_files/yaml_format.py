@@ -21,6 +21,7 @@ from torch import Tensor
 from diabat.checks import ArgumentError, is_integer
 from diabat.compute.memory import require_memory
 from diabat.config.errors import shown, unknown_key
+from diabat.edges import Edges, best_form
 from diabat.ising import Ising
 
 _KEYS = ("fields", "couplings", "three_body", "visible", "beta")
@@ -54,9 +55,9 @@ def yaml_problem(document: Any, beta: float | None) -> Ising:
     couplings, three_body = document.get("couplings"), document.get("three_body")
     return Ising(
         scale * fields,
-        None if couplings is None else scale * _couplings(couplings, n),
+        None if couplings is None else _couplings(couplings, n, scale),
         _visible(document.get("visible"), n),
-        None if three_body is None else scale * _entries("three_body", three_body, n, order=3),
+        None if three_body is None else scale * _three_body(three_body, n),
     )
 
 
@@ -75,8 +76,8 @@ def _numbers(name: str, values: Any) -> Tensor:
     return torch.tensor([_number(f"{name}[{j}]", v) for j, v in enumerate(values)], dtype=torch.float64)
 
 
-def _couplings(rows: Any, n: int) -> Tensor:
-    """J [n, n] from a matrix or a list of [i, j, J].
+def _couplings(rows: Any, n: int, scale: float) -> Tensor | Edges:
+    """J times the scale, from a matrix or a list of [i, j, J].
 
     For n = 3 a list of three triples has the shape of a matrix.  It is read as a matrix if it is a valid one;
     a valid matrix read as triples would name the pair {0, i} twice, so no file can mean both.
@@ -84,18 +85,28 @@ def _couplings(rows: Any, n: int) -> Tensor:
     if isinstance(rows, list) and len(rows) == n and all(isinstance(r, list) and len(r) == n for r in rows):
         matrix = torch.stack([_numbers(f"couplings[{i}]", row) for i, row in enumerate(rows)])
         if n != 3 or (bool((matrix == matrix.T).all()) and not bool(matrix.diagonal().any())):
-            return matrix
-    return _entries("couplings", rows, n, order=2)
+            return scale * matrix
+    spins, values = _entries("couplings", rows, n, order=2)
+    return best_form(Edges(spins, scale * values), n)
 
 
-def _entries(name: str, rows: Any, n: int, *, order: int) -> Tensor:
-    """Symmetric tensor [n] * order from a list of index tuples with a value."""
+def _three_body(rows: Any, n: int) -> Tensor:
+    """K [n, n, n] from a list of [i, j, k, K]."""
+    require_memory(3 * 8 * n**3, f"three_body of {n} spins")
+    spins, values = _entries("three_body", rows, n, order=3)
+    tensor = torch.zeros((n,) * 3, dtype=torch.float64)
+    for order in itertools.permutations(range(3)):
+        tensor[tuple(spins[:, order].T)] = values
+    return tensor
+
+
+def _entries(name: str, rows: Any, n: int, *, order: int) -> tuple[Tensor, Tensor]:
+    """Spins int64 [E, order] and values [E] of a list of index tuples with a value."""
     form = f"[{', '.join('ijk'[:order])}, value]"
     if not isinstance(rows, list):
         raise ArgumentError(f"{name}: expected a list of {form}, got {shown(rows)}")
-    require_memory(3 * 8 * n**order, f"{name} of {n} spins")
-    tensor = torch.zeros((n,) * order, dtype=torch.float64)
     seen: set[frozenset[int]] = set()
+    values = []
     for position, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != order + 1:
             raise ArgumentError(f"{name}[{position}]: expected {form}, got {shown(row)}")
@@ -107,9 +118,9 @@ def _entries(name: str, rows: Any, n: int, *, order: int) -> Tensor:
         if frozenset(spins) in seen:
             raise ArgumentError(f"{name}[{position}]: the spins {sorted(spins)} are given twice")
         seen.add(frozenset(spins))
-        for permuted in itertools.permutations(spins):
-            tensor[permuted] = _number(f"{name}[{position}]", value)
-    return tensor
+        values.append(_number(f"{name}[{position}]", value))
+    index = torch.tensor([row[:-1] for row in rows], dtype=torch.int64).reshape(-1, order)
+    return index, torch.tensor(values, dtype=torch.float64)
 
 
 def _visible(values: Any, n: int) -> Tensor | None:

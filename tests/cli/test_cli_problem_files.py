@@ -10,8 +10,10 @@ import torch
 from dimod.serialization import coo
 
 import diabat
+from diabat.checks import ArgumentError
 from diabat.ising import Ising
-from diabat.problem_files import ProblemFileError, read_problem
+from diabat.problem_files import ProblemFileError, read_problem, write_problem
+from diabat.testing.problems import make_problem, with_visible
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -234,13 +236,10 @@ def test_a_key_of_json_that_is_given_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_more_spins_than_memory_holds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line per spin, but J has one number per pair."""
+    """A line per spin holds couplings as edges, K is an array."""
     monkeypatch.setattr("diabat.compute.memory.available_bytes", lambda: 1 << 29)
-    lines = "".join(f"{j} {j} 1\n" for j in range(5000))
-    with pytest.raises(
-        ProblemFileError, match=r"couplings of 5000 spins need 0.559 GiB of memory, got 0.5 GiB"
-    ):
-        read_problem(write(tmp_path / "p", f"# vartype=SPIN\n{lines}"))
+    lines = "".join(f"{j} {j} 1\n" for j in range(50000))
+    assert read_problem(write(tmp_path / "p", f"# vartype=SPIN\n{lines}")).ising.edges is not None
     text = f"fields: {[0] * 300}\nthree_body: []\n"
     with pytest.raises(ProblemFileError, match=r"three_body of 300 spins need 0.603 GiB of memory"):
         read_problem(write(tmp_path / "p", text))
@@ -280,3 +279,64 @@ def test_paths_that_are_not_files(tmp_path: Path) -> None:
         read_problem(tmp_path)
     with pytest.raises(ProblemFileError, match=r"beta: expected a finite number > 0, got nan\."):
         read_problem(tmp_path, beta=float("nan"))
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("suffix", [".json", ".bqm", ".coo", ".yaml", ".YML"])
+def test_what_is_written_is_read_back_exactly(tmp_path: Path, suffix: str, sparse: bool) -> None:
+    """Every bit of h and J, edges as edges."""
+    n = 30 if sparse else 5
+    pairs = [(j, j + 1) for j in range(n - 1)]
+    generator = torch.Generator().manual_seed(0)
+    h, J = (
+        10.0 ** torch.randint(-9, 9, (k,), generator=generator)
+        * torch.randn(k, generator=generator, dtype=torch.float64)
+        for k in (n, n - 1)
+    )
+    ising = Ising(h, diabat.Edges(pairs, J))
+    path = tmp_path / f"p{suffix}"
+    write_problem(path, ising if sparse else ising.dense())
+    back = read_problem(path)
+    assert back.labels == list(range(n))
+    assert (back.ising.edges is not None) is sparse
+    assert torch.equal(back.ising.fields, h)
+    assert back.ising.couplings is not None
+    assert ising.couplings is not None
+    assert torch.equal(back.ising.couplings, ising.couplings)
+
+
+def test_labels_three_body_terms_and_visibility_are_written(tmp_path: Path) -> None:
+    ising = with_visible(make_problem((), 4, seed=1, three_body=0.5), torch.tensor([True, False, True, True]))
+    write_problem(tmp_path / "p.yaml", ising)
+    back = read_problem(tmp_path / "p.yaml").ising
+    for name in ("fields", "couplings", "three_body", "visible"):
+        assert torch.equal(getattr(back, name), getattr(ising, name))
+    plain = make_problem((), 3, seed=1)
+    names: list[tuple[str, list[Any]]] = [
+        (".json", ["a", 7, (1, 2)]),
+        (".bqm", ["a", 7, "b"]),
+        (".coo", [5, 0, 7]),
+    ]
+    for suffix, labels in names:
+        write_problem(tmp_path / f"p{suffix}", plain, labels)
+        assert set(read_problem(tmp_path / f"p{suffix}").labels) == set(labels)
+    write_problem(tmp_path / "p.yaml", make_problem((), 3, seed=1, lead="none"))
+    assert read_problem(tmp_path / "p.yaml").ising.num_spins == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "ising", "labels", "message"),
+    [
+        ("p.txt", make_problem((), 3), None, r"path: expected a name that ends in \.json, .*, got 'p\.txt'"),
+        ("p.coo", make_problem((), 3), ["a", 1, 2], "labels: expected integers >= 0 for COO text, got 'a'"),
+        ("p.yaml", make_problem((), 3), [1, 2, 3], r"labels: expected None or 0 \.\. n - 1 for YAML"),
+        ("p.json", make_problem((2,), 3), None, r"fields: expected one problem \[n\], got a batch \[2, 3\]"),
+        ("p.bqm", make_problem((), 3, three_body=0.1), None, "three_body: expected None"),
+    ],
+)
+def test_what_a_format_cannot_hold_is_not_written(
+    tmp_path: Path, name: str, ising: Ising, labels: Any, message: str
+) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        write_problem(tmp_path / name, ising, labels)
+    assert not list(tmp_path.iterdir())

@@ -123,7 +123,7 @@ def _energy(by_row: dict[int, Problem], packed: Packed, spins: np.ndarray) -> fl
         problem = by_row[int(row)]
         s = np.zeros(len(problem.spins))
         s[np.searchsorted(problem.spins, packed.spins[packed.rows == row])] = spins[packed.rows == row]
-        total += float(problem.fields @ s + s @ np.triu(problem.couplings, 1) @ s)
+        total += float(problem.fields @ s + s @ np.triu(problem.matrix, 1) @ s)
     return total
 
 

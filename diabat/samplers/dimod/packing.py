@@ -13,6 +13,7 @@ from torch import Tensor
 
 from diabat.checks import ArgumentError
 from diabat.circuits import Betas
+from diabat.edges import pairs_of
 from diabat.ising import Ising, to_minimised
 
 FloatArray = NDArray[np.float64]
@@ -27,13 +28,23 @@ class Problem:
         row: Its index in the flat batch.
         spins: int64 [m], the visible spins.
         fields: h / -beta_h, float64 [m].
-        couplings: J / -beta_J, float64 [m, m], symmetric.
+        pairs: int64 [E, 2], coupled spins as positions in ``spins``.
+        couplings: J / -beta_J of each pair, float64 [E].
     """
 
     row: int
     spins: IntArray
     fields: FloatArray
+    pairs: IntArray
     couplings: FloatArray
+
+    @property
+    def matrix(self) -> FloatArray:
+        """The couplings as a symmetric matrix, float64 [m, m]."""
+        J = np.zeros((len(self.spins), len(self.spins)))
+        first, second = self.pairs.T
+        J[first, second] = J[second, first] = self.couplings
+        return J
 
 
 def program(ising: Ising, betas: Betas) -> list[Problem]:
@@ -45,19 +56,33 @@ def program(ising: Ising, betas: Betas) -> list[Problem]:
     """
     n, total = ising.num_spins, ising.num_problems
     h = _array(to_minimised(ising.fields, betas.beta_h)).reshape(total, n)
-    if ising.couplings is None:
-        J = np.zeros((1, n, n))
-    else:
-        J = _array(to_minimised(ising.couplings, betas.beta_J)).reshape(-1, n, n)
+    coupled = _distinct(ising, betas.beta_J)
     which = ising.coupling_index().numpy()
     visible = ising.visible_mask.cpu().numpy().reshape(total, n)
     problems = []
     for row in range(total):
         spins = np.flatnonzero(visible[row])
         if len(spins):
-            pairs = J[which[row]][spins[:, None], spins]
-            problems.append(Problem(row, spins, h[row, spins], pairs))
+            pairs, J = coupled[which[row]]
+            if len(spins) < n:
+                both = visible[row][pairs].all(1)
+                place = np.cumsum(visible[row]) - 1
+                pairs, J = place[pairs[both]], J[both]
+            problems.append(Problem(row, spins, h[row, spins], pairs, J))
     return problems
+
+
+def _distinct(ising: Ising, beta: float) -> list[tuple[IntArray, FloatArray]]:
+    """Coupled pairs [E, 2] and their biases J / -beta [E], of each distinct J of a batch."""
+    if ising.edges is not None:
+        shape = (ising.edges.lead.numel(), ising.edges.count)
+        values = _array(to_minimised(ising.edges.values, beta)).reshape(shape)
+        pairs = ising.edges.index.cpu().numpy()
+        return [(pairs[row != 0], row[row != 0]) for row in values]
+    if ising.matrix is None:
+        return [(np.empty((0, 2), np.int64), np.empty(0))]
+    matrices = _array(to_minimised(ising.matrix, beta)).reshape(-1, ising.num_spins, ising.num_spins)
+    return [pairs_of(J) for J in matrices]
 
 
 def _array(values: Tensor) -> FloatArray:
@@ -120,9 +145,8 @@ def pack_plain(problems: Sequence[Problem], together: int) -> list[Packed]:
 def _plain(problems: Sequence[Problem]) -> Packed:
     pairs, couplings, start = [], [], 0
     for problem in problems:
-        first, second = np.nonzero(np.triu(problem.couplings, 1))
-        pairs.append(np.stack((first, second), axis=1) + start)
-        couplings.append(problem.couplings[first, second])
+        pairs.append(problem.pairs + start)
+        couplings.append(problem.couplings)
         start += len(problem.spins)
     places = np.arange(start)
     values = np.concatenate(couplings)

@@ -88,7 +88,7 @@ def _logical(bins: list[list[Problem]], width: int, qpu: QPU) -> _Logical:
         start = 0
         for problem in members:
             here = slice(start, start + len(problem.spins))
-            J[t, here, here] = problem.couplings
+            J[t, here, here] = problem.matrix
             rows[t, here], spins[t, here], h[t, here] = problem.row, problem.spins, problem.fields
             start = here.stop
         used[t, :start] = True

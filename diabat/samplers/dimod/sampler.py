@@ -157,6 +157,7 @@ class DimodSampler(Sampler):
         """Fields and couplings with the declared law; reads only."""
         return Capabilities(
             law=self._law,
+            edges=True,
             max_spins=None if self.qpu is None else self.qpu.spins,
         )
 

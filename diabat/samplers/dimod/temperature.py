@@ -149,8 +149,8 @@ def calibration_error(ising: Ising, samples: Samples, scales: tuple[float, float
     """
     s = torch.where(samples.visible, samples.spins.double(), 0)
     local = scales[0] * ising.fields.double()
-    if ising.couplings is not None:
-        local = local + scales[1] * torch.einsum("...jk,r...k->r...j", ising.couplings.double(), s)
+    if ising.held_couplings is not None:
+        local = local + scales[1] * ising.to(torch.float64).pair_fields(s)
     seen = samples.visible.expand(s.shape)
     p = torch.sigmoid(2 * local.expand(s.shape)[seen])
     order = p.argsort()
