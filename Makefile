@@ -42,6 +42,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.small_layers
 	$(BIN)/python -m benchmarks.relative_windows --batch 16
 	$(BIN)/python -m benchmarks.tempering
+	$(BIN)/python -m benchmarks.sparse
 	$(BIN)/python -m benchmarks.tempering_errors
 	$(BIN)/python -m benchmarks.tempering_pilot
 	$(BIN)/python -m benchmarks.ground_states

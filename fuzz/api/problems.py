@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from diabat.edges import Edges
 from diabat.ising import Ising, pack_couplings, pack_three_body
 from fuzz.dice import Dice
 
@@ -52,7 +53,21 @@ def random_problem(dice: Dice, shape: Shape = Shape()) -> Ising:
     h = _finished(dice, h, 1, shape)
     J = None if J is None else _finished(dice, J, 2, shape)
     K = None if K is None else _finished(dice, K, 3, shape)
-    return Ising(h, J, _visible(dice, batch, n), K)
+    held = J if J is None or J.requires_grad or not dice.chance(0.2) else _edges(dice, J)
+    return Ising(h, held, _visible(dice, batch, n), K)
+
+
+def _edges(dice: Dice, J: Tensor) -> Edges | Tensor:
+    """The same couplings as edges, with some of the pairs that have none, in any order; or as a sparse tensor."""
+    if J.ndim == 2 and dice.chance(0.5):
+        return J.to_sparse_coo()
+    n = J.shape[-1]
+    pairs = torch.triu_indices(n, n, offset=1).T
+    coupled = (J != 0).reshape(-1, n, n).any(0)[pairs[:, 0], pairs[:, 1]]
+    kept = pairs[coupled | (dice.uniform(len(pairs)) > 0)]
+    kept = kept[torch.argsort(dice.uniform(len(kept)))]
+    kept = torch.where(dice.uniform(len(kept), 1) > 0, kept, kept.flip(1))
+    return Edges(kept, J[..., kept[:, 0], kept[:, 1]])
 
 
 def parts(ising: Ising) -> list[tuple[int, Tensor]]:
