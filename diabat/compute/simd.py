@@ -278,3 +278,18 @@ def where_less(typing_context: Any, a: Any, b: Any, x: Any, y: Any) -> Any:
         return builder.select(below, *arguments[2:])
 
     return x(a, b, x, y), generate
+
+
+@intrinsic
+def largest(typing_context: Any, a: Any) -> Any:
+    """The largest number of a vector without NaN."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vector = context.get_value_type(signature.args[0])
+        name = f"llvm.vector.reduce.fmax.v{vector.count}f{signature.return_type.bitwidth}"
+        function = builder.module.globals.get(name)
+        if function is None:
+            function = ir.Function(builder.module, ir.FunctionType(vector.element, [vector]), name)
+        return builder.call(function, arguments, fastmath=("nnan",))
+
+    return a.dtype(a), generate

@@ -122,11 +122,13 @@ def where_signed(typing_context: Any, signs: Any, x: Any, y: Any) -> Any:
 
 @intrinsic
 def times_power_of_two(typing_context: Any, value: Any, exponent: Any) -> Any:
-    """X · 2^e for whole e, as long as the result is a normal number."""
+    """X · 2^e for whole e, as long as the result is a normal number; in either precision."""
+    width, digits = (32, 23) if value.dtype == types.float32 else (64, 52)
 
     def emit(builder: Any, x: Any, e: Any) -> Any:
-        steps = builder.shl(builder.fptosi(e, WORD_VECTOR), same(WORD_VECTOR, 23))
-        return builder.bitcast(builder.add(builder.bitcast(x, WORD_VECTOR), steps), FLOAT_VECTOR)
+        words = ir.VectorType(ir.IntType(width), x.type.count)
+        steps = builder.shl(builder.fptosi(e, words), same(words, digits))
+        return builder.bitcast(builder.add(builder.bitcast(x, words), steps), x.type)
 
     return value(value, exponent), elementwise(emit)
 

@@ -1,0 +1,5 @@
+"""Backend ``mean_field``: fixed points of naive mean field."""
+
+from diabat.samplers.mean_field.sampler import MeanFieldSampler
+
+__all__ = ["MeanFieldSampler"]
