@@ -3,15 +3,17 @@
 LLVM does not vectorise a butterfly over many rows of one array, because it cannot prove that the rows are distinct.
 Here a row of an array [rows, lanes] is loaded as one vector value, with explicit vector arithmetic.  LLVM splits the
 vectors on processors with smaller registers.  Products and sums have the flag ``contract``: they become fused
-multiply-adds if the processor supports them.
+multiply-adds if the processor supports them.  The compiler chooses which; ``product`` and ``fused`` leave it no choice.
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba.core import types
 from numba.extending import intrinsic as _intrinsic
 from numba.extending import models, register_model
@@ -253,6 +255,35 @@ fnma = _ternary("fnma", lambda builder, a, b, c: _sub(builder, c, _mul(builder, 
 """C - a · b."""
 
 
+def _fuses() -> bool:
+    """Whether the processor has fused multiply-adds."""
+    return platform.machine().lower() in ("aarch64", "arm64") or bool(get_host_cpu_features().get("fma", False))
+
+
+_FUSES = _fuses()
+
+
+def _rounded_once(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """C + a · b: one operation on processors that have it, so that rounding does not depend on the compiler."""
+    if not _FUSES:
+        return builder.fadd(c, builder.fmul(a, b))
+    name = f"llvm.fma.v{a.type.count}f{32 if a.type.element == ir.FloatType() else 64}"
+    function = builder.module.globals.get(name)
+    if function is None:
+        function = ir.Function(builder.module, ir.FunctionType(a.type, [a.type] * 3), name)
+    return builder.call(function, [a, b, c])
+
+
+product = _binary("product", lambda builder, a, b: builder.fmul(a, b))
+"""A · b, which is not fused with a sum."""
+fused = _ternary("fused", lambda builder, a, b, c: _rounded_once(builder, a, b, c))
+"""C + a · b, rounded once."""
+fused_negative = _ternary(
+    "fused_negative", lambda builder, a, b, c: _rounded_once(builder, builder.fneg(a), b, c)
+)
+"""C - a · b, rounded once."""
+
+
 @intrinsic
 def nearest(typing_context: Any, a: Any) -> Any:
     """The nearest whole number."""
@@ -293,3 +324,30 @@ def largest(typing_context: Any, a: Any) -> Any:
         return builder.call(function, arguments, fastmath=("nnan",))
 
     return a.dtype(a), generate
+
+
+def exchange(distance: int) -> Callable[..., Any]:
+    """Make the operation on a vector whose lane q becomes lane q ^ distance."""
+
+    def exchanged(typing_context: Any, a: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            count = context.get_value_type(signature.return_type).count
+            order = ir.Constant(ir.VectorType(ir.IntType(32), count), [q ^ distance for q in range(count)])
+            return builder.shuffle_vector(arguments[0], arguments[0], order)
+
+        return a(a), generate
+
+    return intrinsic(exchanged)
+
+
+def parity(bits: int) -> Callable[..., Any]:
+    """Make the operation that gives -1 in lanes with an odd number of these bits and 1 in others, of a vector's type."""
+
+    def signs(typing_context: Any, like: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            vector = context.get_value_type(signature.return_type)
+            return ir.Constant(vector, [1.0 - 2.0 * ((q & bits).bit_count() % 2) for q in range(vector.count)])
+
+        return like(like), generate
+
+    return intrinsic(signs)

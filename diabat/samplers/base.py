@@ -21,7 +21,7 @@ from diabat.compute.memory import require_memory
 from diabat.edges import DENSE_SPINS, Edges
 from diabat.ising import Ising, check_size, without_autocast
 from diabat.samplers.answers import AdjointGradient, Moments, Samples
-from diabat.samplers.derivatives import Solver, analytic_moments
+from diabat.samplers.derivatives import Solver, analytic_moments, differentiated
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.options import WithOptions
 from diabat.samplers.seeds import as_int, draw_seed
@@ -209,25 +209,27 @@ class Sampler(WithOptions, nn.Module, ABC):
             return self._average(ising, correlations, num_reads, seed)
         drawn = draw_seed(seed)
         start = time.perf_counter()
-        if "exact" in self.capabilities.gradients:
+        analytic = "exact" in self.capabilities.gradients
+        if analytic:
             moments = self.differentiable_moments(ising, correlations, drawn)
         else:
             with without_autocast(ising.fields):
                 self._require(ising)
                 moments = self._moments(self._taken(ising), correlations, drawn)
-            # Rounding can push a certain spin above 1.
-            moments = replace(moments, probability=moments.probability.clamp(0, 1))
         info = {"backend": self.name, "wall_s": time.perf_counter() - start, **moments.info}
         if moments.num_reads is not None:
             info.setdefault("seed", drawn)
-        return replace(moments, info=info)
+        if analytic:
+            return replace(moments, info=info)
+        # Rounding can push a certain spin above 1.
+        return replace(moments, probability=moments.probability.clamp(0, 1), info=info)
 
     def differentiable_moments(self, ising: Ising, correlations: bool = False, seed: int = 0) -> Moments:
         """Moments differentiable in h, J and K, as from :meth:`moments` but without the ``info`` of the call."""
         if ising.edges is not None:
             ising = self._taken_for_gradient(ising)
         # A smooth graph needs no custom derivatives, except under the transforms of torch.func.
-        if self.smooth and not torch._C._are_functorch_transforms_active():
+        if (self.smooth or not differentiated(ising)) and not torch._C._are_functorch_transforms_active():
             return self._answer(ising, correlations, seed)
         return analytic_moments(Solver(self, correlations, seed), ising)
 

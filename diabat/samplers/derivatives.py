@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from diabat.edges import Edges
 from diabat.ising import Ising, without_autocast
@@ -64,6 +65,14 @@ class Solver:
         """P and log Z that can be differentiated twice."""
         with without_autocast(terms.fields):
             return self.sampler._smooth_moments(self.problem(terms))
+
+
+def differentiated(ising: Ising) -> bool:
+    """Whether autograd follows a call with this problem, backward or forward."""
+    if forward_ad._current_level >= 0:
+        return True
+    terms = (ising.fields, ising.couplings, ising.three_body)
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms)
 
 
 def analytic_moments(solver: Solver, ising: Ising) -> Moments:

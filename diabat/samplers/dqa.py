@@ -145,7 +145,7 @@ class DQASampler(AnnealCircuits):
         check_flag("learn_schedule", learn_schedule)
         self.schedule_angles = self._learnable() if learn_schedule else None
 
-    @property
+    @cached_property
     def capabilities(self) -> Capabilities:
         """State-vector simulation; the law is diabatic, not Boltzmann."""
         gradients: tuple[Estimator, ...] = ("straight_through", "linear_response", "covariance")

@@ -45,7 +45,8 @@ class Programmed:
         """Join values per spin, [P, m] of each part, to float64 [*batch, n]; zero for invisible spins."""
         shape = self.ising.fields.shape
         if self.whole:
-            return torch.from_numpy(np.concatenate(values)).reshape(shape)
+            joined = values[0] if len(values) == 1 else np.concatenate(values)
+            return torch.from_numpy(joined).reshape(shape)
         out = torch.zeros(self.ising.num_problems, shape[-1], dtype=torch.float64)
         for place, value in zip(self.places, values, strict=True):
             out[place.rows[:, None], place.spins] = torch.from_numpy(value)
@@ -125,6 +126,8 @@ def program(ising: Ising, betas: Betas, noise: ControlNoise, seed: int) -> Progr
         noise: Errors of the programmed values.
         seed: Seed of the noise.
     """
+    # Values that are checked already, and cannot overflow when they are divided.
+    batch = Batch.checked if ising.check and ising.fields.dtype == torch.float32 else Batch
     ising = ising.detach()
     found = tiers(ising, unpadded_cost)
     batches: list[Batch] = []
@@ -139,11 +142,11 @@ def program(ising: Ising, betas: Betas, noise: ControlNoise, seed: int) -> Progr
         if problems == 1 and groups > 1:
             # Every problem has different couplings: one batch of all.  (A single problem needs no phase table per
             # lane, which would more than double its memory.)
-            batches.append(Batch(h[:, 0], J))
+            batches.append(batch(h[:, 0], J))
             places.append(group.tier.places)
             continue
         for g, place in enumerate(group.tier.places_by_group):
-            batches.append(Batch(h[g, : len(place.rows)], J[g]))
+            batches.append(batch(h[g, : len(place.rows)], J[g]))
             places.append(place)
     if noise.fields or noise.couplings:
         random = np.random.default_rng([seed, 1])

@@ -40,6 +40,14 @@ class Batch:
         object.__setattr__(self, "fields", fields)
         object.__setattr__(self, "couplings", couplings)
 
+    @classmethod
+    def checked(cls, fields: FloatArray, couplings: FloatArray) -> Batch:
+        """A batch of arrays that are known to be what the constructor checks; J may be asymmetric in its last bits."""
+        batch = object.__new__(cls)
+        object.__setattr__(batch, "fields", fields)
+        object.__setattr__(batch, "couplings", (couplings + couplings.swapaxes(-1, -2)) / 2)
+        return batch
+
     @property
     def num_problems(self) -> int:
         """Q."""

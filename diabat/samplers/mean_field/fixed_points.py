@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diabat.compute.scratch import Scratch, lanes_of
+from diabat.compute.scratch import aligned_rows, lanes_of
 from diabat.compute.threads import equal_ranges, run_parts
-
-if TYPE_CHECKING:
-    from diabat.samplers.mean_field.kernel import Work
 
 Array = NDArray[Any]
 
-MOST_SPINS = 64
-"""With more spins matrix products of the whole batch are faster."""
+MOST_SPINS, MOST_SHARED = 256, 128
+"""With more spins matrix products of the whole batch are faster; likewise above the second where many share a J."""
 
 _PRODUCTS_PER_THREAD = 1 << 14
 
@@ -88,35 +85,15 @@ class FixedPoints:
 
     def _run(self, kernel: Any, *arguments: Any) -> None:
         """Share the problems over threads; each has separate scratch."""
+        from diabat.samplers.mean_field.kernel import work_rows
+
         problems = self._problems
         count, n = problems.fields.shape
+        dtype = problems.fields.dtype
+        rows = work_rows(n, lanes_of(dtype))
         threads = min(self._threads, 1 + count * n * n // _PRODUCTS_PER_THREAD)
         run_parts(
             equal_ranges(count, threads),
-            lambda part: _work(n, problems.fields.dtype),
-            lambda part, work: kernel(part.start, part.stop, problems, work, *arguments),
+            lambda part: aligned_rows(rows, dtype),
+            lambda part, scratch: kernel(part.start, part.stop, problems, scratch, *arguments),
         )
-
-
-def _work(n: int, dtype: Any) -> Work:
-    from diabat.samplers.mean_field.kernel import CHAINS, Work
-
-    lanes = lanes_of(dtype)
-    vectors, rows = -(-n // lanes), -(-n // CHAINS) * CHAINS
-    take = Scratch(rows * vectors + n * vectors + 12 * vectors, cleared=True).take
-    vector = (vectors, lanes)
-    return Work(
-        J=take(dtype, rows * vectors, lanes),
-        h=take(dtype, *vector),
-        m=take(dtype, *vector),
-        local=take(dtype, *vector),
-        mask=take(dtype, *vector),
-        change=take(dtype, *vector),
-        past=take(dtype, *vector),
-        kept=take(dtype, *vector),
-        zero=take(dtype, *vector),
-        system=take(dtype, n * vectors, lanes),
-        root=take(dtype, *vector),
-        right=take(dtype, *vector),
-        rest=take(dtype, *vector),
-    )

@@ -29,6 +29,8 @@ from diabat.compute.simd import (
 )
 from diabat.compute.simd_bits import times_power_of_two
 
+# Vectors over spins in the scratch.
+_VECTORS = 11
 # Products J m are summed in so many chains, since a processor can add before the last sum is finished.
 CHAINS = 4
 # Iterations before the first Newton step: the first ones say nothing about the rate of convergence.
@@ -72,16 +74,17 @@ class Work(NamedTuple):
 
     Attributes:
         J: Rows of J, padded with zeros to whole vectors, [n (up to CHAINS - 1 more) · V, lanes].
+        system: I - √D J √D, rows like J, [n · V, lanes].
         h, m, local, mask, change, past, kept: One number per spin, [V, lanes]; ``mask`` is 1 on visible spins, ``past`` an
             earlier ``change``, ``kept`` an earlier ``m``.
         zero: Zeros, [V, lanes].
-        system: I - √D J √D, rows like J, [n · V, lanes].
         root: √D, [V, lanes].
         right: Right-hand side and solution, [V, lanes].
         rest: The solution for the system, [V, lanes].
     """
 
     J: Any
+    system: Any
     h: Any
     m: Any
     local: Any
@@ -90,10 +93,32 @@ class Work(NamedTuple):
     past: Any
     kept: Any
     zero: Any
-    system: Any
     root: Any
     right: Any
     rest: Any
+
+
+@jit
+def work_rows(n: int, lanes: int) -> int:
+    """Rows of scratch for n spins."""
+    vectors, rows = -(-n // lanes), -(-n // CHAINS) * CHAINS
+    return (rows + n + _VECTORS) * vectors
+
+
+@inner
+def work_of(scratch: Any, n: int) -> Work:
+    """Divide scratch [rows, lanes], and clear it."""
+    lanes = scratch.shape[1]
+    vectors, rows = -(-n // lanes), -(-n // CHAINS) * CHAINS
+    scratch[:] = 0
+    first = rows * vectors
+    s = scratch[first + n * vectors :]
+    v = vectors
+    return Work(
+        scratch[:first], scratch[first : first + n * vectors],
+        s[:v], s[v : 2 * v], s[2 * v : 3 * v], s[3 * v : 4 * v], s[4 * v : 5 * v], s[5 * v : 6 * v],
+        s[6 * v : 7 * v], s[7 * v : 8 * v], s[8 * v : 9 * v], s[9 * v : 10 * v], s[10 * v : 11 * v],
+    )  # fmt: skip
 
 
 @inner
@@ -311,7 +336,7 @@ def fixed_points(
     first: int,
     end: int,
     problems: Problems,
-    work: Work,
+    scratch: Any,
     rules: Rules,
     m: Any,
     local: Any,
@@ -324,14 +349,16 @@ def fixed_points(
         first: The first problem.
         end: The end of the problems.
         problems: All problems.
-        work: Scratch.
+        scratch: Scratch, see `work_rows`.
         rules: Options.
         m: Filled with the magnetizations, [N, n].
         local: Filled with h + J m, [N, n].
         counts: Filled with the iterations of each problem, int32 [N].
         residuals: Filled with the residual of each problem, float64 [N].
     """
-    n, flat = problems.fields.shape[1], work.h.size
+    n = problems.fields.shape[1]
+    work = work_of(scratch, n)
+    flat = work.h.size
     J, h, m_rows, rows = address(work.J), address(work.h), address(work.m), work.J.shape[0] // len(work.h)
     out = work.local.reshape(flat)
     for i in range(first, end):
@@ -343,19 +370,21 @@ def fixed_points(
 
 
 @jit
-def responses(first: int, end: int, problems: Problems, work: Work, m: Any, u: Any, stable: Any) -> None:
+def responses(first: int, end: int, problems: Problems, scratch: Any, m: Any, u: Any, stable: Any) -> None:
     """Replace u by (I - D J)⁻¹ u, D = diag(1 - m²) on visible spins, for problems ``first`` to ``end``.
 
     Args:
         first: The first problem.
         end: The end of the problems.
         problems: All problems.
-        work: Scratch.
+        scratch: Scratch, see `work_rows`.
         m: Magnetizations, [N, n].
         u: Right-hand sides, [N, n]; unchanged where ``stable`` is false.
         stable: Filled: whether the problem is solved, bool [N].
     """
-    n, flat = problems.fields.shape[1], work.h.size
+    n = problems.fields.shape[1]
+    work = work_of(scratch, n)
+    flat = work.h.size
     root, right = work.root.reshape(flat), work.right.reshape(flat)
     for i in range(first, end):
         _take_problem(problems, work, i, i > first and problems.which[i] == problems.which[i - 1])

@@ -15,15 +15,20 @@ from torch import Tensor
 
 from diabat.ising import Ising
 from diabat.samplers.folding import batched_cotangent
-from diabat.samplers.mean_field.fixed_points import MOST_SPINS, FixedPoints
+from diabat.samplers.mean_field.fixed_points import MOST_SHARED, MOST_SPINS, FixedPoints
 from diabat.samplers.mean_field.iteration import Iterated
 
 Array = NDArray[Any]
 
+_FEW = 16
+
 
 def is_small(ising: Ising) -> bool:
     """Whether compiled code solves the batch."""
-    return ising.num_spins <= MOST_SPINS and ising.three_body is None and ising.fields.device.type == "cpu"
+    n = ising.num_spins
+    if n > MOST_SPINS or ising.three_body is not None or ising.fields.device.type != "cpu":
+        return False
+    return n <= MOST_SHARED or ising.num_problems <= _FEW * ising.num_couplings
 
 
 def solve_small(ising: Ising, damping: float, tolerance: float, most: int) -> FixedPoints:
@@ -50,8 +55,17 @@ def iterated(ising: Ising, solved: FixedPoints) -> Iterated:
 
 def small_moments(ising: Ising, solved: FixedPoints) -> Tensor:
     """P(s = +1) of a solved batch, [*batch, n]; differentiable in h and J."""
-    found: Any = _SmallMoments.apply(ising.fields, ising.couplings, ising, solved)
+    h, J = ising.fields, ising.couplings
+    if not (torch.is_grad_enabled() and (h.requires_grad or (J is not None and J.requires_grad))):
+        return _probability(ising, solved)
+    found: Any = _SmallMoments.apply(h, J, ising, solved)
     return found  # type: ignore[no-any-return]
+
+
+def _probability(ising: Ising, solved: FixedPoints) -> Tensor:
+    # σ(2x), not (tanh x + 1)/2: it keeps its relative precision when m is -1 to rounding.
+    p = torch.from_numpy(2 * solved.local).sigmoid_().view(ising.fields.shape)
+    return p if ising.visible is None else torch.where(ising.visible, p, 0)
 
 
 class _SmallMoments(torch.autograd.Function):
@@ -63,10 +77,7 @@ class _SmallMoments(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, fields: Tensor, J: Tensor | None, ising: Ising, solved: FixedPoints) -> Tensor:
-        # σ(2x), not (tanh x + 1)/2: it keeps its relative precision when m is -1 to rounding.
-        p = torch.from_numpy(solved.local).mul_(2).sigmoid_().view(fields.shape)
-        if ising.visible is not None:
-            p = torch.where(ising.visible, p, 0)
+        p = _probability(ising, solved)
         ctx.save_for_backward(p)
         ctx.solved, ctx.lead = solved, None if J is None else J.shape[:-2]
         return p

@@ -178,7 +178,7 @@ class NativeEngine(Engine):
 
     def _require_phases(self, plan: TrotterPlan, batches: Sequence[Batch]) -> None:
         """Refuse phases that are too large for the precision."""
-        b, c = (float(np.abs(angles).max()) for angles in (plan.field_angles, plan.coupling_angles))
+        b, c = native_plan(plan, self._dtype).largest
         phases = (
             b * np.abs(batch.fields).max(initial=0.0) + c * np.abs(batch.couplings).sum(-1).max(initial=0.0)
             for batch in batches
@@ -217,9 +217,11 @@ class NativeEngine(Engine):
             scratch_rows(n, own, self._width, _STATE_TABLES[tables]),
             small_rows(n, self._width),
         )
-        spins = lanes.jobs[:, SPINS]
         threads = self.threads() if callable(self.threads) else self.threads
-        parts = ranges_of_equal_work(spins * 2.0**spins, threads)
+        parts = [slice(0, len(lanes.jobs))]
+        if threads > 1 and len(lanes.jobs) > 1:
+            spins = lanes.jobs[:, SPINS]
+            parts = ranges_of_equal_work(spins * 2.0**spins, threads)
         needed = (rows + small) * VECTOR_BYTES * len(parts) + sum(array.nbytes for array in out)
         require_memory(needed, f"{n} spins on {len(parts)} thread{'s' * (len(parts) > 1)}")
         reduced = native_plan(plan, self._dtype)

@@ -15,10 +15,13 @@ from diabat.circuits.engines.native.kernel_inputs import (
     OUT_ROW,
     OUT_ROWS,
     OWN,
+    PROBLEMS,
     SPINS,
 )
+from diabat.circuits.engines.native.narrow import evolve_few
 from diabat.circuits.engines.native.passes import forward_step, mixer_of
 from diabat.circuits.engines.native.steps import (
+    GROUP,
     Tables,
     make_phases,
     phase_rows,
@@ -27,11 +30,13 @@ from diabat.circuits.engines.native.steps import (
     turn_array,
 )
 from diabat.compute.jit import inlined, inner, jit
-from diabat.compute.simd import add, address, constant, entry, fma, load, mul, store, sub
+from diabat.compute.simd import add, address, constant, entry, fused, load, product, store, sub
 
 # Padding rows between tables of 2^n rows: at a distance of a power of two, a load from one table would wait for a
 # store to the other with the same low address bits, and both would compete for the same cache lines.
 GAP = 8
+# Up to so many problems in a block are faster one by one.
+FEW = 4
 
 
 @inner
@@ -93,7 +98,7 @@ def weigh(re: Any, im: Any, n: int) -> None:
     """|ψ|² of every state into ``re``."""
     for x in range(1 << n):
         a, b = load(re, x), load(im, x)
-        store(re, x, fma(a, a, mul(b, b)))
+        store(re, x, fused(a, a, product(b, b)))
 
 
 @inner
@@ -192,8 +197,14 @@ def run_plan(
         weights, free = table(work, none, n), table(work, none + 1, n)
         re, im = address(weights), address(free)
         phases = phase_tables(work[2 * ((1 << n) + GAP) :], small, n, own)
-        evolve(re, im, phases, turn_array(small, n), h, J, own, plan, n)
-        weigh(re, im, n)
+        turns, problems = turn_array(small, n), jobs[i, PROBLEMS]
+        if problems <= FEW and not own and n >= GROUP and fields.shape[1] == 1 << GROUP:
+            shared_turns(turns, J, n)
+            coupling_sums(phases.sums, J, own, n)
+            evolve_few(weights, free, phases, small, h, J, plan, n, problems)
+        else:
+            evolve(re, im, phases, turns, h, J, own, plan, n)
+            weigh(re, im, n)
         if tables.shape[0]:
             last = (1 << n) - 1
             for x in range(1 << n):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,8 @@ from diabat.circuits.trotter import TrotterPlan
 Floats = NDArray[np.floating]
 
 # Columns of the job table: spins; first row of fields and marginals; first row of couplings; 1 if each lane has
-# couplings of its own; first row and number of rows of the output (pairs, state table or reads).
-SPINS, FIELD_ROW, COUPLING_ROW, OWN, OUT_ROW, OUT_ROWS, COLUMNS = 0, 1, 2, 3, 4, 5, 6
+# couplings of its own; first row and number of rows of the output (pairs, state table or reads); problems.
+SPINS, FIELD_ROW, COUPLING_ROW, OWN, OUT_ROW, OUT_ROWS, PROBLEMS, COLUMNS = 0, 1, 2, 3, 4, 5, 6, 7
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,13 +33,16 @@ class NativePlan:
         table: b with the sign of the flips so far, c, tan(a'/2), sin(a')/2, tan(a'/4), sin(a'/2), [6, steps].
         signs: The sign in b, float64 [steps].
         flip: Whether the spins of the final state are flipped.
+        largest: Largest |b| and |c|.
     """
 
     table: NDArray[np.floating]
     signs: FloatArray
     flip: bool
+    largest: tuple[float, float]
 
 
+@lru_cache(maxsize=64)  # plans are compared by identity, and do not change
 def native_plan(plan: TrotterPlan, dtype: type[np.floating]) -> NativePlan:
     """Reduce the mixer angles of a plan."""
     turns = np.rint(plan.mixer_angles / np.pi)
@@ -46,8 +50,9 @@ def native_plan(plan: TrotterPlan, dtype: type[np.floating]) -> NativePlan:
     flips = np.concatenate([[0], np.cumsum(np.mod(turns, 2))]) % 2
     signs = 1.0 - 2.0 * flips[:-1]
     mixers = np.tan(angles / 2), np.sin(angles) / 2, np.tan(angles / 4), np.sin(angles / 2)
+    largest = float(np.abs(plan.field_angles).max()), float(np.abs(plan.coupling_angles).max())
     rows = (signs * plan.field_angles, plan.coupling_angles, *mixers)
-    return NativePlan(np.ascontiguousarray(np.stack(rows), dtype=dtype), signs, bool(flips[-1]))
+    return NativePlan(np.ascontiguousarray(np.stack(rows), dtype=dtype), signs, bool(flips[-1]), largest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,9 +114,14 @@ def lower_pairs(matrices: FloatArray) -> FloatArray:
     n = matrices.shape[-1]
     if n < 2:
         return np.zeros((*matrices.shape[:-2], 1))
-    later, earlier = np.tril_indices(n, -1)
-    pairs: FloatArray = matrices[..., later, earlier]
+    pairs: FloatArray = matrices.reshape(*matrices.shape[:-2], n * n)[..., _lower_cells(n)]
     return pairs
+
+
+@lru_cache(maxsize=64)
+def _lower_cells(n: int) -> NDArray[np.int64]:
+    later, earlier = np.tril_indices(n, -1)
+    return later * n + earlier
 
 
 def in_lanes(
@@ -125,37 +135,55 @@ def in_lanes(
         width: Lanes of a block.
         out_rows: Number of output rows of a job of each batch.
     """
-    spins = [max(2, batch.num_spins) for batch in batches]
-    blocks = [-(-batch.num_problems // width) for batch in batches]
-    own = [not batch.shared for batch in batches]
-    jobs = np.zeros((sum(blocks), COLUMNS), dtype=np.int64)
-    fields, couplings = [], []
-    at = field_row = coupling_row = out_row = 0
-    for batch, n, count, alone, out in zip(batches, spins, blocks, own, out_rows, strict=True):
-        fields.append(_pack(batch.fields, n, count, width, dtype))
-        part, step = _couplings(batch, count, width, dtype)
-        couplings.append(part)
+    kinds = tuple((len(batch.fields), max(2, batch.num_spins), not batch.shared) for batch in batches)
+    jobs = _job_table(kinds, tuple(out_rows), width)
+    spins, own = [n for _, n, _ in kinds], [alone for _, _, alone in kinds]
+    blocks = [-(-problems // width) for problems, _, _ in kinds]
+    fields = [
+        _pack(batch.fields, n, count, width, dtype)
+        for batch, n, count in zip(batches, spins, blocks, strict=True)
+    ]
+    couplings = [_couplings(batch, count, width, dtype) for batch, count in zip(batches, blocks, strict=True)]
+    return Lanes(
+        width, spins, blocks, own, list(out_rows), jobs, _stacked(fields, width, dtype), _stacked(couplings, width, dtype)
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _job_table(
+    kinds: tuple[tuple[int, int, bool], ...], out_rows: tuple[int, ...], width: int
+) -> NDArray[np.int64]:
+    """The job table of batches, given their problems, spins and whether each problem has couplings of its own."""
+    parts = []
+    field_row = coupling_row = out_row = 0
+    for (problems, n, alone), out in zip(kinds, out_rows, strict=True):
+        count, pairs = -(-problems // width), n * (n - 1) // 2
         k = np.arange(count)
-        job = jobs[at : at + count]
+        job = np.zeros((count, COLUMNS), dtype=np.int64)
         job[:, SPINS], job[:, OWN], job[:, OUT_ROWS] = n, alone, out
         job[:, FIELD_ROW] = field_row + k * n
-        job[:, COUPLING_ROW] = coupling_row + k * step
+        job[:, COUPLING_ROW] = coupling_row + k * (pairs if alone else 0)
         job[:, OUT_ROW] = out_row + k * out
-        at, field_row, coupling_row = at + count, field_row + count * n, coupling_row + len(part)
+        job[:, PROBLEMS] = np.minimum(width, problems - k * width)
+        parts.append(job)
+        field_row += count * n
+        coupling_row += count * pairs if alone else -(-pairs // width)
         out_row += count * out
-    empty = np.zeros((0, width), dtype)
-    rows = np.concatenate([empty, *fields]), np.concatenate([empty, *couplings])
-    return Lanes(width, spins, blocks, own, list(out_rows), jobs, *rows)
+    return np.concatenate([np.zeros((0, COLUMNS), np.int64), *parts])
 
 
-def _couplings(batch: Batch, blocks: int, width: int, dtype: type[np.floating]) -> tuple[Floats, int]:
-    """Rows of couplings, and the number of separate rows of a block."""
+def _stacked(parts: list[Floats], width: int, dtype: type[np.floating]) -> Floats:
+    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros((0, width), dtype), *parts])
+
+
+def _couplings(batch: Batch, blocks: int, width: int, dtype: type[np.floating]) -> Floats:
+    """Rows of couplings: those of every block, or packed ones that all share."""
     pairs = lower_pairs(batch.couplings)
     if not batch.shared:
-        return _pack(pairs, pairs.shape[-1], blocks, width, dtype), pairs.shape[-1]
+        return _pack(pairs, pairs.shape[-1], blocks, width, dtype)
     rows = np.zeros((-(-len(pairs) // width), width), dtype)
     rows.reshape(-1)[: len(pairs)] = pairs
-    return rows, 0
+    return rows
 
 
 def _pack(values: FloatArray, n: int, blocks: int, width: int, dtype: type[np.floating]) -> Floats:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from diabat.circuits.engines.native.steps import GROUP, Tables, rotated
 from diabat.compute.jit import inner
-from diabat.compute.simd import add, entry, fma, fnma, load, mul, splat, store, sub
+from diabat.compute.simd import add, entry, fused, fused_negative, load, product, splat, store, sub
 
 # Log2 of the rows of a chunk, which passes through all its qubits before the next; a multiple of GROUP.  2^8 rows of
 # two vectors are 32 KiB, the first-level cache of a core.
@@ -57,18 +57,18 @@ def mixed(ar: Any, ai: Any, br: Any, bi: Any, cr: Any, ci: Any, dr: Any, di: Any
     """Mixer of two qubits on ψ_00, ψ_01, ψ_10, ψ_11."""
     t, half = mixer.tangent, mixer.half_sine
     sr, si, pr, pi = add(ar, dr), add(ai, di), add(br, cr), add(bi, ci)
-    ui = mul(half, fnma(t, pi, sr))
-    ur = mul(half, fma(t, pr, si))
+    ui = product(half, fused_negative(t, pi, sr))
+    ur = product(half, fused(t, pr, si))
     vr, vi = add(pi, ui), sub(pr, ur)
     return (
-        fnma(t, vr, ar),
-        fma(t, vi, ai),
+        fused_negative(t, vr, ar),
+        fused(t, vi, ai),
         sub(br, ur),
         add(bi, ui),
         sub(cr, ur),
         add(ci, ui),
-        fnma(t, vr, dr),
-        fma(t, vi, di),
+        fused_negative(t, vr, dr),
+        fused(t, vi, di),
     )
 
 
@@ -76,9 +76,9 @@ def mixed(ar: Any, ai: Any, br: Any, bi: Any, cr: Any, ci: Any, dr: Any, di: Any
 def mixed_one(ar: Any, ai: Any, br: Any, bi: Any, mixer: Mixer) -> Any:
     """Mixer of one qubit on ψ_0, ψ_1: a rotation by a/2 in shears, since it must keep the norm as `mixed` does."""
     t, sine = mixer.quarter_tangent, mixer.sine
-    xr, yr = fnma(t, bi, ar), fnma(t, ai, br)
-    bi, ai = fma(sine, xr, bi), fma(sine, yr, ai)
-    return fnma(t, bi, xr), ai, fnma(t, ai, yr), bi
+    xr, yr = fused_negative(t, bi, ar), fused_negative(t, ai, br)
+    bi, ai = fused(sine, xr, bi), fused(sine, yr, ai)
+    return fused_negative(t, bi, xr), ai, fused_negative(t, ai, yr), bi
 
 
 @inner

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from diabat.compute.jit import inner, jit
-from diabat.compute.simd import address, constant, entry, fma, fnma, load, mul, nearest, skip, splat, store
+from diabat.compute.simd import address, constant, entry, fused, fused_negative, load, product, nearest, skip, splat, store
 
 # Number of qubits whose field phases are applied together, in the first of the two passes that mix them.
 GROUP = 4
@@ -57,12 +57,12 @@ class Tables(NamedTuple):
 @inner
 def unit_phase(angle: Any) -> Any:
     """(cos, sin) of a vector of angles: reduction to a turn, Taylor series at a quarter, doubled twice."""
-    turns = nearest(mul(angle, constant(angle, 0.15915494309189535)))
+    turns = nearest(product(angle, constant(angle, 0.15915494309189535)))
     # 2π in two parts, the first exact in float32.
-    rest = fnma(turns, constant(angle, 6.28125), angle)
-    rest = fnma(turns, constant(angle, 0.0019353071795864769), rest)
-    y = mul(rest, constant(angle, 0.25))
-    y2 = mul(y, y)
+    rest = fused_negative(turns, constant(angle, 6.28125), angle)
+    rest = fused_negative(turns, constant(angle, 0.0019353071795864769), rest)
+    y = product(rest, constant(angle, 0.25))
+    y2 = product(y, y)
     s = constant(angle, 2.8114572543455206e-15)
     for c in (
         -7.647163731819816e-13,
@@ -74,8 +74,8 @@ def unit_phase(angle: Any) -> Any:
         -0.16666666666666666,
         1.0,
     ):
-        s = fma(s, y2, constant(angle, c))
-    s = mul(s, y)
+        s = fused(s, y2, constant(angle, c))
+    s = product(s, y)
     k = constant(angle, 4.779477332387385e-14)
     for c in (
         -1.1470745597729725e-11,
@@ -87,16 +87,16 @@ def unit_phase(angle: Any) -> Any:
         -0.5,
         1.0,
     ):
-        k = fma(k, y2, constant(angle, c))
+        k = fused(k, y2, constant(angle, c))
     two, one = constant(angle, 2.0), constant(angle, 1.0)
-    s, k = mul(two, mul(s, k)), fnma(mul(two, s), s, one)
-    return fnma(mul(two, s), s, one), mul(two, mul(s, k))
+    s, k = product(two, product(s, k)), fused_negative(product(two, s), s, one)
+    return fused_negative(product(two, s), s, one), product(two, product(s, k))
 
 
 @inner
 def rotated(ar: Any, ai: Any, zr: Any, zi: Any) -> Any:
     """a·z."""
-    return fnma(ai, zi, mul(ar, zr)), fma(ai, zr, mul(ar, zi))
+    return fused_negative(ai, zi, product(ar, zr)), fused(ai, zr, product(ar, zi))
 
 
 @inner
@@ -130,7 +130,7 @@ def field_phases(tables: Tables, fields: Any, b: Any, c: Any, n: int) -> None:
         store(zr, 0, one)
         store(zi, 0, zero)
         for j in range(first, min(first + GROUP, n)):
-            k, s = unit_phase(fnma(vc, load(tables.sums, j), mul(vb, load(fields, j))))
+            k, s = unit_phase(fused_negative(vc, load(tables.sums, j), product(vb, load(fields, j))))
             double(zr, zi, 1 << (j - first), k, s)
 
 
@@ -189,7 +189,7 @@ def shared_phases(tables: Tables, angle: Any, n: int, lanes: int) -> None:
     bits = lane_bits(lanes)
     va = splat(angle)
     for r in range(turn_rows(n, lanes)):
-        k, s = unit_phase(mul(va, load(tables.turns, r)))
+        k, s = unit_phase(product(va, load(tables.turns, r)))
         store(er, r, k)
         store(ei, r, s)
     store(tr, 0, load(er, 0))
@@ -219,7 +219,7 @@ def own_phases(tables: Tables, pairs: Any, angle: Any, n: int) -> None:
         store(fr, 0, one)
         store(fi, 0, zero)
         for j in range(m):
-            er, ei = unit_phase(mul(va, load(pairs, p)))
+            er, ei = unit_phase(product(va, load(pairs, p)))
             double(fr, fi, 1 << j, er, ei)
             p += 1
         extend(tr, ti, fr, fi, 1 << m)
