@@ -33,6 +33,7 @@ _DTYPES = (torch.float32, torch.float64)
 # Numbers of one intermediate result while the energies of many reads are computed from edges: 64 MiB in float64.
 _AT_ONCE = 1 << 23
 _ATTRIBUTES = ("fields", "matrix", "edges", "visible", "three_body", "check")
+_LARGEST = {dtype: torch.finfo(dtype).max for dtype in _DTYPES}
 
 
 class IsingError(ArgumentError):
@@ -488,9 +489,7 @@ def check_size(ising: Ising, limit: float) -> None:
         # One reduction if all is well: the maximum of a tensor with a NaN is NaN.
         if value is None or value.numel() == 0:
             continue
-        if float(torch.linalg.vector_norm(value.detach(), math.inf)) <= min(
-            limit, torch.finfo(value.dtype).max
-        ):
+        if float(torch.linalg.vector_norm(value.detach(), math.inf)) <= min(limit, _LARGEST[value.dtype]):
             continue
         if name == "fields":
             value = torch.where(ising.visible_mask, value, 0)

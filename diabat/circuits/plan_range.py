@@ -85,6 +85,10 @@ class PlanRange:
         wrong = np.flatnonzero(plus < 1 - _MISSED)
         return cls(float(fields[max(0, wrong[0] - 1)] if len(wrong) else fields[-1]))
 
+    def contains(self, field: float, row_norm: float) -> bool:
+        """Whether all spins are inside whose fields and norms of couplings are at most these."""
+        return field <= self.max_field and row_norm <= self.max_row_norm
+
     def outside(self, fields: FloatArray, couplings: FloatArray) -> int:
         """Number of spins of all problems with fields or couplings outside the range.
 
@@ -93,5 +97,5 @@ class PlanRange:
             couplings: Programmed couplings, [n, n] shared or [Q, n, n].
         """
         with np.errstate(over="ignore"):  # infinity exceeds every limit
-            rows = np.sqrt((couplings**2).sum(axis=-1))  # [n] shared, or [Q, n]
+            rows = np.sqrt(np.einsum("...jk,...jk->...j", couplings, couplings))  # [n] shared, or [Q, n]
         return int(((np.abs(fields) > self.max_field) | (rows > self.max_row_norm)).sum())

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import cast
 
 import numpy as np
@@ -100,6 +101,11 @@ class TrotterPlan:
     def steps(self) -> int:
         """Number of Trotter steps."""
         return len(self.field_angles)
+
+    @cached_property
+    def largest_angles(self) -> tuple[float, float]:
+        """Largest |b| and |c|."""
+        return float(np.abs(self.field_angles).max()), float(np.abs(self.coupling_angles).max())
 
 
 def trotter_plan(

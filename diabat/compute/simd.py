@@ -257,7 +257,9 @@ fnma = _ternary("fnma", lambda builder, a, b, c: _sub(builder, c, _mul(builder, 
 
 def _fuses() -> bool:
     """Whether the processor has fused multiply-adds."""
-    return platform.machine().lower() in ("aarch64", "arm64") or bool(get_host_cpu_features().get("fma", False))
+    return platform.machine().lower() in ("aarch64", "arm64") or bool(
+        get_host_cpu_features().get("fma", False)
+    )
 
 
 _FUSES = _fuses()
@@ -341,12 +343,14 @@ def exchange(distance: int) -> Callable[..., Any]:
 
 
 def parity(bits: int) -> Callable[..., Any]:
-    """Make the operation that gives -1 in lanes with an odd number of these bits and 1 in others, of a vector's type."""
+    """Make the operation that gives -1 in lanes with an odd number of these bits, else 1, in the type of a vector."""
 
     def signs(typing_context: Any, like: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             vector = context.get_value_type(signature.return_type)
-            return ir.Constant(vector, [1.0 - 2.0 * ((q & bits).bit_count() % 2) for q in range(vector.count)])
+            return ir.Constant(
+                vector, [1.0 - 2.0 * ((q & bits).bit_count() % 2) for q in range(vector.count)]
+            )
 
         return like(like), generate
 

@@ -30,6 +30,7 @@ from diabat.circuits import (
     trotter_plan,
 )
 from diabat.circuits import schedule as built_in_schedule
+from diabat.circuits.engines.engine import Precision
 from diabat.samplers.diagnostics import Watched
 
 DEFAULT_TIME_NS = 5.0
@@ -39,7 +40,6 @@ ENGINES = ("native", "aer", "torch", "primitive")
 Protocol = Literal["fast", "standard"]
 Order = Literal["strang", "first", "suzuki4"]
 Grid = Literal["uniform", "adaptive"]
-Precision = Literal["double", "single"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ def resolve_anneal(
         annealing_time_ns: t_a in ns; None for 5 ns.
         steps: As in :func:`diabat.circuits.trotter_plan`, like ``order``, ``grid`` and ``trotter_error``.
         order: Splitting; None for ``strang``.
-        grid: Spacing of the steps; None for ``uniform``.
+        grid: Spacing of the steps; None for ``adaptive``, or ``uniform`` with ``first``.
         trotter_error: Total variation distance that determines the steps.
 
     Raises:
@@ -95,7 +95,8 @@ def resolve_anneal(
     if isinstance(found, AnnealingSchedule):
         time = DEFAULT_TIME_NS if annealing_time_ns is None else annealing_time_ns
         order = "strang" if order is None else order
-        grid = "uniform" if grid is None else grid
+        if grid is None:  # first order errs less on equal steps
+            grid = "uniform" if isinstance(order, str) and order == "first" else "adaptive"
         plan = trotter_plan(found, time, steps, order, grid, trotter_error)
         return Anneal(found.name, plan, predicted_beta(found, time), False, float(time))
     of_schedules = {
@@ -228,6 +229,13 @@ def _find(
         f"unknown name {value!r}, did you mean {lower[near[0]]!r}? Expected one of {', '.join(known)}, "
         "or a path ending in .csv (schedule) or .json (plan).",
     )
+
+
+def build_single(engine: str | Engine, device: str | None) -> Engine | None:
+    """The engine in single precision, for float32 fields if no precision is given; None if it has only one."""
+    if not isinstance(engine, str) or engine == "primitive":
+        return None
+    return build_engine(engine, "single", device)
 
 
 def build_engine(engine: str | Engine, precision: Precision | None, device: str | None) -> Engine:

@@ -20,6 +20,7 @@ from diabat.circuits import (
     PlanRange,
     TrotterPlan,
 )
+from diabat.circuits.engines.engine import Precision, largest_phase, most_phase
 from diabat.circuits.plan_range import SATURATED
 from diabat.circuits.response import plan_betas
 from diabat.compute.memory import require_memory
@@ -28,10 +29,10 @@ from diabat.samplers.anneals import (
     WATCHED,
     Grid,
     Order,
-    Precision,
     Protocol,
     beyond,
     build_engine,
+    build_single,
     known_error,
     resolve_anneal,
 )
@@ -73,7 +74,7 @@ class DQASampler(AnnealCircuits):
         annealing_time_ns: t_a in ns; None for 5 ns.
         steps: Trotter steps; None chooses them from A and t_a.
         order: ``strang`` (the default), ``first`` or ``suzuki4``.
-        grid: ``uniform`` (the default) or ``adaptive`` steps.
+        grid: ``adaptive`` steps (the default), or ``uniform`` ones (the default for order ``first``).
         trotter_error: Choose the steps for this total variation distance from the continuous anneal.
         calibration: ``predicted`` (by the formula above; the default for schedules), ``fitted`` (corrected once
             by a fit to reference problems of strength ``calibration_strength``), ``per_batch`` (corrected by a
@@ -85,7 +86,8 @@ class DQASampler(AnnealCircuits):
         field_noise: Standard deviation of each programmed field, in hardware units, drawn for each problem.
         coupling_noise: Standard deviation of each programmed coupling.
         num_reads: Reads behind ``moments``; None uses the exact probabilities of the circuit.
-        precision: ``double`` (the default) or ``single`` state vectors, for named engines that support both.
+        precision: ``double`` or ``single`` state vectors, for named engines that support both; None takes that of the
+            fields, but ``double`` for float32 fields that rotate a spin by more than 8000 rad in a step.
         device: Device of the torch engine; ``cpu`` by default.
         learn_schedule: Make the angles of the plan a parameter, trained with the model by ``adjoint``.
 
@@ -122,6 +124,7 @@ class DQASampler(AnnealCircuits):
         learn_schedule: bool = False,
     ) -> None:
         self.engine = build_engine(engine, precision, device)
+        self._single = build_single(engine, device) if precision is None else None
         self.anneal = resolve_anneal(
             schedule,
             protocol=protocol,
@@ -208,8 +211,9 @@ class DQASampler(AnnealCircuits):
         require_memory(8 * ising.num_problems << ising.num_spins, "probabilities of all states")
         plan = self.plan
         programmed = program(ising, self._betas_for(ising, 0), self.noise, 0)
+        engine = self._engine_for(programmed)
         return programmed.per_state(
-            [self.engine.probabilities(plan, batch.fields, batch.couplings) for batch in programmed.batches]
+            [engine.probabilities(plan, batch.fields, batch.couplings) for batch in programmed.batches]
         )
 
     def adjoint(self, ising: Ising, cotangent: Tensor, *, seed: int) -> AdjointGradient:
@@ -225,7 +229,7 @@ class DQASampler(AnnealCircuits):
         self._require(ising)
         betas = self._betas_for(ising, seed)
         programmed, angles = program(ising, betas, self.noise, seed), self.schedule_angles
-        gradient = self.engine.gradient(
+        gradient = self._engine_for(programmed).gradient(
             self.plan, programmed.batches, programmed.cut(cotangent), angles=angles is not None
         )
         h = programmed.per_spin([g.fields / betas.beta_h for g in gradient.batches]).to(ising.fields)
@@ -242,7 +246,8 @@ class DQASampler(AnnealCircuits):
             return super()._moments(ising, correlations, seed)
         betas = self._betas_for(ising, seed)
         programmed = program(ising, betas, self.noise, seed)
-        found = self.engine.moments(self.plan, programmed.batches, correlations=correlations)
+        engine, plan = self._engine_for(programmed), self.plan
+        found = engine.moments(plan, programmed.batches, correlations=correlations)
         pairs = None
         if correlations:
             tables = [m.correlation for m in found if m.correlation is not None]
@@ -251,19 +256,27 @@ class DQASampler(AnnealCircuits):
             probability=programmed.per_spin([m.probability for m in found]).to(ising.fields),
             visible=ising.visible_mask,
             correlation=pairs,
-            info=self._info(betas, programmed, seed),
+            info=self._info(betas, programmed, seed) | {"precision": engine.precision},
         )
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         betas = self._betas_for(ising, seed)
         programmed = program(ising, betas, self.noise, seed)
         spins = self._read(programmed, num_reads, seed)
-        return Samples(spins, ising.visible_mask, info=self._info(betas, programmed, seed))
+        info = self._info(betas, programmed, seed) | {"precision": self._engine_for(programmed).precision}
+        return Samples(spins, ising.visible_mask, info=info)
 
     def _read(self, programmed: Programmed, num_reads: int, seed: int) -> Tensor:
         random = np.random.default_rng(seed)
-        reads = self.engine.sample(self.plan, programmed.batches, num_reads, random)
+        reads = self._engine_for(programmed).sample(self.plan, programmed.batches, num_reads, random)
         return programmed.reads(reads, num_reads).to(programmed.ising.fields.device)
+
+    def _engine_for(self, programmed: Programmed) -> Engine:
+        """The engine in the precision of the fields, if none is given and it resolves their phases."""
+        if self._single is None or programmed.ising.fields.dtype != torch.float32:
+            return self.engine
+        phase = largest_phase(self.plan.largest_angles, programmed.batches)
+        return self._single if phase <= most_phase("single") else self.engine
 
     def _betas_for(self, ising: Ising, seed: int) -> Betas:
         """Inverse temperatures to divide by; in mode ``per_batch`` fitted to these problems."""
@@ -336,7 +349,7 @@ class DQASampler(AnnealCircuits):
         if self.anneal.learned or beta_h <= 0:
             return self.anneal.trained
         for batch in batches:
-            if np.abs(batch.fields).max(initial=0.0) * beta_h > SATURATED:
+            if batch.strength.field * beta_h > SATURATED:
                 return self._saturation
         return None
 
@@ -346,7 +359,11 @@ class DQASampler(AnnealCircuits):
 
     def _outside(self, allowed: PlanRange, programmed: Programmed) -> float:
         """Fraction of the spins outside the range; warns at the first occurrence."""
-        beyond_it = sum(allowed.outside(batch.fields, batch.couplings) for batch in programmed.batches)
+        beyond_it = sum(
+            allowed.outside(batch.fields, batch.couplings)
+            for batch in programmed.batches
+            if not allowed.contains(batch.strength.field, batch.strength.row_norm)
+        )
         share = beyond_it / max(1, programmed.num_spins)
         if share and not self._warned:
             self._warned = True

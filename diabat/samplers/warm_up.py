@@ -80,6 +80,11 @@ def _banded() -> None:
         sampler("banded").sample(ising, 2, seed=0)
 
 
+def _mean_field() -> None:
+    for dtype in (torch.float32, torch.float64):
+        _differentiate("mean_field", _problem(4, 4, dtype))
+
+
 def _dqa(precision: str, *, gradient: bool) -> None:
     backend = sampler("dqa", schedule="boltzmann-4", precision=precision)
     ising = _problem(4, 4, torch.float32)
@@ -102,6 +107,7 @@ def _tempering() -> None:
 
 GROUPS: dict[str, Callable[[], None]] = {
     "exact": _exact,
+    "mean_field": _mean_field,
     "dqa, single precision": partial(_dqa, "single", gradient=False),
     "dqa, double precision": partial(_dqa, "double", gradient=False),
     "tempering, refine": _tempering,

@@ -60,7 +60,7 @@ def test_batches_of_several_sizes_equal_separate_calls_bit_for_bit(precision: An
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("kind", ["shared", "per problem"])
-@pytest.mark.parametrize("n", [4, 8])
+@pytest.mark.parametrize("n", [3, 4, 5, 8, 10])
 def test_a_problem_does_not_depend_on_the_batch_around_it(n: int, kind: str, precision: Any) -> None:
     engine, plan = NativeEngine(precision), turning(0)
     fields, couplings = random_problem(n, 35, seed=n)
@@ -77,6 +77,25 @@ def test_a_problem_does_not_depend_on_the_batch_around_it(n: int, kind: str, pre
         assert whole.correlation is not None
         assert (moments.correlation == whole.correlation[rows]).all()
         assert (engine.probabilities(plan, part.fields, part.couplings) == table[rows]).all()
+
+
+def test_few_problems_give_the_same_states_and_reads_as_many() -> None:
+    """The states of few problems fill the lanes; every number of problems gives the same bits, and so the same reads."""
+    engine, plan = NativeEngine("single"), turning(1)
+    fields, couplings = random_problem(9, 16, seed=5)
+    table = engine.probabilities(plan, fields, couplings)
+    uniforms = np.random.default_rng(1).random((16, 50))
+    for count in range(1, 17):
+        batch = Batch(fields[:count], couplings)
+        assert (engine.probabilities(plan, batch.fields, couplings) == table[:count]).all()
+
+        class Fixed:
+            def random(self, shape: tuple[int, ...]) -> Any:
+                return uniforms[: shape[0]]
+
+        (reads,) = engine.sample(plan, [batch], 50, Fixed())  # type: ignore[arg-type]  # the numbers of all of them
+        (all_reads,) = engine.sample(plan, [Batch(fields, couplings)], 50, Fixed())  # type: ignore[arg-type]
+        assert (reads == all_reads[:, :count]).all()
 
 
 def test_threads_do_not_change_a_bit() -> None:

@@ -93,7 +93,7 @@ def test_fields_that_no_anneal_follows_are_warned_of() -> None:
     assert KEY not in sampler.moments(problem(5.0, -9.0)).info
     assert sampler.moments(problem(30.0, -9.0)).info[KEY] == 0.0
     wanted = (
-        r"33\.3% of the spins are programmed with \|h\| above 5\.\d+ \(h = 5\d.* leave spins out with visible"
+        r"33\.3% of the spins are programmed with \|h\| above 3\.\d+ \(h = 4\d.* leave spins out with visible"
     )
     with pytest.warns(OutOfRangeWarning, match=wanted):
         moments = sampler.moments(problem(-1e4, 0.1, 0.1))

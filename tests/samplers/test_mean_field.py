@@ -10,6 +10,7 @@ from torch import Tensor
 from diabat.ising import Ising, pack_couplings, pack_three_body
 from diabat.samplers import UnsupportedError
 from diabat.samplers.mean_field import MeanFieldSampler
+from diabat.samplers.mean_field.iteration import iterate
 from diabat.testing.problems import causal_problem, make_problem, with_visible
 
 F64 = torch.float64
@@ -139,6 +140,125 @@ def test_info_says_whether_it_converged() -> None:
     short = MeanFieldSampler(max_iterations=2).moments(ising).info
     assert (short["converged"], short["iterations"]) == (False, 2)
     assert short["residual"] > 1e-6
+
+
+def ensemble(n: int, g: float, weight: float, dtype: torch.dtype, problems: int = 200) -> Ising:
+    """h ~ N(0, weight·g), J ~ N(0, g/√n), an own J for each problem; every third spin of some problems is hidden."""
+    generator = torch.Generator().manual_seed(n)
+    h = weight * g * torch.randn(problems, n, generator=generator, dtype=F64)
+    J = (g / n**0.5) * torch.randn(problems, n, n, generator=generator, dtype=F64).triu(1)
+    visible = torch.ones(problems, n, dtype=torch.bool)
+    visible[::4, ::3] = False
+    return Ising(h.to(dtype), (J + J.mT).to(dtype), visible)
+
+
+def plain(ising: Ising, iterations: int) -> tuple[Tensor, Tensor]:
+    """m after so many damped steps in float64, and the residual."""
+    h, J = ising.fields.double(), ising.couplings
+    assert J is not None
+    m = torch.zeros_like(h)
+    for _ in range(iterations):
+        new = torch.tanh(h + (J.double() @ m[..., None])[..., 0]) * ising.visible_mask
+        change, m = new - m, m + 0.7 * (new - m)
+    return m, change.abs().amax(-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize(("g", "weight"), [(0.6, 0.05), (1.0, 1.0), (2.0, 0.05), (3.0, 1.0)])
+@pytest.mark.parametrize("n", [3, 8, 17])
+def test_it_is_the_fixed_point_to_which_damping_leads(
+    n: int, g: float, weight: float, dtype: torch.dtype
+) -> None:
+    """With 200 problems near and beyond the transition, where several fixed points exist and damping is slow."""
+    ising = ensemble(n, g, weight, dtype)
+    moments = MeanFieldSampler().moments(ising)
+    want, residual = plain(ising, 5000)
+    both = (residual < 1e-9) & moments.info["problems"]["converged"]
+    assert both.sum() >= 190
+    gap = (moments.magnetization - want).abs().amax(-1)[both]
+    assert float(gap.max()) < 1e-3  # another fixed point is at a distance of about 1
+    assert float(gap.median()) < 2e-6
+
+
+def test_slow_problems_take_fewer_iterations_than_damping() -> None:
+    ising = ensemble(16, 0.6, 0.05, F64)
+    info = MeanFieldSampler().moments(ising).info["problems"]
+    assert 2 * int(info["iterations"].sum()) < int(iterate(ising, 0.7, 1e-6, 500).iterations.sum())
+
+
+def test_a_problem_that_oscillates_halves_its_damping() -> None:
+    """Three spins that disagree strongly: the damped iteration jumps between two points for ever."""
+    J = -4.0 * (1 - torch.eye(3, dtype=F64))
+    ising = Ising(torch.tensor([0.1, 0.1, 0.1], dtype=F64), J)
+    assert float(iterate(ising, 0.7, 1e-6, 500).residual) > 0.1
+    moments = MeanFieldSampler().moments(ising)
+    assert moments.info["converged"]
+    m = moments.magnetization
+    assert (torch.tanh(ising.fields + J @ m) - m).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("lead", ["none", "shared", "heads", "per_problem"])
+def test_compiled_code_and_torch_agree(lead: Any, dtype: torch.dtype) -> None:
+    ising = with_visible(make_problem((2, 4), 4, lead=lead, seed=10, couplings=0.4), CAUSAL).to(dtype)
+    compiled = MeanFieldSampler().moments(ising)
+    found = iterate(ising, 0.7, 1e-6, 500)
+    assert (compiled.magnetization - found.magnetization).abs().max() < 1e-5
+    assert compiled.info["problems"]["iterations"].shape == (2, 4)
+    assert (found.iterations >= compiled.info["problems"]["iterations"] - 1).all()
+
+
+@pytest.mark.parametrize("three_body", [0.0, 0.15])
+@pytest.mark.parametrize("lead", ["shared", "heads", "per_problem"])
+def test_a_problem_does_not_depend_on_the_batch_around_it(lead: Any, three_body: float) -> None:
+    """Each problem stops when it has converged itself; one of them is near the transition and slow."""
+    base = make_problem((2, 4), 4, lead=lead, seed=11, three_body=three_body, couplings=0.3)
+    fields = base.fields.clone()
+    fields[1, 2] *= 0.01
+    ising, sampler = Ising(fields, base.couplings, CAUSAL, base.three_body), MeanFieldSampler()
+    whole = sampler.moments(ising)
+    counts = whole.info["problems"]["iterations"]
+    assert counts.max() > counts.min()
+    assert whole.info["iterations"] == int(counts.max())
+    for head, row in ((0, 3), (1, 2), (1, 0)):
+        J, K = (
+            None if t is None else t.expand(2, 4, *shape)[head, row]
+            for t, shape in ((base.couplings, (4, 4)), (base.three_body, (4, 4, 4)))
+        )
+        alone = sampler.moments(Ising(fields[head, row], J, CAUSAL[row], K))
+        assert (alone.probability - whole.probability[head, row]).abs().max() < 1e-15
+        assert alone.info["iterations"] == int(counts[head, row])
+
+
+def test_unconverged_problems_are_named() -> None:
+    h = torch.tensor([[1e-3, 2e-3], [2.0, 1.0]])
+    ising = Ising(h, torch.tensor([[0.0, 1.02], [1.02, 0.0]]))
+    info = MeanFieldSampler(max_iterations=20).moments(ising).info
+    assert info["problems"]["converged"].tolist() == [False, True]
+    assert not info["converged"]
+    assert info["residual"] == float(info["problems"]["residual"][0])
+
+
+def test_the_gradient_at_a_point_that_is_not_stable() -> None:
+    """h = 0, J = 1.5: m = 0, where dP/dh = ½ (1 - J)⁻¹ is negative, and no Cholesky factor exists."""
+    J = torch.tensor([[0, 1.5], [1.5, 0]], dtype=F64)
+    h = torch.zeros(3, 2, dtype=F64, requires_grad=True)
+    p = MeanFieldSampler().moments(Ising(h, J)).probability
+    (got,) = torch.autograd.grad(p[1, 0], h)
+    want = torch.linalg.inv(torch.eye(2, dtype=F64) - J)[0] / 2
+    assert (got[1] - want).abs().max() < 1e-14
+    assert not got[[0, 2]].any()
+
+
+@pytest.mark.parametrize("n", [128, 130, 300])
+def test_large_problems_are_solved_in_the_same_way(n: int) -> None:
+    """By compiled code up to 128 spins (256 if few share a J), above by products of matrices."""
+    generator = torch.Generator().manual_seed(n)
+    J = (0.4 / n**0.5) * torch.randn(n, n, generator=generator, dtype=F64).triu(1)
+    for problems in (2, 40):
+        ising = Ising(torch.randn(problems, n, generator=generator, dtype=F64), J + J.mT)
+        m = MeanFieldSampler(tolerance=1e-12).moments(ising).magnetization
+        assert (torch.tanh(ising.fields + m @ (J + J.mT)) - m).abs().max() < 1e-11
 
 
 def test_damping_changes_the_path_and_not_the_end() -> None:

@@ -26,6 +26,7 @@ KERNELS = [
     "samplers.banded.walks",
     "samplers.exact.fused_kernel",
     "samplers.exact.row_kernel",
+    "samplers.mean_field.kernel",
     "samplers.tempering.kernel",
     "samplers.tempering.sweep",
 ]

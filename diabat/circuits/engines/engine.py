@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,9 +17,21 @@ from diabat.circuits.problem import check_batch, spin_table
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
 
+Precision = Literal["double", "single"]
+# Largest rounding of a phase, in rad.
+_PHASE_ERROR = 1e-3
+
 
 class EngineError(ArgumentError):
     """The engine does not support the request; the message names an alternative."""
+
+
+class Strength(NamedTuple):
+    """Largest numbers of a batch: |h|, and Σ_k |J_jk| and √Σ_k J_jk² of a spin."""
+
+    field: float
+    row_sum: float
+    row_norm: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +72,16 @@ class Batch:
     def num_spins(self) -> int:
         """Number n of spins of each problem."""
         return self.fields.shape[1]
+
+    @cached_property
+    def strength(self) -> Strength:
+        """The strongest fields and couplings."""
+        if not len(self.fields):
+            return Strength(0.0, 0.0, 0.0)
+        # Methods of arrays: the functions of numpy take twice as long for few numbers.
+        h, J = self.fields, self.couplings
+        squares = np.einsum("...jk,...jk->...j", J, J)  # infinity if it overflows, without a warning
+        return Strength(abs(h).max().item(), abs(J).sum(-1).max().item(), math.sqrt(squares.max()))
 
     @property
     def shared(self) -> bool:
@@ -108,6 +133,17 @@ class PlanGradient:
     mixer_angles: FloatArray
 
 
+def largest_phase(angles: tuple[float, float], batches: Sequence[Batch]) -> float:
+    """Largest rotation of a spin in a step, in rad; ``angles`` are the largest |b| and |c| of the plan."""
+    b, c = angles
+    return max([b * batch.strength.field + c * batch.strength.row_sum for batch in batches], default=0.0)
+
+
+def most_phase(precision: Precision) -> float:
+    """Largest phase that a precision resolves, in rad."""
+    return float(_PHASE_ERROR / np.finfo(np.float64 if precision == "double" else np.float32).eps)
+
+
 class Engine(ABC):
     """Runs a plan: |ψ> = U_{steps-1} … U_0 |+>^n, P(s) = |<s|ψ>|², U_k as in `diabat.circuits.trotter`.
 
@@ -117,12 +153,14 @@ class Engine(ABC):
     Attributes:
         name: Name of the engine in configurations.
         max_spins: Largest n.
+        precision: Precision of the state vectors.
         exact: Whether moments are exact for the circuit, not averages over shots.
         differentiable: Whether `gradient` is implemented.
     """
 
     name: str
     max_spins: int
+    precision: Precision = "double"
     exact: bool = True
     differentiable: bool = False
 

@@ -75,8 +75,8 @@ class Work(NamedTuple):
     Attributes:
         J: Rows of J, padded with zeros to whole vectors, [n (up to CHAINS - 1 more) · V, lanes].
         system: I - √D J √D, rows like J, [n · V, lanes].
-        h, m, local, mask, change, past, kept: One number per spin, [V, lanes]; ``mask`` is 1 on visible spins, ``past`` an
-            earlier ``change``, ``kept`` an earlier ``m``.
+        h, m, local, mask, change, past, kept: One number per spin, [V, lanes]; ``mask`` is 1 on visible spins,
+            ``past`` an earlier ``change``, ``kept`` an earlier ``m``.
         zero: Zeros, [V, lanes].
         root: √D, [V, lanes].
         right: Right-hand side and solution, [V, lanes].
@@ -203,7 +203,7 @@ def _changes(local: Any, m: Any, mask: Any, change: Any, vectors: int) -> Any:
 
 @inner
 def _moved(m: Any, change: Any, weight: Any, vectors: int) -> None:
-    """m += weight · change."""
+    """M += weight · change."""
     factor = splat(weight)
     for v in range(vectors):
         store(m, v, fma(factor, load(change, v), load(m, v)))
@@ -292,8 +292,8 @@ def _turned(work: Work) -> bool:
 def _fixed_point(work: Work, rules: Rules, n: int) -> Any:
     """Iterate m from 0; returns the number of iterations and the last residual max |tanh(h + J m) - m|.
 
-    If the residual falls by a rate q close to 1, the damped iteration would travel about r d / (1 - q) further.  A Newton
-    step of at most twice that length leads to the same fixed point; it is undone if the residual does not fall.
+    If the residual r falls by a rate q, the damped iteration would travel about r d / (1 - q) further.  A Newton step
+    of at most twice that length leads to the same fixed point; it is undone if the residual does not fall.
     """
     J, h, m, local = address(work.J), address(work.h), address(work.m), address(work.local)
     mask, change = address(work.mask), address(work.change)

@@ -58,8 +58,8 @@ def small_moments(ising: Ising, solved: FixedPoints) -> Tensor:
     h, J = ising.fields, ising.couplings
     if not (torch.is_grad_enabled() and (h.requires_grad or (J is not None and J.requires_grad))):
         return _probability(ising, solved)
-    found: Any = _SmallMoments.apply(h, J, ising, solved)
-    return found  # type: ignore[no-any-return]
+    found: Tensor = _SmallMoments.apply(h, J, ising, solved)
+    return found
 
 
 def _probability(ising: Ising, solved: FixedPoints) -> Tensor:
@@ -71,8 +71,9 @@ def _probability(ising: Ising, solved: FixedPoints) -> Tensor:
 class _SmallMoments(torch.autograd.Function):
     """(h [*batch, n], J [*lead, n, n] or None, the problem, its solution) -> P(s = +1) [*batch, n].
 
-    At the fixed point x = h + J tanh(x) of local fields, dx = (1 - J D)⁻¹ (dh + dJ m) with D = diag(1 - m²): a cotangent
-    u of x becomes v = (1 - D J)⁻¹ u, and dL/dh = v, dL/dJ = Σ v mᵀ over the problems with this J, symmetrised.
+    At the fixed point x = h + J tanh(x) of local fields, dx = (1 - J D)⁻¹ (dh + dJ m) with D = diag(1 - m²): a
+    cotangent u of x becomes v = (1 - D J)⁻¹ u, and dL/dh = v, dL/dJ = Σ v mᵀ over the problems with this J,
+    symmetrised.
     """
 
     @staticmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any, Literal
 
@@ -18,7 +18,10 @@ from diabat.circuits.engines.engine import (
     BatchMoments,
     Engine,
     PlanGradient,
+    Precision,
     check_cotangents,
+    largest_phase,
+    most_phase,
 )
 from diabat.circuits.engines.native.kernel_inputs import SPINS, Lanes, in_lanes, lower_pairs, native_plan
 from diabat.circuits.schedules import FloatArray
@@ -32,9 +35,6 @@ MAX_SPINS = 26
 Tables = Literal["states", "pairs", "gradient"]
 # Number of tables of 2^n rows of a run, besides the phase tables.
 _STATE_TABLES: dict[Tables, int] = {"states": 2, "pairs": 4, "gradient": 7}
-
-# Largest rounding of a phase, in rad.
-_PHASE_ERROR = 1e-3
 
 # Probabilities formed in one go (numbers).
 _MAX_TABLE = 1 << 22
@@ -52,9 +52,7 @@ class NativeEngine(Engine):
     max_spins = MAX_SPINS
     differentiable = True
 
-    def __init__(
-        self, precision: Literal["double", "single"] = "double", threads: int | Callable[[], int] = 1
-    ) -> None:
+    def __init__(self, precision: Precision = "double", threads: int | Callable[[], int] = 1) -> None:
         """Configure the engine; numba is imported at the first run.
 
         Args:
@@ -71,6 +69,9 @@ class NativeEngine(Engine):
         self.precision, self.threads = precision, threads
         self._dtype: type[np.floating] = np.float64 if precision == "double" else np.float32
         self._width = lanes_of(self._dtype)
+        # For results that are not wanted.
+        self._none = np.empty((0, self._width), self._dtype)
+        self._no_uniforms, self._no_states = np.empty((0, self._width)), np.empty((0, self._width), np.int64)
 
     def probabilities(self, plan: TrotterPlan, fields: ArrayLike, couplings: ArrayLike) -> FloatArray:
         """Probabilities of all spin states, as `Engine.probabilities`."""
@@ -93,13 +94,16 @@ class NativeEngine(Engine):
     ) -> list[BatchMoments]:
         """Marginals and pair correlations, as `Engine.moments`, without a table of states per problem."""
         _load_numba()
-        pairs_of = [n * (n - 1) // 2 if correlations else 0 for n in (max(2, b.num_spins) for b in batches)]
+        pairs_of = [0] * len(batches)
+        if correlations:
+            pairs_of = [n * (n - 1) // 2 for n in (max(2, b.num_spins) for b in batches)]
         lanes = self._lanes(plan, batches, pairs_of)
         ups = np.empty_like(lanes.fields)
         totals = np.empty((len(lanes.jobs), self._width), self._dtype)
-        pairs = np.empty(
-            (sum(b * p for b, p in zip(lanes.blocks, pairs_of, strict=True)), self._width), self._dtype
-        )
+        pairs = self._none
+        if correlations:
+            rows = sum(b * p for b, p in zip(lanes.blocks, pairs_of, strict=True))
+            pairs = np.empty((rows, self._width), self._dtype)
         self._answer(plan, lanes, "pairs" if correlations else "states", ups=ups, totals=totals, pairs=pairs)
         sums = _by_batch(totals, lanes, batches)
         up = [u / total for u, total in zip(lanes.per_spin(ups, batches), sums, strict=True)]
@@ -178,13 +182,7 @@ class NativeEngine(Engine):
 
     def _require_phases(self, plan: TrotterPlan, batches: Sequence[Batch]) -> None:
         """Refuse phases that are too large for the precision."""
-        b, c = native_plan(plan, self._dtype).largest
-        phases = (
-            b * np.abs(batch.fields).max(initial=0.0) + c * np.abs(batch.couplings).sum(-1).max(initial=0.0)
-            for batch in batches
-        )
-        largest = max(phases, default=0.0)
-        most = _PHASE_ERROR / np.finfo(self._dtype).eps
+        largest, most = largest_phase(plan.largest_angles, batches), most_phase(self.precision)
         if not largest <= most:
             raise ArgumentError(
                 "fields",
@@ -197,32 +195,24 @@ class NativeEngine(Engine):
         """Run all jobs and fill the requested arrays, by their names in `run_plan`."""
         from diabat.circuits.engines.native.kernel import run_plan
 
-        none = np.empty((0, self._width), self._dtype)
-        values = (wanted.get(name, none) for name in ("ups", "totals", "pairs", "tables"))
-        uniforms = wanted["uniforms"] if "uniforms" in wanted else np.empty((0, self._width))
-        states = wanted["states"] if "states" in wanted else np.empty((0, self._width), np.int64)
-        self._run(run_plan, plan, lanes, scratch, *values, uniforms, states)
+        values = [wanted.get(name, self._none) for name in ("ups", "totals", "pairs", "tables")]
+        uniforms = wanted.get("uniforms", self._no_uniforms)
+        self._run(run_plan, plan, lanes, scratch, *values, uniforms, wanted.get("states", self._no_states))
 
     def _run(
         self, kernel: Callable[..., None], plan: TrotterPlan, lanes: Lanes, tables: Tables, *out: Any
     ) -> None:
         """Run all jobs; threads share the arrays of ``out`` that are indexed by job."""
-        from diabat.circuits.engines.native.kernel import scratch_rows
-        from diabat.circuits.engines.native.steps import small_rows
-
         if not len(lanes.jobs):
             return
         n, own = max(lanes.spins), any(lanes.own)
-        rows, small = (
-            scratch_rows(n, own, self._width, _STATE_TABLES[tables]),
-            small_rows(n, self._width),
-        )
+        rows, small = _scratch(n, own, self._width, tables)
         threads = self.threads() if callable(self.threads) else self.threads
         parts = [slice(0, len(lanes.jobs))]
         if threads > 1 and len(lanes.jobs) > 1:
             spins = lanes.jobs[:, SPINS]
             parts = ranges_of_equal_work(spins * 2.0**spins, threads)
-        needed = (rows + small) * VECTOR_BYTES * len(parts) + sum(array.nbytes for array in out)
+        needed = (rows + small) * VECTOR_BYTES * len(parts) + sum([array.nbytes for array in out])
         require_memory(needed, f"{n} spins on {len(parts)} thread{'s' * (len(parts) > 1)}")
         reduced = native_plan(plan, self._dtype)
 
@@ -254,6 +244,15 @@ def _load_numba() -> None:
     finally:
         if collecting:
             gc.enable()
+
+
+@lru_cache(maxsize=256)
+def _scratch(n: int, own: bool, width: int, tables: Tables) -> tuple[int, int]:
+    """Rows of scratch of a thread: over states, and over spins and pairs."""
+    from diabat.circuits.engines.native.kernel import scratch_rows
+    from diabat.circuits.engines.native.steps import small_rows
+
+    return scratch_rows(n, own, width, _STATE_TABLES[tables]), small_rows(n, width)
 
 
 def _part(batch: Batch, rows: slice) -> Batch:

@@ -33,26 +33,27 @@ class NativePlan:
         table: b with the sign of the flips so far, c, tan(a'/2), sin(a')/2, tan(a'/4), sin(a'/2), [6, steps].
         signs: The sign in b, float64 [steps].
         flip: Whether the spins of the final state are flipped.
-        largest: Largest |b| and |c|.
     """
 
     table: NDArray[np.floating]
     signs: FloatArray
     flip: bool
-    largest: tuple[float, float]
+
+
+def native_plan(plan: TrotterPlan, dtype: type[np.floating]) -> NativePlan:
+    """Reduce the mixer angles of a plan."""
+    return _reduced(plan, np.dtype(dtype).name)
 
 
 @lru_cache(maxsize=64)  # plans are compared by identity, and do not change
-def native_plan(plan: TrotterPlan, dtype: type[np.floating]) -> NativePlan:
-    """Reduce the mixer angles of a plan."""
+def _reduced(plan: TrotterPlan, dtype: str) -> NativePlan:
     turns = np.rint(plan.mixer_angles / np.pi)
     angles = plan.mixer_angles - turns * np.pi
     flips = np.concatenate([[0], np.cumsum(np.mod(turns, 2))]) % 2
     signs = 1.0 - 2.0 * flips[:-1]
     mixers = np.tan(angles / 2), np.sin(angles) / 2, np.tan(angles / 4), np.sin(angles / 2)
-    largest = float(np.abs(plan.field_angles).max()), float(np.abs(plan.coupling_angles).max())
     rows = (signs * plan.field_angles, plan.coupling_angles, *mixers)
-    return NativePlan(np.ascontiguousarray(np.stack(rows), dtype=dtype), signs, bool(flips[-1]), largest)
+    return NativePlan(np.ascontiguousarray(np.stack(rows), dtype=dtype), signs, bool(flips[-1]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,9 +145,8 @@ def in_lanes(
         for batch, n, count in zip(batches, spins, blocks, strict=True)
     ]
     couplings = [_couplings(batch, count, width, dtype) for batch, count in zip(batches, blocks, strict=True)]
-    return Lanes(
-        width, spins, blocks, own, list(out_rows), jobs, _stacked(fields, width, dtype), _stacked(couplings, width, dtype)
-    )  # fmt: skip
+    rows = _stacked(fields, width, dtype), _stacked(couplings, width, dtype)
+    return Lanes(width, spins, blocks, own, list(out_rows), jobs, *rows)
 
 
 @lru_cache(maxsize=64)

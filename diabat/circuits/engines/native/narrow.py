@@ -1,8 +1,8 @@
 """Compiled runs of a plan on few problems, whose states fill the lanes; imported on first use.
 
-A block of lanes takes as long for one problem as for sixteen.  Here the lowest four spins are the bits of the lane number:
-a problem takes a sixteenth of the rows and of the time.  Every amplitude goes through the same operations in the same
-order as in a block (`kernel.evolve`), so that results agree to the last bit.
+A block of lanes takes as long for one problem as for sixteen.  Here the lowest four spins are the bits of the lane
+number: a problem takes a sixteenth of the rows and of the time.  Every amplitude goes through the same operations in
+the same order as in a block (`kernel.evolve`), so that results agree to the last bit.
 
 This needs the sixteen lanes of single precision, and couplings that all problems share.
 """
@@ -23,8 +23,8 @@ from diabat.compute.simd import (
     fused,
     fused_negative,
     load,
-    product,
     parity,
+    product,
     skip,
     store,
     sub,
@@ -45,9 +45,12 @@ def _mixed(
     Args:
         xr: Amplitudes, real parts.
         xi: Imaginary parts.
-        fr: Those of the lanes with the first spin flipped, and ``fi``.
-        sr: With the second, and ``si``.
-        br: With both, and ``bi``.
+        fr: Amplitudes of the lanes with the first spin flipped.
+        fi: Imaginary parts.
+        sr: With the second flipped.
+        si: Imaginary parts.
+        br: With both flipped.
+        bi: Imaginary parts.
         agree: 1 where both spins are equal (ψ_00 and ψ_11), else -1.
         mixer: The mixer.
     """
@@ -83,8 +86,11 @@ def _first_group(re: Any, im: Any, tables: Tables, zr: Any, zi: Any, mixer: Mixe
 
 @inner
 def _own_phases(tables: Tables, small: Any, q: int, n: int) -> None:
-    """Spread the field phases of problem q: those of the first group over lanes, into row 0 of ``er`` and ``ei``; each of
-    the others into all lanes of a row of ``fr`` and ``fi``, which start at spin GROUP."""
+    """Spread the field phases of problem q.
+
+    Those of the first group go to the lanes of row 0 of ``er`` and ``ei``; each of the others to all lanes of a row of
+    ``fr`` and ``fi``, which start at spin GROUP.
+    """
     lanes = small.shape[1]
     first = (1 + 2 * GROUP) * n + turn_rows(n, lanes)
     to_r, to_i = small[first], small[first + turn_rows(n, lanes)]
@@ -99,7 +105,15 @@ def _own_phases(tables: Tables, small: Any, q: int, n: int) -> None:
 
 @inlined
 def evolve_few(
-    weights: Any, free: Any, tables: Tables, small: Any, fields: Any, pairs: Any, plan: Any, n: int, problems: int
+    weights: Any,
+    free: Any,
+    tables: Tables,
+    small: Any,
+    fields: Any,
+    pairs: Any,
+    plan: Any,
+    n: int,
+    problems: int,
 ) -> None:
     """As `kernel.evolve` for the first lanes of a block, n >= 4: |ψ|² into ``weights``; other lanes are cleared.
 

@@ -20,7 +20,19 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from diabat.compute.jit import inner, jit
-from diabat.compute.simd import address, constant, entry, fused, fused_negative, load, product, nearest, skip, splat, store
+from diabat.compute.simd import (
+    address,
+    constant,
+    entry,
+    fused,
+    fused_negative,
+    load,
+    nearest,
+    product,
+    skip,
+    splat,
+    store,
+)
 
 # Number of qubits whose field phases are applied together, in the first of the two passes that mix them.
 GROUP = 4
