@@ -80,7 +80,7 @@ def test_a_problem_does_not_depend_on_the_batch_around_it(n: int, kind: str, pre
 
 
 def test_few_problems_give_the_same_states_and_reads_as_many() -> None:
-    """The states of few problems fill the lanes; every number of problems gives the same bits, and so the same reads."""
+    """The states of few problems fill the lanes; any number of problems gives the same bits, and so the same reads."""
     engine, plan = NativeEngine("single"), turning(1)
     fields, couplings = random_problem(9, 16, seed=5)
     table = engine.probabilities(plan, fields, couplings)

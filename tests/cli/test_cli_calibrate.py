@@ -61,7 +61,7 @@ def test_a_schedule_from_a_file_with_reads(tmp_path: Path) -> None:
         (["--strength", "nan"], "--strength: expected a finite number > 0, got nan."),
         (["--engine", "qpu"], "--engine: expected"),
         (["--times", "1e-6"], "--times: expected at least"),
-        (["--steps", "50", "--times", "5"], "--steps: expected at least 114"),
+        (["--steps", "50", "--times", "5"], "--steps: expected at least 57"),
         (["--engine", "primitive"], "--num-reads: expected a number of reads, got None; sampler 'dqa' does"),
     ],
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from diabat.compute.jit import inner, jit
+from diabat.compute.jit import inlined, inner, jit
 from diabat.compute.simd import (
     add,
     address,
@@ -38,7 +38,7 @@ _FIRST_STEP = 12
 # A Newton step costs as much as about this many iterations, and half as many as there are spins.
 _STEP_COST = 8
 # After so many iterations, and every so many from then on, a problem that oscillates halves its damping.
-_PATIENCE, _WINDOW = 48, 16
+_PATIENCE, _WINDOW = 128, 16
 # A Newton step is not trusted far from the fixed point: largest residual, and factor by which it must reduce it.
 _LARGEST_RESIDUAL, _REDUCTION = 0.1, 0.25
 # Smallest pivot of I - √D J √D; at 0 the fixed point is not stable.
@@ -98,10 +98,25 @@ class Work(NamedTuple):
     rest: Any
 
 
+@inner
+def _rows(n: int) -> int:
+    """Rows of J that a product with m reads."""
+    return -(-n // CHAINS) * CHAINS
+
+
+@inner
+def _last_of(visible: Any) -> int:
+    """Number of spins up to the last visible one: those behind it take no part."""
+    n = len(visible)
+    while n > 0 and not visible[n - 1]:
+        n -= 1
+    return n
+
+
 @jit
 def work_rows(n: int, lanes: int) -> int:
     """Rows of scratch for n spins."""
-    vectors, rows = -(-n // lanes), -(-n // CHAINS) * CHAINS
+    vectors, rows = -(-n // lanes), _rows(n)
     return (rows + n + _VECTORS) * vectors
 
 
@@ -109,7 +124,7 @@ def work_rows(n: int, lanes: int) -> int:
 def work_of(scratch: Any, n: int) -> Work:
     """Divide scratch [rows, lanes], and clear it."""
     lanes = scratch.shape[1]
-    vectors, rows = -(-n // lanes), -(-n // CHAINS) * CHAINS
+    vectors, rows = -(-n // lanes), _rows(n)
     scratch[:] = 0
     first = rows * vectors
     s = scratch[first + n * vectors :]
@@ -134,23 +149,19 @@ def tanh(x: Any) -> Any:
     # log 2 in two parts, the first exact in few bits.
     r = fnma(k, constant(x, 0.693359375), y)
     r = fma(k, constant(x, 0.00021219444005469057), r)
-    p = constant(x, 1.1470745597729725e-11)
-    for c in (
-        1.6059043836821613e-10,
-        2.08767569878681e-09,
-        2.505210838544172e-08,
-        2.755731922398589e-07,
-        2.7557319223985893e-06,
-        2.48015873015873e-05,
-        0.0001984126984126984,
-        0.001388888888888889,
-        0.008333333333333333,
-        0.041666666666666664,
-        0.16666666666666666,
-        0.5,
-        1.0,
+    # Even and odd powers apart: two short chains in place of a long one.
+    square = mul(r, r)
+    even, odd = constant(x, 1.1470745597729725e-11), constant(x, 1.6059043836821613e-10)
+    for c, d in (
+        (2.08767569878681e-09, 2.505210838544172e-08),
+        (2.755731922398589e-07, 2.7557319223985893e-06),
+        (2.48015873015873e-05, 0.0001984126984126984),
+        (0.001388888888888889, 0.008333333333333333),
+        (0.041666666666666664, 0.16666666666666666),
+        (0.5, 1.0),
     ):
-        p = fma(p, r, constant(x, c))
+        even, odd = fma(even, square, constant(x, c)), fma(odd, square, constant(x, d))
+    p = fma(even, r, odd)
     p, one = mul(p, r), constant(x, 1.0)
     scale = times_power_of_two(one, k)
     t = fma(p, scale, sub(scale, one))
@@ -158,17 +169,12 @@ def tanh(x: Any) -> Any:
 
 
 @inner
-def _take_problem(problems: Problems, work: Work, i: int, same: bool) -> None:
-    """Copy problem i into the scratch, its couplings only if they are not the ``same`` as before."""
-    n, flat = problems.fields.shape[1], work.h.shape[0] * work.h.shape[1]
-    h, mask, J = work.h.reshape(flat), work.mask.reshape(flat), work.J.reshape(work.J.size)
-    for j in range(n):
-        h[j], mask[j] = problems.fields[i, j], problems.visible[i, j]
-    if not same:
-        c, half = problems.which[i], problems.fields.dtype.type(0.5)
-        for k in range(n):
-            for j in range(n):
-                J[k * flat + j] = half * (problems.couplings[c, k, j] + problems.couplings[c, j, k])
+def _take_couplings(couplings: Any, J: Any, flat: int) -> None:
+    """Copy the symmetric part of J [n, n] into the rows of the scratch, a flat array."""
+    n, half = couplings.shape[0], couplings.dtype.type(0.5)
+    for k in range(n):
+        for j in range(n):
+            J[k * flat + j] = half * (couplings[k, j] + couplings[j, k])
 
 
 @inner
@@ -210,6 +216,38 @@ def _moved(m: Any, change: Any, weight: Any, vectors: int) -> None:
 
 
 @inner
+def _eliminated(work: Work, n: int) -> bool:
+    """Eliminate I - √D J √D and the right-hand side ``rest``.
+
+    Returns:
+        Whether the matrix is positive definite: it then needs no pivots other than those on the diagonal.
+    """
+    vectors, lanes = work.h.shape
+    flat, J, S, root = vectors * lanes, address(work.J), address(work.system), address(work.root)
+    roots, w, system = work.root.reshape(flat), work.rest.reshape(flat), work.system.reshape(work.system.size)
+    for j in range(n):
+        for v in range(vectors):
+            row = j * vectors + v
+            store(S, row, mul(mul(splat(-roots[j]), load(J, row)), load(root, v)))
+        system[j * flat + j] += 1
+    for k in range(n):
+        pivot = system[k * flat + k]
+        if not pivot > _LEAST_PIVOT:
+            return False
+        inverse = work.h.dtype.type(1) / pivot
+        for i in range(k + 1, n):
+            f = system[i * flat + k] * inverse
+            if f == 0:  # hidden spins, and pairs without coupling
+                continue
+            factor = splat(f)
+            for v in range(k // lanes, vectors):
+                row = i * vectors + v
+                store(S, row, fnma(factor, load(S, k * vectors + v), load(S, row)))
+            w[i] -= f * w[k]
+    return True
+
+
+@inner
 def solve_stable(work: Work, n: int) -> bool:
     """Replace ``right`` = u by (I - D J)⁻¹ u = u + √D (I - √D J √D)⁻¹ √D J u, D = ``root``².
 
@@ -218,31 +256,15 @@ def solve_stable(work: Work, n: int) -> bool:
         undefined.
     """
     vectors, lanes = work.h.shape
-    rows, flat = work.J.shape[0] // vectors, vectors * lanes
-    J, S, root = address(work.J), address(work.system), address(work.root)
+    rows, flat = _rows(n), vectors * lanes
+    J, root = address(work.J), address(work.root)
     right, rest = address(work.right), address(work.rest)
-    roots, w, system = work.root.reshape(flat), work.rest.reshape(flat), work.system.reshape(n * flat)
+    w, system = work.rest.reshape(flat), work.system.reshape(work.system.size)
     _local_fields(J, address(work.zero), right, rest, rows, vectors)
     for v in range(vectors):
         store(rest, v, mul(load(rest, v), load(root, v)))
-    for j in range(n):
-        for v in range(vectors):
-            row = j * vectors + v
-            store(S, row, mul(mul(splat(-roots[j]), load(J, row)), load(root, v)))
-        system[j * flat + j] += 1
-    # Elimination without pivots other than those on the diagonal, which a definite matrix does not need.
-    for k in range(n):
-        pivot = system[k * flat + k]
-        if not pivot > _LEAST_PIVOT:
-            return False
-        inverse = work.h.dtype.type(1) / pivot
-        for i in range(k + 1, n):
-            f = system[i * flat + k] * inverse
-            factor = splat(f)
-            for v in range(k // lanes, vectors):
-                row = i * vectors + v
-                store(S, row, fnma(factor, load(S, k * vectors + v), load(S, row)))
-            w[i] -= f * w[k]
+    if not _eliminated(work, n):
+        return False
     for k in range(n - 1, -1, -1):
         w[k] /= system[k * flat + k]
         for i in range(k):
@@ -253,27 +275,34 @@ def solve_stable(work: Work, n: int) -> bool:
 
 
 @inner
-def _newton(work: Work, n: int, reach: Any) -> bool:
-    """Move m to the solution of the linearised equation, unless it is farther than ``reach`` or unstable."""
+def _take_slopes(work: Work) -> None:
+    """Root = √D of the magnetizations m + change = tanh(h + J m), 0 on other than visible spins."""
     flat = work.h.size
-    m, change, root, u = (
+    m, change, root, mask = (
         work.m.reshape(flat),
         work.change.reshape(flat),
         work.root.reshape(flat),
-        work.right.reshape(flat),
+        work.mask.reshape(flat),
     )
-    mask = work.mask.reshape(flat)
-    for j in range(n):
+    for j in range(flat):
         new = m[j] + change[j]
         root[j] = math.sqrt(max(0.0, 1 - new * new)) * mask[j]
-        u[j] = change[j]
+
+
+@inner
+def _newton(work: Work, n: int, reach: Any) -> bool:
+    """Move m to the solution of the linearised equation, unless it is farther than ``reach`` or unstable."""
+    flat = work.h.size
+    m, u = work.m.reshape(flat), work.right.reshape(flat)
+    _take_slopes(work)
+    work.right[:] = work.change
     if not solve_stable(work, n):
         return False
     for j in range(n):
         if not abs(u[j]) <= reach:
             return False
+    work.kept[:] = work.m
     for j in range(n):
-        work.kept.reshape(flat)[j] = m[j]
         m[j] += u[j]
     return True
 
@@ -288,7 +317,7 @@ def _turned(work: Work) -> bool:
     return total < 0
 
 
-@inner
+@inlined
 def _fixed_point(work: Work, rules: Rules, n: int) -> Any:
     """Iterate m from 0; returns the number of iterations and the last residual max |tanh(h + J m) - m|.
 
@@ -297,7 +326,7 @@ def _fixed_point(work: Work, rules: Rules, n: int) -> Any:
     """
     J, h, m, local = address(work.J), address(work.h), address(work.m), address(work.local)
     mask, change = address(work.mask), address(work.change)
-    vectors, rows = len(work.h), work.J.shape[0] // len(work.h)
+    vectors, rows = len(work.h), _rows(n)
     weight = rules.damping
     work.m[:] = 0
     residual, before, tried, wait, count = math.inf, math.inf, False, _FIRST_STEP, 0
@@ -358,15 +387,22 @@ def fixed_points(
     """
     n = problems.fields.shape[1]
     work = work_of(scratch, n)
-    flat = work.h.size
-    J, h, m_rows, rows = address(work.J), address(work.h), address(work.m), work.J.shape[0] // len(work.h)
-    out = work.local.reshape(flat)
+    flat, last = work.h.size, -1
+    J, h, m_rows = address(work.J), address(work.h), address(work.m)
+    h_flat, mask, J_flat = work.h.reshape(flat), work.mask.reshape(flat), work.J.reshape(work.J.size)
+    m_flat, out = work.m.reshape(flat), work.local.reshape(flat)
+    fields, visible, which = problems.fields, problems.visible, problems.which
     for i in range(first, end):
-        _take_problem(problems, work, i, i > first and problems.which[i] == problems.which[i - 1])
-        counts[i], residuals[i] = _fixed_point(work, rules, n)
-        _local_fields(J, h, m_rows, address(work.local), rows, len(work.h))
         for j in range(n):
-            m[i, j], local[i, j] = work.m.reshape(flat)[j], out[j]
+            h_flat[j], mask[j] = fields[i, j], visible[i, j]
+        if which[i] != last:
+            last = which[i]
+            _take_couplings(problems.couplings[last], J_flat, flat)
+        used = _last_of(visible[i])
+        counts[i], residuals[i] = _fixed_point(work, rules, used)
+        _local_fields(J, h, m_rows, address(work.local), _rows(used), len(work.h))
+        for j in range(n):
+            m[i, j], local[i, j] = m_flat[j], out[j]
 
 
 @jit
@@ -384,14 +420,16 @@ def responses(first: int, end: int, problems: Problems, scratch: Any, m: Any, u:
     """
     n = problems.fields.shape[1]
     work = work_of(scratch, n)
-    flat = work.h.size
-    root, right = work.root.reshape(flat), work.right.reshape(flat)
+    flat, last = work.h.size, -1
+    root, right, J_flat = work.root.reshape(flat), work.right.reshape(flat), work.J.reshape(work.J.size)
     for i in range(first, end):
-        _take_problem(problems, work, i, i > first and problems.which[i] == problems.which[i - 1])
+        if problems.which[i] != last:
+            last = problems.which[i]
+            _take_couplings(problems.couplings[last], J_flat, flat)
         for j in range(n):
             inside = max(0.0, 1 - m[i, j] * m[i, j]) if problems.visible[i, j] else 0.0
             root[j], right[j] = math.sqrt(inside), u[i, j]
-        stable[i] = solve_stable(work, n)
+        stable[i] = solve_stable(work, _last_of(problems.visible[i]))
         if stable[i]:
             for j in range(n):
                 u[i, j] = right[j]
