@@ -43,7 +43,9 @@ FILES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py"))
 KERNELS = [
     "samplers/exact/enumeration.py",
     "samplers/exact/half_energies.py",
+    "samplers/exact/lane_gradient.py",
     "samplers/exact/lane_kernel.py",
+    "samplers/exact/lane_tables.py",
     "samplers/exact/lanes.py",
     "samplers/exact/half_split.py",
     "samplers/exact/smooth.py",
@@ -88,7 +90,9 @@ COMPILED = [
     "samplers/banded/steps.py",
     "samplers/banded/walks.py",
     "samplers/exact/fused_kernel.py",
+    "samplers/exact/lane_gradient.py",
     "samplers/exact/lane_kernel.py",
+    "samplers/exact/lane_tables.py",
     "samplers/exact/row_kernel.py",
     "samplers/mean_field/kernel.py",
     "compute/compiled_random.py",
@@ -203,7 +207,7 @@ def test_plans_know_no_engine_and_engines_not_each_other(file: str) -> None:
 
 
 # What attention may know of samplers: the interface, what is asked and answered, and backends by their name.
-INTERFACE = {"answers", "base", "derivatives", "folding", "registry", "seeds", "state"}
+INTERFACE = {"answers", "base", "derivatives", "folding", "odds", "registry", "seeds", "state"}
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if unit(f) in ("attention", "models", "training")])

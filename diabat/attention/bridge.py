@@ -19,6 +19,7 @@ from diabat.samplers.base import (
     refuse_trace,
 )
 from diabat.samplers.folding import Terms
+from diabat.samplers.odds import flipped_log_odds
 from diabat.samplers.registry import as_sampler
 from diabat.samplers.seeds import draw_seed
 
@@ -151,6 +152,18 @@ class GradientBridge:
             )
         seed = int(torch.randint(2**31, ())) if self.draws else None
         return self.probabilities(Ising(fields, couplings, visible, three_body, check=False), seed)
+
+    def log_odds(
+        self, fields: Tensor, couplings: Tensor | None, visible: Tensor | None, three_body: Tensor | None
+    ) -> Tensor:
+        """Log-odds of a problem without validating it, for a bridge that does not draw; arguments as in a call."""
+        ising = Ising(fields, couplings, visible, three_body, check=False)
+        if self.estimator == "exact" and not torch.compiler.is_compiling():
+            refuse_trace()
+            return self.sampler.differentiable_log_odds(ising)
+        return flipped_log_odds(
+            lambda both: self(both.fields, both.couplings, both.visible, both.three_body), ising
+        )
 
     def probabilities(self, ising: Ising, seed: int | None) -> Tensor:
         """Smoothed P(s = +1) of a batch, [*batch, n]."""

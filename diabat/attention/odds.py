@@ -25,9 +25,8 @@ def log_odds(
 ) -> Tensor:
     r"""Compute log P(s_j = +1) - log P(s_j = -1), [*batch, n].
 
-    For analytic backends P(s_j = -1) is P(s_j = +1) of the problem with all spins flipped, (-h, J, -K), solved in the
-    same call; 1 - P would be 0 where P rounds to 1.  For backends that draw, it is the smoothed count of the same
-    reads, 1 - P, which is never 0.
+    Analytic backends compute both probabilities, never 1 - P, which would be 0 where P rounds to 1.  For backends that
+    draw it is the smoothed count of the same reads, 1 - P, which is never 0.
 
     Args:
         bridge: Sampler and estimator.
@@ -36,19 +35,11 @@ def log_odds(
         visible: bool, broadcastable to [*batch, n].
         three_body: K, [*lead, n, n, n], or None.
     """
+    if not bridge.draws:
+        return bridge.log_odds(fields, couplings, visible, three_body)
     limits = torch.finfo(fields.dtype)
-    # The inverse of the smallest probability must not overflow in the backward pass.
-    least = limits.tiny**0.75
-    if bridge.draws:
-        up = bridge(fields, couplings, visible, three_body).clamp(least, 1 - limits.eps)
-        return up.log() - (-up).log1p()
-    if three_body is not None:
-        lead = (1,) * (fields.ndim + 2 - three_body.ndim)
-        both = three_body.reshape(*lead, *three_body.shape)
-        three_body = torch.stack((both, -both))
-    found = bridge(torch.stack((fields, -fields)), couplings, visible, three_body)
-    up, down = found.clamp_min(least).log().unbind(0)
-    return up - down
+    up = bridge(fields, couplings, visible, three_body).clamp(limits.tiny**0.75, 1 - limits.eps)
+    return up.log() - (-up).log1p()
 
 
 def odds_fields(scores: Tensor, visible: Tensor) -> Tensor:

@@ -355,3 +355,43 @@ def parity(bits: int) -> Callable[..., Any]:
         return like(like), generate
 
     return intrinsic(signs)
+
+
+def _halves_added(builder: Any, a: Any, b: Any, count: int) -> Any:
+    """Two vectors of ``count`` groups of lanes as one of 2 count groups: each group is folded in half."""
+    lanes = a.type.count
+    size = lanes // count
+    first = [g * size + i for g in range(2 * count) for i in range(size // 2)]
+    kind = ir.VectorType(ir.IntType(32), lanes)
+    low = builder.shuffle_vector(a, b, ir.Constant(kind, first))
+    high = builder.shuffle_vector(a, b, ir.Constant(kind, [i + size // 2 for i in first]))
+    return builder.fadd(low, high)
+
+
+@intrinsic
+def store_sums(
+    typing_context: Any, array: Any, index: Any,
+    v0: Any, v1: Any, v2: Any, v3: Any, v4: Any, v5: Any, v6: Any, v7: Any,
+    v8: Any, v9: Any, v10: Any, v11: Any, v12: Any, v13: Any, v14: Any, v15: Any,
+) -> Any:  # fmt: skip
+    """Write the sums over the lanes of 16 vectors to the numbers from 16 ``index`` on of an array or of `Rows`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array_value, first, *vectors = arguments
+        lanes = vectors[0].type.count
+        for part in range(16 // lanes):
+            found, count = vectors[part * lanes : (part + 1) * lanes], 1
+            while len(found) > 1:
+                found = [
+                    _halves_added(builder, a, b, count) for a, b in zip(found[::2], found[1::2], strict=True)
+                ]
+                count *= 2
+            row = builder.add(
+                builder.mul(first, ir.Constant(first.type, 16 // lanes)), ir.Constant(first.type, part)
+            )
+            pointer, vector = _row(context, builder, signature.args[0], array_value, row)
+            builder.store(found[0], pointer, align=BYTES // vector.count)
+        return context.get_dummy_value()
+
+    given = (v0, v1, v2, v3, v4, v5, v6, v7, v8, v9, v10, v11, v12, v13, v14, v15)
+    return types.void(array, types.intp, *given), generate

@@ -23,6 +23,7 @@ from diabat.ising import Ising, check_size, without_autocast
 from diabat.samplers.answers import AdjointGradient, Moments, Samples
 from diabat.samplers.derivatives import Solver, analytic_moments, differentiated
 from diabat.samplers.diagnostics import Watched
+from diabat.samplers.odds import flipped_log_odds
 from diabat.samplers.options import WithOptions
 from diabat.samplers.seeds import as_int, draw_seed
 
@@ -232,6 +233,14 @@ class Sampler(WithOptions, nn.Module, ABC):
         if (self.smooth or not differentiated(ising)) and not torch._C._are_functorch_transforms_active():
             return self._answer(ising, correlations, seed)
         return analytic_moments(Solver(self, correlations, seed), ising)
+
+    def differentiable_log_odds(self, ising: Ising) -> Tensor:
+        """Log P(s = +1) - log P(s = -1) of an analytic backend, [*batch, n], differentiable; 0 for invisible spins.
+
+        By default from two solutions, :func:`diabat.samplers.odds.flipped_log_odds`.  A backend that knows both
+        probabilities from one overrides this.
+        """
+        return flipped_log_odds(lambda both: self.differentiable_moments(both).probability, ising)
 
     def _answer(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         """Refuse unsupported problems, then call the backend."""

@@ -230,5 +230,5 @@ def test_few_states_that_fit_into_memory_are_enumerated(
         return original(*terms)  # type: ignore[arg-type]  # h is no None
 
     monkeypatch.setattr(sampler, "enumerate_states", spy)
-    ExactSampler(memory_budget_mb=budget_mb).moments(make_problem(batch, n, seed=1))
+    ExactSampler(memory_budget_mb=budget_mb).moments(make_problem(batch, n, seed=1), correlations=True)
     assert bool(seen) is few

@@ -17,7 +17,7 @@ from .test_exact_fused import assert_close, causal_batch, solve
 PROBLEMS = {
     # A block of lanes that is not full; the fewest and the most spins; several blocks, jobs and groups.
     "few": lambda dtype: make_problem((5,), 3, seed=1, dtype=dtype),
-    "most": lambda dtype: make_problem((19,), 12, seed=2, dtype=dtype),
+    "most": lambda dtype: make_problem((19,), 16, seed=2, dtype=dtype),
     "jobs": lambda dtype: make_problem((1100,), 6, seed=3, dtype=dtype),
     "heads": lambda dtype: make_problem((3, 17), 9, lead="heads", seed=4, dtype=dtype),
 }
@@ -36,8 +36,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     made: list[bool] = []
 
-    def spy(*args: Any) -> Any:
-        result = small_batches.small_moments(*args)
+    def spy(*args: Any, **options: Any) -> Any:
+        result = small_batches.small_moments(*args, **options)
         made.append(result is not None)
         return result
 
@@ -61,21 +61,19 @@ def test_lanes_agree_with_halves(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("n", [2, 8, 14])
+@pytest.mark.parametrize("n", [2, 8, 17])
 def test_groups_of_different_sizes_share_a_call(
     monkeypatch: pytest.MonkeyPatch, calls: list[bool], n: int, dtype: torch.dtype
 ) -> None:
-    """Causal problems of 1 to n spins: those above twelve are solved by halves beside them."""
+    """Causal problems of 1 to n spins: those above sixteen are solved by halves beside them."""
     ising = causal_batch(n, dtype)
     found = solve(ising, ExactSampler())
-    assert calls == [True] * (n > 2)
-    small = min(n, 9)
-    part = Ising(ising.fields[:3, :small], ising.couplings, ising.visible_mask[:3, :small])
-    for got, want in zip(
-        found[:2], (brute_force(part).probability, brute_force(part).log_partition), strict=True
-    ):
-        assert want is not None
-        assert (got[:3, :small] - want).abs().max() < (1e-5 if dtype == torch.float32 else 1e-12)
+    assert calls == [True]
+    if n < 14:
+        want = brute_force(Ising(ising.fields[:3], ising.couplings, ising.visible))
+        assert want.log_partition is not None
+        for got, expected in zip(found[:2], (want.probability, want.log_partition), strict=True):
+            assert (got[:3] - expected).abs().max() < (1e-5 if dtype == torch.float32 else 1e-12)
     monkeypatch.setattr(lanes, "MOST_SPINS", 0)
     assert_close(found, solve(ising, ExactSampler()))
 
@@ -123,15 +121,19 @@ def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPat
         assert torch.equal(a, b)
 
 
-def test_opposed_fields_and_couplings_are_solved_by_halves(calls: list[bool]) -> None:
+@pytest.mark.parametrize(("strength", "lanes", "raised"), [(12.0, 1, 0), (40.0, 1, 1), (500.0, 0, 0)])
+def test_opposed_fields_and_couplings_are_solved_in_float64_or_by_halves(
+    calls: list[bool], strength: float, lanes: bool, raised: bool
+) -> None:
     """Where the largest weight of couplings and the largest of fields belong to different states."""
-    h = torch.tensor([[12.0, -12.0, 0.5, 0.1]]).repeat(6, 1)
+    h = torch.tensor([[strength, -strength, 0.5, 0.1]]).repeat(6, 1)
     J = torch.zeros(4, 4)
-    J[0, 1] = J[1, 0] = 14.0
+    J[0, 1] = J[1, 0] = strength + 2
     ising = Ising(h, J)
-    found = ExactSampler().moments(ising).probability
-    assert calls == [False]
-    assert (found - brute_force(ising).probability).abs().max() < 1e-6
+    found = ExactSampler().moments(ising)
+    assert calls == [bool(lanes)]
+    assert found.info["float64_escalation"] == bool(raised)
+    assert (found.probability - brute_force(ising).probability).abs().max() < 1e-6
 
 
 def test_second_derivatives() -> None:
@@ -143,3 +145,64 @@ def test_second_derivatives() -> None:
     inputs = [h.requires_grad_(), pairs.requires_grad_()]
     assert torch.autograd.gradcheck(function, inputs)
     assert torch.autograd.gradgradcheck(function, inputs)
+
+
+def log_odds_by_definition(ising: Ising) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """log Σ_{s_k = +1} exp E - log Σ_{s_k = -1} exp E of one J, and the gradient of its sum of sines by h and J."""
+    n, J = ising.num_spins, ising.couplings
+    assert J is not None
+    h, J = ising.fields.double().requires_grad_(), J.double().requires_grad_()
+    states = ((torch.arange(1 << n)[:, None] >> torch.arange(n)) & 1).double() * 2 - 1
+    exponent = h @ states.T + torch.einsum("xj,jk,xk->x", states, J.triu(1) + J.tril(-1), states) / 2
+    sides = [
+        torch.stack([exponent[..., states[:, k] == side].logsumexp(-1) for k in range(n)], -1)
+        for side in (1, -1)
+    ]
+    odds = sides[0] - sides[1]
+    return odds.detach(), list(torch.autograd.grad(odds.sin().sum(), (h, J)))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
+@pytest.mark.parametrize("n", [1, 5, 10])
+@pytest.mark.parametrize("strength", [1.0, 10.0, 40.0])
+def test_log_odds_and_their_gradient_from_one_enumeration(
+    monkeypatch: pytest.MonkeyPatch, n: int, strength: float, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Also where P rounds to 0 and 1 for all spins, as it does above ±9 in float32, and ±19 in float64."""
+    ising = make_problem((21,), n, seed=8, fields=strength, couplings=0.8, dtype=dtype)
+    assert ising.couplings is not None
+    h, J = ising.fields.clone().requires_grad_(), ising.couplings.clone().requires_grad_()
+    want, slopes = log_odds_by_definition(ising)
+    with monkeypatch.context() as patch:
+        patch.setattr(ExactSampler, "differentiable_moments", None)  # the flipped problem would ask for them
+        found = ExactSampler().differentiable_log_odds(Ising(h, J))
+    assert ((found - want) / want.abs().clamp(min=1)).abs().max() < tolerance
+    # The sine would amplify an error of large odds.
+    cotangent = want.cos().to(dtype)
+    for got, slope in zip(torch.autograd.grad(found, (h, J), cotangent), slopes, strict=True):
+        if len(slope) > 1 or n > 1:
+            off = slope if slope.shape != J.shape else slope * (1 - torch.eye(n))
+            assert (got - off).abs().max() < 5 * tolerance * max(1.0, float(off.abs().max()))
+
+
+def test_log_odds_equal_those_of_the_flipped_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For heads, causal windows and second derivatives; spins that nobody sees get 0."""
+    ising = causal_batch(9, torch.float64)
+    visible = ising.visible_mask & (torch.arange(9) != 4)
+    one = ExactSampler().differentiable_log_odds(Ising(ising.fields, ising.couplings, visible))
+    monkeypatch.setattr(lanes, "MOST_SPINS", 0)
+    two = ExactSampler().differentiable_log_odds(Ising(ising.fields, ising.couplings, visible))
+    assert not one[~visible].any()
+    assert (one - two).abs().max() < 1e-12
+
+
+def test_second_derivatives_of_log_odds() -> None:
+    h, pairs = 4 * torch.randn(4, 3, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    visible = torch.ones(4, 3, dtype=torch.bool).tril(1)
+
+    def function(h: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+        return ExactSampler().differentiable_log_odds(Ising(h, pack_couplings(pairs, 3), visible))
+
+    inputs = [h.requires_grad_(), pairs.requires_grad_()]
+    assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradgradcheck(function, inputs, atol=1e-4)

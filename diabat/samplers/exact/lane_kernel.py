@@ -1,56 +1,78 @@
-"""Compiled enumeration of all states, one query per lane, with its derivative; imported on first use.
+"""Compiled sums over all states, one query per lane of a vector; imported on first use.
 
-For a block of queries q (lanes) and states x, p[x,q] ∝ w[x] exp(h_q·s_x) with w[x] = exp(e(x)) shared by the group.
-Groups of fewer spins than others have them first: their sums end at their own number of spins.
-The backward pass forms g = p (f - <f>), f(x) = Σ_k v_k [s_k = +1], in the same way, folds it into sums over spins for
-dL/dh and adds it over the queries for dL/de.
+For a block of queries q (lanes) with A[x,q] = left[x] exp(h_q·s_x), C[y,q] = right[y] exp(h_q·s_y), up to a factor, and
+W of :mod:`diabat.samplers.exact.lane_tables`,
+
+    U[y,q] = Σ_x W[x,y] A[x,q],   V[x,q] = Σ_y W[x,y] C[y,q]
+
+are formed together.  A∘V and U∘C, the weights of the states of each half, are folded into sums over the states with
+spin k at +1 and, separately, at -1: both are sums of positive numbers, and neither is a difference.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from diabat.compute.jit import inner, jit
-from diabat.compute.simd import add, address, load, mul, splat, store
-from diabat.samplers.exact.fused_kernel import LOW_SPINS, _doubled
+from diabat.compute.jit import inlined, inner, jit
+from diabat.compute.simd import add, address, divide, load, mul, skip, splat, store
+from diabat.samplers.exact.fused_kernel import LOW_SPINS, _doubled, _multiply
+from diabat.samplers.exact.lane_tables import TILE, Groups, Tables
 
 
 class Fields(NamedTuple):
-    """Fields of the queries.
+    """Fields of the batch.
 
     Attributes:
-        fields: h, float64 [G, Q, m].
-        decay: exp(-2|h|), float64 [G, Q, m].
-        spins: Number of spins of each group, int64 [G], at most m.
+        h: float64 [N, n].
+        decay: exp(-2|h|), float64 [N, n].
     """
 
-    fields: Any
+    h: Any
     decay: Any
-    spins: Any
+
+
+class Found(NamedTuple):
+    """What the enumeration found.
+
+    Attributes:
+        up: P(s = +1), [N, n]; written for spins of the groups only, as below.
+        down: P(s = -1).
+        total: Σ of the scaled weights, [N].
+        scale: Log of the scale, float64 [N].
+        least: Smallest sum over all states, and smallest sum over the states with one spin fixed, of each job,
+            float64 [jobs, 2].
+        kept: U and V of every block, [vectors, lanes], for the derivative; or [0, lanes].
+        starts: Where those of each job begin, int64 [jobs].
+    """
+
+    up: Any
+    down: Any
+    total: Any
+    scale: Any
+    least: Any
+    kept: Any
+    starts: Any
 
 
 class Work(NamedTuple):
     """Scratch of one thread; arrays start on a cache line.
 
     Attributes:
-        p: p or g, summed over the last spin, [2^(m-1), lanes].
-        top: Its sum over the states with the last spin at +1, [1, lanes].
-        added: Sum of g over blocks, [2^m, lanes].
-        rows: Cotangents of the block, minus <f>, and 1/Z, [m + 2, lanes].
-        f_low: f over the first LOW_SPINS spins, [2^LOW_SPINS or more, lanes].
-        f_high: f - <f> over the other spins, as long.
+        A, V: [2^a, lanes].
+        C, U: [2^b, lanes].
+        folded: [2^b, lanes].
+        up: Sums with spin k at +1, and last over all states, [most + 1, lanes].
+        down: Sums with spin k at -1, likewise.
         low, high, table, on, off: As in `fused_kernel.Work`.
     """
 
-    p: Any
-    top: Any
-    added: Any
-    rows: Any
-    f_low: Any
-    f_high: Any
+    A: Any
+    V: Any
+    C: Any
+    U: Any
+    folded: Any
+    up: Any
+    down: Any
     low: Any
     high: Any
     table: Any
@@ -59,203 +81,176 @@ class Work(NamedTuple):
 
 
 @jit
-def weights(J: Any, spins: Any, scale: Any, out: Any) -> None:
-    """Fill out [G, 2^m] with exp(e - max e), e = Σ_{j<k} J_jk s_j s_k, and scale [G] with the largest e.
-
-    J is symmetric, float64 [G, m, m].  States of further spins are left out.
-    """
-    energy, field = np.empty(out.shape[1]), np.empty(out.shape[1])
-    for g in range(len(J)):
-        energy[0] = 0.0
-        for k in range(spins[g]):
-            # The field of the spins below k on spin k, in every state of them.
-            field[0] = 0.0
-            for j in range(k):
-                for x in range(1 << j):
-                    field[(1 << j) + x] = field[x] + J[g, j, k]
-                    field[x] -= J[g, j, k]
-            for x in range(1 << k):
-                energy[(1 << k) + x] = energy[x] + field[x]
-                energy[x] -= field[x]
-        largest = energy[0]
-        for x in range(1 << spins[g]):
-            largest = max(largest, energy[x])
-        scale[g] = largest
-        for x in range(1 << spins[g]):
-            out[g, x] = math.exp(energy[x] - largest)
-
-
-@jit
-def pair_sums(states: Any, spins: Any, out: Any) -> None:
-    """Fill out [G, m, m] with Σ_x states[x] s_j s_k of different spins of the group; overwrites states [G, 2^m]."""
-    for g in range(len(states)):
-        m = spins[g]
-        # Walsh transform: entry x becomes the sum with the signs of the spins in x, up to a sign for each spin.
-        for k in range(m):
-            half = 1 << k
-            for start in range(0, 1 << m, 2 * half):
-                for x in range(start, start + half):
-                    a, b = states[g, x], states[g, x + half]
-                    states[g, x], states[g, x + half] = a + b, b - a
-        for j in range(m):
-            for k in range(j):
-                out[g, j, k] = out[g, k, j] = states[g, (1 << j) + (1 << k)]
-
-
-@jit
-def forward(jobs: Any, queries: Fields, source: Any, work: Work, sums: Any) -> None:
-    """Fill sums [G, Q, m + 1]: weights of the states with spin k at +1 and, behind the spins, of all states.
-
-    ``jobs``, int64 [jobs, 4], are group, first query, end, and number; ``source`` is w, [G, 2^m].
-    """
-    lanes = work.p.shape[1]
-    for job in range(len(jobs)):
-        g, first, end = jobs[job, 0], jobs[job, 1], jobs[job, 2]
-        m = queries.spins[g]
-        for start in range(first, end, lanes):
-            _factors(queries, work, g, start)
-            _weights(source[g, : 1 << m], work)
-            _fold(work.p, work.top, sums[g, start : min(start + lanes, end), : m + 1])
-
-
-@jit
-def backward(
-    jobs: Any, queries: Fields, source: Any, work: Work, sums: Any, v: Any, u: Any, slopes: Any, states: Any
-) -> None:
-    """Fill slopes [G, Q, m + 1] with sums of g as in `forward`, and states [jobs, 2^m] with Σ_q g.
-
-    v [G, Q, m] and u [G, Q] are the cotangents of P and log Z.
-    """
-    lanes = work.p.shape[1]
+def forward(jobs: Any, groups: Groups, fields: Fields, tables: Tables, work: Work, found: Found) -> None:
+    """Enumerate the problems of some jobs."""
+    lanes = work.A.shape[1]
     for job in range(len(jobs)):
         g, first, end, number = jobs[job, 0], jobs[job, 1], jobs[job, 2], jobs[job, 3]
-        m = queries.spins[g]
-        work.added[: 1 << m] = 0
+        m = groups.spins[g]
+        a = m // 2
+        X, Y = 1 << a, 1 << (m - a)
+        keep, slot = len(found.kept) > 0, found.starts[number]
         for start in range(first, end, lanes):
-            _factors(queries, work, g, start)
-            for q in range(lanes):
-                if start + q < end:
-                    inverse, mean = 1 / sums[g, start + q, m], -u[g, start + q]
-                    for k in range(m):
-                        work.rows[k, q] = v[g, start + q, k]
-                        mean += v[g, start + q, k] * sums[g, start + q, k] * inverse
-                    work.rows[m, q], work.rows[m + 1, q] = -mean, inverse
-                else:
-                    work.rows[:, q] = 0
-            _weighted(source[g, : 1 << m], m, work)
-            _fold(work.p, work.top, slopes[g, start : min(start + lanes, end), : m + 1])
-        for x in range(1 << m):
-            total = 0.0
-            for q in range(lanes):
-                total += work.added[x, q]
-            states[number, x] = total
+            count = min(lanes, end - start)
+            half_factors(groups, fields, tables, work, g, start, count)
+            U, V = address(work.U), address(work.V)
+            if keep:
+                U, V = skip(address(found.kept), slot), skip(address(found.kept), slot + Y)
+                slot += X + Y
+            products(tables, groups.weights[g], X, Y, address(work.A), V, address(work.C), U, work)
+            none = m - m  # a literal 0 would compile it anew
+            fold(address(work.A), V, work, none, a)
+            _write(groups, fields, work, found, g, start, count, number, none, a)
+            fold(address(work.C), U, work, a, m)
+            _write(groups, fields, work, found, g, start, count, number, a, m)
+            _scale(groups, fields, tables, found, g, start, count)
 
 
 @inner
-def _factors(queries: Fields, work: Work, g: int, start: int) -> None:
-    """Fill low and high: exp(h·s), up to the largest, is the product of both."""
-    lanes, m = work.p.shape[1], queries.spins[g]
-    for k in range(m):
-        for q in range(lanes):
-            on, off = 1.0, 1.0
-            if start + q < queries.fields.shape[1]:
-                if queries.fields[g, start + q, k] > 0:
-                    off = queries.decay[g, start + q, k]
-                else:
-                    on = queries.decay[g, start + q, k]
-            work.on[k, q], work.off[k, q] = on, off
-    first = min(LOW_SPINS, m - 1)
-    on_rows, off_rows, none = address(work.on), address(work.off), m - m  # a literal 0 would compile it anew
-    _doubled(on_rows, off_rows, none, first, lanes // 8, work.table, work.low)
-    _doubled(on_rows, off_rows, first, m - first, lanes // 8, work.table, work.high)
+def half_factors(
+    groups: Groups, fields: Fields, tables: Tables, work: Work, g: int, start: int, count: int
+) -> None:
+    """Fill A and C of a block of ``count`` queries."""
+    m, first = groups.spins[g], groups.halves[g]
+    a = m // 2
+    X, Y = 1 << a, 1 << (m - a)
+    none = m - m
+    _factors(groups, fields, work, g, start, count, none, a, tables.halves[first : first + X], work.A)
+    _factors(groups, fields, work, g, start, count, a, m, tables.halves[first + X : first + X + Y], work.C)
 
 
 @inner
-def _weights(source: Any, work: Work) -> None:
-    """Fill p with weights of the states, summed over the last spin."""
-    width = len(source) // _blocks(source)
-    half = _blocks(source) // 2
-    low, high, p, top = address(work.low), address(work.high), address(work.p), address(work.top)
-    zero = splat(work.p.dtype.type(0.0))
-    total = zero
-    for block in range(half):
-        # Short partial sums keep rounding errors small.
-        off, on, part = load(high, block), load(high, half + block), zero
-        for y in range(width):
-            x = block * width + y
-            factor = load(low, y)
-            upper = mul(mul(factor, on), splat(source[half * width + x]))
-            store(p, x, add(mul(mul(factor, off), splat(source[x])), upper))
-            part = add(part, upper)
-        total = add(total, part)
-    store(top, 0, total)
+def _factors(
+    groups: Groups,
+    fields: Fields,
+    work: Work,
+    g: int,
+    start: int,
+    count: int,
+    first: int,
+    end: int,
+    source: Any,
+    out: Any,
+) -> None:
+    """out[x,q] = source[x] Π_k w_k over the spins first .. end - 1: 1 at the sign of the field, else exp(-2|h|)."""
+    lanes, spins = out.shape[1], end - first
+    work.on[:spins], work.off[:spins] = 1.0, 1.0
+    for q in range(count):
+        row = groups.rows[start + q]
+        for k in range(min(spins, groups.own[g] - first)):
+            spin = groups.members[g, first + k]
+            if fields.h[row, spin] > 0:
+                work.off[k, q] = fields.decay[row, spin]
+            else:
+                work.on[k, q] = fields.decay[row, spin]
+    low_spins = min(LOW_SPINS, spins)
+    on, off, none = address(work.on), address(work.off), first - first
+    _doubled(on, off, none, low_spins, lanes // 8, work.table, work.low)
+    _doubled(on, off, low_spins, spins - low_spins, lanes // 8, work.table, work.high)
+    low, high, target = address(work.low), address(work.high), address(out)
+    for block in range(1 << (spins - low_spins)):
+        base = load(high, block)
+        for y in range(1 << low_spins):
+            x = (block << low_spins) + y
+            store(target, x, mul(mul(load(low, y), base), splat(source[x])))
+
+
+@inlined
+def products(
+    tables: Tables, weights: int, X: int, Y: int, A: Any, V: Any, C: Any, U: Any, work: Work
+) -> None:
+    """U = Wᵀ A and V = W C of a block, with W from the number ``weights`` on."""
+    zero = splat(work.A.dtype.type(0.0))
+    for y in range(Y):
+        store(U, y, zero)
+    for x in range(X):
+        store(V, x, zero)
+    first, vectors = weights // work.A.shape[1], TILE * Y // work.A.shape[1]
+    for tile in range(X // TILE):
+        W = skip(address(tables.weights), first + tile * vectors)
+        _multiply(W, Y, skip(A, tile * TILE), skip(V, tile * TILE), C, U)
 
 
 @inner
-def _weighted(source: Any, m: int, work: Work) -> None:
-    """Fill p with g = p (f - <f>) / Z, summed over the last spin, and add g to the sums over queries."""
-    width = len(source) // _blocks(source)
-    first = min(LOW_SPINS, m - 1)
-    rows, f_low, f_high = address(work.rows), address(work.f_low), address(work.f_high)
-    low, high, p, added = address(work.low), address(work.high), address(work.p), address(work.added)
-    zero, inverse = splat(work.p.dtype.type(0.0)), load(rows, m + 1)
-    store(f_low, 0, zero)
-    for k in range(first):
-        for x in range(1 << k):
-            store(f_low, (1 << k) + x, add(load(f_low, x), load(rows, k)))
-    store(f_high, 0, load(rows, m))
-    for k in range(m - first):
-        for x in range(1 << k):
-            store(f_high, (1 << k) + x, add(load(f_high, x), load(rows, first + k)))
-    half, total = _blocks(source) // 2, zero
-    top = address(work.top)
-    for block in range(half):
-        off, centre = mul(load(high, block), inverse), load(f_high, block)
-        on, upper_centre = mul(load(high, half + block), inverse), load(f_high, half + block)
-        part = zero
-        for y in range(width):
-            x, above = block * width + y, (half + block) * width + y
-            factor, f = load(low, y), load(f_low, y)
-            g = mul(mul(mul(factor, off), splat(source[x])), add(f, centre))
-            upper = mul(mul(mul(factor, on), splat(source[above])), add(f, upper_centre))
-            store(added, x, add(load(added, x), g))
-            store(added, above, add(load(added, above), upper))
-            store(p, x, add(g, upper))
-            part = add(part, upper)
-        total = add(total, part)
-    store(top, 0, total)
+def fold(a: Any, v: Any, work: Work, first: int, end: int) -> None:
+    """Sums of a v over states with spin k at +1 (up) and at -1 (down), first <= k < end, and last over all states."""
+    folded = address(work.folded)
+    for x in range(1 << (end - first)):
+        store(folded, x, mul(load(a, x), load(v, x)))
+    fold_states(work, first, end)
 
 
 @inner
-def _blocks(source: Any) -> int:
-    """Entries of the table high: at least two, those of the last spin."""
-    return max(2, len(source) >> LOW_SPINS)
+def fold_states(work: Work, first: int, end: int) -> None:
+    """The same of the values in ``folded``, which it overwrites.
 
-
-@inner
-def _fold(values: Any, top: Any, out: Any) -> None:
-    """out[q,k] = Σ_x values over states whose bit k is set, and last over all states; overwrites the values.
-
-    The last spin is summed out already, ``top`` is its sum.  The others follow one by one, the last of them first: two
-    additions per state for all spins together.
+    Bits are summed out one by one, the top bit first: three additions per state for all spins together.
     """
-    count, spins, rows = out.shape[0], out.shape[1] - 1, address(values)
-    zero = splat(values.dtype.type(0.0))
-    for q in range(count):
-        out[q, spins - 1] = top[0, q]
-    sums = np.empty((1, values.shape[1]), values.dtype)
-    for k in range(spins - 2, -1, -1):
+    spins, folded, up, down = end - first, address(work.folded), address(work.up), address(work.down)
+    zero = splat(work.A.dtype.type(0.0))
+    for k in range(spins - 1, -1, -1):
         half = 1 << k
-        total = zero
+        above, below = zero, zero
         for start in range(0, half, 16):
-            part = zero
+            # Short partial sums keep rounding errors small.
+            part_above, part_below = zero, zero
             for x in range(start, min(start + 16, half)):
-                upper = load(rows, half + x)
-                store(rows, x, add(load(rows, x), upper))
-                part = add(part, upper)
-            total = add(total, part)
-        store(sums, 0, total)
-        for q in range(count):
-            out[q, k] = sums[0, q]
+                lower, upper = load(folded, x), load(folded, half + x)
+                store(folded, x, add(lower, upper))
+                part_above, part_below = add(part_above, upper), add(part_below, lower)
+            above, below = add(above, part_above), add(below, part_below)
+        store(up, first + k, above)
+        store(down, first + k, below)
+    store(up, end, load(folded, 0))
+
+
+@inner
+def _write(
+    groups: Groups,
+    fields: Fields,
+    work: Work,
+    found: Found,
+    g: int,
+    start: int,
+    count: int,
+    number: int,
+    first: int,
+    end: int,
+) -> None:
+    """Write the probabilities of the spins first .. end - 1, and what shows whether they are precise."""
+    one = work.A.dtype.type(1.0)
+    own = min(end, groups.own[g])
     for q in range(count):
-        out[q, spins] = values[0, q]
+        total = float(work.up[end, q])
+        found.total[groups.rows[start + q]] = total
+        # Written so that NaN counts as lost.
+        if not total >= found.least[number, 0]:
+            found.least[number, 0] = total
+        for k in range(first, own):
+            side = float(min(work.up[k, q], work.down[k, q]))
+            if not side >= found.least[number, 1]:
+                found.least[number, 1] = side
+    up, down = address(work.up), address(work.down)
+    total_row = load(up, end)
+    for k in range(first, own):
+        store(up, k, divide(load(up, k), total_row))
+        store(down, k, divide(load(down, k), total_row))
+    for q in range(count):
+        row = groups.rows[start + q]
+        for k in range(first, own):
+            # Rounding of the two sums can give a ratio above 1.
+            found.up[row, groups.members[g, k]] = min(work.up[k, q], one)
+            found.down[row, groups.members[g, k]] = min(work.down[k, q], one)
+
+
+@inner
+def _scale(
+    groups: Groups, fields: Fields, tables: Tables, found: Found, g: int, start: int, count: int
+) -> None:
+    """Write the log scale of log Z, less log 2 for every phantom spin."""
+    phantoms = groups.spins[g] - groups.own[g]
+    for q in range(count):
+        row, scale = groups.rows[start + q], tables.scale[g] - 0.6931471805599453 * phantoms
+        for k in range(groups.own[g]):
+            scale += abs(fields.h[row, groups.members[g, k]])
+        found.scale[row] = scale

@@ -1,124 +1,267 @@
-"""Enumeration of all states for many queries of few spins, each in a lane of a vector, with derivatives (kernel).
+"""Enumeration of all states of many problems in lanes of a vector, with derivatives (kernel).
 
-The states of a block of queries stay in cache in both passes.  Products of halves, which write tables of all queries to
-memory, are faster only above twelve spins.
+All problems of a batch are solved in one compiled call, which reads fields and couplings where they are and writes the
+results to their places.  The tables of the states of a block of queries stay in cache in both passes.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from diabat.compute.scratch import Scratch, lanes_of
+from diabat.compute.scratch import VECTOR_BYTES, Scratch, lanes_of
 from diabat.compute.threads import equal_ranges, run_parts
 
 Array = NDArray[Any]
 
-LEAST_SPINS, MOST_SPINS = 3, 12
-# Smallest Σ p, relative to the largest possible: smaller probabilities of a spin are then lost.
-_MIN_Z = {np.dtype(np.float32): 1e-8, np.dtype(np.float64): 1e-200}
-# The sums over queries of a job do not depend on the number of threads.
-_QUERIES_PER_JOB = 512
+LEAST_SPINS, MOST_SPINS = 6, 16
+"""Groups of fewer spins get phantom spins; the tables of more spins do not stay in cache."""
+# Smallest Σ p, relative to the largest possible, or smallest part of it with one spin fixed, such that no probability
+# is lost: that of 2^16 states too small for the precision is then below its last digit.
+_LEAST_TOTAL = {np.dtype(np.float32): 1e-12, np.dtype(np.float64): 1e-200}
+_LEAST_SIDE = {np.dtype(np.float32): 1e-27, np.dtype(np.float64): 1e-290}
+# Queries of a job; their sums do not depend on the number of threads.  Its tables fit in the second-level cache.
+_BLOCKS_PER_JOB = 16
 _STATES_PER_THREAD = 1 << 20
 
 
-def suits_lanes(queries: int, spins: int) -> bool:
-    """Whether lanes are faster than products of halves: empty lanes cost as much as used ones."""
-    return LEAST_SPINS <= spins <= min(MOST_SPINS, 12 if queries >= 4 else 10)
+def suits_lanes(spins: int) -> bool:
+    """Whether problems of so many spins are enumerated in lanes."""
+    return spins <= MOST_SPINS
 
 
-class LaneSums:
-    """Sums over the states of G groups of Q queries of up to m spins, from which both passes start.
+class GroupPlan:
+    """Where the problems of a batch are, group after group, and what memory their enumeration needs.
 
     Args:
-        fields: h, float64 [G, Q, m].
-        J: float64 [G, m, m], read through its symmetric part, or None.
-        spins: Number of spins of each group, int64 [G], LEAST_SPINS .. m; those behind are left out.
+        size: N, C and n of the batch.
+        rows: Row in the batch of each problem, int64 [P].
+        counts: Number of problems of each group, int64 [G].
+        members: Spin of the problem for each spin of a group, int64 [G, m]; n on phantom spins, which are last.
+        coupling: Index into the distinct couplings, int64 [G].
         dtype: Precision of the sums.
 
     Attributes:
-        probability: P(s = +1), [G, Q, m]; undefined for spins that are left out.
-        log_partition: [G, Q].
+        groups: What the compiled code reads.
+        most: Largest number of spins in the enumeration.
+    """
+
+    def __init__(
+        self,
+        size: tuple[int, int, int],
+        rows: Array,
+        counts: Array,
+        members: Array,
+        coupling: Array,
+        dtype: Any,
+    ) -> None:
+        from diabat.samplers.exact.lane_tables import Groups
+
+        self.size, self.dtype = size, np.dtype(dtype)
+        own = (members < size[2]).sum(1)
+        spins = np.maximum(own, LEAST_SPINS)
+        self.most = int(spins.max())
+        self._halves = (1 << (spins // 2)) + (1 << (spins - spins // 2))
+        jobs = _jobs(np.cumsum(counts), _BLOCKS_PER_JOB * lanes_of(dtype))
+        self.groups = Groups(
+            spins,
+            own,
+            members,
+            coupling,
+            rows,
+            jobs,
+            weights=_starts(1 << spins),
+            halves=_starts(self._halves),
+        )
+
+    @cached_property
+    def kept(self) -> tuple[Array, int]:
+        """Where U and V of each job begin, int64 [jobs], and the number of their vectors."""
+        g, first, end, _ = self.groups.jobs.T
+        sizes = -(-(end - first) // lanes_of(self.dtype)) * self._halves[g]
+        return _starts(sizes), int(sizes.sum())
+
+    def bytes(self, differentiated: bool) -> int:
+        """Memory for the tables of couplings and, for the derivative, of queries."""
+        tables = int((1 << self.groups.spins).sum()) * self.dtype.itemsize
+        return tables + differentiated * self.kept[1] * VECTOR_BYTES
+
+    @cached_property
+    def states(self) -> int:
+        """States of all problems."""
+        g, first, end, _ = self.groups.jobs.T
+        return int(((end - first) << self.groups.spins[g]).sum())
+
+    def parts(self) -> list[slice]:
+        """Jobs of each thread."""
+        jobs = len(self.groups.jobs)
+        return equal_ranges(jobs, min(torch.get_num_threads(), jobs, 1 + self.states // _STATES_PER_THREAD))
+
+    def run(self, kernel: Any, *arrays: Any) -> None:
+        """Run a kernel over all jobs."""
+        run_parts(
+            self.parts(),
+            lambda part: _work(self.most, self.dtype),
+            lambda part, work: kernel(self.groups.jobs[part], self.groups, *arrays[:2], work, *arrays[2:]),
+        )
+
+    def tables(self, J: Array | None) -> Any:
+        """Tables of couplings J [C, n, n], in the precision of the sums."""
+        from diabat.samplers.exact.lane_tables import Tables, build
+
+        groups = self.groups
+        tables = Tables(
+            np.empty(int((1 << groups.spins).sum()), self.dtype),
+            np.empty(int(self._halves.sum()), self.dtype),
+            np.empty(len(groups.spins)),
+        )
+        n = self.size[2]
+        build(np.zeros((self.size[1], n, n)) if J is None else J, groups, tables)
+        return tables
+
+
+class LaneSums:
+    """The enumeration of the problems of a plan, from which both passes start.
+
+    Args:
+        plan: The problems.
+        fields: h, float64 [N, n].
+        J: [C, n, n], read through its symmetric part, or None.
+        odds: Precision is needed in P(s = +1) and P(s = -1) alike.
+        differentiated: Keep what the derivative needs.
+
+    Attributes:
+        up: P(s = +1), [N, n]; 0, or 1 for ``odds``, for spins outside the groups.
+        down: P(s = -1), likewise.
+        log_partition: log Z, [N]; 0 outside the groups.
         precise: Whether no probability was lost.
     """
 
-    def __init__(self, fields: Array, J: Array | None, spins: Array, dtype: Any) -> None:
-        from diabat.samplers.exact.lane_kernel import Fields, forward, weights
+    def __init__(
+        self, plan: GroupPlan, fields: Array, J: Array | None, *, odds: bool, differentiated: bool
+    ) -> None:
+        from diabat.samplers.exact.lane_kernel import Fields, Found, forward
 
-        groups, queries, m = fields.shape
-        strength = np.abs(fields)
-        self._queries = Fields(fields, np.exp(-2 * strength), spins)
-        couplings = np.zeros((groups, m, m)) if J is None else (J + J.transpose(0, 2, 1)) / 2
-        self._source, scale = np.empty((groups, 1 << m), dtype), np.empty(groups)
-        weights(couplings, spins, scale, self._source)
-        self._sums = np.zeros((groups, queries, m + 1), dtype)
-        self._jobs = _jobs(groups, queries)
-        self._run(forward, self._sums)
-        total = self._totals(self._sums)
-        self.precise = bool(total.min() >= _MIN_Z[total.dtype])
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            self.probability = np.minimum(self._sums[..., :-1] / total, 1)
-            log_z = np.log(total[..., 0].astype(np.float64)) + strength.sum(2) + scale[:, None]
-        self.log_partition = log_z.astype(dtype)
-
-    def gradient(self, v: Array, u: Array) -> tuple[Array, Array]:
-        """dL/dh [G, Q, m] and dL/dJ, float64 [G, m, m], for cotangents v [G, Q, m] of P and u [G, Q] of log Z.
-
-        With f(s) = Σ_j v_j [s_j = +1] it is dL/dE(s) = p(s) (f(s) - <f> + u).
-        """
-        from diabat.samplers.exact.lane_kernel import backward, pair_sums
-
-        groups, states = self._source.shape
-        slopes, parts = np.zeros_like(self._sums), np.zeros((len(self._jobs), states))
-        self._run(backward, self._sums, v, u, slopes, parts)
-        by_state = parts.reshape(groups, -1, states).sum(1)
-        dJ = np.zeros((groups, v.shape[2], v.shape[2]))
-        pair_sums(by_state, self._queries.spins, dJ)
-        return 2 * slopes[..., :-1] - self._totals(slopes), dJ / 2
-
-    def _totals(self, sums: Array) -> Array:
-        """Sums over all states, which stand behind the spins of a group, [G, Q, 1]."""
-        return sums[np.arange(len(sums)), :, self._queries.spins][..., None]
-
-    def _run(self, kernel: Any, *arrays: Array) -> None:
-        m = self._queries.fields.shape[2]
-        states = self._queries.fields.shape[1] * int((1 << self._queries.spins).sum())
-        threads = min(torch.get_num_threads(), len(self._jobs), 1 + states // _STATES_PER_THREAD)
-        run_parts(
-            equal_ranges(len(self._jobs), threads),
-            lambda part: _work(m, self._sums.dtype),
-            lambda part, work: kernel(self._jobs[part], self._queries, self._source, work, *arrays),
+        self._plan, self._odds = plan, odds
+        dtype = plan.dtype
+        empty = np.ones if odds else np.zeros
+        starts, vectors = plan.kept
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._fields = Fields(fields, np.exp(-2 * np.abs(fields)))
+        self._tables = plan.tables(J)
+        self._found = Found(
+            up=empty(fields.shape, dtype),
+            down=empty(fields.shape, dtype),
+            total=np.ones(len(fields), dtype),
+            scale=np.zeros(len(fields)),
+            least=np.full((len(plan.groups.jobs), 2), np.inf),
+            kept=Scratch(vectors if differentiated else 0).take(
+                dtype, vectors if differentiated else 0, lanes_of(dtype)
+            ),
+            starts=starts,
         )
+        plan.run(forward, self._fields, self._tables, self._found)
+        total, side = self._found.least.min(0)
+        self.precise = bool(side >= _LEAST_SIDE[dtype] or (not odds and total >= _LEAST_TOTAL[dtype]))
+        self.up, self.down = self._found.up, self._found.down
+        if self.precise:
+            self.log_partition = (np.log(self._found.total.astype(np.float64)) + self._found.scale).astype(
+                dtype
+            )
+
+    def gradient(self, v: Array, u: Array, *, pairs: bool) -> tuple[Array, Array | None]:
+        """dL/dh [N, n] and, if requested, dL/dJ, float64 [C, n, n].
+
+        Args:
+            v: Cotangent of P(s = +1), or of log P(s = +1) - log P(s = -1) for ``odds``, [N, n].
+            u: Cotangent of log Z, [N].
+            pairs: Whether dL/dJ is requested.
+        """
+        from diabat.samplers.exact.lane_gradient import Cotangents, backward, collect
+
+        plan, most = self._plan, self._plan.most
+        sums = np.empty((len(plan.groups.jobs) if pairs else 0, most, most))
+        cotangents = Cotangents(v, u, self._odds, np.zeros_like(self.up), sums)
+        run_parts(
+            plan.parts(),
+            lambda part: (_work(most, plan.dtype), _slopes(most, plan.dtype)),
+            lambda part, work: backward(
+                plan.groups.jobs[part],
+                plan.groups,
+                self._fields,
+                self._tables,
+                *work,
+                self._found,
+                cotangents,
+            ),
+        )
+        if not pairs:
+            return cotangents.fields, None
+        _, couplings, n = plan.size
+        out = np.zeros((couplings, n, n))
+        collect(plan.groups, sums, out)
+        return cotangents.fields, out
 
 
-@lru_cache(maxsize=64)
-def _jobs(groups: int, queries: int) -> Array:
-    """Group, first query, end and number of jobs; every group has as many."""
-    starts = range(0, queries, _QUERIES_PER_JOB)
-    spans = [(g, i, min(i + _QUERIES_PER_JOB, queries)) for g in range(groups) for i in starts]
+def _starts(sizes: Array) -> Array:
+    """Where each of some consecutive parts begins."""
+    return np.cumsum(sizes) - sizes
+
+
+def _jobs(ends: Array, most: int) -> Array:
+    """Group, first row, end and number of jobs of at most ``most`` rows, for groups that end at these rows."""
+    spans = [
+        (g, i, min(i + most, end))
+        for g, (start, end) in enumerate(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
+        for i in range(start, end, most)
+    ]
     return np.array([(*span, number) for number, span in enumerate(spans)], np.int64)
 
 
-def _work(m: int, dtype: Any) -> Any:
+def _work(most: int, dtype: Any) -> Any:
     from diabat.samplers.exact.fused_kernel import LOW_SPINS
     from diabat.samplers.exact.lane_kernel import Work
 
-    lanes, small = lanes_of(dtype), 1 << max(LOW_SPINS, m - LOW_SPINS)
-    take = Scratch((2 << m) + 6 * small + 5 * m + 3).take
+    lanes, X, Y = lanes_of(dtype), 1 << (most // 2), 1 << ((most + 1) // 2)
+    small = 1 << max(LOW_SPINS, (most + 1) // 2 - LOW_SPINS)
+    take = Scratch(2 * X + 3 * Y + 2 * (most + 1) + 4 * small + 4 * most).take
     return Work(
-        p=take(dtype, 1 << (m - 1), lanes),
-        top=take(dtype, 1, lanes),
-        added=take(dtype, 1 << m, lanes),
-        rows=take(dtype, m + 2, lanes),
-        f_low=take(dtype, small, lanes),
-        f_high=take(dtype, small, lanes),
+        A=take(dtype, X, lanes),
+        V=take(dtype, X, lanes),
+        C=take(dtype, Y, lanes),
+        U=take(dtype, Y, lanes),
+        folded=take(dtype, Y, lanes),
+        up=take(dtype, most + 1, lanes),
+        down=take(dtype, most + 1, lanes),
         low=take(dtype, small, lanes),
         high=take(dtype, small, lanes),
         table=take(np.float64, small, lanes),
-        on=take(np.float64, m, lanes),
-        off=take(np.float64, m, lanes),
+        on=take(np.float64, most, lanes),
+        off=take(np.float64, most, lanes),
+    )
+
+
+def _slopes(most: int, dtype: Any) -> Any:
+    from diabat.samplers.exact.lane_gradient import Slopes
+    from diabat.samplers.exact.lane_tables import TILE
+
+    lanes, b = lanes_of(dtype), (most + 1) // 2
+    X, Y, blocks = 1 << (most // 2), 1 << b, _BLOCKS_PER_JOB
+    tile = Y * TILE // lanes
+    take = Scratch(2 * (most + 1) + (X + Y) * (1 + 2 * blocks) + 2 * tile + b + 1 + (b + 1) * Y // 8).take
+    return Slopes(
+        above=take(dtype, most + 1, lanes),
+        below=take(dtype, most + 1, lanes),
+        Af=take(dtype, X, lanes),
+        Cf=take(dtype, Y, lanes),
+        left=take(dtype, 2 * X * blocks, lanes),
+        right=take(dtype, 2 * Y * blocks, lanes),
+        crossing=take(dtype, tile, lanes),
+        columns=take(dtype, tile, lanes),
+        bits=take(dtype, b + 1, lanes),
+        states=take(np.float64, b + 1, Y),
     )

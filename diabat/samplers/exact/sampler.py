@@ -105,14 +105,29 @@ class ExactSampler(Sampler):
             self._require(ising)
             return self._moments(ising, correlations, seed)
 
+    def differentiable_log_odds(self, ising: Ising) -> Tensor:
+        """As in the base class; from one enumeration where that of P(s = +1) is in lanes."""
+        if not torch._C._are_functorch_transforms_active() and self._suits_lanes(ising):
+            found = tiers(ising, lane_cost)
+            if found.tiers and all(is_small(tier) for tier in found.tiers):
+                with without_autocast(ising.fields):
+                    self._require(ising)
+                    small = small_moments(ising, found, self._budget_bytes, odds=True)
+                if small is not None:
+                    return small[0]
+        return super().differentiable_log_odds(ising)
+
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
-        found, small = self._small(ising) if self._may_be_small(ising, correlations) else (tiers(ising), None)
+        found, small = (tiers(ising), None)
+        if not correlations and self._suits_lanes(ising):
+            found, small = self._small(ising)
+        raised = small is not None and small[2]
         if small is not None and not found.tiers:
             return Moments(
                 probability=small[0],
                 visible=ising.visible_mask,
                 log_partition=small[1],
-                info={"float64_escalation": False},
+                info={"float64_escalation": raised},
             )
         if not found.tiers:
             return _unseen(ising, correlations)
@@ -127,35 +142,20 @@ class ExactSampler(Sampler):
             visible=ising.visible_mask,
             correlation=found.per_pair(pairs) if correlations else None,
             log_partition=z,
-            info={"float64_escalation": any(escalated)},
+            info={"float64_escalation": raised or any(escalated)},
         )
 
-    def _may_be_small(self, ising: Ising, correlations: bool) -> bool:
-        """Whether problems may be enumerated in lanes; few are faster by tables of states, in float64."""
-        return (
-            ising.fields.device.type == "cpu"
-            and ising.three_body is None
-            and not correlations
-            and (
-                ising.num_spins > enumeration.MOST_SPINS
-                or ising.num_problems << ising.num_spins > enumeration.MOST_STATES
-            )
-        )
+    def _suits_lanes(self, ising: Ising) -> bool:
+        """Whether problems of few spins may be enumerated in lanes."""
+        return ising.fields.device.type == "cpu" and ising.three_body is None
 
-    def _small(self, ising: Ising) -> tuple[Tiers, tuple[Tensor, Tensor] | None]:
-        """Moments of the problems that are enumerated in lanes, if there are any, and the tiers of the others."""
-        found = tiers(ising, lane_cost)
-        chosen = [is_small(tier) for tier in found.tiers]
-        if not any(chosen):
+    def _small(self, ising: Ising) -> tuple[Tiers, tuple[Tensor, Tensor, bool] | None]:
+        """Solution of the problems that are enumerated in lanes, if there are any, and the tiers of the others."""
+        small, others = _divided(tiers(ising, lane_cost))
+        if not small.tiers:
             return tiers(ising), None
-        parts = [
-            Tiers(
-                found.shape, tuple(t for t, lanes in zip(found.tiers, chosen, strict=True) if lanes is which)
-            )
-            for which in (True, False)
-        ]
-        small = small_moments(ising, parts[0])
-        return (tiers(ising), None) if small is None else (parts[1], small)
+        solved = small_moments(ising, small, self._budget_bytes)
+        return (tiers(ising), None) if solved is None else (others, solved)
 
     def _solve(self, group: Group, correlations: bool) -> tuple[Tensor, Tensor, Tensor | None, bool]:
         """P(s = +1), log Z, pairs if requested, and whether float64 was needed."""
@@ -329,6 +329,15 @@ class ExactSampler(Sampler):
 _LOG_2 = math.log(2.0)
 # More visible spins than this are refused before anything is computed for them.
 _COUNTABLE = 200
+
+
+def _divided(found: Tiers) -> tuple[Tiers, Tiers]:
+    """The tiers that are enumerated in lanes, and the others."""
+    small, others = (
+        Tiers(found.shape, tuple(tier for tier in found.tiers if is_small(tier) is which))
+        for which in (True, False)
+    )
+    return small, others
 
 
 def _unseen(ising: Ising, correlations: bool) -> Moments:

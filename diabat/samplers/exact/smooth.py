@@ -39,6 +39,15 @@ def smooth_probabilities(fields: Tensor, e: HalfEnergies) -> tuple[Tensor, Tenso
     return p.index_put(part, own[:, 0]), log_z.index_put(part, own_z[:, 0])
 
 
+def smooth_log_odds(fields: Tensor, e: HalfEnergies) -> tuple[Tensor, Tensor]:
+    """Log P(s_j = +1) - log P(s_j = -1) [G, Q, m] and log Z [G, Q], likewise.
+
+    P(s_j = -1) is P(s_j = +1) of the problem with all spins flipped.
+    """
+    p, log_z = smooth_probabilities(fields, e)
+    return p.log() - smooth_probabilities(-fields, e)[0].log(), log_z
+
+
 def smooth_gradient(
     terms: Sequence[Tensor | None],
     solve: Callable[..., tuple[Tensor, Tensor]],

@@ -1,0 +1,153 @@
+"""Compiled tables of the couplings of every group; imported on first use.
+
+The spins of a group are divided into a left half of a = m // 2 spins and a right half.  With the fields
+c[x] = Σ_j s_j(x) J_jk of the state x of the left half on the spins k of the right one,
+
+    W[x,y] = exp(c[x]·s_y - Σ|c[x]|),   left[x] ∝ exp(e_L(x) + Σ|c[x]|),   right[y] ∝ exp(e_R(y)),
+
+so that exp(Σ_{j<k} J_jk s_j s_k) = left[x] W[x,y] right[y] up to a factor, and no entry exceeds 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from diabat.compute.jit import inner, jit
+from diabat.compute.simd import address, load, mul, splat, store
+
+TILE = 8
+"""Rows of W that are stored together, as many as a vector has float64 lanes."""
+
+
+class Groups(NamedTuple):
+    """The problems that share couplings and visible spins.
+
+    Attributes:
+        spins: Number of spins of each group in the enumeration, int64 [G].
+        own: The same without phantom spins, int64 [G].
+        members: Spin of the problem, int64 [G, most].
+        coupling: Index into the distinct couplings, int64 [G].
+        rows: Rows of the batch, group after group, int64 [P].
+        jobs: Group, first and end in ``rows``, and number of each job, int64 [jobs, 4].
+        weights: Where W of a group starts, in numbers, int64 [G].
+        halves: Where its left and right factors start, int64 [G].
+    """
+
+    spins: Any
+    own: Any
+    members: Any
+    coupling: Any
+    rows: Any
+    jobs: Any
+    weights: Any
+    halves: Any
+
+
+class Tables(NamedTuple):
+    """Tables of all groups, flat.
+
+    Attributes:
+        weights: W as [X / TILE, Y, TILE] of every group.
+        halves: left [X], then right [Y], of every group.
+        scale: Log of what left and right were divided by, float64 [G].
+    """
+
+    weights: Any
+    halves: Any
+    scale: Any
+
+
+@jit
+def build(J: Any, groups: Groups, tables: Tables) -> None:
+    """Fill the tables; J is [C, n, n], read through its symmetric part."""
+    most = groups.spins.max()
+    longest = 1 << ((most + 1) // 2)
+    pair, energy, field = np.empty((most, most)), np.empty(longest), np.empty(longest)
+    on, off = np.empty(most * longest), np.empty(most * longest)
+    table = np.empty(TILE * longest)
+    for g in range(len(groups.spins)):
+        _pairs(J, groups, g, pair)
+        m = groups.spins[g]
+        a = m // 2
+        X, Y, first = 1 << a, 1 << (m - a), groups.halves[g]
+        # The fields of the left half, spin k after spin k.
+        for k in range(a, m):
+            row = on[(k - a) * X : (k - a + 1) * X]
+            row[0] = 0.0
+            for j in range(a):
+                row[0] -= pair[j, k]
+            for j in range(a):
+                for x in range(1 << j):
+                    row[(1 << j) + x] = row[x] + 2 * pair[j, k]
+        _energies(pair, a - a, a, energy, field)
+        for k in range(m - a):
+            for x in range(X):
+                c = on[k * X + x]
+                energy[x] += abs(c)
+                decay = math.exp(-2 * abs(c))
+                on[k * X + x], off[k * X + x] = (1.0, decay) if c > 0 else (decay, 1.0)
+        scale = _exponentials(energy[:X], tables.halves[first : first + X])
+        _energies(pair, a, m, energy, field)
+        tables.scale[g] = scale + _exponentials(energy[:Y], tables.halves[first + X : first + X + Y])
+        _products(on, off, table, m - a, X, tables.weights[groups.weights[g] : groups.weights[g] + X * Y])
+
+
+@inner
+def _pairs(J: Any, groups: Groups, g: int, pair: Any) -> None:
+    """Symmetric couplings of a group, 0 for phantom spins."""
+    pair[:] = 0.0
+    c = groups.coupling[g]
+    for j in range(groups.own[g]):
+        for k in range(groups.own[g]):
+            if j != k:
+                a, b = groups.members[g, j], groups.members[g, k]
+                pair[j, k] = (float(J[c, a, b]) + float(J[c, b, a])) / 2
+
+
+@inner
+def _energies(pair: Any, first: int, end: int, energy: Any, field: Any) -> None:
+    """Σ_{j<k} J_jk s_j s_k over the states of the spins first .. end - 1."""
+    energy[0] = 0.0
+    for k in range(first, end):
+        # The field of the spins below k on spin k, in every state of them.
+        field[0] = 0.0
+        for j in range(first, k):
+            half = 1 << (j - first)
+            for x in range(half):
+                field[half + x] = field[x] + pair[j, k]
+                field[x] -= pair[j, k]
+        half = 1 << (k - first)
+        for x in range(half):
+            energy[half + x] = energy[x] + field[x]
+            energy[x] -= field[x]
+
+
+@inner
+def _exponentials(exponent: Any, out: Any) -> float:
+    """exp(exponent - largest), and the largest."""
+    largest = exponent[0]
+    for x in range(len(exponent)):
+        largest = max(largest, exponent[x])
+    for x in range(len(exponent)):
+        out[x] = math.exp(exponent[x] - largest)
+    return largest
+
+
+@inner
+def _products(on: Any, off: Any, table: Any, spins: int, X: int, out: Any) -> None:
+    """W[x,y] = Π_k w_k, w_k = on[k,x] where spin k of y is +1, else off[k,x]; by doubling, TILE rows at a time."""
+    up, down, rows, stride = address(on), address(off), address(table), X // TILE
+    for tile in range(stride):
+        store(rows, 0, splat(1.0))
+        for k in range(spins):
+            above, below = load(up, k * stride + tile), load(down, k * stride + tile)
+            for y in range(1 << k):
+                value = load(rows, y)
+                store(rows, (1 << k) + y, mul(value, above))
+                store(rows, y, mul(value, below))
+        start = tile * (TILE << spins)
+        for i in range(TILE << spins):
+            out[start + i] = table[i]
