@@ -33,7 +33,7 @@ _DTYPES = (torch.float32, torch.float64)
 # Numbers of one intermediate result while the energies of many reads are computed from edges: 64 MiB in float64.
 _AT_ONCE = 1 << 23
 _ATTRIBUTES = ("fields", "matrix", "edges", "visible", "three_body", "check")
-_LARGEST = {dtype: torch.finfo(dtype).max for dtype in _DTYPES}
+_FEW = 1 << 12
 
 
 class IsingError(ArgumentError):
@@ -472,7 +472,7 @@ def _check_visible(visible: Any, fields: Tensor) -> None:
 
 
 def check_size(ising: Ising, limit: float) -> None:
-    """Refuse numbers that are not finite or exceed a limit; fields of invisible spins are not checked.
+    """Refuse numbers that are not finite or exceed a finite limit; fields of invisible spins are not checked.
 
     Raises:
         IsingError: With the first such number and its index; or if an unchecked tensor has no data, or fields are
@@ -486,10 +486,7 @@ def check_size(ising: Ising, limit: float) -> None:
     for name, value in zip(names, ising._terms(), strict=True):
         if value is not None and value.is_meta:
             raise IsingError(name, "expected a tensor with data, got one on the device meta.")
-        # One reduction if all is well: the maximum of a tensor with a NaN is NaN.
-        if value is None or value.numel() == 0:
-            continue
-        if float(torch.linalg.vector_norm(value.detach(), math.inf)) <= min(limit, _LARGEST[value.dtype]):
+        if value is None or value.numel() == 0 or _largest(value.detach()) <= limit:
             continue
         if name == "fields":
             value = torch.where(ising.visible_mask, value, 0)
@@ -502,6 +499,13 @@ def check_size(ising: Ising, limit: float) -> None:
                 f"expected numbers up to {limit:g}, so that float64 still resolves smaller ones, got "
                 f"{value[index].item():.3g} at index {index}; hide spins with visible rather than by large fields.",
             )
+
+
+def _largest(value: Tensor) -> float:
+    """Largest absolute value; NaN if there is one."""
+    if value.device.type == "cpu" and value.dtype in _DTYPES and value.numel() < _FEW:  # less time per call
+        return float(np.abs(value.numpy()).max())
+    return float(torch.linalg.vector_norm(value, math.inf))
 
 
 def without_autocast(t: Tensor) -> AbstractContextManager[Any]:

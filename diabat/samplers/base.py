@@ -217,13 +217,12 @@ class Sampler(WithOptions, nn.Module, ABC):
             with without_autocast(ising.fields):
                 self._require(ising)
                 moments = self._moments(self._taken(ising), correlations, drawn)
+            # Rounding can push a certain spin above 1.
+            moments = replace(moments, probability=moments.probability.clamp(0, 1))
         info = {"backend": self.name, "wall_s": time.perf_counter() - start, **moments.info}
         if moments.num_reads is not None:
             info.setdefault("seed", drawn)
-        if analytic:
-            return replace(moments, info=info)
-        # Rounding can push a certain spin above 1.
-        return replace(moments, probability=moments.probability.clamp(0, 1), info=info)
+        return moments.with_info(info)
 
     def differentiable_moments(self, ising: Ising, correlations: bool = False, seed: int = 0) -> Moments:
         """Moments differentiable in h, J and K, as from :meth:`moments` but without the ``info`` of the call."""

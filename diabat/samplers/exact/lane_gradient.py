@@ -17,8 +17,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from diabat.compute.jit import inlined, inner, jit
-from diabat.compute.simd import add, address, fma, load, mul, skip, splat, store, store_sums
-from diabat.samplers.exact.lane_kernel import Fields, Found, Work, fold_states, half_factors, products
+from diabat.compute.simd import add, address, constant, fma, load, mul, skip, splat, store, store_sums
+from diabat.samplers.exact.lane_kernel import Fields, Found, Work, fold, half_factors, products
 from diabat.samplers.exact.lane_tables import TILE, Groups, Tables
 
 
@@ -75,13 +75,22 @@ def backward(
     groups: Groups,
     fields: Fields,
     tables: Tables,
-    work: Work,
-    slopes: Slopes,
     found: Found,
     cotangents: Cotangents,
+    work: Work,
+    slopes: Slopes,
 ) -> None:
     """Compute dL/dh, and the sums for dL/dJ of each job."""
     lanes = work.A.shape[1]
+    A, V, C, U = address(work.A), address(work.V), address(work.C), address(work.U)
+    Af, Cf, folded = address(slopes.Af), address(slopes.Cf), address(work.folded)
+    up, down, above, below = (
+        address(work.up),
+        address(work.down),
+        address(slopes.above),
+        address(slopes.below),
+    )
+    left, right = address(slopes.left), address(slopes.right)
     for job in range(len(jobs)):
         g, first, end, number = jobs[job, 0], jobs[job, 1], jobs[job, 2], jobs[job, 3]
         m = groups.spins[g]
@@ -93,78 +102,85 @@ def backward(
             count = min(lanes, end - start)
             half_factors(groups, fields, tables, work, g, start, count)
             _numbers(groups, slopes, found, cotangents, g, start, count)
-            _weighted(work, slopes, m, blocks, i)
-            Af, Cf = address(slopes.Af), address(slopes.Cf)
-            products(tables, groups.weights[g], X, Y, Af, address(work.V), Cf, address(work.U), work)
+            inverse = skip(above, m)
+            _weighted_left(A, Af, above, below, inverse, a, left, blocks, i)
+            _weighted_right(C, Cf, skip(above, a), skip(below, a), skip(below, m), m - a, right, blocks, i)
+            products(address(tables.weights), groups.weights[g], lanes, X, Y, Af, V, Cf, U)
             kept_U, kept_V = skip(address(found.kept), slot), skip(address(found.kept), slot + Y)
             slot += X + Y
-            _left(work, slopes, kept_V, X)
-            fold_states(work, m - m, a)
-            _right(work, slopes, kept_U, Y, m)
-            fold_states(work, a, m)
-            for q in range(count):
-                row = groups.rows[start + q]
-                for k in range(groups.own[g]):
-                    cotangents.fields[row, groups.members[g, k]] = work.up[k, q] - work.down[k, q]
+            _left(A, V, Af, kept_V, X, folded)
+            fold(folded, a, up, down, skip(up, m))
+            _right(C, U, Cf, kept_U, inverse, Y, folded)
+            fold(folded, m - a, skip(up, a), skip(down, a), skip(up, m))
+            for k in range(groups.own[g]):
+                spin = groups.members[g, k]
+                for q in range(count):
+                    cotangents.fields[groups.rows[start + q], spin] = work.up[k, q] - work.down[k, q]
         if len(cotangents.pairs) > 0:
             _pairs(tables, slopes, groups.weights[g], m, blocks, cotangents.pairs[number])
 
 
-@inner
+@inlined
 def _numbers(
     groups: Groups, slopes: Slopes, found: Found, cotangents: Cotangents, g: int, start: int, count: int
 ) -> None:
     """Fill above and below for a block of ``count`` queries."""
-    m = groups.spins[g]
-    slopes.above[: m + 1] = 0.0
-    slopes.below[: m + 1] = 0.0
+    m, lanes = groups.spins[g], slopes.above.shape[1]
+    for k in range(m + 1):
+        for q in range(lanes):
+            slopes.above[k, q] = slopes.below[k, q] = 0
     for q in range(count):
         row = groups.rows[start + q]
         slopes.above[m, q], slopes.below[m, q] = 1 / found.total[row], cotangents.u[row]
-        for k in range(groups.own[g]):
-            spin = groups.members[g, k]
-            v = cotangents.v[row, spin]
+    for k in range(groups.own[g]):
+        spin = groups.members[g, k]
+        for q in range(count):
+            row = groups.rows[start + q]
+            v, up, down = cotangents.v[row, spin], found.up[row, spin], found.down[row, spin]
             if cotangents.odds:
-                slopes.above[k, q], slopes.below[k, q] = v / found.up[row, spin], -v / found.down[row, spin]
+                slopes.above[k, q], slopes.below[k, q] = v / up, -v / down
             else:
-                slopes.above[k, q], slopes.below[k, q] = v * found.down[row, spin], -v * found.up[row, spin]
+                slopes.above[k, q], slopes.below[k, q] = v * down, -v * up
 
 
 @inner
-def _weighted(work: Work, slopes: Slopes, m: int, blocks: int, i: int) -> None:
-    """Divide A by Z, form f_L A and f_R C, and copy them with A and C to where the pairs need them."""
-    a = m // 2
-    zero = splat(work.A.dtype.type(0.0))
-    inverse = load(address(slopes.above), m)
-    A, C, Af, Cf = address(work.A), address(work.C), address(slopes.Af), address(slopes.Cf)
-    left, right = address(slopes.left), address(slopes.right)
-    store(Af, 0, zero)
-    _sums_of_numbers(slopes, m - m, a, Af)
-    for x in range(1 << a):
-        value = mul(load(A, x), inverse)
+def _weighted_left(
+    A: Any, Af: Any, above: Any, below: Any, inverse: Any, spins: int, copies: Any, blocks: int, i: int
+) -> None:
+    """Divide A by Z, form f_L A, and copy both to where the pairs need them."""
+    factor = load(inverse, 0)
+    _sums_of_numbers(above, below, spins, constant(factor, 0.0), Af)
+    for x in range(1 << spins):
+        value = mul(load(A, x), factor)
         weighted = mul(value, load(Af, x))
         store(A, x, value)
         store(Af, x, weighted)
         place = ((x // TILE) * blocks + i) * 2 * TILE + x % TILE
-        store(left, place, weighted)
-        store(left, place + TILE, value)
-    store(Cf, 0, load(address(slopes.below), m))
-    _sums_of_numbers(slopes, a, m, Cf)
-    for y in range(1 << (m - a)):
+        store(copies, place, weighted)
+        store(copies, place + TILE, value)
+
+
+@inner
+def _weighted_right(
+    C: Any, Cf: Any, above: Any, below: Any, first: Any, spins: int, copies: Any, blocks: int, i: int
+) -> None:
+    """Form f_R C, and copy it and C to where the pairs need them."""
+    _sums_of_numbers(above, below, spins, load(first, 0), Cf)
+    for y in range(1 << spins):
         value = load(C, y)
         weighted = mul(value, load(Cf, y))
         store(Cf, y, weighted)
         place = ((y // 2) * blocks + i) * 4 + y % 2
-        store(right, place, value)
-        store(right, place + 2, weighted)
+        store(copies, place, value)
+        store(copies, place + 2, weighted)
 
 
 @inner
-def _sums_of_numbers(slopes: Slopes, first: int, end: int, out: Any) -> None:
-    """Add the numbers of the spins first .. end - 1 to out[0], for every state."""
-    above, below = address(slopes.above), address(slopes.below)
-    for k in range(end - first):
-        up, down = load(above, first + k), load(below, first + k)
+def _sums_of_numbers(above: Any, below: Any, spins: int, first: Any, out: Any) -> None:
+    """Fill out with the sum of ``first`` and of one number of each spin, for every state."""
+    store(out, spins - spins, first)
+    for k in range(spins):
+        up, down = load(above, k), load(below, k)
         for x in range(1 << k):
             value = load(out, x)
             store(out, (1 << k) + x, add(value, up))
@@ -172,20 +188,18 @@ def _sums_of_numbers(slopes: Slopes, first: int, end: int, out: Any) -> None:
 
 
 @inner
-def _left(work: Work, slopes: Slopes, V: Any, X: int) -> None:
+def _left(A: Any, Vf: Any, Af: Any, V: Any, X: int, out: Any) -> None:
     """Σ g over the right states."""
-    folded, A, Af, Vf = address(work.folded), address(work.A), address(slopes.Af), address(work.V)
     for x in range(X):
-        store(folded, x, fma(load(A, x), load(Vf, x), mul(load(Af, x), load(V, x))))
+        store(out, x, fma(load(A, x), load(Vf, x), mul(load(Af, x), load(V, x))))
 
 
 @inner
-def _right(work: Work, slopes: Slopes, U: Any, Y: int, m: int) -> None:
+def _right(C: Any, Uf: Any, Cf: Any, U: Any, inverse: Any, Y: int, out: Any) -> None:
     """Σ g over the left states."""
-    folded, C, Cf, Uf = address(work.folded), address(work.C), address(slopes.Cf), address(work.U)
-    inverse = load(address(slopes.above), m)
+    factor = load(inverse, 0)
     for y in range(Y):
-        store(folded, y, fma(load(C, y), load(Uf, y), mul(load(Cf, y), mul(load(U, y), inverse))))
+        store(out, y, fma(load(C, y), load(Uf, y), mul(load(Cf, y), mul(load(U, y), factor))))
 
 
 @inlined

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from diabat.compute.jit import inlined, inner, jit
-from diabat.compute.simd import add, address, divide, load, mul, skip, splat, store
+from diabat.compute.simd import add, address, constant, divide, entry, load, mul, skip, store, where_less
 from diabat.samplers.exact.fused_kernel import LOW_SPINS, _doubled, _multiply
 from diabat.samplers.exact.lane_tables import TILE, Groups, Tables
 
@@ -61,8 +61,8 @@ class Work(NamedTuple):
         A, V: [2^a, lanes].
         C, U: [2^b, lanes].
         folded: [2^b, lanes].
-        up: Sums with spin k at +1, and last over all states, [most + 1, lanes].
-        down: Sums with spin k at -1, likewise.
+        up: Sums with spin k at +1, and after those of the group over the states of the right half, [most + 1, lanes].
+        down: Sums with spin k at -1, and after them over the states of the left half, likewise.
         low, high, table, on, off: As in `fused_kernel.Work`.
     """
 
@@ -81,7 +81,7 @@ class Work(NamedTuple):
 
 
 @jit
-def forward(jobs: Any, groups: Groups, fields: Fields, tables: Tables, work: Work, found: Found) -> None:
+def forward(jobs: Any, groups: Groups, fields: Fields, tables: Tables, found: Found, work: Work) -> None:
     """Enumerate the problems of some jobs."""
     lanes = work.A.shape[1]
     for job in range(len(jobs)):
@@ -90,6 +90,8 @@ def forward(jobs: Any, groups: Groups, fields: Fields, tables: Tables, work: Wor
         a = m // 2
         X, Y = 1 << a, 1 << (m - a)
         keep, slot = len(found.kept) > 0, found.starts[number]
+        A, C, folded = address(work.A), address(work.C), address(work.folded)
+        up, down = address(work.up), address(work.down)
         for start in range(first, end, lanes):
             count = min(lanes, end - start)
             half_factors(groups, fields, tables, work, g, start, count)
@@ -97,97 +99,95 @@ def forward(jobs: Any, groups: Groups, fields: Fields, tables: Tables, work: Wor
             if keep:
                 U, V = skip(address(found.kept), slot), skip(address(found.kept), slot + Y)
                 slot += X + Y
-            products(tables, groups.weights[g], X, Y, address(work.A), V, address(work.C), U, work)
-            none = m - m  # a literal 0 would compile it anew
-            fold(address(work.A), V, work, none, a)
-            _write(groups, fields, work, found, g, start, count, number, none, a)
-            fold(address(work.C), U, work, a, m)
-            _write(groups, fields, work, found, g, start, count, number, a, m)
-            _scale(groups, fields, tables, found, g, start, count)
+            products(address(tables.weights), groups.weights[g], lanes, X, Y, A, V, C, U)
+            multiply(A, V, X, folded)
+            fold(folded, a, up, down, skip(down, m))
+            multiply(C, U, Y, folded)
+            fold(folded, m - a, skip(up, a), skip(down, a), skip(up, m))
+            _write(groups, tables, fields, work, found, g, start, count, number)
 
 
-@inner
+@inlined
 def half_factors(
     groups: Groups, fields: Fields, tables: Tables, work: Work, g: int, start: int, count: int
 ) -> None:
-    """Fill A and C of a block of ``count`` queries."""
+    """Fill A and C of a block of ``count`` queries: 1 at the sign of a field, else exp(-2|h|), for every spin."""
     m, first = groups.spins[g], groups.halves[g]
-    a = m // 2
-    X, Y = 1 << a, 1 << (m - a)
-    none = m - m
-    _factors(groups, fields, work, g, start, count, none, a, tables.halves[first : first + X], work.A)
-    _factors(groups, fields, work, g, start, count, a, m, tables.halves[first + X : first + X + Y], work.C)
-
-
-@inner
-def _factors(
-    groups: Groups,
-    fields: Fields,
-    work: Work,
-    g: int,
-    start: int,
-    count: int,
-    first: int,
-    end: int,
-    source: Any,
-    out: Any,
-) -> None:
-    """out[x,q] = source[x] Π_k w_k over the spins first .. end - 1: 1 at the sign of the field, else exp(-2|h|)."""
-    lanes, spins = out.shape[1], end - first
-    work.on[:spins], work.off[:spins] = 1.0, 1.0
-    for q in range(count):
-        row = groups.rows[start + q]
-        for k in range(min(spins, groups.own[g] - first)):
-            spin = groups.members[g, first + k]
+    a, lanes = m // 2, work.A.shape[1]
+    for k in range(m):
+        for q in range(lanes):
+            work.on[k, q] = work.off[k, q] = 1.0
+    for k in range(groups.own[g]):
+        spin = groups.members[g, k]
+        for q in range(count):
+            row = groups.rows[start + q]
             if fields.h[row, spin] > 0:
                 work.off[k, q] = fields.decay[row, spin]
             else:
                 work.on[k, q] = fields.decay[row, spin]
+    on, off, source = address(work.on), address(work.off), address(tables.halves)
+    none = m - m  # a literal 0 would compile it anew
+    vectors = lanes // 8
+    _factors(on, off, none, a, vectors, source, first, work.table, work.low, work.high, address(work.A))
+    _factors(
+        on, off, a, m - a, vectors, source, first + (1 << a), work.table, work.low, work.high, address(work.C)
+    )
+
+
+@inner
+def _factors(
+    on: Any,
+    off: Any,
+    first: int,
+    spins: int,
+    vectors: int,
+    source: Any,
+    place: int,
+    table: Any,
+    low: Any,
+    high: Any,
+    out: Any,
+) -> None:
+    """out[x,q] = source[place + x] Π_k w_k over ``spins`` spins from ``first`` on."""
     low_spins = min(LOW_SPINS, spins)
-    on, off, none = address(work.on), address(work.off), first - first
-    _doubled(on, off, none, low_spins, lanes // 8, work.table, work.low)
-    _doubled(on, off, low_spins, spins - low_spins, lanes // 8, work.table, work.high)
-    low, high, target = address(work.low), address(work.high), address(out)
+    _doubled(on, off, first, low_spins, vectors, table, low)
+    _doubled(on, off, first + low_spins, spins - low_spins, vectors, table, high)
+    low_rows, high_rows = address(low), address(high)
     for block in range(1 << (spins - low_spins)):
-        base = load(high, block)
+        base = load(high_rows, block)
         for y in range(1 << low_spins):
             x = (block << low_spins) + y
-            store(target, x, mul(mul(load(low, y), base), splat(source[x])))
+            store(out, x, mul(mul(load(low_rows, y), base), entry(source, place + x)))
 
 
-@inlined
-def products(
-    tables: Tables, weights: int, X: int, Y: int, A: Any, V: Any, C: Any, U: Any, work: Work
-) -> None:
-    """U = Wᵀ A and V = W C of a block, with W from the number ``weights`` on."""
-    zero = splat(work.A.dtype.type(0.0))
+@inner
+def products(weights: Any, first: int, lanes: int, X: int, Y: int, A: Any, V: Any, C: Any, U: Any) -> None:
+    """U = Wᵀ A and V = W C of a block, with W from the number ``first`` on."""
+    zero = constant(load(A, first - first), 0.0)
     for y in range(Y):
         store(U, y, zero)
     for x in range(X):
         store(V, x, zero)
-    first, vectors = weights // work.A.shape[1], TILE * Y // work.A.shape[1]
+    vectors = TILE * Y // lanes
     for tile in range(X // TILE):
-        W = skip(address(tables.weights), first + tile * vectors)
+        W = skip(weights, first // lanes + tile * vectors)
         _multiply(W, Y, skip(A, tile * TILE), skip(V, tile * TILE), C, U)
 
 
 @inner
-def fold(a: Any, v: Any, work: Work, first: int, end: int) -> None:
-    """Sums of a v over states with spin k at +1 (up) and at -1 (down), first <= k < end, and last over all states."""
-    folded = address(work.folded)
-    for x in range(1 << (end - first)):
-        store(folded, x, mul(load(a, x), load(v, x)))
-    fold_states(work, first, end)
+def multiply(a: Any, v: Any, states: int, out: Any) -> None:
+    """Fill out with the products of two tables."""
+    for x in range(states):
+        store(out, x, mul(load(a, x), load(v, x)))
 
 
 @inner
-def fold_states(work: Work, first: int, end: int) -> None:
-    """The same of the values in ``folded``, which it overwrites.
+def fold(values: Any, spins: int, up: Any, down: Any, total: Any) -> None:
+    """Sums of values over states with spin k at +1 (up) and at -1 (down), and over all states; overwrites the values.
 
     Bits are summed out one by one, the top bit first: three additions per state for all spins together.
     """
-    spins, folded, up, down = end - first, address(work.folded), address(work.up), address(work.down)
-    zero = splat(work.A.dtype.type(0.0))
+    zero = constant(load(values, spins - spins), 0.0)
     for k in range(spins - 1, -1, -1):
         half = 1 << k
         above, below = zero, zero
@@ -195,18 +195,19 @@ def fold_states(work: Work, first: int, end: int) -> None:
             # Short partial sums keep rounding errors small.
             part_above, part_below = zero, zero
             for x in range(start, min(start + 16, half)):
-                lower, upper = load(folded, x), load(folded, half + x)
-                store(folded, x, add(lower, upper))
+                lower, upper = load(values, x), load(values, half + x)
+                store(values, x, add(lower, upper))
                 part_above, part_below = add(part_above, upper), add(part_below, lower)
             above, below = add(above, part_above), add(below, part_below)
-        store(up, first + k, above)
-        store(down, first + k, below)
-    store(up, end, load(folded, 0))
+        store(up, k, above)
+        store(down, k, below)
+    store(total, 0, load(values, 0))
 
 
-@inner
+@inlined
 def _write(
     groups: Groups,
+    tables: Tables,
     fields: Fields,
     work: Work,
     found: Found,
@@ -214,43 +215,36 @@ def _write(
     start: int,
     count: int,
     number: int,
-    first: int,
-    end: int,
 ) -> None:
-    """Write the probabilities of the spins first .. end - 1, and what shows whether they are precise."""
-    one = work.A.dtype.type(1.0)
-    own = min(end, groups.own[g])
-    for q in range(count):
-        total = float(work.up[end, q])
-        found.total[groups.rows[start + q]] = total
-        # Written so that NaN counts as lost.
-        if not total >= found.least[number, 0]:
-            found.least[number, 0] = total
-        for k in range(first, own):
-            side = float(min(work.up[k, q], work.down[k, q]))
-            if not side >= found.least[number, 1]:
-                found.least[number, 1] = side
+    """Write the probabilities of a block, what shows whether they are precise, and the scale of log Z."""
+    m, own, phantoms = groups.spins[g], groups.own[g], groups.spins[g] - groups.own[g]
     up, down = address(work.up), address(work.down)
-    total_row = load(up, end)
-    for k in range(first, own):
-        store(up, k, divide(load(up, k), total_row))
-        store(down, k, divide(load(down, k), total_row))
-    for q in range(count):
-        row = groups.rows[start + q]
-        for k in range(first, own):
-            # Rounding of the two sums can give a ratio above 1.
-            found.up[row, groups.members[g, k]] = min(work.up[k, q], one)
-            found.down[row, groups.members[g, k]] = min(work.down[k, q], one)
-
-
-@inner
-def _scale(
-    groups: Groups, fields: Fields, tables: Tables, found: Found, g: int, start: int, count: int
-) -> None:
-    """Write the log scale of log Z, less log 2 for every phantom spin."""
-    phantoms = groups.spins[g] - groups.own[g]
+    smallest = load(up, m)
+    for k in range(own):
+        # Each half is divided by its own sum, because the two differ by rounding.
+        total = load(down, m) if k < m // 2 else load(up, m)
+        above, below = load(up, k), load(down, k)
+        smallest = where_less(above, smallest, above, smallest)
+        smallest = where_less(below, smallest, below, smallest)
+        store(up, k, divide(above, total))
+        store(down, k, divide(below, total))
+    store(down, m, smallest)
     for q in range(count):
         row, scale = groups.rows[start + q], tables.scale[g] - 0.6931471805599453 * phantoms
-        for k in range(groups.own[g]):
+        total, side = float(work.up[m, q]), float(work.down[m, q])
+        found.total[row] = total
+        if not total >= 0:  # NaN
+            total = side = -1.0
+        found.least[number, 0] = min(found.least[number, 0], total)
+        found.least[number, 1] = min(found.least[number, 1], side)
+        for k in range(own):
             scale += abs(fields.h[row, groups.members[g, k]])
         found.scale[row] = scale
+    one = work.A.dtype.type(1.0)
+    for k in range(own):
+        spin = groups.members[g, k]
+        for q in range(count):
+            row = groups.rows[start + q]
+            # Rounding of the two sums can give a ratio above 1.
+            found.up[row, spin] = min(work.up[k, q], one)
+            found.down[row, spin] = min(work.down[k, q], one)

@@ -6,14 +6,16 @@ results to their places.  The tables of the states of a block of queries stay in
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, lru_cache
+from threading import get_ident
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from diabat.compute.scratch import VECTOR_BYTES, Scratch, lanes_of
+from diabat.compute.scratch import VECTOR_BYTES, Scratch, aligned_rows, lanes_of
 from diabat.compute.threads import equal_ranges, run_parts
 
 Array = NDArray[Any]
@@ -85,28 +87,32 @@ class GroupPlan:
         sizes = -(-(end - first) // lanes_of(self.dtype)) * self._halves[g]
         return _starts(sizes), int(sizes.sum())
 
-    def bytes(self, differentiated: bool) -> int:
-        """Memory for the tables of couplings and, for the derivative, of queries."""
-        tables = int((1 << self.groups.spins).sum()) * self.dtype.itemsize
-        return tables + differentiated * self.kept[1] * VECTOR_BYTES
+    @cached_property
+    def table_sizes(self) -> tuple[int, int]:
+        """Numbers of W, and of the factors of both halves, of all groups."""
+        return int((1 << self.groups.spins).sum()), int(self._halves.sum())
 
     @cached_property
-    def states(self) -> int:
-        """States of all problems."""
+    def _most_threads(self) -> int:
         g, first, end, _ = self.groups.jobs.T
-        return int(((end - first) << self.groups.spins[g]).sum())
+        states = int(((end - first) << self.groups.spins[g]).sum())
+        return min(len(self.groups.jobs), 1 + states // _STATES_PER_THREAD)
 
-    def parts(self) -> list[slice]:
-        """Jobs of each thread."""
-        jobs = len(self.groups.jobs)
-        return equal_ranges(jobs, min(torch.get_num_threads(), jobs, 1 + self.states // _STATES_PER_THREAD))
+    def bytes(self, differentiated: bool) -> int:
+        """Memory for the tables of couplings and, for the derivative, of queries."""
+        tables = self.table_sizes[0] * self.dtype.itemsize
+        return tables + self.kept[1] * VECTOR_BYTES if differentiated else tables
 
-    def run(self, kernel: Any, *arrays: Any) -> None:
-        """Run a kernel over all jobs."""
+    def run(self, kernel: Any, scratch: Callable[[int, Any], tuple[Any, ...]], *arrays: Any) -> None:
+        """Run a kernel over all jobs, on several threads if worthwhile; ``scratch`` takes most spins and precision."""
+        jobs, threads = self.groups.jobs, min(torch.get_num_threads(), self._most_threads)
+        if threads == 1:
+            kernel(jobs, self.groups, *arrays, *_kept_scratch(scratch, get_ident(), self.most, self.dtype))
+            return
         run_parts(
-            self.parts(),
-            lambda part: _work(self.most, self.dtype),
-            lambda part, work: kernel(self.groups.jobs[part], self.groups, *arrays[:2], work, *arrays[2:]),
+            equal_ranges(len(jobs), threads),
+            lambda part: scratch(self.most, self.dtype),
+            lambda part, work: kernel(jobs[part], self.groups, *arrays, *work),
         )
 
     def tables(self, J: Array | None) -> Any:
@@ -115,8 +121,8 @@ class GroupPlan:
 
         groups = self.groups
         tables = Tables(
-            np.empty(int((1 << groups.spins).sum()), self.dtype),
-            np.empty(int(self._halves.sum()), self.dtype),
+            np.empty(self.table_sizes[0], self.dtype),
+            np.empty(self.table_sizes[1], self.dtype),
             np.empty(len(groups.spins)),
         )
         n = self.size[2]
@@ -159,12 +165,10 @@ class LaneSums:
             total=np.ones(len(fields), dtype),
             scale=np.zeros(len(fields)),
             least=np.full((len(plan.groups.jobs), 2), np.inf),
-            kept=Scratch(vectors if differentiated else 0).take(
-                dtype, vectors if differentiated else 0, lanes_of(dtype)
-            ),
+            kept=aligned_rows(vectors if differentiated else 0, dtype),
             starts=starts,
         )
-        plan.run(forward, self._fields, self._tables, self._found)
+        plan.run(forward, _work, self._fields, self._tables, self._found)
         total, side = self._found.least.min(0)
         self.precise = bool(side >= _LEAST_SIDE[dtype] or (not odds and total >= _LEAST_TOTAL[dtype]))
         self.up, self.down = self._found.up, self._found.down
@@ -186,19 +190,7 @@ class LaneSums:
         plan, most = self._plan, self._plan.most
         sums = np.empty((len(plan.groups.jobs) if pairs else 0, most, most))
         cotangents = Cotangents(v, u, self._odds, np.zeros_like(self.up), sums)
-        run_parts(
-            plan.parts(),
-            lambda part: (_work(most, plan.dtype), _slopes(most, plan.dtype)),
-            lambda part, work: backward(
-                plan.groups.jobs[part],
-                plan.groups,
-                self._fields,
-                self._tables,
-                *work,
-                self._found,
-                cotangents,
-            ),
-        )
+        plan.run(backward, _work_and_slopes, self._fields, self._tables, self._found, cotangents)
         if not pairs:
             return cotangents.fields, None
         _, couplings, n = plan.size
@@ -222,14 +214,23 @@ def _jobs(ends: Array, most: int) -> Array:
     return np.array([(*span, number) for number, span in enumerate(spans)], np.int64)
 
 
-def _work(most: int, dtype: Any) -> Any:
+@lru_cache(maxsize=16)
+def _kept_scratch(
+    scratch: Callable[[int, Any], tuple[Any, ...]], thread: int, most: int, dtype: Any
+) -> tuple[Any, ...]:
+    """Scratch that a thread uses again in later calls."""
+    return scratch(most, dtype)
+
+
+def _work(most: int, dtype: Any) -> tuple[Any, ...]:
+    """`lane_kernel.Work`."""
     from diabat.samplers.exact.fused_kernel import LOW_SPINS
     from diabat.samplers.exact.lane_kernel import Work
 
     lanes, X, Y = lanes_of(dtype), 1 << (most // 2), 1 << ((most + 1) // 2)
     small = 1 << max(LOW_SPINS, (most + 1) // 2 - LOW_SPINS)
     take = Scratch(2 * X + 3 * Y + 2 * (most + 1) + 4 * small + 4 * most).take
-    return Work(
+    work = Work(
         A=take(dtype, X, lanes),
         V=take(dtype, X, lanes),
         C=take(dtype, Y, lanes),
@@ -243,9 +244,11 @@ def _work(most: int, dtype: Any) -> Any:
         on=take(np.float64, most, lanes),
         off=take(np.float64, most, lanes),
     )
+    return (work,)
 
 
-def _slopes(most: int, dtype: Any) -> Any:
+def _work_and_slopes(most: int, dtype: Any) -> tuple[Any, ...]:
+    """`lane_kernel.Work` and `lane_gradient.Slopes`."""
     from diabat.samplers.exact.lane_gradient import Slopes
     from diabat.samplers.exact.lane_tables import TILE
 
@@ -253,7 +256,7 @@ def _slopes(most: int, dtype: Any) -> Any:
     X, Y, blocks = 1 << (most // 2), 1 << b, _BLOCKS_PER_JOB
     tile = Y * TILE // lanes
     take = Scratch(2 * (most + 1) + (X + Y) * (1 + 2 * blocks) + 2 * tile + b + 1 + (b + 1) * Y // 8).take
-    return Slopes(
+    slopes = Slopes(
         above=take(dtype, most + 1, lanes),
         below=take(dtype, most + 1, lanes),
         Af=take(dtype, X, lanes),
@@ -265,3 +268,4 @@ def _slopes(most: int, dtype: Any) -> Any:
         bits=take(dtype, b + 1, lanes),
         states=take(np.float64, b + 1, Y),
     )
+    return *_work(most, dtype), slopes

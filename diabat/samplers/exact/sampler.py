@@ -118,17 +118,17 @@ class ExactSampler(Sampler):
         return super().differentiable_log_odds(ising)
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
-        found, small = (tiers(ising), None)
+        found, small = None, None
         if not correlations and self._suits_lanes(ising):
             found, small = self._small(ising)
-        raised = small is not None and small[2]
-        if small is not None and not found.tiers:
+        if small is not None and found is None:
             return Moments(
                 probability=small[0],
                 visible=ising.visible_mask,
                 log_partition=small[1],
-                info={"float64_escalation": raised},
+                info={"float64_escalation": small[2]},
             )
+        found = tiers(ising) if found is None else found
         if not found.tiers:
             return _unseen(ising, correlations)
         probability, log_z, pairs, escalated = zip(
@@ -142,20 +142,23 @@ class ExactSampler(Sampler):
             visible=ising.visible_mask,
             correlation=found.per_pair(pairs) if correlations else None,
             log_partition=z,
-            info={"float64_escalation": raised or any(escalated)},
+            info={"float64_escalation": any(escalated) or (small is not None and small[2])},
         )
 
     def _suits_lanes(self, ising: Ising) -> bool:
         """Whether problems of few spins may be enumerated in lanes."""
         return ising.fields.device.type == "cpu" and ising.three_body is None
 
-    def _small(self, ising: Ising) -> tuple[Tiers, tuple[Tensor, Tensor, bool] | None]:
-        """Solution of the problems that are enumerated in lanes, if there are any, and the tiers of the others."""
-        small, others = _divided(tiers(ising, lane_cost))
-        if not small.tiers:
-            return tiers(ising), None
-        solved = small_moments(ising, small, self._budget_bytes)
-        return (tiers(ising), None) if solved is None else (others, solved)
+    def _small(self, ising: Ising) -> tuple[Tiers | None, tuple[Tensor, Tensor, bool] | None]:
+        """The tiers that are not enumerated in lanes, None for all or none of them, and the solution of the others."""
+        found = tiers(ising, lane_cost)
+        lanes = tuple(tier for tier in found.tiers if is_small(tier))
+        if not lanes:
+            return None, None
+        solved = small_moments(ising, Tiers(found.shape, lanes), self._budget_bytes)
+        if solved is None or len(lanes) == len(found.tiers):
+            return None, solved
+        return Tiers(found.shape, tuple(tier for tier in found.tiers if not is_small(tier))), solved
 
     def _solve(self, group: Group, correlations: bool) -> tuple[Tensor, Tensor, Tensor | None, bool]:
         """P(s = +1), log Z, pairs if requested, and whether float64 was needed."""
@@ -329,15 +332,6 @@ class ExactSampler(Sampler):
 _LOG_2 = math.log(2.0)
 # More visible spins than this are refused before anything is computed for them.
 _COUNTABLE = 200
-
-
-def _divided(found: Tiers) -> tuple[Tiers, Tiers]:
-    """The tiers that are enumerated in lanes, and the others."""
-    small, others = (
-        Tiers(found.shape, tuple(tier for tier in found.tiers if is_small(tier) is which))
-        for which in (True, False)
-    )
-    return small, others
 
 
 def _unseen(ising: Ising, correlations: bool) -> Moments:

@@ -22,6 +22,7 @@ from diabat.samplers.grouping import Tier, Tiers, enumeration_cost
 
 Array = NDArray[Any]
 
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _LOG_2 = float(np.log(2.0))
 # A tier without padding in the enumeration: what remains is the cost of a call.
 _CALL = 5e5
@@ -53,21 +54,19 @@ def small_moments(
     """
     h, J = ising.fields, ising.couplings
     differentiated = torch.is_grad_enabled() and (h.requires_grad or (J is not None and J.requires_grad))
-    own = np.dtype(np.float32 if h.dtype == torch.float32 else np.float64)
-    for dtype in dict.fromkeys((own, np.dtype(np.float64))):
+    fields = _flat(h, h.shape[-1:], np.float64)
+    couplings = None if J is None else _flat(J, J.shape[-2:], np.float64)
+    own = _FLOAT32 if h.dtype == torch.float32 else _FLOAT64
+    for dtype in (own,) if own is _FLOAT64 else (own, _FLOAT64):
         plan = _plan(found.tiers, dtype)
         if plan.bytes(differentiated) > budget_bytes:
             return None
-        sums = LaneSums(
-            plan,
-            _flat(h.detach(), h.shape[-1:], np.float64),
-            None if J is None else _flat(J.detach(), J.shape[-2:], np.float64),
-            odds=odds,
-            differentiated=differentiated,
-        )
-        if sums.precise:
-            result: Any = _SmallMoments.apply(h, J, _Batch(found, sums, plan.dtype, odds))
-            return *result, dtype != own
+        sums = LaneSums(plan, fields, couplings, odds=odds, differentiated=differentiated)
+        if not sums.precise:
+            continue
+        batch = _Batch(found, sums, dtype, odds)
+        result: Any = _SmallMoments.apply(h, J, batch) if differentiated else batch.results(h)
+        return *result, dtype is not own
     return None
 
 
@@ -97,9 +96,7 @@ class _SmallMoments(torch.autograd.Function):
         """Take what the batch has computed."""
         ctx.save_for_backward(fields, J)
         ctx.batch = batch
-        return batch.result(fields), torch.from_numpy(batch.sums.log_partition).view(fields.shape[:-1]).to(
-            fields
-        )
+        return batch.results(fields)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
@@ -118,10 +115,15 @@ class _Batch:
     def __init__(self, found: Tiers, sums: LaneSums, dtype: Any, odds: bool) -> None:
         self._found, self.sums, self._dtype, self._odds = found, sums, dtype, odds
 
-    def result(self, fields: Tensor) -> Tensor:
-        """P(s = +1) or log-odds, [*batch, n]."""
+    def results(self, fields: Tensor) -> tuple[Tensor, Tensor]:
+        """P(s = +1) or log-odds, [*batch, n], and log Z, [*batch]."""
         values = np.log(self.sums.up) - np.log(self.sums.down) if self._odds else self.sums.up
-        return torch.from_numpy(values).view(fields.shape).to(fields.dtype)
+        shape = fields.shape
+        found = (
+            torch.from_numpy(values).view(shape),
+            torch.from_numpy(self.sums.log_partition).view(shape[:-1]),
+        )
+        return found if found[0].dtype == fields.dtype else (found[0].to(fields), found[1].to(fields))
 
     def gradient(
         self, fields: Tensor, J: Tensor | None, v: Tensor, u: Tensor, pairs: bool
@@ -149,4 +151,4 @@ class _Batch:
 
 def _flat(values: Tensor, last: torch.Size, dtype: Any) -> Array:
     """All leading dimensions as one, contiguous and in this precision."""
-    return np.ascontiguousarray(values.numpy(), dtype).reshape(-1, *last)
+    return np.ascontiguousarray(values.detach().numpy(), dtype).reshape(-1, *last)
