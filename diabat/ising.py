@@ -33,7 +33,7 @@ _DTYPES = (torch.float32, torch.float64)
 # Numbers of one intermediate result while the energies of many reads are computed from edges: 64 MiB in float64.
 _AT_ONCE = 1 << 23
 _ATTRIBUTES = ("fields", "matrix", "edges", "visible", "three_body", "check")
-_FEW = 1 << 12
+_FEW = 1 << 16
 
 
 class IsingError(ArgumentError):
@@ -511,9 +511,9 @@ def _largest(value: Tensor) -> float:
 def without_autocast(t: Tensor) -> AbstractContextManager[Any]:
     """Disable autocast: samplers support float32 and float64, and exponents need full precision."""
     kind = t.device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+    if kind != "cpu" and not torch.amp.is_autocast_available(kind):
         return nullcontext()
-    return torch.autocast(kind, enabled=False)
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def flat_index(lead: torch.Size, batch: torch.Size) -> Tensor:

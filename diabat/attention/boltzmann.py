@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from diabat.attention.coupled import SELF_MODES, WEIGHTS, CoupledHeads, check_sizes
 from diabat.attention.decoding import DecodingState, check_state
 from diabat.attention.far import weights_with_far
+from diabat.attention.fused import Attended, FusedLayer, attend, suits
 from diabat.attention.layer import check_sequences
 from diabat.attention.rotary import rotated
 from diabat.attention.self_couplings import self_probabilities
@@ -226,6 +227,9 @@ class BoltzmannAttention(CoupledHeads):
         The weights are those of slots, [B, H, Q, T], in a full pass where only keys of the window are visible;
         otherwise those of keys, [B, H, Q, S].
         """
+        fused = self._fused(q, k, v, seen)
+        if fused is not None:
+            return self.output(fused.mixed.transpose(1, 2).flatten(2)), fused.weights
         queries, keys = q.shape[-2], k.shape[-2]
         window, in_slots = min(self.window, keys), self._in_slots and queries == keys
         wide = torch.promote_types(q.dtype, torch.float32)
@@ -248,6 +252,23 @@ class BoltzmannAttention(CoupledHeads):
         mixed = window_mix(weights, v, window) if in_slots else weights @ v
         out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return out, weights
+
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Attended | None:
+        """The same without the output layer, in one function; None where it does not apply."""
+        pairs = self.coupling_pairs
+        if self.mode not in ("h", "h+J") or (self.relative and self.far != "none"):
+            return None
+        if (self.training and self.dropout.p > 0) or not suits(q, k, v, pairs):
+            return None
+        bridge = None if self.mode == "h" else self._bridge
+        odds = self.weighting == "odds"
+        layer = FusedLayer(bridge, self.window, self.bandwidth, self.relative, odds, self.causal)
+        if not layer.takes:
+            return None
+        found = attend(layer, q, k, v, pairs, seen, slots=self._in_slots and q.shape[-2] == k.shape[-2])
+        if found is not None:
+            self._recorded = (found.fields, found.couplings)
+        return found
 
     def _scores(self, q: Tensor, k: Tensor, window: int | None) -> Tensor:
         """Scores q·k / sqrt(d) of all keys, [B, H, Q, S], or of slots, [B, H, Q, T]; 0 in modes without fields."""

@@ -27,7 +27,7 @@ class Scratch:
 
     def __init__(self, vectors: int, *, cleared: bool = False) -> None:
         raw = (np.zeros if cleared else np.empty)((vectors + 1) * VECTOR_BYTES, np.uint8)
-        start = -raw.ctypes.data % VECTOR_BYTES
+        start = -raw.__array_interface__["data"][0] % VECTOR_BYTES
         self._free = raw[start : start + vectors * VECTOR_BYTES]
 
     def take(self, dtype: DTypeLike, *shape: int) -> NDArray[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -63,6 +64,26 @@ class Moments:
             return self.probability
         smoothed = (self.num_reads * self.probability + 0.5) / (self.num_reads + 1)
         return torch.where(self.visible, smoothed, 0)
+
+
+class Solution(ABC):
+    """Analytic moments with their derivative, outside the graph of autograd; see :meth:`Sampler.solution`.
+
+    Attributes:
+        result: P(s_j = +1) or, if they were requested, log-odds, [*batch, n]; 0 for invisible spins.
+    """
+
+    result: Tensor
+
+    @abstractmethod
+    def gradient(self, v: Tensor, u: Tensor | None = None, *, pairs: bool) -> tuple[Tensor, Tensor | None]:
+        """dL/dh in the shape of h and, if requested, dL/dJ in that of J.
+
+        Args:
+            v: Cotangent of the result, [*batch, n].
+            u: Cotangent of log Z, [*batch], or None for 0.
+            pairs: Whether dL/dJ is requested.
+        """
 
 
 class Lowest(NamedTuple):

@@ -20,7 +20,7 @@ from diabat.checks import ArgumentError, ArgumentTypeError, check_count
 from diabat.compute.memory import require_memory
 from diabat.edges import DENSE_SPINS, Edges
 from diabat.ising import Ising, check_size, without_autocast
-from diabat.samplers.answers import AdjointGradient, Moments, Samples
+from diabat.samplers.answers import AdjointGradient, Moments, Samples, Solution
 from diabat.samplers.derivatives import Solver, analytic_moments, differentiated
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.odds import flipped_log_odds
@@ -56,6 +56,7 @@ class Capabilities:
         gradients: Estimators that support it, best first (``gradient="auto"`` takes the first).
         max_states: Largest Σ 2^n that a layer may request in one call if every problem has a different J, when no work
             is shared; None if the backend does not enumerate.
+        solution: Has :meth:`Sampler.solution`.
     """
 
     exact: bool = False
@@ -69,6 +70,7 @@ class Capabilities:
     log_partition: bool = False
     gradients: tuple[Estimator, ...] = ("straight_through", "linear_response", "covariance")
     max_states: int | None = None
+    solution: bool = False
 
 
 class Sampler(WithOptions, nn.Module, ABC):
@@ -240,6 +242,19 @@ class Sampler(WithOptions, nn.Module, ABC):
         probabilities from one overrides this.
         """
         return flipped_log_odds(lambda both: self.differentiable_moments(both).probability, ising)
+
+    def solution(self, ising: Ising, *, odds: bool = False, differentiated: bool = True) -> Solution | None:
+        """Moments and their derivative outside autograd, for layers with a derivative of their own.
+
+        Args:
+            ising: The batch of problems, without a check of their shapes.
+            odds: Request log P(s = +1) - log P(s = -1) in place of P(s = +1).
+            differentiated: Whether the derivative will be requested.
+
+        Returns:
+            None, the default, if the backend has no such form, or not for these problems.
+        """
+        return None
 
     def _answer(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         """Refuse unsupported problems, then call the backend."""

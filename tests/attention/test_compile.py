@@ -89,7 +89,7 @@ def test_one_graph_compiled_once_with_the_answers_of_eager_mode(name: str) -> No
     for batch in (3, 3):
         x = torch.randn(batch, 5, 8)
         for got, want in zip(step(compiled, net, x), step(net, net, x), strict=True):
-            assert torch.allclose(got, want, rtol=1e-6, atol=1e-6)
+            assert torch.allclose(got, want, rtol=1e-5, atol=2e-6)
     assert len(graphs) == 1
     with torch.no_grad():
         torch.manual_seed(4)
@@ -145,7 +145,7 @@ def test_batches_of_other_sizes() -> None:
     for batch, length in ((4, 5), (7, 5), (2, 5), (3, 4), (5, 3), (2, 2)):
         x = torch.randn(batch, length, 8)
         for got, want in zip(step(compiled, net, x), step(net, net, x), strict=True):
-            assert torch.allclose(got, want, rtol=1e-6, atol=1e-6)
+            assert torch.allclose(got, want, rtol=1e-5, atol=2e-6)
     assert len(graphs) <= 3
 
 

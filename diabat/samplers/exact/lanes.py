@@ -143,7 +143,6 @@ class LaneSums:
     Attributes:
         up: P(s = +1), [N, n]; 0, or 1 for ``odds``, for spins outside the groups.
         down: P(s = -1), likewise.
-        log_partition: log Z, [N]; 0 outside the groups.
         precise: Whether no probability was lost.
     """
 
@@ -169,13 +168,16 @@ class LaneSums:
             starts=starts,
         )
         plan.run(forward, _work, self._fields, self._tables, self._found)
-        total, side = self._found.least.min(0)
-        self.precise = bool(side >= _LEAST_SIDE[dtype] or (not odds and total >= _LEAST_TOTAL[dtype]))
+        total, side = (min(of_jobs) for of_jobs in self._found.least.T.tolist())
+        self.precise = side >= _LEAST_SIDE[dtype] or (not odds and total >= _LEAST_TOTAL[dtype])
         self.up, self.down = self._found.up, self._found.down
-        if self.precise:
-            self.log_partition = (np.log(self._found.total.astype(np.float64)) + self._found.scale).astype(
-                dtype
-            )
+
+    @cached_property
+    def log_partition(self) -> Array:
+        """Log Z, [N]; 0 outside the groups."""
+        found = self._found
+        log_z: Array = np.log(found.total.astype(np.float64)) + found.scale
+        return log_z.astype(self._plan.dtype)
 
     def gradient(self, v: Array, u: Array, *, pairs: bool) -> tuple[Array, Array | None]:
         """dL/dh [N, n] and, if requested, dL/dJ, float64 [C, n, n].

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from diabat.checks import check_positive
 from diabat.ising import Ising, check_size, without_autocast
-from diabat.samplers.answers import Moments, Samples
+from diabat.samplers.answers import Moments, Samples, Solution
 from diabat.samplers.base import LARGEST, Capabilities, Sampler, UnsupportedError
 from diabat.samplers.exact import enumeration
 from diabat.samplers.exact.enumeration import Enumerated, enumerate_states, pairs_of_states
 from diabat.samplers.exact.fused_products import fused_moments, suits
 from diabat.samplers.exact.half_energies import HalfEnergies, own_weights, split_energies
 from diabat.samplers.exact.half_split import ExactProbabilities, half_products
-from diabat.samplers.exact.small_batches import is_small, lane_cost, small_moments
+from diabat.samplers.exact.small_batches import is_small, lane_cost, small_moments, small_solution
 from diabat.samplers.exact.states import draw_states, pair_correlations, state_probabilities
 from diabat.samplers.grouping import Group, Tiers, tiers
 
@@ -69,6 +69,7 @@ class ExactSampler(Sampler):
             log_partition=True,
             gradients=("exact", "straight_through", "linear_response", "covariance"),
             max_states=int(self.memory_budget_mb * 2**22),
+            solution=True,
         )
 
     def state_probabilities(self, ising: Ising) -> Tensor:
@@ -107,15 +108,29 @@ class ExactSampler(Sampler):
 
     def differentiable_log_odds(self, ising: Ising) -> Tensor:
         """As in the base class; from one enumeration where that of P(s = +1) is in lanes."""
-        if not torch._C._are_functorch_transforms_active() and self._suits_lanes(ising):
-            found = tiers(ising, lane_cost)
-            if found.tiers and all(is_small(tier) for tier in found.tiers):
-                with without_autocast(ising.fields):
-                    self._require(ising)
-                    small = small_moments(ising, found, self._budget_bytes, odds=True)
-                if small is not None:
-                    return small[0]
+        if not torch._C._are_functorch_transforms_active():
+            with without_autocast(ising.fields):
+                self._require(ising)
+                found = self._in_lanes(ising)
+                small = None if found is None else small_moments(ising, found, self._budget_bytes, odds=True)
+            if small is not None:
+                return small[0]
         return super().differentiable_log_odds(ising)
+
+    def solution(self, ising: Ising, *, odds: bool = False, differentiated: bool = True) -> Solution | None:
+        """As in the base class, for problems that are enumerated in lanes."""
+        self._require(ising)
+        found = self._in_lanes(ising)
+        if found is None:
+            return None
+        return small_solution(ising, found, self._budget_bytes, odds=odds, differentiated=differentiated)
+
+    def _in_lanes(self, ising: Ising) -> Tiers | None:
+        """The tiers of a batch, if all of them are enumerated in lanes."""
+        if not self._suits_lanes(ising):
+            return None
+        found = tiers(ising, lane_cost)
+        return found if found.tiers and all(is_small(tier) for tier in found.tiers) else None
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         found, small = None, None
@@ -152,12 +167,14 @@ class ExactSampler(Sampler):
     def _small(self, ising: Ising) -> tuple[Tiers | None, tuple[Tensor, Tensor, bool] | None]:
         """The tiers that are not enumerated in lanes, None for all or none of them, and the solution of the others."""
         found = tiers(ising, lane_cost)
-        lanes = tuple(tier for tier in found.tiers if is_small(tier))
+        lanes = [tier for tier in found.tiers if is_small(tier)]
         if not lanes:
             return None, None
-        solved = small_moments(ising, Tiers(found.shape, lanes), self._budget_bytes)
-        if solved is None or len(lanes) == len(found.tiers):
-            return None, solved
+        if len(lanes) == len(found.tiers):
+            return None, small_moments(ising, found, self._budget_bytes)
+        solved = small_moments(ising, Tiers(found.shape, tuple(lanes)), self._budget_bytes)
+        if solved is None:
+            return None, None
         return Tiers(found.shape, tuple(tier for tier in found.tiers if not is_small(tier))), solved
 
     def _solve(self, group: Group, correlations: bool) -> tuple[Tensor, Tensor, Tensor | None, bool]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diabat.ising import Ising
+from diabat.samplers.answers import Solution
 from diabat.samplers.exact.half_energies import split_energies
 from diabat.samplers.exact.lanes import GroupPlan, LaneSums, suits_lanes
 from diabat.samplers.exact.smooth import smooth_gradient, smooth_log_odds, smooth_probabilities
@@ -54,6 +55,20 @@ def small_moments(
     """
     h, J = ising.fields, ising.couplings
     differentiated = torch.is_grad_enabled() and (h.requires_grad or (J is not None and J.requires_grad))
+    batch = small_solution(ising, found, budget_bytes, odds=odds, differentiated=differentiated)
+    if batch is None:
+        return None
+    if not differentiated:
+        return batch.result, batch.log_partition, batch.raised
+    result: Any = _SmallMoments.apply(h, J, batch)
+    return *result, batch.raised
+
+
+def small_solution(
+    ising: Ising, found: Tiers, budget_bytes: float, *, odds: bool, differentiated: bool
+) -> SmallSolution | None:
+    """The same outside autograd."""
+    h, J = ising.fields, ising.couplings
     fields = _flat(h, h.shape[-1:], np.float64)
     couplings = None if J is None else _flat(J, J.shape[-2:], np.float64)
     own = _FLOAT32 if h.dtype == torch.float32 else _FLOAT64
@@ -62,11 +77,8 @@ def small_moments(
         if plan.bytes(differentiated) > budget_bytes:
             return None
         sums = LaneSums(plan, fields, couplings, odds=odds, differentiated=differentiated)
-        if not sums.precise:
-            continue
-        batch = _Batch(found, sums, dtype, odds)
-        result: Any = _SmallMoments.apply(h, J, batch) if differentiated else batch.results(h)
-        return *result, dtype is not own
+        if sums.precise:
+            return SmallSolution(ising, found, sums, odds=odds, raised=dtype is not own)
     return None
 
 
@@ -92,50 +104,55 @@ class _SmallMoments(torch.autograd.Function):
     """(h [*batch, n], J [*lead, n, n] or None, their solution) -> P(s = +1) or log-odds, log Z."""
 
     @staticmethod
-    def forward(ctx: Any, fields: Tensor, J: Tensor | None, batch: _Batch) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, fields: Tensor, J: Tensor | None, batch: SmallSolution) -> tuple[Tensor, Tensor]:
         """Take what the batch has computed."""
         ctx.save_for_backward(fields, J)
         ctx.batch = batch
-        return batch.results(fields)
+        return batch.result, batch.log_partition
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         """Covariances with spins and pairs; differentiable again if create_graph is set."""
         refuse_batched_cotangent(*cotangents)
         v, u = cotangents
-        terms = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *smooth_gradient(terms, ctx.batch.smooth, ctx.needs_input_grad, v, u), None
-        return *ctx.batch.gradient(*terms, v.detach(), u.detach(), ctx.needs_input_grad[1]), None
+            return *smooth_gradient(ctx.saved_tensors, ctx.batch.smooth, ctx.needs_input_grad, v, u), None
+        return *ctx.batch.gradient(v, u, pairs=ctx.needs_input_grad[1]), None
 
 
-class _Batch:
-    """The problems of some tiers, solved."""
+class SmallSolution(Solution):
+    """The problems of some tiers, solved.
 
-    def __init__(self, found: Tiers, sums: LaneSums, dtype: Any, odds: bool) -> None:
-        self._found, self.sums, self._dtype, self._odds = found, sums, dtype, odds
+    Attributes:
+        raised: Whether float64 was needed.
+    """
 
-    def results(self, fields: Tensor) -> tuple[Tensor, Tensor]:
-        """P(s = +1) or log-odds, [*batch, n], and log Z, [*batch]."""
-        values = np.log(self.sums.up) - np.log(self.sums.down) if self._odds else self.sums.up
-        shape = fields.shape
-        found = (
-            torch.from_numpy(values).view(shape),
-            torch.from_numpy(self.sums.log_partition).view(shape[:-1]),
-        )
-        return found if found[0].dtype == fields.dtype else (found[0].to(fields), found[1].to(fields))
+    def __init__(self, ising: Ising, found: Tiers, sums: LaneSums, *, odds: bool, raised: bool) -> None:
+        h, J = ising.fields, ising.couplings
+        self._found, self._sums, self._odds, self.raised = found, sums, odds, raised
+        self._shape, self._dtype = h.shape, h.dtype
+        self._J = None if J is None else (J.shape, J.dtype)
+        values = np.log(sums.up) - np.log(sums.down) if odds else sums.up
+        self.result = self._tensor(values, h.shape)
 
-    def gradient(
-        self, fields: Tensor, J: Tensor | None, v: Tensor, u: Tensor, pairs: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """dL/dh and, if requested, dL/dJ, for cotangents v of the result and u of log Z."""
-        dh, dJ = self.sums.gradient(
-            _flat(v, v.shape[-1:], self._dtype), _flat(u, torch.Size(), self._dtype), pairs=pairs
-        )
-        return (
-            torch.from_numpy(dh).view(fields.shape).to(fields.dtype),
-            None if dJ is None or J is None else torch.from_numpy(dJ).view(J.shape).to(J.dtype),
-        )
+    @property
+    def log_partition(self) -> Tensor:
+        """Log Z, [*batch]."""
+        return self._tensor(self._sums.log_partition, self._shape[:-1])
+
+    def _tensor(self, values: Array, shape: torch.Size) -> Tensor:
+        found = torch.from_numpy(values).view(shape)
+        return found.to(self._dtype) if self.raised else found
+
+    def gradient(self, v: Tensor, u: Tensor | None = None, *, pairs: bool) -> tuple[Tensor, Tensor | None]:
+        """As in the base class."""
+        dtype = self._sums.up.dtype
+        no_u = np.zeros(len(self._sums.up), dtype) if u is None else _flat(u, torch.Size(), dtype)
+        dh, dJ = self._sums.gradient(_flat(v, v.shape[-1:], dtype), no_u, pairs=pairs)
+        if dJ is None or self._J is None:
+            return self._tensor(dh, self._shape), None
+        shape, kind = self._J
+        return self._tensor(dh, self._shape), torch.from_numpy(dJ).view(shape).to(kind)
 
     def smooth(self, fields: Tensor, J: Tensor | None) -> tuple[Tensor, Tensor]:
         """The result and log Z by differentiable operations, in float64."""

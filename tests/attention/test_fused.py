@@ -1,0 +1,151 @@
+"""Attention in one function, held against the operators that it stands for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diabat import BoltzmannAttention
+from diabat.attention import boltzmann, fused
+
+F64 = torch.float64
+LAYERS: dict[str, dict[str, Any]] = {
+    "causal": {},
+    "all keys": {"causal": False},
+    "odds": {"weights": "odds"},
+    "band": {"bandwidth": 2},
+    "relative": {"relative": True},
+    "relative odds": {"relative": True, "weights": "odds", "rotary": True},
+    "sigmoid": {"mode": "h", "relative": True},
+    "softmax by odds": {"mode": "h", "weights": "odds"},
+}
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each pass in one function had a result."""
+    made: list[bool] = []
+
+    def spy(*args: Any, **options: Any) -> Any:
+        found = fused.attend(*args, **options)
+        made.append(found is not None)
+        return found
+
+    monkeypatch.setattr(boltzmann, "attend", spy)
+    return made
+
+
+def built(dtype: torch.dtype = F64, heads: int = 2, window: int = 6, **options: Any) -> BoltzmannAttention:
+    torch.manual_seed(1)
+    layer = BoltzmannAttention(4 * heads, heads, window, **options).to(dtype)
+    if layer.coupling_pairs is not None:
+        torch.nn.init.normal_(layer.coupling_pairs, std=0.5)
+    return layer
+
+
+def tokens(length: int, dtype: torch.dtype = F64, heads: int = 2) -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(3, length, 4 * heads, generator=generator, dtype=dtype).requires_grad_()
+
+
+def results(layer: BoltzmannAttention, x: Tensor, mask: Tensor | None) -> list[Tensor]:
+    """Output, weights, fields and couplings, and gradients of a function of output and weights."""
+    out, weights = layer(x, mask, need_weights=True)
+    loss = out.sin().sum() + (weights * torch.arange(weights.shape[-1])).square().sum()
+    leaves = [x, *(p for p in layer.parameters() if p.requires_grad)]
+    recorded = [t for t in (layer._recorded or ()) if t is not None]
+    return [out.detach(), weights.detach(), *recorded, *torch.autograd.grad(loss, leaves)]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(F64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [(name, length) for name in LAYERS for length in (4, 6, 40) if length < 7 or "relative" in LAYERS[name]],
+)
+def test_it_equals_the_operators(
+    monkeypatch: pytest.MonkeyPatch,
+    passes: list[bool],
+    name: str,
+    length: int,
+    padded: bool,
+    dtype: torch.dtype,
+    tolerance: float,
+) -> None:
+    layer = built(dtype, **LAYERS[name])
+    x = tokens(length, dtype)
+    mask = torch.arange(length) < torch.tensor([[0], [3], [length]]) if padded else None
+    found = results(layer, x, mask)
+    assert passes == [True]
+    monkeypatch.setattr(boltzmann, "suits", lambda *tensors: False)
+    want = results(layer, x, mask)
+    assert passes == [True]
+    assert len(found) == len(want)
+    for a, b in zip(found, want, strict=True):
+        assert (a - b).abs().max() < tolerance * max(1.0, float(b.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["causal", "relative odds", "sigmoid"])
+def test_second_derivatives(passes: list[bool], name: str) -> None:
+    layer, x = built(window=3, **LAYERS[name]), tokens(3)[:1].detach().requires_grad_()
+
+    def function(x: Tensor) -> Tensor:
+        out: Tensor = layer(x)
+        return out
+
+    assert torch.autograd.gradcheck(function, (x,))
+    assert torch.autograd.gradgradcheck(function, (x,), atol=1e-4)
+    assert all(passes)
+
+
+def test_any_part_may_be_frozen(passes: list[bool]) -> None:
+    whole = results(built(), tokens(6), None)
+    for frozen in ({"query", "key"}, {"value"}, {"coupling_pairs"}, {"query", "key", "coupling_pairs"}):
+        layer, x = built(), tokens(6)
+        for name, parameter in layer.named_parameters():
+            parameter.requires_grad_(name.split(".")[0] not in frozen)
+        found = iter(results(layer, x, None)[5:])
+        for (_, parameter), want in zip(layer.named_parameters(), whole[5:], strict=True):
+            if parameter.requires_grad:
+                assert (next(found) - want).abs().max() < 1e-12
+    assert all(passes)
+
+
+def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "_WORK_PER_THREAD", 1)
+    layer, x, threads = (
+        built(torch.float32, relative=True),
+        tokens(40, torch.float32),
+        torch.get_num_threads(),
+    )
+    try:
+        torch.set_num_threads(1)
+        one = results(layer, x, None)
+        torch.set_num_threads(3)
+        three = results(layer, x, None)
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for a, b in zip(one[:4], three[:4], strict=True))
+    # The projections of torch need not have the same bits.
+    assert all((a - b).abs().max() < 1e-4 for a, b in zip(one[4:], three[4:], strict=True))
+
+
+@pytest.mark.parametrize(
+    "options", [{"dropout": 0.5}, {"mode": "J"}, {"sampler": "mean_field"}, {"mode": "h+K"}]
+)
+def test_other_layers_use_operators(passes: list[bool], options: dict[str, Any]) -> None:
+    built(**options)(tokens(6))
+    assert not any(passes)
+
+
+def test_problems_beyond_float64_use_operators(passes: list[bool]) -> None:
+    layer = built()
+    with torch.no_grad():
+        layer.query.weight.mul_(3e4)
+        layer.coupling_pairs.mul_(3e4)  # type: ignore[union-attr]  # a parameter in this mode
+    out = layer(tokens(6))
+    assert passes == [False]
+    assert torch.isfinite(out).all()
