@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -10,12 +10,50 @@ from torch import Tensor
 from diabat.checks import ArgumentError, ArgumentTypeError
 
 
+class _Room:
+    """Memory behind the states of one sequence of steps, of which each state sees a beginning.
+
+    Whoever continues a state at its end may write behind it, once: what a state sees never changes.
+
+    Attributes:
+        keys, values: [B, H, room, d].
+        seen: [B, room].
+        end: The number of keys after which there is free room, or nothing while it is being written.
+    """
+
+    def __init__(self, state: DecodingState, room: int) -> None:
+        count = state.keys.shape[-2]
+        self.keys, self.values = (
+            t.new_empty(*t.shape[:2], room, t.shape[-1]) for t in (state.keys, state.values)
+        )
+        self.seen = state.seen.new_empty(len(state.seen), room)
+        self.end = [count]
+        self.write(0, state.keys, state.values, state.seen)
+
+    def claim(self, count: int) -> bool:
+        """Whether the caller may write behind the first ``count`` keys."""
+        try:
+            self.end.remove(count)  # one operation, also between threads
+        except ValueError:
+            return False
+        return True
+
+    def write(self, first: int, keys: Tensor, values: Tensor, seen: Tensor) -> None:
+        """Write keys from ``first`` on."""
+        part = slice(first, first + keys.shape[-2])
+        # Through `data`: tensors that autograd has saved are other parts of this memory.
+        self.keys.data[..., part, :] = keys
+        self.values.data[..., part, :] = values
+        self.seen.data[:, part] = seen
+
+
 @dataclass(frozen=True, eq=False)
 class DecodingState:
     """Keys and values that the next query of a layer can see, S of them.
 
     ``BoltzmannAttention.step`` returns a new state and leaves the old one as it is, so that several continuations can
-    start from one state.
+    start from one state.  Without gradients, long states share their memory: a step copies the keys only if another one
+    has continued the same state before, or when the memory is full, and then doubles it.
 
     Attributes:
         keys: [B, H, S, d], rotated if the layer uses rotary positions.
@@ -28,6 +66,7 @@ class DecodingState:
     values: Tensor
     seen: Tensor
     position: Tensor
+    _room: _Room | None = field(default=None, repr=False)
 
     @classmethod
     def empty(cls, keys: Tensor, values: Tensor) -> DecodingState:
@@ -59,10 +98,26 @@ class DecodingState:
     def extended(self, keys: Tensor, values: Tensor, longest: int | None) -> DecodingState:
         """Append keys and values of new tokens, [B, H, Q, d], and keep the last ``longest``."""
         new = torch.ones(len(keys), keys.shape[-2], dtype=torch.bool, device=keys.device)
+        if longest is None and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return self._grown(keys, values, new)
         parts = (self.keys, keys), (self.values, values)
         k, v = (torch.cat(pair, -2) for pair in parts)
         seen = torch.cat((self.seen, new), -1)
         return DecodingState(k, v, seen, self.position + keys.shape[-2]).last(longest)
+
+    def _grown(self, keys: Tensor, values: Tensor, new: Tensor) -> DecodingState:
+        """Append keys in the memory of this state if there is room, else in new memory of twice the size."""
+        count, room = self.keys.shape[-2], self._room
+        end = count + keys.shape[-2]
+        # Tensors of inference mode cannot be written outside of it.
+        foreign = room is not None and room.keys.is_inference() and not torch.is_inference_mode_enabled()
+        if room is None or foreign or end > room.seen.shape[-1] or not room.claim(count):
+            room = _Room(self, 2 * end)
+            room.claim(count)
+        room.write(count, keys, values, new)
+        room.end.append(end)
+        k, v = room.keys[..., :end, :], room.values[..., :end, :]
+        return DecodingState(k, v, room.seen[:, :end], self.position + keys.shape[-2], room)
 
     def last(self, count: int | None) -> DecodingState:
         """Keep the last ``count`` keys, or all of them."""

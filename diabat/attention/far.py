@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from diabat.attention.normalisation import masked_softmax, normalised_weights
-from diabat.attention.odds import odds_fields
 from diabat.attention.windows import in_window, placed, slots_of
 
 if TYPE_CHECKING:
@@ -35,9 +34,12 @@ def weights_with_far(heads: CoupledHeads, scores: Tensor, visible: Tensor, *, ze
     seen = slots_of(visible, window)
     if heads.weighting == "odds":
         # Up to a constant of each query the logits are the scores, moved in the window by what the couplings add.
-        h = slots_of(scores if zero else odds_fields(scores, visible), window)
-        moved = (heads._log_odds(h, seen, zero=zero) - 2 * h).masked_fill(~seen, 0)
-        return masked_softmax(scores + placed(moved, keys), visible)
+        unseen, far = ~seen, scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+        h = slots_of(scores, window)
+        if not zero:
+            h = ((h - far.logsumexp(-1, keepdim=True)) / 2).masked_fill(unseen, 0)
+        moved = (heads._log_odds(h, seen, zero=zero) - 2 * h).masked_fill(unseen, 0)
+        return torch.softmax(far + placed(moved, keys), -1).masked_fill(~visible, 0)
     near = heads._probabilities(slots_of(scores, window), seen, zero=zero)
     inside = in_window(queries, keys, window, scores.device)
     alpha = torch.where(inside, placed(near, keys), torch.sigmoid(2 * scores))

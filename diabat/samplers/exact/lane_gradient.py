@@ -18,7 +18,17 @@ from typing import Any, NamedTuple
 
 from diabat.compute.jit import inlined, inner, jit
 from diabat.compute.simd import add, address, constant, fma, load, mul, skip, splat, store, store_sums
-from diabat.samplers.exact.lane_kernel import Fields, Found, Work, fold, half_factors, products
+from diabat.samplers.exact.lane_kernel import (
+    FEW,
+    MANY,
+    Fields,
+    Found,
+    Work,
+    fold,
+    half_factors,
+    narrow_products,
+    products,
+)
 from diabat.samplers.exact.lane_tables import TILE, Groups, Tables
 
 
@@ -105,7 +115,13 @@ def backward(
             inverse = skip(above, m)
             _weighted_left(A, Af, above, below, inverse, a, left, blocks, i)
             _weighted_right(C, Cf, skip(above, a), skip(below, a), skip(below, m), m - a, right, blocks, i)
-            products(address(tables.weights), groups.weights[g], lanes, X, Y, Af, V, Cf, U)
+            weights = address(tables.weights)
+            if count <= FEW and X * Y >= MANY:
+                narrow_products(
+                    weights, groups.weights[g], count, slopes.Af, work.V, slopes.Cf, work.U, X, Y, work.narrow
+                )
+            else:
+                products(weights, groups.weights[g], lanes, X, Y, Af, V, Cf, U)
             kept_U, kept_V = skip(address(found.kept), slot), skip(address(found.kept), slot + Y)
             slot += X + Y
             _left(A, V, Af, kept_V, X, folded)

@@ -16,7 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from diabat.compute.jit import inner, jit
-from diabat.compute.simd import address, load, mul, splat, store
+from diabat.compute.scratch import VECTOR_BYTES
+from diabat.compute.simd import address, load, mul, skip, splat, store
+from diabat.samplers.exact.fused_kernel import LOW_SPINS
+
+# exp(2 Σ|J|) and its inverse are numbers of float64 up to here.
+_LARGEST = 300.0
 
 TILE = 8
 """Rows of W that are stored together, as many as a vector has float64 lanes."""
@@ -67,32 +72,30 @@ def build(J: Any, groups: Groups, tables: Tables) -> None:
     longest = 1 << ((most + 1) // 2)
     pair, energy, field = np.empty((most, most)), np.empty(longest), np.empty(longest)
     on, off = np.empty(most * longest), np.empty(most * longest)
-    table = np.empty(TILE * longest)
+    table, lanes = np.empty(TILE * longest), VECTOR_BYTES // tables.weights.itemsize
+    low = np.empty(TILE * longest, tables.weights.dtype)
+    high = np.empty(2 * TILE * longest, tables.weights.dtype)
     for g in range(len(groups.spins)):
         _pairs(J, groups, g, pair)
         m = groups.spins[g]
         a = m // 2
         X, Y, first = 1 << a, 1 << (m - a), groups.halves[g]
-        # The fields of the left half, spin k after spin k.
-        for k in range(a, m):
-            row = on[(k - a) * X : (k - a + 1) * X]
-            row[0] = 0.0
-            for j in range(a):
-                row[0] -= pair[j, k]
-            for j in range(a):
-                for x in range(1 << j):
-                    row[(1 << j) + x] = row[x] + 2 * pair[j, k]
         _energies(pair, a - a, a, energy, field)
-        for k in range(m - a):
-            for x in range(X):
-                c = on[k * X + x]
-                energy[x] += abs(c)
-                decay = math.exp(-2 * abs(c))
-                on[k * X + x], off[k * X + x] = (1.0, decay) if c > 0 else (decay, 1.0)
+        for k in range(a, m):
+            _decays(
+                pair,
+                a,
+                k,
+                energy,
+                field,
+                on[(k - a) * X : (k - a + 1) * X],
+                off[(k - a) * X : (k - a + 1) * X],
+            )
         scale = _exponentials(energy[:X], tables.halves[first : first + X])
         _energies(pair, a, m, energy, field)
         tables.scale[g] = scale + _exponentials(energy[:Y], tables.halves[first + X : first + X + Y])
-        _products(on, off, table, m - a, X, tables.weights[groups.weights[g] : groups.weights[g] + X * Y])
+        W = tables.weights[groups.weights[g] : groups.weights[g] + X * Y]
+        _products(on, off, table, m - a, X, lanes, low, high, W)
 
 
 @inner
@@ -126,6 +129,29 @@ def _energies(pair: Any, first: int, end: int, energy: Any, field: Any) -> None:
 
 
 @inner
+def _decays(pair: Any, a: int, k: int, energy: Any, field: Any, on: Any, off: Any) -> None:
+    """1 at the sign of c, the field of the left half on spin k, else exp(-2|c|), and add |c| to the energy."""
+    strength, X = 0.0, 1 << a
+    field[0] = 0.0
+    for j in range(a):
+        field[0] -= pair[j, k]
+        strength += abs(pair[j, k])
+    on[0] = math.exp(2 * field[0])
+    for j in range(a):
+        factor = math.exp(4 * pair[j, k])
+        for x in range(1 << j):
+            field[(1 << j) + x] = field[x] + 2 * pair[j, k]
+            on[(1 << j) + x] = on[x] * factor
+    if strength > _LARGEST:
+        for x in range(X):
+            on[x] = math.exp(2 * field[x])
+    for x in range(X):
+        energy[x] += abs(field[x])
+        # One of both is at most 1; beyond the precision it is 0, and the other one infinite.
+        on[x], off[x] = min(on[x], 1.0), min(1 / on[x], 1.0)
+
+
+@inner
 def _exponentials(exponent: Any, out: Any) -> float:
     """exp(exponent - largest), and the largest."""
     largest = exponent[0]
@@ -137,17 +163,39 @@ def _exponentials(exponent: Any, out: Any) -> float:
 
 
 @inner
-def _products(on: Any, off: Any, table: Any, spins: int, X: int, out: Any) -> None:
-    """W[x,y] = Π_k w_k, w_k = on[k,x] where spin k of y is +1, else off[k,x]; by doubling, TILE rows at a time."""
+def _products(
+    on: Any, off: Any, table: Any, spins: int, X: int, lanes: int, low: Any, high: Any, out: Any
+) -> None:
+    """W[x,y] = Π_k w_k, w_k = on[k,x] where spin k of y is +1, else off[k,x], TILE rows at a time.
+
+    Each is the product of a number of the first LOW_SPINS spins of y and of one of the others, both rounded.
+    """
     up, down, rows, stride = address(on), address(off), address(table), X // TILE
+    low_rows, high_rows, target = address(low), address(high), address(out)
+    first, copies = min(LOW_SPINS, spins), lanes // TILE
+    vectors = (TILE << first) // lanes
     for tile in range(stride):
-        store(rows, 0, splat(1.0))
-        for k in range(spins):
-            above, below = load(up, k * stride + tile), load(down, k * stride + tile)
-            for y in range(1 << k):
-                value = load(rows, y)
-                store(rows, (1 << k) + y, mul(value, above))
-                store(rows, y, mul(value, below))
-        start = tile * (TILE << spins)
-        for i in range(TILE << spins):
-            out[start + i] = table[i]
+        _doubled_rows(up, down, tile, stride, first, rows)
+        for i in range(TILE << first):
+            low[i] = table[i]
+        _doubled_rows(skip(up, first * stride), skip(down, first * stride), tile, stride, spins - first, rows)
+        for block in range(1 << (spins - first)):
+            for c in range(copies):
+                for r in range(TILE):
+                    high[(block * copies + c) * TILE + r] = table[block * TILE + r]
+        for block in range(1 << (spins - first)):
+            base = load(high_rows, block)
+            for v in range(vectors):
+                store(target, ((tile << (spins - first)) + block) * vectors + v, mul(load(low_rows, v), base))
+
+
+@inner
+def _doubled_rows(up: Any, down: Any, tile: int, stride: int, spins: int, out: Any) -> None:
+    """Π_k w_k over ``spins`` spins, in float64."""
+    store(out, spins - spins, splat(1.0))
+    for k in range(spins):
+        above, below = load(up, k * stride + tile), load(down, k * stride + tile)
+        for y in range(1 << k):
+            value = load(out, y)
+            store(out, (1 << k) + y, mul(value, above))
+            store(out, y, mul(value, below))

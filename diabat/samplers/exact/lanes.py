@@ -29,6 +29,8 @@ _LEAST_SIDE = {np.dtype(np.float32): 1e-27, np.dtype(np.float64): 1e-290}
 # Queries of a job; their sums do not depend on the number of threads.  Its tables fit in the second-level cache.
 _BLOCKS_PER_JOB = 16
 _STATES_PER_THREAD = 1 << 20
+# Numbers of W that a thread keeps the memory of, between calls without derivatives.
+_MOST_REUSED = 1 << 20
 
 
 def suits_lanes(spins: int) -> bool:
@@ -115,18 +117,20 @@ class GroupPlan:
             lambda part, work: kernel(jobs[part], self.groups, *arrays, *work),
         )
 
-    def tables(self, J: Array | None) -> Any:
-        """Tables of couplings J [C, n, n], in the precision of the sums."""
+    def tables(self, J: Array | None, *, kept: bool) -> Any:
+        """Tables of couplings J [C, n, n], in the precision of the sums; valid until the next call unless ``kept``."""
         from diabat.samplers.exact.lane_tables import Tables, build
 
-        groups = self.groups
-        tables = Tables(
-            np.empty(self.table_sizes[0], self.dtype),
-            np.empty(self.table_sizes[1], self.dtype),
-            np.empty(len(groups.spins)),
-        )
+        numbers, halves = self.table_sizes
+        if kept or numbers > _MOST_REUSED:
+            tables = Tables(
+                np.empty(numbers, self.dtype), np.empty(halves, self.dtype), np.empty(len(self.groups.spins))
+            )
+        else:
+            room = _kept_scratch(_room, get_ident(), 0, self.dtype)[0]
+            tables = Tables(room[:numbers], np.empty(halves, self.dtype), np.empty(len(self.groups.spins)))
         n = self.size[2]
-        build(np.zeros((self.size[1], n, n)) if J is None else J, groups, tables)
+        build(np.zeros((self.size[1], n, n)) if J is None else J, self.groups, tables)
         return tables
 
 
@@ -157,7 +161,7 @@ class LaneSums:
         starts, vectors = plan.kept
         with np.errstate(over="ignore", invalid="ignore"):
             self._fields = Fields(fields, np.exp(-2 * np.abs(fields)))
-        self._tables = plan.tables(J)
+        self._tables = plan.tables(J, kept=differentiated)
         self._found = Found(
             up=empty(fields.shape, dtype),
             down=empty(fields.shape, dtype),
@@ -224,6 +228,11 @@ def _kept_scratch(
     return scratch(most, dtype)
 
 
+def _room(most: int, dtype: Any) -> tuple[Any, ...]:
+    """Memory for W of some groups."""
+    return (aligned_rows(_MOST_REUSED // lanes_of(dtype), dtype).reshape(-1),)
+
+
 def _work(most: int, dtype: Any) -> tuple[Any, ...]:
     """`lane_kernel.Work`."""
     from diabat.samplers.exact.fused_kernel import LOW_SPINS
@@ -231,7 +240,7 @@ def _work(most: int, dtype: Any) -> tuple[Any, ...]:
 
     lanes, X, Y = lanes_of(dtype), 1 << (most // 2), 1 << ((most + 1) // 2)
     small = 1 << max(LOW_SPINS, (most + 1) // 2 - LOW_SPINS)
-    take = Scratch(2 * X + 3 * Y + 2 * (most + 1) + 4 * small + 4 * most).take
+    take = Scratch(2 * X + 6 * Y + 2 * (most + 1) + 4 * small + 4 * most).take
     work = Work(
         A=take(dtype, X, lanes),
         V=take(dtype, X, lanes),
@@ -240,6 +249,7 @@ def _work(most: int, dtype: Any) -> tuple[Any, ...]:
         folded=take(dtype, Y, lanes),
         up=take(dtype, most + 1, lanes),
         down=take(dtype, most + 1, lanes),
+        narrow=take(dtype, 3, Y, lanes),
         low=take(dtype, small, lanes),
         high=take(dtype, small, lanes),
         table=take(np.float64, small, lanes),
