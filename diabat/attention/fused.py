@@ -186,7 +186,7 @@ class _Core:
         batch, heads, queries, features = q.shape
         self._every = _every_pair(batch, heads)
         self._work = batch * heads * queries * features * visible.shape[-1]
-        self._seen = visible.numpy().reshape(-1, *visible.shape[-2:])
+        self._seen = np.ascontiguousarray(visible.numpy()).reshape(-1, *visible.shape[-2:])
         self._slots = Slots(self._seen, window is not None, 1 / math.sqrt(features), layer.odds)
         self.differentiated = torch.is_grad_enabled() and (
             q.requires_grad or k.requires_grad or (pairs is not None and pairs.requires_grad)

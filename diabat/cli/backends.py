@@ -118,14 +118,15 @@ def _is_installed(module: str) -> bool:
 def compile_kernels(progress: ProgressOption = True, as_json: JsonOption = False) -> None:
     """Compile all kernels ahead, once per machine and version; without it each is compiled at its first use."""
     with importing():
+        from diabat.attention import warm_up as layers
         from diabat.progress import progress_bar
-        from diabat.samplers.warm_up import GROUPS, warm_up
+        from diabat.samplers import warm_up as backends
 
-    found = []
+    found, asked = [], {**backends.GROUPS, **layers.GROUPS}
     with progress_bar(progress) as bar:
-        task = bar.add_task("kernels", total=len(GROUPS)) if bar else None
-        groups = warm_up()
-        for name in GROUPS:
+        task = bar.add_task("kernels", total=len(asked)) if bar else None
+        groups = backends.warm_up(asked)
+        for name in asked:
             if bar:
                 bar.update(task, description=name)
             found.append(next(groups))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import product
 from typing import NamedTuple
@@ -30,11 +30,15 @@ class Warmed(NamedTuple):
     seconds: float
 
 
-def warm_up() -> Iterator[Warmed]:
-    """Compile kernels that are not yet on disk, group by group; yields the result of each group."""
+def warm_up(groups: Mapping[str, Callable[[], None]] | None = None) -> Iterator[Warmed]:
+    """Compile kernels that are not yet on disk, group by group; yields the result of each group.
+
+    Args:
+        groups: A function for each name, which calls what is to be compiled; None for those of all backends.
+    """
     from diabat.compute.jit import compiled_functions, unannounced
 
-    for group, ask in GROUPS.items():
+    for group, ask in (GROUPS if groups is None else groups).items():
         before, start = compiled_functions(), time.perf_counter()
         with unannounced():
             ask()

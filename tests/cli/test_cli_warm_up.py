@@ -11,13 +11,14 @@ from diabat.samplers.warm_up import Warmed
 
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> list[Warmed]:
-    """Two groups whose kernels are not compiled here."""
-    found = [Warmed("exact", 16, 3.21), Warmed("refine", 0, 0.1)]
+    """Groups of backends and of layers whose kernels are not compiled here."""
+    found = [Warmed("exact", 16, 3.21), Warmed("refine", 0, 0.1), Warmed("attention", 0, 0.1)]
 
-    def warmed() -> Iterator[Warmed]:
+    def warmed(groups: dict[str, object]) -> Iterator[Warmed]:
+        assert list(groups) == [group.group for group in found]
         yield from found
 
-    monkeypatch.setattr(warm_up, "GROUPS", {group.group: None for group in found})
+    monkeypatch.setattr(warm_up, "GROUPS", {group.group: None for group in found[:2]})
     monkeypatch.setattr(warm_up, "warm_up", warmed)
     return found
 
@@ -29,7 +30,7 @@ def test_every_group_that_was_compiled_has_its_time(groups: list[Warmed]) -> Non
     assert ["exact", "16", "3.2"] in rows
     assert ["all", "16", "3.2"] in rows
     assert "refine" not in result.stdout
-    assert "refine" in run("warm-up").stderr  # the progress bar
+    assert "attention" in run("warm-up").stderr  # the progress bar
     assert run_json("warm-up", "--no-progress")["groups"] == [group._asdict() for group in groups]
 
 

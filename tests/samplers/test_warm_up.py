@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import diabat
+from diabat.attention import warm_up as attention
 from diabat.compute.jit import NOTICE
 from diabat.ising import pack_couplings
 from diabat.samplers.warm_up import GROUPS, warm_up
@@ -24,7 +25,11 @@ KERNELS = [
     "compute.compiled_random",
     "samplers.banded.kernel",
     "samplers.banded.walks",
+    "attention.fused_kernel",
     "samplers.exact.fused_kernel",
+    "samplers.exact.lane_gradient",
+    "samplers.exact.lane_kernel",
+    "samplers.exact.lane_tables",
     "samplers.exact.row_kernel",
     "samplers.mean_field.kernel",
     "samplers.tempering.kernel",
@@ -36,6 +41,7 @@ KERNELS = [
 def warm() -> dict[str, Any]:
     """Functions of all kernels that Python calls, after a warm-up."""
     assert [group.group for group in warm_up()] == list(GROUPS)
+    assert [group.group for group in warm_up(attention.GROUPS)] == list(attention.GROUPS)
     found = {}
     for name in KERNELS:
         module = importlib.import_module(f"diabat.{name}")
@@ -57,7 +63,7 @@ def test_every_kernel_is_compiled(warm: dict[str, Any]) -> None:
 
 
 def test_nothing_is_left_to_compile(warm: dict[str, Any]) -> None:
-    assert all(group.functions == 0 for group in warm_up())
+    assert all(group.functions == 0 for group in warm_up({**GROUPS, **attention.GROUPS}))
 
 
 def problem(n: int, problems: int, dtype: torch.dtype, *, own: bool = False) -> diabat.Ising:
@@ -77,6 +83,14 @@ def test_what_users_ask_for_is_compiled(warm: dict[str, Any], dtype: torch.dtype
             backend.moments(ising).probability.sum().backward()
             backend.moments(ising, correlations=True)
             backend.sample(ising, 3, seed=0)
+    forms: tuple[dict[str, Any], ...] = (
+        {},
+        {"relative": True, "weights": "odds"},
+        {"causal": False, "mode": "h"},
+    )
+    for form in forms:
+        layer = diabat.BoltzmannAttention(8, 2, 5, **form).to(dtype)
+        layer(torch.randn(3, 5, 8, dtype=dtype)).sum().backward()
     for options in ({}, {"method": "metropolis", "order": "random", "thin": 2}, {"num_replicas": 1}):
         backend = diabat.sampler("tempering", burn_in=2, sweeps=4, num_chains=3, store_chain=True, **options)
         backend.moments(problem(7, 2, dtype), correlations=True, seed=0)

@@ -1,0 +1,19 @@
+"""Compile the kernels of layers in advance, as `diabat.samplers.warm_up` does those of backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from diabat.attention.boltzmann import BoltzmannAttention
+
+
+def _attention() -> None:
+    for dtype in (torch.float32, torch.float64):
+        layer = BoltzmannAttention(4, 1, 3).to(dtype)
+        layer(torch.ones(2, 3, 4, dtype=dtype)).sum().backward()
+
+
+GROUPS: dict[str, Callable[[], None]] = {"attention": _attention}
+"""Groups of compiled code by name."""
