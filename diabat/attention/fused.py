@@ -28,6 +28,8 @@ from diabat.samplers.folding import refuse_batched_cotangent
 
 Array = NDArray[Any]
 
+FEW_STATES = 1 << 9
+"""States of all problems up to which loading compiled code is not worthwhile, as for the backend."""
 _WORK_PER_THREAD = 1 << 18
 
 
@@ -128,10 +130,12 @@ def attend(
         slots: Weights are those of slots, and Q = S; else those of the keys, S <= window.
 
     Returns:
-        None if the backend has no solution for these problems.
+        None if the backend has no solution for these problems, or they have few states.
     """
     queries, keys = q.shape[-2], k.shape[-2]
     window = min(layer.window, keys)
+    if q.shape[:-1].numel() << window <= FEW_STATES:
+        return None
     if seen is None:
         visible = _all_visible(queries, keys, window if slots else None, layer.causal)
     elif slots:

@@ -11,8 +11,8 @@ from diabat.attention.boltzmann import BoltzmannAttention
 
 def _attention() -> None:
     for dtype in (torch.float32, torch.float64):
-        layer = BoltzmannAttention(4, 1, 3).to(dtype)
-        layer(torch.ones(2, 3, 4, dtype=dtype)).sum().backward()
+        layer = BoltzmannAttention(4, 1, 8).to(dtype)  # enough states that compiled code is used
+        layer(torch.ones(2, 8, 4, dtype=dtype)).sum().backward()
 
 
 GROUPS: dict[str, Callable[[], None]] = {"attention": _attention}

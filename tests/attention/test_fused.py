@@ -10,6 +10,7 @@ from torch import Tensor
 
 from diabat import BoltzmannAttention
 from diabat.attention import boltzmann, fused
+from diabat.samplers.exact import enumeration
 
 F64 = torch.float64
 LAYERS: dict[str, dict[str, Any]] = {
@@ -22,6 +23,13 @@ LAYERS: dict[str, dict[str, Any]] = {
     "sigmoid": {"mode": "h", "relative": True},
     "softmax by odds": {"mode": "h", "weights": "odds"},
 }
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small problems, too, are solved in lanes."""
+    monkeypatch.setattr(enumeration, "FEW_STATES", 0)
+    monkeypatch.setattr(fused, "FEW_STATES", 0)
 
 
 @pytest.fixture

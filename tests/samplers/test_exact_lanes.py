@@ -26,6 +26,7 @@ PROBLEMS = {
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small problems, too, are solved in lanes."""
+    monkeypatch.setattr(enumeration, "FEW_STATES", 0)
     monkeypatch.setattr(enumeration, "MOST_STATES", 0)
 
 

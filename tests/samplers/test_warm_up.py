@@ -89,8 +89,8 @@ def test_what_users_ask_for_is_compiled(warm: dict[str, Any], dtype: torch.dtype
         {"causal": False, "mode": "h"},
     )
     for form in forms:
-        layer = diabat.BoltzmannAttention(8, 2, 5, **form).to(dtype)
-        layer(torch.randn(3, 5, 8, dtype=dtype)).sum().backward()
+        layer = diabat.BoltzmannAttention(8, 2, 7, **form).to(dtype)
+        layer(torch.randn(3, 7, 8, dtype=dtype)).sum().backward()
     for options in ({}, {"method": "metropolis", "order": "random", "thin": 2}, {"num_replicas": 1}):
         backend = diabat.sampler("tempering", burn_in=2, sweeps=4, num_chains=3, store_chain=True, **options)
         backend.moments(problem(7, 2, dtype), correlations=True, seed=0)

@@ -28,6 +28,8 @@ MOST_SPINS = 9
 """Limit for one row: OpenBLAS splits larger products by the number of threads, which changes their last bit."""
 MOST_STATES = 1 << 13
 """Limit for several rows, over all problems; above it the half-split products are also faster."""
+FEW_STATES = 1 << 9
+"""Up to here loading compiled code is not worthwhile."""
 BYTES_PER_STATE = 32
 """Exponents, weights and their products."""
 

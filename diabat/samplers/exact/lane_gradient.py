@@ -117,8 +117,20 @@ def backward(
             _weighted_right(C, Cf, skip(above, a), skip(below, a), skip(below, m), m - a, right, blocks, i)
             weights = address(tables.weights)
             if count <= FEW and X * Y >= MANY:
+                none, g_weights = m - m, groups.weights[g]
                 narrow_products(
-                    weights, groups.weights[g], count, slopes.Af, work.V, slopes.Cf, work.U, X, Y, work.narrow
+                    weights,
+                    g_weights,
+                    count,
+                    slopes.Af,
+                    work.V,
+                    none,
+                    slopes.Cf,
+                    work.U,
+                    none,
+                    X,
+                    Y,
+                    work.narrow,
                 )
             else:
                 products(weights, groups.weights[g], lanes, X, Y, Af, V, Cf, U)

@@ -66,7 +66,7 @@ class Work(NamedTuple):
         folded: [2^b, lanes].
         up: Sums with spin k at +1, and after those of the group over the states of the right half, [most + 1, lanes].
         down: Sums with spin k at -1, and after them over the states of the left half, likewise.
-        narrow: [3, 2^b, lanes].
+        narrow: [3 · 2^b, lanes].
         low, high, table, on, off: As in `fused_kernel.Work`.
     """
 
@@ -100,21 +100,16 @@ def forward(jobs: Any, groups: Groups, fields: Fields, tables: Tables, found: Fo
         for start in range(first, end, lanes):
             count = min(lanes, end - start)
             half_factors(groups, fields, tables, work, g, start, count)
-            U, V = address(work.U), address(work.V)
-            if keep:
-                U, V = skip(address(found.kept), slot), skip(address(found.kept), slot + Y)
+            own_U, own_V = (found.kept, found.kept) if keep else (work.U, work.V)
+            u, v = (slot, slot + Y) if keep else (m - m, m - m)
+            slot += X + Y
+            U, V, weights = skip(address(own_U), u), skip(address(own_V), v), address(tables.weights)
             if count <= FEW and X * Y >= MANY:
-                weights = address(tables.weights)
-                if keep:
-                    kept_U, kept_V = found.kept[slot : slot + Y], found.kept[slot + Y : slot + Y + X]
-                else:
-                    kept_U, kept_V = work.U[:], work.V[:]
                 narrow_products(
-                    weights, groups.weights[g], count, work.A, kept_V, work.C, kept_U, X, Y, work.narrow
+                    weights, groups.weights[g], count, work.A, own_V, v, work.C, own_U, u, X, Y, work.narrow
                 )
             else:
-                products(address(tables.weights), groups.weights[g], lanes, X, Y, A, V, C, U)
-            slot += X + Y
+                products(weights, groups.weights[g], lanes, X, Y, A, V, C, U)
             multiply(A, V, X, folded)
             fold(folded, a, up, down, skip(down, m))
             multiply(C, U, Y, folded)
@@ -191,24 +186,35 @@ def products(weights: Any, first: int, lanes: int, X: int, Y: int, A: Any, V: An
 
 @inner
 def narrow_products(
-    weights: Any, first: int, count: int, A: Any, V: Any, C: Any, U: Any, X: int, Y: int, rows: Any
+    weights: Any,
+    first: int,
+    count: int,
+    A: Any,
+    V: Any,
+    v: int,
+    C: Any,
+    U: Any,
+    u: int,
+    X: int,
+    Y: int,
+    rows: Any,
 ) -> None:
     """The same for the first ``count`` queries of a block, with states in the lanes: faster for a few.
 
-    V and U are [X, lanes] and [Y, lanes], A and C as well; ``rows`` is scratch, [3, 2^b, lanes].
+    V and U start at the rows v and u of arrays [rows, lanes]; ``rows`` is scratch, [3 · 2^b, lanes].
     """
-    lanes = rows.shape[2]
+    lanes, third = rows.shape[1], len(rows) // 3
     copies = lanes // TILE
     vectors = TILE * Y // lanes
-    a_rows, c_rows, u_rows = address(rows[0]), address(rows[1]), address(rows[2])
+    a_rows, c_rows, u_rows = address(rows), skip(address(rows), third), skip(address(rows), 2 * third)
     zero = constant(load(a_rows, first - first), 0.0)
     for q in range(count):
         for y in range(Y):
             for r in range(TILE):
-                rows[1, y // copies, (y % copies) * TILE + r] = C[y, q]
+                rows[third + y // copies, (y % copies) * TILE + r] = C[y, q]
         for x in range(X):
             for c in range(copies):
-                rows[0, x // TILE, c * TILE + x % TILE] = A[x, q]
+                rows[x // TILE, c * TILE + x % TILE] = A[x, q]
         for i in range(vectors):
             store(u_rows, i, zero)
         for tile in range(X // TILE):
@@ -225,13 +231,13 @@ def narrow_products(
                 total = add(total, add(even, odd))
             store(a_rows, tile, total)
         for x in range(X):
-            V[x, q] = 0.0
+            V[v + x, q] = 0.0
             for c in range(copies):
-                V[x, q] += rows[0, x // TILE, c * TILE + x % TILE]
+                V[v + x, q] += rows[x // TILE, c * TILE + x % TILE]
         for y in range(Y):
-            U[y, q] = 0.0
+            U[u + y, q] = 0.0
             for r in range(TILE):
-                U[y, q] += rows[2, y // copies, (y % copies) * TILE + r]
+                U[u + y, q] += rows[2 * third + y // copies, (y % copies) * TILE + r]
 
 
 @inner

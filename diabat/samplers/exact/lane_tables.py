@@ -33,7 +33,7 @@ class Groups(NamedTuple):
     Attributes:
         spins: Number of spins of each group in the enumeration, int64 [G].
         own: The same without phantom spins, int64 [G].
-        members: Spin of the problem, int64 [G, most].
+        members: Spin of the problem, int64 [G, most], where no group has more spins.
         coupling: Index into the distinct couplings, int64 [G].
         rows: Rows of the batch, group after group, int64 [P].
         jobs: Group, first and end in ``rows``, and number of each job, int64 [jobs, 4].
@@ -68,7 +68,7 @@ class Tables(NamedTuple):
 @jit
 def build(J: Any, groups: Groups, tables: Tables) -> None:
     """Fill the tables; J is [C, n, n], read through its symmetric part."""
-    most = groups.spins.max()
+    most = groups.members.shape[1]
     longest = 1 << ((most + 1) // 2)
     pair, energy, field = np.empty((most, most)), np.empty(longest), np.empty(longest)
     on, off = np.empty(most * longest), np.empty(most * longest)
@@ -82,26 +82,20 @@ def build(J: Any, groups: Groups, tables: Tables) -> None:
         X, Y, first = 1 << a, 1 << (m - a), groups.halves[g]
         _energies(pair, a - a, a, energy, field)
         for k in range(a, m):
-            _decays(
-                pair,
-                a,
-                k,
-                energy,
-                field,
-                on[(k - a) * X : (k - a + 1) * X],
-                off[(k - a) * X : (k - a + 1) * X],
-            )
-        scale = _exponentials(energy[:X], tables.halves[first : first + X])
+            _decays(pair, a, k, energy, field, (k - a) * X, on, off)
+        scale = _exponentials(energy, X, first, tables.halves)
         _energies(pair, a, m, energy, field)
-        tables.scale[g] = scale + _exponentials(energy[:Y], tables.halves[first + X : first + X + Y])
-        W = tables.weights[groups.weights[g] : groups.weights[g] + X * Y]
-        _products(on, off, table, m - a, X, lanes, low, high, W)
+        tables.scale[g] = scale + _exponentials(energy, Y, first + X, tables.halves)
+        W = skip(address(tables.weights), groups.weights[g] // lanes)
+        _products(address(on), address(off), table, m - a, X, lanes, low, high, W)
 
 
 @inner
 def _pairs(J: Any, groups: Groups, g: int, pair: Any) -> None:
     """Symmetric couplings of a group, 0 for phantom spins."""
-    pair[:] = 0.0
+    for j in range(len(pair)):
+        for k in range(len(pair)):
+            pair[j, k] = 0.0
     c = groups.coupling[g]
     for j in range(groups.own[g]):
         for k in range(groups.own[g]):
@@ -129,49 +123,49 @@ def _energies(pair: Any, first: int, end: int, energy: Any, field: Any) -> None:
 
 
 @inner
-def _decays(pair: Any, a: int, k: int, energy: Any, field: Any, on: Any, off: Any) -> None:
-    """1 at the sign of c, the field of the left half on spin k, else exp(-2|c|), and add |c| to the energy."""
+def _decays(pair: Any, a: int, k: int, energy: Any, field: Any, place: int, on: Any, off: Any) -> None:
+    """Write, from ``place`` on, 1 at the sign of c, the field of the left half on spin k, else exp(-2|c|).
+
+    |c| is added to the energy.
+    """
     strength, X = 0.0, 1 << a
     field[0] = 0.0
     for j in range(a):
         field[0] -= pair[j, k]
         strength += abs(pair[j, k])
-    on[0] = math.exp(2 * field[0])
+    on[place] = math.exp(2 * field[0])
     for j in range(a):
         factor = math.exp(4 * pair[j, k])
         for x in range(1 << j):
             field[(1 << j) + x] = field[x] + 2 * pair[j, k]
-            on[(1 << j) + x] = on[x] * factor
-    if strength > _LARGEST:
-        for x in range(X):
-            on[x] = math.exp(2 * field[x])
+            on[place + (1 << j) + x] = on[place + x] * factor
     for x in range(X):
         energy[x] += abs(field[x])
         # One of both is at most 1; beyond the precision it is 0, and the other one infinite.
-        on[x], off[x] = min(on[x], 1.0), min(1 / on[x], 1.0)
+        rise = on[place + x] if strength < _LARGEST else math.exp(2 * field[x])
+        on[place + x], off[place + x] = min(rise, 1.0), min(1 / rise, 1.0)
 
 
 @inner
-def _exponentials(exponent: Any, out: Any) -> float:
-    """exp(exponent - largest), and the largest."""
+def _exponentials(exponent: Any, states: int, place: int, out: Any) -> float:
+    """Write exp(exponent - largest) from ``place`` on, and return the largest."""
     largest = exponent[0]
-    for x in range(len(exponent)):
+    for x in range(states):
         largest = max(largest, exponent[x])
-    for x in range(len(exponent)):
-        out[x] = math.exp(exponent[x] - largest)
+    for x in range(states):
+        out[place + x] = math.exp(exponent[x] - largest)
     return largest
 
 
 @inner
 def _products(
-    on: Any, off: Any, table: Any, spins: int, X: int, lanes: int, low: Any, high: Any, out: Any
+    up: Any, down: Any, table: Any, spins: int, X: int, lanes: int, low: Any, high: Any, target: Any
 ) -> None:
-    """W[x,y] = Π_k w_k, w_k = on[k,x] where spin k of y is +1, else off[k,x], TILE rows at a time.
+    """W[x,y] = Π_k w_k, w_k = up[k,x] where spin k of y is +1, else down[k,x], TILE rows at a time.
 
     Each is the product of a number of the first LOW_SPINS spins of y and of one of the others, both rounded.
     """
-    up, down, rows, stride = address(on), address(off), address(table), X // TILE
-    low_rows, high_rows, target = address(low), address(high), address(out)
+    rows, stride, low_rows, high_rows = address(table), X // TILE, address(low), address(high)
     first, copies = min(LOW_SPINS, spins), lanes // TILE
     vectors = (TILE << first) // lanes
     for tile in range(stride):

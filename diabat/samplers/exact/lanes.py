@@ -45,7 +45,8 @@ class GroupPlan:
         size: N, C and n of the batch.
         rows: Row in the batch of each problem, int64 [P].
         counts: Number of problems of each group, int64 [G].
-        members: Spin of the problem for each spin of a group, int64 [G, m]; n on phantom spins, which are last.
+        members: Spin of the problem for each spin of a group, int64 [G, m], m >= LEAST_SPINS; n on phantom spins, which
+            are last.
         coupling: Index into the distinct couplings, int64 [G].
         dtype: Precision of the sums.
 
@@ -249,7 +250,7 @@ def _work(most: int, dtype: Any) -> tuple[Any, ...]:
         folded=take(dtype, Y, lanes),
         up=take(dtype, most + 1, lanes),
         down=take(dtype, most + 1, lanes),
-        narrow=take(dtype, 3, Y, lanes),
+        narrow=take(dtype, 3 * Y, lanes),
         low=take(dtype, small, lanes),
         high=take(dtype, small, lanes),
         table=take(np.float64, small, lanes),

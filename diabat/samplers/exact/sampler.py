@@ -134,6 +134,8 @@ class ExactSampler(Sampler):
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         found, small = None, None
+        if not correlations and _is_single(ising):
+            return _single_moments(ising)
         if not correlations and self._suits_lanes(ising):
             found, small = self._small(ising)
         if small is not None and found is None:
@@ -161,8 +163,12 @@ class ExactSampler(Sampler):
         )
 
     def _suits_lanes(self, ising: Ising) -> bool:
-        """Whether problems of few spins may be enumerated in lanes."""
-        return ising.fields.device.type == "cpu" and ising.three_body is None
+        """Whether problems of few spins may be enumerated in lanes; few states are left to numpy, without numba."""
+        return (
+            ising.fields.device.type == "cpu"
+            and ising.three_body is None
+            and ising.num_problems << ising.num_spins > enumeration.FEW_STATES
+        )
 
     def _small(self, ising: Ising) -> tuple[Tiers | None, tuple[Tensor, Tensor, bool] | None]:
         """The tiers that are not enumerated in lanes, None for all or none of them, and the solution of the others."""
@@ -349,6 +355,33 @@ class ExactSampler(Sampler):
 _LOG_2 = math.log(2.0)
 # More visible spins than this are refused before anything is computed for them.
 _COUNTABLE = 200
+
+
+def _is_single(ising: Ising) -> bool:
+    """Whether a batch is one group of few states, without derivatives: it needs no tiers."""
+    h, J = ising.fields, ising.couplings
+    return (
+        h.device.type == "cpu"
+        and ising.visible is None
+        and ising.three_body is None
+        and ising.num_problems << h.shape[-1] <= min(enumeration.FEW_STATES, enumeration.MOST_STATES)
+        and (J is None or J.shape[:-2].numel() == 1)
+        and not (torch.is_grad_enabled() and (h.requires_grad or (J is not None and J.requires_grad)))
+    )
+
+
+def _single_moments(ising: Ising) -> Moments:
+    """Moments of such a batch."""
+    h, J, n = ising.fields.detach(), ising.couplings, ising.num_spins
+    dtype, fields = h.numpy().dtype, h.numpy().astype(np.float64).reshape(1, -1, n)
+    couplings = None if J is None else J.detach().numpy().astype(np.float64).reshape(1, n, n)
+    p, log_z, _ = enumeration.enumerated(fields, couplings, None)
+    return Moments(
+        probability=torch.from_numpy(p.astype(dtype, copy=False).reshape(h.shape)),
+        visible=ising.visible_mask,
+        log_partition=torch.from_numpy(log_z.astype(dtype, copy=False).reshape(h.shape[:-1])),
+        info={"float64_escalation": False},
+    )
 
 
 def _unseen(ising: Ising, correlations: bool) -> Moments:

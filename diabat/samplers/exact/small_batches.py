@@ -16,7 +16,7 @@ from torch import Tensor
 from diabat.ising import Ising
 from diabat.samplers.answers import Solution
 from diabat.samplers.exact.half_energies import split_energies
-from diabat.samplers.exact.lanes import GroupPlan, LaneSums, suits_lanes
+from diabat.samplers.exact.lanes import LEAST_SPINS, GroupPlan, LaneSums, suits_lanes
 from diabat.samplers.exact.smooth import smooth_gradient, smooth_log_odds, smooth_probabilities
 from diabat.samplers.folding import refuse_batched_cotangent
 from diabat.samplers.grouping import Tier, Tiers, enumeration_cost
@@ -86,7 +86,7 @@ def small_solution(
 def _plan(found: tuple[Tier, ...], dtype: Any) -> GroupPlan:
     """The problems of these tiers without their padding."""
     size = found[0].sizes
-    most = max(tier.spins.shape[1] for tier in found)
+    most = max(LEAST_SPINS, *(tier.spins.shape[1] for tier in found))
     rows, counts, members = [], [], []
     for tier in found:
         problems, spins = tier.problems.numpy(), tier.spins.numpy()
