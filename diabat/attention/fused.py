@@ -349,5 +349,6 @@ def _of_pairs(layer: FusedLayer, dJ: Tensor, pairs: Tensor) -> Tensor:
     j, k = _pair_indices(layer.window, layer.bandwidth)
     part = layer.part(dJ.shape[-1])
     whole = np.zeros((len(pairs), layer.window, layer.window), dJ.numpy().dtype)
-    whole[:, part, part] = dJ.numpy()[:, 0]
-    return torch.from_numpy(whole[:, j, k] + whole[:, k, j])
+    both = dJ.numpy()[:, 0]
+    whole[:, part, part] = both + both.transpose(0, 2, 1)
+    return torch.from_numpy(whole[:, j, k])

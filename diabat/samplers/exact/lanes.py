@@ -96,10 +96,10 @@ class GroupPlan:
         return int((1 << self.groups.spins).sum()), int(self._halves.sum())
 
     @cached_property
-    def _most_threads(self) -> int:
+    def _states(self) -> int:
+        """States of all problems."""
         g, first, end, _ = self.groups.jobs.T
-        states = int(((end - first) << self.groups.spins[g]).sum())
-        return min(len(self.groups.jobs), 1 + states // _STATES_PER_THREAD)
+        return int(((end - first) << self.groups.spins[g]).sum())
 
     def bytes(self, differentiated: bool) -> int:
         """Memory for the tables of couplings and, for the derivative, of queries."""
@@ -108,7 +108,8 @@ class GroupPlan:
 
     def run(self, kernel: Any, scratch: Callable[[int, Any], tuple[Any, ...]], *arrays: Any) -> None:
         """Run a kernel over all jobs, on several threads if worthwhile; ``scratch`` takes most spins and precision."""
-        jobs, threads = self.groups.jobs, min(torch.get_num_threads(), self._most_threads)
+        jobs = self.groups.jobs
+        threads = min(torch.get_num_threads(), len(jobs), 1 + self._states // _STATES_PER_THREAD)
         if threads == 1:
             kernel(jobs, self.groups, *arrays, *_kept_scratch(scratch, get_ident(), self.most, self.dtype))
             return
