@@ -256,7 +256,11 @@ class BoltzmannAttention(CoupledHeads):
     def _fused(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Attended | None:
         """The same without the output layer, in one function; None where it does not apply."""
         pairs = self.coupling_pairs
-        if self.mode not in ("h", "h+J") or (self.relative and self.far != "none"):
+        if (
+            self.mode not in ("h", "h+J")
+            or self.offset_bias is not None
+            or (self.relative and self.far != "none")
+        ):
             return None
         if (self.training and self.dropout.p > 0) or not suits(q, k, v, pairs):
             return None

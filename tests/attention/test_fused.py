@@ -142,7 +142,14 @@ def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    "options", [{"dropout": 0.5}, {"mode": "J"}, {"sampler": "mean_field"}, {"mode": "h+K"}]
+    "options",
+    [
+        {"dropout": 0.5},
+        {"mode": "J"},
+        {"sampler": "mean_field"},
+        {"mode": "h+K"},
+        {"relative": True, "offset_bias": True},
+    ],
 )
 def test_other_layers_use_operators(passes: list[bool], options: dict[str, Any]) -> None:
     built(**options)(tokens(6))
