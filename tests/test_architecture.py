@@ -75,6 +75,8 @@ KERNELS = [
     "samplers/tempering/averages.py",
     "samplers/tempering/ladder.py",
     "samplers/tempering/chain_statistics.py",
+    "attention/games/pair_kernel.py",
+    "attention/games/order_kernel.py",
 ]
 # Themselves imported on first use, so that numba is loaded only then.
 COMPILED = [
@@ -98,6 +100,9 @@ COMPILED = [
     "samplers/mean_field/kernel.py",
     "compute/compiled_random.py",
     "compute/simd_bits.py",
+    "compute/simd_functions.py",
+    "attention/games/pair_kernel.py",
+    "attention/games/order_kernel.py",
     "samplers/tempering/sweep.py",
     "samplers/tempering/kernel.py",
     "samplers/tempering/edge_sweep.py",

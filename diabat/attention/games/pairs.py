@@ -9,8 +9,9 @@ Of the four coalitions in Δ_ij(C \ {i,j}) one is C, two differ from it by one p
     Δ_ij = ε_i ε_j (T_ij - R_i - R_j + Q),
     ‖S + ε_i V_i + ε_j V_j‖² = ‖S‖² + t_i + t_j + 2 ε_i ε_j G_ij,    t_i = 2 ε_i S·V_i + G_ii
 
-so that one root per pair and coalition is all there is to compute.  The sum over k runs in tiles, with a running
-maximum of the log-weights; the backward pass computes the tiles again.
+so that one root per pair and coalition is all there is to compute.  On the CPU compiled code runs over the coalitions
+of a few pairs at a time (``pair_kernel``).  On other devices the sum over k runs in tiles, with a running maximum of the
+log-weights.  The backward pass computes the roots again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from diabat.attention.games.compiled_pairs import CompiledPairs
 from diabat.attention.games.estimate import (
     Estimate,
     Temperature,
@@ -39,8 +41,8 @@ def pair_means(values: Values, coalitions: Coalitions) -> tuple[Tensor, Tensor]:
     w_k = 1/K, or w_k ∝ exp(v(C_k \ {i,j})/γ)/p with Gibbs weights.  Differentiable once in all ``values``.
 
     Returns:
-        [N, n, n], symmetric up to rounding, with a meaningless diagonal; and log Σ_k exp(v/γ)/p [N, n, n],
-        detached, zero for uniform weights.
+        [N, n, n], symmetric, with a meaningless diagonal; and log Σ_k exp(v/γ)/p [N, n, n] of pairs j < i, detached,
+        zero for uniform weights.
     """
     mean, normaliser = _PairMeans.apply(*values, coalitions)
     return mean, normaliser
@@ -50,7 +52,9 @@ def pair_means(values: Values, coalitions: Coalitions) -> tuple[Tensor, Tensor]:
 def pair_errors(
     values: Values, coalitions: Coalitions, mean: Tensor, normaliser: Tensor, unit: int
 ) -> tuple[Tensor, Tensor]:
-    """Σ_units (Σ_k w_k (Δ_k - mean))² and Σ_k w_k², each [N, n, n]: a second pass over the tiles."""
+    """Σ_units (Σ_k w_k (Δ_k - mean))² and Σ_k w_k², each [N, n, n] and symmetric: a second pass."""
+    if _compiled(values):
+        return CompiledPairs(values, coalitions).errors(mean, normaliser, unit)
     squares, weight = torch.zeros_like(mean), torch.zeros_like(mean)
     for rows, draws in _tiles(values, unit):
         tile = Tile(values, coalitions, rows, draws)
@@ -58,7 +62,7 @@ def pair_errors(
         deviation = w * (tile.interaction() - mean[rows, None])
         squares[rows] += deviation.unflatten(1, (-1, unit)).sum(2).square_().sum(1)
         weight[rows] += w.square().sum(1)
-    return squares, weight
+    return (squares + squares.mT) / 2, (weight + weight.mT) / 2
 
 
 class _PairMeans(torch.autograd.Function):
@@ -74,13 +78,10 @@ class _PairMeans(torch.autograd.Function):
         coalitions: Coalitions,
     ) -> tuple[Tensor, Tensor]:
         values = Values(gram, square, change, whole, single, beta)
-        mean, normaliser = torch.zeros_like(gram), torch.zeros_like(gram)
-        if coalitions.log_proposal is None:
-            for rows, draws in _tiles(values):
-                mean[rows] += Tile(values, coalitions, rows, draws).interaction().sum(1)
-            mean /= square.shape[1]
+        if _compiled(values):
+            mean, normaliser = CompiledPairs(values, coalitions).means()
         else:
-            _gibbs_mean(values, coalitions, mean, normaliser)
+            mean, normaliser = _tiled_means(values, coalitions)
         ctx.save_for_backward(*values, mean, normaliser)
         ctx.coalitions = coalitions
         ctx.mark_non_differentiable(normaliser)
@@ -91,12 +92,30 @@ class _PairMeans(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         *parts, mean, normaliser = ctx.saved_tensors
         values = Values(*parts)
-        gradient = Values(*(torch.zeros_like(part) for part in values))
         u = (cotangents[0] + cotangents[0].mT) / 2
+        if _compiled(values):
+            return *CompiledPairs(values, ctx.coalitions).gradient(u, mean, normaliser), None
+        gradient = Values(*(torch.zeros_like(part) for part in values))
         for rows, draws in _tiles(values):
             tile = Tile(values, ctx.coalitions, rows, draws)
             tile.add_gradient(gradient, u[rows, None], mean[rows, None], normaliser[rows])
         return *gradient, None
+
+
+def _compiled(values: Values) -> bool:
+    """Whether compiled code computes this."""
+    return values.gram.device.type == "cpu" and values.gram.numel() > 0
+
+
+def _tiled_means(values: Values, coalitions: Coalitions) -> tuple[Tensor, Tensor]:
+    mean, normaliser = torch.zeros_like(values.gram), torch.zeros_like(values.gram)
+    if coalitions.log_proposal is None:
+        for rows, draws in _tiles(values):
+            mean[rows] += Tile(values, coalitions, rows, draws).interaction().sum(1)
+        mean /= values.square.shape[1]
+    else:
+        _gibbs_mean(values, coalitions, mean, normaliser)
+    return (mean + mean.mT) / 2, normaliser
 
 
 def _gibbs_mean(values: Values, coalitions: Coalitions, mean: Tensor, normaliser: Tensor) -> None:
@@ -151,8 +170,7 @@ def of_norm_pairs(
     real = real & ~torch.eye(n, dtype=torch.bool, device=real.device)
 
     def shaped(pairs: Tensor, fill: float = 0.0) -> Tensor:
-        pairs = pairs.reshape(*game.batch_shape, n, n)
-        return torch.where(real, (pairs + pairs.mT) / 2, fill)
+        return torch.where(real, pairs.reshape(*game.batch_shape, n, n), fill)
 
     value = shaped(mean)
     if not diagnostics:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from diabat.attention.games.pair_tile import TILE, Coalitions, Values
+from diabat.attention.games.pair_tile import Coalitions, Values
+from diabat.attention.games.predecessors import predecessor_dots
 from diabat.attention.games.tables import MAX_PLAYERS, all_coalitions, evaluate, value_table
 from diabat.checks import ArgumentError, ArgumentTypeError, check_choice, check_count
 from diabat.samplers.base import UnsupportedError
@@ -119,7 +119,7 @@ class NormGame:
             v(P_i) and v(P_i + i), each [*batch, K, n].
         """
         sizes = self._sizes()[..., None, :].expand(positions.shape)
-        dots: Any = _PredecessorDots.apply(self.gram, positions)
+        dots = predecessor_dots(self.gram, positions)
         order = positions.argsort(-1)
         rising = (2 * dots + sizes).gather(-1, order).cumsum(-1)
         floor = self._floor(sizes.gather(-1, order).cumsum(-1))
@@ -175,36 +175,6 @@ class NormGame:
         largest = self._sizes().detach().amax(-1)
         largest = largest.reshape(*largest.shape, *(1,) * (total.ndim - largest.ndim))
         return 8 * torch.finfo(self.gram.dtype).eps * (total.detach() + 2 * largest)
-
-
-class _PredecessorDots(torch.autograd.Function):
-    """a_ki = Σ_j G_ij [j before i in permutation k], [*batch, K, n]; a few permutations at a time, both ways."""
-
-    @staticmethod
-    def forward(ctx: Any, gram: Tensor, positions: Tensor) -> Tensor:
-        ctx.save_for_backward(positions)
-        parts = positions.split(_permutations_at_a_time(gram), -2)
-        return torch.cat([(gram[..., None, :, :] * _before(p)).sum(-1) for p in parts], -2)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
-        (positions,), (u,) = ctx.saved_tensors, cotangents
-        n = u.shape[-1]
-        gradient = u.new_zeros(*u.shape[:-2], n, n)
-        step = _permutations_at_a_time(gradient)
-        for part, p in zip(u.split(step, -2), positions.split(step, -2), strict=True):
-            gradient += (part[..., :, None] * _before(p)).sum(-3)
-        return gradient, None
-
-
-def _permutations_at_a_time(gram: Tensor) -> int:
-    return max(1, TILE // gram.numel())
-
-
-def _before(position: Tensor) -> Tensor:
-    """[j before i] as bool [*batch, n, n]."""
-    return position[..., None, :] < position[..., :, None]
 
 
 def _players(players: Tensor | None, vectors: Tensor) -> Tensor:

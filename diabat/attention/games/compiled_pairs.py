@@ -1,0 +1,181 @@
+r"""Sums over all pairs by compiled code, on the CPU.
+
+The pairs of a problem are divided into ranges of columns by n alone, and sums over pairs are added up range by range:
+results are the same on any number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from diabat.attention.games.pair_tile import Coalitions, Values
+from diabat.compute.scratch import Scratch, lanes_of
+from diabat.compute.threads import ranges_of_equal_work, run_parts
+
+# From twice as many players on, several threads share a problem.
+_PLAYERS_PER_RANGE = 512
+
+
+class CompiledPairs:
+    """Problems in the layout of the compiled code, which computes pairs with j < i only.
+
+    Args:
+        values: Of all problems and coalitions, on the CPU, N >= 1.
+        coalitions: Likewise.
+    """
+
+    def __init__(self, values: Values, coalitions: Coalitions) -> None:
+        from diabat.attention.games.pair_kernel import Problems
+
+        self.values, self.coalitions = Values(*(part.detach() for part in values)), coalitions
+        self.gibbs = coalitions.log_proposal is not None
+        self.shape = self.values.change.shape
+        gram = self.values.gram
+        self.dtype = np.dtype(np.float32 if gram.dtype == torch.float32 else np.float64)
+        self.lanes = lanes_of(self.dtype)
+        rows, columns = self._numbers()
+        self.given = Problems(
+            self._vectors(gram),
+            rows,
+            columns,
+            _array(coalitions.floor),
+            _array(self._log_proposal(2)),
+            _array(self.values.beta),
+            self.gibbs,
+            coalitions.tanh,
+        )
+        self.items, self.work = self._items()
+
+    def means(self) -> tuple[Tensor, Tensor]:
+        """Σ_k w_k Δ_ij, [N, n, n] and symmetric, and log Σ_k exp(v/γ)/p of pairs j < i; uniform weights: 0."""
+        from diabat.attention.games.pair_kernel import run_means
+
+        mean = np.zeros_like(self.given.gram)
+        total, largest = (np.ones_like(mean), np.zeros_like(mean)) if self.gibbs else (mean, mean)
+        self._each(
+            2,
+            lambda part, kept: run_means(self.items[part], self.given, kept, mean, total, largest),
+        )
+        found = self._mirrored(mean)
+        if not self.gibbs:
+            return found, torch.zeros_like(found)
+        return found, self._pairs(total).log_().add_(self._pairs(largest))
+
+    def errors(self, mean: Tensor, normaliser: Tensor, unit: int) -> tuple[Tensor, Tensor]:
+        """Σ_units (Σ_k w_k (Δ_k - mean))² and Σ_k w_k², [N, n, n] and symmetric."""
+        from diabat.attention.games.pair_kernel import run_errors
+
+        means, normalisers = self._vectors(mean), self._vectors(normaliser)
+        squares, weights = np.zeros_like(means), np.zeros_like(means)
+        self._each(
+            0,
+            lambda part, _: run_errors(
+                self.items[part], self.given, unit, means, normalisers, squares, weights
+            ),
+        )
+        return self._mirrored(squares), self._mirrored(weights)
+
+    def gradient(self, cotangent: Tensor, mean: Tensor, normaliser: Tensor) -> Values:
+        """∂L/∂(values) for L = Σ u_ij J_ij with symmetric u [N, n, n]; that of G is below its diagonal."""
+        from diabat.attention.games.pair_kernel import STRIP, SUMS, run_gradients
+
+        problems, count, n = self.shape
+        u = self._vectors(2 * cotangent.tril(-1))
+        means, normalisers = self._vectors(mean), self._vectors(normaliser)
+        to_gram = np.zeros_like(u)
+        sums = np.zeros((len(self.items), n, count, SUMS), self.dtype)
+        of_beta = np.zeros(len(self.items), self.dtype)
+
+        def call(part: slice, work: Any) -> None:
+            run_gradients(
+                self.items[part], part.start, self.given, work, u, means, normalisers, to_gram, sums, of_beta
+            )
+
+        self._each((STRIP + 1) * SUMS, call)
+        total = torch.from_numpy(sums).unflatten(0, (problems, -1)).sum(1).transpose(1, 2)
+        to_beta = torch.from_numpy(of_beta).unflatten(0, (problems, -1)).sum(1)
+        return self._chained(self._pairs(to_gram), *total.unbind(-1), to_beta)
+
+    def _chained(
+        self, gram: Tensor, to_change: Tensor, to_single: Tensor, to_logit: Tensor, to_beta: Tensor
+    ) -> Values:
+        """Derivatives by the values from the sums over the pairs of every player, [N, K, n]."""
+        # A pair is in the sums of both of its players.
+        square, whole, single = to_change.sum(-1) / 2, to_single.sum(-1) / 2, -to_single
+        if self.gibbs:
+            values, beta = self.values, self.values.beta[:, None]
+            inside = self.coalitions.member * to_logit
+            outside = (to_logit.sum(-1) - inside.sum(-1)) / 2
+            single = single + beta[..., None] * inside
+            whole = whole + beta * outside
+            to_beta = to_beta + (inside * values.single).sum((1, 2)) + (outside * values.whole).sum(1)
+        return Values(gram, square, to_change, whole, single, to_beta)
+
+    def _numbers(self) -> tuple[Any, Any]:
+        """The numbers of every player as rows and as columns, in the order of the compiled code."""
+        values, coalitions = self.values, self.coalitions
+        whole = values.whole[..., None]
+        if coalitions.tanh:
+            rise = values.single - whole
+        else:
+            norms = values.single + whole
+            rise = torch.where(norms == 0, 0, values.change / norms)
+        row_logit = self._logits(values.single, 1)
+        column_logit = torch.where(coalitions.member > 0, row_logit, self._logits(whole, 0))
+        common = (values.single, rise)
+        rows = torch.stack((coalitions.sign, values.change, *common, row_logit), -1)
+        columns = torch.stack(
+            (coalitions.sign, values.change + values.square[..., None], *common, column_logit), 2
+        )
+        lanes = pad(columns, (0, -columns.shape[-1] % self.lanes)).unflatten(-1, (-1, self.lanes))
+        return _array(rows.transpose(1, 2)), _array(lanes.permute(0, 3, 1, 2, 4))
+
+    def _logits(self, value: Tensor, taken: int) -> Tensor:
+        """v/γ - log p of contexts with so many players taken out of C."""
+        if not self.gibbs:
+            return torch.zeros_like(value)
+        return self.values.beta[:, None, None] * value - self._log_proposal(taken)[..., None]
+
+    def _log_proposal(self, taken: int) -> Tensor:
+        log_proposal = self.coalitions.log_proposal
+        return torch.zeros_like(self.values.square) if log_proposal is None else log_proposal[..., taken]
+
+    def _items(self) -> tuple[Any, Any]:
+        """Problem and range of columns of each item, int64 [items, 3], and the work of each."""
+        problems, _, n = self.shape
+        per_vector = n - self.lanes * np.arange(-(-n // self.lanes))
+        ranges = ranges_of_equal_work(per_vector, max(1, n // _PLAYERS_PER_RANGE))
+        items = [(problem, r.start, r.stop) for problem in range(problems) for r in ranges]
+        return np.array(items), np.tile([per_vector[r].sum() for r in ranges], problems)
+
+    def _each(self, rows: int, call: Callable[[slice, Any], None]) -> None:
+        """Run the items, one range of them per thread, each with scratch of K times so many rows."""
+        count = rows * self.shape[1]
+        run_parts(
+            ranges_of_equal_work(self.work, torch.get_num_threads()),
+            lambda part: Scratch(count).take(self.dtype, count, self.lanes),
+            call,
+        )
+
+    def _vectors(self, pairs: Tensor) -> Any:
+        """Matrices as [N, n, V, lanes], their rows filled up with zeros."""
+        return _array(pad(pairs, (0, -pairs.shape[-1] % self.lanes)).unflatten(-1, (-1, self.lanes)))
+
+    def _pairs(self, vectors: Any) -> Tensor:
+        """The matrices, [N, n, n]."""
+        return torch.from_numpy(vectors).flatten(-2)[..., : self.shape[-1]]
+
+    def _mirrored(self, vectors: Any) -> Tensor:
+        """Symmetric matrices from their entries below the diagonal, 0 on it."""
+        below = self._pairs(vectors).tril(-1)
+        return below + below.mT
+
+
+def _array(tensor: Tensor) -> Any:
+    return tensor.contiguous().numpy()

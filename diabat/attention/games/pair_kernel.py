@@ -1,0 +1,381 @@
+r"""Compiled sums over the coalitions of all pairs of the token game; imported on first use.
+
+The columns j of a row i are the lanes, and only pairs with j < i count.  What belongs to one pair and one coalition
+stays in registers: see :mod:`diabat.attention.games.pairs` for the equations, and
+:mod:`diabat.attention.games.pair_tile` for the same in torch.
+
+Per player and coalition there are the numbers
+
+    ``SIGN`` ε_i,  ``CHANGE`` t_i (columns: t_j + ‖S‖²),  ``SINGLE`` R_i,
+    ``RISE`` R_i - Q = t_i/(R_i + Q),  ``LOGIT`` R_i/γ - log p (columns j outside C: Q/γ - log p).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from diabat.compute.jit import inlined, inner, jit
+from diabat.compute.simd import (
+    add,
+    address,
+    constant,
+    divide,
+    entry,
+    fma,
+    fnma,
+    load,
+    mul,
+    skip,
+    splat,
+    store,
+    sub,
+    where_less,
+)
+from diabat.compute.simd_functions import exponential, square_root, sum_of, tanh
+
+SIGN, CHANGE, SINGLE, RISE, LOGIT, NUMBERS = range(6)
+# Sums over pairs: derivatives by ‖S ± V_i‖², by Δ with its sign, and by the log-weights of partners outside C.
+TO_CHANGE, TO_SINGLE, TO_LOGIT, SUMS = range(4)
+# Vectors of columns that share the sums over lanes.
+STRIP = 4
+
+
+class Problems(NamedTuple):
+    """N problems of n players and K coalitions, in V vectors of columns.
+
+    Attributes:
+        gram: G, [N, n, V, lanes].
+        rows: The numbers of every player, [N, n, K, NUMBERS].
+        columns: The same by columns, [N, V, K, NUMBERS, lanes].
+        floor: Squared norms up to this are zero, [N, K].
+        log_pair: log p of the context of pairs inside C, [N, K].
+        beta: 1/γ, [N].
+        gibbs: Whether the weights are Gibbs weights, else 1/K.
+        tanh: Whether f is tanh.
+    """
+
+    gram: Any
+    rows: Any
+    columns: Any
+    floor: Any
+    log_pair: Any
+    beta: Any
+    gibbs: bool
+    tanh: bool
+
+
+@inner
+def norms(
+    columns: Any, at: int, rows: Any, row: int, twice: Any, floor: Any, is_tanh: bool
+) -> tuple[Any, Any, Any, Any]:
+    """ε_i ε_j, 2 ε_i ε_j G_ij, ‖S ± V_i ± V_j‖ and f of it."""
+    signs = mul(load(columns, at + SIGN), entry(rows, row + SIGN))
+    cross = mul(signs, twice)
+    square = add(add(load(columns, at + CHANGE), entry(rows, row + CHANGE)), cross)
+    norm = square_root(where_less(floor, square, square, constant(square, 0.0)))
+    if is_tanh:
+        return signs, cross, norm, tanh(norm)
+    return signs, cross, norm, norm
+
+
+@inner
+def interaction(
+    columns: Any, at: int, rows: Any, row: int, signs: Any, cross: Any, double: Any, is_tanh: bool
+) -> Any:
+    """Δ_ij, as in ``Tile.interaction``."""
+    own, other = entry(rows, row + SINGLE), load(columns, at + SINGLE)
+    rise = load(columns, at + RISE)
+    if is_tanh:
+        return mul(signs, sub(sub(double, own), rise))
+    zero, one = constant(double, 0.0), constant(double, 1.0)
+    first, second = add(double, other), add(double, own)
+    # Infinity in place of 0, by which the quotient vanishes.
+    inverse = where_less(zero, first, divide(one, first), zero)
+    part = fma(add(entry(rows, row + CHANGE), cross), inverse, entry(rows, row + RISE))
+    part = fnma(rise, part, cross)
+    return mul(signs, where_less(zero, second, divide(part, second), zero))
+
+
+@inner
+def log_weight(
+    columns: Any, at: int, rows: Any, row: int, double: Any, beta: Any, log_pair: Any
+) -> Any:
+    """v(C \\ {i,j})/γ - log p."""
+    zero = constant(double, 0.0)
+    both = sub(mul(beta, double), log_pair)
+    with_row = where_less(load(columns, at + SIGN), zero, both, entry(rows, row + LOGIT))
+    return where_less(entry(rows, row + SIGN), zero, with_row, load(columns, at + LOGIT))
+
+
+@inlined
+def gibbs_mean(
+    columns: Any,
+    start: int,
+    rows: Any,
+    row: int,
+    twice: Any,
+    floor: Any,
+    log_pair: Any,
+    beta: Any,
+    count: int,
+    is_tanh: bool,
+    kept: Any,
+) -> tuple[Any, Any, Any]:
+    """Weighted sum of Δ over k, the sum of the weights, and the log of their scale."""
+    largest = constant(twice, -1e38)
+    for k in range(count):
+        at, of_row = start + k * NUMBERS, row + k * NUMBERS
+        signs, cross, norm, double = norms(columns, at, rows, of_row, twice, entry(floor, k), is_tanh)
+        logit = log_weight(columns, at, rows, of_row, double, beta, entry(log_pair, k))
+        largest = where_less(largest, logit, logit, largest)
+        store(kept, 2 * k, interaction(columns, at, rows, of_row, signs, cross, double, is_tanh))
+        store(kept, 2 * k + 1, logit)
+    total, weighted = constant(twice, 0.0), constant(twice, 0.0)
+    for k in range(count):
+        w = exponential(sub(load(kept, 2 * k + 1), largest))
+        total = add(total, w)
+        weighted = fma(w, load(kept, 2 * k), weighted)
+    return weighted, total, largest
+
+
+@inlined
+def uniform_sum(
+    columns: Any, start: int, rows: Any, row: int, twice: Any, floor: Any, count: int, is_tanh: bool
+) -> Any:
+    """Sum of Δ over k."""
+    total = constant(twice, 0.0)
+    for k in range(count):
+        at, of_row = start + k * NUMBERS, row + k * NUMBERS
+        signs, cross, norm, double = norms(columns, at, rows, of_row, twice, entry(floor, k), is_tanh)
+        total = add(total, interaction(columns, at, rows, of_row, signs, cross, double, is_tanh))
+    return total
+
+
+@jit
+def run_means(items: Any, p: Any, kept: Any, mean: Any, total: Any, largest: Any) -> None:
+    """Fill Σ_k w_k Δ and, of Gibbs weights, their sum and the log of their scale, each [N, n, V, lanes].
+
+    Args:
+        items: Problem, first vector of columns, and the one behind the last, int64 [items, 3].
+        p: The problems.
+        kept: Scratch [2K, lanes].
+        mean: See above.
+        total: See above.
+        largest: See above.
+    """
+    _, n, vectors, lanes = p.gram.shape
+    count, scratch = p.rows.shape[2], address(kept)
+    for item in range(len(items)):
+        N = items[item, 0]
+        gram, rows, columns = address(p.gram[N]), address(p.rows[N]), address(p.columns[N])
+        floor, log_pair, beta = address(p.floor[N]), address(p.log_pair[N]), splat(p.beta[N])
+        to_mean, to_total, to_largest = address(mean[N]), address(total[N]), address(largest[N])
+        for v in range(items[item, 1], items[item, 2]):
+            for i in range(v * lanes, n):
+                at, start, row = i * vectors + v, v * count * NUMBERS, i * count * NUMBERS
+                g = load(gram, at)
+                twice = add(g, g)
+                if p.gibbs:
+                    weighted, weights, scale = gibbs_mean(
+                        columns, start, rows, row, twice, floor, log_pair, beta, count, p.tanh, scratch
+                    )
+                    store(to_mean, at, divide(weighted, weights))
+                    store(to_total, at, weights)
+                    store(to_largest, at, scale)
+                else:
+                    found = uniform_sum(columns, start, rows, row, twice, floor, count, p.tanh)
+                    store(to_mean, at, divide(found, constant(found, count)))
+
+
+@jit
+def run_errors(
+    items: Any, p: Any, unit: int, mean: Any, normaliser: Any, squares: Any, weights: Any
+) -> None:
+    """Fill Σ_units (Σ_k w_k (Δ_k - mean))² and Σ_k w_k², each [N, n, V, lanes].
+
+    Args:
+        items: As in :func:`run_means`.
+        p: The problems.
+        unit: Consecutive coalitions that are not independent; K is a multiple of it.
+        mean: Of :func:`run_means`.
+        normaliser: log Σ_k exp(v/γ)/p, likewise.
+        squares: See above.
+        weights: See above.
+    """
+    _, n, vectors, lanes = p.gram.shape
+    count = p.rows.shape[2]
+    for item in range(len(items)):
+        N = items[item, 0]
+        gram, rows, columns = address(p.gram[N]), address(p.rows[N]), address(p.columns[N])
+        floor, log_pair, beta = address(p.floor[N]), address(p.log_pair[N]), splat(p.beta[N])
+        means, normalisers = address(mean[N]), address(normaliser[N])
+        to_squares, to_weights = address(squares[N]), address(weights[N])
+        for v in range(items[item, 1], items[item, 2]):
+            for i in range(v * lanes, n):
+                place = i * vectors + v
+                g, center, log_total = load(gram, place), load(means, place), load(normalisers, place)
+                twice, w = add(g, g), constant(g, 1.0 / count)
+                of_units, of_unit, of_weights = constant(g, 0.0), constant(g, 0.0), constant(g, 0.0)
+                for k in range(count):
+                    at, row = (v * count + k) * NUMBERS, (i * count + k) * NUMBERS
+                    signs, cross, norm, double = norms(columns, at, rows, row, twice, entry(floor, k), p.tanh)
+                    delta = interaction(columns, at, rows, row, signs, cross, double, p.tanh)
+                    if p.gibbs:
+                        logit = log_weight(columns, at, rows, row, double, beta, entry(log_pair, k))
+                        w = exponential(sub(logit, log_total))
+                    of_unit = fma(w, sub(delta, center), of_unit)
+                    of_weights = fma(w, w, of_weights)
+                    if (k + 1) % unit == 0:
+                        of_units = fma(of_unit, of_unit, of_units)
+                        of_unit = constant(g, 0.0)
+                store(to_squares, place, of_units)
+                store(to_weights, place, of_weights)
+
+
+@inner
+def accumulate(sums: Any, index: int, value: Any) -> None:
+    """Add to a row of sums."""
+    store(sums, index, add(load(sums, index), value))
+
+
+@inlined
+def pair_gradient(
+    columns: Any,
+    start: int,
+    rows: Any,
+    row: int,
+    twice: Any,
+    floor: Any,
+    log_pair: Any,
+    beta: Any,
+    count: int,
+    is_tanh: bool,
+    gibbs: bool,
+    cotangent: Any,
+    mean: Any,
+    normaliser: Any,
+    of_columns: Any,
+    of_row: Any,
+    to_beta: Any,
+) -> tuple[Any, Any]:
+    """Add to the sums of the columns and of the row; returns dL/dG_ij and the sum of dL/d(1/γ) with these pairs.
+
+    L = Σ u_ij J_ij over pairs j < i, dJ = Σ_k w_k (dΔ_k + (Δ_k - J) dℓ_k) with ℓ the log-weights.
+    """
+    to_gram, zero = constant(twice, 0.0), constant(twice, 0.0)
+    half, one = constant(twice, 0.5), constant(twice, 1.0)
+    weighted = mul(cotangent, constant(twice, 1.0 / count))
+    for k in range(count):
+        at, at_row = start + k * NUMBERS, row + k * NUMBERS
+        signs, cross, norm, double = norms(columns, at, rows, at_row, twice, entry(floor, k), is_tanh)
+        if gibbs:
+            logit = log_weight(columns, at, rows, at_row, double, beta, entry(log_pair, k))
+            weighted = mul(cotangent, exponential(sub(logit, normaliser)))
+        to_double = mul(weighted, signs)
+        accumulate(of_columns, k * SUMS + TO_SINGLE, to_double)
+        accumulate(of_row, k * SUMS + TO_SINGLE, to_double)
+        if gibbs:
+            delta = interaction(columns, at, rows, at_row, signs, cross, double, is_tanh)
+            to_logit = mul(weighted, sub(delta, mean))
+            own, other = entry(rows, at_row + SIGN), load(columns, at + SIGN)
+            accumulate(of_columns, k * SUMS + TO_LOGIT, where_less(own, zero, zero, to_logit))
+            accumulate(of_row, k * SUMS + TO_LOGIT, where_less(other, zero, zero, to_logit))
+            both = where_less(own, zero, where_less(other, zero, to_logit, zero), zero)
+            to_beta = fma(both, double, to_beta)
+            to_double = fma(beta, both, to_double)
+        if is_tanh:
+            to_double = mul(to_double, fnma(double, double, one))
+        # The subgradient of the norm at 0 is 0.
+        to_square = where_less(zero, norm, divide(mul(half, to_double), norm), zero)
+        accumulate(of_columns, k * SUMS + TO_CHANGE, to_square)
+        accumulate(of_row, k * SUMS + TO_CHANGE, to_square)
+        to_gram = fma(to_square, add(signs, signs), to_gram)
+    return to_gram, to_beta
+
+
+@inner
+def clear(rows: Any, count: int, like: Any) -> None:
+    """Fill rows with zeros."""
+    for k in range(count):
+        store(rows, k, constant(like, 0.0))
+
+
+@jit
+def run_gradients(
+    items: Any,
+    first: int,
+    p: Any,
+    work: Any,
+    cotangent: Any,
+    mean: Any,
+    normaliser: Any,
+    to_gram: Any,
+    sums: Any,
+    to_beta: Any,
+) -> None:
+    """Derivatives of L = Σ u_ij J_ij over pairs j < i.
+
+    Args:
+        items: As in :func:`run_means`.
+        first: Index of the first of these items among all.
+        p: The problems.
+        work: Scratch [(STRIP + 1) · K · SUMS, lanes].
+        cotangent: u, 0 where j >= i, [N, n, V, lanes].
+        mean: Of :func:`run_means`.
+        normaliser: As in :func:`run_errors`.
+        to_gram: dL/dG_ij, [N, n, V, lanes]; written for the columns of these items.
+        sums: Sums over the pairs of every player, zeros [all items, n, K, SUMS].
+        to_beta: dL/d(1/γ) by the norms of pairs inside C, [all items].
+    """
+    _, n, vectors, lanes = p.gram.shape
+    count = p.rows.shape[2]
+    numbers = count * SUMS
+    strip_sums, row_sums = address(work), skip(address(work), STRIP * numbers)
+    for item in range(len(items)):
+        N, end = items[item, 0], items[item, 2]
+        gram, rows, columns = address(p.gram[N]), address(p.rows[N]), address(p.columns[N])
+        floor, log_pair, beta = address(p.floor[N]), address(p.log_pair[N]), splat(p.beta[N])
+        u, means, normalisers, out = (
+            address(cotangent[N]),
+            address(mean[N]),
+            address(normaliser[N]),
+            address(to_gram[N]),
+        )
+        of_beta = constant(beta, 0.0)
+        for strip in range(items[item, 1], end, STRIP):
+            clear(strip_sums, STRIP * numbers, beta)
+            for i in range(strip * lanes, n):
+                clear(row_sums, numbers, beta)
+                for v in range(strip, min(strip + STRIP, end, i // lanes + 1)):
+                    place = i * vectors + v
+                    g = load(gram, place)
+                    of_gram, of_beta = pair_gradient(
+                        columns,
+                        v * count * NUMBERS,
+                        rows,
+                        i * count * NUMBERS,
+                        add(g, g),
+                        floor,
+                        log_pair,
+                        beta,
+                        count,
+                        p.tanh,
+                        p.gibbs,
+                        load(u, place),
+                        load(means, place),
+                        load(normalisers, place),
+                        skip(strip_sums, (v - strip) * numbers),
+                        row_sums,
+                        of_beta,
+                    )
+                    store(out, place, of_gram)
+                for k in range(count):
+                    for s in range(SUMS):
+                        sums[first + item, i, k, s] += sum_of(load(row_sums, k * SUMS + s))
+            for v in range(strip, min(strip + STRIP, end)):
+                for j in range(v * lanes, min((v + 1) * lanes, n)):
+                    for k in range(count):
+                        for s in range(SUMS):
+                            row = ((v - strip) * count + k) * SUMS + s
+                            sums[first + item, j, k, s] += work[row, j - v * lanes]
+        to_beta[first + item] = sum_of(of_beta)

@@ -1,0 +1,91 @@
+r"""Sums of the Gram matrix over the players before each one in permutations, in memory of K n + n² instead of K n²."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from diabat.attention.games.pair_tile import TILE
+from diabat.compute.threads import equal_ranges, run_parts
+
+
+def predecessor_dots(gram: Tensor, positions: Tensor) -> Tensor:
+    """a_ki = Σ_j G_ij [j before i in permutation k], differentiable once in G.
+
+    Args:
+        gram: G, symmetric up to rounding, [*batch, n, n].
+        positions: Position of every player, int64 [*batch, K, n].
+
+    Returns:
+        [*batch, K, n].
+    """
+    dots: Tensor = _PredecessorDots.apply(gram, positions)
+    return dots
+
+
+class _PredecessorDots(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gram: Tensor, positions: Tensor) -> Tensor:
+        ctx.save_for_backward(positions)
+        return (_compiled_dots if gram.device.type == "cpu" else _tiled_dots)(gram, positions)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        (positions,), (u,) = ctx.saved_tensors, cotangents
+        return (_compiled_gradient if u.device.type == "cpu" else _tiled_gradient)(u, positions), None
+
+
+def _compiled_dots(gram: Tensor, positions: Tensor) -> Tensor:
+    from diabat.attention.games.order_kernel import sum_before
+
+    return _run(sum_before, gram, positions, gram.new_zeros(positions.shape))
+
+
+def _compiled_gradient(u: Tensor, positions: Tensor) -> Tensor:
+    from diabat.attention.games.order_kernel import spread_before
+
+    return _run(spread_before, u, positions, u.new_zeros(*u.shape[:-2], u.shape[-1], u.shape[-1]))
+
+
+def _run(kernel: Callable[..., None], given: Tensor, positions: Tensor, out: Tensor) -> Tensor:
+    """Let the kernel add to ``out``; a problem is computed by one thread."""
+    if not out.numel():
+        return out
+    arrays = [a.flatten(0, -3).contiguous().numpy() for a in (given.detach(), positions.int())]
+    flat = out.view(-1, *out.shape[-2:]).numpy()
+    run_parts(
+        equal_ranges(len(flat), torch.get_num_threads()),
+        lambda part: np.array([part.start, part.stop]),
+        lambda part, problems: kernel(problems, *arrays, flat),
+    )
+    return out
+
+
+def _tiled_dots(gram: Tensor, positions: Tensor) -> Tensor:
+    """A few permutations at a time."""
+    parts = positions.split(_permutations_at_a_time(gram), -2)
+    return torch.cat([(gram[..., None, :, :] * _before(p)).sum(-1) for p in parts], -2)
+
+
+def _tiled_gradient(u: Tensor, positions: Tensor) -> Tensor:
+    n = u.shape[-1]
+    gradient = u.new_zeros(*u.shape[:-2], n, n)
+    step = _permutations_at_a_time(gradient)
+    for part, p in zip(u.split(step, -2), positions.split(step, -2), strict=True):
+        gradient += (part[..., :, None] * _before(p)).sum(-3)
+    return gradient
+
+
+def _permutations_at_a_time(gram: Tensor) -> int:
+    return max(1, TILE // gram.numel())
+
+
+def _before(position: Tensor) -> Tensor:
+    """[j before i] as bool [*batch, n, n]."""
+    return position[..., None, :] < position[..., :, None]
