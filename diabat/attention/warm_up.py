@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from diabat.attention.boltzmann import BoltzmannAttention
+from diabat.attention.games.warm_up import compile_token_games
 
 
 def _attention() -> None:
@@ -15,5 +16,5 @@ def _attention() -> None:
         layer(torch.ones(2, 8, 4, dtype=dtype)).sum().backward()
 
 
-GROUPS: dict[str, Callable[[], None]] = {"attention": _attention}
+GROUPS: dict[str, Callable[[], None]] = {"attention": _attention, "token games": compile_token_games}
 """Groups of compiled code by name."""

@@ -1,6 +1,6 @@
-"""Roots, exponentials, tanh and sums over the lanes of vectors, in both precisions.
+"""Roots, exponentials, logarithms, tanh and sums over the lanes of vectors, in both precisions.
 
-Extends :mod:`diabat.compute.simd`.  Exponentials are polynomials with an error of one or two roundings.
+Extends :mod:`diabat.compute.simd`.  Functions are polynomials with an error of one or two roundings.
 """
 
 from __future__ import annotations
@@ -82,6 +82,33 @@ def exponential(typing_context: Any, x: Any) -> Any:
         least, most = (-87.0, 88.0) if _float32(x.type) else (-708.0, 709.0)
         power, p = _powers(builder, _limited(builder, x, least, most))
         return _multiply_add(builder, power, p, power)
+
+    return x(x), generate
+
+
+@intrinsic
+def logarithm(typing_context: Any, x: Any) -> Any:
+    """log(x) of positive normal numbers."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        (x,) = arguments
+        kind, single = x.type, _float32(x.type)
+        words = ir.VectorType(ir.IntType(32 if single else 64), kind.count)
+        digits, half_root = (23, 0x3F3504F3) if single else (52, 0x3FE6A09E667F3BCD)
+        # x = 2^k m with m in [√½, √2)
+        bits = builder.bitcast(x, words)
+        k = builder.ashr(builder.sub(bits, _same(words, half_root)), _same(words, digits))
+        m = builder.bitcast(builder.sub(bits, builder.shl(k, _same(words, digits))), kind)
+        k = builder.sitofp(k, kind)
+        # log m = 2 artanh(s), the odd powers of s = (m - 1)/(m + 1)
+        s = builder.fdiv(builder.fsub(m, _same(kind, 1.0)), builder.fadd(m, _same(kind, 1.0)))
+        square, degree = builder.fmul(s, s), 9 if single else 21
+        p = _same(kind, 2 / degree)
+        for d in range(degree - 2, 1, -2):
+            p = _multiply_add(builder, p, square, _same(kind, 2 / d))
+        log = _multiply_add(builder, builder.fmul(p, square), s, builder.fadd(s, s))
+        log = _multiply_add(builder, k, _same(kind, _LOG2_LOW), log)
+        return _multiply_add(builder, k, _same(kind, _LOG2_HIGH), log)
 
     return x(x), generate
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diabat.attention import games
-from diabat.attention.games import pair_tile
+from diabat.attention.games import pair_tile, pairs, predecessors
 
 from .test_games_sampling import CASES
 from .test_games_tables import F64, token_vectors
@@ -26,16 +26,28 @@ SAMPLED: list[tuple[Sampled, dict[str, Any]]] = [
 ]
 
 
+def use_tiles(monkeypatch: pytest.MonkeyPatch, elements: int = pair_tile.TILE) -> None:
+    """Compute as on other devices than the CPU, in tiles of so many elements."""
+    for module in (pairs, predecessors):
+        monkeypatch.setattr(module, "_compiled", lambda _: False)
+        monkeypatch.setattr(module, "TILE", elements)
+
+
 @pytest.mark.parametrize("f", ["identity", "tanh"])
 @pytest.mark.parametrize(("sampled", "options"), SAMPLED)
 @pytest.mark.parametrize("weighting", ["uniform", "gibbs"])
+@pytest.mark.parametrize("compiled", [True, False])
 def test_gradcheck_at_fixed_coalitions(
-    weighting: str, sampled: Sampled, options: dict[str, Any], f: str, monkeypatch: pytest.MonkeyPatch
+    compiled: bool,
+    weighting: str,
+    sampled: Sampled,
+    options: dict[str, Any],
+    f: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In x, W_v and γ, with several tiles; central differences in float64 are good to about 1e-9."""
-    monkeypatch.setattr(pair_tile, "TILE", 64)  # read where it is used, see the next test
-    monkeypatch.setattr("diabat.attention.games.pairs.TILE", 64)
-    monkeypatch.setattr("diabat.attention.games.value_games.TILE", 64)
+    if not compiled:
+        use_tiles(monkeypatch, 64)
     g = torch.Generator().manual_seed(30)
     x = torch.randn(2, 5, 3, generator=g, dtype=F64).requires_grad_()
     W = (0.4 * torch.randn(4, 3, generator=g, dtype=F64)).requires_grad_()
@@ -60,7 +72,7 @@ def test_tiles_change_nothing_but_rounding(
     V = token_vectors(3, 6, 4, seed=31).requires_grad_()
     results = []
     for tile in (1, 100, 1 << 18):
-        monkeypatch.setattr("diabat.attention.games.pairs.TILE", tile)
+        use_tiles(monkeypatch, tile)
         estimate = games.sample_interaction(
             games.NormGame(V), 8, index=index, weighting=weighting, antithetic=True, seed=4
         )
@@ -192,8 +204,7 @@ class LargestTensor(TorchDispatchMode):
 @pytest.mark.parametrize("weighting", ["uniform", "gibbs"])
 def test_memory_is_linear_in_kn_plus_n_squared(weighting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """No tensor of K n² elements exists at any time, backward included."""
-    for module in ("pairs", "value_games"):
-        monkeypatch.setattr(f"diabat.attention.games.{module}.TILE", 1 << 10)
+    use_tiles(monkeypatch, 1 << 10)
     batch, n, K = 1, 24, 48
     V = token_vectors(batch, n, 4, seed=38).requires_grad_()
     with LargestTensor() as largest:

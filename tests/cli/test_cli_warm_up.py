@@ -12,7 +12,8 @@ from diabat.samplers.warm_up import Warmed
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> list[Warmed]:
     """Groups of backends and of layers whose kernels are not compiled here."""
-    found = [Warmed("exact", 16, 3.21), Warmed("refine", 0, 0.1), Warmed("attention", 0, 0.1)]
+    found = [Warmed("exact", 16, 3.21), Warmed("refine", 0, 0.1)]
+    found += [Warmed("attention", 0, 0.1), Warmed("token games", 0, 0.1)]
 
     def warmed(groups: dict[str, object]) -> Iterator[Warmed]:
         assert list(groups) == [group.group for group in found]
@@ -30,7 +31,7 @@ def test_every_group_that_was_compiled_has_its_time(groups: list[Warmed]) -> Non
     assert ["exact", "16", "3.2"] in rows
     assert ["all", "16", "3.2"] in rows
     assert "refine" not in result.stdout
-    assert "attention" in run("warm-up").stderr  # the progress bar
+    assert "token games" in run("warm-up").stderr  # the progress bar
     assert run_json("warm-up", "--no-progress")["groups"] == [group._asdict() for group in groups]
 
 

@@ -6,8 +6,9 @@ results are the same on any number of threads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from diabat.attention.games.pair_tile import Coalitions, Values
 from diabat.compute.scratch import Scratch, lanes_of
 from diabat.compute.threads import ranges_of_equal_work, run_parts
 
+Work = TypeVar("Work")
 # From twice as many players on, several threads share a problem.
 _PLAYERS_PER_RANGE = 512
 
@@ -53,19 +55,17 @@ class CompiledPairs:
         self.items, self.work = self._items()
 
     def means(self) -> tuple[Tensor, Tensor]:
-        """Σ_k w_k Δ_ij, [N, n, n] and symmetric, and log Σ_k exp(v/γ)/p of pairs j < i; uniform weights: 0."""
+        """J = Σ_k w_k Δ_k, [N, n, n], and log Σ_k exp(v/γ)/p of pairs j < i; uniform weights: of no meaning."""
         from diabat.attention.games.pair_kernel import run_means
 
-        mean = np.zeros_like(self.given.gram)
-        total, largest = (np.ones_like(mean), np.zeros_like(mean)) if self.gibbs else (mean, mean)
+        mean = np.empty_like(self.given.gram)
+        normaliser = np.zeros_like(mean) if self.gibbs else mean
+        flat = [a.reshape(*a.shape[:2], -1) for a in (mean, normaliser)]
         self._each(
-            2,
-            lambda part, kept: run_means(self.items[part], self.given, kept, mean, total, largest),
+            lambda: self._scratch(2 * self.shape[1]),
+            lambda part, kept: run_means(self.items[part], self.given, kept, *flat),
         )
-        found = self._mirrored(mean)
-        if not self.gibbs:
-            return found, torch.zeros_like(found)
-        return found, self._pairs(total).log_().add_(self._pairs(largest))
+        return self._pairs(mean), self._pairs(normaliser)
 
     def errors(self, mean: Tensor, normaliser: Tensor, unit: int) -> tuple[Tensor, Tensor]:
         """Σ_units (Σ_k w_k (Δ_k - mean))² and Σ_k w_k², [N, n, n] and symmetric."""
@@ -74,7 +74,7 @@ class CompiledPairs:
         means, normalisers = self._vectors(mean), self._vectors(normaliser)
         squares, weights = np.zeros_like(means), np.zeros_like(means)
         self._each(
-            0,
+            lambda: None,
             lambda part, _: run_errors(
                 self.items[part], self.given, unit, means, normalisers, squares, weights
             ),
@@ -82,30 +82,31 @@ class CompiledPairs:
         return self._mirrored(squares), self._mirrored(weights)
 
     def gradient(self, cotangent: Tensor, mean: Tensor, normaliser: Tensor) -> Values:
-        """∂L/∂(values) for L = Σ u_ij J_ij with symmetric u [N, n, n]; that of G is below its diagonal."""
+        """∂L/∂(values) for L = Σ u_ij J_ij, u [N, n, n]; that of G is below its diagonal."""
         from diabat.attention.games.pair_kernel import STRIP, SUMS, run_gradients
 
         problems, count, n = self.shape
-        u = self._vectors(2 * cotangent.tril(-1))
-        means, normalisers = self._vectors(mean), self._vectors(normaliser)
-        to_gram = np.zeros_like(u)
+        u, means, normalisers = _array(cotangent), self._vectors(mean), self._vectors(normaliser)
+        to_gram = np.zeros_like(means)
         sums = np.zeros((len(self.items), n, count, SUMS), self.dtype)
         of_beta = np.zeros(len(self.items), self.dtype)
 
-        def call(part: slice, work: Any) -> None:
+        def scratch() -> tuple[Any, Any]:
+            return self._scratch(STRIP + 1, count * SUMS), self._scratch(STRIP, n)
+
+        def call(part: slice, work: tuple[Any, Any]) -> None:
             run_gradients(
-                self.items[part], part.start, self.given, work, u, means, normalisers, to_gram, sums, of_beta
+                self.items[part], part.start, self.given, *work, u, means, normalisers, to_gram, sums, of_beta
             )
 
-        self._each((STRIP + 1) * SUMS, call)
+        self._each(scratch, call)
         total = torch.from_numpy(sums).unflatten(0, (problems, -1)).sum(1).transpose(1, 2)
         to_beta = torch.from_numpy(of_beta).unflatten(0, (problems, -1)).sum(1)
-        return self._chained(self._pairs(to_gram), *total.unbind(-1), to_beta)
+        return self._chained(self._pairs(to_gram), total, to_beta)
 
-    def _chained(
-        self, gram: Tensor, to_change: Tensor, to_single: Tensor, to_logit: Tensor, to_beta: Tensor
-    ) -> Values:
-        """Derivatives by the values from the sums over the pairs of every player, [N, K, n]."""
+    def _chained(self, gram: Tensor, total: Tensor, to_beta: Tensor) -> Values:
+        """Derivatives by the values from the sums over the pairs of every player, [N, K, n, SUMS]."""
+        to_change, to_single, to_logit = total.unbind(-1)
         # A pair is in the sums of both of its players.
         square, whole, single = to_change.sum(-1) / 2, to_single.sum(-1) / 2, -to_single
         if self.gibbs:
@@ -133,8 +134,7 @@ class CompiledPairs:
         columns = torch.stack(
             (coalitions.sign, values.change + values.square[..., None], *common, column_logit), 2
         )
-        lanes = pad(columns, (0, -columns.shape[-1] % self.lanes)).unflatten(-1, (-1, self.lanes))
-        return _array(rows.transpose(1, 2)), _array(lanes.permute(0, 3, 1, 2, 4))
+        return _array(rows.transpose(1, 2)), _array(self._in_lanes(columns).permute(0, 3, 1, 2, 4))
 
     def _logits(self, value: Tensor, taken: int) -> Tensor:
         """v/γ - log p of contexts with so many players taken out of C."""
@@ -154,18 +154,21 @@ class CompiledPairs:
         items = [(problem, r.start, r.stop) for problem in range(problems) for r in ranges]
         return np.array(items), np.tile([per_vector[r].sum() for r in ranges], problems)
 
-    def _each(self, rows: int, call: Callable[[slice, Any], None]) -> None:
-        """Run the items, one range of them per thread, each with scratch of K times so many rows."""
-        count = rows * self.shape[1]
-        run_parts(
-            ranges_of_equal_work(self.work, torch.get_num_threads()),
-            lambda part: Scratch(count).take(self.dtype, count, self.lanes),
-            call,
-        )
+    def _each(self, scratch: Callable[[], Work], call: Callable[[slice, Work], None]) -> None:
+        """Run the items, one range of them per thread, each with its scratch."""
+        run_parts(ranges_of_equal_work(self.work, torch.get_num_threads()), lambda part: scratch(), call)
+
+    def _scratch(self, *rows: int) -> Any:
+        return Scratch(math.prod(rows)).take(self.dtype, *rows, self.lanes)
 
     def _vectors(self, pairs: Tensor) -> Any:
         """Matrices as [N, n, V, lanes], their rows filled up with zeros."""
-        return _array(pad(pairs, (0, -pairs.shape[-1] % self.lanes)).unflatten(-1, (-1, self.lanes)))
+        return _array(self._in_lanes(pairs))
+
+    def _in_lanes(self, rows: Tensor) -> Tensor:
+        """[..., n] as [..., V, lanes], filled up with zeros; a copy only if n is not a multiple."""
+        missing = -rows.shape[-1] % self.lanes
+        return (pad(rows, (0, missing)) if missing else rows).unflatten(-1, (-1, self.lanes))
 
     def _pairs(self, vectors: Any) -> Tensor:
         """The matrices, [N, n, n]."""

@@ -31,7 +31,7 @@ from diabat.compute.simd import (
     sub,
     where_less,
 )
-from diabat.compute.simd_functions import exponential, square_root, sum_of, tanh
+from diabat.compute.simd_functions import exponential, logarithm, square_root, sum_of, tanh
 
 SIGN, CHANGE, SINGLE, RISE, LOGIT, NUMBERS = range(6)
 # Sums over pairs: derivatives by ‖S ± V_i‖², by Δ with its sign, and by the log-weights of partners outside C.
@@ -97,10 +97,8 @@ def interaction(
 
 
 @inner
-def log_weight(
-    columns: Any, at: int, rows: Any, row: int, double: Any, beta: Any, log_pair: Any
-) -> Any:
-    """v(C \\ {i,j})/γ - log p."""
+def log_weight(columns: Any, at: int, rows: Any, row: int, double: Any, beta: Any, log_pair: Any) -> Any:
+    r"""v(C \ {i,j})/γ - log p."""
     zero = constant(double, 0.0)
     both = sub(mul(beta, double), log_pair)
     with_row = where_less(load(columns, at + SIGN), zero, both, entry(rows, row + LOGIT))
@@ -125,7 +123,7 @@ def gibbs_mean(
     largest = constant(twice, -1e38)
     for k in range(count):
         at, of_row = start + k * NUMBERS, row + k * NUMBERS
-        signs, cross, norm, double = norms(columns, at, rows, of_row, twice, entry(floor, k), is_tanh)
+        signs, cross, _, double = norms(columns, at, rows, of_row, twice, entry(floor, k), is_tanh)
         logit = log_weight(columns, at, rows, of_row, double, beta, entry(log_pair, k))
         largest = where_less(largest, logit, logit, largest)
         store(kept, 2 * k, interaction(columns, at, rows, of_row, signs, cross, double, is_tanh))
@@ -146,22 +144,31 @@ def uniform_sum(
     total = constant(twice, 0.0)
     for k in range(count):
         at, of_row = start + k * NUMBERS, row + k * NUMBERS
-        signs, cross, norm, double = norms(columns, at, rows, of_row, twice, entry(floor, k), is_tanh)
+        signs, cross, _, double = norms(columns, at, rows, of_row, twice, entry(floor, k), is_tanh)
         total = add(total, interaction(columns, at, rows, of_row, signs, cross, double, is_tanh))
     return total
 
 
+@inner
+def mirror(pairs: Any, rows: Any, j: int) -> None:
+    """Complete column and row j of a matrix from its entries (i, j), i > j; 0 where i or j is no player."""
+    pairs[j, j] = 0.0
+    for i in range(j + 1, len(pairs)):
+        if rows[i, 0, SIGN] == 0 or rows[j, 0, SIGN] == 0:
+            pairs[i, j] = 0.0
+        pairs[j, i] = pairs[i, j]
+
+
 @jit
-def run_means(items: Any, p: Any, kept: Any, mean: Any, total: Any, largest: Any) -> None:
-    """Fill Σ_k w_k Δ and, of Gibbs weights, their sum and the log of their scale, each [N, n, V, lanes].
+def run_means(items: Any, p: Any, kept: Any, mean: Any, normaliser: Any) -> None:
+    """Fill J = Σ_k w_k Δ_k, symmetric, and of Gibbs weights log Σ_k exp(v/γ)/p of pairs j < i.
 
     Args:
         items: Problem, first vector of columns, and the one behind the last, int64 [items, 3].
         p: The problems.
         kept: Scratch [2K, lanes].
-        mean: See above.
-        total: See above.
-        largest: See above.
+        mean: J, [N, n, V · lanes].
+        normaliser: Likewise.
     """
     _, n, vectors, lanes = p.gram.shape
     count, scratch = p.rows.shape[2], address(kept)
@@ -169,7 +176,7 @@ def run_means(items: Any, p: Any, kept: Any, mean: Any, total: Any, largest: Any
         N = items[item, 0]
         gram, rows, columns = address(p.gram[N]), address(p.rows[N]), address(p.columns[N])
         floor, log_pair, beta = address(p.floor[N]), address(p.log_pair[N]), splat(p.beta[N])
-        to_mean, to_total, to_largest = address(mean[N]), address(total[N]), address(largest[N])
+        to_mean, to_normaliser = address(mean[N]), address(normaliser[N])
         for v in range(items[item, 1], items[item, 2]):
             for i in range(v * lanes, n):
                 at, start, row = i * vectors + v, v * count * NUMBERS, i * count * NUMBERS
@@ -180,24 +187,23 @@ def run_means(items: Any, p: Any, kept: Any, mean: Any, total: Any, largest: Any
                         columns, start, rows, row, twice, floor, log_pair, beta, count, p.tanh, scratch
                     )
                     store(to_mean, at, divide(weighted, weights))
-                    store(to_total, at, weights)
-                    store(to_largest, at, scale)
+                    store(to_normaliser, at, add(scale, logarithm(weights)))
                 else:
                     found = uniform_sum(columns, start, rows, row, twice, floor, count, p.tanh)
                     store(to_mean, at, divide(found, constant(found, count)))
+            for j in range(v * lanes, min((v + 1) * lanes, n)):
+                mirror(mean[N], p.rows[N], j)
 
 
 @jit
-def run_errors(
-    items: Any, p: Any, unit: int, mean: Any, normaliser: Any, squares: Any, weights: Any
-) -> None:
+def run_errors(items: Any, p: Any, unit: int, mean: Any, normaliser: Any, squares: Any, weights: Any) -> None:
     """Fill Σ_units (Σ_k w_k (Δ_k - mean))² and Σ_k w_k², each [N, n, V, lanes].
 
     Args:
         items: As in :func:`run_means`.
         p: The problems.
         unit: Consecutive coalitions that are not independent; K is a multiple of it.
-        mean: Of :func:`run_means`.
+        mean: J, [N, n, V, lanes].
         normaliser: log Σ_k exp(v/γ)/p, likewise.
         squares: See above.
         weights: See above.
@@ -218,7 +224,7 @@ def run_errors(
                 of_units, of_unit, of_weights = constant(g, 0.0), constant(g, 0.0), constant(g, 0.0)
                 for k in range(count):
                     at, row = (v * count + k) * NUMBERS, (i * count + k) * NUMBERS
-                    signs, cross, norm, double = norms(columns, at, rows, row, twice, entry(floor, k), p.tanh)
+                    signs, cross, _, double = norms(columns, at, rows, row, twice, entry(floor, k), p.tanh)
                     delta = interaction(columns, at, rows, row, signs, cross, double, p.tanh)
                     if p.gibbs:
                         logit = log_weight(columns, at, rows, row, double, beta, entry(log_pair, k))
@@ -300,53 +306,81 @@ def clear(rows: Any, count: int, like: Any) -> None:
         store(rows, k, constant(like, 0.0))
 
 
+@inner
+def both_cotangents(u: Any, rows: Any, first: int, lanes: int, out: Any) -> None:
+    """Fill out[i - first] with u_ij + u_ji of the columns j = first + lane; 0 where j >= i, or one is no player."""
+    n = len(rows)
+    for lane in range(lanes):
+        j = first + lane
+        for i in range(first, n):
+            real = j < i and rows[i, 0, SIGN] != 0 and rows[j, 0, SIGN] != 0
+            out[i - first, lane] = u[i, j] + u[j, i] if real else 0.0
+
+
+@inner
+def add_row(sums: Any, vectors: Any) -> None:
+    """Add sums over lanes to sums [K, SUMS]."""
+    for k in range(len(sums)):
+        for s in range(SUMS):
+            sums[k, s] += sum_of(load(vectors, k * SUMS + s))
+
+
+@inner
+def add_columns(sums: Any, vectors: Any, first: int) -> None:
+    """Add vectors [K · SUMS, lanes] to sums [n, K, SUMS] of the players from ``first`` on."""
+    for lane in range(min(vectors.shape[1], len(sums) - first)):
+        for k in range(sums.shape[1]):
+            for s in range(SUMS):
+                sums[first + lane, k, s] += vectors[k * SUMS + s, lane]
+
+
 @jit
 def run_gradients(
     items: Any,
     first: int,
     p: Any,
     work: Any,
-    cotangent: Any,
+    cotangents: Any,
+    u: Any,
     mean: Any,
     normaliser: Any,
     to_gram: Any,
     sums: Any,
     to_beta: Any,
 ) -> None:
-    """Derivatives of L = Σ u_ij J_ij over pairs j < i.
+    """Derivatives of L = Σ u_ij J_ij.
 
     Args:
         items: As in :func:`run_means`.
         first: Index of the first of these items among all.
         p: The problems.
-        work: Scratch [(STRIP + 1) · K · SUMS, lanes].
-        cotangent: u, 0 where j >= i, [N, n, V, lanes].
-        mean: Of :func:`run_means`.
+        work: Scratch [STRIP + 1, K · SUMS, lanes].
+        cotangents: Scratch [STRIP, n, lanes].
+        u: [N, n, n].
+        mean: J, [N, n, V, lanes].
         normaliser: As in :func:`run_errors`.
-        to_gram: dL/dG_ij, [N, n, V, lanes]; written for the columns of these items.
+        to_gram: dL/dG_ij of pairs j < i, [N, n, V, lanes]; written for the columns of these items.
         sums: Sums over the pairs of every player, zeros [all items, n, K, SUMS].
         to_beta: dL/d(1/γ) by the norms of pairs inside C, [all items].
     """
     _, n, vectors, lanes = p.gram.shape
     count = p.rows.shape[2]
     numbers = count * SUMS
-    strip_sums, row_sums = address(work), skip(address(work), STRIP * numbers)
+    row_sums = address(work[STRIP])
     for item in range(len(items)):
-        N, end = items[item, 0], items[item, 2]
+        N, end, of_item = items[item, 0], items[item, 2], sums[first + item]
         gram, rows, columns = address(p.gram[N]), address(p.rows[N]), address(p.columns[N])
         floor, log_pair, beta = address(p.floor[N]), address(p.log_pair[N]), splat(p.beta[N])
-        u, means, normalisers, out = (
-            address(cotangent[N]),
-            address(mean[N]),
-            address(normaliser[N]),
-            address(to_gram[N]),
-        )
+        means, normalisers, out = address(mean[N]), address(normaliser[N]), address(to_gram[N])
         of_beta = constant(beta, 0.0)
         for strip in range(items[item, 1], end, STRIP):
-            clear(strip_sums, STRIP * numbers, beta)
+            strip_end = min(strip + STRIP, end)
+            for v in range(strip, strip_end):
+                both_cotangents(u[N], p.rows[N], v * lanes, lanes, cotangents[v - strip])
+            clear(address(work), STRIP * numbers, beta)
             for i in range(strip * lanes, n):
                 clear(row_sums, numbers, beta)
-                for v in range(strip, min(strip + STRIP, end, i // lanes + 1)):
+                for v in range(strip, min(strip_end, i // lanes + 1)):
                     place = i * vectors + v
                     g = load(gram, place)
                     of_gram, of_beta = pair_gradient(
@@ -361,21 +395,15 @@ def run_gradients(
                         count,
                         p.tanh,
                         p.gibbs,
-                        load(u, place),
+                        load(address(cotangents), (v - strip) * n + i - v * lanes),
                         load(means, place),
                         load(normalisers, place),
-                        skip(strip_sums, (v - strip) * numbers),
+                        skip(address(work), (v - strip) * numbers),
                         row_sums,
                         of_beta,
                     )
                     store(out, place, of_gram)
-                for k in range(count):
-                    for s in range(SUMS):
-                        sums[first + item, i, k, s] += sum_of(load(row_sums, k * SUMS + s))
-            for v in range(strip, min(strip + STRIP, end)):
-                for j in range(v * lanes, min((v + 1) * lanes, n)):
-                    for k in range(count):
-                        for s in range(SUMS):
-                            row = ((v - strip) * count + k) * SUMS + s
-                            sums[first + item, j, k, s] += work[row, j - v * lanes]
+                add_row(of_item[i], row_sums)
+            for v in range(strip, strip_end):
+                add_columns(of_item, work[v - strip], v * lanes)
         to_beta[first + item] = sum_of(of_beta)

@@ -9,9 +9,9 @@ Of the four coalitions in Δ_ij(C \ {i,j}) one is C, two differ from it by one p
     Δ_ij = ε_i ε_j (T_ij - R_i - R_j + Q),
     ‖S + ε_i V_i + ε_j V_j‖² = ‖S‖² + t_i + t_j + 2 ε_i ε_j G_ij,    t_i = 2 ε_i S·V_i + G_ii
 
-so that one root per pair and coalition is all there is to compute.  On the CPU compiled code runs over the coalitions
-of a few pairs at a time (``pair_kernel``).  On other devices the sum over k runs in tiles, with a running maximum of the
-log-weights.  The backward pass computes the roots again.
+so that one root per pair and coalition is all there is to compute.  On the CPU compiled code sums over the coalitions
+of a few pairs at a time (``pair_kernel``).  On other devices the sum over k runs in tiles, with a running maximum of
+the log-weights.  The backward pass computes the roots again.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def pair_means(values: Values, coalitions: Coalitions) -> tuple[Tensor, Tensor]:
     w_k = 1/K, or w_k ∝ exp(v(C_k \ {i,j})/γ)/p with Gibbs weights.  Differentiable once in all ``values``.
 
     Returns:
-        [N, n, n], symmetric, with a meaningless diagonal; and log Σ_k exp(v/γ)/p [N, n, n] of pairs j < i, detached,
-        zero for uniform weights.
+        [N, n, n], symmetric, zero on the diagonal and where there is no player; and log Σ_k exp(v/γ)/p [N, n, n] of
+        pairs j < i, detached, of no meaning for uniform weights.
     """
     mean, normaliser = _PairMeans.apply(*values, coalitions)
     return mean, normaliser
@@ -85,17 +85,17 @@ class _PairMeans(torch.autograd.Function):
         ctx.save_for_backward(*values, mean, normaliser)
         ctx.coalitions = coalitions
         ctx.mark_non_differentiable(normaliser)
-        return mean.clone(), normaliser
+        return mean, normaliser
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         *parts, mean, normaliser = ctx.saved_tensors
         values = Values(*parts)
-        u = (cotangents[0] + cotangents[0].mT) / 2
         if _compiled(values):
-            return *CompiledPairs(values, ctx.coalitions).gradient(u, mean, normaliser), None
+            return *CompiledPairs(values, ctx.coalitions).gradient(cotangents[0], mean, normaliser), None
         gradient = Values(*(torch.zeros_like(part) for part in values))
+        u = torch.where(_pairs(ctx.coalitions), (cotangents[0] + cotangents[0].mT) / 2, 0)
         for rows, draws in _tiles(values):
             tile = Tile(values, ctx.coalitions, rows, draws)
             tile.add_gradient(gradient, u[rows, None], mean[rows, None], normaliser[rows])
@@ -107,6 +107,14 @@ def _compiled(values: Values) -> bool:
     return values.gram.device.type == "cpu" and values.gram.numel() > 0
 
 
+def _pairs(coalitions: Coalitions) -> Tensor:
+    """Where there are two players, bool [N, n, n]."""
+    there = coalitions.sign[:, 0] != 0
+    return (there[:, :, None] & there[:, None, :]) & ~torch.eye(
+        there.shape[-1], dtype=torch.bool, device=there.device
+    )
+
+
 def _tiled_means(values: Values, coalitions: Coalitions) -> tuple[Tensor, Tensor]:
     mean, normaliser = torch.zeros_like(values.gram), torch.zeros_like(values.gram)
     if coalitions.log_proposal is None:
@@ -115,7 +123,7 @@ def _tiled_means(values: Values, coalitions: Coalitions) -> tuple[Tensor, Tensor
         mean /= values.square.shape[1]
     else:
         _gibbs_mean(values, coalitions, mean, normaliser)
-    return (mean + mean.mT) / 2, normaliser
+    return torch.where(_pairs(coalitions), (mean + mean.mT) / 2, 0), normaliser
 
 
 def _gibbs_mean(values: Values, coalitions: Coalitions, mean: Tensor, normaliser: Tensor) -> None:
@@ -166,18 +174,14 @@ def of_norm_pairs(
         log_proposal = log_proposal.to(game.gram)
     values, coalitions = game.pair_values(inside, beta, log_proposal)
     mean, normaliser = pair_means(values, coalitions)
-    real = game.players[..., :, None] & game.players[..., None, :]
-    real = real & ~torch.eye(n, dtype=torch.bool, device=real.device)
-
-    def shaped(pairs: Tensor, fill: float = 0.0) -> Tensor:
-        return torch.where(real, pairs.reshape(*game.batch_shape, n, n), fill)
-
-    value = shaped(mean)
+    value = mean.reshape(*game.batch_shape, n, n)
     if not diagnostics:
         return Estimate(value, None, None, count)
     squares, weight = pair_errors(values, coalitions, mean.detach(), normaliser, unit)
-    error = torch.where(real, standard_error(shaped(squares), count // unit), 0)
-    return Estimate(value, error, 1 / shaped(weight, 1 / count), count)
+    real = _pairs(coalitions)
+    error = torch.where(real, standard_error(squares, count // unit), 0)
+    effective = torch.where(real, 1 / weight, count)
+    return Estimate(value, error.reshape(value.shape), effective.reshape(value.shape), count)
 
 
 def of_function_pairs(

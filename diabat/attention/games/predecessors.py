@@ -32,13 +32,18 @@ class _PredecessorDots(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gram: Tensor, positions: Tensor) -> Tensor:
         ctx.save_for_backward(positions)
-        return (_compiled_dots if gram.device.type == "cpu" else _tiled_dots)(gram, positions)
+        return (_compiled_dots if _compiled(gram) else _tiled_dots)(gram, positions)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
         (positions,), (u,) = ctx.saved_tensors, cotangents
-        return (_compiled_gradient if u.device.type == "cpu" else _tiled_gradient)(u, positions), None
+        return (_compiled_gradient if _compiled(u) else _tiled_gradient)(u, positions), None
+
+
+def _compiled(tensor: Tensor) -> bool:
+    """Whether compiled code computes this."""
+    return tensor.device.type == "cpu"
 
 
 def _compiled_dots(gram: Tensor, positions: Tensor) -> Tensor:
@@ -57,7 +62,7 @@ def _run(kernel: Callable[..., None], given: Tensor, positions: Tensor, out: Ten
     """Let the kernel add to ``out``; a problem is computed by one thread."""
     if not out.numel():
         return out
-    arrays = [a.flatten(0, -3).contiguous().numpy() for a in (given.detach(), positions.int())]
+    arrays = [a.reshape(-1, *a.shape[-2:]).contiguous().numpy() for a in (given.detach(), positions.int())]
     flat = out.view(-1, *out.shape[-2:]).numpy()
     run_parts(
         equal_ranges(len(flat), torch.get_num_threads()),

@@ -148,9 +148,10 @@ def sample_interaction(
         )
     log_proposal = None
     if weighting == "gibbs":
-        taken = torch.arange(3, device=inside.device)
-        log_proposal = _log_proposal(inside.sum(-1)[..., None] - taken, _others(game.players, 2))
-        log_proposal = log_proposal * (index == "shapley")
+        log_proposal = torch.zeros(*inside.shape[:-1], 3, dtype=torch.double, device=inside.device)
+        if index == "shapley":  # p of the other is the same for all contexts
+            taken = torch.arange(3, device=inside.device)
+            log_proposal = _log_proposal(inside.sum(-1)[..., None] - taken, _others(game.players, 2))
     unit = 2 if antithetic else 1
     if isinstance(game, NormGame):
         return of_norm_pairs(game, inside, temperature, log_proposal, unit, diagnostics)
@@ -172,12 +173,17 @@ def _others(players: Tensor, taken: int) -> Tensor:
 
 
 def _log_proposal(size: Tensor, others: Tensor) -> Tensor:
-    """Log of s! (m - s)!/m!, the probability of a context of size s up to a constant; 0 outside 0 .. m."""
-    s, m = size.double(), others.double()
-    valid = (s >= 0) & (s <= m)
-    s, m = torch.where(valid, s, 0), m.clamp_min(0).expand(valid.shape)
-    log = torch.lgamma(s + 1) + torch.lgamma((m - s).clamp_min(0) + 1) - torch.lgamma(m + 1)
-    return torch.where(valid, log, 0)
+    """Log of s! (m - s)!/m!, the probability of a context of size s up to a constant; 0 outside 0 .. m.
+
+    Args:
+        size: s, [*batch, K, *].
+        others: m, [*batch, 1, 1].
+    """
+    largest = max(0, int(others.max())) if others.numel() else 0
+    s, m = torch.arange(largest + 1, device=size.device).double(), others.clamp_min(0).double()
+    table = torch.lgamma(s + 1) + torch.lgamma((m - s).clamp_min(0) + 1) - torch.lgamma(m + 1)
+    valid = (size >= 0) & (size <= others)
+    return torch.where(valid, table.expand(*size.shape[:-1], -1).gather(-1, torch.where(valid, size, 0)), 0)
 
 
 def _marginals(toggles: Toggles, inside: Tensor) -> tuple[Tensor, Tensor]:

@@ -69,7 +69,9 @@ class NormGame:
             vectors = vectors.float()
         vectors = torch.where(self.players[..., None], vectors, 0)
         self.gram = vectors @ vectors.mT
-        _check_norms(name, self._sizes(), dtype)
+        # Taken once: every diagonal has a matrix of zeros in its derivative.
+        self._sizes = self.gram.diagonal(dim1=-2, dim2=-1)  # G_ii, [*batch, n]
+        _check_norms(name, self._sizes, dtype)
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -98,7 +100,7 @@ class NormGame:
         ]
         mixed = 2 * high @ G[..., few:, :few] @ low.T
         square = mixed + squares[1][..., :, None] + squares[0][..., None, :]
-        sizes = self._sizes()
+        sizes = self._sizes
         small = (sizes[..., few:] @ high.T)[..., :, None] + (sizes[..., :few] @ low.T)[..., None, :]
         return self.activate(square, self._floor(small)).flatten(-2)
 
@@ -118,9 +120,10 @@ class NormGame:
         Returns:
             v(P_i) and v(P_i + i), each [*batch, K, n].
         """
-        sizes = self._sizes()[..., None, :].expand(positions.shape)
+        sizes = self._sizes[..., None, :].expand(positions.shape)
         dots = predecessor_dots(self.gram, positions)
-        order = positions.argsort(-1)
+        players = torch.arange(positions.shape[-1], device=positions.device)
+        order = torch.empty_like(positions).scatter_(-1, positions, players.expand(positions.shape))
         rising = (2 * dots + sizes).gather(-1, order).cumsum(-1)
         floor = self._floor(sizes.gather(-1, order).cumsum(-1))
         after = self.activate(rising, floor)
@@ -155,7 +158,7 @@ class NormGame:
 
     def _around(self, coalitions: Tensor) -> tuple[Values, Coalitions]:
         member = (coalitions & self.players[..., None, :]).to(self.gram)
-        sizes = self._sizes()[..., None, :]
+        sizes = self._sizes[..., None, :]
         dots = member @ self.gram
         square = (member * dots).sum(-1)
         sign = (1 - 2 * member) * self.players[..., None, :]
@@ -166,13 +169,9 @@ class NormGame:
         values = Values(self.gram, square, change, whole, single, square)
         return values, Coalitions(sign, member, floor, None, self.f == "tanh")
 
-    def _sizes(self) -> Tensor:
-        """Squared norms G_ii, [*batch, n]."""
-        return self.gram.diagonal(dim1=-2, dim2=-1)
-
     def _floor(self, total: Tensor) -> Tensor:
         """What Σ_{i ∈ C} ‖V_i‖² = total leaves of a vanishing squared norm in floating point."""
-        largest = self._sizes().detach().amax(-1)
+        largest = self._sizes.detach().amax(-1)
         largest = largest.reshape(*largest.shape, *(1,) * (total.ndim - largest.ndim))
         return 8 * torch.finfo(self.gram.dtype).eps * (total.detach() + 2 * largest)
 
