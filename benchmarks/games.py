@@ -1,14 +1,16 @@
 """Token games: all three indices against Algorithm 1 transcribed, peak memory, and the Möbius transform.
 
-python -m benchmarks.games [--json] [--pairs 24] [time | memory | layer | mobius]
+python -m benchmarks.games [--json] [--pairs 24] [time | memory | layer | attention | pairs | mobius]
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -158,6 +160,123 @@ def step(layer: diabat.NeuroGameAttention, x: Tensor) -> None:
     z.square().sum().backward()
 
 
+def attention_steps() -> list[dict[str, Any]]:
+    """Forward and backward of the layer and of torch.nn.MultiheadAttention of the same width and heads, in turn."""
+    rows = []
+    torch.set_num_threads(1)
+    batch, dim, heads = 8, 64, 4
+    for length in (32, 64, 128, 256):
+        x = torch.randn(batch, length, dim)
+        softmax = torch.nn.MultiheadAttention(dim, heads, batch_first=True)
+        peer = partial(softmax_step, softmax, x)
+        for weighting in ("gibbs", "uniform"):
+            layer = diabat.NeuroGameAttention(dim, heads, weighting=weighting)
+            ours, theirs, ratio = paired_cpu(partial(step, layer, x), peer)
+            rows.append(
+                {
+                    "batch": batch, "T": length, "D": dim, "heads": heads, "weighting": weighting,
+                    "NeuroGame [ms]": ours * 1e3, "MultiheadAttention [ms]": theirs * 1e3, "ratio": ratio,
+                }
+            )  # fmt: skip
+    return rows
+
+
+def softmax_step(layer: torch.nn.MultiheadAttention, x: Tensor) -> None:
+    layer(x, x, x, need_weights=False)[0].square().sum().backward()
+
+
+def paired_cpu(ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int = 9) -> tuple[float, ...]:
+    """Median CPU seconds of two calls in turn, and the median of their ratios; the second runs ten times a round."""
+    for _ in range(2):
+        ours(), theirs()
+    pairs = [(cpu_seconds(ours), cpu_seconds(theirs, 10)) for _ in range(rounds)]
+    return *(statistics.median(times) for times in zip(*pairs, strict=True)), statistics.median(
+        a / b for a, b in pairs
+    )
+
+
+def cpu_seconds(f: Callable[[], Any], inner: int = 1) -> float:
+    """CPU seconds of a call on this thread: other work on the machine does not count."""
+    start = time.process_time()
+    for _ in range(inner):
+        f()
+    return (time.process_time() - start) / inner
+
+
+# Of one pair and coalition: roots, quotients, and other operations on numbers, a fused product and sum as two;
+# exponentials are 18 operations.
+PAIR_OPERATIONS = {("uniform", False): (1, 2, 15), ("uniform", True): (1, 1, 14),
+                   ("gibbs", False): (1, 2, 41), ("gibbs", True): (1, 3, 62)}  # fmt: skip
+
+
+def pair_rates() -> list[dict[str, Any]]:
+    """The sums over pairs alone, against products of matrices, and against their roots and quotients alone."""
+    from diabat.attention.games import draws
+    from diabat.attention.games.compiled_pairs import CompiledPairs
+
+    torch.set_num_threads(1)
+    batch, n, count = 32, 256, 15
+    rows = []
+    for dtype in (torch.float32, torch.float64):
+        peak = 2 * 1024**3 / least_cpu(partial(torch.mm, *torch.randn(2, 1024, 1024, dtype=dtype))) / 1e9
+        root, quotient = divider_seconds(dtype)
+        for weighting in ("gibbs", "uniform"):
+            game = games.NormGame(torch.randn(batch, n, 16, dtype=dtype) / 32)
+            proposal = torch.zeros(batch, count, 3, dtype=dtype) if weighting == "gibbs" else None
+            inside = draws.half_coalitions(game.players, count, 0)
+            beta = torch.tensor(1 / TEMPERATURE, dtype=dtype)
+            problem = CompiledPairs(*game.pair_values(inside, beta, proposal))
+            mean, normaliser = problem.means()
+            u = torch.randn_like(mean)
+            gradient = partial(problem.gradient, u, mean, normaliser)
+            calls: dict[bool, Callable[[], Any]] = {False: problem.means, True: gradient}
+            for backward, call in calls.items():
+                roots, quotients, others = PAIR_OPERATIONS[weighting, backward]
+                pairs, cost = batch * count * n * (n - 1) / 2, least_cpu(call)
+                rows.append(
+                    {
+                        "dtype": str(dtype)[6:], "weighting": weighting, "pass": "backward" if backward else "forward",
+                        "ns per pair and coalition": cost / pairs * 1e9,
+                        "GFLOP": (roots + quotients + others) * pairs / 1e9,
+                        "GFLOP/s": (roots + quotients + others) * pairs / cost / 1e9,
+                        "of matrix products [GFLOP/s]": peak,
+                        "roots and quotients alone [ns]": (roots * root + quotients * quotient) * 1e9,
+                    }
+                )  # fmt: skip
+    return rows
+
+
+def divider_seconds(dtype: torch.dtype) -> tuple[float, float]:
+    """Seconds of a root and of a quotient in vectors, eight independent ones at a time."""
+    import numba
+
+    from diabat.compute.simd import constant, divide, load, store
+    from diabat.compute.simd_functions import square_root
+
+    def roots(rows: Any, rounds: int) -> None:
+        for _ in range(rounds):
+            for row in range(8):
+                store(rows, row, square_root(load(rows, row)))
+
+    def quotients(rows: Any, rounds: int) -> None:
+        for _ in range(rounds):
+            for row in range(8):
+                value = load(rows, row)
+                store(rows, row, divide(constant(value, 1.5), value))
+
+    found, rounds = [], 100_000
+    for loop in (roots, quotients):
+        rows = (torch.rand(8, 64 // dtype.itemsize, dtype=dtype) + 1).numpy()
+        found.append(least_cpu(partial(numba.njit(loop), rows, rounds)) / rounds / rows.size)
+    return found[0], found[1]
+
+
+def least_cpu(f: Callable[[], Any], inner: int = 1) -> float:
+    """Least CPU seconds of some rounds."""
+    f()
+    return min(cpu_seconds(f, inner) for _ in range(7))
+
+
 def best(f: Callable[[], Any], rounds: int = 7) -> float:
     """Least wall seconds of a few calls, after one to warm up: other work on the machine only adds."""
     f()
@@ -237,7 +356,9 @@ def mobius() -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sections", nargs="*", help="time, memory, layer, mobius; all if none is named")
+    parser.add_argument(
+        "sections", nargs="*", help="time, memory, layer, attention, pairs, mobius; all if none is named"
+    )
     parser.add_argument("--json", action="store_true", help="one line of JSON per table")
     parser.add_argument("--pairs", type=int, default=24, help="pairs on which Algorithm 1 is measured")
     parser.add_argument("--one", type=int, nargs=2, metavar=("N", "K"), help=argparse.SUPPRESS)
@@ -252,6 +373,11 @@ def main() -> None:
         ),
         "memory": ("Peak memory of all pairs, Gibbs weights, forward and backward, float32", memory),
         "layer": ("NeuroGame attention layer, K = 15, mean field", layer_times),
+        "attention": (
+            "NeuroGame and softmax attention, forward + backward, CPU time of one thread",
+            attention_steps,
+        ),
+        "pairs": ("Sums over all pairs alone, K = 15, n = 256, CPU time of one thread", pair_rates),
         "mobius": ("Möbius transform", mobius),
     }
     unknown = set(arguments.sections) - sections.keys()
