@@ -75,6 +75,7 @@ KERNELS = [
     "samplers/tempering/averages.py",
     "samplers/tempering/ladder.py",
     "samplers/tempering/chain_statistics.py",
+    "attention/games/pair_gradient_kernel.py",
     "attention/games/pair_kernel.py",
     "attention/games/order_kernel.py",
 ]
@@ -101,6 +102,7 @@ COMPILED = [
     "compute/compiled_random.py",
     "compute/simd_bits.py",
     "compute/simd_functions.py",
+    "attention/games/pair_gradient_kernel.py",
     "attention/games/pair_kernel.py",
     "attention/games/order_kernel.py",
     "samplers/tempering/sweep.py",

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from diabat.attention import games
-from diabat.attention.games import compiled_pairs, order_kernel, pair_kernel, predecessors
+from diabat.attention.games import (
+    compiled_pairs,
+    order_kernel,
+    pair_gradient_kernel,
+    pair_kernel,
+    predecessors,
+)
 from diabat.attention.games.warm_up import compile_token_games
 
 from .test_games_gradients import SAMPLED, Sampled, use_tiles
@@ -146,6 +152,22 @@ def test_threads_change_nothing(weighting: Any, dtype: torch.dtype, monkeypatch:
             assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_cotangents_of_what_is_no_pair_do_not_matter(weighting: Any) -> None:
+    """Not even NaN: on the diagonal, and of padding."""
+    V, there = token_vectors(3, 20, 4, seed=48), players(3, 20)
+    pair = there[:, :, None] & there[:, None, :] & ~torch.eye(20, dtype=torch.bool)
+    gradients = []
+    for other in (0.0, torch.nan):
+        leaf = V.clone().requires_grad_()
+        value = games.sample_interaction(
+            games.NormGame(leaf, players=there), 4, weighting=weighting, seed=1
+        ).value
+        assert not value.detach()[~pair].any()
+        gradients += torch.autograd.grad(value, leaf, torch.where(pair, 1.0, other).to(V))
+    assert torch.equal(*gradients)
+
+
 def test_second_derivatives_are_refused() -> None:
     V = token_vectors(1, 5, 3, seed=45).requires_grad_()
     for sampled in (games.sample_interaction, games.sample_shapley):
@@ -176,7 +198,7 @@ def test_every_kernel_is_compiled_ahead() -> None:
     kernels: list[Any] = [
         pair_kernel.run_means,
         pair_kernel.run_errors,
-        pair_kernel.run_gradients,
+        pair_gradient_kernel.run_gradients,
         order_kernel.sum_before,
         order_kernel.spread_before,
     ]

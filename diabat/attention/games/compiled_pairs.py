@@ -83,7 +83,7 @@ class CompiledPairs:
 
     def gradient(self, cotangent: Tensor, mean: Tensor, normaliser: Tensor) -> Values:
         """∂L/∂(values) for L = Σ u_ij J_ij, u [N, n, n]; that of G is below its diagonal."""
-        from diabat.attention.games.pair_kernel import STRIP, SUMS, run_gradients
+        from diabat.attention.games.pair_gradient_kernel import STRIP, SUMS, run_gradients
 
         problems, count, n = self.shape
         u, means, normalisers = _array(cotangent), self._vectors(mean), self._vectors(normaliser)

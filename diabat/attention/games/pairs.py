@@ -85,7 +85,7 @@ class _PairMeans(torch.autograd.Function):
         ctx.save_for_backward(*values, mean, normaliser)
         ctx.coalitions = coalitions
         ctx.mark_non_differentiable(normaliser)
-        return mean, normaliser
+        return mean.clone(), normaliser
 
     @staticmethod
     @once_differentiable

@@ -131,7 +131,7 @@ class NormGame:
         return before.gather(-1, positions), after.gather(-1, positions)
 
     def pair_values(self, coalitions: Tensor, beta: Tensor, log_proposal: Tensor | None) -> Any:
-        """Arguments of :func:`pair_sum.pair_means`, the batch flattened to N problems."""
+        """Arguments of :func:`pairs.pair_means`, the batch flattened to N problems."""
         n, count = self.gram.shape[-1], coalitions.shape[-2]
         values, fixed = self._around(coalitions)
         flat = Values(
