@@ -157,7 +157,7 @@ def test_cotangents_of_what_is_no_pair_do_not_matter(weighting: Any) -> None:
     """Not even NaN: on the diagonal, and of padding."""
     V, there = token_vectors(3, 20, 4, seed=48), players(3, 20)
     pair = there[:, :, None] & there[:, None, :] & ~torch.eye(20, dtype=torch.bool)
-    gradients = []
+    gradients: list[Tensor] = []
     for other in (0.0, torch.nan):
         leaf = V.clone().requires_grad_()
         value = games.sample_interaction(

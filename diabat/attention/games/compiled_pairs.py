@@ -60,7 +60,7 @@ class CompiledPairs:
 
         mean = np.empty_like(self.given.gram)
         normaliser = np.zeros_like(mean) if self.gibbs else mean
-        flat = [a.reshape(*a.shape[:2], -1) for a in (mean, normaliser)]
+        flat = [_flat(a) for a in (mean, normaliser)]
         self._each(
             lambda: self._scratch(2 * self.shape[1]),
             lambda part, kept: run_means(self.items[part], self.given, kept, *flat),
@@ -72,14 +72,13 @@ class CompiledPairs:
         from diabat.attention.games.pair_kernel import run_errors
 
         means, normalisers = self._vectors(mean), self._vectors(normaliser)
-        squares, weights = np.zeros_like(means), np.zeros_like(means)
+        squares, weights = np.empty_like(means), np.empty_like(means)
+        flat = [_flat(a) for a in (squares, weights)]
         self._each(
             lambda: None,
-            lambda part, _: run_errors(
-                self.items[part], self.given, unit, means, normalisers, squares, weights
-            ),
+            lambda part, _: run_errors(self.items[part], self.given, unit, means, normalisers, *flat),
         )
-        return self._mirrored(squares), self._mirrored(weights)
+        return self._pairs(squares), self._pairs(weights)
 
     def gradient(self, cotangent: Tensor, mean: Tensor, normaliser: Tensor) -> Values:
         """∂L/∂(values) for L = Σ u_ij J_ij, u [N, n, n]; that of G is below its diagonal."""
@@ -174,10 +173,10 @@ class CompiledPairs:
         """The matrices, [N, n, n]."""
         return torch.from_numpy(vectors).flatten(-2)[..., : self.shape[-1]]
 
-    def _mirrored(self, vectors: Any) -> Tensor:
-        """Symmetric matrices from their entries below the diagonal, 0 on it."""
-        below = self._pairs(vectors).tril(-1)
-        return below + below.mT
+
+def _flat(vectors: Any) -> Any:
+    """[N, n, V, lanes] as [N, n, V · lanes]."""
+    return vectors.reshape(*vectors.shape[:2], -1)
 
 
 def _array(tensor: Tensor) -> Any:

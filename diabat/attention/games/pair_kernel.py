@@ -190,7 +190,7 @@ def run_means(items: Any, p: Any, kept: Any, mean: Any, normaliser: Any) -> None
 
 @jit
 def run_errors(items: Any, p: Any, unit: int, mean: Any, normaliser: Any, squares: Any, weights: Any) -> None:
-    """Fill Σ_units (Σ_k w_k (Δ_k - mean))² and Σ_k w_k², each [N, n, V, lanes].
+    """Fill Σ_units (Σ_k w_k (Δ_k - mean))² and Σ_k w_k², symmetric, each [N, n, V · lanes].
 
     Args:
         items: As in :func:`run_means`.
@@ -215,6 +215,7 @@ def run_errors(items: Any, p: Any, unit: int, mean: Any, normaliser: Any, square
                 g, center, log_total = load(gram, place), load(means, place), load(normalisers, place)
                 twice, w = add(g, g), constant(g, 1.0 / count)
                 of_units, of_unit, of_weights = constant(g, 0.0), constant(g, 0.0), constant(g, 0.0)
+                left = unit
                 for k in range(count):
                     at, row = (v * count + k) * NUMBERS, (i * count + k) * NUMBERS
                     signs, cross, _, double = norms(columns, at, rows, row, twice, entry(floor, k), p.tanh)
@@ -224,8 +225,13 @@ def run_errors(items: Any, p: Any, unit: int, mean: Any, normaliser: Any, square
                         w = exponential(sub(logit, log_total))
                     of_unit = fma(w, sub(delta, center), of_unit)
                     of_weights = fma(w, w, of_weights)
-                    if (k + 1) % unit == 0:
+                    left -= 1
+                    if left == 0:
+                        left = unit
                         of_units = fma(of_unit, of_unit, of_units)
                         of_unit = constant(g, 0.0)
                 store(to_squares, place, of_units)
                 store(to_weights, place, of_weights)
+            for j in range(v * lanes, min((v + 1) * lanes, n)):
+                mirror(squares[N], j)
+                mirror(weights[N], j)
