@@ -71,7 +71,8 @@ def differentiated(ising: Ising) -> bool:
     """Whether autograd follows a call with this problem, backward or forward."""
     if forward_ad._current_level >= 0:
         return True
-    terms = (ising.fields, ising.couplings, ising.three_body)
+    edges = None if ising.edges is None else ising.edges.values
+    terms = (ising.fields, ising.matrix, edges, ising.three_body)
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms)
 
 

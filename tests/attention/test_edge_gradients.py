@@ -89,10 +89,12 @@ def test_the_implicit_system_is_solved_without_a_matrix(monkeypatch: pytest.Monk
 
 
 def test_an_unstable_point_is_refused_in_the_backward_pass() -> None:
-    """One iteration from m = 0 of a strong ferromagnet without fields stays at 0, where 1 - D J is not positive."""
-    J = torch.full((1,), 3.0, dtype=torch.float64, requires_grad=True)
-    h = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-    p = diabat.spin_probabilities(h, diabat.Edges([(0, 1)], J), "mean_field")
+    """A strong ferromagnet without fields stays at m = 0, where 1 - D J is not positive; not a small problem."""
+    n = 300
+    ring = torch.stack((torch.arange(n), (torch.arange(n) + 1) % n), dim=1)
+    J = torch.full((n,), 3.0, dtype=torch.float64, requires_grad=True)
+    h = torch.zeros(n, dtype=torch.float64, requires_grad=True)
+    p = diabat.spin_probabilities(h, diabat.Edges(ring, J), "mean_field")
     with pytest.raises(
         UnsupportedError, match="gradient: 'mean_field' on edges expected a stable fixed point"
     ):
