@@ -214,6 +214,13 @@ def test_large_problems_are_refused_by_backends_that_take_no_edges(backend: str)
         diabat.sampler(backend).moments(ising, seed=0)
 
 
+@pytest.mark.parametrize("backend", ["mean_field", "tempering"])
+def test_backends_that_take_edges_form_no_matrix(backend: str) -> None:
+    n = DENSE_SPINS + 1
+    ising = Ising(torch.zeros(n), diabat.Edges([(0, n - 1)], [1.0]))
+    assert diabat.sampler(backend).moments(ising, seed=0).probability.shape == (n,)
+
+
 @pytest.mark.parametrize("backend", ["banded", "dqa", "exact"])
 def test_small_problems_are_expanded(backend: str) -> None:
     ising = sparse_problem((2,), 8, 12, couplings=0.2)
