@@ -1,10 +1,11 @@
-"""Time of many calls of compiled backends, to compare two versions: how they are compiled should cost them nothing.
+"""Time of many calls of backends, engine and layers, also to compare two versions.
 
-python -m benchmarks.calls --json > before.json     # in a checkout of the former version
-python -m benchmarks.calls --against before.json    # in this one; take turns where the machine has other work
-python -m benchmarks.calls --only refine --json     # some backends: exact, dqa, tempering, refine
+python -m benchmarks.calls --only one engine layers  # one problem of 8 spins; the native engine; layers
+python -m benchmarks.calls --json > before.json      # in a checkout of the former version
+python -m benchmarks.calls --against before.json     # in this one; take turns where the machine has other work
 
-CPU seconds of one thread, fastest of several rounds in which the calls take turns.
+CPU seconds of one thread, of several rounds in which the calls take turns: their median, and the fastest, which is
+what JSON holds and what is compared.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,11 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import diabat
 from benchmarks.measure import report
+from diabat.circuits import Batch, NativeEngine, builtin_plan, schedule, trotter_plan
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers import Capabilities, Samples
 from diabat.testing import ReferenceSampler
@@ -100,9 +104,59 @@ def refine() -> Iterator[tuple[str, Call]]:
                 yield label, partial(backend.sample, ising, reads, seed=1)
 
 
-def fastest(calls: dict[str, Call], rounds: int = 8) -> dict[str, float]:
-    """CPU seconds of each call."""
-    best = dict.fromkeys(calls, math.inf)
+def one() -> Iterator[tuple[str, Call]]:
+    """Moments of one problem of 8 spins."""
+    ising = problem(1, 8, 1.0)
+    few = {"num_replicas": 1, "num_chains": 16, "burn_in": 16, "sweeps": 16}
+    for name, backend, options in (
+        ("exact", "exact", {}),
+        ("mean_field", "mean_field", {}),
+        ("banded, all pairs", "banded", {}),
+        ("dqa", "dqa", {}),
+        ("dqa, boltzmann-8", "dqa", {"schedule": "boltzmann-8"}),
+        ("tempering", "tempering", {}),
+        ("tempering, 16 chains, 16 + 16 sweeps", "tempering", few),
+        ("refine of dqa, 1000 reads", "refine", {"sampler": "dqa"}),
+        ("dimod, simulated annealing, 1000 reads of 100 sweeps", "dimod", {}),
+    ):
+        yield f"one problem, {name}", partial(diabat.sampler(backend, **options).moments, ising, seed=1)
+
+
+def engine() -> Iterator[tuple[str, Call]]:
+    """The native engine, in single precision, without the backend around it."""
+    native, random = NativeEngine("single"), np.random.default_rng(0)
+    plans = {
+        "boltzmann-8": builtin_plan("boltzmann-8")[0],
+        "200 steps": trotter_plan(schedule("Advantage2_system1"), 5.0, 200),
+    }
+    for label, plan in plans.items():
+        for n in (8, 11):
+            J = np.triu(random.normal(0, 0.02, (n, n)), 1)
+            for count in (1, 4, 16):
+                batch = Batch(random.normal(0, 0.02, (count, n)), J + J.T)
+                yield f"engine, {label}, n = {n}, {count} problems", partial(native.moments, plan, [batch])
+
+
+def layers() -> Iterator[tuple[str, Call]]:
+    """Layers of one head, width 32, 64 sequences, J ~ N(0, 0.3²)."""
+    for window in (8, 16):
+        x = torch.randn(64, window, 32, generator=torch.Generator().manual_seed(0))
+        for backend in ("exact", "mean_field"):
+            torch.manual_seed(0)
+            layer = diabat.BoltzmannAttention(32, 1, window, sampler=backend)
+            assert layer.coupling_pairs is not None
+            nn.init.normal_(layer.coupling_pairs, std=0.3)
+            yield f"layer, {backend}, T = {window}, forward", torch.no_grad()(partial(layer, x))
+            yield f"layer, {backend}, T = {window}, forward and backward", partial(_step, layer, x)
+
+
+def _step(layer: nn.Module, x: Tensor) -> None:
+    layer(x).sum().backward()
+
+
+def timed(calls: dict[str, Call], rounds: int = 8) -> dict[str, list[float]]:
+    """CPU seconds of each call in each round."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
     for _ in range(rounds):
@@ -111,11 +165,14 @@ def fastest(calls: dict[str, Call], rounds: int = 8) -> dict[str, float]:
             while inner == 0 or time.process_time() - start < 0.02:
                 call()
                 inner += 1
-            best[name] = min(best[name], (time.process_time() - start) / inner)
-    return best
+            times[name].append((time.process_time() - start) / inner)
+    return times
 
 
-GROUPS = {"exact": exact, "dqa": anneals, "tempering": tempering, "refine": refine}
+GROUPS = {
+    "exact": exact, "dqa": anneals, "tempering": tempering, "refine": refine,
+    "one": one, "engine": engine, "layers": layers,
+}  # fmt: skip
 
 
 def main() -> None:
@@ -125,15 +182,21 @@ def main() -> None:
     parser.add_argument("--against", type=Path, help="what another version printed with --json")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    found = fastest(dict(call for group in chosen.only for call in GROUPS[group]()))
+    times = timed(dict(call for group in chosen.only for call in GROUPS[group]()))
+    found = {name: min(seconds) for name, seconds in times.items()}
     if chosen.json:
         print(json.dumps(found))
         return
     before = json.loads(chosen.against.read_text()) if chosen.against else found
     ratios = {name: seconds / before[name] for name, seconds in found.items()}
     mean = math.exp(sum(map(math.log, ratios.values())) / len(ratios))
-    rows = [{"call": name, "ms": 1e3 * found[name], "ratio": ratio} for name, ratio in ratios.items()]
-    report("Calls of compiled backends", [*rows, {"call": "geometric mean", "ms": "", "ratio": mean}])
+    rows: list[dict[str, Any]] = [
+        {"call": name, "median [µs]": 1e6 * statistics.median(times[name]), "fastest [µs]": 1e6 * found[name]}
+        | {"fastest / before": ratio}
+        for name, ratio in ratios.items()
+    ]
+    rows.append({"call": "geometric mean", "median [µs]": "", "fastest [µs]": "", "fastest / before": mean})
+    report("Calls, CPU time of one thread", rows)
 
 
 if __name__ == "__main__":

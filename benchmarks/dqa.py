@@ -1,12 +1,13 @@
-"""The native engine against Qiskit Aer, its cost per query and step, and the adjoint gradient against the forward pass.
+"""The native engine against Qiskit Aer, the adjoint gradient against the forward pass, and the error of the steps.
 
-python -m benchmarks.dqa [--json]
+python -m benchmarks.dqa [--only aer adjoint grid start] [--json]
 
 Times are CPU seconds of one thread; Aer counts the threads it starts.
 """
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import time
@@ -24,10 +25,14 @@ from diabat.circuits import (
     NativeEngine,
     TrotterPlan,
     anneal_circuit,
+    available_schedules,
     builtin_plan,
+    default_steps,
+    predicted_beta,
     schedule,
     trotter_plan,
 )
+from diabat.circuits.grids import GridName
 
 STEPS, QUERIES, ROUNDS = 200, 64, 5
 
@@ -146,6 +151,46 @@ def adjoint() -> list[dict[str, Any]]:
     return rows
 
 
+GRIDS: dict[GridName, tuple[int, ...]] = {
+    "uniform": (150, 200, 250),
+    "adaptive": (80, 100, 120, 130, 150, 200),
+}
+
+
+def grids() -> list[dict[str, Any]]:
+    """Total variation to the converged anneal on equal and on adaptive steps; then the defaults of other schedules."""
+    chosen: list[tuple[str, float, GridName, int]]
+    chosen = [("Advantage2_system1", 5.0, grid, steps) for grid in GRIDS for steps in GRIDS[grid]]
+    chosen += [("Advantage2_system1", 2.0, "uniform", 90), ("Advantage2_system1", 2.0, "adaptive", 60)]
+    for name in available_schedules():
+        for grid in GRIDS:
+            chosen.append((name, 5.0, grid, default_steps(schedule(name), 5.0, "strang", grid)))
+    rows = []
+    for name, time_ns, grid, steps in dict.fromkeys(chosen):
+        distance = _distances(name, time_ns, grid, steps)
+        rows.append(
+            {
+                "schedule": name, "ns": time_ns, "grid": grid, "steps": steps,
+                "mean TV": float(distance.mean()), "largest": float(distance.max()),
+            }
+        )  # fmt: skip
+    return rows
+
+
+def _distances(name: str, time_ns: float, grid: GridName, steps: int) -> np.ndarray:
+    """TV of 24 problems, half of them of 4 spins and half of 8, g = 0.6: h ~ N(0, g), J ~ N(0, g/√n), programmed."""
+    table, random, found = schedule(name), np.random.default_rng(0), []
+    betas = predicted_beta(table, time_ns)
+    plan = trotter_plan(table, time_ns, steps, grid=grid)
+    converged = trotter_plan(table, time_ns, 2000, "suzuki4")
+    for n in (4, 8):
+        J = np.triu(random.normal(0, 0.6 / n**0.5, (12, n, n)), 1) / betas.beta_J
+        problem = random.normal(0, 0.6, (12, n)) / betas.beta_h, J + J.swapaxes(1, 2)
+        laws = [NativeEngine("double").probabilities(p, *problem) for p in (plan, converged)]
+        found.append(np.abs(laws[0] - laws[1]).sum(-1) / 2)
+    return np.concatenate(found)
+
+
 def first_call() -> list[dict[str, Any]]:
     """The first call of a process, numba's import included, when the compiled code is on disk."""
     command = [sys.executable, "-c", _FIRST_CALL]
@@ -160,10 +205,23 @@ def first_call() -> list[dict[str, Any]]:
     ]
 
 
+SECTIONS = {
+    "aer": (f"Anneal of {STEPS} Strang steps, CPU per query, batch {QUERIES}", against_aer),
+    "adjoint": (f"Adjoint gradient, CPU per query, batch {QUERIES}", adjoint),
+    "grid": ("Total variation to the converged anneal, 24 problems of 4 and 8 spins, g = 0.6", grids),
+    "start": ("Start", first_call),
+}
+
+
 def main() -> None:
-    report(f"Anneal of {STEPS} Strang steps, CPU per query, batch {QUERIES}", against_aer())
-    report(f"Adjoint gradient, CPU per query, batch {QUERIES}", adjoint())
-    report("Start", first_call())
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="some sections")
+    parser.add_argument("--json", action="store_true", help="rows as JSON")
+    for name in parser.parse_args().only:
+        title, section = SECTIONS[name]
+        report(title, section())
 
 
 if __name__ == "__main__":
