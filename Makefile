@@ -37,6 +37,8 @@ format: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python -m benchmarks.growth
+	$(BIN)/python -m benchmarks.calls --only one engine layers
 	$(BIN)/python -m benchmarks.exact
 	$(BIN)/python -m benchmarks.training_step
 	$(BIN)/python -m benchmarks.small_layers
