@@ -2,7 +2,7 @@
 
 python -m benchmarks.growth [--quick] [--only states dense ...] [--json] [--figure FOLDER]
 
-Median CPU time of rounds in which all lines of a section take turns, at one thread; tables, threads of a peer
-included.  A line ends at the first size at which one call exceeds the limit.  Peers run where they are installed;
-the others are named in the output.
+Median CPU time of rounds in which all lines of a section take turns, on one thread; threads that a peer starts count
+as well.  A line ends at the first size at which one call exceeds the limit.  Peers run where they are installed; the
+others are named in the output.
 """
