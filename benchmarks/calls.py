@@ -188,12 +188,12 @@ def main() -> None:
         print(json.dumps(found))
         return
     before = json.loads(chosen.against.read_text()) if chosen.against else found
-    ratios = {name: seconds / before[name] for name, seconds in found.items()}
-    mean = math.exp(sum(map(math.log, ratios.values())) / len(ratios))
+    ratios = {name: seconds / before[name] for name, seconds in found.items() if name in before}
+    mean = statistics.geometric_mean(ratios.values()) if ratios else math.nan
     rows: list[dict[str, Any]] = [
         {"call": name, "median [µs]": 1e6 * statistics.median(times[name]), "fastest [µs]": 1e6 * found[name]}
-        | {"fastest / before": ratio}
-        for name, ratio in ratios.items()
+        | {"fastest / before": ratios.get(name, "new")}
+        for name in found
     ]
     rows.append({"call": "geometric mean", "median [µs]": "", "fastest [µs]": "", "fastest / before": mean})
     report("Calls, CPU time of one thread", rows)

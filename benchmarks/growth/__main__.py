@@ -50,7 +50,7 @@ def main() -> None:
             for found in measure(section, effort):
                 rows += found
                 bar.advance(task)
-            missing = ", ".join(section.missing) or "none"
+            missing = "; ".join(section.missing) or "none"
             report(f"{name}: {section.title}; peers that are not installed: {missing}", rows)
             if chosen.figure is not None:
                 figures.draw(name, section, rows, chosen.figure)
