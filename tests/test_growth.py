@@ -24,7 +24,10 @@ SECTION = Section(
     [
         Line("linear", lambda n: call_of(1e-3 * n)),
         Line("batch", lambda n: call_of(1e-3 * n), problems=lambda n: n),
-        Line("square", lambda n: call_of(1e-3 * n * n), peer=True),
+        *(
+            Line(name, lambda n: call_of(1e-3 * n * n), peer=True)
+            for name in ("square", "as slow", "slow too")
+        ),
         Line("short", lambda n: call_of(1e-3), last=10),
         Line("absent", lambda n: call_of(1e-3), module="no_such_peer", peer=True),
     ],
@@ -72,7 +75,7 @@ def test_the_figure_labels_every_line_that_was_measured(
     (axis,) = figure.axes
     assert path == tmp_path / "growth-some.png"
     labels = {text.get_text(): text.xyann[1] for text in axis.texts}
-    assert set(labels) == {"linear", "batch", "square", "short"}
+    assert set(labels) == {line.name for line in SECTION.lines} - {"absent"}
     heights = sorted(labels.values())
     assert heights[-1] <= 1
     assert all(above - below > 0.05 for below, above in pairwise(heights))
