@@ -74,6 +74,7 @@ def _exact() -> None:
         for ising in (_problem(17, 32, dtype), _problem(18, 1, dtype), _problem(8, 64, dtype)):
             _differentiate("exact", ising)
             sampler("exact").sample(ising, 2, seed=0)
+            sampler("exact").moments(ising, correlations=True)
 
 
 def _banded() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diabat.ising import Ising, pack_couplings, pack_three_body
-from diabat.samplers.exact import ExactSampler, enumeration, half_split, sampler
+from diabat.samplers.exact import ExactSampler, enumeration, half_split, lanes, sampler
 from diabat.testing.problems import Lead, make_problem
 
 from .enumeration import naive
@@ -222,6 +222,7 @@ def test_states_and_halves_agree(n: int, three_body: float, dtype: torch.dtype) 
 def test_few_states_that_fit_into_memory_are_enumerated(
     monkeypatch: pytest.MonkeyPatch, batch: tuple[int, ...], n: int, budget_mb: float, few: bool
 ) -> None:
+    monkeypatch.setattr(lanes, "MOST_SPINS", 0)
     seen: list[int] = []
     original = enumeration.enumerate_states
 

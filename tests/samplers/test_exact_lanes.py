@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -77,6 +78,72 @@ def test_groups_of_different_sizes_share_a_call(
             assert (got[:3] - expected).abs().max() < (1e-5 if dtype == torch.float32 else 1e-12)
     monkeypatch.setattr(lanes, "MOST_SPINS", 0)
     assert_close(found, solve(ising, ExactSampler()))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
+@pytest.mark.parametrize("n", range(1, 14))
+def test_correlations_in_lanes(calls: list[bool], n: int, dtype: torch.dtype, tolerance: float) -> None:
+    """Also of a block that is not full, beside invisible spins, and of every split into halves."""
+    ising = make_problem((2, 9), n, lead="heads", seed=9, dtype=dtype)
+    mask = torch.ones(2, 9, n, dtype=torch.bool)
+    mask[:, 4, 2 * n // 3] = False
+    for visible in (None, mask):
+        problem = Ising(ising.fields, ising.couplings, visible)
+        found, want = ExactSampler().moments(problem, correlations=True), brute_force(problem)
+        plain = ExactSampler().moments(problem)
+        assert found.correlation is not None
+        assert want.correlation is not None
+        assert (found.correlation - want.correlation).abs().max() < tolerance
+        assert (found.probability - plain.probability).abs().max() < tolerance
+        torch.testing.assert_close(found.log_partition, plain.log_partition)
+    assert calls == [True] * 4
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        lambda dtype: causal_batch(17, dtype),
+        lambda dtype: make_problem((19,), 15, dtype=dtype),
+        PROBLEMS["most"],
+    ],
+)
+def test_correlations_agree_with_halves(
+    monkeypatch: pytest.MonkeyPatch, calls: list[bool], problem: Callable[[torch.dtype], Ising]
+) -> None:
+    """Up to the most spins; and where groups above sixteen spins are solved beside those in lanes."""
+    ising = problem(torch.float64)
+    found = ExactSampler().moments(ising, correlations=True).correlation
+    monkeypatch.setattr(lanes, "MOST_SPINS", 0)
+    want = ExactSampler().moments(ising, correlations=True).correlation
+    assert found is not None
+    assert want is not None
+    assert (found - want).abs().max() < 1e-12
+    assert calls[0]
+
+
+def test_correlations_do_not_change_gradients(calls: list[bool]) -> None:
+    ising = make_problem((19,), 8, seed=10)
+    want = solve(ising, ExactSampler())
+    assert ising.couplings is not None
+    h, J = ising.fields.clone().requires_grad_(), ising.couplings.clone().requires_grad_()
+    found = ExactSampler().moments(Ising(h, J), correlations=True)
+    assert found.log_partition is not None
+    (found.probability.square().sum() + found.log_partition.sum()).backward()
+    for got, expected in zip((h.grad, J.grad), want[2:], strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    assert calls == [True, True]
+
+
+def test_strong_correlations_are_raised_to_float64(calls: list[bool]) -> None:
+    """As in the test of opposed fields, in float32."""
+    h, J = torch.tensor([[40.0, -40.0, 0.5, 0.1]]).repeat(6, 1), torch.zeros(4, 4)
+    J[0, 1] = J[1, 0] = 42.0
+    found, want = ExactSampler().moments(Ising(h, J), correlations=True), brute_force(Ising(h, J))
+    assert found.correlation is not None
+    assert want.correlation is not None
+    assert found.info["float64_escalation"]
+    assert found.correlation.dtype == torch.float32
+    assert (found.correlation - want.correlation).abs().max() < 1e-6
 
 
 def test_groups_of_different_numbers_of_problems_share_gradients(calls: list[bool]) -> None:

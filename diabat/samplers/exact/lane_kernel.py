@@ -95,8 +95,7 @@ def forward(jobs: Any, groups: Groups, fields: Fields, tables: Tables, found: Fo
         a = m // 2
         X, Y = 1 << a, 1 << (m - a)
         keep, slot = len(found.kept) > 0, found.starts[number]
-        A, C, folded = address(work.A), address(work.C), address(work.folded)
-        up, down = address(work.up), address(work.down)
+        A, C = address(work.A), address(work.C)
         for start in range(first, end, lanes):
             count = min(lanes, end - start)
             half_factors(groups, fields, tables, work, g, start, count)
@@ -110,11 +109,7 @@ def forward(jobs: Any, groups: Groups, fields: Fields, tables: Tables, found: Fo
                 )
             else:
                 products(weights, groups.weights[g], lanes, X, Y, A, V, C, U)
-            multiply(A, V, X, folded)
-            fold(folded, a, up, down, skip(down, m))
-            multiply(C, U, Y, folded)
-            fold(folded, m - a, skip(up, a), skip(down, a), skip(up, m))
-            _write(groups, tables, fields, work, found, g, start, count, number)
+            sums_over_states(groups, tables, fields, work, found, g, start, count, number, U, V)
 
 
 @inlined
@@ -268,6 +263,32 @@ def fold(values: Any, spins: int, up: Any, down: Any, total: Any) -> None:
         store(up, k, above)
         store(down, k, below)
     store(total, 0, load(values, 0))
+
+
+@inlined
+def sums_over_states(
+    groups: Groups,
+    tables: Tables,
+    fields: Fields,
+    work: Work,
+    found: Found,
+    g: int,
+    start: int,
+    count: int,
+    number: int,
+    U: Any,
+    V: Any,
+) -> None:
+    """Fold the weights of both halves of a block, and write what they give."""
+    m = groups.spins[g]
+    a = m // 2
+    A, C, folded = address(work.A), address(work.C), address(work.folded)
+    up, down = address(work.up), address(work.down)
+    multiply(A, V, 1 << a, folded)
+    fold(folded, a, up, down, skip(down, m))
+    multiply(C, U, 1 << (m - a), folded)
+    fold(folded, m - a, skip(up, a), skip(down, a), skip(up, m))
+    _write(groups, tables, fields, work, found, g, start, count, number)
 
 
 @inlined

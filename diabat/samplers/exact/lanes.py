@@ -145,15 +145,24 @@ class LaneSums:
         J: [C, n, n], read through its symmetric part, or None.
         odds: Precision is needed in P(s = +1) and P(s = -1) alike.
         differentiated: Keep what the derivative needs.
+        correlations: Form <s_j s_k> in the same pass.
 
     Attributes:
         up: P(s = +1), [N, n]; 0, or 1 for ``odds``, for spins outside the groups.
         down: P(s = -1), likewise.
         precise: Whether no probability was lost.
+        correlation: <s_j s_k>, [N, n, n], 1 on the diagonal, 0 for spins outside the groups; None unless requested.
     """
 
     def __init__(
-        self, plan: GroupPlan, fields: Array, J: Array | None, *, odds: bool, differentiated: bool
+        self,
+        plan: GroupPlan,
+        fields: Array,
+        J: Array | None,
+        *,
+        odds: bool,
+        differentiated: bool,
+        correlations: bool = False,
     ) -> None:
         from diabat.samplers.exact.lane_kernel import Fields, Found, forward
 
@@ -173,7 +182,21 @@ class LaneSums:
             kept=aligned_rows(vectors if differentiated else 0, dtype),
             starts=starts,
         )
-        plan.run(forward, _work, self._fields, self._tables, self._found)
+        self.correlation: Array | None = None
+        if correlations:
+            from diabat.samplers.exact.lane_pairs import forward_with_pairs
+
+            self.correlation = np.zeros((*fields.shape, fields.shape[1]), dtype)
+            plan.run(
+                forward_with_pairs,
+                _work_and_pairs,
+                self._fields,
+                self._tables,
+                self._found,
+                self.correlation,
+            )
+        else:
+            plan.run(forward, _work, self._fields, self._tables, self._found)
         total, side = (min(of_jobs) for of_jobs in self._found.least.T.tolist())
         self.precise = side >= _LEAST_SIDE[dtype] or (not odds and total >= _LEAST_TOTAL[dtype])
         self.up, self.down = self._found.up, self._found.down
@@ -259,6 +282,25 @@ def _work(most: int, dtype: Any) -> tuple[Any, ...]:
         off=take(np.float64, most, lanes),
     )
     return (work,)
+
+
+def _work_and_pairs(most: int, dtype: Any) -> tuple[Any, ...]:
+    """`lane_kernel.Work` and `lane_pairs.PairWork`."""
+    from diabat.samplers.exact.lane_pairs import ROWS, PairWork
+
+    lanes, a, b = lanes_of(dtype), most // 2, (most + 1) // 2
+    take = Scratch((b << a) // ROWS + 2 * b + (2 << b) + ROWS + 2 * (most + 1) + most**2).take
+    space = PairWork(
+        above=take(dtype, (b << a) // ROWS, lanes),
+        signs=take(dtype, 2 * b, lanes),
+        partial=take(dtype, 1 << b, lanes),
+        sums=take(dtype, ROWS, lanes),
+        transformed=take(dtype, 1 << b, lanes),
+        up=take(dtype, most + 1, lanes),
+        down=take(dtype, most + 1, lanes),
+        pairs=take(dtype, most**2, lanes),
+    )
+    return *_work(most, dtype), space
 
 
 def _work_and_slopes(most: int, dtype: Any) -> tuple[Any, ...]:

@@ -20,7 +20,13 @@ from diabat.samplers.exact.enumeration import Enumerated, enumerate_states, pair
 from diabat.samplers.exact.fused_products import fused_moments, suits
 from diabat.samplers.exact.half_energies import HalfEnergies, own_weights, split_energies
 from diabat.samplers.exact.half_split import ExactProbabilities, half_products
-from diabat.samplers.exact.small_batches import is_small, lane_cost, small_moments, small_solution
+from diabat.samplers.exact.small_batches import (
+    SmallMoments,
+    is_small,
+    lane_cost,
+    small_moments,
+    small_solution,
+)
 from diabat.samplers.exact.states import draw_states, pair_correlations, state_probabilities
 from diabat.samplers.grouping import Group, Tiers, tiers
 
@@ -114,7 +120,7 @@ class ExactSampler(Sampler):
                 found = self._in_lanes(ising)
                 small = None if found is None else small_moments(ising, found, self._budget_bytes, odds=True)
             if small is not None:
-                return small[0]
+                return small.result
         return super().differentiable_log_odds(ising)
 
     def solution(self, ising: Ising, *, odds: bool = False, differentiated: bool = True) -> Solution | None:
@@ -136,14 +142,15 @@ class ExactSampler(Sampler):
         found, small = None, None
         if not correlations and _is_single(ising):
             return _single_moments(ising)
-        if not correlations and self._suits_lanes(ising):
-            found, small = self._small(ising)
+        if self._suits_lanes(ising):
+            found, small = self._small(ising, correlations)
         if small is not None and found is None:
             return Moments(
-                probability=small[0],
+                probability=small.result,
                 visible=ising.visible_mask,
-                log_partition=small[1],
-                info={"float64_escalation": small[2]},
+                correlation=small.correlation,
+                log_partition=small.log_partition,
+                info={"float64_escalation": small.raised},
             )
         found = tiers(ising) if found is None else found
         if not found.tiers:
@@ -152,14 +159,17 @@ class ExactSampler(Sampler):
             *[self._solve(group, correlations) for group in found.gather(ising)], strict=True
         )
         p, z = found.per_spin(probability), found.per_problem(log_z)
+        correlation = found.per_pair(pairs) if correlations else None
         if small is not None:
-            p, z = p + small[0], z + small[1]
+            p, z = p + small.result, z + small.log_partition
+            if correlation is not None and small.correlation is not None:
+                correlation = correlation + small.correlation
         return Moments(
             probability=p,
             visible=ising.visible_mask,
-            correlation=found.per_pair(pairs) if correlations else None,
+            correlation=correlation,
             log_partition=z,
-            info={"float64_escalation": any(escalated) or (small is not None and small[2])},
+            info={"float64_escalation": any(escalated) or (small is not None and small.raised)},
         )
 
     def _suits_lanes(self, ising: Ising) -> bool:
@@ -170,15 +180,16 @@ class ExactSampler(Sampler):
             and ising.num_problems << ising.num_spins > enumeration.FEW_STATES
         )
 
-    def _small(self, ising: Ising) -> tuple[Tiers | None, tuple[Tensor, Tensor, bool] | None]:
+    def _small(self, ising: Ising, correlations: bool) -> tuple[Tiers | None, SmallMoments | None]:
         """The tiers that are not enumerated in lanes, None for all or none of them, and the solution of the others."""
         found = tiers(ising, lane_cost)
         lanes = [tier for tier in found.tiers if is_small(tier)]
         if not lanes:
             return None, None
         if len(lanes) == len(found.tiers):
-            return None, small_moments(ising, found, self._budget_bytes)
-        solved = small_moments(ising, Tiers(found.shape, tuple(lanes)), self._budget_bytes)
+            return None, small_moments(ising, found, self._budget_bytes, correlations=correlations)
+        few = Tiers(found.shape, tuple(lanes))
+        solved = small_moments(ising, few, self._budget_bytes, correlations=correlations)
         if solved is None:
             return None, None
         return Tiers(found.shape, tuple(tier for tier in found.tiers if not is_small(tier))), solved

@@ -6,7 +6,7 @@ Indexing that autograd records would cost more than the enumeration.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,22 @@ _LOG_2 = float(np.log(2.0))
 _CALL = 5e5
 
 
+class SmallMoments(NamedTuple):
+    """Moments of the problems of some tiers, 0 for others.
+
+    Attributes:
+        result: P(s = +1) or log P(s = +1) - log P(s = -1), [*batch, n].
+        log_partition: [*batch].
+        correlation: <s_j s_k>, [*batch, n, n], or None.
+        raised: Whether float64 was needed.
+    """
+
+    result: Tensor
+    log_partition: Tensor
+    correlation: Tensor | None
+    raised: bool
+
+
 def lane_cost(groups: int, problems: int, spins: int) -> float:
     """Cost of a tier, where groups of few spins are not padded to those of the others."""
     return _CALL if suits_lanes(spins) else enumeration_cost(groups, problems, spins)
@@ -40,8 +56,8 @@ def is_small(tier: Tier) -> bool:
 
 
 def small_moments(
-    ising: Ising, found: Tiers, budget_bytes: float, *, odds: bool = False
-) -> tuple[Tensor, Tensor, bool] | None:
+    ising: Ising, found: Tiers, budget_bytes: float, *, odds: bool = False, correlations: bool = False
+) -> SmallMoments | None:
     """P(s = +1) [*batch, n] and log Z [*batch] of the problems in these tiers, 0 for others; differentiable.
 
     Args:
@@ -49,23 +65,33 @@ def small_moments(
         found: Tiers that `is_small` accepts.
         budget_bytes: Memory for tables.
         odds: Return log P(s = +1) - log P(s = -1) in place of P(s = +1).
+        correlations: Also return <s_j s_k>, outside the graph of autograd.
 
     Returns:
-        Both, and whether float64 was needed; None if small probabilities would be lost or the memory is insufficient.
+        None if small probabilities would be lost or the memory is insufficient.
     """
     h, J = ising.fields, ising.couplings
     differentiated = torch.is_grad_enabled() and (h.requires_grad or (J is not None and J.requires_grad))
-    batch = small_solution(ising, found, budget_bytes, odds=odds, differentiated=differentiated)
+    batch = small_solution(
+        ising, found, budget_bytes, odds=odds, differentiated=differentiated, correlations=correlations
+    )
     if batch is None:
         return None
-    if not differentiated:
-        return batch.result, batch.log_partition, batch.raised
-    result: Any = _SmallMoments.apply(h, J, batch)
-    return *result, batch.raised
+    values: Any = (batch.result, batch.log_partition)
+    if differentiated:
+        values = _Differentiable.apply(h, J, batch)
+    result, log_partition = values
+    return SmallMoments(result, log_partition, batch.correlation, batch.raised)
 
 
 def small_solution(
-    ising: Ising, found: Tiers, budget_bytes: float, *, odds: bool, differentiated: bool
+    ising: Ising,
+    found: Tiers,
+    budget_bytes: float,
+    *,
+    odds: bool,
+    differentiated: bool,
+    correlations: bool = False,
 ) -> SmallSolution | None:
     """The same outside autograd."""
     h, J = ising.fields, ising.couplings
@@ -76,7 +102,9 @@ def small_solution(
         plan = _plan(found.tiers, dtype)
         if plan.bytes(differentiated) > budget_bytes:
             return None
-        sums = LaneSums(plan, fields, couplings, odds=odds, differentiated=differentiated)
+        sums = LaneSums(
+            plan, fields, couplings, odds=odds, differentiated=differentiated, correlations=correlations
+        )
         if sums.precise:
             return SmallSolution(ising, found, sums, odds=odds, raised=dtype is not own)
     return None
@@ -100,7 +128,7 @@ def _plan(found: tuple[Tier, ...], dtype: Any) -> GroupPlan:
     )
 
 
-class _SmallMoments(torch.autograd.Function):
+class _Differentiable(torch.autograd.Function):
     """(h [*batch, n], J [*lead, n, n] or None, their solution) -> P(s = +1) or log-odds, log Z."""
 
     @staticmethod
@@ -139,6 +167,12 @@ class SmallSolution(Solution):
     def log_partition(self) -> Tensor:
         """Log Z, [*batch]."""
         return self._tensor(self._sums.log_partition, self._shape[:-1])
+
+    @property
+    def correlation(self) -> Tensor | None:
+        """<s_j s_k>, [*batch, n, n], if it was requested."""
+        found = self._sums.correlation
+        return None if found is None else self._tensor(found, torch.Size((*self._shape, self._shape[-1])))
 
     def _tensor(self, values: Array, shape: torch.Size) -> Tensor:
         found = torch.from_numpy(values).view(shape)
