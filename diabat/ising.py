@@ -505,7 +505,8 @@ def _largest(value: Tensor) -> float:
     """Largest absolute value; NaN if there is one."""
     if value.device.type == "cpu" and value.dtype in _DTYPES and value.numel() < _FEW:  # less time per call
         return float(np.abs(value.numpy()).max())
-    return float(torch.linalg.vector_norm(value, math.inf))
+    least, most = torch.aminmax(value)  # a tenth of the time of vector_norm, NaN included
+    return float(torch.maximum(-least, most))
 
 
 def without_autocast(t: Tensor) -> AbstractContextManager[Any]:

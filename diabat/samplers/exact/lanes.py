@@ -53,6 +53,7 @@ class GroupPlan:
     Attributes:
         groups: What the compiled code reads.
         most: Largest number of spins in the enumeration.
+        ends: Where the rows of each group end, int64 [G].
     """
 
     def __init__(
@@ -71,7 +72,8 @@ class GroupPlan:
         spins = np.maximum(own, LEAST_SPINS)
         self.most = int(spins.max())
         self._halves = (1 << (spins // 2)) + (1 << (spins - spins // 2))
-        jobs = _jobs(np.cumsum(counts), _BLOCKS_PER_JOB * lanes_of(dtype))
+        self.ends = np.cumsum(counts)
+        jobs = _jobs(self.ends, _BLOCKS_PER_JOB * lanes_of(dtype))
         self.groups = Groups(
             spins,
             own,

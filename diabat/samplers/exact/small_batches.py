@@ -17,6 +17,7 @@ from diabat.ising import Ising
 from diabat.samplers.answers import Solution
 from diabat.samplers.exact.half_energies import split_energies
 from diabat.samplers.exact.lanes import LEAST_SPINS, GroupPlan, LaneSums, suits_lanes
+from diabat.samplers.exact.own import OwnSums, own_plan
 from diabat.samplers.exact.smooth import smooth_gradient, smooth_log_odds, smooth_probabilities
 from diabat.samplers.folding import refuse_batched_cotangent
 from diabat.samplers.grouping import Tier, Tiers, enumeration_cost
@@ -98,6 +99,11 @@ def small_solution(
     fields = _flat(h, h.shape[-1:], np.float64)
     couplings = None if J is None else _flat(J, J.shape[-2:], np.float64)
     own = _FLOAT32 if h.dtype == torch.float32 else _FLOAT64
+    blocks = None if differentiated or correlations else own_plan(_plan(found.tiers, own))
+    if blocks is not None and couplings is not None:
+        alone = OwnSums(blocks, fields, couplings, own, odds=odds)
+        if alone.precise:
+            return SmallSolution(ising, found, alone, odds=odds, raised=False)
     for dtype in (own,) if own is _FLOAT64 else (own, _FLOAT64):
         plan = _plan(found.tiers, dtype)
         if plan.bytes(differentiated) > budget_bytes:
@@ -155,7 +161,9 @@ class SmallSolution(Solution):
         raised: Whether float64 was needed.
     """
 
-    def __init__(self, ising: Ising, found: Tiers, sums: LaneSums, *, odds: bool, raised: bool) -> None:
+    def __init__(
+        self, ising: Ising, found: Tiers, sums: LaneSums | OwnSums, *, odds: bool, raised: bool
+    ) -> None:
         h, J = ising.fields, ising.couplings
         self._found, self._sums, self._odds, self.raised = found, sums, odds, raised
         self._shape, self._dtype = h.shape, h.dtype
@@ -180,6 +188,8 @@ class SmallSolution(Solution):
 
     def gradient(self, v: Tensor, u: Tensor | None = None, *, pairs: bool) -> tuple[Tensor, Tensor | None]:
         """As in the base class."""
+        if isinstance(self._sums, OwnSums):
+            raise RuntimeError("the solution was requested without its derivative.")
         dtype = self._sums.up.dtype
         no_u = np.zeros(len(self._sums.up), dtype) if u is None else _flat(u, torch.Size(), dtype)
         dh, dJ = self._sums.gradient(_flat(v, v.shape[-1:], dtype), no_u, pairs=pairs)
