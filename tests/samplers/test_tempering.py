@@ -20,6 +20,7 @@ from diabat.ising import Ising, pack_couplings
 from diabat.runs import build_sampler
 from diabat.samplers import UnsupportedError
 from diabat.samplers.tempering import TemperingSampler
+from diabat.samplers.tempering import sampler as module
 from diabat.testing import brute_force, brute_force_states
 from diabat.testing.problems import Lead, causal_problem, make_problem, with_visible
 
@@ -488,6 +489,33 @@ def mixed_batch() -> Ising:
     fields = [weak.fields[:1], *(d.fields for d in deep), weak.fields[1:]]
     couplings = [weak.couplings[:1], *(d.couplings[None] for d in deep if d.couplings is not None)]
     return Ising(torch.cat(fields), torch.cat([*couplings, weak.couplings[1:]]))
+
+
+@pytest.mark.parametrize(
+    "ising",
+    [
+        make_problem((), 8, seed=1, dtype=torch.float32),
+        make_problem((1, 1), 5, lead="heads", seed=2, three_body=0.3),
+        Ising(torch.tensor([0.5])),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"order": "random", "method": "metropolis"}])
+def test_one_small_problem_has_the_reads_of_a_batch(
+    monkeypatch: pytest.MonkeyPatch, ising: Ising, options: dict[str, Any]
+) -> None:
+    found = TemperingSampler(num_replicas=1, **options).sample(ising, 40, seed=3)
+    monkeypatch.setattr(module, "is_single", lambda ising, chains: False)
+    want = TemperingSampler(num_replicas=1, **options).sample(ising, 40, seed=3)
+    assert torch.equal(found.spins, want.spins)
+    assert torch.equal(found.visible, want.visible)
+    assert found.info.keys() == want.info.keys()
+    for name in found.info.keys() - {"wall_s"}:
+        one, other = found.info[name], want.info[name]
+        if isinstance(one, Tensor):
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other)
+        else:
+            assert one == other
 
 
 def test_auto_gives_replicas_where_plain_chains_do_not_mix_and_only_there() -> None:

@@ -23,6 +23,7 @@ from diabat.samplers.tempering.ladder import even_ladder
 from diabat.samplers.tempering.pilot import joined_moments, joined_samples, only, run_pilot
 from diabat.samplers.tempering.results import assembled
 from diabat.samplers.tempering.simulation import Method, Order, Rules
+from diabat.samplers.tempering.single import is_single, last_states
 
 Array = NDArray[Any]
 
@@ -233,6 +234,9 @@ class TemperingSampler(Sampler):
         return joined_samples(ising, pilot, plain, tempered, self.num_replicas)
 
     def _reads(self, ising: Ising, num_reads: int, rules: Rules, ladder: Array) -> Samples:
+        special = self.persistent or self.thin is not None or self.track_lowest
+        if len(ladder) == 1 and not special and is_single(ising, num_reads):
+            return self._single_reads(ising, num_reads, rules)
         chains = num_reads if self.thin is None else min(self.num_chains, num_reads)
         batch = self._begin(ising, chains, ladder, track=self.track_lowest)
         reads = torch.full((ising.fields.numel() + 1, num_reads), -1, dtype=torch.int8)
@@ -247,10 +251,19 @@ class TemperingSampler(Sampler):
                 found = simulation.spins()[None, :, :, -1]
             part.write_reads(found, reads.numpy())
         self._end(batch)
-        info = self._info(batch, chains, sweeps, len(ladder)) | {"swap_rates": batch.per_problem(acceptance)}
+        info = self._batch_info(batch, chains, sweeps, len(ladder)) | {
+            "swap_rates": batch.per_problem(acceptance)
+        }
         spins = reads[:-1].T.contiguous().reshape(num_reads, *ising.fields.shape)
         tracked = batch.lowest().to(ising.fields.device) if self.track_lowest else None
         return Samples(spins.to(ising.fields.device), ising.visible_mask, info=info, tracked=tracked)
+
+    def _single_reads(self, ising: Ising, num_reads: int, rules: Rules) -> Samples:
+        """The same of one small problem and plain chains."""
+        states = last_states(ising, num_reads, rules, self.burn_in)
+        betas = torch.ones(*ising.batch_shape, 1, dtype=torch.float64)
+        info = self._info(num_reads, self.burn_in, 1, ising.num_spins, betas)
+        return Samples(states, ising.visible_mask, info=info | {"swap_rates": betas[..., :0]})
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         ising, rules = ising.detach(), self._rules(seed)
@@ -275,7 +288,7 @@ class TemperingSampler(Sampler):
             self._burn_in(part, batch, rules)
             found.append(averages(part.simulation, rules, self.sweeps, **wanted))
         self._end(batch)
-        info = self._info(batch, self.num_chains, self.burn_in + self.sweeps, len(ladder))
+        info = self._batch_info(batch, self.num_chains, self.burn_in + self.sweeps, len(ladder))
         return assembled(batch, found, self.num_chains * self.sweeps, wanted, info)
 
     def _rules(self, seed: int) -> Rules:
@@ -293,16 +306,22 @@ class TemperingSampler(Sampler):
         if self.persistent:
             self._kept = batch.kept()
 
-    def _info(self, batch: Batch, chains: int, sweeps: int, replicas: int) -> dict[str, Any]:
+    def _batch_info(self, batch: Batch, chains: int, sweeps: int, replicas: int) -> dict[str, Any]:
+        betas = batch.per_problem([part.simulation.betas for part in batch.parts])
+        return self._info(chains, sweeps, replicas, batch.visible_spins, betas) | {
+            "continued": batch.continued
+        }
+
+    def _info(self, chains: int, sweeps: int, replicas: int, spins: int, betas: Tensor) -> dict[str, Any]:
         return {
             "method": self.method,
             "order": self.order,
             "num_chains": chains,
             "num_replicas": replicas,
             "sweeps": sweeps,
-            "updates": batch.visible_spins * chains * replicas * sweeps,
-            "betas": batch.per_problem([part.simulation.betas for part in batch.parts]),
-            "continued": batch.continued,
+            "updates": spins * chains * replicas * sweeps,
+            "betas": betas,
+            "continued": False,
         }
 
 
