@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -42,6 +43,26 @@ def seconds(f: Callable[[], Any], inner: int = 1) -> float:
     for _ in range(inner):
         f()
     return (time.perf_counter() - start) / inner
+
+
+Section = Callable[[int], list[dict[str, Any]]]
+
+
+def run_sections(description: str | None, sections: Mapping[str, tuple[str, Section]]) -> None:
+    """Run the command line of a benchmark: its sections, titles with functions from rounds to rows, on one thread."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="rows as JSON")
+    parser.add_argument("--rounds", type=int, default=7, help="repetitions of every timing")
+    parser.add_argument(
+        "--only", nargs="+", choices=sections, default=list(sections), help="some sections only"
+    )
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in arguments.only:
+        title, section = sections[name]
+        report(title, section(arguments.rounds))
 
 
 def report(title: str, rows: list[dict[str, Any]]) -> None:

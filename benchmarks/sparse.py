@@ -9,7 +9,6 @@ a model that is built before the clock starts; OpenJij is left out if it is not 
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import subprocess
@@ -27,7 +26,7 @@ import numpy as np
 import torch
 
 import diabat
-from benchmarks.measure import report
+from benchmarks.measure import run_sections
 from benchmarks.tempering import PEERS, Peer, best
 from diabat.ising import Ising, to_bqm
 from diabat.samplers.tempering.chain_statistics import autocorrelation_time
@@ -221,22 +220,5 @@ SECTIONS = {
     "growth": ("diabat sample on large models", growth),
 }
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="rows as JSON")
-    parser.add_argument("--rounds", type=int, default=7, help="repetitions of every timing")
-    parser.add_argument(
-        "--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="some sections only"
-    )
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    for name in arguments.only:
-        title, section = SECTIONS[name]
-        report(title, section(arguments.rounds))
-
-
 if __name__ == "__main__":
-    main()
+    run_sections(__doc__, SECTIONS)

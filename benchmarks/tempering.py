@@ -9,9 +9,7 @@ the clock starts; OpenJij where it is installed.  Times to solution are in ``ben
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +23,7 @@ import torch
 from torch import Tensor
 
 import diabat
-from benchmarks.measure import report
+from benchmarks.measure import run_sections
 from diabat.ising import Ising, pack_couplings, to_bqm
 
 Peer = Callable[[Any, int, int], Any]
@@ -366,23 +364,5 @@ SECTIONS = {
     "modes": ("Deep modes", modes),
 }
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="rows as JSON")
-    parser.add_argument("--rounds", type=int, default=7, help="repetitions of every timing")
-    parser.add_argument(
-        "--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="some sections only"
-    )
-    arguments = parser.parse_args()
-    assert ("--json" in sys.argv) == arguments.json
-    torch.set_num_threads(1)
-    for name in arguments.only:
-        title, section = SECTIONS[name]
-        report(title, section(arguments.rounds))
-
-
 if __name__ == "__main__":
-    main()
+    run_sections(__doc__, SECTIONS)
