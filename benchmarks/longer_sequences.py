@@ -1,4 +1,6 @@
-"""Finished runs of windows-shakespeare: loss, loss on sequences four times as long, and speed of the training.
+"""Finished runs of windows-shakespeare: loss, loss on sequences four times as long, far weight, speed of the training.
+
+The far weight is what each layer gives to keys before the last 16, mean over heads and queries that have such keys.
 
 python -m benchmarks.longer_sequences FOLDER [--json]      # FOLDER as --output of diabat reproduce windows-shakespeare
 """
@@ -10,13 +12,36 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 from benchmarks.measure import report
 from diabat.config import load_config
-from diabat.runs import evaluate_run, load_run
+from diabat.models import Transformer
+from diabat.runs import Run, evaluate_run, load_run
+from diabat.tasks import Task
 from diabat.training import is_finished
 from diabat.training.report import METRICS
 
-FACTOR = 4
+FACTOR, WINDOW, SEQUENCES = 4, 16, 40
+
+
+@torch.no_grad()
+def far_weight(run: Run) -> str:
+    """Share of the weight of every layer beyond the window, first layer first."""
+    assert isinstance(run.model, Transformer)
+    assert isinstance(run.task, Task)
+    found: list[str] = []
+
+    def measure(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        handles.pop(0).remove()  # of this layer, which is called again
+        weights = layer(inputs[0], need_weights=True)[1]
+        far = torch.ones(weights.shape[-2:]).tril(-WINDOW)
+        found.append(f"{float((weights * far).sum(-1)[..., WINDOW:].mean()):.2f}")
+
+    handles = [layer.register_forward_pre_hook(measure) for layer in run.model.attention_layers()]
+    run.model(run.task.validation.inputs[:SEQUENCES])
+    return ", ".join(found)
 
 
 def row(folder: Path) -> dict[str, Any] | None:
@@ -38,6 +63,8 @@ def row(folder: Path) -> dict[str, Any] | None:
         "loss": f"{loss:.4f}",
         f"loss at {FACTOR * context}": f"{long_loss:.4f}",
         "difference": f"{long_loss - loss:+.4f}",
+        "far weight": far_weight(run),
+        f"at {FACTOR * context}": far_weight(longer),
         "characters/s": round(last["step"] * options.batch_size * context / last["cpu_s"]),
     }
 
