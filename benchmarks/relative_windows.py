@@ -84,8 +84,9 @@ def _pass(
     built: BoltzmannAttention, qkv: tuple[Tensor, Tensor, Tensor], cotangent: Tensor
 ) -> Callable[[], Any]:
     built.output = nn.Identity()  # type: ignore[assignment]  # leaves attention proper
-    leaves = [*qkv, *(p for p in (built.coupling_pairs,) if p is not None)]
-    return lambda: torch.autograd.grad(built._attend(*qkv, None)[0], leaves, cotangent)
+    q, k, v = (t.detach()[:, 0].requires_grad_() for t in qkv)  # of one head
+    leaves = [q, k, v, *(p for p in (built.coupling_pairs,) if p is not None)]
+    return lambda: torch.autograd.grad(built._attend(q, k, v, None)[0], leaves, cotangent)
 
 
 def padding(rounds: int, batch: int = 16) -> list[dict[str, Any]]:

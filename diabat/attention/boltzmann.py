@@ -16,6 +16,7 @@ from diabat.attention.coupled import SELF_MODES, WEIGHTS, CoupledHeads, check_si
 from diabat.attention.decoding import DecodingState, check_state
 from diabat.attention.far import weights_with_far
 from diabat.attention.fused import Attended, FusedLayer, attend, suits
+from diabat.attention.head_axis import merged_heads, split_heads
 from diabat.attention.layer import check_sequences
 from diabat.attention.rotary import rotated
 from diabat.attention.self_couplings import self_probabilities
@@ -108,6 +109,7 @@ class BoltzmannAttention(CoupledHeads):
                 "rotary", f"expected an even embed_dim / num_heads, got {embed_dim} / {num_heads}."
             )
         self.embed_dim, self.causal, self.far, self.rotary = embed_dim, causal, far, rotary
+        self._biased = offset_bias
         self.query = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.key = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.value = nn.Linear(embed_dim, embed_dim, bias=bias)
@@ -147,8 +149,8 @@ class BoltzmannAttention(CoupledHeads):
         check_sequences(
             x, self.query.weight, self.embed_dim, key_padding_mask, None if self.relative else self.window
         )
-        q, k, v = self._projected(x)
-        out, weights = self._attend(q, k, v, None if key_padding_mask is None else ~key_padding_mask)
+        seen = None if key_padding_mask is None else ~key_padding_mask
+        out, weights = self._attend(*self._projected(x), seen)
         if not need_weights:
             return out
         return out, placed(weights, x.shape[1]) if self._in_slots else weights
@@ -173,7 +175,8 @@ class BoltzmannAttention(CoupledHeads):
         out, _ = self._attend(q, k, v, seen)
         everything = x.new_ones(x.shape[:2], dtype=torch.bool) if seen is None else seen
         count = torch.full((), x.shape[1], dtype=torch.int64, device=x.device)
-        return out, DecodingState(k, v, everything, count).last(self._kept)
+        state = DecodingState(self._split(k), self._split(v), everything, count)
+        return out, state.last(self._kept)
 
     def step(self, x: Tensor, state: DecodingState | None = None) -> tuple[Tensor, DecodingState]:
         """Attend with one new token; equals the last position of :meth:`forward` over all tokens so far.
@@ -194,10 +197,14 @@ class BoltzmannAttention(CoupledHeads):
         check_sequences(x, self.query.weight, self.embed_dim, None)
         check_state(x, state, self.num_heads, self.embed_dim)
         q, k, v = self._projected(x, 0 if state is None else state.position)
+        k, v = self._split(k), self._split(v)
         if state is None:
             state = DecodingState.empty(k, v)
         state = state.extended(k, v, self._kept)
-        out, _ = self._attend(q, state.keys, state.values, state.seen)
+        if self._small is None:  # no copy of the keys
+            out, _ = self._by_operators(self._split(q), state.keys, state.values, state.seen)
+        else:
+            out, _ = self._attend(q, merged_heads(state.keys), merged_heads(state.values), state.seen)
         return out[:, 0], state
 
     @property
@@ -213,23 +220,29 @@ class BoltzmannAttention(CoupledHeads):
         if not self.relative:
             raise ArgumentError("relative", "expected True to decode token by token, got False.")
 
+    def _split(self, tokens: Tensor) -> Tensor:
+        return split_heads(tokens, self.num_heads)
+
     def _projected(self, x: Tensor, first: Tensor | int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, [B, H, L, d]; ``first`` is the position of the first token."""
-        q, k, v = (
-            linear(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for linear in (self.query, self.key, self.value)
-        )
-        return (rotated(q, first), rotated(k, first), v) if self.rotary else (q, k, v)
+        """Queries, keys and values, [B, L, D]; ``first`` is the position of the first token."""
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        if self.rotary:
+            q, k = (merged_heads(rotated(self._split(tokens), first)) for tokens in (q, k))
+        return q, k, v
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Outputs [B, Q, D] of the last Q of S tokens, and the weights.
+        """Outputs [B, Q, D] of the last Q of S tokens, and the weights, of queries, keys and values [B, L, D].
 
         The weights are those of slots, [B, H, Q, T], in a full pass where only keys of the window are visible;
         otherwise those of keys, [B, H, Q, S].
         """
         fused = self._fused(q, k, v, seen)
         if fused is not None:
-            return self.output(fused.mixed.transpose(1, 2).flatten(2)), fused.weights
+            return self.output(fused.mixed), fused.weights
+        return self._by_operators(self._split(q), self._split(k), self._split(v), seen)
+
+    def _by_operators(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The same of the features of each head, [B, H, L, d]."""
         queries, keys = q.shape[-2], k.shape[-2]
         window, in_slots = min(self.window, keys), self._in_slots and queries == keys
         wide = torch.promote_types(q.dtype, torch.float32)
@@ -250,29 +263,36 @@ class BoltzmannAttention(CoupledHeads):
                 weights = self._weights_of(scores, visible, zero=zero)
         weights = self.dropout(weights.to(v.dtype))
         mixed = window_mix(weights, v, window) if in_slots else weights @ v
-        out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        out: Tensor = self.output(merged_heads(mixed))
         return out, weights
 
     def _fused(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Attended | None:
         """The same without the output layer, in one function; None where it does not apply."""
-        pairs = self.coupling_pairs
-        if (
-            self.mode not in ("h", "h+J")
-            or self.offset_bias is not None
-            or (self.relative and self.far != "none")
-        ):
+        layer, pairs = self._small, self.coupling_pairs
+        if layer is None or (self.training and self.dropout.p > 0) or not suits(q, k, v, pairs):
             return None
-        if (self.training and self.dropout.p > 0) or not suits(q, k, v, pairs):
+        found = attend(layer, q, k, v, pairs, seen, slots=self._in_slots and q.shape[1] == k.shape[1])
+        if found is not None:
+            self._record(found.fields, found.couplings)
+        return found
+
+    def use_sampler(
+        self, sampler: Sampler | str, *, gradient: str = "auto", num_reads: int | None = None
+    ) -> None:
+        """As in the base class."""
+        super().use_sampler(sampler, gradient=gradient, num_reads=num_reads)
+        self._small = self._small_layer()
+
+    def _small_layer(self) -> FusedLayer | None:
+        """The layer as one function, if it has one."""
+        if self.mode not in ("h", "h+J") or self._biased or self.far != "none":
             return None
         bridge = None if self.mode == "h" else self._bridge
         odds = self.weighting == "odds"
-        layer = FusedLayer(bridge, self.window, self.bandwidth, self.relative, odds, self.causal)
-        if not layer.takes:
-            return None
-        found = attend(layer, q, k, v, pairs, seen, slots=self._in_slots and q.shape[-2] == k.shape[-2])
-        if found is not None:
-            self._recorded = (found.fields, found.couplings)
-        return found
+        layer = FusedLayer(
+            bridge, self.num_heads, self.window, self.bandwidth, self.relative, odds, self.causal
+        )
+        return layer if layer.takes else None
 
     def _scores(self, q: Tensor, k: Tensor, window: int | None) -> Tensor:
         """Scores q·k / sqrt(d) of all keys, [B, H, Q, S], or of slots, [B, H, Q, T]; 0 in modes without fields."""
@@ -288,7 +308,7 @@ class BoltzmannAttention(CoupledHeads):
         J = self.couplings(fields.shape[-1])
         assert J is not None
         J = J.to(fields.dtype, copy=True)  # torch's compiler fails at a break of the graph on views of views
-        self._recorded = (fields, J.detach())
+        self._record(fields, J.detach())
         return self_probabilities(self._bridge, J, visible, last=self.relative).expand(fields.shape)
 
     def extra_repr(self) -> str:

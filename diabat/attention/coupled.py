@@ -181,8 +181,12 @@ class CoupledHeads(IsingLayer):
         J, K = (
             None if t is None else t.to(fields) for t in (self.couplings(length), self.three_body(length))
         )
-        self._recorded = (fields.detach(), None if J is None else J.detach())
+        self._record(fields.detach(), None if J is None else J.detach())
         return J, K
+
+    def _record(self, fields: Tensor, couplings: Tensor | None) -> None:
+        """Keep the problems of this pass for `last_fields_and_couplings`."""
+        self._recorded = (fields, couplings)
 
     def extra_repr(self) -> str:
         """Show the options in ``repr``."""

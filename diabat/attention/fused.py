@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diabat.attention.bridge import GradientBridge
+from diabat.attention.head_axis import merged_heads, split_heads
 from diabat.attention.normalisation import masked_softmax, normalised_weights
 from diabat.attention.odds import log_odds, odds_fields
 from diabat.attention.windows import visible_keys, visible_slots, window_mix, window_scores
@@ -35,10 +36,11 @@ _WORK_PER_THREAD = 1 << 18
 
 @dataclass(frozen=True)
 class FusedLayer:
-    """What one layer does, decided when it is built.
+    """What one layer does, decided when its backend is bound.
 
     Attributes:
         bridge: Its backend, with the estimator ``exact``; None without couplings, where P(s = +1) = sigmoid(2h).
+        heads: H.
         window: Positions that J is between.
         bandwidth: Largest distance of two coupled positions, or None.
         relative: J belongs to the last positions.
@@ -47,6 +49,7 @@ class FusedLayer:
     """
 
     bridge: GradientBridge | None
+    heads: int
     window: int
     bandwidth: int | None
     relative: bool
@@ -61,9 +64,40 @@ class FusedLayer:
             return True
         return bridge.estimator == "exact" and not bridge.draws and bridge.sampler.capabilities.solution
 
-    def part(self, length: int) -> slice:
-        """The positions of J that ``length`` keys have."""
-        return slice(self.window - length, self.window) if self.relative else slice(length)
+    def places(self, length: int) -> Places:
+        """Where the pairs of the layer are in J of ``length`` keys."""
+        return _places(self.window, self.bandwidth, self.relative, length)
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """The P pairs of a layer in the matrix of T positions.
+
+    Attributes:
+        part: The positions of the layer that are in the matrix.
+        pair: Number of the pair j, k, P where there is none, int64 [T, T].
+        upper: Place of each pair, with j < k, in the flat matrix, T² if it is outside, int64 [P].
+        lower: Likewise with j > k.
+    """
+
+    part: slice
+    pair: Array
+    upper: Array
+    lower: Array
+
+
+@lru_cache(maxsize=64)
+def _places(window: int, bandwidth: int | None, relative: bool, length: int) -> Places:
+    first = window - length if relative else 0
+    j, k = (index.numpy() for index in pair_indices(window, bandwidth))
+    whole = np.full((window, window), len(j))
+    whole[j, k] = whole[k, j] = np.arange(len(j))
+    part = slice(first, first + length)
+    inside = (j >= first) & (j < first + length) & (k >= first) & (k < first + length)
+    upper, lower = (
+        np.where(inside, (a - first) * length + b - first, length * length) for a, b in ((j, k), (k, j))
+    )
+    return Places(part, np.ascontiguousarray(whole[part, part]), upper, lower)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +105,7 @@ class Attended:
     """Result of a pass.
 
     Attributes:
-        mixed: [B, H, Q, d].
+        mixed: [B, Q, H·d].
         weights: [B, H, Q, T].
         fields: [B, H, Q, T], without a graph.
         couplings: [H, 1, T, T], without a graph, or None.
@@ -122,8 +156,8 @@ def attend(
 
     Args:
         layer: What the layer does.
-        q: [B, H, Q, d].
-        k: [B, H, S, d].
+        q: [B, Q, H·d].
+        k: [B, S, H·d].
         v: Likewise.
         pairs: J_jk for j < k, [H, P]; None without couplings.
         seen: Keys that are not padding, bool [B, S], or None.
@@ -132,17 +166,11 @@ def attend(
     Returns:
         None if the backend has no solution for these problems, or they have few states.
     """
-    queries, keys = q.shape[-2], k.shape[-2]
+    queries, keys = q.shape[1], k.shape[1]
     window = min(layer.window, keys)
-    if q.shape[:-1].numel() << window <= FEW_STATES:
+    if (q.shape[0] * queries * layer.heads) << window <= FEW_STATES:
         return None
-    if seen is None:
-        visible = _all_visible(queries, keys, window if slots else None, layer.causal)
-    elif slots:
-        visible = visible_slots(keys, window, seen, q.device)
-    else:
-        visible = visible_keys(queries, keys, seen, q.device, causal=layer.causal)
-    core = _Core(layer, q, k, pairs, visible, window if slots else None)
+    core = _Pass(layer, q, k, pairs, _sight(queries, keys, window if slots else None, layer.causal, seen))
     if core.solution is None:
         return None
     mixed, weights = core.mixed(v)
@@ -152,82 +180,97 @@ def attend(
     return Attended(mixed, weights, core.fields, core.couplings)
 
 
+@dataclass(frozen=True, eq=False)
+class _Sight:
+    """Which keys, or slots, each query sees.
+
+    Attributes:
+        window: Number of slots; None if the keys are meant.
+        visible: bool, broadcastable to the fields.
+        seen: The same as an array [B or 1, Q, T].
+    """
+
+    window: int | None
+    visible: Tensor
+    seen: Array
+
+
+def _sight(queries: int, keys: int, window: int | None, causal: bool, seen: Tensor | None) -> _Sight:
+    if seen is None:
+        return _all_seen(queries, keys, window, causal)
+    if window is None:
+        visible = visible_keys(queries, keys, seen, seen.device, causal=causal)
+    else:
+        visible = visible_slots(keys, window, seen, seen.device)
+    return _Sight(window, visible, np.ascontiguousarray(visible.numpy()).reshape(-1, *visible.shape[-2:]))
+
+
 @lru_cache(maxsize=64)
-def _all_visible(queries: int, keys: int, window: int | None, causal: bool) -> Tensor:
+def _all_seen(queries: int, keys: int, window: int | None, causal: bool) -> _Sight:
     device = torch.device("cpu")
-    if window is not None:
-        return visible_slots(keys, window, None, device)
-    return visible_keys(queries, keys, None, device, causal=causal)
+    if window is None:
+        visible = visible_keys(queries, keys, None, device, causal=causal)
+    else:
+        visible = visible_slots(keys, window, None, device)
+    return _Sight(window, visible, np.ascontiguousarray(visible.numpy())[None])
 
 
-@lru_cache(maxsize=64)
-def _pair_indices(window: int, bandwidth: int | None) -> tuple[Array, Array]:
-    j, k = pair_indices(window, bandwidth)
-    return j.numpy(), k.numpy()
-
-
-@lru_cache(maxsize=64)
-def _every_pair(batch: int, heads: int) -> Array:
-    """Sequences and heads, int64 [B·H, 2]."""
-    return np.stack(np.divmod(np.arange(batch * heads), heads), 1)
-
-
-class _Core:
+class _Pass:
     """One pass: what both directions need."""
 
-    def __init__(
-        self,
-        layer: FusedLayer,
-        q: Tensor,
-        k: Tensor,
-        pairs: Tensor | None,
-        visible: Tensor,
-        window: int | None,
-    ) -> None:
+    def __init__(self, layer: FusedLayer, q: Tensor, k: Tensor, pairs: Tensor | None, sight: _Sight) -> None:
         from diabat.attention.fused_kernel import Slots, scores
 
-        self.layer, self.window, self.visible = layer, window, visible
-        batch, heads, queries, features = q.shape
-        self._every = _every_pair(batch, heads)
-        self._work = batch * heads * queries * features * visible.shape[-1]
-        self._seen = np.ascontiguousarray(visible.numpy()).reshape(-1, *visible.shape[-2:])
-        self._slots = Slots(self._seen, window is not None, 1 / math.sqrt(features), layer.odds)
+        self.layer, self.sight = layer, sight
+        batch, queries, features = q.shape[0], q.shape[1], q.shape[2] // layer.heads
+        shape = (batch, layer.heads, queries, sight.seen.shape[2])
+        self._number, self._threads = batch * layer.heads, 1
+        work = math.prod(shape) * features
+        if work >= _WORK_PER_THREAD:
+            self._threads = min(torch.get_num_threads(), 1 + work // _WORK_PER_THREAD)
+        self._slots = Slots(sight.seen, sight.window is not None, 1 / math.sqrt(features), layer.odds)
         self.differentiated = torch.is_grad_enabled() and (
             q.requires_grad or k.requires_grad or (pairs is not None and pairs.requires_grad)
         )
-        self.fields = q.new_empty(batch, heads, queries, visible.shape[-1])
-        self._run(scores, _rows(q), _rows(k), self.fields.numpy())
-        self.couplings = None if pairs is None else _matrices(layer, pairs.detach(), visible.shape[-1])
+        rows = self._rows(q)
+        fields = np.empty(shape, rows.dtype)
+        self._run(scores, rows, self._rows(k), fields)
+        self.fields = torch.from_numpy(fields)
+        self.couplings = None if pairs is None else _matrices(layer.places(shape[3]), pairs)
         self.solution = self._solved()
 
     def _solved(self) -> Solution | None:
         bridge, odds = self.layer.bridge, self.layer.odds
         if bridge is None:
             return _Independent(self.fields, odds)
-        problem = Ising(self.fields, self.couplings, self.visible, check=False)
+        problem = Ising(self.fields, self.couplings, self.sight.visible, check=False)
         return bridge.sampler.solution(problem, odds=odds, differentiated=self.differentiated)
 
+    def _rows(self, tokens: Tensor) -> Array:
+        """Features [B, L, H·d] as [B, L, H, d]."""
+        rows = np.ascontiguousarray(tokens.detach().numpy())
+        return rows.reshape(*rows.shape[:2], self.layer.heads, -1)
+
     def _run(self, kernel: Any, *arrays: Any) -> None:
-        threads = min(torch.get_num_threads(), 1 + self._work // _WORK_PER_THREAD)
-        if threads == 1:
-            kernel(self._every, self._slots, *arrays)
+        if self._threads == 1:
+            kernel(0, self._number, self._slots, *arrays)
             return
         run_parts(
-            equal_ranges(len(self._every), threads),
+            equal_ranges(self._number, self._threads),
             lambda part: None,
-            lambda part, none: kernel(self._every[part], self._slots, *arrays),
+            lambda part, none: kernel(part.start, part.stop, self._slots, *arrays),
         )
 
     def mixed(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Mixed values [B, H, Q, d], and weights [B, H, Q, T]."""
+        """Mixed values [B, Q, H·d], and weights [B, H, Q, T]."""
         from diabat.attention.fused_kernel import mixed
 
         assert self.solution is not None
-        batch, heads, queries, features = (*self.fields.shape[:3], v.shape[-1])
-        weights, out = torch.empty_like(self.fields), v.new_empty(batch, queries, heads, features)
-        found = self.solution.result.numpy()
-        self._run(mixed, _least(v), found, _rows(v), weights.numpy(), out.numpy())
-        return out.transpose(1, 2), weights
+        found, rows = self.solution.result.numpy(), self._rows(v)
+        batch, heads, queries, _ = found.shape
+        weights, out = np.empty_like(found), np.empty((batch, queries, heads, rows.shape[3]), rows.dtype)
+        self._run(mixed, _least(rows), found, rows, weights, out)
+        return torch.from_numpy(out.reshape(batch, queries, -1)), torch.from_numpy(weights)
 
     def gradient(
         self,
@@ -243,31 +286,40 @@ class _Core:
         from diabat.attention.fused_kernel import mixed_backward, scores_backward
 
         assert self.solution is not None
+        found, rows = self.solution.result.numpy(), self._rows(v)
         g = torch.zeros_like(q) if g is None else g
-        more = self.fields.new_empty(0, 0, 0, 0) if extra is None else extra.contiguous()
-        slope, (dq, dk, dv) = torch.empty_like(self.fields), (np.empty_like(_rows(t)) for t in (q, k, v))
-        found = self.solution.result.numpy()
+        more = np.empty((0, 0, 0, 0), found.dtype) if extra is None else extra.detach().contiguous().numpy()
+        slope, dv = np.empty_like(found), np.empty_like(rows)
         self._run(
-            mixed_backward, _least(v), found, _rows(v), weights.numpy(), _rows(g), more.detach().numpy(),
-            slope.numpy(), dv,
-        )  # fmt: skip
-        if not self.differentiated:
-            return None, None, torch.from_numpy(dv).transpose(1, 2), None
-        dh, dJ = self.solution.gradient(slope, pairs=pairs is not None and pairs.requires_grad)
-        self._run(scores_backward, self.fields.numpy(), dh.numpy(), _rows(q), _rows(k), dq, dk)
-        return (
-            *(torch.from_numpy(d).transpose(1, 2) for d in (dq, dk, dv)),
-            None if dJ is None or pairs is None else _of_pairs(self.layer, dJ, pairs),
+            mixed_backward,
+            _least(rows),
+            found,
+            rows,
+            weights.detach().numpy(),
+            self._rows(g),
+            more,
+            slope,
+            dv,
         )
+        if not self.differentiated:
+            return None, None, _tokens(dv), None
+        with_pairs = pairs is not None and pairs.requires_grad
+        dh, dJ = self.solution.gradient(torch.from_numpy(slope), pairs=with_pairs)
+        rows_q, rows_k = self._rows(q), self._rows(k)
+        dq, dk = np.empty_like(rows_q), np.empty_like(rows_k)
+        self._run(scores_backward, self.fields.numpy(), dh.numpy(), rows_q, rows_k, dq, dk)
+        by_pairs = None if dJ is None else _of_pairs(self.layer.places(dJ.shape[-1]), dJ)
+        return _tokens(dq), _tokens(dk), _tokens(dv), by_pairs
 
     def by_operators(self, q: Tensor, k: Tensor, v: Tensor, pairs: Tensor | None) -> tuple[Tensor, Tensor]:
         """Both results by operators that autograd differentiates again."""
-        layer, visible = self.layer, self.visible
+        layer, visible, window = self.layer, self.sight.visible, self.sight.window
+        q, k, v = (split_heads(tokens, layer.heads) for tokens in (q, k, v))
         q = q / math.sqrt(q.shape[-1])
-        scores = q @ k.mT if self.window is None else window_scores(q, k, self.window)
+        scores = q @ k.mT if window is None else window_scores(q, k, window)
         J = None
         if pairs is not None:
-            part = layer.part(scores.shape[-1])
+            part = layer.places(scores.shape[-1]).part
             J = pack_couplings(pairs, layer.window, layer.bandwidth)[:, None, part, part]
         if layer.odds:
             h = odds_fields(scores, visible)
@@ -276,7 +328,8 @@ class _Core:
         else:
             alpha = torch.sigmoid(2 * scores) if layer.bridge is None else layer.bridge(scores, J, visible)
             weights = normalised_weights(alpha, visible)
-        return weights @ v if self.window is None else window_mix(weights, v, self.window), weights
+        mixed = weights @ v if window is None else window_mix(weights, v, window)
+        return merged_heads(mixed), weights
 
 
 class _Attend(torch.autograd.Function):
@@ -289,7 +342,7 @@ class _Attend(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         pairs: Tensor | None,
-        core: _Core,
+        core: _Pass,
         mixed: Tensor,
         weights: Tensor,
     ) -> tuple[Tensor, Tensor]:
@@ -323,32 +376,27 @@ class _Attend(torch.autograd.Function):
         return *(next(found) if want else None for want in wanted), None, None, None
 
 
-def _rows(t: Tensor) -> Array:
-    """Features [B, H, L, d] as [B, L, H, d], contiguous."""
-    found: Array = t.detach().transpose(1, 2).contiguous().numpy()
-    return found
+def _tokens(rows: Array) -> Tensor:
+    """Features [B, L, H, d] as [B, L, H·d]."""
+    return torch.from_numpy(rows.reshape(*rows.shape[:2], -1))
 
 
-def _least(v: Tensor) -> float:
+def _least(v: Array) -> float:
     """What is added to probabilities, as in `normalised_weights`."""
-    return float(torch.finfo(v.dtype).tiny ** 0.75)
+    return float(np.finfo(v.dtype).tiny) ** 0.75
 
 
-def _matrices(layer: FusedLayer, pairs: Tensor, length: int) -> Tensor:
-    """J of ``length`` positions, [H, 1, T, T]."""
-    j, k = _pair_indices(layer.window, layer.bandwidth)
-    values = pairs.numpy()
-    J = np.zeros((len(values), 1, layer.window, layer.window), values.dtype)
-    J[:, 0, j, k] = J[:, 0, k, j] = values
-    part = layer.part(length)
-    return torch.from_numpy(J[:, :, part, part])
+def _matrices(places: Places, pairs: Tensor) -> Tensor:
+    """J of the pairs [H, P] at these places, [H, 1, T, T]."""
+    return torch.from_numpy(_with_zero(pairs.detach().numpy())[:, None, places.pair])
 
 
-def _of_pairs(layer: FusedLayer, dJ: Tensor, pairs: Tensor) -> Tensor:
+def _of_pairs(places: Places, dJ: Tensor) -> Tensor:
     """dL/dpairs of dL/dJ, [H, 1, T, T]."""
-    j, k = _pair_indices(layer.window, layer.bandwidth)
-    part = layer.part(dJ.shape[-1])
-    whole = np.zeros((len(pairs), layer.window, layer.window), dJ.numpy().dtype)
-    both = dJ.numpy()[:, 0]
-    whole[:, part, part] = both + both.transpose(0, 2, 1)
-    return torch.from_numpy(whole[:, j, k])
+    flat = _with_zero(dJ.numpy().reshape(len(dJ), -1))
+    return torch.from_numpy(flat[:, places.upper] + flat[:, places.lower])
+
+
+def _with_zero(rows: Array) -> Array:
+    """The rows, each with a zero at its end."""
+    return np.concatenate((rows, np.zeros((len(rows), 1), rows.dtype)), 1)

@@ -1,7 +1,8 @@
 """Compiled scores, weights and mixing of small windows with their derivative; imported on first use.
 
 Arrays of queries, keys and values are [B, L, H, d], of slots [B, H, Q, T].  Slot t of query i is the key t, or with
-windows that move with the query i - T + 1 + t.  Each pair of a sequence and a head is independent of the others.
+windows that move with the query i - T + 1 + t.  A call computes the pairs ``first`` .. ``end`` - 1 of a sequence and a
+head, pair p being those of index p in [B, H]; each pair is independent of the others.
 """
 
 from __future__ import annotations
@@ -34,22 +35,22 @@ class Slots(NamedTuple):
 
 
 @fast
-def scores(pairs: Any, slots: Slots, q: Any, k: Any, fields: Any) -> None:
-    """Fill the fields of some pairs, int64 [pairs, 2]: q·k, or (q·k - log Σ exp q·k) / 2 for odds."""
-    queries, window, features = fields.shape[2], fields.shape[3], q.shape[3]
+def scores(first: int, end: int, slots: Slots, q: Any, k: Any, fields: Any) -> None:
+    """Fill the fields: q·k, or (q·k - log Σ exp q·k) / 2 for odds."""
+    (heads, queries, window), features = fields.shape[1:], q.shape[3]
     zero = q.dtype.type(0.0)
-    for p in range(len(pairs)):
-        b, h = pairs[p, 0], pairs[p, 1]
+    for p in range(first, end):
+        b, h = p // heads, p % heads
         mask = min(b, len(slots.seen) - 1)
         for i in range(queries):
-            first = i - window + 1 if slots.moves else i - i
+            start = i - window + 1 if slots.moves else i - i
             largest = -np.inf
             for t in range(window):
                 total, seen = zero, slots.seen[mask, i, t]
                 # Scores of keys that are not seen are recorded only.
-                if seen or (first + t >= 0 and not slots.odds):
+                if seen or (start + t >= 0 and not slots.odds):
                     for c in range(features):
-                        total += q[b, i, h, c] * k[b, first + t, h, c]
+                        total += q[b, i, h, c] * k[b, start + t, h, c]
                     total *= slots.scale
                 if seen:
                     largest = max(largest, total)
@@ -66,14 +67,16 @@ def scores(pairs: Any, slots: Slots, q: Any, k: Any, fields: Any) -> None:
 
 
 @fast
-def mixed(pairs: Any, slots: Slots, tiny: float, found: Any, v: Any, weights: Any, out: Any) -> None:
+def mixed(
+    first: int, end: int, slots: Slots, tiny: float, found: Any, v: Any, weights: Any, out: Any
+) -> None:
     """Fill normalised weights from probabilities or log-odds, and Σ_t weight_t v_t."""
-    queries, window, features = found.shape[2], found.shape[3], v.shape[3]
-    for p in range(len(pairs)):
-        b, h = pairs[p, 0], pairs[p, 1]
+    (heads, queries, window), features = found.shape[1:], v.shape[3]
+    for p in range(first, end):
+        b, h = p // heads, p % heads
         mask = min(b, len(slots.seen) - 1)
         for i in range(queries):
-            first = i - window + 1 if slots.moves else i - i
+            start = i - window + 1 if slots.moves else i - i
             largest, total = -np.inf, 0.0
             for t in range(window):
                 if slots.seen[mask, i, t]:
@@ -93,12 +96,13 @@ def mixed(pairs: Any, slots: Slots, tiny: float, found: Any, v: Any, weights: An
                     weights[b, h, i, t] /= total
                     weight = weights[b, h, i, t]
                     for c in range(features):
-                        out[b, i, h, c] += weight * v[b, first + t, h, c]
+                        out[b, i, h, c] += weight * v[b, start + t, h, c]
 
 
 @fast
 def mixed_backward(
-    pairs: Any,
+    first: int,
+    end: int,
     slots: Slots,
     tiny: float,
     found: Any,
@@ -113,25 +117,25 @@ def mixed_backward(
 
     ``g`` is the cotangent of its output, ``extra`` that of the weights, [B, H, Q, T] or [0, 0, 0, 0].
     """
-    queries, window, features = found.shape[2], found.shape[3], v.shape[3]
+    (heads, queries, window), features = found.shape[1:], v.shape[3]
     zero = v.dtype.type(0.0)
-    for p in range(len(pairs)):
-        b, h = pairs[p, 0], pairs[p, 1]
+    for p in range(first, end):
+        b, h = p // heads, p % heads
         mask = min(b, len(slots.seen) - 1)
         for j in range(v.shape[1]):
             for c in range(features):
                 dv[b, j, h, c] = zero
         for i in range(queries):
-            first = i - window + 1 if slots.moves else i - i
+            start = i - window + 1 if slots.moves else i - i
             mean, norm = 0.0, 0.0
             for t in range(window):
                 slope[b, h, i, t] = 0.0
                 if slots.seen[mask, i, t]:
                     weight, total = weights[b, h, i, t], zero
                     for c in range(features):
-                        total += g[b, i, h, c] * v[b, first + t, h, c]
+                        total += g[b, i, h, c] * v[b, start + t, h, c]
                     for c in range(features):
-                        dv[b, first + t, h, c] += weight * g[b, i, h, c]
+                        dv[b, start + t, h, c] += weight * g[b, i, h, c]
                     if len(extra) > 0:
                         total += extra[b, h, i, t]
                     slope[b, h, i, t] = total
@@ -145,13 +149,13 @@ def mixed_backward(
 
 @fast
 def scores_backward(
-    pairs: Any, slots: Slots, fields: Any, slope: Any, q: Any, k: Any, dq: Any, dk: Any
+    first: int, end: int, slots: Slots, fields: Any, slope: Any, q: Any, k: Any, dq: Any, dk: Any
 ) -> None:
     """Derivative of `scores`; ``slope`` is the cotangent of the fields, which it overwrites."""
-    queries, window, features = fields.shape[2], fields.shape[3], q.shape[3]
+    (heads, queries, window), features = fields.shape[1:], q.shape[3]
     zero = q.dtype.type(0.0)
-    for p in range(len(pairs)):
-        b, h = pairs[p, 0], pairs[p, 1]
+    for p in range(first, end):
+        b, h = p // heads, p % heads
         mask = min(b, len(slots.seen) - 1)
         for j in range(k.shape[1]):
             for c in range(features):
@@ -159,7 +163,7 @@ def scores_backward(
         for i in range(queries):
             for c in range(features):
                 dq[b, i, h, c] = zero
-            first = i - window + 1 if slots.moves else i - i
+            start = i - window + 1 if slots.moves else i - i
             if slots.odds:
                 total = 0.0
                 for t in range(window):
@@ -172,6 +176,6 @@ def scores_backward(
                 if slots.seen[mask, i, t]:
                     weight = slope[b, h, i, t] * slots.scale
                     for c in range(features):
-                        dq[b, i, h, c] += weight * k[b, first + t, h, c]
+                        dq[b, i, h, c] += weight * k[b, start + t, h, c]
                     for c in range(features):
-                        dk[b, first + t, h, c] += weight * q[b, i, h, c]
+                        dk[b, start + t, h, c] += weight * q[b, i, h, c]

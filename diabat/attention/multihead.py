@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diabat.attention.coupled import CoupledHeads, check_sizes
+from diabat.attention.head_axis import merged_heads, split_heads
 from diabat.attention.layer import check_tokens
 from diabat.checks import ArgumentError
 from diabat.samplers.base import Sampler
@@ -153,7 +154,7 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         visible, added = attention_masks(shape, key_padding_mask, attn_mask, is_causal, q.device)
         weights = self._weights(q, k, visible, added).to(v.dtype)
         weights = F.dropout(weights, self.dropout, self.training)
-        out: Tensor = self.out_proj((weights @ v).transpose(1, 2).flatten(2))
+        out: Tensor = self.out_proj(merged_heads(weights @ v))
         if not batched:
             out = out[0]
         elif not self.batch_first:
@@ -181,7 +182,7 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         matrices = separate if packed is None else packed.chunk(3)
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         return tuple(
-            F.linear(x, matrix, bias).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            split_heads(F.linear(x, matrix, bias), self.num_heads)
             for x, matrix, bias in zip((query, key, value), matrices, biases, strict=True)
         )
 

@@ -23,6 +23,7 @@ from diabat.attention.explanation import NeuroGameExplanation, mean_field_residu
 from diabat.attention.games import Estimate, NormGame, sample_banzhaf, sample_interaction, sample_shapley
 from diabat.attention.games.estimate import Temperature
 from diabat.attention.games.value_games import NONLINEARITIES
+from diabat.attention.head_axis import split_heads
 from diabat.attention.layer import (
     IsingLayer,
     LayerProblems,
@@ -231,7 +232,7 @@ class NeuroGameAttention(IsingLayer):
         tokens = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if padding is None else ~padding
         x = torch.where(tokens[..., None], x, 0)
         check_finite("x", x)
-        V = self.value(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        V = split_heads(self.value(x), self.num_heads)
         return x, V, tokens[:, None].expand(V.shape[:-1])
 
     def _indices(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from diabat.attention.coupled import CoupledHeads
+from diabat.attention.head_axis import split_heads
 from diabat.attention.layer import visible_positions
 from diabat.attention.normalisation import normalised_weights
 from diabat.checks import ArgumentError, check_count
@@ -119,7 +120,7 @@ class QueryHeads(nn.Module):
         return out
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return split_heads(x, self.num_heads)
 
 
 def mix(weights: Tensor, values: Tensor) -> Tensor:

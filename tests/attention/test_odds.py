@@ -46,7 +46,7 @@ def test_without_couplings_it_is_softmax(
     twin.load_state_dict({k: v for k, v in layer.state_dict().items() if k != "coupling_pairs"})
     x = torch.randn(3, 20, 4, generator=torch.Generator().manual_seed(1), dtype=dtype)
     with torch.no_grad():
-        q, k, _ = layer._projected(x)
+        q, k, _ = map(layer._split, layer._projected(x))
         x *= (size / (q @ k.mT / 2).abs().max()).sqrt()
     x.requires_grad_()
     (out, weights), (want_out, want) = layer(x, None, True), twin(x, None, True)

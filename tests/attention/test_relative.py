@@ -106,7 +106,7 @@ def expected_row(built: BoltzmannAttention, scores: Tensor, seen: Tensor, head: 
 def expected(built: BoltzmannAttention, x: Tensor, mask: Tensor | None = None) -> Tensor:
     """Weights [B, H, L, L], one enumeration per query."""
     with torch.no_grad():
-        q, k, _ = built._projected(x)
+        q, k, _ = map(built._split, built._projected(x))
         scores = q @ k.mT / q.shape[-1] ** 0.5
         if built.offset_bias is not None:
             offsets = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
@@ -277,7 +277,7 @@ def gradients(y: Tensor, values: list[Tensor], cotangent: Tensor) -> list[Tensor
 
 def enumerated_output(built: BoltzmannAttention, x: Tensor) -> Tensor:
     """The output by a softmax over all states of every row, differentiable in the parameters."""
-    q, k, v = built._projected(x)
+    q, k, v = map(built._split, built._projected(x))
     scores, J = q @ k.mT / 2, built.couplings()
     assert J is not None
     rows = [

@@ -21,7 +21,6 @@ from diabat.compute.simd import add, address, constant, fma, load, mul, skip, sp
 from diabat.samplers.exact.lane_kernel import (
     FEW,
     MANY,
-    Fields,
     Found,
     Work,
     fold,
@@ -83,7 +82,7 @@ class Slopes(NamedTuple):
 def backward(
     jobs: Any,
     groups: Groups,
-    fields: Fields,
+    fields: Any,
     tables: Tables,
     found: Found,
     cotangents: Cotangents,

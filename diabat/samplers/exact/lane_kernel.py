@@ -14,24 +14,26 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from diabat.compute.jit import inlined, inner, jit
-from diabat.compute.simd import add, address, constant, divide, entry, fma, load, mul, skip, store, where_less
+from diabat.compute.simd import (
+    add,
+    address,
+    constant,
+    divide,
+    entry,
+    fma,
+    load,
+    mul,
+    skip,
+    store,
+    sub,
+    where_less,
+)
+from diabat.compute.simd_functions import exponential
 from diabat.samplers.exact.fused_kernel import LOW_SPINS, _doubled, _multiply
 from diabat.samplers.exact.lane_tables import TILE, Groups, Tables
 
 FEW, MANY = 3, 1 << 12
 """A block of at most so many queries, and at least so many states, has its states in the lanes instead."""
-
-
-class Fields(NamedTuple):
-    """Fields of the batch.
-
-    Attributes:
-        h: float64 [N, n].
-        decay: exp(-2|h|), float64 [N, n].
-    """
-
-    h: Any
-    decay: Any
 
 
 class Found(NamedTuple):
@@ -86,8 +88,8 @@ class Work(NamedTuple):
 
 
 @jit
-def forward(jobs: Any, groups: Groups, fields: Fields, tables: Tables, found: Found, work: Work) -> None:
-    """Enumerate the problems of some jobs."""
+def forward(jobs: Any, groups: Groups, fields: Any, tables: Tables, found: Found, work: Work) -> None:
+    """Enumerate the problems of some jobs, of fields h, float64 [N, n]."""
     lanes = work.A.shape[1]
     for job in range(len(jobs)):
         g, first, end, number = jobs[job, 0], jobs[job, 1], jobs[job, 2], jobs[job, 3]
@@ -114,25 +116,29 @@ def forward(jobs: Any, groups: Groups, fields: Fields, tables: Tables, found: Fo
 
 @inlined
 def half_factors(
-    groups: Groups, fields: Fields, tables: Tables, work: Work, g: int, start: int, count: int
+    groups: Groups, fields: Any, tables: Tables, work: Work, g: int, start: int, count: int
 ) -> None:
     """Fill A and C of a block of ``count`` queries: 1 at the sign of a field, else exp(-2|h|), for every spin."""
     m, first = groups.spins[g], groups.halves[g]
     a, lanes = m // 2, work.A.shape[1]
-    for k in range(m):
-        for q in range(lanes):
-            work.on[k, q] = work.off[k, q] = 1.0
+    vectors, on, off = lanes // 8, address(work.on), address(work.off)
+    one, zero = constant(load(on, m - m), 1.0), constant(load(on, m - m), 0.0)
     for k in range(groups.own[g]):
         spin = groups.members[g, k]
+        for q in range(lanes):
+            work.on[k, q] = 0.0
         for q in range(count):
-            row = groups.rows[start + q]
-            if fields.h[row, spin] > 0:
-                work.off[k, q] = fields.decay[row, spin]
-            else:
-                work.on[k, q] = fields.decay[row, spin]
-    on, off, source = address(work.on), address(work.off), address(tables.halves)
-    none = m - m  # a literal 0 would compile it anew
-    vectors = lanes // 8
+            work.on[k, q] = fields[groups.rows[start + q], spin]
+        for i in range(k * vectors, (k + 1) * vectors):
+            h = load(on, i)
+            twice = add(h, h)
+            decay = exponential(where_less(zero, h, sub(zero, twice), twice))
+            store(on, i, where_less(zero, h, one, decay))
+            store(off, i, where_less(zero, h, decay, one))
+    for i in range(groups.own[g] * vectors, m * vectors):
+        store(on, i, one)
+        store(off, i, one)
+    source, none = address(tables.halves), m - m  # a literal 0 would compile it anew
     _factors(on, off, none, a, vectors, source, first, work.table, work.low, work.high, address(work.A))
     _factors(
         on, off, a, m - a, vectors, source, first + (1 << a), work.table, work.low, work.high, address(work.C)
@@ -269,7 +275,7 @@ def fold(values: Any, spins: int, up: Any, down: Any, total: Any) -> None:
 def sums_over_states(
     groups: Groups,
     tables: Tables,
-    fields: Fields,
+    fields: Any,
     work: Work,
     found: Found,
     g: int,
@@ -295,7 +301,7 @@ def sums_over_states(
 def _write(
     groups: Groups,
     tables: Tables,
-    fields: Fields,
+    fields: Any,
     work: Work,
     found: Found,
     g: int,
@@ -325,7 +331,7 @@ def _write(
         found.least[number, 0] = min(found.least[number, 0], total)
         found.least[number, 1] = min(found.least[number, 1], side)
         for k in range(own):
-            scale += abs(fields.h[row, groups.members[g, k]])
+            scale += abs(fields[row, groups.members[g, k]])
         found.scale[row] = scale
     one = work.A.dtype.type(1.0)
     for k in range(own):

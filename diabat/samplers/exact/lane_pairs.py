@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from diabat.compute.jit import inlined, inner, jit
 from diabat.compute.simd import add, address, constant, divide, entry, fma, load, mul, skip, splat, store, sub
 from diabat.samplers.exact.lane_kernel import (
-    Fields,
     Found,
     Work,
     fold,
@@ -56,7 +55,7 @@ class PairWork(NamedTuple):
 def forward_with_pairs(
     jobs: Any,
     groups: Groups,
-    fields: Fields,
+    fields: Any,
     tables: Tables,
     found: Found,
     correlation: Any,

@@ -166,14 +166,13 @@ class LaneSums:
         differentiated: bool,
         correlations: bool = False,
     ) -> None:
-        from diabat.samplers.exact.lane_kernel import Fields, Found, forward
+        from diabat.samplers.exact.lane_kernel import Found, forward
 
         self._plan, self._odds = plan, odds
         dtype = plan.dtype
         empty = np.ones if odds else np.zeros
         starts, vectors = plan.kept
-        with np.errstate(over="ignore", invalid="ignore"):
-            self._fields = Fields(fields, np.exp(-2 * np.abs(fields)))
+        self._fields = fields
         self._tables = plan.tables(J, kept=differentiated)
         self._found = Found(
             up=empty(fields.shape, dtype),
