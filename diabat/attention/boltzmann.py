@@ -269,9 +269,11 @@ class BoltzmannAttention(CoupledHeads):
     def _fused(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Attended | None:
         """The same without the output layer, in one function; None where it does not apply."""
         layer, pairs = self._small, self.coupling_pairs
-        if layer is None or (self.training and self.dropout.p > 0) or not suits(q, k, v, pairs):
+        if layer is None or not suits(q, k, v, pairs):
             return None
-        found = attend(layer, q, k, v, pairs, seen, slots=self._in_slots and q.shape[1] == k.shape[1])
+        slots = self._in_slots and q.shape[1] == k.shape[1]
+        dropout = self.dropout.p if self.training else 0.0
+        found = attend(layer, q, k, v, pairs, seen, slots=slots, dropout=dropout)
         if found is not None:
             self._record(found.fields, found.couplings)
         return found

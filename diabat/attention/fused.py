@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from diabat.attention.bridge import GradientBridge
 from diabat.attention.head_axis import merged_heads, split_heads
@@ -151,6 +152,7 @@ def attend(
     seen: Tensor | None,
     *,
     slots: bool,
+    dropout: float,
 ) -> Attended | None:
     """Attend with the last Q of S keys.
 
@@ -162,6 +164,7 @@ def attend(
         pairs: J_jk for j < k, [H, P]; None without couplings.
         seen: Keys that are not padding, bool [B, S], or None.
         slots: Weights are those of slots, and Q = S; else those of the keys, S <= window.
+        dropout: Probability of dropout of the weights; it draws the numbers that torch's dropout draws.
 
     Returns:
         None if the backend has no solution for these problems, or they have few states.
@@ -173,10 +176,14 @@ def attend(
     core = _Pass(layer, q, k, pairs, _sight(queries, keys, window if slots else None, layer.causal, seen))
     if core.solution is None:
         return None
+    if dropout > 0:
+        core.noise = F.dropout(torch.ones_like(core.fields), dropout)
     mixed, weights = core.mixed(v)
     if core.differentiated or (torch.is_grad_enabled() and v.requires_grad):
         result: Any = _Attend.apply(q, k, v, pairs, core, mixed, weights)
         mixed, weights = result
+    elif core.noise is not None:
+        weights = weights * core.noise
     return Attended(mixed, weights, core.fields, core.couplings)
 
 
@@ -222,6 +229,7 @@ class _Pass:
         from diabat.attention.fused_kernel import Slots, scores
 
         self.layer, self.sight = layer, sight
+        self.noise: Tensor | None = None
         batch, queries, features = q.shape[0], q.shape[1], q.shape[2] // layer.heads
         shape = (batch, layer.heads, queries, sight.seen.shape[2])
         self._number, self._threads = batch * layer.heads, 1
@@ -261,15 +269,18 @@ class _Pass:
             lambda part, none: kernel(part.start, part.stop, self._slots, *arrays),
         )
 
+    def _noise(self, dtype: Any) -> Array:
+        return np.empty((0, 0, 0, 0), dtype) if self.noise is None else self.noise.numpy()
+
     def mixed(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Mixed values [B, Q, H·d], and weights [B, H, Q, T]."""
+        """Mixed values [B, Q, H·d], and weights before dropout, [B, H, Q, T]."""
         from diabat.attention.fused_kernel import mixed
 
         assert self.solution is not None
         found, rows = self.solution.result.numpy(), self._rows(v)
         batch, heads, queries, _ = found.shape
         weights, out = np.empty_like(found), np.empty((batch, queries, heads, rows.shape[3]), rows.dtype)
-        self._run(mixed, _least(rows), found, rows, weights, out)
+        self._run(mixed, _least(rows), found, rows, self._noise(rows.dtype), weights, out)
         return torch.from_numpy(out.reshape(batch, queries, -1)), torch.from_numpy(weights)
 
     def gradient(
@@ -295,6 +306,7 @@ class _Pass:
             _least(rows),
             found,
             rows,
+            self._noise(rows.dtype),
             weights.detach().numpy(),
             self._rows(g),
             more,
@@ -328,6 +340,8 @@ class _Pass:
         else:
             alpha = torch.sigmoid(2 * scores) if layer.bridge is None else layer.bridge(scores, J, visible)
             weights = normalised_weights(alpha, visible)
+        if self.noise is not None:
+            weights = weights * self.noise
         mixed = weights @ v if window is None else window_mix(weights, v, window)
         return merged_heads(mixed), weights
 
@@ -349,9 +363,10 @@ class _Attend(torch.autograd.Function):
         """Take what the pass has computed."""
         ctx.core = core
         ctx.set_materialize_grads(False)
-        mixed, weights = mixed.view_as(mixed), weights.view_as(weights)
-        ctx.save_for_backward(q, k, v, pairs, weights)
-        return mixed, weights
+        mixed = mixed.view_as(mixed)
+        dropped = weights.view_as(weights) if core.noise is None else weights * core.noise
+        ctx.save_for_backward(q, k, v, pairs, dropped if core.noise is None else weights)
+        return mixed, dropped
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:

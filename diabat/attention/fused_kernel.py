@@ -68,9 +68,12 @@ def scores(first: int, end: int, slots: Slots, q: Any, k: Any, fields: Any) -> N
 
 @fast
 def mixed(
-    first: int, end: int, slots: Slots, tiny: float, found: Any, v: Any, weights: Any, out: Any
+    first: int, end: int, slots: Slots, tiny: float, found: Any, v: Any, noise: Any, weights: Any, out: Any
 ) -> None:
-    """Fill normalised weights from probabilities or log-odds, and Σ_t weight_t v_t."""
+    """Fill normalised weights from probabilities or log-odds, and Σ_t weight_t noise_t v_t.
+
+    ``noise`` is that of dropout, [B, H, Q, T], or [0, 0, 0, 0].
+    """
     (heads, queries, window), features = found.shape[1:], v.shape[3]
     for p in range(first, end):
         b, h = p // heads, p % heads
@@ -95,6 +98,8 @@ def mixed(
                 if slots.seen[mask, i, t]:
                     weights[b, h, i, t] /= total
                     weight = weights[b, h, i, t]
+                    if len(noise) > 0:
+                        weight *= noise[b, h, i, t]
                     for c in range(features):
                         out[b, i, h, c] += weight * v[b, start + t, h, c]
 
@@ -107,6 +112,7 @@ def mixed_backward(
     tiny: float,
     found: Any,
     v: Any,
+    noise: Any,
     weights: Any,
     g: Any,
     extra: Any,
@@ -115,7 +121,7 @@ def mixed_backward(
 ) -> None:
     """Derivative of `mixed`, by what was found and by v.
 
-    ``g`` is the cotangent of its output, ``extra`` that of the weights, [B, H, Q, T] or [0, 0, 0, 0].
+    ``g`` is the cotangent of its output, ``extra`` that of the weights with their noise, [B, H, Q, T] or [0, 0, 0, 0].
     """
     (heads, queries, window), features = found.shape[1:], v.shape[3]
     zero = v.dtype.type(0.0)
@@ -134,10 +140,14 @@ def mixed_backward(
                     weight, total = weights[b, h, i, t], zero
                     for c in range(features):
                         total += g[b, i, h, c] * v[b, start + t, h, c]
-                    for c in range(features):
-                        dv[b, start + t, h, c] += weight * g[b, i, h, c]
                     if len(extra) > 0:
                         total += extra[b, h, i, t]
+                    share = weight
+                    if len(noise) > 0:
+                        share *= noise[b, h, i, t]
+                        total *= noise[b, h, i, t]
+                    for c in range(features):
+                        dv[b, start + t, h, c] += share * g[b, i, h, c]
                     slope[b, h, i, t] = total
                     mean += weight * total
                     norm += found[b, h, i, t] + tiny

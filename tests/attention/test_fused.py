@@ -22,6 +22,9 @@ LAYERS: dict[str, dict[str, Any]] = {
     "relative odds": {"relative": True, "weights": "odds", "rotary": True},
     "sigmoid": {"mode": "h", "relative": True},
     "softmax by odds": {"mode": "h", "weights": "odds"},
+    "dropout": {"dropout": 0.4},
+    "odds with dropout": {"weights": "odds", "dropout": 0.4},
+    "relative with dropout": {"relative": True, "dropout": 0.4},
 }
 
 
@@ -60,7 +63,11 @@ def tokens(length: int, dtype: torch.dtype = F64, heads: int = 2) -> Tensor:
 
 
 def results(layer: BoltzmannAttention, x: Tensor, mask: Tensor | None) -> list[Tensor]:
-    """Output, weights, fields and couplings, and gradients of a function of output and weights."""
+    """Output, weights, fields and couplings, and gradients of a function of output and weights.
+
+    The numbers of dropout are the same at every call.
+    """
+    torch.manual_seed(3)
     out, weights = layer(x, mask, need_weights=True)
     loss = out.sin().sum() + (weights * torch.arange(weights.shape[-1])).square().sum()
     leaves = [x, *(p for p in layer.parameters() if p.requires_grad)]
@@ -96,17 +103,30 @@ def test_it_equals_the_operators(
         assert (a - b).abs().max() < tolerance * max(1.0, float(b.abs().max()))
 
 
-@pytest.mark.parametrize("name", ["causal", "relative odds", "sigmoid"])
+@pytest.mark.parametrize("name", ["causal", "relative odds", "sigmoid", "dropout"])
 def test_second_derivatives(passes: list[bool], name: str) -> None:
     layer, x = built(window=3, **LAYERS[name]), tokens(3)[:1].detach().requires_grad_()
 
     def function(x: Tensor) -> Tensor:
+        torch.manual_seed(3)
         out: Tensor = layer(x)
         return out
 
     assert torch.autograd.gradcheck(function, (x,))
     assert torch.autograd.gradgradcheck(function, (x,), atol=1e-4)
     assert all(passes)
+
+
+def test_dropout_without_gradients(passes: list[bool]) -> None:
+    layer, x = built(dropout=0.4), tokens(6)
+    torch.manual_seed(3)
+    want = layer(x, need_weights=True)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        found = layer(x, need_weights=True)
+    assert all((a - b).abs().max() < 1e-12 for a, b in zip(found, want, strict=True))
+    assert (found[1] == 0).sum() > (layer.eval()(x, need_weights=True)[1] == 0).sum()
+    assert passes == [True] * 3
 
 
 def test_any_part_may_be_frozen(passes: list[bool]) -> None:
@@ -144,7 +164,6 @@ def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     "options",
     [
-        {"dropout": 0.5},
         {"mode": "J"},
         {"sampler": "mean_field"},
         {"mode": "h+K"},
