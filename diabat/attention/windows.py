@@ -43,15 +43,27 @@ def window_mix(weights: Tensor, v: Tensor, window: int) -> Tensor:
 
 def slots_of(matrix: Tensor, window: int) -> Tensor:
     """Take the slots [*, Q, T] of the last Q of S keys from a matrix [*, Q, S]; 0 before the first key."""
-    queries, keys = matrix.shape[-2:]
-    columns = queries + window - 1
-    return _skewed(F.pad(matrix, (columns - keys, 0)), window)  # a negative width removes columns
+    columns = _columns(matrix, window)
+    found = matrix.gather(-1, columns.clamp_min(0).expand(*matrix.shape[:-1], window))
+    return found.masked_fill(columns < 0, 0)
 
 
 def placed(slots: Tensor, keys: int) -> Tensor:
     """Place slots [*, Q, T] of the last Q of S keys in a matrix [*, Q, S] of zeros; the inverse of `slots_of`."""
-    band = _unskewed(slots)
-    return F.pad(band, (keys - band.shape[-1], 0))
+    return with_slots_added(slots.new_zeros(*slots.shape[:-1], keys), slots)
+
+
+def with_slots_added(matrix: Tensor, slots: Tensor) -> Tensor:
+    """Add slots [*, Q, T] of the last Q of S keys to a matrix [*, Q, S]; slots before the first key are ignored."""
+    columns = _columns(matrix, slots.shape[-1])
+    return matrix.scatter_add(-1, columns.clamp_min(0).expand(slots.shape), slots.masked_fill(columns < 0, 0))
+
+
+def _columns(matrix: Tensor, window: int) -> Tensor:
+    """The key of each slot in a matrix [*, Q, S], negative before the first key, int64 [Q, T]."""
+    queries, keys = matrix.shape[-2:]
+    last = torch.arange(keys - queries, keys, device=matrix.device)[:, None]
+    return last - torch.arange(window - 1, -1, -1, device=matrix.device)
 
 
 def visible_slots(length: int, window: int, seen: Tensor | None, device: torch.device) -> Tensor:
