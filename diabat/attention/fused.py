@@ -22,9 +22,10 @@ from diabat.attention.bridge import GradientBridge
 from diabat.attention.head_axis import merged_heads, split_heads
 from diabat.attention.normalisation import masked_softmax, normalised_weights
 from diabat.attention.odds import log_odds, odds_fields
+from diabat.attention.pair_places import PairPlaces, matrices, of_pairs, pair_places
 from diabat.attention.windows import visible_keys, visible_slots, window_mix, window_scores
 from diabat.compute.threads import equal_ranges, run_parts
-from diabat.ising import Ising, pack_couplings, pair_indices
+from diabat.ising import Ising, pack_couplings
 from diabat.samplers.answers import Solution
 from diabat.samplers.folding import refuse_batched_cotangent
 
@@ -65,40 +66,9 @@ class FusedLayer:
             return True
         return bridge.estimator == "exact" and not bridge.draws and bridge.sampler.capabilities.solution
 
-    def places(self, length: int) -> Places:
+    def places(self, length: int) -> PairPlaces:
         """Where the pairs of the layer are in J of ``length`` keys."""
-        return _places(self.window, self.bandwidth, self.relative, length)
-
-
-@dataclass(frozen=True, eq=False)
-class Places:
-    """The P pairs of a layer in the matrix of T positions.
-
-    Attributes:
-        part: The positions of the layer that are in the matrix.
-        pair: Number of the pair j, k, P where there is none, int64 [T, T].
-        upper: Place of each pair, with j < k, in the flat matrix, T² if it is outside, int64 [P].
-        lower: Likewise with j > k.
-    """
-
-    part: slice
-    pair: Array
-    upper: Array
-    lower: Array
-
-
-@lru_cache(maxsize=64)
-def _places(window: int, bandwidth: int | None, relative: bool, length: int) -> Places:
-    first = window - length if relative else 0
-    j, k = (index.numpy() for index in pair_indices(window, bandwidth))
-    whole = np.full((window, window), len(j))
-    whole[j, k] = whole[k, j] = np.arange(len(j))
-    part = slice(first, first + length)
-    inside = (j >= first) & (j < first + length) & (k >= first) & (k < first + length)
-    upper, lower = (
-        np.where(inside, (a - first) * length + b - first, length * length) for a, b in ((j, k), (k, j))
-    )
-    return Places(part, np.ascontiguousarray(whole[part, part]), upper, lower)
+        return pair_places(self.window, self.bandwidth, self.relative, length)
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,7 +214,7 @@ class _Pass:
         fields = np.empty(shape, rows.dtype)
         self._run(scores, rows, self._rows(k), fields)
         self.fields = torch.from_numpy(fields)
-        self.couplings = None if pairs is None else _matrices(layer.places(shape[3]), pairs)
+        self.couplings = None if pairs is None else matrices(layer.places(shape[3]), pairs)
         self.solution = self._solved()
 
     def _solved(self) -> Solution | None:
@@ -320,7 +290,7 @@ class _Pass:
         rows_q, rows_k = self._rows(q), self._rows(k)
         dq, dk = np.empty_like(rows_q), np.empty_like(rows_k)
         self._run(scores_backward, self.fields.numpy(), dh.numpy(), rows_q, rows_k, dq, dk)
-        by_pairs = None if dJ is None else _of_pairs(self.layer.places(dJ.shape[-1]), dJ)
+        by_pairs = None if dJ is None else of_pairs(self.layer.places(dJ.shape[-1]), dJ)
         return _tokens(dq), _tokens(dk), _tokens(dv), by_pairs
 
     def by_operators(self, q: Tensor, k: Tensor, v: Tensor, pairs: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -399,19 +369,3 @@ def _tokens(rows: Array) -> Tensor:
 def _least(v: Array) -> float:
     """What is added to probabilities, as in `normalised_weights`."""
     return float(np.finfo(v.dtype).tiny) ** 0.75
-
-
-def _matrices(places: Places, pairs: Tensor) -> Tensor:
-    """J of the pairs [H, P] at these places, [H, 1, T, T]."""
-    return torch.from_numpy(_with_zero(pairs.detach().numpy())[:, None, places.pair])
-
-
-def _of_pairs(places: Places, dJ: Tensor) -> Tensor:
-    """dL/dpairs of dL/dJ, [H, 1, T, T]."""
-    flat = _with_zero(dJ.numpy().reshape(len(dJ), -1))
-    return torch.from_numpy(flat[:, places.upper] + flat[:, places.lower])
-
-
-def _with_zero(rows: Array) -> Array:
-    """The rows, each with a zero at its end."""
-    return np.concatenate((rows, np.zeros((len(rows), 1), rows.dtype)), 1)
