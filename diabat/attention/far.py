@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diabat.attention.normalisation import masked_softmax, normalised_weights
-from diabat.attention.windows import in_window, slots_of, with_slots_added
+from diabat.attention.windows import in_window, slot_keys, slots_of, with_slots_added
 
 if TYPE_CHECKING:
     from diabat.attention.coupled import CoupledHeads
@@ -34,10 +34,9 @@ def weights_with_far(heads: CoupledHeads, scores: Tensor, visible: Tensor, *, ze
     seen = slots_of(visible, window)
     if heads.weighting == "odds":
         # Up to a constant of each query the logits are the scores, moved in the window by what the couplings add.
-        unseen, logits = ~seen, scores.masked_fill(~visible, torch.finfo(scores.dtype).min).log_softmax(-1)
-        h = (slots_of(scores if zero else logits, window) / 2).masked_fill(unseen, 0)
-        moved = (heads._log_odds(h, seen, zero=zero) - 2 * h).masked_fill(unseen, 0)
-        return torch.softmax(with_slots_added(logits, moved), -1).masked_fill(~visible, 0)
+        logits = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).log_softmax(-1)
+        slots = slot_keys(scores, window).clamp_min(0)  # nothing moves in slots before the first key
+        return heads._moved_softmax(logits, slots, seen, zero=zero).masked_fill(~visible, 0)
     near = heads._probabilities(slots_of(scores, window), seen, zero=zero)
     inside = in_window(queries, keys, window, scores.device)
     far = torch.sigmoid(2 * scores).masked_fill(inside, 0)

@@ -41,9 +41,16 @@ def window_mix(weights: Tensor, v: Tensor, window: int) -> Tensor:
     return blocks.flatten(-3, -2)[..., :length, :]
 
 
+def slot_keys(matrix: Tensor, window: int) -> Tensor:
+    """The key in each slot of the last Q of S keys of a matrix [*, Q, S], negative before the first, int64 [Q, T]."""
+    queries, keys = matrix.shape[-2:]
+    last = torch.arange(keys - queries, keys, device=matrix.device)[:, None]
+    return last - torch.arange(window - 1, -1, -1, device=matrix.device)
+
+
 def slots_of(matrix: Tensor, window: int) -> Tensor:
     """Take the slots [*, Q, T] of the last Q of S keys from a matrix [*, Q, S]; 0 before the first key."""
-    columns = _columns(matrix, window)
+    columns = slot_keys(matrix, window)
     found = matrix.gather(-1, columns.clamp_min(0).expand(*matrix.shape[:-1], window))
     return found.masked_fill(columns < 0, 0)
 
@@ -55,15 +62,8 @@ def placed(slots: Tensor, keys: int) -> Tensor:
 
 def with_slots_added(matrix: Tensor, slots: Tensor) -> Tensor:
     """Add slots [*, Q, T] of the last Q of S keys to a matrix [*, Q, S]; slots before the first key are ignored."""
-    columns = _columns(matrix, slots.shape[-1])
+    columns = slot_keys(matrix, slots.shape[-1])
     return matrix.scatter_add(-1, columns.clamp_min(0).expand(slots.shape), slots.masked_fill(columns < 0, 0))
-
-
-def _columns(matrix: Tensor, window: int) -> Tensor:
-    """The key of each slot in a matrix [*, Q, S], negative before the first key, int64 [Q, T]."""
-    queries, keys = matrix.shape[-2:]
-    last = torch.arange(keys - queries, keys, device=matrix.device)[:, None]
-    return last - torch.arange(window - 1, -1, -1, device=matrix.device)
 
 
 def visible_slots(length: int, window: int, seen: Tensor | None, device: torch.device) -> Tensor:

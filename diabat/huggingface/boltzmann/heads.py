@@ -74,12 +74,9 @@ class BoltzmannHeads(CoupledHeads):
             scores: s + bias, [B, H, Q, K], float32 or float64.
             windows: What the queries see.  A row without a visible key gets 1/K everywhere, as in eager attention.
         """
-        keys = windows.keys.expand(*scores.shape[:-1], -1)
         if self.weighting == "odds":
-            logits = scores.log_softmax(-1)
-            h = logits.gather(-1, keys).masked_fill(~windows.seen, 0) / 2
-            moved = (self._log_odds(h, windows.seen, zero=False) - 2 * h).masked_fill(~windows.seen, 0)
-            return logits.scatter_add(-1, keys, moved).softmax(-1)
+            return self._moved_softmax(scores.log_softmax(-1), windows.keys, windows.seen, zero=False)
+        keys = windows.keys.expand(*scores.shape[:-1], -1)
         h = scores.gather(-1, keys).masked_fill(~windows.seen, 0)
         near = self._probabilities(h, windows.seen, zero=False).masked_fill(~windows.seen, 0)
         return normalised_weights(torch.sigmoid(2 * scores).scatter(-1, keys, near), windows.visible)
