@@ -261,23 +261,22 @@ def _crossing(slopes: Slopes, tile: int, Y: int, blocks: int) -> None:
         for i in range(blocks):
             r, x = (pair * blocks + i) * 4, i * 2 * TILE
             c, d, cf, df = load(right, r), load(right, r + 1), load(right, r + 2), load(right, r + 3)
-            f, p = load(left, x), load(left, x + 8)
-            s0, t0 = fma(p, cf, fma(f, c, s0)), fma(p, df, fma(f, d, t0))
-            f, p = load(left, x + 1), load(left, x + 9)
-            s1, t1 = fma(p, cf, fma(f, c, s1)), fma(p, df, fma(f, d, t1))
-            f, p = load(left, x + 2), load(left, x + 10)
-            s2, t2 = fma(p, cf, fma(f, c, s2)), fma(p, df, fma(f, d, t2))
-            f, p = load(left, x + 3), load(left, x + 11)
-            s3, t3 = fma(p, cf, fma(f, c, s3)), fma(p, df, fma(f, d, t3))
-            f, p = load(left, x + 4), load(left, x + 12)
-            s4, t4 = fma(p, cf, fma(f, c, s4)), fma(p, df, fma(f, d, t4))
-            f, p = load(left, x + 5), load(left, x + 13)
-            s5, t5 = fma(p, cf, fma(f, c, s5)), fma(p, df, fma(f, d, t5))
-            f, p = load(left, x + 6), load(left, x + 14)
-            s6, t6 = fma(p, cf, fma(f, c, s6)), fma(p, df, fma(f, d, t6))
-            f, p = load(left, x + 7), load(left, x + 15)
-            s7, t7 = fma(p, cf, fma(f, c, s7)), fma(p, df, fma(f, d, t7))
+            s0, t0 = _with_row(left, x, c, d, cf, df, s0, t0)
+            s1, t1 = _with_row(left, x + 1, c, d, cf, df, s1, t1)
+            s2, t2 = _with_row(left, x + 2, c, d, cf, df, s2, t2)
+            s3, t3 = _with_row(left, x + 3, c, d, cf, df, s3, t3)
+            s4, t4 = _with_row(left, x + 4, c, d, cf, df, s4, t4)
+            s5, t5 = _with_row(left, x + 5, c, d, cf, df, s5, t5)
+            s6, t6 = _with_row(left, x + 6, c, d, cf, df, s6, t6)
+            s7, t7 = _with_row(left, x + 7, c, d, cf, df, s7, t7)
         store_sums(target, pair, s0, s1, s2, s3, s4, s5, s6, s7, t0, t1, t2, t3, t4, t5, t6, t7)
+
+
+@inner
+def _with_row(left: Any, x: int, c: Any, d: Any, cf: Any, df: Any, s: Any, t: Any) -> tuple[Any, Any]:
+    """Add a left state and its partners, two right states, to their sums."""
+    f, p = load(left, x), load(left, x + TILE)
+    return fma(p, cf, fma(f, c, s)), fma(p, df, fma(f, d, t))
 
 
 @inner

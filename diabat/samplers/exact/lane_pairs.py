@@ -138,38 +138,12 @@ def _rows(
         i = y * TILE + row
         c0, c1, c2, c3 = load(C, y), load(C, y + 1), load(C, y + 2), load(C, y + 3)
         u0, u1, u2, u3 = load(U, y), load(U, y + 1), load(U, y + 2), load(U, y + 3)
-
-        w0, w1, w2, w3 = entry(W, i), entry(W, i + TILE), entry(W, i + 2 * TILE), entry(W, i + 3 * TILE)
-        u0, u1, u2, u3 = fma(a0, w0, u0), fma(a0, w1, u1), fma(a0, w2, u2), fma(a0, w3, u3)
-        both = mul(w3, c3)
-        high, l0 = fma(w2, c2, both), add(l0, fma(w1, c1, both))
-        h0 = add(h0, high)
-        store(partial, y + 0, fma(w0, c0, fma(w1, c1, high)))
-
-        i += 1
-        w0, w1, w2, w3 = entry(W, i), entry(W, i + TILE), entry(W, i + 2 * TILE), entry(W, i + 3 * TILE)
-        u0, u1, u2, u3 = fma(a1, w0, u0), fma(a1, w1, u1), fma(a1, w2, u2), fma(a1, w3, u3)
-        both = mul(w3, c3)
-        high, l1 = fma(w2, c2, both), add(l1, fma(w1, c1, both))
-        h1 = add(h1, high)
-        store(partial, y + 1, fma(w0, c0, fma(w1, c1, high)))
-
-        i += 1
-        w0, w1, w2, w3 = entry(W, i), entry(W, i + TILE), entry(W, i + 2 * TILE), entry(W, i + 3 * TILE)
-        u0, u1, u2, u3 = fma(a2, w0, u0), fma(a2, w1, u1), fma(a2, w2, u2), fma(a2, w3, u3)
-        both = mul(w3, c3)
-        high, l2 = fma(w2, c2, both), add(l2, fma(w1, c1, both))
-        h2 = add(h2, high)
-        store(partial, y + 2, fma(w0, c0, fma(w1, c1, high)))
-
-        i += 1
-        w0, w1, w2, w3 = entry(W, i), entry(W, i + TILE), entry(W, i + 2 * TILE), entry(W, i + 3 * TILE)
-        u0, u1, u2, u3 = fma(a3, w0, u0), fma(a3, w1, u1), fma(a3, w2, u2), fma(a3, w3, u3)
-        both = mul(w3, c3)
-        high, l3 = fma(w2, c2, both), add(l3, fma(w1, c1, both))
-        h3 = add(h3, high)
-        store(partial, y + 3, fma(w0, c0, fma(w1, c1, high)))
-
+        u0, u1, u2, u3, l0, h0, sum_0 = _row(W, i, a0, c0, c1, c2, c3, u0, u1, u2, u3, l0, h0)
+        u0, u1, u2, u3, l1, h1, sum_1 = _row(W, i + 1, a1, c0, c1, c2, c3, u0, u1, u2, u3, l1, h1)
+        u0, u1, u2, u3, l2, h2, sum_2 = _row(W, i + 2, a2, c0, c1, c2, c3, u0, u1, u2, u3, l2, h2)
+        u0, u1, u2, u3, l3, h3, sum_3 = _row(W, i + 3, a3, c0, c1, c2, c3, u0, u1, u2, u3, l3, h3)
+        store(partial, y, sum_0), store(partial, y + 1, sum_1)
+        store(partial, y + 2, sum_2), store(partial, y + 3, sum_3)
         store(U, y, u0), store(U, y + 1, u1), store(U, y + 2, u2), store(U, y + 3, u3)
     store(sums, b - b, l0), store(sums, 1, l1), store(sums, 2, l2), store(sums, 3, l3)
     _collect(above, signs, b - b, x, X, A, sums)
@@ -190,6 +164,31 @@ def _rows(
         _collect(above, signs, k, x, X, A, sums)
     for r in range(ROWS):
         store(V, x + r, load(partial, r))
+
+
+@inner
+def _row(
+    W: Any,
+    i: int,
+    a: Any,
+    c0: Any,
+    c1: Any,
+    c2: Any,
+    c3: Any,
+    u0: Any,
+    u1: Any,
+    u2: Any,
+    u3: Any,
+    low: Any,
+    high: Any,
+) -> tuple[Any, Any, Any, Any, Any, Any, Any]:
+    """Add one left state and four right ones to U and to the sums with the lowest bits set; and their own sum."""
+    w0, w1, w2, w3 = entry(W, i), entry(W, i + TILE), entry(W, i + 2 * TILE), entry(W, i + 3 * TILE)
+    u0, u1, u2, u3 = fma(a, w0, u0), fma(a, w1, u1), fma(a, w2, u2), fma(a, w3, u3)
+    last = mul(w3, c3)
+    upper = fma(w2, c2, last)
+    total = fma(w0, c0, fma(w1, c1, upper))
+    return u0, u1, u2, u3, add(low, fma(w1, c1, last)), add(high, upper), total
 
 
 @inner
