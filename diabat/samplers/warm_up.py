@@ -75,7 +75,7 @@ def _exact() -> None:
             _differentiate("exact", ising)
             sampler("exact").sample(ising, 2, seed=0)
             sampler("exact").moments(ising, correlations=True)
-        sampler("exact").moments(_problem(8, 64, dtype, own=True))
+        _differentiate("exact", _problem(8, 64, dtype, own=True))
 
 
 def _banded() -> None:

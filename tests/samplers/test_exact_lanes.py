@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from diabat.ising import Ising, pack_couplings
-from diabat.samplers.exact import ExactSampler, enumeration, lanes, own, small_batches
+from diabat.samplers.exact import ExactSampler, enumeration, lanes, small_batches
 from diabat.testing import brute_force
 from diabat.testing.problems import make_problem
 
@@ -78,66 +78,6 @@ def test_groups_of_different_sizes_share_a_call(
             assert (got[:3] - expected).abs().max() < (1e-5 if dtype == torch.float32 else 1e-12)
     monkeypatch.setattr(lanes, "MOST_SPINS", 0)
     assert_close(found, solve(ising, ExactSampler()))
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each enumeration with one problem per lane was precise."""
-    made: list[bool] = []
-    original = own.OwnSums.__init__
-
-    def spy(self: own.OwnSums, *args: Any, **options: Any) -> None:
-        original(self, *args, **options)
-        made.append(self.precise)
-
-    monkeypatch.setattr(own.OwnSums, "__init__", spy)
-    return made
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("n", range(1, 17))
-def test_couplings_of_their_own(
-    monkeypatch: pytest.MonkeyPatch, alone: list[bool], n: int, dtype: torch.dtype
-) -> None:
-    """Also beside invisible spins, whose problems share blocks with others, and with several problems per J."""
-    ising = make_problem((11, 2), n, lead="heads", seed=11, fields=2.0, dtype=dtype)
-    mask = torch.ones(11, 2, n, dtype=torch.bool)
-    mask[:4, :, n // 2] = False
-    mask[7, 1] = False
-    problems = [Ising(ising.fields, ising.couplings, visible) for visible in (None, mask)]
-    found = [ExactSampler().moments(problem) for problem in problems]
-    odds = [ExactSampler().differentiable_log_odds(problem) for problem in problems]
-    assert alone == [True] * 4
-    monkeypatch.setattr(lanes, "MOST_SPINS", 0)
-    for problem, one, ratio in zip(problems, found, odds, strict=True):
-        assert problem.couplings is not None
-        doubled = Ising(problem.fields.double(), problem.couplings.double(), problem.visible)
-        want = ExactSampler().moments(doubled)
-        assert one.log_partition is not None
-        error = (one.probability - want.probability).abs() / want.probability.clamp(min=1e-300)
-        assert error.max() < (1e-12 if dtype == torch.float64 else 1e-7)
-        torch.testing.assert_close(one.log_partition.double(), want.log_partition, rtol=3e-7, atol=1e-7)
-        torch.testing.assert_close(
-            ratio.double(), ExactSampler().differentiable_log_odds(doubled), rtol=3e-7, atol=1e-7
-        )
-    assert len(alone) == 4
-
-
-@pytest.mark.parametrize(("strength", "precise"), [(113.0, True), (116.0, False)])
-def test_couplings_of_their_own_up_to_the_range_of_float64(
-    alone: list[bool], strength: float, precise: bool
-) -> None:
-    """Opposed fields and couplings, whose sizes add up to about twice the strength."""
-    h = torch.tensor([strength, -1.0, 0.5, 0.1], dtype=torch.float64).repeat(3, 1)
-    J = torch.zeros(3, 4, 4, dtype=torch.float64)
-    J[:, 0, 1] = J[:, 1, 0] = -strength
-    problem = Ising(h, J)
-    found, want = ExactSampler().moments(problem), brute_force(problem)
-    assert alone == [precise]
-    assert found.log_partition is not None
-    assert want.log_partition is not None
-    assert ((found.probability - want.probability).abs() / want.probability).max() < 1e-12
-    assert ((found.log_partition - want.log_partition) / want.log_partition).abs().max() < 1e-13
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])

@@ -30,6 +30,8 @@ KERNELS = [
     "samplers.exact.lane_gradient",
     "samplers.exact.lane_kernel",
     "samplers.exact.lane_tables",
+    "samplers.exact.own_gradient",
+    "samplers.exact.own_kernel",
     "samplers.exact.row_kernel",
     "samplers.mean_field.kernel",
     "samplers.tempering.kernel",

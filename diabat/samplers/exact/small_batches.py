@@ -5,6 +5,7 @@ Indexing that autograd records would cost more than the enumeration.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from diabat.ising import Ising
 from diabat.samplers.answers import Solution
 from diabat.samplers.exact.half_energies import split_energies
 from diabat.samplers.exact.lanes import LEAST_SPINS, GroupPlan, LaneSums, suits_lanes
-from diabat.samplers.exact.own import OwnSums, own_plan
+from diabat.samplers.exact.own import MOST_SHARING, OwnPlan, OwnSums
 from diabat.samplers.exact.smooth import smooth_gradient, smooth_log_odds, smooth_probabilities
 from diabat.samplers.folding import refuse_batched_cotangent
 from diabat.samplers.grouping import Tier, Tiers, enumeration_cost
@@ -26,6 +27,8 @@ Array = NDArray[Any]
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _LOG_2 = float(np.log(2.0))
+# Groups of at most MOST_SHARING problems, of more, and all of a batch without couplings.
+FEW, MANY, ALL = "few", "many", "all"
 # A tier without padding in the enumeration: what remains is the cost of a call.
 _CALL = 5e5
 
@@ -95,43 +98,100 @@ def small_solution(
     correlations: bool = False,
 ) -> SmallSolution | None:
     """The same outside autograd."""
+    parts: list[_Part] = []
+    for groups in (ALL,) if ising.couplings is None else (MANY, FEW):
+        if not _count(found.tiers, groups):
+            continue
+        part = _solve(ising, found.tiers, groups, budget_bytes, odds, differentiated, correlations)
+        if part is None:
+            return None
+        parts.append(part)
+        budget_bytes -= part.bytes
+    return SmallSolution(ising, found, parts, odds=odds)
+
+
+class _Part(NamedTuple):
+    """The enumeration of some groups, the memory that it keeps, and whether float64 was needed."""
+
+    sums: LaneSums | OwnSums
+    bytes: int
+    raised: bool
+
+
+def _solve(
+    ising: Ising,
+    found: tuple[Tier, ...],
+    groups: str,
+    budget_bytes: float,
+    odds: bool,
+    differentiated: bool,
+    correlations: bool,
+) -> _Part | None:
+    """Enumerate some groups in the precision of the fields or else in float64; None as in `small_moments`."""
     h, J = ising.fields, ising.couplings
+    own = _FLOAT32 if h.dtype == torch.float32 else _FLOAT64
+    precisions = (own,) if own is _FLOAT64 else (own, _FLOAT64)
+    options = {"odds": odds, "differentiated": differentiated, "correlations": correlations}
+    for dtype in precisions if groups == FEW and J is not None else ():
+        blocks = _own_plan(found, dtype)
+        needed = blocks.bytes(differentiated)
+        if needed <= budget_bytes and J is not None:
+            alone = OwnSums(blocks, _flat(h, h.shape[-1:], dtype), _flat(J, J.shape[-2:], dtype), **options)
+            if alone.precise:
+                return _Part(alone, needed, dtype is not own)
     fields = _flat(h, h.shape[-1:], np.float64)
     couplings = None if J is None else _flat(J, J.shape[-2:], np.float64)
-    own = _FLOAT32 if h.dtype == torch.float32 else _FLOAT64
-    blocks = None if differentiated or correlations else own_plan(_plan(found.tiers, own))
-    if blocks is not None and couplings is not None:
-        alone = OwnSums(blocks, fields, couplings, own, odds=odds)
-        if alone.precise:
-            return SmallSolution(ising, found, alone, odds=odds, raised=False)
-    for dtype in (own,) if own is _FLOAT64 else (own, _FLOAT64):
-        plan = _plan(found.tiers, dtype)
-        if plan.bytes(differentiated) > budget_bytes:
+    for dtype in precisions:
+        plan = _plan(found, groups, dtype)
+        needed = plan.bytes(differentiated)
+        if needed > budget_bytes:
             return None
-        sums = LaneSums(
-            plan, fields, couplings, odds=odds, differentiated=differentiated, correlations=correlations
-        )
+        sums = LaneSums(plan, fields, couplings, **options)
         if sums.precise:
-            return SmallSolution(ising, found, sums, odds=odds, raised=dtype is not own)
+            return _Part(sums, needed, dtype is not own)
     return None
 
 
 @lru_cache(maxsize=64)
-def _plan(found: tuple[Tier, ...], dtype: Any) -> GroupPlan:
-    """The problems of these tiers without their padding."""
+def _count(found: tuple[Tier, ...], groups: str) -> int:
+    """Number of groups of a kind."""
+    return sum(int(_chosen(tier, groups).sum()) for tier in found)
+
+
+@lru_cache(maxsize=64)
+def _own_plan(found: tuple[Tier, ...], dtype: Any) -> OwnPlan:
+    """The groups of few problems, one problem per lane."""
+    return OwnPlan(_plan(found, FEW, dtype))
+
+
+@lru_cache(maxsize=64)
+def _plan(found: tuple[Tier, ...], groups: str, dtype: Any) -> GroupPlan:
+    """The problems of groups of a kind without their padding."""
     size = found[0].sizes
     most = max(LEAST_SPINS, *(tier.spins.shape[1] for tier in found))
-    rows, counts, members = [], [], []
+    rows, counts, members, coupling = [], [], [], []
     for tier in found:
-        problems, spins = tier.problems.numpy(), tier.spins.numpy()
+        chosen = _chosen(tier, groups)
+        problems, spins = tier.problems.numpy()[chosen], tier.spins.numpy()[chosen]
         used = problems < size[0]
         rows.append(problems[used])
         counts.append(used.sum(1))
         members.append(np.pad(spins, ((0, 0), (0, most - spins.shape[1])), constant_values=size[2]))
-    coupling = np.concatenate([tier.coupling.numpy() for tier in found])
+        coupling.append(tier.coupling.numpy()[chosen])
     return GroupPlan(
-        size, np.concatenate(rows), np.concatenate(counts), np.concatenate(members), coupling, dtype
+        size,
+        np.concatenate(rows),
+        np.concatenate(counts),
+        np.concatenate(members),
+        np.concatenate(coupling),
+        dtype,
     )
+
+
+def _chosen(tier: Tier, groups: str) -> Array:
+    """Which groups of a tier are of a kind, bool [G]."""
+    few: Array = (tier.problems.numpy() < tier.sizes[0]).sum(1) <= MOST_SHARING
+    return np.ones_like(few) if groups == ALL else few if groups == FEW else ~few
 
 
 class _Differentiable(torch.autograd.Function):
@@ -161,42 +221,46 @@ class SmallSolution(Solution):
         raised: Whether float64 was needed.
     """
 
-    def __init__(
-        self, ising: Ising, found: Tiers, sums: LaneSums | OwnSums, *, odds: bool, raised: bool
-    ) -> None:
+    def __init__(self, ising: Ising, found: Tiers, parts: Sequence[_Part], *, odds: bool) -> None:
         h, J = ising.fields, ising.couplings
-        self._found, self._sums, self._odds, self.raised = found, sums, odds, raised
+        self._found, self._odds = found, odds
+        self._parts = [part.sums for part in parts]
+        self.raised = any(part.raised for part in parts)
         self._shape, self._dtype = h.shape, h.dtype
         self._J = None if J is None else (J.shape, J.dtype)
-        values = np.log(sums.up) - np.log(sums.down) if odds else sums.up
-        self.result = self._tensor(values, h.shape)
+        self.result = self._total(
+            [np.log(sums.up) - np.log(sums.down) if odds else sums.up for sums in self._parts], h.shape
+        )
 
     @property
     def log_partition(self) -> Tensor:
         """Log Z, [*batch]."""
-        return self._tensor(self._sums.log_partition, self._shape[:-1])
+        return self._total([sums.log_partition for sums in self._parts], self._shape[:-1])
 
     @property
     def correlation(self) -> Tensor | None:
         """<s_j s_k>, [*batch, n, n], if it was requested."""
-        found = self._sums.correlation
-        return None if found is None else self._tensor(found, torch.Size((*self._shape, self._shape[-1])))
+        found = [sums.correlation for sums in self._parts if sums.correlation is not None]
+        return self._total(found, torch.Size((*self._shape, self._shape[-1]))) if found else None
 
-    def _tensor(self, values: Array, shape: torch.Size) -> Tensor:
-        found = torch.from_numpy(values).view(shape)
-        return found.to(self._dtype) if self.raised else found
+    def _total(self, parts: Sequence[Array], shape: torch.Size) -> Tensor:
+        """Results of all parts, each of which is 0 for the problems of the others."""
+        first, *others = (torch.from_numpy(values).to(self._dtype) for values in parts)
+        return sum(others, first).view(shape)
 
     def gradient(self, v: Tensor, u: Tensor | None = None, *, pairs: bool) -> tuple[Tensor, Tensor | None]:
         """As in the base class."""
-        if isinstance(self._sums, OwnSums):
-            raise RuntimeError("the solution was requested without its derivative.")
-        dtype = self._sums.up.dtype
-        no_u = np.zeros(len(self._sums.up), dtype) if u is None else _flat(u, torch.Size(), dtype)
-        dh, dJ = self._sums.gradient(_flat(v, v.shape[-1:], dtype), no_u, pairs=pairs)
-        if dJ is None or self._J is None:
-            return self._tensor(dh, self._shape), None
-        shape, kind = self._J
-        return self._tensor(dh, self._shape), torch.from_numpy(dJ).view(shape).to(kind)
+        fields, couplings = [], []
+        for sums in self._parts:
+            dtype = sums.up.dtype
+            no_u = np.zeros(len(sums.up), dtype) if u is None else _flat(u, torch.Size(), dtype)
+            dh, dJ = sums.gradient(_flat(v, v.shape[-1:], dtype), no_u, pairs=pairs)
+            fields.append(dh)
+            if dJ is not None:
+                couplings.append(dJ)
+        if not couplings or self._J is None:
+            return self._total(fields, self._shape), None
+        return self._total(fields, self._shape), self._total(couplings, self._J[0])
 
     def smooth(self, fields: Tensor, J: Tensor | None) -> tuple[Tensor, Tensor]:
         """The result and log Z by differentiable operations, in float64."""
