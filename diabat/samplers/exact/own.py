@@ -124,7 +124,7 @@ class OwnSums:
             strength=np.empty(count),
             least=np.empty(count),
             correlation=np.zeros(pairs, dtype),
-            factors=aligned_rows(2 * plan.factors * (count if differentiated else 1), dtype),
+            factors=aligned_rows(stride * count, dtype),
             stride=stride,
         )
         plan.run(forward, self._problems, self._found)
@@ -178,7 +178,8 @@ def _work(most: int, dtype: Any, slopes: bool) -> tuple[Any, ...]:
     X, pair = 1 << a, 1 << (2 * a)
     tables = {"F": pair, "G": pair, "H": pair, "start": X, "rise": X, "fall": X, "above": a * X,
               "powers": a, "field": a, "field_inverse": a}  # fmt: skip
-    sums = {"M": pair, "rows": X, "columns": X, "up": most, "down": most, "totals": 4}
+    sums = {"M": pair, "rows": X, "columns": X, "up": most, "down": most, "totals": 4,
+            "factors": most * (most + 1)}  # fmt: skip
     numbers = {"M": pair, "above": most, "below": most, "scale": 2, "f1": X, "f2": X, "f3": X}
     signs = {"sums": most * (most + 1) // 2, "signed": (a + 1) * X, "halves": X, "found": a + 1}
     kinds: list[tuple[Any, dict[str, int]]] = [

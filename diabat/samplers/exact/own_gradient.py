@@ -88,9 +88,9 @@ def backward(
 ) -> None:
     """Compute dL/dh, and the sums for dL/dJ of the blocks from ``first`` to ``end``."""
     addresses, signs, M = table_rows(tables), pair_rows(pairs), address(work.M)
-    F, G, H = addresses.F, addresses.G, addresses.H
     f1, f2, f3 = address(work.f1), address(work.f2), address(work.f3)
     above, below, scale = address(work.above), address(work.below), address(work.scale)
+    paired = len(cotangents.pairs) > 0
     for block in range(first, end):
         m = problems.blocks[block, 2]
         a, b, c = thirds(m)
@@ -102,17 +102,21 @@ def backward(
         _sums_of_numbers(above, below, a, load(scale, m - m + 1), f1)
         _sums_of_numbers(skip(above, a), skip(below, a), b, zero, f2)
         _sums_of_numbers(skip(above, a + b), skip(below, a + b), c, zero, f3)
-        _weighted(H, 1 << a, G, 1 << c, F, 1 << b, f1, f2, f3, M)
-        if len(cotangents.pairs) > 0:
-            fill_pairs(M, a - a, a, a, b, signs)
-            _weighted(F, 1 << b, H, 1 << a, G, 1 << c, f2, f3, f1, M)
-            fill_pairs(M, a, b, a + b, c, signs)
-            _weighted(G, 1 << c, F, 1 << b, H, 1 << a, f3, f1, f2, M)
-            fill_pairs(M, a + b, c, a - a, a, signs)
-        else:
-            fill_spins(M, a - a, a, a, b, signs)
-            _weighted(G, 1 << c, F, 1 << b, H, 1 << a, f3, f1, f2, M)
-            fill_spins(M, a + b, c, a - a, a, signs)
+        # In the order of the forward pass.
+        row, column, summed = a + b, m - m, a
+        left, right, factor = addresses.G, addresses.F, addresses.H
+        p, q, r = c, a, b
+        f, g, h = f3, f1, f2
+        for _ in range(3 if paired else 2):
+            _weighted(left, 1 << p, right, 1 << r, factor, 1 << q, f, g, h, M)
+            if paired:
+                fill_pairs(M, row, p, column, q, signs)
+            else:
+                fill_spins(M, row, p, column, q, signs)
+            left, right, factor = factor, left, right
+            p, q, r = q, r, p
+            row, column, summed = column, summed, row
+            f, g, h = g, h, f
         _write(groups, problems, cotangents, work, pairs, block)
 
 

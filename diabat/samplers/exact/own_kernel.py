@@ -51,8 +51,8 @@ class OwnFound(NamedTuple):
         strength: Strength of each block, see `own_tables`, float64 [blocks].
         least: Smallest probability of each block, float64 [blocks].
         correlation: <s_j s_k>, [N, n, n], 1 on the diagonal; or [0, n, n].
-        factors: Factors of every block and their inverses, for the derivative; or of one block.
-        stride: Rows of ``factors`` per block, or 0.
+        factors: Factors of every block and their inverses, for the derivative, [rows, lanes]; or [0, lanes].
+        stride: Rows of them per block, or 0.
     """
 
     up: Any
@@ -73,6 +73,7 @@ class SumWork(NamedTuple):
         rows, columns: Sums of M, [2^a, lanes].
         up, down: Sums with spin k at +1 and at -1, [most, lanes].
         totals: Sums over the states of each third, and last the smallest probability, [4, lanes].
+        factors: Factors of a block and their inverses, [most (most + 1), lanes].
     """
 
     M: Any
@@ -81,6 +82,7 @@ class SumWork(NamedTuple):
     up: Any
     down: Any
     totals: Any
+    factors: Any
 
 
 @jit
@@ -97,30 +99,33 @@ def forward(
     """Enumerate the problems of the blocks from ``first`` to ``end``."""
     lanes = work.M.shape[1]
     addresses, signs, M = table_rows(tables), pair_rows(pairs), address(work.M)
-    F, G, H = addresses.F, addresses.G, addresses.H
     rows, columns = address(work.rows), address(work.columns)
     up, down, totals = address(work.up), address(work.down), address(work.totals)
     correlated = len(found.correlation) > 0
-    half = len(found.factors) // 2 if found.stride == 0 else found.stride // 2
     for block in range(first, end):
         m = problems.blocks[block, 2]
-        a, b, c = thirds(m)
-        factors = skip(address(found.factors), block * found.stride)
-        inverses = skip(factors, half)
+        kept = found.factors if found.stride > 0 else work.factors
+        factors = skip(address(kept), block * found.stride)
+        inverses = skip(factors, len(work.factors) // 2)
         found.strength[block] = fill_factors(groups, problems, block, factors, inverses, lanes)
         fill_tables(factors, inverses, m, addresses)
-        products(H, 1 << a, G, 1 << c, F, 1 << b, rows, columns, correlated, M)
-        if correlated:
-            fill_pairs(M, a - a, a, a, b, signs)
-        fold(rows, a, up, down, totals)
-        fold(columns, b, skip(up, a), skip(down, a), skip(totals, m - m + 1))
-        if correlated:
-            products(F, 1 << b, H, 1 << a, G, 1 << c, rows, columns, correlated, M)
-            fill_pairs(M, a, b, a + b, c, signs)
-        products(G, 1 << c, F, 1 << b, H, 1 << a, rows, columns, correlated, M)
-        if correlated:
-            fill_pairs(M, a + b, c, a - a, a, signs)
-        fold(rows, c, skip(up, a + b), skip(down, a + b), skip(totals, m - m + 2))
+        # Sums over y come first, then those over z; sums over x are needed for pairs only.
+        a, b, c = thirds(m)
+        row, column, summed = a + b, m - m, a
+        left, right, factor = addresses.G, addresses.F, addresses.H
+        p, q, r = c, a, b
+        for step in range(3 if correlated else 2):
+            products(left, 1 << p, right, 1 << r, factor, 1 << q, rows, columns, correlated, M)
+            if step < 2:
+                fold(rows, p, skip(up, row), skip(down, row), skip(totals, 2 - 2 * step))
+            if step == 1:
+                fold(columns, q, skip(up, column), skip(down, column), skip(totals, step))
+            if correlated:
+                fill_pairs(M, row, p, column, q, signs)
+            # Every third takes the place of the one before it.
+            left, right, factor = factor, left, right
+            p, q, r = q, r, p
+            row, column, summed = column, summed, row
         _normalise(m, a, a + b, up, down, totals)
         _write(groups, problems, found, work, block)
         if correlated:

@@ -190,9 +190,14 @@ def table_rows(work: TableWork) -> TableWork:
 def fill_tables(factors: Any, inverses: Any, m: int, work: TableWork) -> None:
     """Fill F, G and H from the factors of a block; ``work`` has addresses."""
     a, b, c = thirds(m)
-    _table(factors, inverses, a - a, a, a, b, work, work.F)
-    _table(factors, inverses, a, b, a + b, c, work, work.G)
-    _table(factors, inverses, a + b, c, a - a, a, work, work.H)
+    first, other, last = m - m, a, a + b
+    rows, columns, rest = a, b, c
+    out, second, third = work.F, work.G, work.H
+    for _ in range(3):
+        _table(factors, inverses, first, rows, other, columns, work, out)
+        first, other, last = other, last, first
+        rows, columns, rest = columns, rest, rows
+        out, second, third = second, third, out
 
 
 @inner
