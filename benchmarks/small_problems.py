@@ -3,8 +3,9 @@
 python -m benchmarks.small_problems --against FOLDER [--rounds 8] [--json]
 
 The same file runs in child processes, by turns with this checkout and with the other one first in PYTHONPATH: one
-problem of 8 spins by each backend, and one sequence of 8 tokens through a layer without gradients and with them.  CPU
-seconds of one thread, fastest of all rounds, in which the calls of a process take turns.
+problem of 8 spins by each backend, one sequence of 8 tokens through a layer without gradients and with them, and 512
+problems by ``exact`` with a J that they share and with a J of their own.  CPU seconds of one thread, fastest of all
+rounds, in which the calls of a process take turns.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ import torch
 import diabat
 
 Call = Callable[[], Any]
-SPINS = 8
+SPINS, BATCH = 8, 512
+SIZES = (4, 8, 12)
 HERE = Path(__file__).resolve()
 
 
@@ -44,6 +46,27 @@ def calls() -> dict[str, Call]:
         if name != "tempering":
             found[f"layer with gradients, {name}"] = partial(forward_and_backward, layer, x)
     return found
+
+
+def batches() -> dict[str, Call]:
+    """Moments of a batch by ``exact``, J shared and own, without gradients, with those of h and J, and with pairs."""
+    generator, exact = torch.Generator().manual_seed(1), diabat.sampler("exact")
+    found: dict[str, Call] = {}
+    for n in SIZES:
+        h = torch.randn(BATCH, n, generator=generator)
+        for name, lead in (("shared", ()), ("own", (BATCH,))):
+            J = torch.randn(*lead, n, n, generator=generator).triu(1) / n**0.5
+            problem = diabat.Ising(h, J + J.mT)
+            found[f"n = {n}, {name} J"] = partial(exact.moments, problem)
+            found[f"n = {n}, {name} J, gradients"] = partial(differentiate, exact, problem)
+            found[f"n = {n}, {name} J, correlations"] = partial(exact.moments, problem, correlations=True)
+    return found
+
+
+def differentiate(exact: diabat.Sampler, problem: diabat.Ising) -> None:
+    assert problem.couplings is not None
+    h, J = problem.fields.detach().requires_grad_(), problem.couplings.detach().requires_grad_()
+    exact.moments(diabat.Ising(h, J, check=False)).probability.square().sum().backward()
 
 
 def forward(layer: torch.nn.Module, x: torch.Tensor) -> None:
@@ -92,7 +115,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.child:
         torch.set_num_threads(1)
-        print(json.dumps(fastest(calls())))
+        print(json.dumps(fastest({**calls(), **batches()})))
         return
     folders = {"now": HERE.parent.parent}
     if chosen.against is not None:
@@ -107,6 +130,11 @@ def main() -> None:
         name: {"us": 1e6 * seconds, "us_before": 1e6 * before[name], "times_faster": before[name] / seconds}
         for name, seconds in best["now"].items()
     }
+    for n in SIZES:
+        for kind in ("", ", gradients", ", correlations"):
+            shared, own = (rows[f"n = {n}, {name} J{kind}"] for name in ("shared", "own"))
+            own["own_to_shared"] = own["us"] / shared["us"]
+            own["own_to_shared_before"] = own["us_before"] / shared["us_before"]
     if chosen.json:
         print(json.dumps(rows))
         return
@@ -114,6 +142,11 @@ def main() -> None:
         print(
             f"{name:32} {row['us']:8.0f} us   before {row['us_before']:8.0f} us   "
             f"{row['times_faster']:5.2f} times faster"
+            + (
+                f"   own / shared {row['own_to_shared']:.2f}, before {row['own_to_shared_before']:.2f}"
+                if "own_to_shared" in row
+                else ""
+            )
         )
 
 

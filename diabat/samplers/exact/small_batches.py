@@ -99,9 +99,7 @@ def small_solution(
 ) -> SmallSolution | None:
     """The same outside autograd."""
     parts: list[_Part] = []
-    for groups in (ALL,) if ising.couplings is None else (MANY, FEW):
-        if not _count(found.tiers, groups):
-            continue
+    for groups in (ALL,) if ising.couplings is None else _kinds(found.tiers):
         part = _solve(ising, found.tiers, groups, budget_bytes, odds, differentiated, correlations)
         if part is None:
             return None
@@ -153,9 +151,9 @@ def _solve(
 
 
 @lru_cache(maxsize=64)
-def _count(found: tuple[Tier, ...], groups: str) -> int:
-    """Number of groups of a kind."""
-    return sum(int(_chosen(tier, groups).sum()) for tier in found)
+def _kinds(found: tuple[Tier, ...]) -> tuple[str, ...]:
+    """The kinds of groups in some tiers."""
+    return tuple(kind for kind in (MANY, FEW) if any(_chosen(tier, kind).any() for tier in found))
 
 
 @lru_cache(maxsize=64)
@@ -240,13 +238,17 @@ class SmallSolution(Solution):
     @property
     def correlation(self) -> Tensor | None:
         """<s_j s_k>, [*batch, n, n], if it was requested."""
+        if self._parts[0].correlation is None:
+            return None
         found = [sums.correlation for sums in self._parts if sums.correlation is not None]
-        return self._total(found, torch.Size((*self._shape, self._shape[-1]))) if found else None
+        return self._total(found, torch.Size((*self._shape, self._shape[-1])))
 
     def _total(self, parts: Sequence[Array], shape: torch.Size) -> Tensor:
         """Results of all parts, each of which is 0 for the problems of the others."""
-        first, *others = (torch.from_numpy(values).to(self._dtype) for values in parts)
-        return sum(others, first).view(shape)
+        total = torch.from_numpy(parts[0]).view(shape)
+        for values in parts[1:]:
+            total = total + torch.from_numpy(values).view(shape)
+        return total.to(self._dtype) if self.raised else total
 
     def gradient(self, v: Tensor, u: Tensor | None = None, *, pairs: bool) -> tuple[Tensor, Tensor | None]:
         """As in the base class."""
@@ -260,7 +262,8 @@ class SmallSolution(Solution):
                 couplings.append(dJ)
         if not couplings or self._J is None:
             return self._total(fields, self._shape), None
-        return self._total(fields, self._shape), self._total(couplings, self._J[0])
+        shape, kind = self._J
+        return self._total(fields, self._shape), self._total(couplings, shape).to(kind)
 
     def smooth(self, fields: Tensor, J: Tensor | None) -> tuple[Tensor, Tensor]:
         """The result and log Z by differentiable operations, in float64."""
