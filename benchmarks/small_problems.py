@@ -4,8 +4,8 @@ python -m benchmarks.small_problems --against FOLDER [--rounds 8] [--json]
 
 The same file runs in child processes, by turns with this checkout and with the other one first in PYTHONPATH: one
 problem of 8 spins by each backend, one sequence of 8 tokens through a layer without gradients and with them, and 512
-problems by ``exact`` with a J that they share and with a J of their own.  CPU seconds of one thread, fastest of all
-rounds, in which the calls of a process take turns.
+problems by ``exact`` with a J that they share and with a J of their own, as have the 32 x 4 games of a NeuroGame layer.
+CPU seconds of one thread, fastest of all rounds, in which the calls of a process take turns.
 """
 
 from __future__ import annotations
@@ -60,7 +60,14 @@ def batches() -> dict[str, Call]:
             found[f"n = {n}, {name} J"] = partial(exact.moments, problem)
             found[f"n = {n}, {name} J, gradients"] = partial(differentiate, exact, problem)
             found[f"n = {n}, {name} J, correlations"] = partial(exact.moments, problem, correlations=True)
+        pool = diabat.NeuroGameAttention(embed_dim=32, num_heads=4, sampler="exact")
+        x = torch.randn(32, n, 32, generator=generator)
+        found[f"NeuroGame, {n} tokens, gradients"] = partial(pooled, pool, x)
     return found
+
+
+def pooled(pool: diabat.NeuroGameAttention, x: torch.Tensor) -> None:
+    pool(x).square().mean().backward()
 
 
 def differentiate(exact: diabat.Sampler, problem: diabat.Ising) -> None:
