@@ -124,7 +124,7 @@ class OwnSums:
             strength=np.empty(count),
             least=np.empty(count),
             correlation=np.zeros(pairs, dtype),
-            factors=aligned_rows(stride * count, dtype),
+            factors=aligned_rows(stride * count, dtype) if stride else np.empty((0, lanes_of(dtype)), dtype),
             stride=stride,
         )
         plan.run(forward, self._problems, self._found)
