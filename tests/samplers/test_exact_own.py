@@ -199,7 +199,7 @@ def test_first_and_second_derivatives_by_differences(odds: bool) -> None:
     assert torch.autograd.gradgradcheck(function, inputs, atol=1e-4)
 
 
-@pytest.mark.parametrize("size", [0.0, 1e-30, 1e30])
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e36])
 def test_cotangents_of_any_size(size: float) -> None:
     """They are scaled within the range of float32 and back."""
     ising = make_problem((5,), 9, lead="per_problem", seed=14, couplings=1.0, dtype=torch.float32)
