@@ -11,7 +11,8 @@ from torch import Tensor
 
 from diabat.checks import is_number
 from diabat.edges import Edges, best_form
-from diabat.ising import Ising, IsingError, check_finite
+from diabat.ising import Ising
+from diabat.ising_checks import IsingError, check_finite
 
 _REAL_KINDS = "iuf"  # dtype kinds of numpy: integers, unsigned integers, floats
 

@@ -20,8 +20,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diabat.checks import ArgumentError
 from diabat.edges import Edges, best_form, pairs_of
+from diabat.ising_checks import (
+    DTYPES,
+    check_clamped,
+    check_edges,
+    check_fields,
+    check_interaction,
+    check_spins,
+    check_visible,
+)
+from diabat.ising_checks import (
+    IsingError as IsingError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -29,15 +40,9 @@ if TYPE_CHECKING:
     Values = Tensor | np.ndarray | Sequence[Any]
 
 
-_DTYPES = (torch.float32, torch.float64)
 # Numbers of one intermediate result while the energies of many reads are computed from edges: 64 MiB in float64.
 _AT_ONCE = 1 << 23
 _ATTRIBUTES = ("fields", "matrix", "edges", "visible", "three_body", "check")
-_FEW = 1 << 16
-
-
-class IsingError(ArgumentError):
-    """A problem that is not a valid Ising model; the message names argument, expected and got."""
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -90,14 +95,14 @@ class Ising:
             object.__setattr__(self, name, value)
         if check:
             self._convert()
-            _check_fields(self.fields)
+            check_fields(self.fields)
         if sparse or edges is not None:
             self._hold_edges(couplings)
         if check:
-            _check_interaction("couplings", self.matrix, self.fields, order=2)
-            _check_edges(self.edges, self.fields)
-            _check_interaction("three_body", self.three_body, self.fields, order=3)
-            _check_visible(self.visible, self.fields)
+            check_interaction("couplings", self.matrix, self.fields, order=2)
+            check_edges(self.edges, self.fields)
+            check_interaction("three_body", self.three_body, self.fields, order=3)
+            check_visible(self.visible, self.fields)
 
     def _hold_edges(self, couplings: Any) -> None:
         """Hold edges, or a sparse tensor as edges, in the dtype of the fields."""
@@ -110,7 +115,7 @@ class Ising:
     def _convert(self) -> None:
         """Convert arguments that are not float32, float64 or bool tensors."""
         given = (self.fields, self.matrix, self.three_body)
-        known = all(t is None or (isinstance(t, Tensor) and t.dtype in _DTYPES) for t in given)
+        known = all(t is None or (isinstance(t, Tensor) and t.dtype in DTYPES) for t in given)
         if known and (self.visible is None or isinstance(self.visible, Tensor)):
             return
         from diabat.inputs import as_fields, as_interaction, as_visible
@@ -238,7 +243,7 @@ class Ising:
         Raises:
             IsingError: If ``spins`` has the wrong type or shape.
         """
-        _check_spins(spins, self.fields)
+        check_spins(spins, self.fields)
         if self.edges is not None and spins.ndim > self.fields.ndim:
             step = max(1, _AT_ONCE // (self.num_problems * max(self.edges.count, self.num_spins)))
             if step < len(spins):
@@ -275,7 +280,7 @@ class Ising:
         Raises:
             IsingError: If ``spins`` has the wrong type or shape, or a value other than -1, 0 and +1.
         """
-        shape = _check_clamped(spins, self.fields)
+        shape = check_clamped(spins, self.fields)
         visible = self.visible_mask
         held = torch.where(visible, spins.to(self.fields), 0)
         fields, couplings = self.fields.expand(shape), self.held_couplings
@@ -321,192 +326,10 @@ class Ising:
             IsingError: If the dtype is neither float32 nor float64.
         """
         fields = self.fields.to(*args, **keywords)
-        if fields.dtype not in _DTYPES:
+        if fields.dtype not in DTYPES:
             raise IsingError("dtype", f"expected float32 or float64, got {fields.dtype}.")
         visible = None if self.visible is None else self.visible.to(fields.device)
         return self._mapped(lambda t: fields if t is self.fields else t.to(*args, **keywords), visible)
-
-
-def _check_tensor(name: str, value: Any, expected: str = "a tensor, an array or a list") -> None:
-    if not isinstance(value, Tensor):
-        raise IsingError(name, f"expected {expected}, got {type(value).__name__}.")
-    if value.is_meta:
-        raise IsingError(name, "expected a tensor with data, got one on the device meta.")
-    if value.layout != torch.strided:
-        raise IsingError(name, f"expected a dense tensor, got the layout {value.layout}; use .to_dense().")
-
-
-def check_finite(name: str, value: Tensor) -> None:
-    """Raise IsingError, with the first index, unless all values are finite."""
-    finite = torch.isfinite(value)
-    if not bool(finite.all()):
-        index = tuple(int(i) for i in (~finite).nonzero()[0])
-        raise IsingError(name, f"expected finite values, got {value[index].item()} at index {index}.")
-
-
-def _check_fields(fields: Any) -> None:
-    _check_tensor("fields", fields)
-    if fields.dtype not in _DTYPES:
-        raise IsingError("fields", f"expected dtype float32 or float64, got {fields.dtype}.")
-    if fields.ndim < 1 or fields.shape[-1] < 1:
-        raise IsingError(
-            "fields", f"expected shape [*batch, n] with n >= 1 spins, got shape {list(fields.shape)}."
-        )
-    if fields.numel() == 0:
-        raise IsingError("fields", f"expected at least one problem, got an empty batch {list(fields.shape)}.")
-    check_finite("fields", fields)
-
-
-def _check_interaction(name: str, value: Any, fields: Tensor, *, order: int) -> None:
-    if value is None:
-        return
-    _check_tensor(name, value)
-    n, batch = fields.shape[-1], fields.shape[:-1]
-    if value.dtype != fields.dtype or value.device != fields.device:
-        raise IsingError(
-            name,
-            f"expected dtype {fields.dtype} on {fields.device} as in fields, "
-            f"got {value.dtype} on {value.device}.",
-        )
-    if value.ndim < order or tuple(value.shape[-order:]) != (n,) * order:
-        raise IsingError(
-            name, f"expected shape [*lead, {', '.join('n' * order)}] with n = {n}, got {list(value.shape)}."
-        )
-    _check_lead(name, value.shape[:-order], batch)
-    check_finite(name, value)
-    _check_symmetric(name, value, order)
-
-
-def _check_edges(edges: Edges | None, fields: Tensor) -> None:
-    if edges is None:
-        return
-    n, values = fields.shape[-1], edges.values
-    if values.device != fields.device:
-        raise IsingError(
-            "couplings", f"expected edges on {fields.device} as the fields, got them on {values.device}."
-        )
-    _check_lead("couplings", edges.lead, fields.shape[:-1])
-    check_finite("couplings", values)
-    pairs = edges.index
-    outside = ((pairs < 0) | (pairs >= n)).any(1)
-    if bool(outside.any()):
-        e = int(outside.nonzero()[0])
-        raise IsingError("couplings", f"expected spins 0 to {n - 1}, got the edge {pairs[e].tolist()}.")
-    loops = pairs[:, 0] == pairs[:, 1]
-    if bool(loops.any()):
-        e = int(loops.nonzero()[0])
-        raise IsingError(
-            "couplings", f"expected edges between two different spins, got {pairs[e].tolist()} at edge {e}."
-        )
-    names, order = (pairs.amin(1) * n + pairs.amax(1)).sort(stable=True)
-    twice = names[1:] == names[:-1]
-    if bool(twice.any()):
-        at = int(twice.nonzero()[0])
-        first, second = int(order[at]), int(order[at + 1])
-        raise IsingError(
-            "couplings",
-            f"expected every pair of spins once, got {pairs[first].tolist()} at edge {first} and "
-            f"{pairs[second].tolist()} at edge {second}; add their values, or give one direction only.",
-        )
-
-
-def _check_lead(name: str, lead: torch.Size, batch: torch.Size) -> None:
-    padded = (1,) * (len(batch) - len(lead)) + tuple(lead)
-    if len(padded) != len(batch) or any(a not in (1, b) for a, b in zip(padded, batch, strict=True)):
-        raise IsingError(
-            name, f"expected leading dimensions that broadcast to the batch {list(batch)}, got {list(lead)}."
-        )
-
-
-def _check_symmetric(name: str, value: Tensor, order: int) -> None:
-    for axis in range(1, order):
-        flipped = value.transpose(-order, -order + axis)
-        # J = (U + Uᵀ)/2 is symmetric to the last bit; larger differences are mistakes.
-        if not torch.allclose(value, flipped, rtol=1e-6, atol=1e-12):
-            gap = float((value - flipped).abs().max())
-            raise IsingError(name, f"expected a symmetric tensor, got a largest asymmetry of {gap:.3g}.")
-        diagonal = torch.diagonal(value, dim1=-order, dim2=-order + axis)
-        if bool((diagonal != 0).any()):
-            worst = float(diagonal.abs().max())
-            raise IsingError(
-                name, f"expected zero where two indices coincide, got {worst:.3g} on the diagonal."
-            )
-
-
-def _check_spins(spins: Any, fields: Tensor) -> torch.Size:
-    """Return the broadcast shape of spins and fields."""
-    _check_tensor("spins", spins, "a torch.Tensor")
-    if spins.dtype == torch.bool or spins.is_complex():
-        raise IsingError("spins", f"expected integers or floats (-1, 0, +1), got dtype {spins.dtype}.")
-    shape = broadcast_shape(spins.shape, fields.shape) or torch.Size()
-    if shape[-1:] != fields.shape[-1:]:
-        raise IsingError(
-            "spins",
-            f"expected a shape that broadcasts against {list(fields.shape)}, got {list(spins.shape)}.",
-        )
-    return shape
-
-
-def _check_clamped(spins: Any, fields: Tensor) -> torch.Size:
-    """Return the shape of the clamped batch."""
-    shape = _check_spins(spins, fields)
-    wrong = (spins != 0) & (spins.abs() != 1)
-    if bool(wrong.any()):
-        index = tuple(int(i) for i in wrong.nonzero()[0])
-        raise IsingError(
-            "spins", f"expected -1, 0 (free) or +1, got {spins[index].item()} at index {list(index)}."
-        )
-    return shape
-
-
-def _check_visible(visible: Any, fields: Tensor) -> None:
-    if visible is None:
-        return
-    _check_tensor("visible", visible)
-    if visible.dtype != torch.bool:
-        raise IsingError("visible", f"expected dtype bool, got {visible.dtype}.")
-    if broadcast_shape(visible.shape, fields.shape) != fields.shape:
-        raise IsingError(
-            "visible", f"expected a shape that broadcasts to {list(fields.shape)}, got {list(visible.shape)}."
-        )
-
-
-def check_size(ising: Ising, limit: float) -> None:
-    """Refuse numbers that are not finite or exceed a finite limit; fields of invisible spins are not checked.
-
-    Raises:
-        IsingError: With the first such number and its index; or if an unchecked tensor has no data, or fields are
-            neither float32 nor float64.
-    """
-    if ising.fields.dtype not in _DTYPES:
-        raise IsingError("fields", f"expected dtype float32 or float64, got {ising.fields.dtype}.")
-    if ising.visible is not None and ising.visible.is_meta:
-        raise IsingError("visible", "expected a tensor with data, got one on the device meta.")
-    names = ("fields", "couplings", "couplings", "three_body")
-    for name, value in zip(names, ising._terms(), strict=True):
-        if value is not None and value.is_meta:
-            raise IsingError(name, "expected a tensor with data, got one on the device meta.")
-        if value is None or value.numel() == 0 or _largest(value.detach()) <= limit:
-            continue
-        if name == "fields":
-            value = torch.where(ising.visible_mask, value, 0)
-        check_finite(name, value)
-        beyond = value.abs() > limit
-        if bool(beyond.any()):
-            index = tuple(int(i) for i in beyond.nonzero()[0])
-            raise IsingError(
-                name,
-                f"expected numbers up to {limit:g}, so that float64 still resolves smaller ones, got "
-                f"{value[index].item():.3g} at index {index}; hide spins with visible rather than by large fields.",
-            )
-
-
-def _largest(value: Tensor) -> float:
-    """Largest absolute value; NaN if there is one."""
-    if value.device.type == "cpu" and value.dtype in _DTYPES and value.numel() < _FEW:  # less time per call
-        return float(np.abs(value.numpy()).max())
-    least, most = torch.aminmax(value)  # a tenth of the time of vector_norm, NaN included
-    return float(torch.maximum(-least, most))
 
 
 def without_autocast(t: Tensor) -> AbstractContextManager[Any]:
@@ -525,17 +348,6 @@ def flat_index(lead: torch.Size, batch: torch.Size) -> Tensor:
         batch: Its shape, N = Π batch.
     """
     return torch.arange(lead.numel()).reshape(lead).expand(batch).reshape(-1)
-
-
-def broadcast_shape(*shapes: torch.Size) -> torch.Size | None:
-    """Return the shape that all shapes broadcast to; None if there is none.
-
-    numpy and torch have the same rule, but the first use of torch's function loads sympy, a quarter of a second.
-    """
-    try:
-        return torch.Size(np.broadcast_shapes(*shapes))
-    except ValueError:
-        return None
 
 
 def pack_couplings(pairs: Tensor, n: int, reach: int | None = None) -> Tensor:

@@ -21,6 +21,7 @@ FLOOR = {
     "scrubbing": 0,
     "edges": 0,
     "ising": 0,
+    "ising_checks": 0,
     "inputs": 0,
     "compute": 1,
     "circuits": 2,

@@ -32,7 +32,8 @@ from diabat.attention.layer import (
     within_limits,
 )
 from diabat.checks import ArgumentError, check_choice, check_count, check_positive
-from diabat.ising import Ising, check_finite
+from diabat.ising import Ising
+from diabat.ising_checks import check_finite
 from diabat.samplers.base import Sampler
 from diabat.samplers.registry import sampler as build_sampler
 from diabat.samplers.seeds import draw_seed

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from diabat.checks import ArgumentError, ArgumentTypeError, check_count
 from diabat.compute.memory import require_memory
 from diabat.edges import DENSE_SPINS, Edges
-from diabat.ising import Ising, check_size, without_autocast
+from diabat.ising import Ising, without_autocast
+from diabat.ising_checks import check_size
 from diabat.samplers.answers import AdjointGradient, Moments, Samples, Solution
 from diabat.samplers.derivatives import Solver, analytic_moments, differentiated
 from diabat.samplers.diagnostics import Watched

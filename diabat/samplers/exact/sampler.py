@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from diabat.checks import check_positive
-from diabat.ising import Ising, check_size, without_autocast
+from diabat.ising import Ising, without_autocast
+from diabat.ising_checks import check_size
 from diabat.samplers.answers import Moments, Samples, Solution
 from diabat.samplers.base import LARGEST, Capabilities, Sampler, UnsupportedError
 from diabat.samplers.exact import enumeration
