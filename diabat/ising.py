@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 # Numbers of one intermediate result while the energies of many reads are computed from edges: 64 MiB in float64.
 _AT_ONCE = 1 << 23
-_ATTRIBUTES = ("fields", "matrix", "edges", "visible", "three_body", "check")
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -90,9 +89,9 @@ class Ising:
         sparse = isinstance(couplings, Tensor) and couplings.layout != torch.strided
         edges = couplings if isinstance(couplings, Edges) else None
         matrix = None if sparse or edges is not None else couplings
-        given = (fields, matrix, edges, visible, three_body, check)
-        for name, value in zip(_ATTRIBUTES, given, strict=True):
-            object.__setattr__(self, name, value)
+        vars(self).update(
+            fields=fields, matrix=matrix, edges=edges, visible=visible, three_body=three_body, check=check
+        )
         if check:
             self._convert()
             check_fields(self.fields)
@@ -114,9 +113,12 @@ class Ising:
 
     def _convert(self) -> None:
         """Convert arguments that are not float32, float64 or bool tensors."""
-        given = (self.fields, self.matrix, self.three_body)
-        known = all(t is None or (isinstance(t, Tensor) and t.dtype in DTYPES) for t in given)
-        if known and (self.visible is None or isinstance(self.visible, Tensor)):
+        if (
+            _is_known(self.fields)
+            and _is_known(self.matrix)
+            and _is_known(self.three_body)
+            and (self.visible is None or isinstance(self.visible, Tensor))
+        ):
             return
         from diabat.inputs import as_fields, as_interaction, as_visible
 
@@ -296,9 +298,10 @@ class Ising:
 
     def detach(self) -> Ising:
         """Return the same problem detached from the autograd graph; the problem itself if it has no graph."""
-        if not any(t is not None and t.requires_grad for t in self._terms()):
-            return self
-        return self._mapped(Tensor.detach, self.visible)
+        for term in self._terms():
+            if term is not None and term.requires_grad:
+                return self._mapped(Tensor.detach, self.visible)
+        return self
 
     def _terms(self) -> tuple[Tensor | None, ...]:
         """h, J as a matrix, J as edges, and K."""
@@ -330,6 +333,11 @@ class Ising:
             raise IsingError("dtype", f"expected float32 or float64, got {fields.dtype}.")
         visible = None if self.visible is None else self.visible.to(fields.device)
         return self._mapped(lambda t: fields if t is self.fields else t.to(*args, **keywords), visible)
+
+
+def _is_known(value: Any) -> bool:
+    """Whether an argument needs no conversion."""
+    return value is None or (isinstance(value, Tensor) and value.dtype in DTYPES)
 
 
 def without_autocast(t: Tensor) -> AbstractContextManager[Any]:

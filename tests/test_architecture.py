@@ -91,6 +91,7 @@ COMPILED = [
     "attention/fused_kernel.py",
     "compute/jit.py",
     "circuits/engines/native/adjoint.py",
+    "circuits/engines/native/few_kernel.py",
     "circuits/engines/native/kernel.py",
     "circuits/engines/native/narrow.py",
     "circuits/engines/native/passes.py",
@@ -124,6 +125,8 @@ COMPILED = [
     "samplers/tempering/cached_sweep.py",
     "samplers/tempering/cached_kernel.py",
 ]
+# Kernels are also imported by name, by diabat.compute.loading.loaded.
+LOADED = {f"diabat.{file.removesuffix('.py').replace('/', '.')}" for file in COMPILED}
 CIRCUITS = [f for f in FILES if f.startswith("circuits/")]
 
 
@@ -142,6 +145,8 @@ def imports(file: str, *, at_module_level: bool = False) -> frozenset[str]:
     for node in nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Constant) and not at_module_level and node.value in LOADED:
+            found.add(node.value)
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])

@@ -458,3 +458,55 @@ def test_detached_is_itself_where_nothing_is_attached() -> None:
         assert cut.couplings is not None
         assert not cut.fields.requires_grad
         assert not cut.couplings.requires_grad
+
+
+FAULTS = {
+    "not finite": ("finite", lambda h, J, K: J.view(-1)[1].fill_(float("nan"))),
+    "infinite": ("finite", lambda h, J, K: h.view(-1)[-1].fill_(float("inf"))),
+    "asymmetric": ("symmetric", lambda h, J, K: J[..., 0, 1].add_(1.0)),
+    "diagonal": ("zero where two indices coincide", lambda h, J, K: J[..., 1, 1].add_(0.5)),
+    "asymmetric in the last index": ("symmetric", lambda h, J, K: K[..., 0, 1, 2].add_(1.0)),
+    "diagonal of the last two": (
+        "zero where two indices coincide",
+        lambda h, J, K: [K[..., a, b, c].add_(1.0) for a, b, c in ((0, 1, 1), (1, 0, 1), (1, 1, 0))],
+    ),
+}
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_few_and_many_numbers_are_checked_alike(
+    monkeypatch: pytest.MonkeyPatch, fault: str, dtype: torch.dtype, many: bool
+) -> None:
+    """numpy checks tensors of few numbers, torch the others, with the same sentences."""
+    if many:
+        monkeypatch.setattr("diabat.ising_checks._FEW", 0)
+    h = torch.randn(2, 3, dtype=dtype)
+    J, K = (
+        pack_couplings(torch.randn(2, 3, dtype=dtype), 3),
+        pack_three_body(torch.randn(2, 1, dtype=dtype), 3),
+    )
+    Ising(h, J, three_body=K)
+    sentence, spoil = FAULTS[fault]
+    spoil(h, J, K)
+    with pytest.raises(IsingError, match=sentence):
+        Ising(h, J, three_body=K)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_finite_numbers_whose_squares_overflow_are_accepted(dtype: torch.dtype) -> None:
+    large = torch.finfo(dtype).max
+    ising = Ising(
+        torch.full((3,), large, dtype=dtype), pack_couplings(torch.full((3,), -large, dtype=dtype), 3)
+    )
+    assert ising.num_spins == 3
+
+
+def test_negated_views_and_transforms_are_checked_by_torch() -> None:
+    lazy = torch.complex(torch.zeros(3), torch.ones(3)).conj().imag
+    assert lazy.is_neg()
+    assert Ising(lazy).energy(torch.ones(3)) == 3
+    J = pack_couplings(torch.ones(3), 3)
+    found = torch.func.grad(lambda h: Ising(h, J).energy(torch.ones(3)))(torch.zeros(3))
+    assert torch.equal(found, -torch.ones(3))

@@ -10,7 +10,7 @@ import copy
 import sys
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, Self, final
 
 import torch
@@ -168,10 +168,11 @@ class Sampler(WithOptions, nn.Module, ABC):
         require_room(ising, num_reads)
         drawn = draw_seed(seed)
         start = time.perf_counter()
+        held = ising.detach()
         with torch.no_grad(), without_autocast(ising.fields):
-            samples = self._sample(self._taken(ising).detach(), num_reads, drawn)
+            samples = self._sample(self._taken(held), num_reads, drawn)
         info = {"backend": self.name, "seed": drawn, "wall_s": time.perf_counter() - start, **samples.info}
-        return replace(samples, info=info, ising=ising.detach())
+        return Samples(samples.spins, samples.visible, samples.log_weights, info, held, samples.tracked)
 
     @final
     def moments(
@@ -220,8 +221,7 @@ class Sampler(WithOptions, nn.Module, ABC):
             with without_autocast(ising.fields):
                 self._require(ising)
                 moments = self._moments(self._taken(ising), correlations, drawn)
-            # Rounding can push a certain spin above 1.
-            moments = replace(moments, probability=moments.probability.clamp(0, 1))
+            moments = _clamped(moments)
         info = {"backend": self.name, "wall_s": time.perf_counter() - start, **moments.info}
         if moments.num_reads is not None:
             info.setdefault("seed", drawn)
@@ -375,6 +375,13 @@ class Sampler(WithOptions, nn.Module, ABC):
                     "couplings",
                     f"sampler '{self.name}' needs couplings shared by the batch, got {distinct} different J.",
                 )
+
+
+def _clamped(moments: Moments) -> Moments:
+    """The same moments with probabilities in 0 .. 1: rounding can push a certain spin above 1."""
+    made = object.__new__(type(moments))
+    vars(made).update(vars(moments), probability=moments.probability.clamp(0, 1))
+    return made
 
 
 def _require_ising(ising: Any) -> None:

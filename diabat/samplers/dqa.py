@@ -20,7 +20,7 @@ from diabat.circuits import (
     PlanRange,
     TrotterPlan,
 )
-from diabat.circuits.engines.engine import Precision, largest_phase, most_phase
+from diabat.circuits.engines.engine import Precision, most_phase, phases_within
 from diabat.circuits.plan_range import SATURATED
 from diabat.circuits.response import plan_betas
 from diabat.compute.memory import require_memory
@@ -275,8 +275,8 @@ class DQASampler(AnnealCircuits):
         """The engine in the precision of the fields, if none is given and it resolves their phases."""
         if self._single is None or programmed.ising.fields.dtype != torch.float32:
             return self.engine
-        phase = largest_phase(self.plan.largest_angles, programmed.batches)
-        return self._single if phase <= most_phase("single") else self.engine
+        resolved = phases_within(self.plan.largest_angles, programmed.batches, most_phase("single"))
+        return self._single if resolved else self.engine
 
     def _betas_for(self, ising: Ising, seed: int) -> Betas:
         """Inverse temperatures to divide by; in mode ``per_batch`` fitted to these problems."""
@@ -349,7 +349,7 @@ class DQASampler(AnnealCircuits):
         if self.anneal.learned or beta_h <= 0:
             return self.anneal.trained
         for batch in batches:
-            if batch.strength.field * beta_h > SATURATED:
+            if 1.01 * batch.bounds.field * beta_h > SATURATED and batch.strength.field * beta_h > SATURATED:
                 return self._saturation
         return None
 
@@ -362,7 +362,8 @@ class DQASampler(AnnealCircuits):
         beyond_it = sum(
             allowed.outside(batch.fields, batch.couplings)
             for batch in programmed.batches
-            if not allowed.contains(batch.strength.field, batch.strength.row_norm)
+            if not allowed.contains(1.01 * batch.bounds.field, 1.01 * batch.bounds.row_norm)
+            and not allowed.contains(batch.strength.field, batch.strength.row_norm)
         )
         share = beyond_it / max(1, programmed.num_spins)
         if share and not self._warned:

@@ -12,7 +12,8 @@ from torch import Tensor
 from diabat.checks import ArgumentError, is_number
 from diabat.circuits import Batch, Betas
 from diabat.ising import Ising
-from diabat.samplers.grouping import Places, tiers, unpadded_cost
+from diabat.ising_checks import few_numbers
+from diabat.samplers.grouping import Places, Tier, Tiers, tiers, unpadded_cost
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,26 +133,46 @@ def program(ising: Ising, betas: Betas, noise: ControlNoise, seed: int) -> Progr
     found = tiers(ising, unpadded_cost)
     batches: list[Batch] = []
     places: list[Places] = []
-    for group in found.gather(ising):
-        h = group.fields.double().cpu().numpy() / betas.beta_h  # [G, Q, m]
+    for tier, fields, couplings in _gathered(found, ising):
+        h = fields / betas.beta_h  # [G, Q, m]
         groups, problems, m = h.shape
-        if group.couplings is None:
-            J = np.zeros((groups, m, m))
-        else:
-            J = group.couplings.double().cpu().numpy() / betas.beta_J
+        J = np.zeros((groups, m, m)) if couplings is None else couplings / betas.beta_J
         if problems == 1 and groups > 1:
             # Every problem has different couplings: one batch of all.  (A single problem needs no phase table per
             # lane, which would more than double its memory.)
             batches.append(batch(h[:, 0], J))
-            places.append(group.tier.places)
+            places.append(tier.places)
             continue
-        for g, place in enumerate(group.tier.places_by_group):
+        for g, place in enumerate(tier.places_by_group):
             batches.append(batch(h[g, : len(place.rows)], J[g]))
             places.append(place)
     if noise.fields or noise.couplings:
         random = np.random.default_rng([seed, 1])
         batches = [_noisy(batch, noise, random) for batch in batches]
     return Programmed(ising, batches, places, found.whole)
+
+
+def _gathered(found: Tiers, ising: Ising) -> list[tuple[Tier, np.ndarray, np.ndarray | None]]:
+    """Fields [G, Q, m] and couplings [G, m, m] of each tier, float64."""
+    if found.whole and ising.edges is None:
+        tier, J = found.tiers[0], ising.matrix
+        groups, problems, m = tier.cells.shape
+        return [
+            (
+                tier,
+                _double(ising.fields).reshape(groups, problems, m),
+                None if J is None else _double(J).reshape(groups, m, m),
+            )
+        ]
+    return [
+        (group.tier, _double(group.fields), None if group.couplings is None else _double(group.couplings))
+        for group in found.gather(ising)
+    ]
+
+
+def _double(values: Tensor) -> np.ndarray:
+    few = few_numbers(values)
+    return values.double().cpu().numpy() if few is None else few.astype(np.float64)
 
 
 def _noisy(batch: Batch, noise: ControlNoise, random: np.random.Generator) -> Batch:

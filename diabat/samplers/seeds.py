@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ def draw_seed(seed: int | None) -> int:
         ValueError: If the seed is not an integer in 0 .. 2^63 - 1.
     """
     if seed is None:
-        return secrets.randbelow(2**31)
+        return int.from_bytes(os.urandom(4)) >> 1
     seed = as_int(seed)
     if not is_integer(seed) or not 0 <= seed <= MAX_SEED:
         raise ArgumentError("seed", f"expected an integer between 0 and 2^63 - 1, got {seed!r}.")

@@ -98,6 +98,7 @@ def _dqa(precision: str, *, gradient: bool) -> None:
         backend.adjoint(ising, torch.ones_like(ising.fields), seed=0)
     else:
         backend.sample(ising, 2, seed=0)
+        backend.moments(_problem(4, 2, torch.float32))  # few problems have a kernel in single precision
 
 
 def _tempering() -> None:

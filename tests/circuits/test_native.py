@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import subprocess
 import sys
 import threading
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 from diabat.circuits import Batch, NativeEngine, TrotterPlan, draw_spins, reference_probabilities, spin_table
-from diabat.circuits.engines.native import engine as native
 from diabat.circuits.engines.native.engine import MAX_SPINS
 from diabat.compute import memory
 from diabat.compute.scratch import aligned_rows
@@ -401,41 +399,6 @@ print(sum(run_plan.stats.cache_hits.values()), sum(run_plan.stats.cache_misses.v
     assert found.stdout.split() == ["1", "0"]
 
 
-@pytest.mark.parametrize("collecting", [True, False])
-def test_the_collector_rests_while_numba_loads_and_is_left_as_it_was(
-    collecting: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from diabat.circuits.engines.native import steps as native_steps
-
-    seen: list[bool] = []
-
-    def small_rows(n: int, lanes: int) -> None:
-        seen.append(gc.isenabled())
-        raise RuntimeError("broken installation")
-
-    monkeypatch.setattr(native_steps, "small_rows", small_rows)
-    before = gc.isenabled()
-    try:
-        (gc.enable if collecting else gc.disable)()
-        with pytest.raises(RuntimeError, match="broken installation"):
-            native._load_numba.__wrapped__()
-        assert gc.isenabled() == collecting
-    finally:
-        (gc.enable if before else gc.disable)()
-    assert seen == [False]
-
-
-def test_every_call_pauses_the_collector_for_numba(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    monkeypatch.setattr(native, "_load_numba", lambda: calls.append(1))
-    plan, batch, engine = random_plan(2, seed=1), Batch(*random_problem(3, 2, seed=1)), NativeEngine()
-    engine.moments(plan, [batch])
-    engine.sample(plan, [batch], 1, np.random.default_rng(1))
-    engine.gradient(plan, [batch], [batch.fields])
-    engine.probabilities(plan, batch.fields, batch.couplings)
-    assert len(calls) == 4
-
-
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("own", [False, True])
 def test_kernels_stay_within_their_scratch(
@@ -443,29 +406,32 @@ def test_kernels_stay_within_their_scratch(
 ) -> None:
     """Guard rows before and behind either buffer of scratch are left as they were, all sizes of groups."""
     from diabat.circuits.engines.native import adjoint as native_adjoint
+    from diabat.circuits.engines.native import few_kernel
     from diabat.circuits.engines.native import kernel as native_kernel
 
     runs = 0
 
-    def guarded(kernel: Any) -> Any:
+    def guarded(kernel: Any, place: int) -> Any:
         def run(*arguments: Any) -> None:
             nonlocal runs
-            work, small = arguments[6:8]
+            work, small = arguments[place : place + 2]
             rows, more = len(work), len(small)
             room = aligned_rows(rows + more + 96, work.dtype)
             room[:] = 7
             guards = room[:32], room[32 + rows : 64 + rows], room[64 + rows + more :]
-            kernel(*arguments[:6], room[32 : 32 + rows], room[64 + rows : 64 + rows + more], *arguments[8:])
+            scratch = room[32 : 32 + rows], room[64 + rows : 64 + rows + more]
+            kernel(*arguments[:place], *scratch, *arguments[place + 2 :])
             assert all((guard == 7).all() for guard in guards)
             runs += 1
 
         return run
 
-    for module, name in (
-        (native_kernel, "run_plan"),
-        (native_adjoint, "run_gradient"),
+    for module, name, place in (
+        (native_kernel, "run_plan", 6),
+        (native_adjoint, "run_gradient", 6),
+        (few_kernel, "run_few", 4),
     ):
-        monkeypatch.setattr(module, name, guarded(getattr(module, name)))
+        monkeypatch.setattr(module, name, guarded(getattr(module, name), place))
     sizes = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12)
     for n in sizes:
         all_kernels(NativeEngine(precision), n, own, 0)
@@ -492,3 +458,28 @@ def test_phases_beyond_the_precision_are_refused(precision: Any, most: float) ->
         batch = Batch(np.array([[strong, 0.3]]), np.array([[0, coupled], [coupled, 0]]))
         with pytest.raises(ValueError, match=message):
             engine.moments(plan, [batch])
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
+def test_one_block_has_the_bits_of_many(precision: Any, n: int) -> None:
+    """Up to 8 problems that share couplings take a shorter way, with fewer results and without a table of jobs."""
+    plan, engine = random_plan(3, seed=2), NativeEngine(precision)
+    for count in (1, 2, 3, 8, 9, 16):
+        fields, couplings = random_problem(n, count, seed=n)
+        own = np.repeat(couplings[None], count, axis=0)
+        [few] = engine.moments(plan, [Batch(fields, couplings)])
+        [with_pairs] = engine.moments(plan, [Batch(fields, couplings)], correlations=True)
+        assert np.array_equal(few.probability, with_pairs.probability)
+        several = engine.moments(plan, [Batch(fields, couplings), Batch(fields[:1], own[:1])])
+        assert np.array_equal(few.probability, several[0].probability)
+
+
+def test_too_large_phases_are_refused_by_exact_sums_not_by_bounds() -> None:
+    """The bound of a batch of many weak fields is above the limit, the largest phase is not."""
+    engine, plan = NativeEngine("single"), TrotterPlan(np.ones(1), np.ones(1), np.ones(1))
+    fields = np.full((900, 8), 300.0)
+    assert Batch(fields, np.zeros((8, 8))).bounds.field > 8388
+    engine.moments(plan, [Batch(fields, np.zeros((8, 8)))])
+    with pytest.raises(ValueError, match=r"rotate a spin by at most 8e\+03 rad"):
+        engine.moments(plan, [Batch(np.full((1, 8), 9000.0), np.zeros((8, 8)))])

@@ -20,8 +20,8 @@ from diabat.samplers.warm_up import GROUPS, warm_up
 
 KERNELS = [
     "circuits.engines.native.adjoint",
+    "circuits.engines.native.few_kernel",
     "circuits.engines.native.kernel",
-    "circuits.engines.native.steps",
     "compute.compiled_random",
     "samplers.banded.kernel",
     "samplers.banded.walks",
@@ -111,8 +111,8 @@ def test_what_users_ask_for_is_compiled(warm: dict[str, Any], dtype: torch.dtype
 @pytest.mark.parametrize("times", [1, 2])
 def test_compiling_is_announced_once_and_reading_from_disk_is_not(tmp_path: Path, times: int) -> None:
     code = (
-        "from diabat.circuits.engines.native.steps import phase_rows, small_rows\n"
-        "small_rows(2, 8)\nphase_rows(2, True, 8)\nphase_rows(2, True, 8.0)\n"
+        "import numpy as np\nfrom diabat.compute.compiled_random import random_word, uniform\n"
+        "uniform(np.uint64(1), 2)\nrandom_word(1, 2, 3, 4, (5, 6), 7)\nuniform(np.uint64(1), np.uint64(2))\n"
     )
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     for run in range(times):

@@ -53,7 +53,8 @@ class States:
 
 
 @lru_cache(maxsize=MOST_SPINS)
-def _states(spins: int) -> States:
+def table_of_states(spins: int) -> States:
+    """The states of a number of spins, kept."""
     return States(spins)
 
 
@@ -61,7 +62,7 @@ def _states(spins: int) -> States:
 def _triples(spins: int) -> tuple[Array, Array]:
     """Indices j < k < l, [3, T], and s_j s_k s_l, [2^spins, T]."""
     index = np.array(list(combinations(range(spins), 3)), np.int64).reshape(-1, 3).T
-    return index, np.ascontiguousarray(_states(spins).signs[:, index].prod(1))
+    return index, np.ascontiguousarray(table_of_states(spins).signs[:, index].prod(1))
 
 
 def enumerated(fields: Array, J: Array | None, K: Array | None) -> tuple[Array, Array, Array]:
@@ -76,7 +77,7 @@ def enumerated(fields: Array, J: Array | None, K: Array | None) -> tuple[Array, 
         float64 [G, Q, m], [G, Q] and [G, Q, 2^m].
     """
     groups, queries, m = fields.shape
-    table = _states(m)
+    table = table_of_states(m)
     exponent = (fields.reshape(-1, m) @ table.signs.T).reshape(groups, queries, -1)
     if J is not None:
         j, k = table.pairs
@@ -97,7 +98,7 @@ def enumerated(fields: Array, J: Array | None, K: Array | None) -> tuple[Array, 
 
 def pairs_of_states(weights: Array, spins: int) -> Array:
     """<s_j s_k>, float64 [G, Q, m, m], with ones on the diagonal, from the probabilities of all states."""
-    table = _states(spins)
+    table = table_of_states(spins)
     j, k = table.pairs
     out = np.ones((*weights.shape[:2], spins, spins))
     out[..., j, k] = out[..., k, j] = np.einsum("gqx,xp->gqp", weights, table.pair_signs)
@@ -130,7 +131,7 @@ class Enumerated(torch.autograd.Function):
             return tuple(smooth_gradient(terms, _smooth, ctx.needs_input_grad, v, u))
         fields, J, K = terms
         groups, queries, m = fields.shape
-        table, wanted = _states(m), ctx.needs_input_grad
+        table, wanted = table_of_states(m), ctx.needs_input_grad
         f = v.double().numpy().reshape(-1, m) @ table.bits_and_one[:, :m].T
         p = weights.numpy().reshape(f.shape)
         centre = (p * f).sum(-1) - u.double().numpy().reshape(-1)
@@ -165,7 +166,7 @@ def _smooth(fields: Tensor, J: Tensor | None, K: Tensor | None) -> tuple[Tensor,
 
 def _matrix_gradient(g: Array, m: int) -> Tensor:
     """dL/dJ, [G, m, m], of dL/dE summed over the queries of each group, [G, 2^m]."""
-    table = _states(m)
+    table = table_of_states(m)
     j, k = table.pairs
     out = np.zeros((len(g), m, m))
     out[:, j, k] = out[:, k, j] = np.einsum("gx,xp->gp", g, table.pair_signs) / 2

@@ -21,6 +21,7 @@ from diabat.samplers.exact.enumeration import Enumerated, enumerate_states, pair
 from diabat.samplers.exact.fused_products import fused_moments, suits
 from diabat.samplers.exact.half_energies import HalfEnergies, own_weights, split_energies
 from diabat.samplers.exact.half_split import ExactProbabilities, half_products
+from diabat.samplers.exact.single import is_single, single_moments
 from diabat.samplers.exact.small_batches import (
     SmallMoments,
     is_small,
@@ -109,6 +110,11 @@ class ExactSampler(Sampler):
         """As in the base class, which handles torch.func; otherwise a shorter path with the same refusals."""
         if not self.smooth or torch._C._are_functorch_transforms_active():
             return super().differentiable_moments(ising, correlations, seed)
+        if not correlations and is_single(ising):
+            self._refuse_excess(ising)
+            single = single_moments(ising, LARGEST)
+            if single is not None:  # else too strong, which is refused below
+                return single
         with without_autocast(ising.fields):
             self._require(ising)
             return self._moments(ising, correlations, seed)
@@ -141,8 +147,6 @@ class ExactSampler(Sampler):
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         found, small = None, None
-        if not correlations and _is_single(ising):
-            return _single_moments(ising)
         if self._suits_lanes(ising):
             found, small = self._small(ising, correlations)
         if small is not None and found is None:
@@ -367,33 +371,6 @@ class ExactSampler(Sampler):
 _LOG_2 = math.log(2.0)
 # More visible spins than this are refused before anything is computed for them.
 _COUNTABLE = 200
-
-
-def _is_single(ising: Ising) -> bool:
-    """Whether a batch is one group of few states, without derivatives: it needs no tiers."""
-    h, J = ising.fields, ising.couplings
-    return (
-        h.device.type == "cpu"
-        and ising.visible is None
-        and ising.three_body is None
-        and ising.num_problems << h.shape[-1] <= min(enumeration.FEW_STATES, enumeration.MOST_STATES)
-        and (J is None or J.shape[:-2].numel() == 1)
-        and not (torch.is_grad_enabled() and (h.requires_grad or (J is not None and J.requires_grad)))
-    )
-
-
-def _single_moments(ising: Ising) -> Moments:
-    """Moments of such a batch."""
-    h, J, n = ising.fields.detach(), ising.couplings, ising.num_spins
-    dtype, fields = h.numpy().dtype, h.numpy().astype(np.float64).reshape(1, -1, n)
-    couplings = None if J is None else J.detach().numpy().astype(np.float64).reshape(1, n, n)
-    p, log_z, _ = enumeration.enumerated(fields, couplings, None)
-    return Moments(
-        probability=torch.from_numpy(p.astype(dtype, copy=False).reshape(h.shape)),
-        visible=ising.visible_mask,
-        log_partition=torch.from_numpy(log_z.astype(dtype, copy=False).reshape(h.shape[:-1])),
-        info={"float64_escalation": False},
-    )
 
 
 def _unseen(ising: Ising, correlations: bool) -> Moments:

@@ -113,10 +113,9 @@ def _last_of(visible: Any) -> int:
     return n
 
 
-@jit
 def work_rows(n: int, lanes: int) -> int:
     """Rows of scratch for n spins."""
-    vectors, rows = -(-n // lanes), _rows(n)
+    vectors, rows = -(-n // lanes), -(-n // CHAINS) * CHAINS
     return (rows + n + _VECTORS) * vectors
 
 
@@ -216,6 +215,13 @@ def _moved(m: Any, change: Any, weight: Any, vectors: int) -> None:
 
 
 @inner
+def _copied(values: Any, to: Any, vectors: int) -> None:
+    """To = values; for assignments of arrays numba compiles the text of its error, which takes 3 s."""
+    for v in range(vectors):
+        store(to, v, load(values, v))
+
+
+@inlined
 def _eliminated(work: Work, n: int) -> bool:
     """Eliminate I - √D J √D and the right-hand side ``rest``.
 
@@ -274,7 +280,7 @@ def solve_stable(work: Work, n: int) -> bool:
     return True
 
 
-@inner
+@inlined
 def _take_slopes(work: Work) -> None:
     """Root = √D of the magnetizations m + change = tanh(h + J m), 0 on other than visible spins."""
     flat = work.h.size
@@ -289,19 +295,19 @@ def _take_slopes(work: Work) -> None:
         root[j] = math.sqrt(max(0.0, 1 - new * new)) * mask[j]
 
 
-@inner
+@inlined
 def _newton(work: Work, n: int, reach: Any) -> bool:
     """Move m to the solution of the linearised equation, unless it is farther than ``reach`` or unstable."""
     flat = work.h.size
     m, u = work.m.reshape(flat), work.right.reshape(flat)
     _take_slopes(work)
-    work.right[:] = work.change
+    _copied(address(work.change), address(work.right), len(work.h))
     if not solve_stable(work, n):
         return False
     for j in range(n):
         if not abs(u[j]) <= reach:
             return False
-    work.kept[:] = work.m
+    _copied(address(work.m), address(work.kept), len(work.h))
     for j in range(n):
         m[j] += u[j]
     return True
@@ -339,7 +345,7 @@ def _fixed_point(work: Work, rules: Rules, n: int) -> Any:
             tried = False
             if found > _REDUCTION * residual and found > rules.tolerance:
                 # Not in the range of the linearised equation: continue from where it started.
-                work.m[:] = work.kept
+                _copied(address(work.kept), m, vectors)
                 wait = 2 * count
                 _local_fields(J, h, m, local, rows, vectors)
                 found = float(_changes(local, m, mask, change, vectors))
@@ -351,7 +357,7 @@ def _fixed_point(work: Work, rules: Rules, n: int) -> Any:
                 tried = True
                 continue
         if count >= _PATIENCE - 1 and (count + 1) % _WINDOW == 0:
-            work.past[:] = work.change
+            _copied(change, address(work.past), vectors)
         elif count >= _PATIENCE and count % _WINDOW == 0:
             if residual > 0.5 * last and _turned(work):
                 weight *= 0.5

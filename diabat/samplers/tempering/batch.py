@@ -17,6 +17,7 @@ from diabat.checks import ArgumentError
 from diabat.compute.memory import require_memory
 from diabat.edges import Edges
 from diabat.ising import Ising
+from diabat.ising_checks import is_within
 from diabat.samplers.answers import lowest_state
 from diabat.samplers.base import UnsupportedError
 from diabat.samplers.grouping import Group, Tier, tiers, undivided
@@ -38,7 +39,7 @@ def require_single_precision(sampler: str, ising: Ising) -> None:
     """
     values = ising.matrix if ising.edges is None else ising.edges.values
     for name, value in (("couplings", values), ("three_body", ising.three_body)):
-        if value is None or not value.numel():
+        if value is None or is_within(value, _LARGEST_COUPLING):
             continue
         if (largest := float(value.detach().abs().max())) > _LARGEST_COUPLING:
             raise UnsupportedError(

@@ -12,7 +12,7 @@ import numpy as np
 
 from diabat.compute.compiled_random import random_word
 from diabat.compute.counter_random import PURPOSE_SHIFT, SWAP
-from diabat.compute.jit import inner, jit
+from diabat.compute.jit import inlined, inner, jit
 from diabat.compute.simd import address, constant, item, load, set_item, store
 from diabat.samplers.tempering.sweep import (
     LOG2E,
@@ -116,7 +116,7 @@ class Results(NamedTuple):
     highest: Any
 
 
-@inner
+@inlined
 def load_strip(
     strip: Strip, first_lane: int, first: int, count: int, problems: Problems, chains: Chains, average: bool
 ) -> None:
@@ -177,7 +177,7 @@ def store_spins(numbers: Any, lane: int, out: Any) -> None:
         out[j] = np.int8(numbers[base + 4 * j, lane % 16])
 
 
-@inner
+@inlined
 def store_chains(
     numbers: Any, slots: Any, first: int, count: int, chains: Chains, average: bool, results: Results
 ) -> None:
@@ -271,7 +271,7 @@ def collect(exponents: Any, strip: Strip, i: int, anew: bool) -> None:
         exponents[at] = gain if anew else exponents[at] + gain
 
 
-@inner
+@inlined
 def run_block(
     group: int,
     first: int,
@@ -282,6 +282,8 @@ def run_block(
     results: Results,
     numbers: Any,
     words: Any,
+    exponents: Any,
+    slots: Any,
 ) -> None:
     """Run all sweeps of ``count`` chains from chain ``first`` on, with the couplings of ``group``."""
     replicas, n = chains.spins.shape[1], chains.spins.shape[2]
@@ -290,8 +292,6 @@ def run_block(
     J = Interactions(address(couplings), address(three_body), n, three_body.shape[0] > 0)
     tempered = replicas > 1
     followed = tempered or stretch.track
-    exponents = np.zeros(strips * STRIP)
-    slots = np.empty((count, replicas), np.int64)
     for c in range(count):
         for slot in range(replicas):
             slots[c, chains.rungs[first + c, slot]] = slot
@@ -308,14 +308,14 @@ def run_block(
             strip = strip_of(numbers, words, i, n)
             if followed and (t == 0 or number % _RENEW == 0):
                 strip_exponents(strip, J)
-                collect(exponents, strip, i, True)
+                collect(exponents, strip, i, followed)
             clear(strip.gains)
             sweep_strip(
                 strip, J, order, number, stretch.key, stretch.use_metropolis, stretch.shuffled, stretch.average,
                 followed, min(4, (count * replicas - i * STRIP + 15) // 16),
             )  # fmt: skip
             if followed:
-                collect(exponents, strip, i, False)
+                collect(exponents, strip, i, not followed)
         if stretch.track:
             for c in range(count):
                 slot = keep_lowest(exponents[c * replicas : (c + 1) * replicas], first + c, results)
@@ -349,9 +349,16 @@ def run_blocks(
     results: Results,
     numbers: Any,
     words: Any,
+    exponents: Any,
+    slots: Any,
 ) -> None:
-    """Run blocks of chains [blocks, 3]: group of couplings, first chain, number of chains."""
+    """Run blocks of chains [blocks, 3]: group of couplings, first chain, number of chains.
+
+    The last four are scratch: see `scratch_rows` and `word_rows`, float64 for every lane of a block, and int64 [chains
+    of a block, R].
+    """
     for b in range(blocks.shape[0]):
         run_block(
-            blocks[b, 0], blocks[b, 1], blocks[b, 2], problems, chains, stretch, results, numbers, words
-        )
+            blocks[b, 0], blocks[b, 1], blocks[b, 2], problems, chains, stretch, results, numbers, words, exponents,
+            slots,
+        )  # fmt: skip

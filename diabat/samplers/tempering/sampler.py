@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -136,7 +137,7 @@ class TemperingSampler(Sampler):
         """Whether chains continue from the last call, or from a loaded ``state_dict``."""
         return self.persistent
 
-    @property
+    @cached_property
     def capabilities(self) -> Capabilities:
         """Any problem that fits in memory; log Z if the ladder of every problem begins at β = 0."""
         return Capabilities(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diabat.compute.counter_random import seed_key, visiting_orders
+from diabat.compute.loading import loaded
 from diabat.compute.scratch import aligned_rows
 from diabat.compute.threads import equal_ranges, run_parts
 from diabat.samplers.tempering.ladder import even_ladder
@@ -18,6 +20,12 @@ Array = NDArray[Any]
 Method = Literal["heat_bath", "metropolis"]
 Order = Literal["sequential", "random"]
 Fields = Literal["auto", "summed", "cached"]
+
+KERNEL, SWEEP = "diabat.samplers.tempering.kernel", "diabat.samplers.tempering.sweep"
+_CACHED_KERNEL, _CACHED_SWEEP = (
+    "diabat.samplers.tempering.cached_kernel",
+    "diabat.samplers.tempering.cached_sweep",
+)
 
 # Fields are clipped to this: they still determine the spin, and their sums stay within float32.
 _LARGEST = 1e30
@@ -47,6 +55,52 @@ class Rules:
     threads: int = 1
     block: int | None = None
     fields: Fields = "auto"
+
+
+def clipped(fields: Array) -> Array:
+    """Fields as float32, clipped to magnitudes whose sums stay finite."""
+    return np.ascontiguousarray(np.minimum(np.maximum(fields, -_LARGEST), _LARGEST), np.float32)
+
+
+def stretch_of(
+    rules: Rules,
+    first: int,
+    sweeps: int,
+    n: int,
+    *,
+    fresh: bool,
+    average: bool = False,
+    every: int = 0,
+    track: bool = False,
+) -> Any:
+    """Options of a call as the kernel takes them; arguments as in :meth:`ChainSimulation.run` and `kernel.Stretch`."""
+    shuffled = rules.order == "random"
+    orders = visiting_orders(rules.seed, first, sweeps, n) if shuffled else np.arange(n)[None]
+    low, high = seed_key(rules.seed)
+    return loaded(KERNEL).Stretch(
+        first, sweeps, orders, (np.uint32(low), np.uint32(high)), fresh,
+        rules.method == "metropolis", shuffled, average, every, track,
+    )  # fmt: skip
+
+
+def block_scratch(n: int, chains: int, replicas: int) -> tuple[Array, Array, Array, Array]:
+    """Scratch of a thread for blocks of up to this many chains, as `kernel.run_blocks` takes it."""
+    strip, numbers, words = _strip_rows(n)
+    strips = -(-chains * replicas // strip)
+    rows = aligned_rows(strips * (numbers + words), np.float32)
+    return (
+        rows[: strips * numbers],
+        rows[strips * numbers :].view(np.uint32),
+        np.empty(strips * strip),
+        np.empty((chains, replicas), np.int64),
+    )
+
+
+@cache
+def _strip_rows(n: int) -> tuple[int, int, int]:
+    """Lanes of a strip, and its rows of numbers and of words."""
+    sweep = loaded(SWEEP)
+    return sweep.STRIP, sweep.scratch_rows.py_func(n), sweep.word_rows.py_func(n)
 
 
 @dataclass(frozen=True)
@@ -99,7 +153,7 @@ class ChainSimulation(ABC):
     ) -> None:
         count, n = fields.shape
         replicas = betas.shape[1]
-        self._fields = np.ascontiguousarray(np.minimum(np.maximum(fields, -_LARGEST), _LARGEST), np.float32)
+        self._fields = clipped(fields)
         self._queries = queries.astype(np.uint32)
         self.chains, self.betas, self.sweeps = chains, betas, 0
         self._fresh = spins is None
@@ -126,12 +180,8 @@ class ChainSimulation(ABC):
             exponents: Record -E on every rung after every sweep, if there are several rungs.
             every: Sweeps between reads; 0 for no reads.
         """
-        from diabat.samplers.tempering import kernel
-
+        kernel = loaded(KERNEL)
         total, replicas, n = self._spins.shape
-        shuffled = rules.order == "random"
-        orders = visiting_orders(rules.seed, self.sweeps, sweeps, n) if shuffled else np.arange(n)[None]
-        low, high = seed_key(rules.seed)
         found = kernel.Results(
             np.zeros((total if average else 0, n), np.float32),
             np.zeros((total if average else 0, n), np.float32),
@@ -141,10 +191,9 @@ class ChainSimulation(ABC):
             self._lowest,
             self._highest,
         )
-        stretch = kernel.Stretch(
-            self.sweeps, sweeps, orders, (np.uint32(low), np.uint32(high)), self._fresh,
-            rules.method == "metropolis", shuffled, average, every, self._track,
-        )  # fmt: skip
+        stretch = stretch_of(
+            rules, self.sweeps, sweeps, n, fresh=self._fresh, average=average, every=every, track=self._track
+        )
         state = kernel.Chains(self._spins, self._rungs, np.ascontiguousarray(self.betas), self.chains)
         self._run(rules, state, stretch, found)
         self.sweeps += sweeps
@@ -230,8 +279,7 @@ class Simulation(ChainSimulation):
         self._panels: Any = None  # of the cached fields
 
     def _run(self, rules: Rules, chains: Any, stretch: Any, found: Any) -> None:
-        from diabat.samplers.tempering import kernel, sweep
-
+        kernel, sweep = loaded(KERNEL), loaded(SWEEP)
         problems = kernel.Problems(self._couplings, self._three_body, self._fields, self._queries)
         if rules not in self._cut:
             self._cut[rules] = self._both_kinds_of_blocks(rules, sweep.STRIP)
@@ -243,24 +291,18 @@ class Simulation(ChainSimulation):
 
     def _run_summed(self, blocks: Array, threads: int, arguments: tuple[Any, Any, Any, Any]) -> None:
         """Run blocks whose local fields are summed for every update."""
-        from diabat.samplers.tempering import kernel, sweep
-
+        kernel = loaded(KERNEL)
         _, replicas, n = self._spins.shape
-        strips = -(-int(blocks[:, 2].max()) * replicas // sweep.STRIP)
+        chains = int(blocks[:, 2].max())
 
-        numbers, words = strips * sweep.scratch_rows(n), strips * sweep.word_rows(n)
+        def work(part: slice, scratch: tuple[Array, ...]) -> None:
+            kernel.run_blocks(blocks[part], *arguments, *scratch)
 
-        def work(part: slice, scratch: Array) -> None:
-            kernel.run_blocks(blocks[part], *arguments, scratch[:numbers], scratch[numbers:].view(np.uint32))
-
-        run_parts(
-            equal_ranges(len(blocks), threads), lambda part: aligned_rows(numbers + words, np.float32), work
-        )
+        run_parts(equal_ranges(len(blocks), threads), lambda part: block_scratch(n, chains, replicas), work)
 
     def _run_cached(self, blocks: Array, threads: int, arguments: tuple[Any, Any, Any, Any]) -> None:
         """Run blocks whose local fields are cached."""
-        from diabat.samplers.tempering import cached_kernel, cached_sweep
-
+        cached_kernel, cached_sweep = loaded(_CACHED_KERNEL), loaded(_CACHED_SWEEP)
         _, replicas, n = self._spins.shape
         chains = int(blocks[:, 2].max())
         rows = cached_kernel.float_rows(chains * replicas, chains, n, arguments[2].average)

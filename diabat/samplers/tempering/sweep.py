@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from diabat.compute.compiled_random import half_uniform, philox, whole_uniform
 from diabat.compute.counter_random import PURPOSE_SHIFT, START
-from diabat.compute.jit import inner, jit
+from diabat.compute.jit import inner
 from diabat.compute.simd import (
     add,
     address,
@@ -84,15 +84,15 @@ class Interactions(NamedTuple):
     has_triples: Any
 
 
-@jit
+@inner
 def scratch_rows(n: int) -> int:
-    """Rows of float32 scratch of a strip."""
+    """Rows of float32 scratch of a strip; Python calls its ``py_func``."""
     return 16 * n + 28
 
 
-@jit
+@inner
 def word_rows(n: int) -> int:
-    """Rows of uint32 scratch of a strip."""
+    """Rows of uint32 scratch of a strip; Python calls its ``py_func``."""
     return 16 * ((n + 3) // 4) + 8
 
 
@@ -199,7 +199,10 @@ def triple_fields(j: int, strip: Strip, J: Interactions) -> Any:
 
 @inner
 def draw_words(strip: Strip, row: int, index: int, sweep: int, key: Any, vectors: int) -> None:
-    """Write random words of four spins of the first vectors of a strip into rows ``row`` .. ``row`` + 15."""
+    """Write random words of four spins of the first vectors of a strip into rows ``row`` .. ``row`` + 15.
+
+    Callers pass ``n - n`` for 0: numba would compile this anew for every literal.
+    """
     words, lanes, queries = strip.words, strip.lanes, strip.queries
     for v in range(vectors):
         w = philox(index, sweep, load_words(lanes, v), load_words(queries, v), key[0], key[1])
@@ -308,7 +311,7 @@ def sweep_strip(
     for step in range(n):
         j = order[step]
         if not shuffled and j % 4 == 0:
-            draw_words(strip, 0, j // 4, sweep, key, vectors)
+            draw_words(strip, n - n, j // 4, sweep, key, vectors)
         at = 4 * j if shuffled else 4 * (j % 4)
         row, first, last = 0, 0, 0
         if step < blocked:
@@ -333,7 +336,7 @@ def start_strip(strip: Strip, n: int, key: Any) -> None:
     one = constant(load(strip.scale, 0), 1.0)
     for j in range(n):
         if j % 4 == 0:
-            draw_words(strip, 0, _START + j // 4, 0, key, 4)
+            draw_words(strip, n - n, _START + j // 4, n - n, key, STRIP // 16 + n - n)
         for v in range(4):
             store(strip.spins, 4 * j + v, flip_sign(one, sign_of(load_words(strip.words, 4 * (j % 4) + v))))
 

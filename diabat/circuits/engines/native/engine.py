@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
-from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
@@ -22,10 +19,13 @@ from diabat.circuits.engines.engine import (
     check_cotangents,
     largest_phase,
     most_phase,
+    phases_within,
 )
 from diabat.circuits.engines.native.kernel_inputs import SPINS, Lanes, in_lanes, lower_pairs, native_plan
+from diabat.circuits.engines.native.one_block import KERNEL, marginals_of_block, scratch_of
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
+from diabat.compute.loading import loaded
 from diabat.compute.memory import require_memory
 from diabat.compute.scratch import VECTOR_BYTES, aligned_rows, lanes_of
 from diabat.compute.threads import ranges_of_equal_work, run_parts
@@ -75,7 +75,6 @@ class NativeEngine(Engine):
 
     def probabilities(self, plan: TrotterPlan, fields: ArrayLike, couplings: ArrayLike) -> FloatArray:
         """Probabilities of all spin states, as `Engine.probabilities`."""
-        _load_numba()
         whole = Batch(np.asarray(fields), np.asarray(couplings))
         n, out = whole.num_spins, np.empty((whole.num_problems, 1 << whole.num_spins))
         size = max(self._width, _MAX_TABLE >> n)
@@ -93,7 +92,11 @@ class NativeEngine(Engine):
         self, plan: TrotterPlan, batches: Sequence[Batch], *, correlations: bool = False
     ) -> list[BatchMoments]:
         """Marginals and pair correlations, as `Engine.moments`, without a table of states per problem."""
-        _load_numba()
+        if not correlations and len(batches) == 1:
+            batch = batches[0]
+            if batch.shared and 0 < len(batch.fields) <= self._width:
+                self._require_supported(plan, batches)
+                return [BatchMoments(marginals_of_block(plan, batch, self._dtype))]
         pairs_of = [0] * len(batches)
         if correlations:
             pairs_of = [n * (n - 1) // 2 for n in (max(2, b.num_spins) for b in batches)]
@@ -119,7 +122,6 @@ class NativeEngine(Engine):
         self, plan: TrotterPlan, batches: Sequence[Batch], num_reads: int, random: np.random.Generator
     ) -> list[NDArray[np.int8]]:
         """Independent measurements, as `Engine.sample`."""
-        _load_numba()
         lanes = self._lanes(plan, batches, [num_reads] * len(batches))
         uniforms = np.zeros((len(lanes.jobs) * num_reads, self._width))
         states = np.empty(uniforms.shape, np.int64)
@@ -149,7 +151,6 @@ class NativeEngine(Engine):
         angles: bool = True,
     ) -> PlanGradient:
         """Exact derivative by the adjoint method, as `Engine.gradient`; derivatives of angles are optional."""
-        _load_numba()
         from diabat.circuits.engines.native.adjoint import run_gradient
 
         pairs_of = [n * (n - 1) // 2 for n in (max(2, b.num_spins) for b in batches)]
@@ -174,16 +175,17 @@ class NativeEngine(Engine):
         return PlanGradient(parts, native_plan(plan, self._dtype).signs * turned[0], turned[1], turned[2])
 
     def _lanes(self, plan: TrotterPlan, batches: Sequence[Batch], out_rows: Sequence[int]) -> Lanes:
+        self._require_supported(plan, batches)
+        return in_lanes(batches, self._dtype, self._width, out_rows)
+
+    def _require_supported(self, plan: TrotterPlan, batches: Sequence[Batch]) -> None:
+        """Refuse too many spins, and phases that are too large for the precision."""
         for batch in batches:
             if batch.num_spins > MAX_SPINS:
                 raise ArgumentError("fields", f"expected at most {MAX_SPINS} spins, got {batch.num_spins}.")
-        self._require_phases(plan, batches)
-        return in_lanes(batches, self._dtype, self._width, out_rows)
-
-    def _require_phases(self, plan: TrotterPlan, batches: Sequence[Batch]) -> None:
-        """Refuse phases that are too large for the precision."""
-        largest, most = largest_phase(plan.largest_angles, batches), most_phase(self.precision)
-        if not largest <= most:
+        most = most_phase(self.precision)
+        if not phases_within(plan.largest_angles, batches, most):
+            largest = largest_phase(plan.largest_angles, batches)
             raise ArgumentError(
                 "fields",
                 f"expected fields and couplings that rotate a spin by at most {most:.1g} rad per step, the limit of "
@@ -193,8 +195,7 @@ class NativeEngine(Engine):
 
     def _answer(self, plan: TrotterPlan, lanes: Lanes, scratch: Tables, **wanted: Any) -> None:
         """Run all jobs and fill the requested arrays, by their names in `run_plan`."""
-        from diabat.circuits.engines.native.kernel import run_plan
-
+        run_plan = loaded(KERNEL).run_plan
         values = [wanted.get(name, self._none) for name in ("ups", "totals", "pairs", "tables")]
         uniforms = wanted.get("uniforms", self._no_uniforms)
         self._run(run_plan, plan, lanes, scratch, *values, uniforms, wanted.get("states", self._no_states))
@@ -206,7 +207,7 @@ class NativeEngine(Engine):
         if not len(lanes.jobs):
             return
         n, own = max(lanes.spins), any(lanes.own)
-        rows, small = _scratch(n, own, self._width, tables)
+        rows, small = scratch_of(n, own, self._width, _STATE_TABLES[tables])
         threads = self.threads() if callable(self.threads) else self.threads
         parts = [slice(0, len(lanes.jobs))]
         if threads > 1 and len(lanes.jobs) > 1:
@@ -226,33 +227,6 @@ class NativeEngine(Engine):
             )  # fmt: skip
 
         run_parts(parts, take, run)
-
-
-@cache
-def _load_numba() -> None:
-    """Import and initialise numba and the kernels, with Python's garbage collector paused.
-
-    The imports create so many objects that the collector would scan all of torch several times, a third of the time.
-    """
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        import_module("diabat.circuits.engines.native.kernel")
-        from diabat.circuits.engines.native.steps import small_rows
-
-        small_rows(2, 8)  # numba initialises at the first call
-    finally:
-        if collecting:
-            gc.enable()
-
-
-@lru_cache(maxsize=256)
-def _scratch(n: int, own: bool, width: int, tables: Tables) -> tuple[int, int]:
-    """Rows of scratch of a thread: over states, and over spins and pairs."""
-    from diabat.circuits.engines.native.kernel import scratch_rows
-    from diabat.circuits.engines.native.steps import small_rows
-
-    return scratch_rows(n, own, width, _STATE_TABLES[tables]), small_rows(n, width)
 
 
 def _part(batch: Batch, rows: slice) -> Batch:

@@ -24,7 +24,6 @@ from diabat.circuits.engines.native.steps import (
     GROUP,
     Tables,
     make_phases,
-    phase_rows,
     phase_tables,
     shared_turns,
     turn_array,
@@ -180,7 +179,7 @@ def run_plan(
         flip: Whether the state is that of the flipped spins.
         fields: h of all jobs, [rows, lanes].
         couplings: J of all jobs, [rows, lanes].
-        work: Scratch [rows, lanes], see `scratch_rows`.
+        work: Scratch [rows, lanes], see `one_block.scratch_of`.
         small: Scratch [rows, lanes], see `small_rows`.
         ups: Filled with Σ w [s_j = +1], rows as ``fields``, unnormalised.
         totals: Filled with Σ w, [jobs, lanes]; with ``ups``.
@@ -265,8 +264,3 @@ def job_inputs(job: Any, fields: Any, couplings: Any) -> Any:
     n, row, first = job[SPINS], job[FIELD_ROW], job[COUPLING_ROW]
     count = pair_rows(n, job[OWN], fields.shape[1])
     return fields[row : row + n], couplings[first : first + count]
-
-
-def scratch_rows(n: int, own: bool, lanes: int, tables: int) -> int:
-    """Rows of scratch for jobs of up to n spins: tables over states, phase table and its factor."""
-    return tables * (2**n + GAP) + 4 * phase_rows(n, own, lanes)

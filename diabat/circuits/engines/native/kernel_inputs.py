@@ -42,18 +42,20 @@ class NativePlan:
 
 def native_plan(plan: TrotterPlan, dtype: type[np.floating]) -> NativePlan:
     """Reduce the mixer angles of a plan."""
-    return _reduced(plan, np.dtype(dtype).name)
+    return _reduced(plan, dtype is np.float64)
 
 
 @lru_cache(maxsize=64)  # plans are compared by identity, and do not change
-def _reduced(plan: TrotterPlan, dtype: str) -> NativePlan:
+def _reduced(plan: TrotterPlan, double: bool) -> NativePlan:
     turns = np.rint(plan.mixer_angles / np.pi)
     angles = plan.mixer_angles - turns * np.pi
     flips = np.concatenate([[0], np.cumsum(np.mod(turns, 2))]) % 2
     signs = 1.0 - 2.0 * flips[:-1]
     mixers = np.tan(angles / 2), np.sin(angles) / 2, np.tan(angles / 4), np.sin(angles / 2)
     rows = (signs * plan.field_angles, plan.coupling_angles, *mixers)
-    return NativePlan(np.ascontiguousarray(np.stack(rows), dtype=dtype), signs, bool(flips[-1]))
+    return NativePlan(
+        np.ascontiguousarray(np.stack(rows), np.float64 if double else np.float32), signs, bool(flips[-1])
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +139,7 @@ def in_lanes(
         out_rows: Number of output rows of a job of each batch.
     """
     kinds = tuple((len(batch.fields), max(2, batch.num_spins), not batch.shared) for batch in batches)
-    jobs = _job_table(kinds, tuple(out_rows), width)
+    jobs = job_table(kinds, tuple(out_rows), width)
     spins, own = [n for _, n, _ in kinds], [alone for _, _, alone in kinds]
     blocks = [-(-problems // width) for problems, _, _ in kinds]
     fields = [
@@ -150,7 +152,7 @@ def in_lanes(
 
 
 @lru_cache(maxsize=64)
-def _job_table(
+def job_table(
     kinds: tuple[tuple[int, int, bool], ...], out_rows: tuple[int, ...], width: int
 ) -> NDArray[np.int64]:
     """The job table of batches, given their problems, spins and whether each problem has couplings of its own."""
@@ -178,16 +180,28 @@ def _stacked(parts: list[Floats], width: int, dtype: type[np.floating]) -> Float
 
 def _couplings(batch: Batch, blocks: int, width: int, dtype: type[np.floating]) -> Floats:
     """Rows of couplings: those of every block, or packed ones that all share."""
-    pairs = lower_pairs(batch.couplings)
     if not batch.shared:
+        pairs = lower_pairs(batch.couplings)
         return _pack(pairs, pairs.shape[-1], blocks, width, dtype)
-    rows = np.zeros((-(-len(pairs) // width), width), dtype)
-    rows.reshape(-1)[: len(pairs)] = pairs
+    return packed_couplings(batch.couplings, width, dtype)
+
+
+def packed_couplings(couplings: FloatArray, width: int, dtype: type[np.floating]) -> Floats:
+    """Couplings [n, n] that all problems share, packed in rows."""
+    n = len(couplings)
+    count = max(1, n * (n - 1) // 2)
+    rows = np.zeros((-(-count // width), width), dtype)
+    if n > 1:
+        rows.reshape(-1)[:count] = couplings.reshape(-1).take(_lower_cells(n))
     return rows
 
 
 def _pack(values: FloatArray, n: int, blocks: int, width: int, dtype: type[np.floating]) -> Floats:
     """[Q, m <= n] as [blocks·n, width]."""
+    if blocks == 1:
+        rows = np.zeros((n, width), dtype)
+        rows[: values.shape[1], : len(values)] = values.T
+        return rows
     padded = np.zeros((blocks * width, n), dtype)
     padded[: len(values), : values.shape[1]] = values
     return np.ascontiguousarray(padded.reshape(blocks, width, n).transpose(0, 2, 1)).reshape(-1, width)
@@ -196,5 +210,7 @@ def _pack(values: FloatArray, n: int, blocks: int, width: int, dtype: type[np.fl
 def _unpack(rows: NDArray[Any], blocks: int, n: int, problems: int) -> FloatArray:
     """[blocks·n, width] as float64 [problems, n], always in C order: sums by numpy depend on it in the last bit."""
     width = rows.shape[1]
+    if blocks == 1:
+        return rows[:, :problems].T.astype(np.float64, order="C")
     cube = rows.reshape(blocks, n, width).transpose(0, 2, 1).astype(np.float64, order="C")
     return cube.reshape(blocks * width, n)[:problems]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from diabat.compute.jit import inner, jit
+from diabat.compute.jit import inner
 from diabat.compute.simd import (
     address,
     constant,
@@ -249,16 +249,17 @@ def make_phases(
         shared_phases(tables, c + c, n, lanes)
 
 
-@jit
+@inner
 def phase_rows(n: int, own: bool, lanes: int) -> int:
-    """Rows of a phase table."""
+    """Rows of a phase table; Python calls its ``py_func``."""
     return 1 << n if own else max(1, (1 << n) // lanes)
 
 
-@jit
 def small_rows(n: int, lanes: int) -> int:
-    """Number of rows of the vectors over spins and pairs in `Tables`, and one to sum lanes."""
-    return (1 + 2 * GROUP) * n + 3 * turn_rows(n, lanes) + 1
+    """Number of rows of the vectors over spins and pairs in `Tables`, and one to sum lanes; for Python only."""
+    high = max(0, n - (lanes - 1).bit_length())
+    turns = 1 + high + -(-(high * (high - 1) // 2) // lanes)  # `turn_rows`
+    return (1 + 2 * GROUP) * n + 3 * turns + 1
 
 
 @inner
