@@ -29,7 +29,7 @@ import diabat
 from benchmarks.measure import report
 from diabat.circuits import Batch, NativeEngine, builtin_plan, schedule, trotter_plan
 from diabat.ising import Ising, pack_couplings
-from diabat.samplers import Capabilities, Samples
+from diabat.samplers import Capabilities, Sampler, Samples
 from diabat.testing import ReferenceSampler
 
 Call = Callable[[], Any]
@@ -119,7 +119,14 @@ def one() -> Iterator[tuple[str, Call]]:
         ("refine of dqa, 1000 reads", "refine", {"sampler": "dqa"}),
         ("dimod, simulated annealing, 1000 reads of 100 sweeps", "dimod", {}),
     ):
-        yield f"one problem, {name}", partial(diabat.sampler(backend, **options).moments, ising, seed=1)
+        sampler = diabat.sampler(backend, **options)
+        yield f"one problem, {name}", partial(sampler.moments, ising, seed=1)
+        if backend in ("exact", "mean_field", "dqa", "tempering"):
+            yield f"one problem from tensors, {name}", partial(_from_tensors, sampler, ising)
+
+
+def _from_tensors(sampler: Sampler, ising: Ising) -> None:
+    sampler.moments(Ising(ising.fields, ising.matrix), seed=1)
 
 
 def engine() -> Iterator[tuple[str, Call]]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from diabat.attention.coupled import SELF_MODES, WEIGHTS, CoupledHeads, check_sizes
 from diabat.attention.decoding import DecodingState, check_state
 from diabat.attention.far import weights_with_far
-from diabat.attention.fused import Attended, FusedLayer, attend, suits
+from diabat.attention.fused import FusedLayer, attend, suits
 from diabat.attention.head_axis import merged_heads, split_heads
 from diabat.attention.layer import check_sequences
 from diabat.attention.rotary import rotated
@@ -238,7 +238,8 @@ class BoltzmannAttention(CoupledHeads):
         """
         fused = self._fused(q, k, v, seen)
         if fused is not None:
-            return self.output(fused.mixed), fused.weights
+            mixed, weights = fused
+            return self.output(mixed), weights
         return self._by_operators(self._split(q), self._split(k), self._split(v), seen)
 
     def _by_operators(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -266,17 +267,14 @@ class BoltzmannAttention(CoupledHeads):
         out: Tensor = self.output(merged_heads(mixed))
         return out, weights
 
-    def _fused(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Attended | None:
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """The same without the output layer, in one function; None where it does not apply."""
         layer, pairs = self._small, self.coupling_pairs
         if layer is None or not suits(q, k, v, pairs):
             return None
         slots = self._in_slots and q.shape[1] == k.shape[1]
         dropout = self.dropout.p if self.training else 0.0
-        found = attend(layer, q, k, v, pairs, seen, slots=slots, dropout=dropout)
-        if found is not None:
-            self._record(found.fields, found.couplings)
-        return found
+        return attend(layer, q, k, v, pairs, seen, slots=slots, dropout=dropout, record=self._record)
 
     def use_sampler(
         self, sampler: Sampler | str, *, gradient: str = "auto", num_reads: int | None = None

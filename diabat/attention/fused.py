@@ -8,6 +8,7 @@ use.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -71,23 +72,6 @@ class FusedLayer:
         return pair_places(self.window, self.bandwidth, self.relative, length)
 
 
-@dataclass(frozen=True, eq=False)
-class Attended:
-    """Result of a pass.
-
-    Attributes:
-        mixed: [B, Q, H·d].
-        weights: [B, H, Q, T].
-        fields: [B, H, Q, T], without a graph.
-        couplings: [H, 1, T, T], without a graph, or None.
-    """
-
-    mixed: Tensor
-    weights: Tensor
-    fields: Tensor
-    couplings: Tensor | None
-
-
 class _Independent(Solution):
     """Spins without couplings."""
 
@@ -123,7 +107,8 @@ def attend(
     *,
     slots: bool,
     dropout: float,
-) -> Attended | None:
+    record: Callable[[Tensor, Tensor | None], None],
+) -> tuple[Tensor, Tensor] | None:
     """Attend with the last Q of S keys.
 
     Args:
@@ -135,16 +120,19 @@ def attend(
         seen: Keys that are not padding, bool [B, S], or None.
         slots: Weights are those of slots, and Q = S; else those of the keys, S <= window.
         dropout: Probability of dropout of the weights; it draws the numbers that torch's dropout draws.
+        record: Called with the fields, [B, H, Q, T], and J, [H, 1, T, T] or None, before they are solved.
 
     Returns:
-        None if the backend has no solution for these problems, or they have few states.
+        Mixed values [B, Q, H·d] and weights [B, H, Q, T]; None if the backend has no solution for these problems, or
+        they have few states.
     """
     queries, keys = q.shape[1], k.shape[1]
     window = min(layer.window, keys)
     if (q.shape[0] * queries * layer.heads) << window <= FEW_STATES:
         return None
     core = _Pass(layer, q, k, pairs, _sight(queries, keys, window if slots else None, layer.causal, seen))
-    if core.solution is None:
+    record(core.fields, core.couplings)
+    if not core.solved():
         return None
     if dropout > 0:
         core.noise = F.dropout(torch.ones_like(core.fields), dropout)
@@ -154,7 +142,7 @@ def attend(
         mixed, weights = result
     elif core.noise is not None:
         weights = weights * core.noise
-    return Attended(mixed, weights, core.fields, core.couplings)
+    return mixed, weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,14 +203,17 @@ class _Pass:
         self._run(scores, rows, self._rows(k), fields)
         self.fields = torch.from_numpy(fields)
         self.couplings = None if pairs is None else matrices(layer.places(shape[3]), pairs)
-        self.solution = self._solved()
+        self.solution: Solution | None = None
 
-    def _solved(self) -> Solution | None:
+    def solved(self) -> bool:
+        """Solve the problems, if the backend has a solution for them."""
         bridge, odds = self.layer.bridge, self.layer.odds
         if bridge is None:
-            return _Independent(self.fields, odds)
+            self.solution = _Independent(self.fields, odds)
+            return True
         problem = Ising(self.fields, self.couplings, self.sight.visible, check=False)
-        return bridge.sampler.solution(problem, odds=odds, differentiated=self.differentiated)
+        self.solution = bridge.sampler.solution(problem, odds=odds, differentiated=self.differentiated)
+        return self.solution is not None
 
     def _rows(self, tokens: Tensor) -> Array:
         """Features [B, L, H·d] as [B, L, H, d]."""
