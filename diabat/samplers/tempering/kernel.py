@@ -308,7 +308,7 @@ def run_block(
             strip = strip_of(numbers, words, i, n)
             if followed and (t == 0 or number % _RENEW == 0):
                 strip_exponents(strip, J)
-                collect(exponents, strip, i, followed)
+                collect(exponents, strip, i, followed)  # true; a literal would compile the function anew
             clear(strip.gains)
             sweep_strip(
                 strip, J, order, number, stretch.key, stretch.use_metropolis, stretch.shuffled, stretch.average,
