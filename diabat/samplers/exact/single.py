@@ -22,12 +22,13 @@ _UNSPLIT = 9216
 
 def is_single(ising: Ising) -> bool:
     """Whether a batch is one group of few states, without derivatives: it needs no tiers."""
-    h, J = ising.fields, ising.matrix
+    h, J, n = ising.fields, ising.matrix, ising.num_spins
     return (
-        ising.visible is None
+        n <= enumeration.MOST_SPINS
+        and h.numel() // n << n <= enumeration.MOST_STATES
+        and ising.visible is None
         and ising.three_body is None
         and ising.edges is None
-        and h.numel() // h.shape[-1] << h.shape[-1] <= min(enumeration.FEW_STATES, enumeration.MOST_STATES)
         and (J is None or J.ndim == 2 or J.shape[:-2].numel() == 1)
         and not (torch.is_grad_enabled() and (h.requires_grad or (J is not None and J.requires_grad)))
     )
