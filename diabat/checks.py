@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
 from collections.abc import Iterable
 from numbers import Real
 from typing import Any, overload
+
+_LARGEST_COUNT = 2**63 - 1
 
 
 class ArgumentError(ValueError):
@@ -46,18 +49,23 @@ def is_integer(value: Any) -> bool:
 def check_count(
     name: str, value: Any, *, least: int = 1, most: int | None = None, optional: bool = False
 ) -> None:
-    """Raise ArgumentError unless a value is an integer in ``least`` .. ``most``, or None if it is optional."""
+    """Raise ArgumentError unless a value is an integer in ``least`` .. ``most``, or None if it is optional.
+
+    Without ``most`` it is that of 64 bits, which compiled code and torch count with.
+    """
     if optional and value is None:
         return
     if not is_integer(value) or value < least:
         raise ArgumentError(name, f"expected an integer >= {least}{' or None' * optional}, got {value!r}.")
-    if most is not None and value > most:
+    most = _LARGEST_COUNT if most is None else most
+    if value > most:
         raise ArgumentError(name, f"expected at most {most}, got {value}.")
 
 
 def check_positive(name: str, value: Any) -> None:
     """Raise ArgumentError unless a value is a finite number above 0."""
-    if not is_number(value) or not 0 < value < math.inf:
+    beyond = isinstance(value, int) and value > sys.float_info.max  # integers of Python have no bound
+    if not is_number(value) or beyond or not 0 < value < math.inf:
         raise ArgumentError(name, f"expected a positive finite number, got {value!r}.")
 
 

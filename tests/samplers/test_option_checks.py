@@ -27,6 +27,8 @@ ARRAY = np.array([1.0, 2.0])
         ("mean_field", "damping", ARRAY),
         ("mean_field", "damping", float("nan")),
         ("mean_field", "tolerance", None),
+        ("mean_field", "tolerance", 10**400),
+        ("mean_field", "max_iterations", 2**70),
         ("mean_field", "tolerance", float("inf")),
         ("tempering", "persistent", ARRAY),
         ("tempering", "store_chain", 1),

@@ -61,7 +61,7 @@ class MeanFieldSampler(Sampler):
             raise ArgumentError("damping", f"expected a number in (0, 1], got {damping!r}.")
         check_count("max_iterations", max_iterations)
         check_positive("tolerance", tolerance)
-        self.damping, self.max_iterations, self.tolerance = damping, max_iterations, tolerance
+        self.damping, self.max_iterations, self.tolerance = damping, max_iterations, float(tolerance)
 
     @property
     def watched(self) -> tuple[Watched, ...]:
