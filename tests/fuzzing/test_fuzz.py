@@ -48,13 +48,13 @@ def test_a_short_fuzz_of_files_finds_nothing(
 
 @pytest.mark.parametrize("error", [1e-3, float("nan"), 1.5])
 def test_a_sampler_that_errs_is_found(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
-    real = ExactSampler._moments
+    real = ExactSampler.differentiable_moments
 
-    def wrong(self: ExactSampler, ising: Ising, correlations: bool, seed: int) -> Moments:
+    def wrong(self: ExactSampler, ising: Ising, correlations: bool = False, seed: int = 0) -> Moments:
         moments = real(self, ising, correlations, seed)
         return replace(moments, probability=moments.probability + error)
 
-    monkeypatch.setattr(ExactSampler, "_moments", wrong)
+    monkeypatch.setattr(ExactSampler, "differentiable_moments", wrong)
     kinds = {
         judge("", lambda seed=seed: analytic.exact(Dice(seed))).kind  # type: ignore[misc]  # defaults bind the loop's values
         for seed in range(10)
