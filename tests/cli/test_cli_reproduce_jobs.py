@@ -71,6 +71,7 @@ def test_an_interrupt_saves_both_runs_and_begins_no_other(started: Started) -> N
     process, folder = started
     wait_for(lambda: len(found := steps(folder)) == 2 and min(found) >= 20)
     before = steps(folder)
+    time.sleep(0.5)  # some steps after the checkpoint that was waited for
     process.send_signal(
         signal.SIGINT
     )  # to the command alone; Ctrl-C reaches the workers too, which ignore it
@@ -79,7 +80,8 @@ def test_an_interrupt_saves_both_runs_and_begins_no_other(started: Started) -> N
     assert "repeat the command to continue" in errors
     after = steps(folder)
     assert len(after) == 2
-    assert all(new > old for new, old in zip(after, before, strict=True))
+    # Equal if the signal arrives before the step after a checkpoint.
+    assert all(new >= old for new, old in zip(after, before, strict=True))
     assert any(step % 20 for step in after), "expected states of the steps at which the runs were stopped"
     wait_for(lambda: not is_alive(process.pid))
 
