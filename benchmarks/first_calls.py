@@ -2,8 +2,9 @@
 
 python -m benchmarks.first_calls [--json]
 
-A call is the moments of one problem of 8 spins, float32.  The cold call has an empty cache of compiled code in a folder
-of its own; the warm calls have it from the cold one.  Import of torch and diabat is not counted.
+A call is the moments of one problem of 8 spins, float32; of ``exact``, which compiles nothing for it, also those of 64
+problems of 12 spins, without and with the gradients of h and J.  The cold call has an empty cache of compiled code in a
+folder of its own; the warm calls have it from the cold one.  Import of torch and diabat is not counted.
 """
 
 from __future__ import annotations
@@ -17,23 +18,35 @@ import tempfile
 
 from benchmarks.measure import report
 
-BACKENDS = ("exact", "mean_field", "dqa", "tempering", "banded", "refine")
+# Backend, problems, spins, and whether gradients are computed.
+CALLS = {
+    **{name: (name, 1, 8, False) for name in ("exact", "mean_field", "dqa", "tempering", "banded", "refine")},
+    "exact, 64 problems": ("exact", 64, 12, False),
+    "exact, 64 problems, gradients": ("exact", 64, 12, True),
+}
 _CODE = """
 import sys, time, torch, diabat
 torch.set_num_threads(1)
 g = torch.Generator().manual_seed(0)
-J = torch.randn(8, 8, generator=g).triu(1) / 8**0.5
-problem = diabat.Ising(torch.randn(1, 8, generator=g), J + J.T)
+problems, n, gradients = (int(word) for word in sys.argv[2:])
+J = torch.randn(n, n, generator=g).triu(1) / n**0.5
+h, J = torch.randn(problems, n, generator=g), J + J.T
+if gradients:
+    h.requires_grad_(), J.requires_grad_()
+problem = diabat.Ising(h, J)
 start = time.process_time()
-diabat.sampler(sys.argv[1]).moments(problem, seed=0)
+found = diabat.sampler(sys.argv[1]).moments(problem, seed=0)
+if gradients:
+    found.probability.sum().backward()
 print(time.process_time() - start)
 """
 
 
-def first_call(backend: str, cache: str) -> float:
+def first_call(call: tuple[str, int, int, bool], cache: str) -> float:
     """CPU seconds of the first call in a new process."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": cache, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", _CODE, backend]
+    backend, problems, spins, gradients = call
+    command = [sys.executable, "-c", _CODE, backend, str(problems), str(spins), str(int(gradients))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return float(done.stdout)
 
@@ -44,11 +57,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
     rows = []
-    for backend in BACKENDS:
+    for name, call in CALLS.items():
         with tempfile.TemporaryDirectory() as cache:
-            cold = first_call(backend, cache)
-            warm = min(first_call(backend, cache) for _ in range(5))
-        rows.append({"backend": backend, "cold_s": cold, "warm_s": warm})
+            cold = first_call(call, cache)
+            warm = min(first_call(call, cache) for _ in range(5))
+        rows.append({"call": name, "cold_s": cold, "warm_s": warm})
     if chosen.json:
         print(json.dumps(rows))
         return
