@@ -109,7 +109,7 @@ class BoltzmannAttention(CoupledHeads):
                 "rotary", f"expected an even embed_dim / num_heads, got {embed_dim} / {num_heads}."
             )
         self.embed_dim, self.causal, self.far, self.rotary = embed_dim, causal, far, rotary
-        self._biased = offset_bias
+        self._biased = offset_bias  # the parameter is registered last, after the backend is bound
         self.query = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.key = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.value = nn.Linear(embed_dim, embed_dim, bias=bias)
@@ -292,7 +292,7 @@ class BoltzmannAttention(CoupledHeads):
         layer = FusedLayer(
             bridge, self.num_heads, self.window, self.bandwidth, self.relative, odds, self.causal
         )
-        return layer if layer.takes else None
+        return layer if layer.supported else None
 
     def _scores(self, q: Tensor, k: Tensor, window: int | None) -> Tensor:
         """Scores q·k / sqrt(d) of all keys, [B, H, Q, S], or of slots, [B, H, Q, T]; 0 in modes without fields."""

@@ -60,7 +60,7 @@ class FusedLayer:
     causal: bool
 
     @property
-    def takes(self) -> bool:
+    def supported(self) -> bool:
         """Whether the backend has a solution with its derivative outside autograd."""
         bridge = self.bridge
         if bridge is None:
@@ -130,7 +130,8 @@ def attend(
     window = min(layer.window, keys)
     if (q.shape[0] * queries * layer.heads) << window <= FEW_STATES:
         return None
-    core = _Pass(layer, q, k, pairs, _sight(queries, keys, window if slots else None, layer.causal, seen))
+    shape = (queries, keys, window if slots else None, layer.causal)
+    core = _Pass(layer, q, k, pairs, _without_padding(*shape) if seen is None else _visibility(*shape, seen))
     record(core.fields, core.couplings)
     if not core.solved():
         return None
@@ -146,7 +147,7 @@ def attend(
 
 
 @dataclass(frozen=True, eq=False)
-class _Sight:
+class _Visibility:
     """Which keys, or slots, each query sees.
 
     Attributes:
@@ -160,41 +161,41 @@ class _Sight:
     seen: Array
 
 
-def _sight(queries: int, keys: int, window: int | None, causal: bool, seen: Tensor | None) -> _Sight:
-    if seen is None:
-        return _all_seen(queries, keys, window, causal)
+def _visibility(
+    queries: int, keys: int, window: int | None, causal: bool, seen: Tensor | None
+) -> _Visibility:
+    device = torch.device("cpu")
     if window is None:
-        visible = visible_keys(queries, keys, seen, seen.device, causal=causal)
+        visible = visible_keys(queries, keys, seen, device, causal=causal)
     else:
-        visible = visible_slots(keys, window, seen, seen.device)
-    return _Sight(window, visible, np.ascontiguousarray(visible.numpy()).reshape(-1, *visible.shape[-2:]))
+        visible = visible_slots(keys, window, seen, device)
+    return _Visibility(
+        window, visible, np.ascontiguousarray(visible.numpy()).reshape(-1, *visible.shape[-2:])
+    )
 
 
 @lru_cache(maxsize=64)
-def _all_seen(queries: int, keys: int, window: int | None, causal: bool) -> _Sight:
-    device = torch.device("cpu")
-    if window is None:
-        visible = visible_keys(queries, keys, None, device, causal=causal)
-    else:
-        visible = visible_slots(keys, window, None, device)
-    return _Sight(window, visible, np.ascontiguousarray(visible.numpy())[None])
+def _without_padding(queries: int, keys: int, window: int | None, causal: bool) -> _Visibility:
+    return _visibility(queries, keys, window, causal, None)
 
 
 class _Pass:
     """One pass: what both directions need."""
 
-    def __init__(self, layer: FusedLayer, q: Tensor, k: Tensor, pairs: Tensor | None, sight: _Sight) -> None:
+    def __init__(
+        self, layer: FusedLayer, q: Tensor, k: Tensor, pairs: Tensor | None, view: _Visibility
+    ) -> None:
         from diabat.attention.fused_kernel import Slots, scores
 
-        self.layer, self.sight = layer, sight
+        self.layer, self.view = layer, view
         self.noise: Tensor | None = None
         batch, queries, features = q.shape[0], q.shape[1], q.shape[2] // layer.heads
-        shape = (batch, layer.heads, queries, sight.seen.shape[2])
+        shape = (batch, layer.heads, queries, view.seen.shape[2])
         self._number, self._threads = batch * layer.heads, 1
         work = math.prod(shape) * features
         if work >= _WORK_PER_THREAD:
             self._threads = min(torch.get_num_threads(), 1 + work // _WORK_PER_THREAD)
-        self._slots = Slots(sight.seen, sight.window is not None, 1 / math.sqrt(features), layer.odds)
+        self._slots = Slots(view.seen, view.window is not None, 1 / math.sqrt(features), layer.odds)
         self.differentiated = torch.is_grad_enabled() and (
             q.requires_grad or k.requires_grad or (pairs is not None and pairs.requires_grad)
         )
@@ -211,7 +212,7 @@ class _Pass:
         if bridge is None:
             self.solution = _Independent(self.fields, odds)
             return True
-        problem = Ising(self.fields, self.couplings, self.sight.visible, check=False)
+        problem = Ising(self.fields, self.couplings, self.view.visible, check=False)
         self.solution = bridge.sampler.solution(problem, odds=odds, differentiated=self.differentiated)
         return self.solution is not None
 
@@ -286,7 +287,7 @@ class _Pass:
 
     def by_operators(self, q: Tensor, k: Tensor, v: Tensor, pairs: Tensor | None) -> tuple[Tensor, Tensor]:
         """Both results by operators that autograd differentiates again."""
-        layer, visible, window = self.layer, self.sight.visible, self.sight.window
+        layer, visible, window = self.layer, self.view.visible, self.view.window
         q, k, v = (split_heads(tokens, layer.heads) for tokens in (q, k, v))
         q = q / math.sqrt(q.shape[-1])
         scores = q @ k.mT if window is None else window_scores(q, k, window)

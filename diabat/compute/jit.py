@@ -70,7 +70,7 @@ class _Listener(event.Listener):  # type: ignore[misc]  # numba has no stubs
         pass
 
 
-class _Pause(event.Listener):  # type: ignore[misc]
+class _Pause(event.Listener):  # type: ignore[misc]  # numba has no stubs
     """Pauses Python's garbage collector while numba compiles, or loads compiled code: a tenth to a fifth of the time.
 
     Events are nested, and threads wait for each other inside them.

@@ -37,10 +37,10 @@ class Moments:
     num_reads: int | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
 
-    def with_info(self, info: Mapping[str, Any]) -> Moments:
-        """Return the same moments with other facts; in a tenth of the time of ``dataclasses.replace``."""
+    def replaced(self, **changes: Any) -> Moments:
+        """Return the same moments with other attributes; in a tenth of the time of ``dataclasses.replace``."""
         made = object.__new__(type(self))
-        vars(made).update(vars(self), info=info)
+        vars(made).update(vars(self), **changes)
         return made
 
     @property

@@ -221,11 +221,12 @@ class Sampler(WithOptions, nn.Module, ABC):
             with without_autocast(ising.fields):
                 self._require(ising)
                 moments = self._moments(self._taken(ising), correlations, drawn)
-            moments = _clamped(moments)
+            # Rounding can push a certain spin above 1.
+            moments = moments.replaced(probability=moments.probability.clamp(0, 1))
         info = {"backend": self.name, "wall_s": time.perf_counter() - start, **moments.info}
         if moments.num_reads is not None:
             info.setdefault("seed", drawn)
-        return moments.with_info(info)
+        return moments.replaced(info=info)
 
     def differentiable_moments(self, ising: Ising, correlations: bool = False, seed: int = 0) -> Moments:
         """Moments differentiable in h, J and K, as from :meth:`moments` but without the ``info`` of the call."""
@@ -375,13 +376,6 @@ class Sampler(WithOptions, nn.Module, ABC):
                     "couplings",
                     f"sampler '{self.name}' needs couplings shared by the batch, got {distinct} different J.",
                 )
-
-
-def _clamped(moments: Moments) -> Moments:
-    """The same moments with probabilities in 0 .. 1: rounding can push a certain spin above 1."""
-    made = object.__new__(type(moments))
-    vars(made).update(vars(moments), probability=moments.probability.clamp(0, 1))
-    return made
 
 
 def _require_ising(ising: Any) -> None:

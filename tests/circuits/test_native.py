@@ -92,7 +92,7 @@ def test_few_problems_give_the_same_states_and_reads_as_many() -> None:
                 return uniforms[: shape[0]]
 
         (reads,) = engine.sample(plan, [batch], 50, Fixed())  # type: ignore[arg-type]  # the numbers of all of them
-        (all_reads,) = engine.sample(plan, [Batch(fields, couplings)], 50, Fixed())  # type: ignore[arg-type]  # likewise
+        (all_reads,) = engine.sample(plan, [Batch(fields, couplings)], 50, Fixed())  # type: ignore[arg-type]  # the same numbers
         assert (reads == all_reads[:, :count]).all()
 
 

@@ -36,7 +36,7 @@ def test_the_collector_rests_while_numba_compiles_or_loads(collecting: bool) -> 
 
 def test_the_collector_is_as_before_after_a_refused_compilation(collecting: bool) -> None:
     def refused(x: int) -> int:
-        return x + unknown  # type: ignore[name-defined]  # noqa: F821
+        return x + unknown  # type: ignore[name-defined]  # noqa: F821 - numba must fail here
 
     with pytest.raises(Exception, match="unknown"):
         jit(refused)(1)

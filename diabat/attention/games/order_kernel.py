@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from diabat.compute.jit import jit
+from diabat.compute.jit import inner, jit
+
+
+@inner
+def add_after(values: Any, places: Any, j: int, sums: Any) -> None:
+    """Add the values of all players after player j to their sums."""
+    place, zero = places[j], values.dtype.type(0)
+    for i in range(len(values)):
+        sums[i] += values[i] if place < places[i] else zero
 
 
 @jit
@@ -25,10 +33,7 @@ def sum_before(problems: Any, gram: Any, positions: Any, out: Any) -> None:
         for j in range(n):
             row = gram[problem, j]
             for k in range(count):
-                places, sums = positions[problem, k], out[problem, k]
-                place = places[j]
-                for i in range(n):
-                    sums[i] += row[i] if place < places[i] else row.dtype.type(0)
+                add_after(row, positions[problem, k], j, out[problem, k])
 
 
 @jit
@@ -46,7 +51,4 @@ def spread_before(problems: Any, cotangents: Any, positions: Any, out: Any) -> N
         for j in range(n):
             sums = out[problem, j]
             for k in range(count):
-                places, u = positions[problem, k], cotangents[problem, k]
-                place = places[j]
-                for i in range(n):
-                    sums[i] += u[i] if place < places[i] else u.dtype.type(0)
+                add_after(cotangents[problem, k], positions[problem, k], j, sums)

@@ -158,8 +158,8 @@ def _lane_factors(
     low_spins = min(LOW_SPINS, spins)
     width = 1 << low_spins
     on_rows, off_rows, none = address(work.on), address(work.off), spins - spins
-    _doubled(on_rows, off_rows, none, low_spins, lanes // 8, work.table, work.low)
-    _doubled(on_rows, off_rows, low_spins, spins - low_spins, lanes // 8, work.table, work.high)
+    doubled(on_rows, off_rows, none, low_spins, lanes // 8, work.table, work.low)
+    doubled(on_rows, off_rows, low_spins, spins - low_spins, lanes // 8, work.table, work.high)
     low, high, target = address(work.low), address(work.high), address(out)
     for block in range(1 << (spins - low_spins)):
         base = load(high, block)
@@ -169,7 +169,7 @@ def _lane_factors(
 
 
 @inner
-def _doubled(on: Any, off: Any, first: int, spins: int, vectors: int, table: Any, out: Any) -> None:
+def doubled(on: Any, off: Any, first: int, spins: int, vectors: int, table: Any, out: Any) -> None:
     """Π_k w_k over ``spins`` spins from ``first`` on in every lane of ``vectors`` vectors of float64, rounded."""
     rows = address(table)
     one = splat(1.0)
@@ -202,7 +202,7 @@ def _products(shared: Shared, work: Work, g: int, slot: int, blocks: int, keep: 
             for i in range(slot, slot + blocks):
                 A, V = skip(address(work.A[i]), x), skip(address(work.V[i]), x)
                 C, U = skip(address(work.C[i]), y), skip(address(work.U[i]), y)
-                _multiply(tile, width, A, V, C, U)
+                multiply_rows(tile, width, A, V, C, U)
 
 
 @inner
@@ -225,8 +225,8 @@ def _tile(shared: Shared, work: Work, g: int, x: int, first: int, width: int) ->
             on[r], off[r] = on[r] * w, off[r] * w
     low_spins = min(LOW_SPINS, own)
     on_rows, off_rows, none = address(on), address(off), spins - spins  # no literals, see `_factors`
-    _doubled(on_rows, off_rows, none, low_spins, none + 1, work.table, work.low)
-    _doubled(on_rows, off_rows, low_spins, own - low_spins, none + 1, work.table, work.high)
+    doubled(on_rows, off_rows, none, low_spins, none + 1, work.table, work.low)
+    doubled(on_rows, off_rows, low_spins, own - low_spins, none + 1, work.table, work.high)
     lanes = work.folded.shape[1]
     copies = lanes // TILE
     high = work.high.reshape(-1)
@@ -246,7 +246,7 @@ def _tile(shared: Shared, work: Work, g: int, x: int, first: int, width: int) ->
 
 
 @inner
-def _multiply(tile: Any, width: int, A: Any, V: Any, C: Any, U: Any) -> None:
+def multiply_rows(tile: Any, width: int, A: Any, V: Any, C: Any, U: Any) -> None:
     """U += Wᵀ A and V += W C for TILE rows of W."""
     zero = sub(load(A, 0), load(A, 0))
     a0, a1, a2, a3 = load(A, 0), load(A, 1), load(A, 2), load(A, 3)

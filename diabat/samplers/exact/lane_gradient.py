@@ -176,7 +176,7 @@ def _weighted_left(
 ) -> None:
     """Divide A by Z, form f_L A, and copy both to where the pairs need them."""
     factor = load(inverse, 0)
-    _sums_of_numbers(above, below, spins, constant(factor, 0.0), Af)
+    sums_of_numbers(above, below, spins, constant(factor, 0.0), Af)
     for x in range(1 << spins):
         value = mul(load(A, x), factor)
         weighted = mul(value, load(Af, x))
@@ -192,7 +192,7 @@ def _weighted_right(
     C: Any, Cf: Any, above: Any, below: Any, first: Any, spins: int, copies: Any, blocks: int, i: int
 ) -> None:
     """Form f_R C, and copy it and C to where the pairs need them."""
-    _sums_of_numbers(above, below, spins, load(first, 0), Cf)
+    sums_of_numbers(above, below, spins, load(first, 0), Cf)
     for y in range(1 << spins):
         value = load(C, y)
         weighted = mul(value, load(Cf, y))
@@ -203,7 +203,7 @@ def _weighted_right(
 
 
 @inner
-def _sums_of_numbers(above: Any, below: Any, spins: int, first: Any, out: Any) -> None:
+def sums_of_numbers(above: Any, below: Any, spins: int, first: Any, out: Any) -> None:
     """Fill out with the sum of ``first`` and of one number of each spin, for every state."""
     store(out, spins - spins, first)
     for k in range(spins):

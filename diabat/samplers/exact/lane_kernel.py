@@ -29,7 +29,7 @@ from diabat.compute.simd import (
     where_less,
 )
 from diabat.compute.simd_functions import exponential
-from diabat.samplers.exact.fused_kernel import LOW_SPINS, _doubled, _multiply
+from diabat.samplers.exact.fused_kernel import LOW_SPINS, doubled, multiply_rows
 from diabat.samplers.exact.lane_tables import TILE, Groups, Tables
 
 FEW, MANY = 3, 1 << 12
@@ -161,8 +161,8 @@ def _factors(
 ) -> None:
     """out[x,q] = source[place + x] Π_k w_k over ``spins`` spins from ``first`` on."""
     low_spins = min(LOW_SPINS, spins)
-    _doubled(on, off, first, low_spins, vectors, table, low)
-    _doubled(on, off, first + low_spins, spins - low_spins, vectors, table, high)
+    doubled(on, off, first, low_spins, vectors, table, low)
+    doubled(on, off, first + low_spins, spins - low_spins, vectors, table, high)
     low_rows, high_rows = address(low), address(high)
     for block in range(1 << (spins - low_spins)):
         base = load(high_rows, block)
@@ -182,7 +182,7 @@ def products(weights: Any, first: int, lanes: int, X: int, Y: int, A: Any, V: An
     vectors = TILE * Y // lanes
     for tile in range(X // TILE):
         W = skip(weights, first // lanes + tile * vectors)
-        _multiply(W, Y, skip(A, tile * TILE), skip(V, tile * TILE), C, U)
+        multiply_rows(W, Y, skip(A, tile * TILE), skip(V, tile * TILE), C, U)
 
 
 @inner

@@ -29,7 +29,7 @@ from diabat.compute.simd import (
     sub,
     where_less,
 )
-from diabat.samplers.exact.lane_gradient import _sums_of_numbers
+from diabat.samplers.exact.lane_gradient import sums_of_numbers
 from diabat.samplers.exact.lane_tables import Groups
 from diabat.samplers.exact.own_kernel import OwnFound
 from diabat.samplers.exact.own_pairs import PairWork, fill_pairs, fill_spins, pair_rows
@@ -99,9 +99,9 @@ def backward(
         _numbers(groups, problems, found, cotangents, work, block)
         _scale(m, above, below, scale)
         zero = constant(load(scale, m - m), 0.0)
-        _sums_of_numbers(above, below, a, load(scale, m - m + 1), f1)
-        _sums_of_numbers(skip(above, a), skip(below, a), b, zero, f2)
-        _sums_of_numbers(skip(above, a + b), skip(below, a + b), c, zero, f3)
+        sums_of_numbers(above, below, a, load(scale, m - m + 1), f1)
+        sums_of_numbers(skip(above, a), skip(below, a), b, zero, f2)
+        sums_of_numbers(skip(above, a + b), skip(below, a + b), c, zero, f3)
         # In the order of the forward pass.
         row, column, summed = a + b, m - m, a
         left, right, factor = addresses.G, addresses.F, addresses.H
