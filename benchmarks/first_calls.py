@@ -3,8 +3,9 @@
 python -m benchmarks.first_calls [--json]
 
 A call is the moments of one problem of 8 spins, float32; of ``exact``, which compiles nothing for it, also those of 64
-problems of 12 spins, without and with the gradients of h and J.  The cold call has an empty cache of compiled code in a
-folder of its own; the warm calls have it from the cold one.  Import of torch and diabat is not counted.
+problems of 12 spins, without and with the gradients of h and J.  The last row is numba alone: its import and the first
+call of an empty function.  The cold call has an empty cache of compiled code in a folder of its own; the warm calls
+have it from the cold one.  Import of torch and diabat is not counted.
 """
 
 from __future__ import annotations
@@ -42,11 +43,19 @@ print(time.process_time() - start)
 """
 
 
-def first_call(call: tuple[str, int, int, bool], cache: str) -> float:
-    """CPU seconds of the first call in a new process."""
+_FLOOR = """
+import time, torch, diabat
+start = time.process_time()
+import numba
+numba.njit(lambda: None)()
+print(time.process_time() - start)
+"""
+
+
+def first_call(program: list[str], cache: str) -> float:
+    """CPU seconds that a new process prints."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": cache, "OMP_NUM_THREADS": "1"}
-    backend, problems, spins, gradients = call
-    command = [sys.executable, "-c", _CODE, backend, str(problems), str(spins), str(int(gradients))]
+    command = [sys.executable, "-c", *program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return float(done.stdout)
 
@@ -57,10 +66,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
     rows = []
-    for name, call in CALLS.items():
+    programs = {
+        name: [_CODE, backend, str(problems), str(spins), str(int(gradients))]
+        for name, (backend, problems, spins, gradients) in CALLS.items()
+    }
+    for name, program in {**programs, "numba alone": [_FLOOR]}.items():
         with tempfile.TemporaryDirectory() as cache:
-            cold = first_call(call, cache)
-            warm = min(first_call(call, cache) for _ in range(5))
+            cold = first_call(program, cache)
+            warm = min(first_call(program, cache) for _ in range(5))
         rows.append({"call": name, "cold_s": cold, "warm_s": warm})
     if chosen.json:
         print(json.dumps(rows))

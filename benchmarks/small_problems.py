@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 import diabat
+from benchmarks.measure import report
 
 Call = Callable[[], Any]
 SPINS, BATCH = 8, 512
@@ -132,29 +133,16 @@ def main() -> None:
         for which, folder in folders.items():
             for name, seconds in in_child(folder).items():
                 best[which][name] = min(best[which].get(name, math.inf), seconds)
-    before = best.get("before", best["now"])
-    rows = {
-        name: {"us": 1e6 * seconds, "us_before": 1e6 * before[name], "times_faster": before[name] / seconds}
-        for name, seconds in best["now"].items()
-    }
-    for n in SIZES:
-        for kind in ("", ", gradients", ", correlations"):
-            shared, own = (rows[f"n = {n}, {name} J{kind}"] for name in ("shared", "own"))
-            own["own_to_shared"] = own["us"] / shared["us"]
-            own["own_to_shared_before"] = own["us_before"] / shared["us_before"]
-    if chosen.json:
-        print(json.dumps(rows))
-        return
-    for name, row in rows.items():
-        print(
-            f"{name:32} {row['us']:8.0f} us   before {row['us_before']:8.0f} us   "
-            f"{row['times_faster']:5.2f} times faster"
-            + (
-                f"   own / shared {row['own_to_shared']:.2f}, before {row['own_to_shared_before']:.2f}"
-                if "own_to_shared" in row
-                else ""
-            )
-        )
+    rows: list[dict[str, Any]] = []
+    for name, seconds in best["now"].items():
+        row: dict[str, Any] = {"call": name, "us": 1e6 * seconds}
+        if "before" in best:
+            row |= {"before": 1e6 * best["before"][name], "times faster": best["before"][name] / seconds}
+        shared = name.replace("own J", "shared J")
+        for which, found in best.items():
+            row[f"own / shared, {which}"] = found[name] / found[shared] if shared != name else ""
+        rows.append(row)
+    report("Small problems, CPU time of one thread", rows)
 
 
 if __name__ == "__main__":
