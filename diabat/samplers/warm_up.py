@@ -87,8 +87,8 @@ def _banded() -> None:
 
 
 def _mean_field() -> None:
-    for dtype in (torch.float32, torch.float64):
-        _differentiate("mean_field", _problem(4, 4, dtype))
+    for n, dtype in product((4, 33), (torch.float32, torch.float64)):  # one problem per lane, or its spins
+        _differentiate("mean_field", _problem(n, 4, dtype))
 
 
 def _dqa(precision: str, *, gradient: bool) -> None:

@@ -34,6 +34,7 @@ KERNELS = [
     "samplers.exact.own_kernel",
     "samplers.exact.row_kernel",
     "samplers.mean_field.kernel",
+    "samplers.mean_field.lane_kernel",
     "samplers.tempering.kernel",
     "samplers.tempering.sweep",
 ]

@@ -15,6 +15,8 @@ Array = NDArray[Any]
 MOST_SPINS, MOST_SHARED = 256, 128
 """With more spins matrix products of the whole batch are faster; likewise above the second where many share a J."""
 
+MOST_IN_LANES = 32
+"""Spins of a problem up to which each has a lane; of larger ones the spins have."""
 _PRODUCTS_PER_THREAD = 1 << 14
 
 
@@ -49,14 +51,15 @@ class FixedPoints:
         most: int,
         threads: int,
     ) -> None:
-        from diabat.samplers.mean_field.kernel import Problems, Rules, fixed_points
+        from diabat.samplers.mean_field.kernel import Problems, Rules
 
         self._problems, self._threads = Problems(fields, couplings, which, visible), threads
+        self._blocks = self._arranged() if fields.shape[1] <= MOST_IN_LANES else None
         self.magnetization, self.local = np.empty_like(fields), np.empty_like(fields)
         self.iterations, self.residual = np.empty(len(fields), np.int32), np.empty(len(fields))
         self._run(
-            fixed_points,
-            Rules(float(damping), float(tolerance), most),
+            "fixed_points",
+            Rules(float(damping), rounded_down(tolerance, fields.dtype), most),
             self.magnetization,
             self.local,
             self.iterations,
@@ -68,10 +71,8 @@ class FixedPoints:
 
         Problems at a point that is not stable are left as they are.
         """
-        from diabat.samplers.mean_field.kernel import responses
-
         solution, stable = np.array(u, order="C"), np.empty(len(u), np.bool_)
-        self._run(responses, self.magnetization, solution, stable)
+        self._run("responses", self.magnetization, solution, stable)
         return solution, stable
 
     @property
@@ -83,17 +84,46 @@ class FixedPoints:
         system: Array = np.eye(J.shape[-1], dtype=J.dtype) - slope[..., None] * (J + J.swapaxes(1, 2)) / 2
         return system
 
-    def _run(self, kernel: Any, *arguments: Any) -> None:
-        """Share the problems over threads; each has separate scratch."""
-        from diabat.samplers.mean_field.kernel import work_rows
+    def _arranged(self) -> Any:
+        """The order of the problems in blocks of one problem per lane."""
+        from diabat.samplers.mean_field.lane_kernel import Blocks, arrange
 
+        problems, lanes = self._problems, lanes_of(self._problems.fields.dtype)
+        count, n = problems.fields.shape
+        groups = len(problems.couplings)
+        blocks = Blocks(np.empty(count, np.int64), np.empty(count, np.int64))
+        # J is copied into a lane whenever it changes there, unless every problem has another one.
+        arrange(problems, np.zeros((groups if groups * lanes <= count else 1) * (n + 1), np.int64), blocks)
+        return blocks
+
+    def _run(self, name: str, *arguments: Any) -> None:
+        """Share the problems over threads; each has separate scratch."""
         problems = self._problems
         count, n = problems.fields.shape
-        dtype = problems.fields.dtype
-        rows = work_rows(n, lanes_of(dtype))
-        threads = min(self._threads, 1 + count * n * n // _PRODUCTS_PER_THREAD)
+        dtype, threads = problems.fields.dtype, min(self._threads, 1 + count * n * n // _PRODUCTS_PER_THREAD)
+        lanes = lanes_of(dtype)
+        if self._blocks is None:
+            from diabat.samplers.mean_field import kernel
+
+            rows, call = kernel.work_rows(n, lanes), getattr(kernel, name)
+            run_parts(
+                equal_ranges(count, threads),
+                lambda part: aligned_rows(rows, dtype),
+                lambda part, scratch: call(part.start, part.stop, problems, scratch, *arguments),
+            )
+            return
+        from diabat.samplers.mean_field import lane_kernel
+
+        rows, call = lane_kernel.work_rows(n), getattr(lane_kernel, name)
+        threads = min(threads, -(-count // lanes))
         run_parts(
-            equal_ranges(count, threads),
-            lambda part: aligned_rows(rows, dtype),
-            lambda part, scratch: kernel(part.start, part.stop, problems, scratch, *arguments),
+            range(threads),
+            lambda part: (aligned_rows(rows, dtype), np.empty(count + 2 * lanes, np.int64)),
+            lambda part, scratch: call(part, threads, problems, self._blocks, *scratch, *arguments),
         )
+
+
+def rounded_down(value: float, dtype: Any) -> float:
+    """The largest number of this precision up to a value: a residual is compared with both."""
+    rounded = dtype.type(value)
+    return float(rounded if float(rounded) <= value else np.nextafter(rounded, dtype.type(0)))

@@ -1,7 +1,8 @@
 """Compiled fixed points of m = tanh(h + J m), problem after problem; imported on first use.
 
 The spins of one problem are the lanes of a few vectors, so a problem stops as soon as it has converged, whatever the
-others do.  Where the damped iteration is slow, Newton steps take over (`_newton`).
+others do.  Where the damped iteration is slow, Newton steps take over (`_newton`).  Problems of few spins are solved by
+:mod:`diabat.samplers.mean_field.lane_kernel`.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ _FIRST_STEP = 12
 # A Newton step costs as much as about this many iterations, and half as many as there are spins.
 _STEP_COST = 8
 # After so many iterations, and every so many from then on, a problem that oscillates halves its damping.
-_PATIENCE, _WINDOW = 128, 16
+PATIENCE, WINDOW = 128, 16
 # A Newton step is not trusted far from the fixed point: largest residual, and factor by which it must reduce it.
-_LARGEST_RESIDUAL, _REDUCTION = 0.1, 0.25
+LARGEST_RESIDUAL, REDUCTION = 0.1, 0.25
 # Smallest pivot of I - √D J √D; at 0 the fixed point is not stable.
-_LEAST_PIVOT = 1e-6
+LEAST_PIVOT = 1e-6
 
 
 class Problems(NamedTuple):
@@ -238,7 +239,7 @@ def _eliminated(work: Work, n: int) -> bool:
         system[j * flat + j] += 1
     for k in range(n):
         pivot = system[k * flat + k]
-        if not pivot > _LEAST_PIVOT:
+        if not pivot > LEAST_PIVOT:
             return False
         inverse = work.h.dtype.type(1) / pivot
         for i in range(k + 1, n):
@@ -343,22 +344,22 @@ def _fixed_point(work: Work, rules: Rules, n: int) -> Any:
         count += 1
         if tried:
             tried = False
-            if found > _REDUCTION * residual and found > rules.tolerance:
+            if found > REDUCTION * residual and found > rules.tolerance:
                 # Not in the range of the linearised equation: continue from where it started.
                 _copied(address(work.kept), m, vectors)
                 wait = 2 * count
                 _local_fields(J, h, m, local, rows, vectors)
                 found = float(_changes(local, m, mask, change, vectors))
         before, residual = residual, found
-        if wait <= count < rules.most and rules.tolerance < residual < min(_LARGEST_RESIDUAL, before):
+        if wait <= count < rules.most and rules.tolerance < residual < min(LARGEST_RESIDUAL, before):
             rate = residual / before
             left = math.log(rules.tolerance / residual) / math.log(rate)
             if left > _STEP_COST + n / 2 and _newton(work, n, 2 * weight * residual / (1 - rate)):
                 tried = True
                 continue
-        if count >= _PATIENCE - 1 and (count + 1) % _WINDOW == 0:
+        if count >= PATIENCE - 1 and (count + 1) % WINDOW == 0:
             _copied(change, address(work.past), vectors)
-        elif count >= _PATIENCE and count % _WINDOW == 0:
+        elif count >= PATIENCE and count % WINDOW == 0:
             if residual > 0.5 * last and _turned(work):
                 weight *= 0.5
             last = residual

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from diabat.checks import ArgumentError, check_count, check_positive, is_number
 from diabat.ising import Ising
-from diabat.samplers.answers import Moments
+from diabat.samplers.answers import Moments, Solution
 from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.edge_response import EdgeResponse
-from diabat.samplers.mean_field.fixed_points import FixedPoints
 from diabat.samplers.mean_field.iteration import Iterated, iterate, local_field
-from diabat.samplers.mean_field.small_batches import is_small, iterated, small_moments, solve_small
+from diabat.samplers.mean_field.small_batches import SmallSolution, is_small, small_moments
 
 
 class MeanFieldSampler(Sampler):
@@ -33,9 +32,10 @@ class MeanFieldSampler(Sampler):
     float64, all [*batch].
 
     Each problem stops as soon as it has converged, so its answer does not depend on the others.  On the CPU, up to
-    128 spins (256 where few problems share a J) and without three-body terms, compiled code solves it: a problem whose
-    residual falls slowly takes Newton steps m + (1 - D J)⁻¹ (tanh(h + J m) - m), D = diag(1 - m²), near a stable fixed
-    point only, so that it is the one to which the damped iteration leads, and one that oscillates halves its damping.
+    128 spins (256 where few problems share a J) and without three-body terms, compiled code solves it, up to 32 spins
+    with one problem per lane of a vector: a problem whose residual falls slowly takes Newton steps
+    m + (1 - D J)⁻¹ (tanh(h + J m) - m), D = diag(1 - m²), near a stable fixed point only, so that it is the one to
+    which the damped iteration leads, and one that oscillates halves its damping.
 
     Args:
         damping: Weight of the new value in m ← (1 - damping) m + damping tanh(...), in (0, 1].
@@ -54,6 +54,7 @@ class MeanFieldSampler(Sampler):
         samples=False,
         correlations=False,
         gradients=("exact", "straight_through", "linear_response"),
+        solution=True,
     )
 
     def __init__(self, *, damping: float = 0.7, max_iterations: int = 500, tolerance: float = 1e-6) -> None:
@@ -80,12 +81,16 @@ class MeanFieldSampler(Sampler):
             "without bound in single problems with strong couplings (docs/dqa.md)"
         )
 
+    def solution(self, ising: Ising, *, odds: bool = False, differentiated: bool = True) -> Solution | None:
+        """As in the base class, for batches that compiled code solves."""
+        return SmallSolution(ising, self._rules, odds=odds) if is_small(ising) else None
+
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         visible = ising.visible_mask
         if is_small(ising):
-            small = self._solve_small(ising)
+            small = SmallSolution(ising, self._rules)
             probability = small_moments(ising, small)
-            return Moments(probability=probability, visible=visible, info=self._info(iterated(ising, small)))
+            return Moments(probability=probability, visible=visible, info=self._info(small.iterated))
         with torch.no_grad():
             found = iterate(ising.detach(), *self._rules)
         m = found.magnetization
@@ -103,7 +108,7 @@ class MeanFieldSampler(Sampler):
         with torch.no_grad():
             problem = ising.detach()
             small = is_small(problem)
-            found = iterated(problem, self._solve_small(problem)) if small else iterate(problem, *self._rules)
+            found = SmallSolution(problem, self._rules).iterated if small else iterate(problem, *self._rules)
         info, m = self._info(found), found.magnetization
         if not info["converged"]:
             raise UnsupportedError(
@@ -121,9 +126,6 @@ class MeanFieldSampler(Sampler):
     @property
     def _rules(self) -> tuple[float, float, int]:
         return self.damping, self.tolerance, self.max_iterations
-
-    def _solve_small(self, ising: Ising) -> FixedPoints:
-        return solve_small(ising, *self._rules)
 
     def _info(self, found: Iterated) -> dict[str, Any]:
         converged = found.residual <= self.tolerance

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diabat.ising import Ising
+from diabat.samplers.answers import Solution
 from diabat.samplers.folding import batched_cotangent
 from diabat.samplers.mean_field.fixed_points import MOST_SHARED, MOST_SPINS, FixedPoints
 from diabat.samplers.mean_field.iteration import Iterated
@@ -31,67 +32,77 @@ def is_small(ising: Ising) -> bool:
     return n <= MOST_SHARED or ising.num_problems <= _FEW * ising.num_couplings
 
 
-def solve_small(ising: Ising, damping: float, tolerance: float, most: int) -> FixedPoints:
-    """The fixed points of a batch that `is_small` accepts; options as in `MeanFieldSampler`."""
-    n, count, J = ising.num_spins, ising.num_problems, ising.couplings
-    fields = ising.fields.detach().reshape(count, n).contiguous().numpy()
-    couplings = np.zeros((1, n, n), fields.dtype) if J is None else _array(J.detach().reshape(-1, n, n))
-    visible = _ones(count, n) if ising.visible is None else _array(ising.visible.expand(ising.fields.shape))
-    which = _zeros(count) if len(couplings) == 1 else ising.coupling_index().numpy()
-    return FixedPoints(
-        fields, couplings, which, visible.reshape(count, n), damping, tolerance, most, torch.get_num_threads()
-    )
-
-
-def iterated(ising: Ising, solved: FixedPoints) -> Iterated:
-    """The solution of a batch as of `iterate`."""
-    batch = ising.batch_shape
-    return Iterated(
-        torch.from_numpy(solved.magnetization).view(ising.fields.shape),
-        torch.from_numpy(solved.iterations).view(batch),
-        torch.from_numpy(solved.residual).view(batch),
-    )
-
-
-def small_moments(ising: Ising, solved: FixedPoints) -> Tensor:
-    """P(s = +1) of a solved batch, [*batch, n]; differentiable in h and J."""
-    h, J = ising.fields, ising.couplings
-    if not (torch.is_grad_enabled() and (h.requires_grad or (J is not None and J.requires_grad))):
-        return _probability(ising, solved)
-    found: Tensor = _SmallMoments.apply(h, J, ising, solved)
-    return found
-
-
-def _probability(ising: Ising, solved: FixedPoints) -> Tensor:
-    # σ(2x), not (tanh x + 1)/2: it keeps its relative precision when m is -1 to rounding.
-    p = torch.from_numpy(2 * solved.local).sigmoid_().view(ising.fields.shape)
-    return p if ising.visible is None else torch.where(ising.visible, p, 0)
-
-
-class _SmallMoments(torch.autograd.Function):
-    """(h [*batch, n], J [*lead, n, n] or None, the problem, its solution) -> P(s = +1) [*batch, n].
+class SmallSolution(Solution):
+    """A batch that `is_small` accepts, solved.
 
     At the fixed point x = h + J tanh(x) of local fields, dx = (1 - J D)⁻¹ (dh + dJ m) with D = diag(1 - m²): a
     cotangent u of x becomes v = (1 - D J)⁻¹ u, and dL/dh = v, dL/dJ = Σ v mᵀ over the problems with this J,
     symmetrised.
+
+    Args:
+        ising: The batch.
+        rules: Damping, tolerance and largest number of iterations, as in `MeanFieldSampler`.
+        odds: The result is log P(s = +1) - log P(s = -1) = 2x in place of P(s = +1) = σ(2x).
     """
 
+    def __init__(self, ising: Ising, rules: tuple[float, float, int], *, odds: bool = False) -> None:
+        n, count, J = ising.num_spins, ising.num_problems, ising.couplings
+        self._visible, self._odds, self._lead = ising.visible, odds, None if J is None else J.shape[:-2]
+        fields = _array(ising.fields.detach().reshape(count, n))
+        couplings = np.zeros((1, n, n), fields.dtype) if J is None else _array(J.detach().reshape(-1, n, n))
+        visible = (
+            _ones(count, n) if ising.visible is None else _array(ising.visible.expand(ising.fields.shape))
+        )
+        which = _zeros(count) if len(couplings) == 1 else ising.coupling_index().numpy()
+        self._found = FixedPoints(
+            fields, couplings, which, visible.reshape(count, n), *rules, torch.get_num_threads()
+        )
+        twice = torch.from_numpy(2 * self._found.local).view(ising.fields.shape)
+        # σ(2x), not (tanh x + 1)/2: it keeps its relative precision when m is -1 to rounding.
+        result = twice if odds else twice.sigmoid_()
+        self.result = result if self._visible is None else torch.where(self._visible, result, 0)
+
+    @property
+    def iterated(self) -> Iterated:
+        """The fixed points as of `iterate`."""
+        found, shape = self._found, self.result.shape
+        return Iterated(
+            torch.from_numpy(found.magnetization).view(shape),
+            torch.from_numpy(found.iterations).view(shape[:-1]),
+            torch.from_numpy(found.residual).view(shape[:-1]),
+        )
+
+    def gradient(self, v: Tensor, u: Tensor | None = None, *, pairs: bool) -> tuple[Tensor, Tensor | None]:
+        """As in the base class; mean field has no log Z."""
+        p, seen = self.result, self._visible
+        slope = v * (2 * p * (1 - p)) if not self._odds else 2 * v if seen is None else 2 * v * seen
+        dh = _response(self._found, slope)
+        if self._lead is None or not pairs:
+            return dh, None
+        m = torch.from_numpy(self._found.magnetization).view(p.shape)
+        return dh, _pair_gradient(dh, m, self._lead)
+
+
+def small_moments(ising: Ising, solved: SmallSolution) -> Tensor:
+    """The result of a solved batch, [*batch, n]; differentiable in h and J."""
+    h, J = ising.fields, ising.couplings
+    if not (torch.is_grad_enabled() and (h.requires_grad or (J is not None and J.requires_grad))):
+        return solved.result
+    found: Tensor = _SmallMoments.apply(h, J, solved)
+    return found
+
+
+class _SmallMoments(torch.autograd.Function):
+    """(h [*batch, n], J [*lead, n, n] or None, their solution) -> its result [*batch, n]."""
+
     @staticmethod
-    def forward(ctx: Any, fields: Tensor, J: Tensor | None, ising: Ising, solved: FixedPoints) -> Tensor:
-        p = _probability(ising, solved)
-        ctx.save_for_backward(p)
-        ctx.solved, ctx.lead = solved, None if J is None else J.shape[:-2]
-        return p
+    def forward(ctx: Any, fields: Tensor, J: Tensor | None, solved: SmallSolution) -> Tensor:
+        ctx.solved = solved
+        return solved.result
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        (p,) = ctx.saved_tensors
-        u = cotangents[0] * (2 * p * (1 - p))
-        v = _response(ctx.solved, u)
-        if ctx.lead is None or not ctx.needs_input_grad[1]:
-            return v, None, None, None
-        m = torch.from_numpy(ctx.solved.magnetization).view(p.shape)
-        return v, _pair_gradient(v, m, ctx.lead), None, None
+        return *ctx.solved.gradient(cotangents[0], pairs=ctx.needs_input_grad[1]), None
 
 
 def _response(solved: FixedPoints, u: Tensor) -> Tensor:
