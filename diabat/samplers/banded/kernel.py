@@ -211,7 +211,7 @@ def sweep_back(n: int, block: Any, problems: Any, work: Any) -> int:
     if work.beta_dot.shape[0] > 0:
         work.marks_dot[segments, :size] = 0
     for k in range(segments - 1, -1, -1):
-        fill(k, True, n, block, problems, work)
+        fill(k, n > 0, n, block, problems, work)  # not literals, for which numba would compile it twice
     work.alpha[0, 0] = 0
     for q in range(len(block)):
         total = work.marks[0, 0, q]
@@ -251,7 +251,7 @@ def run_marginals(blocks: Any, problems: Any, work: Any, probability: Any, log_z
         segment, now = work.beta.shape[0], 0
         for k in range(segments):
             if k:
-                fill(k, False, n, block, problems, work)
+                fill(k, n < 0, n, block, problems, work)
             for t in range(k * segment, min(n, (k + 1) * segment)):
                 half = half_size(t, states)
                 if problems.own:
@@ -320,7 +320,7 @@ def run_gradient(
         segment, now = work.beta.shape[0], 0
         for k in range(segments):
             if k:
-                fill(k, False, n, block, problems, work)
+                fill(k, n < 0, n, block, problems, work)
             for t in range(k * segment, min(n, (k + 1) * segment)):
                 half = half_size(t, states)
                 bits = _response(block, problems, work, t, t - k * segment, half, now)

@@ -47,5 +47,5 @@ def run_few(
     phases = phase_tables(work[2 * ((1 << n) + GAP) :], small, n, own)
     shared_turns(turn_array(small, n), couplings, n)
     coupling_sums(phases.sums, couplings, own, n)
-    evolve_few(weights, free, phases, small, fields, couplings, plan, n, problems)
+    evolve_few(weights, free, phases, small, fields, plan, n, problems)
     store(totals, none, fold_spins(address(weights), address(ups), flip, n))

@@ -200,7 +200,7 @@ def run_plan(
         if problems <= min(FEW, n - 2) and not own and n >= GROUP and fields.shape[1] == 1 << GROUP:
             shared_turns(turns, J, n)
             coupling_sums(phases.sums, J, own, n)
-            evolve_few(weights, free, phases, small, h, J, plan, n, problems)
+            evolve_few(weights, free, phases, small, h, plan, n, problems)
         else:
             evolve(re, im, phases, turns, h, J, own, plan, n)
             weigh(re, im, n)

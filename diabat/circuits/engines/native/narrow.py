@@ -12,7 +12,14 @@ from __future__ import annotations
 from typing import Any
 
 from diabat.circuits.engines.native.passes import Mixer, group, mixer_of
-from diabat.circuits.engines.native.steps import GROUP, Tables, make_phases, rotated, turn_rows
+from diabat.circuits.engines.native.steps import (
+    GROUP,
+    Tables,
+    field_phases,
+    rotated,
+    shared_phases,
+    turn_rows,
+)
 from diabat.compute.jit import inlined, inner
 from diabat.compute.simd import (
     add,
@@ -110,7 +117,6 @@ def evolve_few(
     tables: Tables,
     small: Any,
     fields: Any,
-    pairs: Any,
     plan: Any,
     n: int,
     problems: int,
@@ -123,12 +129,11 @@ def evolve_few(
         tables: Phase tables, with ``sums`` and ``turns`` filled.
         small: The scratch of the tables over spins.
         fields: h, [n, lanes].
-        pairs: Couplings, packed.
         plan: As in `kernel.evolve`.
         n: Number of spins.
         problems: Number of problems.
     """
-    h, J, lanes = address(fields), address(pairs), fields.shape[1]
+    h, lanes = address(fields), fields.shape[1]
     none = n - n  # not the literal 0, for which numba would compile other functions anew
     rows = (1 << n) // lanes
     re, im = address(free), address(weights)
@@ -139,7 +144,9 @@ def evolve_few(
         store(im, x, zero)
     plus = fields.dtype.type(1)
     for k in range(plan.shape[1]):
-        make_phases(tables, h, J, False, plan[0, k], plan[1, k], n, lanes)
+        b, c = plan[0, k], plan[1, k]
+        field_phases(tables, h, b, c, n)
+        shared_phases(tables, c + c, n, lanes)
         mixer = mixer_of(plan, k, plus)
         for q in range(problems):
             _own_phases(tables, small, q, n)

@@ -169,9 +169,10 @@ def turn_two(
 ) -> None:
     """Field phases of the group of ``bits`` qubits from j on and mixer of qubits j, j+1; rows as in `mix_two`."""
     a = 1 << j
+    one = a >> j  # not the literal, for which numba would compile `load_four` anew
     for top in range(start, stop, a << bits):
         for u in range(0, 1 << bits, 4):
-            er, ei, fr, fi, gr, gi, hr, hi = load_four(zr, zi, GROUP * j + u, 1)
+            er, ei, fr, fi, gr, gi, hr, hi = load_four(zr, zi, GROUP * j + u, one)
             base = top + a * u
             for middle in range(base, base + a, step):
                 for x in range(middle + low, middle + high):
