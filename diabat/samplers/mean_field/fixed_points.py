@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,8 @@ class FixedPoints:
         problems, lanes = self._problems, lanes_of(self._problems.fields.dtype)
         count, n = problems.fields.shape
         groups = len(problems.couplings)
+        if count <= lanes:  # one block
+            return Blocks(np.arange(count), np.full(count, n))
         blocks = Blocks(np.empty(count, np.int64), np.empty(count, np.int64))
         # J is copied into a lane whenever it changes there, unless every problem has another one.
         arrange(problems, np.zeros((groups if groups * lanes <= count else 1) * (n + 1), np.int64), blocks)
@@ -123,6 +126,7 @@ class FixedPoints:
         )
 
 
+@lru_cache(maxsize=16)
 def rounded_down(value: float, dtype: Any) -> float:
     """The largest number of this precision up to a value: a residual is compared with both."""
     rounded = dtype.type(value)
