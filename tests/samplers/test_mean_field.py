@@ -300,6 +300,7 @@ def test_a_residual_is_within_the_tolerance_in_both_precisions() -> None:
     assert fixed_points.rounded_down(0.1, np.dtype(np.float32)) <= 0.1
     assert fixed_points.rounded_down(0.1, np.dtype(np.float64)) == 0.1
     assert fixed_points.rounded_down(0.25, np.dtype(np.float32)) == 0.25
+    assert fixed_points.rounded_down(1e60, np.dtype(np.float32)) == np.finfo(np.float32).max
 
 
 @pytest.mark.parametrize("three_body", [0.0, 0.15])

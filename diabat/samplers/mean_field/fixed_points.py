@@ -129,5 +129,6 @@ class FixedPoints:
 @lru_cache(maxsize=16)
 def rounded_down(value: float, dtype: Any) -> float:
     """The largest number of this precision up to a value: a residual is compared with both."""
-    rounded = dtype.type(value)
+    with np.errstate(over="ignore"):
+        rounded = dtype.type(value)
     return float(rounded if float(rounded) <= value else np.nextafter(rounded, dtype.type(0)))
