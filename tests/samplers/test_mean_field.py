@@ -248,7 +248,7 @@ def test_lanes_and_one_problem_after_the_other_agree(
     ising = ising.to(dtype)
     v = torch.randn(2, 41, n, generator=torch.Generator().manual_seed(1), dtype=dtype)
     lanes, spins = (solved_with(ising, v, limit, monkeypatch) for limit in (32, 0))
-    tolerance = 2e-10 if dtype == F64 else 2e-5
+    tolerance = 2e-10 if dtype == F64 else 2e-4  # residuals of 1e-12 and 1e-6, amplified by the response
     for got, want in zip(lanes, spins, strict=True):
         assert (got - want).abs().max() < tolerance * max(1, float(want.abs().max()))
 

@@ -15,20 +15,18 @@ from diabat.compute.simd import (
     add,
     address,
     constant,
-    divide,
     entry,
     fma,
     fnma,
     largest,
     load,
     mul,
-    nearest,
     splat,
     store,
     sub,
     where_less,
 )
-from diabat.compute.simd_bits import times_power_of_two
+from diabat.compute.simd_functions import tanh
 
 # Vectors over spins in the scratch.
 _VECTORS = 11
@@ -134,38 +132,6 @@ def work_of(scratch: Any, n: int) -> Work:
         s[:v], s[v : 2 * v], s[2 * v : 3 * v], s[3 * v : 4 * v], s[4 * v : 5 * v], s[5 * v : 6 * v],
         s[6 * v : 7 * v], s[7 * v : 8 * v], s[8 * v : 9 * v], s[9 * v : 10 * v], s[10 * v : 11 * v],
     )  # fmt: skip
-
-
-@inner
-def tanh(x: Any) -> Any:
-    """(1 - e)/(1 + e), e = exp(-2x), with the relative precision of x near 0.
-
-    exp(y) - 1 = 2^k (exp(r) - 1) + (2^k - 1), y = k log 2 + r, by the Taylor series up to r^14.
-    """
-    high, low = constant(x, 20.0), constant(x, -20.0)
-    x = where_less(x, low, low, where_less(high, x, high, x))
-    y = add(x, x)
-    k = nearest(mul(y, constant(x, 1.4426950408889634)))
-    # log 2 in two parts, the first exact in few bits.
-    r = fnma(k, constant(x, 0.693359375), y)
-    r = fma(k, constant(x, 0.00021219444005469057), r)
-    # Even and odd powers apart: two short chains in place of a long one.
-    square = mul(r, r)
-    even, odd = constant(x, 1.1470745597729725e-11), constant(x, 1.6059043836821613e-10)
-    for c, d in (
-        (2.08767569878681e-09, 2.505210838544172e-08),
-        (2.755731922398589e-07, 2.7557319223985893e-06),
-        (2.48015873015873e-05, 0.0001984126984126984),
-        (0.001388888888888889, 0.008333333333333333),
-        (0.041666666666666664, 0.16666666666666666),
-        (0.5, 1.0),
-    ):
-        even, odd = fma(even, square, constant(x, c)), fma(odd, square, constant(x, d))
-    p = fma(even, r, odd)
-    p, one = mul(p, r), constant(x, 1.0)
-    scale = times_power_of_two(one, k)
-    t = fma(p, scale, sub(scale, one))
-    return divide(t, add(t, constant(x, 2.0)))
 
 
 @inner
