@@ -88,7 +88,7 @@ def _banded() -> None:
 
 def _mean_field() -> None:
     for n, dtype in product((4, 33), (torch.float32, torch.float64)):  # one problem per lane, or its spins
-        _differentiate("mean_field", _problem(n, 4, dtype))
+        _differentiate("mean_field", _problem(n, 32, dtype))
 
 
 def _dqa(precision: str, *, gradient: bool) -> None:
