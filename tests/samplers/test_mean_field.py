@@ -195,7 +195,7 @@ def matrix_of(ising: Ising) -> Tensor:
 
 
 def widened(ising: Ising, n: int) -> Ising:
-    """The same problem with free spins behind it: more than 32 spins are solved one problem after the other."""
+    """The same problem with free spins behind it: more than 24 spins are solved one problem after the other."""
     more = n - ising.num_spins
     assert ising.couplings is not None
     return Ising(

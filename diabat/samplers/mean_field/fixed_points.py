@@ -16,7 +16,7 @@ Array = NDArray[Any]
 MOST_SPINS, MOST_SHARED = 256, 128
 """With more spins matrix products of the whole batch are faster; likewise above the second where many share a J."""
 
-MOST_IN_LANES = 32
+MOST_IN_LANES = 24
 """Spins of a problem up to which each has a lane; of larger ones the spins have."""
 _PRODUCTS_PER_THREAD = 1 << 14
 

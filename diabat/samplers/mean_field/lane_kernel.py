@@ -410,8 +410,11 @@ def fixed_points(
         waiting = 0
         for start in range(0, left, lanes):
             taken, used = min(lanes, left - start), spins - spins  # not literal: compiled once
-            for lane in range(lanes):
-                i = queue[start + min(lane, taken - 1)]
+            for lane in range(taken, lanes):
+                for j in range(n):
+                    work.mask[j, lane], work.m[j, lane] = 0.0, 0.0
+            for lane in range(taken):
+                i = queue[start + lane]
                 used = max(used, blocks.sizes[i])
                 _take(work, problems, rules, i, lane, count, m, residuals)
                 if problems.which[i] != coupling[lane]:

@@ -32,7 +32,7 @@ class MeanFieldSampler(Sampler):
     float64, all [*batch].
 
     Each problem stops as soon as it has converged, so its answer does not depend on the others.  On the CPU, up to
-    128 spins (256 where few problems share a J) and without three-body terms, compiled code solves it, up to 32 spins
+    128 spins (256 where few problems share a J) and without three-body terms, compiled code solves it, up to 24 spins
     with one problem per lane of a vector: a problem whose residual falls slowly takes Newton steps
     m + (1 - D J)⁻¹ (tanh(h + J m) - m), D = diag(1 - m²), near a stable fixed point only, so that it is the one to
     which the damped iteration leads, and one that oscillates halves its damping.
