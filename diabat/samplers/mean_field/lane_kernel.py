@@ -410,7 +410,7 @@ def fixed_points(
         waiting = 0
         for start in range(0, left, lanes):
             taken, used = min(lanes, left - start), spins - spins  # not literal: compiled once
-            for lane in range(taken, lanes):
+            for lane in range(taken, lanes):  # empty: converged at once
                 for j in range(n):
                     work.mask[j, lane], work.m[j, lane] = 0.0, 0.0
             for lane in range(taken):
