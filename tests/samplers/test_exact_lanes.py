@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -274,3 +275,16 @@ def test_second_derivatives_of_log_odds() -> None:
     inputs = [h.requires_grad_(), pairs.requires_grad_()]
     assert torch.autograd.gradcheck(function, inputs)
     assert torch.autograd.gradgradcheck(function, inputs, atol=1e-4)
+
+
+@pytest.mark.parametrize("link", [150.0, 197.0, 290.0])
+def test_a_link_against_strong_couplings_keeps_both_ground_states(link: float) -> None:
+    """s_2 = -s_3 = -s_4 in both ground states, against the link J_24: exp(4 J_24) is beyond float64 from 177 on."""
+    J = torch.zeros(9, 6, 6, dtype=torch.float64)  # groups of one problem
+    for j, k, value in ((2, 3, -2000.0), (3, 4, 2000.0), (2, 4, link)):
+        J[:, j, k] = J[:, k, j] = value
+    moments = ExactSampler().moments(Ising(torch.zeros(9, 6, dtype=torch.float64), J))
+    assert (moments.probability - 0.5).abs().max() < 1e-12
+    assert moments.log_partition is not None
+    # Two ground states and three free spins.
+    assert (moments.log_partition - (4000 - link + 4 * math.log(2))).abs().max() < 1e-9

@@ -20,8 +20,8 @@ from diabat.compute.scratch import VECTOR_BYTES
 from diabat.compute.simd import address, load, mul, skip, splat, store
 from diabat.samplers.exact.fused_kernel import LOW_SPINS
 
-# exp(2 Σ|J|) and its inverse are numbers of float64 up to here.
-_LARGEST = 300.0
+# exp(4 Σ|J|) and its inverse are numbers of float64 up to here.
+_LARGEST = 175.0
 
 TILE = 8
 """Rows of W that are stored together, as many as a vector has float64 lanes."""

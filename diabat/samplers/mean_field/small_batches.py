@@ -57,7 +57,7 @@ class SmallSolution(Solution):
         self._found = FixedPoints(
             fields, couplings, which, visible.reshape(count, n), *rules, torch.get_num_threads()
         )
-        twice = torch.from_numpy(2 * self._found.local).view(ising.fields.shape)
+        twice = 2 * torch.from_numpy(self._found.local).view(ising.fields.shape)
         # σ(2x), not (tanh x + 1)/2: it keeps its relative precision when m is -1 to rounding.
         result = twice if odds else twice.sigmoid_()
         self.result = result if self._visible is None else torch.where(self._visible, result, 0)
