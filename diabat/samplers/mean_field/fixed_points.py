@@ -1,4 +1,7 @@
-"""Fixed points of batches of small problems on the CPU: from arrays to arrays, by compiled code (kernel)."""
+"""Fixed points of batches of small problems on the CPU: from arrays to arrays, by one of two kernels.
+
+`lane_kernel` has one problem per lane, `kernel` the spins of one problem in the lanes.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _VECTORS = 10
 # Newton steps are taken after so many iterations, and every so many from then on: all lanes of a block pay for the step
 # of one, and the first iterations say nothing about the rate of convergence.
 _FIRST_STEP, _EVERY = 16, 8
-# Iterations after which problems are gathered for the first time; then whenever their number has doubled.
+# Iterations after which problems are gathered for the first time; then whenever the number of iterations has doubled.
 _FIRST_CUT = 26
 
 
@@ -92,6 +92,7 @@ class Work(NamedTuple):
 
 @inner
 def _padded(n: int) -> int:
+    """P, the rows of n spins."""
     return -(-n // _ROWS) * _ROWS
 
 
