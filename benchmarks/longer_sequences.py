@@ -2,7 +2,7 @@
 
 The far weight is what each layer gives to keys before the last 16, mean over heads and queries that have such keys.
 
-python -m benchmarks.longer_sequences FOLDER [--json]      # FOLDER as --output of diabat reproduce windows-shakespeare
+python -m benchmarks.longer_sequences FOLDER [--json]      # --output of experiments.reproduce windows-shakespeare
 """
 
 from __future__ import annotations

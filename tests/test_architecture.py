@@ -196,6 +196,12 @@ def test_the_ground_floor_stands_alone(file: str) -> None:
     assert units_imported(file) <= {"checks"}
 
 
+@pytest.mark.parametrize("file", FILES)
+def test_the_package_needs_nothing_that_is_not_installed(file: str) -> None:
+    for folder in ("experiments", "benchmarks", "tests", "examples", "fuzz", "scripts"):
+        assert not imports_package(file, folder)
+
+
 def test_the_parser_sees_imports() -> None:
     """Guard of this file: the floors are not empty by mistake."""
     assert {"ising", "circuits", "samplers"} <= units_imported("samplers/dqa.py")

@@ -141,7 +141,9 @@ def slugs(page: Path) -> set[str]:
 @named(LINKED)
 def test_files_and_make_targets_named_in_the_text_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    files = re.findall(r"`((?:diabat|docs|tests|examples|benchmarks|fuzz|scripts)/[\w./-]+\.\w+)`", text)
+    files = re.findall(
+        r"`((?:diabat|docs|tests|examples|benchmarks|experiments|fuzz|scripts)/[\w./-]+\.\w+)`", text
+    )
     assert [name for name in files if not (ROOT / name).exists()] == []
     targets = set(re.findall(r"(?:^|`)make (\w+)", text, re.MULTILINE))
     rules = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))

@@ -17,7 +17,6 @@ from diabat.cli import (
     fidelity,
     heads,
     predict,
-    reproduce,
     sample,
     train,
 )
@@ -67,7 +66,6 @@ def options(
 app.command("backends")(backends.show_backends)
 app.command("sample")(sample.sample_problem)
 app.command("train")(train.train_model)
-app.command("reproduce")(reproduce.reproduce_experiment)
 app.command("evaluate")(evaluate.evaluate_model)
 app.command("predict")(predict.predict_pairs_of_file)
 app.command("explain")(explain.explain_prediction)

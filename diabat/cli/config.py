@@ -1,8 +1,7 @@
-"""``diabat config show`` and ``diabat config list``; lists of what is shipped as YAML."""
+"""``diabat config show`` and ``diabat config list``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import typer
@@ -32,17 +31,12 @@ def list_configs(as_json: JsonOption = False) -> None:
     """List the configurations shipped with diabat, with a description and the time on one core."""
     from diabat.config import shipped_configs
 
-    print_shipped("Configurations", shipped_configs(), as_json)
-
-
-def print_shipped(title: str, paths: Mapping[str, Path], as_json: bool) -> None:
-    """Print name, description and expected time of each file."""
-    found = [{"name": name, **described(path)} for name, path in paths.items()]
+    found = [{"name": name, **described(path)} for name, path in shipped_configs().items()]
     if as_json:
         print_json(found)
     else:
         columns = ("name", "what", "time on one core")
-        print_table(title, columns, ((row["name"], row["description"], row["time"]) for row in found))
+        print_table("Configurations", columns, [tuple(row.values()) for row in found])
 
 
 def described(path: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a configuration describes, built and run: training, evaluation, predictions, experiments."""
+"""What a configuration describes, built and run: training, evaluation, predictions."""
 
 from diabat.runs.build import build_model, build_sampler, build_task, run_training, use_threads
 from diabat.runs.finished import (

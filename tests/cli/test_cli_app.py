@@ -160,7 +160,6 @@ WRONG = {
     "override": ["fidelity", "strengths=[0.5]"],
     "compare": ["sample", "x", "--compare"],
     "warm-up": ["warm-up", "now"],
-    "row": ["reproduce", "brackets-t12", "--row", "nope"],
 }
 
 

@@ -1,5 +1,6 @@
 import importlib.util
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,8 @@ def test_config_list_names_the_shipped_configurations(monkeypatch: pytest.Monkey
     assert [row["name"] for row in listed] == names
     text = run("config", "list").stdout
     for row in listed:
+        assert 20 <= len(row["description"]) <= 105
+        assert re.search(r"\d+ (s|min|h|day)|hours|days", row["time"])
         (line,) = [line for line in text.splitlines() if line.split(" ")[0] == row["name"]]
         assert " ".join(line.split()) == " ".join(row.values())
 

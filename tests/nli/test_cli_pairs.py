@@ -1,4 +1,4 @@
-"""``diabat train``, ``evaluate``, ``explain`` and ``reproduce`` on sentence pairs."""
+"""``diabat train``, ``evaluate`` and ``explain`` on sentence pairs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from diabat.cli import app
 from diabat.config import ConfigError, load_config, make_config, to_plain
 from diabat.runs import evaluate_run, explain_run, load_run
 from diabat.training.checkpoint import find_checkpoints
+from experiments.reproduce import main as reproduce
 
 from .tiny_pairs import make_data, make_encoder
 
@@ -225,16 +226,17 @@ def test_other_models_report_their_own_metric(tmp_path: Path) -> None:
     assert "--figure: expected a classifier of sentence pairs" in refused.stderr
 
 
-def test_reproduce_reports_the_test_set(tmp_path: Path, encoder: Path, data: Path) -> None:
+def test_a_reproduced_table_reports_the_test_set(
+    tmp_path: Path, encoder: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = small(tmp_path / "a", encoder, data)
-    experiment = {"title": "t", "config": str(config), "vary": "model.pooling", "split": "test", "seeds": [0],
-                  "published": {"mean": None, "softmax": None}}  # fmt: skip
-    path = tmp_path / "e.yaml"
-    path.write_text(json.dumps(experiment))
-    told = run_json("reproduce", str(path), "--output", str(tmp_path / "runs"), "--no-progress")
-    for outcome in told["runs"]:
-        folder = tmp_path / "runs" / "reproduce-e" / f"{outcome['value']}-seed0"
-        assert outcome["metric"] == run_json("evaluate", str(folder), "--split", "test")["value"]
+    table = {"title": "t", "time": "", "config": str(config), "split": "test", "rows": {"mean": None}, "seeds": [0],
+             "overrides": {"mean": ["model.pooling=mean"]}}  # fmt: skip
+    (tmp_path / "tables.yaml").write_text(json.dumps({"e": table}))
+    reproduce(["e", "--folder", str(tmp_path), "--output", str(tmp_path / "runs"), "--json"])
+    (row,) = json.loads(capsys.readouterr().out.splitlines()[0])["rows"]
+    folder = str(tmp_path / "runs" / "reproduce-e" / "mean-seed0")
+    assert row["metric"] == [run_json("evaluate", folder, "--split", "test")["value"]]
 
 
 @pytest.mark.parametrize(

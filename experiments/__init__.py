@@ -1,0 +1,1 @@
+"""Scripts that reproduce papers: not installed, and nothing in diabat imports them."""

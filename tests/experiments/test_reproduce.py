@@ -1,0 +1,181 @@
+"""``experiments.reproduce``: a tiny table trained, interrupted, resumed and read; what is computed from its runs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diabat.config import load_config
+from diabat.training import TrainingInterrupted
+from experiments import reproduce
+from experiments.reproduce import HERE, Entry, Experiment, Outcome, fit_decay, gaps, load, main, plan, welch
+
+YAML = """\
+small:
+  title: Small
+  time: 1 s
+  config: brackets-t8
+  set: [task.num_train=40, task.num_validation=20, model.embed_dim=8, model.ffn_dim=0, training.batch_size=8,
+        training.max_epochs=2, training.coupling_learning_rate=1e-2]
+  rows:
+    t4: {softmax: [0.5, 0.1], h+J: [0.9, 0.1]}
+    t6: {softmax: [0.4, 0.1], fast: [0.8]}
+  overrides: {fast: [model.mode=h+J, training.coupling_learning_rate=2e-2]}
+  seeds: [3, 4]
+"""
+TABLES = load()
+
+
+def commands() -> list[str]:
+    """Lines of the documentation that call the script."""
+    pages = [HERE.parent / "README.md", *sorted((HERE.parent / "docs").glob("*.md"))]
+    lines = [line for page in pages for line in page.read_text("utf-8").splitlines()]
+    return [line for line in lines if line.startswith("python -m experiments.reproduce")]
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    (tmp_path / "tables.yaml").write_text(YAML)
+    return ["small", "--folder", str(tmp_path), "--output", str(tmp_path / "runs"), "--json"]
+
+
+def tables(capsys: pytest.CaptureFixture[str]) -> list[list[dict[str, Any]]]:
+    return [json.loads(line)["rows"] for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_table_is_trained_resumed_and_read(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main([*command, "--row", "t6-fast", "--seed", "3", "--output", str(tmp_path / "straight")])
+    whole = tables(capsys)[0][-1]
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        raise TrainingInterrupted("stopped.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(reproduce, "run_training", interrupted)
+        with pytest.raises(SystemExit, match="130"):
+            main([*command, "--row", "t6-fast", "--seed", "3"])
+    assert capsys.readouterr().err == "Stopped; repeat the command to continue.\n"
+    half = ["training.max_epochs=1"]
+    main([*command, "--row", "t6-fast", "--seed", "3", *half])  # limits may change on resumption
+    folder = tmp_path / "runs" / "reproduce-small" / "t6-fast-seed3"
+    assert load_config(folder / "config.json").training.max_epochs == 1
+    capsys.readouterr()
+    main([*command, "--row", "t6-fast", "--seed", "3"])
+    resumed = tables(capsys)[0][-1]
+    assert resumed["metric"] == whole["metric"]
+    assert resumed["missing"] == [4]
+    stored = load_config(folder / "config.json")
+    assert (stored.seed, stored.task.window, stored.training.coupling_learning_rate) == (3, 6, 2e-2)
+
+
+def test_finished_runs_are_read_and_drawn(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([*command, "--jobs", "2"])
+    summary, compared, *_ = tables(capsys)
+    assert [row["row"] for row in summary] == ["t4-softmax", "t4-h+J", "t6-softmax", "t6-fast"]
+    assert all(len(row["metric"]) == 2 and not row["missing"] for row in summary)
+    assert summary[0]["mean"] == pytest.approx(sum(summary[0]["metric"]) / 2)
+    assert summary[0]["difference"] == pytest.approx(summary[0]["mean"] / 0.5 - 1)
+    assert [row["gap"] for row in compared] == ["t4-h+J - t4-softmax", "t6-fast - t6-softmax"]
+    assert compared[0]["difference"] == pytest.approx(summary[1]["mean"] - summary[0]["mean"])
+    weights = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("model.safetensors")}
+    assert weights
+    main([*command, "--no-train", "--figure", str(tmp_path / "figure.png")])
+    assert tables(capsys)[0] == summary
+    assert {path: path.stat().st_mtime_ns for path in weights} == weights
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    main([*command, "--no-train", "--output", str(tmp_path / "elsewhere")])
+    assert {tuple(row["metric"]) for row in tables(capsys)[0]} == {()}
+    main(["--folder", str(tmp_path)])
+    assert "Small" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["model.mode=h"], "override 'model.mode=h': expected a key that the row 't4-softmax' does not set"),
+        (["seed=1"], "override 'seed=1'"),
+        (["--row", "t9"], "row: expected one of t4-softmax, t4-h+J, t6-softmax, t6-fast, got 't9'"),
+        (["model.embed_dm=4"], "Did you mean 'model.embed_dim'"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(
+    command: list[str], arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*command, *arguments])
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_is_a_valid_configuration(name: str, tmp_path: Path) -> None:
+    table = TABLES[name]
+    runs = plan(table, tmp_path, [], [0], [])
+    assert [row for row, _, _ in runs] == list(table.entries)
+    assert all(row in table.entries for pair in table.gaps for row in pair)
+    settings = [config.model_dump_json(exclude={"output"}) for _, _, config in runs]
+    assert len({*settings}) == len(settings)  # rows differ
+    for row, entry in table.entries.items():
+        if entry.window is not None:
+            assert f"task.window={entry.window}" in entry.overrides, row
+
+
+def test_tables_that_share_runs_describe_them_alike(tmp_path: Path) -> None:
+    shared: dict[Path, str] = {}
+    for table in TABLES.values():
+        for _, _, config in plan(table, tmp_path, [], [0], []):
+            assert shared.setdefault(config.output, config.model_dump_json()) == config.model_dump_json()
+
+
+def experiment(**entries: tuple[float | None, float | None]) -> Experiment:
+    made = {name: Entry("", name, (), *numbers) for name, numbers in entries.items()}
+    return Experiment("", "", "", made, [("a", "b")], "")
+
+
+def test_gaps_by_hand() -> None:
+    runs = [Outcome("a", k, Path(), m, 1, 1.0, 1.0) for k, m in enumerate((1.0, 2.0, 3.0))]
+    runs += [Outcome("b", k, Path(), m, 1, 1.0, 1.0) for k, m in enumerate((3.0, 3.5))]
+    (row,) = gaps(experiment(a=(1.0, 0.2), b=(1.5, 0.2)), runs)
+    assert (row["difference"], row["published"]) == (-1.25, -0.5)
+    assert (row["beyond its two σ"], row["same winner"]) == (True, True)
+    # t = -1.25 / sqrt(1/3 + 0.125/2) = -1.987 at (0.3958²) / ((1/3)²/2 + 0.0625²/1) = 2.635 degrees of freedom.
+    assert row["p"] == pytest.approx(0.15369, abs=1e-5)
+    (row,) = gaps(experiment(a=(1.0, 0.2), b=(None, None)), runs[:3] + runs[3:4])
+    assert (row["p"], row["published"], row["beyond its two σ"], row["same winner"]) == (None,) * 4
+    assert gaps(experiment(a=(1.0, 0.2), b=(1.5, 0.2)), runs[:3]) == []
+    assert welch([1.0, 1.0], [2.0, 2.0]) is None
+
+
+def test_the_fit_of_the_published_means() -> None:
+    """The paper reports c = 5.51 for softmax and 5.44 for h+J; the difference is 1.4 of its standard errors."""
+    entries = TABLES["table2-shakespeare"].entries
+    found = {}
+    for arm in ("softmax", "h+J"):
+        means = {e.window: e.mean for e in entries.values() if e.arm == arm}
+        found[arm] = fit_decay({T: mean for T, mean in means.items() if T is not None and mean is not None})
+    one, other = found["softmax"], found["h+J"]
+    assert one is not None
+    assert other is not None
+    assert (one["c"], one["± c"]) == pytest.approx((5.506, 0.032), abs=1e-3)
+    assert (other["c"], other["± c"]) == pytest.approx((5.443, 0.030), abs=1e-3)
+    assert fit_decay({4: 3.0, 8: 2.0, 12: 1.5, 16: 1.2}) is None  # four windows
+    assert fit_decay({k: 1.0 + 0.1 * (-1) ** k for k in range(6)}) is None  # no decay
+
+
+@pytest.mark.parametrize("line", commands())
+def test_commands_of_the_documentation_name_tables_rows_and_keys(
+    line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(reproduce, "show", lambda *arguments: seen.append(arguments))
+    main(shlex.split(line, comments=True)[3:])
+    for table, options in seen:
+        assert plan(table, options.output, options.row, options.seed, options.overrides)
