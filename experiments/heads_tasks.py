@@ -8,13 +8,14 @@ Training sequences ask several questions, of lengths that are known; questions a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from experiments.common import attend_back, fit
 
 LAYERS, HEADS, WIDTH = 6, 8, 128
 KEYS, VALUES, SYMBOLS, MOST = 16, 8, 6, 6
@@ -24,7 +25,6 @@ SYMBOL = VALUE + VALUES
 DIGIT = SYMBOL + SYMBOLS
 VOCABULARY = DIGIT + MOST + 1
 
-TASKS = ("retrieval", "counting")
 # Pairs of a retrieval, symbols of a count.
 LENGTHS = {
     "known": {"retrieval": range(3, 8), "counting": range(6, 15, 2)},
@@ -33,19 +33,12 @@ LENGTHS = {
 CHOICES = {"retrieval": range(VALUE, VALUE + VALUES), "counting": range(DIGIT, DIGIT + MOST + 1)}
 # Pairs in a training sequence, those of the questions included; questions behind a sequence of symbols.
 _PAIRS, _COUNTS, _BATCH = 12, 3, 16
-_RATE, _SOLVED = 1e-3, 0.3
-_THETA, _FREQUENCIES, _STRENGTH = 1e6, 4, 6.0
+_SOLVED = 0.3
 
 
 @dataclass(frozen=True)
 class Questions:
-    """Questions of one length.
-
-    Attributes:
-        task: ``retrieval`` or ``counting``.
-        tokens: int64 [B, T].
-        labels: Positions among the choices of the task, int64 [B].
-    """
+    """Questions of one length: tokens int64 [B, T], labels as positions among the choices of the task, int64 [B]."""
 
     task: str
     tokens: Tensor
@@ -69,10 +62,7 @@ def retrieval(count: int, pairs: int, asked: int, generator: torch.Generator) ->
     keys = torch.stack([torch.randperm(KEYS, generator=generator)[:pairs] for _ in range(count)])
     values = torch.randint(VALUES, (count, pairs), generator=generator)
     again = torch.stack([torch.randint(pairs, (asked,), generator=generator) for _ in range(count)])
-    keys, values = (
-        torch.cat((keys, keys.gather(1, again)), 1),
-        torch.cat((values, values.gather(1, again)), 1),
-    )
+    keys, values = (torch.cat((one, one.gather(1, again)), 1) for one in (keys, values))
     tokens = torch.stack((KEY + keys, VALUE + values), -1).flatten(1)
     answers = torch.zeros(count, 1 + 2 * (pairs + asked), dtype=torch.bool)
     answers[:, 2 + 2 * pairs :: 2] = True
@@ -94,13 +84,13 @@ def counting(count: int, symbols: int, asked: int, generator: torch.Generator) -
     drawn = torch.where(places < wanted, order[:, :1], drawn)
     counts = (drawn[:, None] == order[:, :asked, None]).sum(-1)
     queries = torch.stack((SYMBOL + order[:, :asked], DIGIT + counts.clamp_max(MOST)), -1).flatten(1)
-    start = torch.full((count, 1), COUNT)
+    start, end = (torch.full((count, 1), token) for token in (COUNT, HASH))
     answers = torch.zeros(count, 2 + symbols + 2 * asked, dtype=torch.bool)
     answers[:, 3 + symbols :: 2] = counts <= MOST
-    return torch.cat((start, SYMBOL + drawn, torch.full((count, 1), HASH), queries), 1), answers
+    return torch.cat((start, SYMBOL + drawn, end, queries), 1), answers
 
 
-_MAKERS = {"retrieval": retrieval, "counting": counting}
+TASKS = {"retrieval": retrieval, "counting": counting}
 
 
 def questions(task: str, reach: str, count: int, seed: int) -> list[Questions]:
@@ -109,79 +99,48 @@ def questions(task: str, reach: str, count: int, seed: int) -> list[Questions]:
     lengths = LENGTHS[reach][task]
     found = []
     for length in lengths:
-        tokens, _ = _MAKERS[task](-(-count // len(lengths)), length, 1, generator)
+        tokens, _ = TASKS[task](-(-count // len(lengths)), length, 1, generator)
         found.append(Questions(task, tokens[:, :-1], tokens[:, -1] - CHOICES[task][0]))
     return found
 
 
 def decoder() -> Any:
-    """A Llama of six layers with 8 key/value heads, not yet trained.
+    """A Llama, not yet trained; half of the heads of its first layer begin by attending to the token before.
 
-    Half of the heads of its first layer attend to the token before, by the biases of queries and keys: a pair is then
-    known at its value from the start.  Without this, retrieval takes several times as long to appear.
+    A pair is then known at its value from the start.  Without this, retrieval takes several times as long to appear.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes: dict[str, Any] = {
-        "hidden_size": WIDTH,
-        "intermediate_size": 2 * WIDTH,
-        "num_hidden_layers": LAYERS,
-    }
-    heads: dict[str, Any] = {
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": HEADS,
-        "attention_bias": True,
-    }
-    rope = {"rope_type": "default", "rope_theta": _THETA}
     config = LlamaConfig(
-        vocab_size=VOCABULARY, max_position_embeddings=128, rope_parameters=rope, initializer_range=WIDTH**-0.5,
-        **sizes, **heads,
+        vocab_size=VOCABULARY, max_position_embeddings=128, initializer_range=WIDTH**-0.5, attention_bias=True,
+        hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        num_key_value_heads=HEADS, rope_parameters={"rope_type": "default", "rope_theta": 1e6},
     )  # fmt: skip
-    model = LlamaForCausalLM(config)
-    first: Any = model.model.layers[0].self_attn
-    turn = model.model.rotary_emb.inv_freq[:_FREQUENCIES]
-    half = WIDTH // HEADS // 2
-    with torch.no_grad():
-        for head in range(HEADS // 2):
-            at = torch.arange(_FREQUENCIES) + head * 2 * half
-            first.k_proj.bias[at] = _STRENGTH
-            # R_{j-i} turned by one position: q R_{j-i} k is largest at j = i - 1.
-            first.q_proj.bias[at] = _STRENGTH * turn.cos()
-            first.q_proj.bias[at + half] = -_STRENGTH * turn.sin()
+    model: Any = LlamaForCausalLM(config)
+    attend_back(model, [1] * (HEADS // 2))
     return model
 
 
-def train(seed: int, steps: int, advance: Callable[[int], None]) -> Any:
-    """Train on retrieval of more and more pairs, and on counting as well as soon as the most are reached.
-
-    Args:
-        seed: Of the weights and the sequences.
-        steps: Steps of AdamW; the last 40 % with a falling rate.
-        advance: Called after each step with 1.
-    """
+def train(seed: int, steps: int) -> Any:
+    """Train on retrieval of more and more pairs, and on counting as well as soon as the most are reached."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     model = decoder()
-    optimiser = torch.optim.AdamW(model.parameters(), _RATE, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, lambda step: min((step + 1) / 50, max(0.02, 2.5 * (1 - step / steps)), 1.0)
-    )
     longest = {task: LENGTHS["known"][task][-1] for task in TASKS}
     most, average, both = 2, 2.0, False
-    for step in range(steps):
+
+    def loss(step: int) -> Tensor:
+        nonlocal most, average, both
         both = both or step > steps // 2 or (most == longest["retrieval"] and average < _SOLVED)
-        retrieved = _loss(model, "retrieval", most, generator)
-        loss = retrieved + _loss(model, "counting", longest["counting"], generator) if both else retrieved
-        optimiser.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        schedule.step()
+        retrieved = total = _loss(model, "retrieval", most, generator)
+        if both:
+            total = total + _loss(model, "counting", longest["counting"], generator)
         average += 0.1 * (float(retrieved.detach()) - average)
         if average < _SOLVED and most < longest["retrieval"]:
             most, average = most + 1, 2 * _SOLVED
-        advance(1)
-    return model.eval()
+        return total
+
+    return fit(model, loss, steps, 1e-3)
 
 
 def _loss(model: Any, task: str, most: int, generator: torch.Generator) -> Tensor:
@@ -189,6 +148,6 @@ def _loss(model: Any, task: str, most: int, generator: torch.Generator) -> Tenso
     least = min(most, LENGTHS["known"][task][0])
     length = int(torch.randint(least, most + 1, (), generator=generator))
     asked = _COUNTS if task == "counting" else _PAIRS - length
-    tokens, answers = _MAKERS[task](_BATCH, length, asked, generator)
+    tokens, answers = TASKS[task](_BATCH, length, asked, generator)
     logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]
     return F.cross_entropy(logits[answers[:, 1:]], tokens[:, 1:][answers[:, 1:]])

@@ -1,0 +1,327 @@
+"""Games on the heads of a decoder trained for the purpose: dividends, calibration (GAC), surrogate fits.
+
+    python -m experiments.heads_study FOLDER [--seeds 3] [--workers 2] [--steps 3000] [--samples 128] [--json]
+
+Goes on where it stopped.  Writes groups.png into the folder.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from math import comb, prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from diabat.attention.games.draws import sized_coalitions
+from diabat.attention.games.tables import all_coalitions
+from diabat.attention.heads import Calibration, Dividends, HeadCoalitions, common, fit_surrogate, max_dividend
+from diabat.huggingface import disable_gac, enable_gac
+from experiments.common import Row, calls, keep, kept, parser, report, same_settings
+from experiments.heads_tables import ALPHAS, BETAS, TARGETS, every, groups_figure
+from experiments.heads_tasks import (
+    CHOICES,
+    HEADS,
+    LAYERS,
+    LENGTHS,
+    TASKS,
+    Questions,
+    decoder,
+    questions,
+    train,
+)
+
+PAIR, FITTED, HELD = (2, 3), 550, 1000
+EVALUATION, DIVIDENDS, VALIDATION, TEST = range(1, 5)
+"""Purposes of questions; those of different purposes are drawn independently."""
+Groups = Mapping[int, tuple[int, ...]]
+"""The players of some layers that are not calibrated; players are heads."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Steps of the training, and questions: of a game on one layer, of one on two layers, and of each length."""
+
+    steps: int = 3000
+    samples: int = 128
+    pair_samples: int = 32
+    validation: int = 128
+    test: int = 384
+    evaluation: int = 1000
+    groups: int = 20  # random ones
+
+
+@dataclass(frozen=True)
+class Place:
+    """A task and a seed in the folder of the study."""
+
+    folder: Path
+    seed: int
+    task: str
+
+    def path(self, stage: str) -> Path:
+        """File of the results of a stage."""
+        return self.folder / f"seed-{self.seed}" / f"{stage}-{self.task}.json"
+
+    def read(self, stage: str) -> Any:
+        """Results of a stage."""
+        return kept(self.path(stage))
+
+    def model(self) -> Any:
+        """The trained decoder."""
+        model = decoder()
+        model.load_state_dict(load_file(weights(self.folder, self.seed)))
+        return model.eval()
+
+    def questions(self, reach: str, count: int, purpose: int) -> list[Questions]:
+        """At least ``count`` questions for a purpose."""
+        return questions(self.task, reach, count, 1_000_000 * purpose + self.seed)
+
+    def samples(self, count: int) -> list[dict[str, Any]]:
+        """``count`` questions of all known lengths for a game, in a random order."""
+        found = [sample for part in self.questions("known", count, DIVIDENDS) for sample in part.samples()]
+        order = torch.randperm(len(found), generator=torch.Generator().manual_seed(self.seed))
+        return [found[int(index)] for index in order[:count]]
+
+    def salient(self, target: str) -> dict[int, tuple[int, ...]]:
+        """Players of the largest dividend, in one layer or in all."""
+        found = self.read("dividends")
+        return {
+            layer: tuple(found[layer]["players"]) for layer in range(LAYERS) if target in ("all", str(layer))
+        }
+
+    def chosen(self, reach: str) -> Row:
+        """Target, α and β of the highest accuracy with the salient group on validation questions; ties go by v."""
+        rows = [row for row in self.read("grid") if (row["reach"], row["kind"]) == (reach, "salient")]
+        return max(rows, key=lambda row: (row["accuracy"], row["v"]))
+
+
+def weights(folder: Path, seed: int) -> Path:
+    """File of a decoder."""
+    return folder / f"seed-{seed}" / "decoder.safetensors"
+
+
+@torch.no_grad()
+def answers(
+    model: Any, parts: list[Questions], calibration: Calibration | None = None
+) -> tuple[Tensor, Tensor]:
+    """Whether each answer is right, bool [N], and the log-odds v = z_y - logsumexp(others), float64 [N]."""
+    if calibration is not None:
+        enable_gac(model, calibration)
+    right, odds = [], []
+    for part in parts:
+        found = model(part.tokens, logits_to_keep=1, use_cache=False)
+        logits, label = found.logits[:, -1, list(CHOICES[part.task])].double(), part.labels[:, None]
+        others = logits.scatter(1, label, -torch.inf).logsumexp(-1)
+        right.append(logits.argmax(-1) == part.labels)
+        odds.append(logits.gather(1, label)[:, 0] - others)
+    disable_gac(model)
+    return torch.cat(right), torch.cat(odds)
+
+
+def compared(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> dict[str, float]:
+    """Means after, and the mean of the paired differences with its standard error; accuracies in percent."""
+    row: dict[str, float] = {}
+    for name, scale, old, new in zip(("accuracy", "v"), (100.0, 1.0), before, after, strict=True):
+        change = scale * (new.double() - old.double())
+        row |= {
+            name: scale * float(new.double().mean()), f"{name} change": float(change.mean()),
+            f"{name} error": float(change.std()) / len(change) ** 0.5,
+        }  # fmt: skip
+    return row
+
+
+def random_groups(salient: Groups, count: int, seed: int) -> list[dict[int, tuple[int, ...]]]:
+    """Different groups of as many players in each layer, none of them the salient one; fewer if there are no more."""
+    most = prod(comb(HEADS, len(players)) for players in salient.values()) - 1
+    generator = torch.Generator().manual_seed(seed)
+    found: list[dict[int, tuple[int, ...]]] = []
+    while len(found) < min(count, most):
+        drawn = {
+            layer: tuple(sorted(torch.randperm(HEADS, generator=generator)[: len(players)].tolist()))
+            for layer, players in salient.items()
+        }
+        if drawn not in found and any(set(drawn[layer]) != set(salient[layer]) for layer in drawn):
+            found.append(drawn)
+    return found
+
+
+# Stages: each computes its results from those of the stages before it.
+
+
+def accuracies(place: Place, sizes: Sizes) -> Row:
+    """Accuracy and mean v on fresh questions."""
+    found: Row = {}
+    for reach in LENGTHS:
+        right, odds = answers(place.model(), place.questions(reach, sizes.evaluation, EVALUATION))
+        found |= {f"accuracy, {reach}": 100 * float(right.double().mean()), f"v, {reach}": float(odds.mean())}
+    return found
+
+
+def dividends(place: Place, sizes: Sizes) -> list[Row]:
+    """Games on the heads of each layer: largest dividend, its noise, sums by order, R² of fits to half of the game."""
+    samples, rows = place.samples(sizes.samples), []
+    for layer in range(LAYERS):
+        tables = HeadCoalitions(place.model(), samples, layer=layer, batch_size=64).sample_table()
+        found = Dividends.of_tables(tables)
+        top = found.largest()
+        rows.append({
+            "players": list(max_dividend(found)), "w": float(found.value[top]),
+            "error": float(found.standard_error[top]), "frequency": float(found.argmax_frequency()[top]),
+            "intersection": list(common(found, share=1)), "sums": found.order_sums()[0].tolist(),
+            "v(N) - v(∅)": float(tables.mean(0)[-1] - tables.mean(0)[0]),
+            **explained(all_coalitions(HEADS), tables, place.seed),
+        })  # fmt: skip
+    return rows
+
+
+def explained(coalitions: Tensor, tables: Tensor, seed: int) -> Row:
+    """R² on one half of the coalitions of fits to the other, for the mean over samples and for single samples."""
+    order = torch.randperm(len(coalitions), generator=torch.Generator().manual_seed(seed))
+    fitted, held = order.chunk(2)
+    found: Row = {}
+    for name, pairs in (("linear", False), ("pairs", True)):
+        scores = [
+            fit_surrogate(coalitions[fitted], v[fitted], pairs=pairs).explained(coalitions[held], v[held])
+            for v in (tables.mean(0), *tables)
+        ]
+        found |= {f"R² {name}, mean": scores[0], f"R² {name}, samples": scores[1:]}
+    return found
+
+
+def pair(place: Place, sizes: Sizes) -> Row:
+    """16 players of two layers: R² of fits to 550 coalitions on 1,000 others."""
+    everyone = torch.ones(2 * HEADS, dtype=torch.bool)
+    drawn = torch.unique(sized_coalitions(everyone, 2 * (FITTED + HELD), place.seed, stratified=False), dim=0)
+    mixed = torch.randperm(len(drawn), generator=torch.Generator().manual_seed(place.seed))
+    coalitions = drawn[mixed[: FITTED + HELD]]
+    samples = place.samples(sizes.pair_samples)
+    values = HeadCoalitions(place.model(), samples, layer=list(PAIR), batch_size=64).value(coalitions)
+    return {
+        f"R² {name}": fit_surrogate(coalitions[:FITTED], values[:FITTED], pairs=pairs).explained(
+            coalitions[FITTED:], values[FITTED:]
+        )
+        for name, pairs in (("linear", False), ("pairs", True))
+    }
+
+
+def grid(place: Place, sizes: Sizes) -> list[Row]:
+    """All α and β on validation questions, with the salient group and with none."""
+    model, rows = place.model(), []
+    for target in TARGETS:
+        salient = place.salient(target)
+        for reach in LENGTHS:
+            asked = place.questions(reach, sizes.validation, VALIDATION)
+            before = answers(model, asked)
+            rows += [
+                {"target": target, "reach": reach, "alpha": alpha, "beta": beta, "kind": kind}
+                | compared(before, answers(model, asked, Calibration(groups, alpha, beta)))
+                for alpha in ALPHAS
+                for beta in BETAS
+                for kind, groups in (("salient", salient), ("no group", dict.fromkeys(salient, ())))
+            ]
+    return rows
+
+
+def test(place: Place, sizes: Sizes) -> list[Row]:
+    """Fresh questions: α = β = 0.1 for every target, and the best of the grid for the target it belongs to."""
+    model, rows = place.model(), []
+    for target in TARGETS:
+        salient = place.salient(target)
+        kinds: list[tuple[str, Groups]] = [("salient", salient), ("no group", dict.fromkeys(salient, ()))]
+        kinds += [("random", group) for group in random_groups(salient, sizes.groups, place.seed)]
+        for reach in LENGTHS:
+            asked = place.questions(reach, sizes.test, TEST)
+            before, best = answers(model, asked), place.chosen(reach)
+            settings = [("paper", kinds, Row(alpha=0.1, beta=0.1, rows="running"))]
+            settings += [("prompt", kinds[:1], Row(alpha=0.1, beta=0.1, rows="prompt"))]
+            if best["target"] == target:
+                settings += [("chosen", kinds, Row(alpha=best["alpha"], beta=best["beta"]))]
+            rows += [
+                {"target": target, "reach": reach, "setting": name, "kind": kind}
+                | compared(before, answers(model, asked, Calibration(groups, **options)))
+                for name, some, options in settings
+                for kind, groups in some
+            ]
+    return rows
+
+
+def sums(place: Place, sizes: Sizes) -> Row:
+    """Σ_S w(S) and v(N) of the layer with the largest dividend, before and after its calibration at α = β = 0.1."""
+    model, by_layer = place.model(), place.read("dividends")
+    layer = max(range(LAYERS), key=lambda layer: by_layer[layer]["w"])
+    parts = place.questions("known", sizes.pair_samples, DIVIDENDS)
+    samples = [sample for part in parts for sample in part.samples()]
+    found: Row = {"layer": layer}
+    for when in ("before", "after"):
+        calibration = Calibration({layer: by_layer[layer]["players"]}, 0.1, 0.1) if when == "after" else None
+        right, odds = answers(model, parts, calibration)
+        if calibration is not None:
+            enable_gac(model, calibration)
+        table = HeadCoalitions(model, samples, layer=layer, batch_size=64).table()
+        total = float(Dividends.of_tables(table[None]).value.sum())
+        found |= {
+            f"Σ w, {when}": total, f"v(∅), {when}": float(table[0]), f"Σ w + v(∅), {when}": total + float(table[0]),
+            f"v(N), {when}": float(odds.mean()), f"accuracy, {when}": 100 * float(right.double().mean()),
+        }  # fmt: skip
+    disable_gac(model)
+    return found
+
+
+STAGES: dict[str, Callable[[Place, Sizes], Any]] = {
+    "accuracies": accuracies, "dividends": dividends, "pair": pair, "grid": grid, "test": test, "sums": sums,
+}  # fmt: skip
+
+
+def train_decoder(folder: Path, seed: int, steps: int) -> str:
+    """Train a decoder and write its weights."""
+    path = weights(folder, seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(train(seed, steps).state_dict(), path.with_suffix(".part"))
+    path.with_suffix(".part").replace(path)
+    return f"decoder, seed {seed}"
+
+
+def compute(stage: str, place: Place, sizes: Sizes) -> str:
+    """Compute a stage and write its results."""
+    keep(place.path(stage), STAGES[stage](place, sizes))
+    return f"{stage}, {place.task}, seed {place.seed}"
+
+
+def main() -> None:
+    """Compute what is missing; print the tables and draw the figure."""
+    command = parser(__doc__, study=True)
+    command.add_argument("--steps", type=int, default=Sizes.steps, help="of each training")
+    command.add_argument(
+        "--samples", type=int, default=Sizes.samples, help="of each game on the heads of a layer"
+    )
+    options = command.parse_args()
+    sizes = Sizes(steps=options.steps, samples=options.samples)
+    places = run(options.folder, sizes, options.seeds, options.workers)
+    for title, rows in every(places).items():
+        report(title, rows, as_json=options.json)
+    groups_figure(places, options.folder / "groups.png")
+
+
+def run(folder: Path, sizes: Sizes, seeds: int, workers: int) -> list[Place]:
+    """Compute what is missing in the folder."""
+    torch.set_num_threads(1)
+    same_settings(folder, asdict(sizes))
+    places = [Place(folder, seed, task) for task in TASKS for seed in range(seeds)]
+    untrained = [(folder, seed, sizes.steps) for seed in range(seeds) if not weights(folder, seed).exists()]
+    for done in calls(train_decoder, untrained, workers):
+        print(done, file=sys.stderr)
+    for stage in STAGES:
+        missing = [(stage, place, sizes) for place in places if not place.path(stage).exists()]
+        for done in calls(compute, missing, workers):
+            print(done, file=sys.stderr)
+    return places
+
+
+if __name__ == "__main__":
+    main()

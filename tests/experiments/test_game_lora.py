@@ -1,0 +1,77 @@
+"""``experiments.facts`` and ``experiments.game_lora_study``: the truth is that of the documents; a tiny study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from experiments import game_lora_study as study
+from experiments.common import kept
+from experiments.facts import BEGIN, KINDS, NOTE, PAD, World, documents, probes
+
+WORLD = World(entities=6, relations=3, values=4, facts=3)
+
+
+def test_documents_follow_the_law_of_the_probes() -> None:
+    """Counts behind each pair in 5,000 documents against y*, within 5 standard errors (18 comparisons, alpha 1e-5)."""
+    world = World(entities=4, relations=2, values=3, unseen=0.25, probabilistic=0.25, noted=0.0, facts=4)
+    counts = np.zeros((4, 2, 3))
+    for row in documents(world, 5_000, seed=3):
+        tokens = row["input_ids"].tolist()
+        for at in range(1, len(tokens) - 3, 4):
+            if tokens[at] != PAD:
+                e, r = (a - b for a, b in zip(tokens[at : at + 2], world.question(0, 0), strict=True))
+                counts[e, r, tokens[at + 2] - world.value(r, 0)] += 1
+    laws, unseen = world.drawn()[1], {tuple(p) for p in world.pairs("unseen")}
+    for e, r in np.ndindex(4, 2):
+        total = counts[e, r].sum()
+        assert (total == 0) == ((e, r) in unseen)
+        if total:
+            error = 5 * (laws[e, r] * (1 - laws[e, r]) / total) ** 0.5
+            assert (np.abs(counts[e, r] / total - laws[e, r]) <= error).all()
+
+
+def test_notes_override_for_the_rest_of_the_document() -> None:
+    found = 0
+    for row in documents(WORLD, 300, seed=1):
+        tokens = row["input_ids"].tolist()
+        if tokens[1] == NOTE:
+            found += 1
+            stated = [tokens[i : i + 3] for i in range(6, WORLD.length - 2, 4)]
+            assert {tuple(s) for s in stated if s[:2] == tokens[2:4]} == {tuple(tokens[2:5])}
+    assert 60 <= found <= 120
+
+
+def test_probes_and_their_truth() -> None:
+    for kind, support in zip(KINDS, (1, 4, 1, 2), strict=True):
+        prompts, truth = probes(WORLD, kind)
+        assert torch.allclose(truth.sum(1), torch.ones(len(truth)).double())
+        assert prompts[:, 0].eq(BEGIN).all()
+        assert (truth > 0).sum(1).eq(support).all()
+    seen, (prompts, other) = probes(WORLD, "seen")[1], probes(WORLD, "contradicted")
+    assert not (seen * other).any()
+    assert other.argmax(1).equal(prompts[:, 4])
+
+
+@pytest.mark.filterwarnings("ignore")  # of libraries, as in the script
+def test_a_tiny_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = study.batch(documents(study.WORLD, 16, 0))
+    monkeypatch.setattr(study, "held_out", lambda: text)
+    monkeypatch.setattr(study, "ARMS", {arm: study.ARMS[arm] for arm in ("plain", "ldb, nash")})
+    study.train_base(tmp_path, 2)
+    for arm in study.ARMS:
+        for seed in (0, 1):
+            study.fine_tune(tmp_path, arm, seed, 2)
+    tables = study.tables(tmp_path, 2)
+    study.pairs_figure(tmp_path)
+    assert [row["arm"] for row in tables["Truth"]] == ["plain", "ldb, nash"]
+    (difference,) = tables["Heads and text less plain LoRA, * if the interval excludes 0"]
+    runs = [[kept(study.path(tmp_path, arm, seed)) for seed in (0, 1)] for arm in study.ARMS]
+    mean = sum(b["Γ"] - a["Γ"] for a, b in zip(*runs, strict=True)) / 2
+    assert difference["Γ"].startswith(f"{mean:+.3f}")
+    before = kept(tmp_path / "before.json")
+    assert runs[0][0]["traces"][0] == pytest.approx(before["pairs"], abs=1e-6)  # adapters begin at zero
+    assert 0.5 < before["E old"] <= 1
