@@ -58,7 +58,6 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.aer
 	$(BIN)/python -m benchmarks.dqa
 	$(BIN)/python -m benchmarks.compiling
-	$(BIN)/python -m benchmarks.dqa_fidelity
 
 # Random calls and damaged files; every finding is printed with the command that replays it.
 fuzz: $(VENV)/.installed
