@@ -26,7 +26,7 @@ TrustOption = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="Trust code and addresses that the run folder names; see docs/security.md.",
+        help="Let a run folder name any backend, e.g. dimod; see docs/security.md.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print only one JSON document on stdout.")]

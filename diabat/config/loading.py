@@ -53,7 +53,8 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), *, trust: bool 
     Args:
         path: YAML (or JSON) file, the folder of a run, or the name of a shipped configuration.
         overrides: ``dotted.key=value``, values in YAML.
-        trust: Accept a run folder even if it names foreign code or machines; see :mod:`diabat.config.trust`.
+        trust: Let a run folder name any backend, also one that imports a module or connects to a machine; see
+            :mod:`diabat.config.trust`.
 
     Raises:
         ConfigError: If the file or an override is not valid; one sentence that names the key.

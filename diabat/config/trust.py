@@ -1,13 +1,11 @@
-"""Refuse untrusted entries in the folder of a run: names of code, of other machines, and secrets.
+"""What a run folder may name without trust, and secrets, which no configuration may hold.
 
-A configuration file and an override may name anything.  A run folder may come from somebody else: its
-``config.json`` may name only samplers of known packages, and no address, unless the folder is trusted.
-Secrets are refused everywhere.
+A configuration file and an override may name any backend.  A run folder may come from somebody else: its
+``config.json`` may name only built-in backends that run nothing but diabat's own code on this machine.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,22 +15,19 @@ from diabat.config.errors import ConfigError, dotted, refused
 RUN_CONFIG = "config.json"
 """Name of the file that makes a folder that of a run."""
 
-KNOWN_PACKAGES = ("diabat", "dimod", "dwave", "greedy", "hybrid", "neal", "openjij", "tabu")
-"""Packages whose samplers a run folder may name; importing any other package could run arbitrary code."""
-
-# Where a client connects to, with the token of whoever calls it.
-_CONNECTION = re.compile(r"endpoint|proxy|config_file|permissive_ssl|cert|headers|client", re.IGNORECASE)
+LOCAL_BACKENDS = ("banded", "dqa", "exact", "mean_field", "refine", "tempering")
+"""Backends that import no named module and open no connection."""
 
 KeyPath = tuple[str | int, ...]
 
 
 def refuse_untrusted(document: dict[str, Any], path: Path, given: Iterable[KeyPath] = ()) -> None:
-    """Refuse names of foreign code or machines in a configuration that was read from a run folder.
+    """Refuse other backends than the local ones in a configuration that was read from a run folder.
 
     Args:
         document: The configuration, overrides applied.
         path: Its file; every file except ``config.json`` is trusted.
-        given: Keys that the caller has set.
+        given: Keys that the caller has set; a sampler whose every key is the caller's is not refused.
 
     Raises:
         ConfigError: Names the key, and how to trust the folder.
@@ -40,14 +35,18 @@ def refuse_untrusted(document: dict[str, Any], path: Path, given: Iterable[KeyPa
     if path.name != RUN_CONFIG:
         return
     own = tuple(given)
-    for key, value in _leaves(_samplers(document), ()):
-        if value is not None and not any(key[: len(mine)] == mine for mine in own):
-            expected = _expected(key, value)
-            if expected:
+    for place, section in _samplers(document).items():
+        leaves = list(_leaves(section, place))
+        if all(any(key[: len(mine)] == mine for mine in own) for key, _ in leaves):
+            continue
+        for key, name in leaves:
+            # A composite names its base as ``sampler``, at any depth.
+            if key[-1] in ("backend", "sampler") and name not in LOCAL_BACKENDS:
                 raise ConfigError(
                     dotted(key),
-                    f"expected {expected} in the folder of a run, got {value!r:.80} in '{path}'; set "
-                    "the key yourself, or give --trust (trust=True) if you trust whoever made the run.",
+                    f"expected one of {', '.join(LOCAL_BACKENDS)} in a run folder that is not trusted, got "
+                    f"{name!r:.80} in '{path}'; choose another backend, or give --trust (trust=True) if you "
+                    "trust whoever made the run.",
                 )
 
 
@@ -60,8 +59,8 @@ def refuse_stored_secrets(document: dict[str, Any]) -> None:
     from diabat.scrubbing import refuse_secrets
 
     try:
-        refuse_secrets("sampler", document.get("sampler"))
-        refuse_secrets("fidelity.backends", _samplers(document)["fidelity"]["backends"])
+        for place, section in _samplers(document).items():
+            refuse_secrets(dotted(place), section)
         for key, value in _leaves(document, ()):
             if isinstance(value, str) and "://" in value:
                 refuse_secrets(dotted(key), value)
@@ -71,29 +70,15 @@ def refuse_stored_secrets(document: dict[str, Any]) -> None:
         raise refused(error) from None
 
 
-def _expected(key: KeyPath, value: Any) -> str | None:
-    """Describe the expected value for an error message."""
-    if isinstance(value, str) and _package(value) not in (None, *KNOWN_PACKAGES):
-        return f"a sampler of {', '.join(KNOWN_PACKAGES)}"
-    if isinstance(value, str) and "://" in value:
-        return "no address"
-    if any(isinstance(part, str) and _CONNECTION.search(part) for part in key[1:]):
-        return "no way to connect"
-    return None
-
-
-def _package(value: str) -> str | None:
-    """The package that ``module:name`` leads to; None for any other text."""
-    module, _, name = value.partition(":")
-    parts = module.split(".")
-    return parts[0] if name.isidentifier() and all(part.isidentifier() for part in parts) else None
-
-
-def _samplers(document: dict[str, Any]) -> dict[str, Any]:
-    """The sections from which samplers are built."""
+def _samplers(document: dict[str, Any]) -> dict[KeyPath, Any]:
+    """The sections from which samplers are built, and their keys."""
     fidelity = document.get("fidelity")
     backends = fidelity.get("backends") if isinstance(fidelity, dict) else None
-    return {"sampler": document.get("sampler"), "fidelity": {"backends": backends}}
+    named = backends if isinstance(backends, dict) else {}
+    sections = {("sampler",): document.get("sampler")} | {
+        ("fidelity", "backends", label): section for label, section in named.items()
+    }
+    return {key: section for key, section in sections.items() if section is not None}
 
 
 def _leaves(value: Any, key: KeyPath) -> Iterator[tuple[KeyPath, Any]]:

@@ -1,4 +1,4 @@
-"""What a configuration may lead to: own ones to samplers only, those of run folders to known packages."""
+"""What a configuration may lead to: own ones to any sampler, those of run folders to local backends only."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import pytest
 
 from diabat.config import ConfigError, load_config, make_config
 from diabat.config.loading import parse_override
-from diabat.config.trust import KNOWN_PACKAGES, refuse_untrusted
+from diabat.config.trust import LOCAL_BACKENDS
 from diabat.runs import build_sampler, load_run
 from diabat.runs.ensembles import attention_ensembles
+from diabat.samplers.registry import available_backends
 
 MARKER = "diabat_stranger_was_here"
 STRANGER = f"""
@@ -84,82 +85,73 @@ def test_a_module_that_fails_to_import_is_one_sentence(stranger: str, tmp_path: 
 # what a run folder may name
 
 
-def nested(backend: str) -> Any:
-    return lambda name: {"backend": backend, "sampler": "dimod", "options": dimod_section(name)}
+def nested(backend: str, **options: Any) -> dict[str, Any]:
+    return {"backend": backend, "sampler": "dimod", "options": options}
 
 
 @pytest.mark.parametrize(
     "section",
-    [dimod_section, nested("refine"), nested("distributed")],
-    ids=["dimod", "refine", "distributed"],
+    [
+        dimod_section("strange_module:Sampler"),
+        dimod_section("dimod:ExactSolver"),
+        dimod_section("dwave.system:DWaveSampler", options={"endpoint": "evil.example"}),
+        nested("refine", sampler="strange_module:Sampler", beta=1.0),
+        {"backend": "refine", "sampler": "refine", "options": nested("refine")},
+        {"backend": "distributed", "sampler": "exact", "executor": "tcp://evil:8786"},
+        {"backend": "of_a_package"},
+    ],
+    ids=["foreign module", "dimod", "endpoint", "refine", "refine twice", "distributed", "registered"],
 )
-def test_a_run_folder_names_known_packages_only(section: Any, stranger: str, tmp_path: Path) -> None:
-    """Nothing is imported; trusted, it is.  Composites pass the name on to their base."""
-    sampler = section(stranger)
-    sampler.get("options", {}).pop("backend", None)
-    folder = run_folder(tmp_path, sampler)
-    for reading in (load_config, load_run):
-        with pytest.raises(
-            ConfigError, match=r"sampler: expected a sampler of diabat, .* --trust \(trust=True\)"
-        ):
-            reading(folder)
+def test_a_run_folder_names_local_backends_only(
+    section: dict[str, Any], stranger: str, tmp_path: Path
+) -> None:
+    """Nothing is imported and nothing connected to; composites pass names on to their base."""
+    fidelity = {"fidelity": {"backends": {"theirs": section}}}
+    for document, place in (
+        ({"sampler": section}, "sampler"),
+        ({"sampler": {"backend": "exact"}} | fidelity, r"fidelity\.backends\.theirs"),
+    ):
+        folder = run_folder(tmp_path, **document)
+        for reading in (load_config, load_run, lambda path: attention_ensembles(path, seed=0)):
+            with pytest.raises(
+                ConfigError,
+                match=rf"^{place}\.[a-z.]+: expected one of banded, .* give --trust \(trust=True\)",
+            ):
+                reading(folder)
     assert not getattr(sys, MARKER)
+
+
+def test_a_trusted_run_folder_names_any(stranger: str, tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, dimod_section(stranger))
     with pytest.raises(ConfigError, match="accepts num_reads, got Sampler"):  # it is only a stand-in
         build_sampler(load_config(folder, trust=True).sampler)
     assert getattr(sys, MARKER)
 
 
-def test_the_run_of_a_comparison_is_not_trusted_either(stranger: str, tmp_path: Path) -> None:
-    folder = run_folder(tmp_path, dimod_section(stranger))
-    with pytest.raises(ConfigError, match=r"--trust \(trust=True\)"):
-        attention_ensembles(folder, seed=0)
-    backends = {"theirs": dimod_section(stranger)}
-    folder = run_folder(tmp_path, {"backend": "exact"}, fidelity={"backends": backends})
-    with pytest.raises(ConfigError, match=r"^fidelity\.backends\.theirs\.sampler: expected a sampler of"):
-        load_config(folder)
-    assert not getattr(sys, MARKER)
+@pytest.mark.parametrize("backend", LOCAL_BACKENDS)
+def test_local_backends_need_no_trust(backend: str, tmp_path: Path) -> None:
+    assert backend in available_backends()
+    load_config(run_folder(tmp_path, {"backend": backend}))
+    load_config(run_folder(tmp_path, {"backend": "refine", "sampler": backend}))
 
 
 def test_what_the_caller_names_is_taken(stranger: str, tmp_path: Path) -> None:
-    folder = run_folder(tmp_path, dimod_section("dimod:ExactSolver"))
-    assert load_config(folder, [f"sampler.sampler={stranger}"]).sampler.options["sampler"] == stranger
+    mine = ["sampler.backend=dimod", f"sampler.sampler={stranger}", "sampler.beta=1.0"]
+    folder = run_folder(tmp_path, {"backend": "exact"})
+    assert load_config(folder, mine).sampler.options["sampler"] == stranger
+    folder = run_folder(tmp_path, dimod_section("evil:X"))
+    assert load_config(folder, ["sampler.backend=exact"]).sampler.backend == "exact"
+    assert load_config(folder, mine).sampler.options["sampler"] == stranger
     own = tmp_path / "own.yaml"
     own.write_text(f"sampler: {{backend: dimod, sampler: '{stranger}', beta: 1.0}}")
     assert load_config(own).sampler.options["sampler"] == stranger
 
 
-@pytest.mark.parametrize("package", KNOWN_PACKAGES)
-def test_known_packages_need_no_trust(package: str, tmp_path: Path) -> None:
-    load_config(run_folder(tmp_path, dimod_section(f"{package}.some.module:Sampler")))
-
-
-@pytest.mark.parametrize("name", ["dwave_evil:X", "diabatic:X", "os:system", "évil:X", "a.b·c:X", "_x:y"])
-def test_other_packages_do(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^sampler\.sampler: expected a sampler of"):
-        load_config(run_folder(tmp_path, dimod_section(name)))
-
-
-@pytest.mark.parametrize(
-    ("sampler", "key"),
-    [
-        (
-            dimod_section("dwave.system:DWaveSampler", options={"endpoint": "evil.example"}),
-            "options.endpoint",
-        ),
-        (
-            dimod_section("dwave.system:DWaveSampler", options={"config_file": "evil.conf"}),
-            "options.config_file",
-        ),
-        (dimod_section("dwave.system:DWaveSampler", options={"x": ["http://evil"]}), r"options\.x\[0\]"),
-        ({"backend": "distributed", "sampler": "exact", "executor": "tcp://evil:8786"}, "executor"),
-    ],
-)
-def test_a_run_folder_opens_no_connection(sampler: dict[str, Any], key: str, tmp_path: Path) -> None:
-    """The client would send the token of whoever loads the run, and a scheduler sends pickles."""
-    with pytest.raises(
-        ConfigError, match=rf"^sampler\.{key}: expected no (address|way to connect) in the folder"
-    ):
-        refuse_untrusted({"sampler": sampler}, run_folder(tmp_path, sampler) / "config.json")
+@pytest.mark.parametrize("change", ["sampler.backend=dimod", "sampler.sampler=dimod:ExactSolver"])
+def test_a_key_of_the_caller_does_not_trust_the_others(change: str, tmp_path: Path) -> None:
+    theirs = dimod_section("dwave.system:DWaveSampler", options={"endpoint": "evil.example"})
+    with pytest.raises(ConfigError, match=r"^sampler\.[a-z]+: expected one of banded, "):
+        load_config(run_folder(tmp_path, theirs), [change])
 
 
 # secrets
