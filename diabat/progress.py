@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress
+
+
+@cache
+def stderr_console() -> Console:
+    """The console of all bars: bars that are shown at the same time stand below each other."""
+    from rich.console import Console
+
+    return Console(stderr=True)
 
 
 def new_bar(*, percent: bool = False, window: float = 30.0, shown: bool = True) -> Progress:
@@ -17,7 +27,6 @@ def new_bar(*, percent: bool = False, window: float = 30.0, shown: bool = True) 
         window: Seconds over which the speed is averaged; longer than a step takes.
         shown: Show the bar; without it nothing is printed.
     """
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -29,9 +38,19 @@ def new_bar(*, percent: bool = False, window: float = 30.0, shown: bool = True) 
 
     done = TaskProgressColumn() if percent else MofNCompleteColumn()
     columns = (TextColumn("{task.description}"), BarColumn(), done, TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True), speed_estimate_period=window, disable=not shown)
+    return Progress(*columns, console=stderr_console(), speed_estimate_period=window, disable=not shown)
 
 
 def progress_bar(wanted: bool) -> AbstractContextManager[Any]:
     """Show a bar while the block runs, and yield it; yield None if no bar is wanted."""
     return new_bar() if wanted else nullcontext()
+
+
+def compiling_bar() -> Progress:
+    """Create a bar, not yet shown, that moves without an end; it disappears when the block is left."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=stderr_console(), transient=True)
+    bar.add_task("compiling kernels, once per machine", total=None)
+    return bar

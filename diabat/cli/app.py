@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -21,12 +22,16 @@ from diabat.cli import (
     train,
 )
 from diabat.cli.failures import handled
+from diabat.compute.loading import preparing
+from diabat.progress import compiling_bar
 
 
 class _Group(TyperGroup):
     """A command group whose failures are one sentence on stderr and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
+        if sys.stderr.isatty():
+            preparing.display = compiling_bar
         with handled(debug=bool(ctx.params.get("debug"))):
             return super().invoke(ctx)
 

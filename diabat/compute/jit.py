@@ -7,18 +7,22 @@ function together with all functions that it calls, at every level.
 
 from __future__ import annotations
 
-import gc
 import logging
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any, TypeVar
 
-from diabat.compute.loading import collection_paused
+from diabat.compute.loading import preparing
 
-with collection_paused():
+with preparing:
     import numba
     from numba.core import event
+    from numba.core.registry import cpu_target
+
+    # What numba does at its first compilation or loading, a third of a second.
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,63 +55,51 @@ def inlined(function: F) -> F:
     return inner(function, inline="always")
 
 
-class _Listener(event.Listener):  # type: ignore[misc]  # numba has no stubs
-    """Counts compiled functions of diabat (not those loaded from disk), and logs the notice at the first one."""
+@cache
+def _notice() -> None:
+    # Logged to stderr, unless the application has configured a handler.
+    logging.getLogger("diabat").warning(NOTICE)
 
-    def __init__(self) -> None:
-        self.count, self.silent = 0, False
+
+class _Compilations(event.Listener):  # type: ignore[misc]  # numba has no stubs
+    """Counts compiled functions of diabat (not those loaded from disk), and shows that they are compiled."""
+
+    count = 0
 
     def on_start(self, event: Any) -> None:
-        if not event.data["dispatcher"].py_func.__module__.startswith("diabat."):
-            return
-        self.count += 1
-        if not self.silent:
-            self.silent = True
-            # Logged to stderr, unless the application has configured a handler.
-            logging.getLogger("diabat").warning(NOTICE)
+        if event.data["dispatcher"].py_func.__module__.startswith("diabat."):
+            self.count += 1
+            (_notice if preparing.display is None else preparing.show)()
 
     def on_end(self, event: Any) -> None:
         pass
 
 
-class _Pause(event.Listener):  # type: ignore[misc]  # numba has no stubs
-    """Pauses Python's garbage collector while numba compiles, or loads compiled code: a tenth to a fifth of the time.
-
-    Events are nested, and threads wait for each other inside them.
-    """
-
-    def __init__(self) -> None:
-        self.depth, self.collecting, self.lock = 0, False, threading.Lock()
+class _Preparing(event.Listener):  # type: ignore[misc]  # numba has no stubs
+    """numba holds its lock while it compiles, or loads compiled code."""
 
     def on_start(self, event: Any) -> None:
-        with self.lock:
-            if not self.depth:
-                self.collecting = gc.isenabled()
-                gc.disable()
-            self.depth += 1
+        preparing.__enter__()
 
     def on_end(self, event: Any) -> None:
-        with self.lock:
-            self.depth -= 1
-            if not self.depth and self.collecting:
-                gc.enable()
+        preparing.__exit__()
 
 
-_listener = _Listener()
-event.register("numba:compile", _listener)
-event.register("numba:compiler_lock", _Pause())
+_compilations = _Compilations()
+event.register("numba:compile", _compilations)
+event.register("numba:compiler_lock", _Preparing())
 
 
 def compiled_functions() -> int:
     """Number of functions compiled by this process so far."""
-    return _listener.count
+    return _compilations.count
 
 
 @contextmanager
 def unannounced() -> Iterator[None]:
-    """Suppress the notice in the block."""
-    before, _listener.silent = _listener.silent, True
+    """Show neither notice nor bar in the block."""
+    before, preparing.display = preparing.display, nullcontext
     try:
         yield
     finally:
-        _listener.silent = before
+        preparing.display = before

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import sys
-import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal, Self, final
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from diabat.checks import ArgumentError, ArgumentTypeError, check_count
+from diabat.compute.loading import preparing
 from diabat.compute.memory import require_memory
 from diabat.edges import DENSE_SPINS, Edges
 from diabat.ising import Ising, without_autocast
@@ -167,11 +167,11 @@ class Sampler(WithOptions, nn.Module, ABC):
         self._require(ising)
         require_room(ising, num_reads)
         drawn = draw_seed(seed)
-        start = time.perf_counter()
+        start = preparing.clock()
         held = ising.detach()
         with torch.no_grad(), without_autocast(ising.fields):
             samples = self._sample(self._taken(held), num_reads, drawn)
-        info = {"backend": self.name, "seed": drawn, "wall_s": time.perf_counter() - start, **samples.info}
+        info = {"backend": self.name, "seed": drawn, "wall_s": preparing.clock() - start, **samples.info}
         return Samples(samples.spins, samples.visible, samples.log_weights, info, held, samples.tracked)
 
     @final
@@ -213,7 +213,7 @@ class Sampler(WithOptions, nn.Module, ABC):
         if num_reads is not None:
             return self._average(ising, correlations, num_reads, seed)
         drawn = draw_seed(seed)
-        start = time.perf_counter()
+        start = preparing.clock()
         analytic = "exact" in self.capabilities.gradients
         if analytic:
             moments = self.differentiable_moments(ising, correlations, drawn)
@@ -223,7 +223,7 @@ class Sampler(WithOptions, nn.Module, ABC):
                 moments = self._moments(self._taken(ising), correlations, drawn)
             # Rounding can push a certain spin above 1.
             moments = moments.replaced(probability=moments.probability.clamp(0, 1))
-        info = {"backend": self.name, "wall_s": time.perf_counter() - start, **moments.info}
+        info = {"backend": self.name, "wall_s": preparing.clock() - start, **moments.info}
         if moments.num_reads is not None:
             info.setdefault("seed", drawn)
         return moments.replaced(info=info)

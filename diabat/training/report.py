@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from diabat.files import open_file
+from diabat.progress import stderr_console
 from diabat.tasks import PairTask, Task
 from diabat.training.errors import CheckpointError, OutputError, TrainingError
 from diabat.training.options import TrainOptions
@@ -156,7 +157,6 @@ class Display:
 
 
 def _progress_bar() -> Any:
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     return Progress(
@@ -165,7 +165,7 @@ def _progress_bar() -> Any:
         MofNCompleteColumn(),
         TextColumn("{task.fields[figures]}"),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=stderr_console(),
     )
 
 

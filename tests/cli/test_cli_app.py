@@ -1,16 +1,24 @@
 import errno
 import os
+import signal
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cli_runs import run
 
 import diabat
 from diabat.cli import backends
-from diabat.cli.failures import sentence
+from diabat.cli.failures import importing, sentence
+from diabat.compute.loading import preparing
+from diabat.progress import compiling_bar
+
+app = import_module("diabat.cli.app")  # the name diabat.cli.app is that of the application
 
 
 def test_version() -> None:
@@ -129,6 +137,23 @@ def test_an_interrupt_during_imports_ends_the_process() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "\nInterrupted. Nothing was saved yet.\n")
+
+
+def test_an_interrupt_after_imports_is_caught_as_before() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with suppress(ImportError), importing():
+        assert signal.getsignal(signal.SIGINT) is not before
+        raise ImportError
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_compiling_is_a_bar_on_a_terminal(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparing, "display", None)
+    monkeypatch.setattr(backends, "extra_rows", lambda: [])
+    monkeypatch.setattr(app, "sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: terminal)))
+    assert run("backends").exit_code == 0
+    assert preparing.display is (compiling_bar if terminal else None)
 
 
 def test_python_m_diabat_is_the_command_line() -> None:

@@ -63,7 +63,7 @@ class FidelityReport(Report):
                "effect", "capture\n(ceiling)", "z.2f", "capture", beside="capture_ceiling"),
         Column("capture_ceiling", "capture that independent exact reads would show at this number of reads"),
         Column("mean_field_capture", "coupling capture of naive mean field", "mean field\ncapture", "z.2f"),
-        Column("us_per_query", "wall time of one call divided by its problems, in microseconds",
+        Column("us_per_query", "wall time of one call, without compilation, divided by its problems, in microseconds",
                "µs per\nquery", ".1f", "µs"),
     )  # fmt: skip
 

@@ -73,7 +73,7 @@ class GradientReport(Report):
         *_columns("J", "dL/dJ, summed over the queries that share J"),
         _own_column("h"),
         _own_column("J"),
-        Column("us_per_query", "wall time of one forward and backward pass divided by its problems, in microseconds",
+        Column("us_per_query", "wall time of a forward and backward pass, without compilation, by problem, in µs",
                "µs per\nquery", ".1f"),
     )  # fmt: skip
 
