@@ -14,7 +14,7 @@ from pydantic_core.core_schema import CoreSchema, tagged_union_schema
 from diabat.checks import ArgumentError
 from diabat.config.errors import UNKNOWN_NAME
 from diabat.models.registry import MODELS, ModelKind, ModelOptions
-from diabat.samplers.registry import available_backends, backend_factory
+from diabat.samplers.registry import backend_factory
 from diabat.tasks.base import TaskOptions
 from diabat.tasks.registry import TASKS, TaskKind
 
@@ -67,20 +67,14 @@ class SamplerChoice(BaseModel):
     def _check_options(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        backend = value.get("backend", "exact")
-        if backend not in available_backends():
-            _refuse_backend(backend)
+        backend = str(value.get("backend", "exact"))
+        try:
+            model = options_model(backend)
+        except ArgumentError as error:  # no backend has this name
+            raise ArgumentError("backend", error.reason) from None
         options = {k: v for k, v in value.items() if k != "backend"}
-        checked = options_model(backend).model_validate_json(json.dumps(options))
+        checked = model.model_validate_json(json.dumps(options))
         return {"backend": backend, **json.loads(checked.model_dump_json())}
-
-
-def _refuse_backend(backend: Any) -> None:
-    """Raise the registry's error about an unknown backend with the key of the configuration."""
-    try:
-        backend_factory(str(backend))
-    except ArgumentError as error:
-        raise ArgumentError("backend", error.reason) from None
 
 
 @lru_cache(maxsize=64)

@@ -42,33 +42,31 @@ class _Loader(yaml.SafeLoader):
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
-        self._sizes: dict[int, int] = {}  # of complete nodes, which the document keeps alive
-        self._depth = 0
+        self._values = self._depth = 0
+        self._sizes: dict[
+            int, int
+        ] = {}  # values of complete nodes with an anchor, which the document keeps alive
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()
-        mark, repeats = event.start_mark, isinstance(event, yaml.AliasEvent)
+        event, before = self.peek_event(), self._values
+        mark: Any = event.start_mark
         if self._depth >= _MAX_DEPTH:
             raise yaml.composer.ComposerError(None, None, "nested too deeply", mark)
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
-        if id(node) not in self._sizes:
-            if repeats:
+        if isinstance(event, yaml.AliasEvent):
+            if id(node) not in self._sizes:
                 raise yaml.composer.ComposerError(None, None, "the document contains itself", mark)
-            self._sizes[id(node)] = self._size(node)
-        if self._sizes[id(node)] > MAX_VALUES:
+            self._values += self._sizes[id(node)]
+        else:
+            self._values += 1
+            if event.anchor is not None:
+                self._sizes[id(node)] = self._values - before
+        if self._values > MAX_VALUES:
             text = f"expected at most {MAX_VALUES:,} values with what aliases repeat, got more"
             raise yaml.composer.ComposerError(None, None, text, mark)
         return node
-
-    def _size(self, node: Any) -> int:
-        if isinstance(node, yaml.ScalarNode):
-            return 1
-        parts = node.value
-        if isinstance(node, yaml.MappingNode):
-            parts = [part for pair in parts for part in pair]
-        return 1 + sum(self._sizes[id(part)] for part in parts)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diabat.config import ConfigError
+from diabat.config import ConfigError, yaml_files
 from diabat.config.yaml_files import MAX_BYTES, dump_yaml, parse_yaml, read_mapping
 
 SCALARS = (
@@ -106,6 +106,13 @@ def test_aliases_that_grow_are_refused_before_they_do(text: str) -> None:
         ConfigError, match=r"text, line \d+: expected at most 1,000,000 values with what alias"
     ):
         parse_yaml(text, "text")
+
+
+def test_a_long_document_is_refused_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yaml_files, "MAX_VALUES", 100)
+    assert len(parse_yaml("[" + "0, " * 99 + "]", "text")) == 99
+    with pytest.raises(ConfigError, match="text, line 1: expected at most 100 values"):
+        parse_yaml("[" + "0, " * 101 + "\n}", "text")  # the bracket, which is wrong, is not reached
 
 
 def test_aliases_are_read() -> None:
