@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diabat.cli.arguments import JsonOption, OverridesArgument, TrustOption
+from diabat.cli.arguments import JsonOption, OverridesArgument, TrustOption, config_and_overrides
 from diabat.cli.failures import Interrupted, importing, naming
 from diabat.cli.figures import FIGURES, require_writable
 from diabat.cli.output import print_json
@@ -138,8 +138,7 @@ def _load(
     from diabat.config import make_config
     from diabat.config.loading import apply_overrides, read_document
 
-    if config is not None and "=" in config and not Path(config).exists():  # the first override
-        overrides, config = [config, *overrides], None
+    config, overrides = config_and_overrides(config, overrides)
     document = (
         apply_overrides({}, overrides) if config is None else read_document(config, overrides, trust=trust)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +32,14 @@ TrustOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print only one JSON document on stdout.")]
 ProgressOption = Annotated[bool, typer.Option("--progress/--no-progress", help="Progress bar on stderr.")]
+
+
+def config_and_overrides(config: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:
+    """The configuration, None if it is left out, and the overrides, of which the first then stands in its place."""
+    changes = list(overrides or ())
+    if config is not None and "=" in config and not os.path.exists(config):
+        return None, [config, *changes]
+    return config, changes
 
 
 def as_overrides(options: dict[str, Any]) -> list[str]:

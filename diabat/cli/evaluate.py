@@ -67,11 +67,18 @@ def evaluate_model(
 
 @contextmanager
 def naming_data(data: Path | None) -> Iterator[None]:
-    """Add to a data error that --data can name the new location of a run's data."""
+    """Report errors about the key of the data as --data, which can name the new location of a run's data."""
+    from diabat.config import ConfigError
     from diabat.tasks import DataError
 
     try:
         yield
+    except ConfigError as error:
+        if data is None or error.argument != "task.data" or "unknown key" not in error.reason:
+            raise
+        raise ConfigError(
+            "--data", f"expected a task that reads data, got '{data}' for one without."
+        ) from error
     except DataError as error:
         if data is not None or "--data" in str(error):
             raise

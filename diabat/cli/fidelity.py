@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from diabat.cli.arguments import JsonOption, OverridesArgument, TrustOption
+from diabat.cli.arguments import JsonOption, OverridesArgument, TrustOption, config_and_overrides
 from diabat.cli.failures import importing
 from diabat.cli.figures import require_writable
 from diabat.cli.output import print_fitting
 
 DEFAULT = "fidelity"
 ConfigArgument = Annotated[
-    str,
+    str | None,
     typer.Argument(
         metavar="[CONFIG]",
         help="A YAML file, or the name of a shipped configuration; fidelity if left out.",
@@ -32,7 +32,7 @@ ProgressOption = Annotated[bool, typer.Option("--progress/--no-progress", help="
 
 
 def compare_backends(
-    config: ConfigArgument = DEFAULT,
+    config: ConfigArgument = None,
     overrides: OverridesArgument = None,
     gradients: GradientsOption = False,
     figure: FigureOption = None,
@@ -54,10 +54,8 @@ def compare_backends(
 
     compare: Any = gradient_report if gradients else fidelity_report
     plot: Any = plot_gradients if gradients else plot_fidelity
-    changes = list(overrides or ())
-    if "=" in config and not Path(config).exists():  # the first override, where the configuration is left out
-        config, changes = DEFAULT, [config, *changes]
-    resolved = load_config(config, changes, trust=trust)
+    name, changes = config_and_overrides(config, overrides)
+    resolved = load_config(name or DEFAULT, changes, trust=trust)
     options = resolved.fidelity
     use_threads(resolved)
     if figure is not None:

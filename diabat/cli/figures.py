@@ -25,18 +25,24 @@ def require_writable(
         new: Refuse a file that already exists.
 
     Raises:
-        ConfigError: If the suffix is not supported, the path is a folder, or the file already exists and ``new``.
-        PermissionError: If the file cannot be written.
+        ConfigError: If the suffix is not supported, the path is a folder, the file cannot be written, or it already
+            exists and ``new``.
     """
     from diabat.config.errors import ConfigError  # help needs no pydantic
 
     if path.suffix not in suffixes or path.is_dir():
-        raise ConfigError(option, f"expected a file ending in {', '.join(suffixes)}, got '{path}'.")
+        kind = "the folder " * path.is_dir()
+        raise ConfigError(option, f"expected a file ending in {', '.join(suffixes)}, got {kind}'{path}'.")
     if new and path.exists():
         raise ConfigError(
             option, f"expected a new file, or --force to replace it, got '{path}', which already exists."
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Files are replaced by renaming, which requires write permission for the folder.
-    if not all(os.access(place, os.W_OK) for place in (path.parent, path) if place.exists()):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Files are replaced by renaming, which requires write permission for the folder.
+        if not all(os.access(place, os.W_OK) for place in (path.parent, path) if place.exists()):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        # A file in the place of the folder is reported as one that exists.
+        reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
+        raise ConfigError(option, f"expected a file that can be written, got '{path}' ({reason}).") from error

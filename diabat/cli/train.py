@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +16,7 @@ from diabat.cli.arguments import (
     TrustOption,
     as_overrides,
 )
+from diabat.cli.evaluate import naming_data
 from diabat.cli.failures import Interrupted, importing
 from diabat.cli.output import print_json
 
@@ -44,12 +44,13 @@ def train_model(
     CONFIG may also be the folder of an earlier run.
     """
     with importing():
-        from diabat.config import to_plain
+        from diabat.config import load_config, to_plain
         from diabat.runs.build import require_same_run, run_training
         from diabat.training import OutputError, TrainingInterrupted
 
     changes = [*(overrides or []), *as_overrides({"output": output, "task.data": data})]
-    resolved = _load(config, changes, data, trust)
+    with naming_data(data):
+        resolved = load_config(config, changes, trust=trust)
     if resume:
         require_same_run(resolved)
     try:
@@ -63,29 +64,14 @@ def train_model(
         how = f"The run is saved in '{resolved.output}'; continue with: {again}"
         raise Interrupted(how if saved else "Nothing was saved yet.") from error
     except OutputError as error:
-        said = str(error).replace(
-            "resume=True, or name another folder", "--resume, or name another with --output"
-        )
+        said = str(error).replace("run_dir:", "output:" if output is None else "--output:")
+        said = said.replace("resume=True, or name another folder", "--resume, or name another with --output")
         raise OutputError(said) from error
     if as_json:
         summary = {"task": resolved.task.name, "config": to_plain(resolved)}
         print_json({**vars(result), **summary})
     else:
         _print_summary(resolved, result)
-
-
-def _load(config: str, changes: list[str], data: Path | None, trust: bool) -> Config:
-    from diabat.config import ConfigError, load_config
-
-    if data is not None:
-        changes, option = changes[:-1], changes[-1]
-        task: Any = load_config(config, changes, trust=trust).task
-        if "data" not in {field.name for field in fields(task)}:
-            raise ConfigError(
-                "--data", f"the task '{task.name}' is generated and reads no data, got '{data}'."
-            )
-        changes = [*changes, option]
-    return load_config(config, changes, trust=trust)
 
 
 def _print_summary(config: Config, result: TrainResult) -> None:

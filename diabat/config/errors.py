@@ -35,6 +35,7 @@ _LIMITS = {
     "less_than_equal": "a number <= {le}",
     "too_short": "a length >= {min_length}",
 }
+_SECTIONS = ("model_type", "dataclass_type", "model_attributes_type")
 _MEMBERS = {"int", "float", "str", "bool"}
 
 
@@ -57,6 +58,11 @@ def dotted(location: Sequence[str | int]) -> str:
     )
 
 
+def cut(text: str) -> str:
+    """Cut a text to a readable length."""
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def shown(value: Any) -> str:
     """Show a value with its YAML type, cut to a readable length."""
     if value is None:
@@ -65,33 +71,33 @@ def shown(value: Any) -> str:
         return "a mapping" if value else "an empty mapping"
     names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list", tuple: "list"}
     text = str(value).lower() if isinstance(value, bool) else repr(value)
-    text = text if len(text) <= 60 else text[:57] + "..."
-    return f"{text} ({names.get(type(value), type(value).__name__)})"
+    return f"{cut(text)} ({names.get(type(value), type(value).__name__)})"
 
 
-def nearest(key: str, known: Iterable[str]) -> str | None:
-    """Return the valid dotted key closest to ``key``: same section first, then the same name elsewhere."""
+def _nearest(key: str, known: Iterable[str]) -> list[str]:
+    """The valid dotted keys closest to ``key``: one of the same section, or all of the same name elsewhere."""
     keys = sorted(known)
     section, _, name = key.rpartition(".")
     siblings = {k.rpartition(".")[2]: k for k in keys if k.rpartition(".")[0] == section}
     if close := difflib.get_close_matches(name, siblings, n=1):
-        return siblings[close[0]]
+        return [siblings[close[0]]]
     if longer := [full for last, full in siblings.items() if len(name) > 2 and name in last]:
-        return longer[0]
-    for candidate in (*siblings.values(), *keys):
-        # "lr" for learning_rate, or the right name in the wrong section.
-        last = candidate.rpartition(".")[2]
-        if name in (last, "".join(word[:1] for word in last.split("_"))):
-            return candidate
-    return None
+        return longer[:1]
+    same = [full for full in keys if full.rpartition(".")[2] == name]
+    short = [full for full in (*siblings.values(), *keys) if _initials(full) == name]
+    return (short[:1] if short and short[0] in siblings.values() else same) or short[:1]
+
+
+def _initials(key: str) -> str:
+    """The first letters of the words of a key: "lr" for training.learning_rate."""
+    return "".join(word[:1] for word in key.rpartition(".")[2].split("_"))
 
 
 def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
     """Error for an unknown key, with the nearest valid key or the keys of its section."""
     keys = sorted(known)
-    near = nearest(key, keys)
-    if near:
-        return ConfigError(key, f"unknown key. Did you mean '{near}'?")
+    if near := _nearest(key, keys):
+        return ConfigError(key, f"unknown key. Did you mean {' or '.join(map(repr, near))}?")
     section = key.rpartition(".")[0]
     siblings = [k for k in keys if k.rpartition(".")[0] == section]
     return ConfigError(key, f"unknown key. Valid keys here: {', '.join(siblings) or 'none'}.")
@@ -110,6 +116,10 @@ def explain(error: ValidationError, known: Iterable[str], prefix: Sequence[str |
     detail = details[0]
     location = (*prefix, *_without_tags(detail))
     key = dotted(location)
+    if detail["type"] in _SECTIONS and (keys := [k for k in known if k.startswith(f"{key}.")]):
+        return ConfigError(
+            key, f"expected a mapping with keys such as {keys[0]}, got {shown(detail['input'])}."
+        )
     inner = detail.get("ctx", {}).get("error")
     if isinstance(inner, ValidationError):
         return explain(inner, known, location)

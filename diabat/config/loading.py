@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import json
+import os
 import re
 from collections.abc import Iterable
 from importlib.resources import files
@@ -13,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from diabat.config.errors import ConfigError, explain, shown
+from diabat.config.errors import ConfigError, cut, explain, shown
 from diabat.config.schema import Config, valid_keys, with_defaults
 from diabat.config.trust import RUN_CONFIG, refuse_stored_secrets, refuse_untrusted
 from diabat.config.yaml_files import dump_yaml, parse_yaml, read_mapping
@@ -35,16 +36,22 @@ def find_config(name: str | Path) -> Path:
         ConfigError: If there is none; the message suggests the nearest name.
     """
     path = Path(name)
-    if path.exists():
+    if os.path.exists(path):  # False for names that are no paths, too long or with a null character
         stored = path / RUN_CONFIG
-        return stored if stored.is_file() else path
+        if path.is_dir() and not stored.is_file():
+            raise ConfigError(
+                f"'{name}'", f"expected a YAML file or a run folder, got a folder without {RUN_CONFIG}."
+            )
+        return stored if path.is_dir() else path
     shipped = shipped_configs()
     stem = str(name).removesuffix(".yaml")
     if stem in shipped:
         return shipped[stem]
     near = difflib.get_close_matches(stem, shipped, n=1)
     hint = f"Did you mean '{near[0]}'?" if near else f"Shipped are {', '.join(shipped)}."
-    raise ConfigError(f"'{name}'", f"no such file, and no shipped configuration has this name. {hint}")
+    raise ConfigError(
+        f"'{cut(str(name))}'", f"no such file, and no shipped configuration has this name. {hint}"
+    )
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = (), *, trust: bool = False) -> Config:
@@ -110,14 +117,17 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
         ConfigError: If there is no ``=``, no valid key before it, or no YAML value after it.
     """
     key, equals, value = text.partition("=")
-    safe = without_secrets(text)
+    safe = cut(without_secrets(text))
     if not equals or not _KEY.fullmatch(key):
         raise ConfigError(f"override '{safe}': expected KEY=VALUE, for example sampler.backend=dqa.")
     if not value.strip():
         raise ConfigError(
             f"override '{safe}': expected a value after '=', got nothing; write {key}=null for none."
         )
-    parsed = parse_yaml(value, f"override '{safe}'")
+    try:
+        parsed = parse_yaml(value, "")
+    except ConfigError as error:
+        raise ConfigError(f"override '{safe}'", error.reason) from error
     if isinstance(parsed, dict):
         raise ConfigError(
             f"override '{safe}': expected a scalar or a list, got a mapping; override one key each."
@@ -154,8 +164,10 @@ def _assign(document: dict[str, Any], path: tuple[str, ...], value: Any) -> None
                 f"override {'.'.join(path)}: expected a section at '{key}', got {shown(section)}."
             )
     if value is None and path[:-1] == _LABELLED and path[-1] not in section:
-        known = f"one of {', '.join(section)}" if section else "none, as the file names no backend"
-        raise ConfigError(f"override {'.'.join(path)}=null: expected a backend to leave out, {known}.")
+        raise ConfigError(
+            f"override {'.'.join(path)}=null",
+            f"no backend '{path[-1]}' to leave out; the configuration names {', '.join(section) or 'none'}.",
+        )
     if path[-1] == "backend" and section.get("backend", value) != value:
         section.clear()
     section[path[-1]] = value

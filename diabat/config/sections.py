@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, create_model, 
 from pydantic_core.core_schema import CoreSchema, tagged_union_schema
 
 from diabat.checks import ArgumentError
-from diabat.config.errors import UNKNOWN_NAME
+from diabat.config.errors import UNKNOWN_NAME, shown
 from diabat.models.registry import MODELS, ModelKind, ModelOptions
 from diabat.samplers.registry import backend_factory
 from diabat.tasks.base import TaskOptions
@@ -67,7 +67,9 @@ class SamplerChoice(BaseModel):
     def _check_options(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        backend = str(value.get("backend", "exact"))
+        backend = value.get("backend", "exact")
+        if not isinstance(backend, str):
+            raise ArgumentError("backend", f"expected the name of a backend, got {shown(backend)}.")
         try:
             model = options_model(backend)
         except ArgumentError as error:  # no backend has this name

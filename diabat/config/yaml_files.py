@@ -94,7 +94,14 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _decimal(loader: _Loader, node: yaml.ScalarNode) -> int:
-    return int(_written(loader, node, "int"))  # "010" is ten, not eight
+    text = _written(loader, node, "int")
+    digits = text.lstrip("+-0")  # Python converts at most 4300
+    if len(digits) > 19 or not -(2**63) <= int(text) < 2**63:
+        got = f"{text[:20]}{'...' * (len(text) > 20)} ({len(digits)} digits)"
+        raise yaml.constructor.ConstructorError(
+            None, None, f"expected an integer of 64 bits, got {got}", node.start_mark
+        )
+    return int(text)  # "010" is ten, not eight
 
 
 def _float(loader: _Loader, node: yaml.ScalarNode) -> Any:
@@ -141,11 +148,31 @@ def parse_yaml(text: str, name: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{name}{line}", f"{error.problem or error.context}.") from error
+        raise ConfigError(f"{name}{line}", f"{_reason(error)}.") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(name, f"not valid YAML ({' '.join(str(error).split())}).") from error
     except RecursionError as error:
         raise ConfigError(name, "nested too deeply.") from error
+
+
+# What PyYAML says is wrong, in other words.
+_WORDS = {
+    r"found character '\\t' that cannot start any token": "expected spaces, got a tab",
+    r"found character (.+) that cannot start any token": r"expected a value, got the character \1",
+    r"but found another document": "expected one document, got another",
+    r"could not find expected ':'": "expected ':' after a key, got none",
+    r"mapping values are not allowed here": "expected no key here; check the indentation, and quote text with ': '",
+    r"expected <block end>, but found .+": "expected the indentation of the lines above, got another",
+    r", but (?:got|found) '<stream end>'": ", got the end of the text",
+    r", but (?:got|found) ": ", got ",
+}
+
+
+def _reason(error: yaml.MarkedYAMLError) -> str:
+    reason = str(error.problem or error.context)
+    for theirs, ours in _WORDS.items():
+        reason = re.sub(theirs, ours, reason)
+    return reason
 
 
 def read_text(path: Path) -> str:

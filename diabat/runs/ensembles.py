@@ -49,6 +49,10 @@ def build_ensembles(config: Config, *, trust: bool = False) -> list[Ensemble]:
                 made = ferromagnet(options.strengths, num_spins=size, queries=queries, seed=config.seed)
             several = len(options.sizes) > 1
             ensembles += [replace(e, name=f"{e.name} n={size}") if several else e for e in made]
+    if not ensembles and options.checkpoint is None:
+        raise ConfigError(
+            "fidelity", "expected ensembles, strengths and sizes, or a checkpoint, got an empty list."
+        )
     if options.checkpoint is not None:
         ensembles += attention_ensembles(options.checkpoint, seed=config.seed, trust=trust)
     return ensembles

@@ -110,9 +110,10 @@ def _verified(data: DataFile, path: Path, source: str) -> Path:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(
-            f"{source}: expected the file {path}, got '{error.strerror}'; {_fix(data)}."
-        ) from error
+        got = (
+            "none" if isinstance(error, FileNotFoundError) else f"one that cannot be read ({error.strerror})"
+        )
+        raise DataError(f"{source}: expected the file {path}, got {got}; {_fix(data)}.") from error
     problem = _difference(data, content)
     if problem:
         raise DataError(f"{source}: {path} is damaged: {problem}; delete it and {_fix(data)}.")

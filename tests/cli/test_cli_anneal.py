@@ -167,7 +167,7 @@ def test_the_shipped_configuration_writes_the_defaults_out() -> None:
         (["--strengths", "1e-9"], "--strengths: expected couplings that change the marginals, got none in 'SK'"),
         (["--wide-fields", "nan"], "--wide-fields: expected a finite number, got nan (number)."),
         (["anneal.instances=0"], "anneal.instances: expected a number >= 1, got 0 (integer)."),
-        (["anneal=3"], "anneal: expected a mapping, got 3 (integer)."),
+        (["anneal=3"], "anneal: expected a mapping with keys such as anneal.layers, got 3 (integer)."),
         (["anneall"], "'anneall': no such file, and no shipped configuration has this name. Did you mean 'anneal'?"),
     ],
 )  # fmt: skip

@@ -199,6 +199,59 @@ def test_more_wrong_usage_exits_with_2(
     assert list(tmp_path.iterdir()) == []
 
 
+MISTAKES = {
+    "a folder for a configuration": (
+        ["train", "folder"],
+        "'folder': expected a YAML file or a run folder, got a folder without config.json.",
+    ),
+    "a file for the folder of a run": (
+        ["train", "brackets-t8", "--output", "file", "--no-progress"],
+        "--output: cannot write the folder file (Not a directory).",
+    ),
+    "the same as a key": (
+        ["train", "brackets-t8", "output=file", "--no-progress"],
+        "output: cannot write the folder file (Not a directory).",
+    ),
+    "a figure below a file": (
+        ["fidelity", "--figure", "file/x.png"],
+        "--figure: expected a file that can be written, got 'file/x.png' (Not a directory).",
+    ),
+    "a folder for a figure": (
+        ["fidelity", "--figure", "folder"],
+        "--figure: expected a file ending in .png, .pdf, .svg, got the folder 'folder'.",
+    ),
+    "data of a task without": (
+        ["train", "brackets-t8", "--data", "file"],
+        "--data: expected a task that reads data, got 'file' for one without.",
+    ),
+    "data that are not there": (
+        ["train", "shakespeare-t8", "--data", "nope"],
+        "--data: expected the file nope, got none; provide tinyshakespeare.txt from ",
+    ),
+    "a long number": (
+        ["fidelity", f"fidelity.queries={10**400}"],
+        f"override 'fidelity.queries=1{'0' * 39}...': expected an integer of 64 bits, got 1{'0' * 19}... (401 digits).",
+    ),
+    "nothing to compare": (
+        ["fidelity", "fidelity.sizes=[]"],
+        "fidelity: expected ensembles, strengths and sizes, or a checkpoint, got an empty list.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_is_named_as_it_was_made(
+    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("file").write_text("")
+    result = run(*arguments)
+    assert result.exit_code in (1, 2)
+    assert result.stderr.startswith(f"Error: {sentence}")
+    assert result.stderr.count("\n") == 1
+
+
 def test_the_console_script_calls_main() -> None:
     from importlib.metadata import entry_points
 

@@ -57,12 +57,12 @@ def test_a_schedule_from_a_file_with_reads(tmp_path: Path) -> None:
         ),
         (["--schedule", "boltzmann-8"], "got 'boltzmann-8': a plan of angles, which has none."),
         (["--protocol", ""], "--protocol: expected fast or standard, got ''."),
-        (["--spins", "30"], "got None; without reads expected at most 16 spins, got 30."),
+        (["--spins", "30"], "got none; without reads expected at most 16 spins, got 30."),
         (["--strength", "nan"], "--strength: expected a finite number > 0, got nan."),
         (["--engine", "qpu"], "--engine: expected"),
         (["--times", "1e-6"], "--times: expected at least"),
         (["--steps", "50", "--times", "5"], "--steps: expected at least 57"),
-        (["--engine", "primitive"], "--num-reads: expected a number of reads, got None; sampler 'dqa' does"),
+        (["--engine", "primitive"], "--num-reads: expected a number of reads, got none; sampler 'dqa' does"),
     ],
 )
 def test_refusals_are_one_sentence(arguments: list[str], message: str) -> None:

@@ -49,8 +49,8 @@ def test_a_backend_that_is_not_there_cannot_be_left_out() -> None:
     result = fidelity("fidelity.backends.foo=null")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == (
-        "Error: override fidelity.backends.foo=null: expected a backend to leave out, "
-        "one of mean_field, dqa-5ns, boltzmann-8.\n"
+        "Error: override fidelity.backends.foo=null: no backend 'foo' to leave out; the configuration names "
+        "mean_field, dqa-5ns, boltzmann-8.\n"
     )
 
 

@@ -138,7 +138,7 @@ J4 = "fields: [0, 0]\ncouplings: "
         ("hello", r"expected dimod JSON, COO text or YAML with the key 'fields', got 'hello'"),
         ("fields: [1\n", r"line 2: expected ',' or '\]'"),
         ("field: [1]", r"field: unknown key\. Did you mean 'fields'\?"),
-        ("beta: 1", "fields: expected a list of at least one number, got null"),
+        ("beta: 1", "fields: expected a list of numbers, got no such key"),
         ("fields: []", "fields: expected a list of at least one number"),
         ("fields: [1, x]", r"fields\[1\]: expected a number, got 'x'"),
         ("fields: [1, true]", r"fields\[1\]: expected a number, got true"),
@@ -178,7 +178,10 @@ J4 = "fields: [0, 0]\ncouplings: "
         ('{"type": "BinaryQuad', "not valid JSON at line 1, column 10"),
         ('{"a": 1}', r"expected the JSON of dimod's BinaryQuadraticModel\.to_serializable, got no 'type'"),
         ('{"type": "SampleSet"}', "got type 'SampleSet'"),
-        ("fields: [1" + "0" * 400 + "]", r"fields\[0\]: expected a number below 1e308"),
+        (
+            "fields: [1" + "0" * 400 + "]",
+            r"line 1: expected an integer of 64 bits, got 10+\.\.\. \(401 digits\)",
+        ),
         ('{"a":' * 3000, "nested too deeply"),
     ],
 )

@@ -88,7 +88,7 @@ def test_resume_without_a_run_is_a_sentence(tmp_path: Path) -> None:
 def test_data_path_is_for_tasks_that_read_data(tmp_path: Path) -> None:
     result = train(tmp_path / "run", "--data", "x")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == "Error: --data: the task 'brackets' is generated and reads no data, got 'x'.\n"
+    assert result.stderr == "Error: --data: expected a task that reads data, got 'x' for one without.\n"
     result = run(
         "train", "shakespeare-t8", "--data", str(tmp_path / "x.txt"), "--output", str(tmp_path / "run")
     )

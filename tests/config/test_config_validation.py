@@ -34,8 +34,11 @@ BAD = [
     # types
     ({"task": 3}, "task: expected a mapping, got 3 (integer)."),
     ({"model": "h"}, "model: expected a mapping, got 'h' (string)."),
-    ({"training": []}, "training: expected a mapping, got [] (list)."),
-    ({"sampler": []}, "sampler: expected a mapping, got [] (list)."),
+    ({"training": []}, "training: expected a mapping with keys such as training.learning_rate, got [] (list)."),
+    ({"sampler": "exact"}, "sampler: expected a mapping with keys such as sampler.backend, got 'exact' (string)."),
+    ({"sampler": {"backend": None}}, "sampler.backend: expected the name of a backend, got null."),
+    ({"strengths": [1]}, "strengths: unknown key. Did you mean 'anneal.strengths' or 'fidelity.strengths'?"),
+    ({"lr": 1}, "lr: unknown key. Did you mean 'training.learning_rate'?"),
     ({"seed": "1"}, "seed: expected an integer, got '1' (string)."),
     ({"seed": 1.5}, "seed: expected an integer, got 1.5 (number)."),
     ({"model": {"embed_dim": True}}, "model.embed_dim: expected an integer, got true (boolean)."),

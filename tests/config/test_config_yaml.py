@@ -66,7 +66,15 @@ def test_what_is_dumped_is_read_back(value: dict[str, Any]) -> None:
         ("# only a comment\n", r"'.*bad\.yaml': the file is empty\."),
         ("- a\n- b\n", r"expected a mapping of keys to values, got a list"),
         ("a: !!python/object:os.system {}\n", r"line 1: could not determine a constructor"),
-        ("a: \tb\n\tc: 1\n", r"line \d+: "),
+        ("a: \tb\n\tc: 1\n", r"line 1: expected spaces, got a tab\."),
+        ("a: @b\n", r"line 1: expected a value, got the character '@'\."),
+        ("a: 1\n---\nb: 2\n", r"line 2: expected one document, got another\."),
+        ("a: [1, 2\n", r"line 2: expected ',' or '\]', got the end of the text\."),
+        ("a: b: c\n", r"line 1: expected no key here; check the indentation, and quote text with ': '\."),
+        ("a:\n  b: 1\n c: 2\n", r"line 3: expected the indentation of the lines above, got another\."),
+        ("a: 1\nb\n", r"line 3: expected ':' after a key, got none\."),
+        (f"a: {2**63}\n", r"line 1: expected an integer of 64 bits, got 9223372036854775808 \(19 digits\)\."),
+        (f"a: -{'9' * 5000}\n", r"expected an integer of 64 bits, got -9+\.\.\. \(5000 digits\)\."),
     ],
 )
 def test_a_bad_file_is_one_sentence(tmp_path: Path, content: str, message: str) -> None:

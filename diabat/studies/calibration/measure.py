@@ -168,7 +168,7 @@ def measure(
         fit = fit_state_betas(ising, law, groups=groups)
     else:
         raise ArgumentError(
-            "num_reads", f"expected a number of reads, got None; {_why_no_law(backend, ising)}."
+            "num_reads", f"expected a number of reads, got none; {_why_no_law(backend, ising)}."
         )
     judged = goodness(ising, fit, spins, weights, law=law)
     if law is None:

@@ -83,7 +83,7 @@ def test_a_sampler_without_a_law_needs_reads(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(states, "MAX_SPINS", 3)  # a law too large to hold is as good as none
     with pytest.raises(
         ValueError,
-        match="num_reads: expected a number of reads, got None; without reads expected at most 3 spins, got",
+        match="num_reads: expected a number of reads, got none; without reads expected at most 3 spins, got",
     ):
         measure(ReferenceSampler(), PROBLEM)
     found = measure(ReferenceSampler(), PROBLEM, num_reads=200, seed=0)
@@ -103,7 +103,7 @@ def test_too_many_states_in_all_need_reads(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_sampler_with_reads_only_is_refused_without_num_reads() -> None:
     sampler = DQASampler(engine="primitive", annealing_time_ns=2.0)
-    with pytest.raises(ValueError, match="got None; sampler 'dqa' does not provide state probabilities"):
+    with pytest.raises(ValueError, match="got none; sampler 'dqa' does not provide state probabilities"):
         measure(sampler, PROBLEM)
 
 
