@@ -89,15 +89,18 @@ def naming_data(data: Path | None) -> Iterator[None]:
 
 
 def _print(result: Evaluation) -> None:
-    rows = [(result.metric, f"{result.value:.4f}"), ("loss", f"{result.loss:.4f} nats")]
+    from diabat.studies.report import formatted, share
+
+    value = share(result.value, result.count) if result.metric == "accuracy" else f"{result.value:.4f}"
+    rows = [(result.metric, value), ("loss", f"{formatted(result.loss, '.4f')} nats")]
     scores = result.scores
     if scores is not None:
         rows += [
             ("macro F1", f"{scores.macro_f1:.4f}"),
-            (f"calibration error, {len(scores.bins)} bins", f"{scores.calibration_error:.4f}"),
-            ("Brier score", f"{scores.brier:.4f}"),
-            ("pairs", f"{scores.count:,}"),
+            (f"calibration error, {len(scores.bins)} bins", formatted(scores.calibration_error, ".4f")),
+            ("Brier score", formatted(scores.brier, ".4f")),
         ]
+    rows.append(("predictions", f"{result.count:,}"))
     if result.dropped:
         rows.append(("left out without agreed label", f"{result.dropped:,}"))
     print_table(f"{result.task}, {result.split} set", ("", ""), rows)

@@ -175,6 +175,7 @@ def _explain_pair(
 
 def _print(explanation: PairExplanation, head: int | None, top: int, at_least: float) -> None:
     from diabat.models.explanation import of_head
+    from diabat.studies.report import formatted
 
     chances = ", ".join(f"{name} {chance:.3f}" for name, chance in explanation.probabilities.items())
     typer.echo(f"Predicted: {explanation.predicted} ({chances})")
@@ -190,7 +191,7 @@ def _print(explanation: PairExplanation, head: int | None, top: int, at_least: f
     }
     there = {name: of_head(value, head) for name, value in quantities.items() if value is not None}
     rows = [
-        (token, side, *(f"{float(value[i]):.4f}" for value in there.values()))
+        (token, side, *(formatted(float(value[i]), ".4f") for value in there.values()))
         for i, (token, side) in enumerate(zip(explanation.tokens, explanation.sides, strict=True))
     ]
     which = "mean over heads" if head is None else f"head {head}"
@@ -201,7 +202,8 @@ def _print(explanation: PairExplanation, head: int | None, top: int, at_least: f
         return
     strongest = explanation.strongest(top, head, at_least)
     found = [
-        (*_named(explanation, i), *_named(explanation, j), f"{J:+.4f}", _kind(J)) for i, j, J in strongest
+        (*_named(explanation, i), *_named(explanation, j), formatted(J, "+.4f"), _kind(J))
+        for i, j, J in strongest
     ]
     columns = ("token", "side", "and token", "of side", "J/γ", "active")
     if found:

@@ -91,10 +91,13 @@ def _print_weights(
     explanation: DecoderExplanation, layer: int | None, head: int | None, top: int, which: str
 ) -> None:
     from diabat.models.decoder_explanation import of_layer_and_head
+    from diabat.studies.report import formatted
 
     weights = of_layer_and_head(explanation.attention, layer, head)[explanation.position]
     order = weights.argsort(descending=True, stable=True)[:top].tolist()
-    rows = [[str(j), _token(explanation, j), f"{float(weights[j]):.4f}"] for j in order if weights[j] > 0]
+    rows = [
+        [str(j), _token(explanation, j), formatted(float(weights[j]), ".4f")] for j in order if weights[j] > 0
+    ]
     columns = ["position", "token", "weight"]
     if explanation.alpha is not None:
         alpha = of_layer_and_head(explanation.alpha, layer, head).tolist()
@@ -102,7 +105,7 @@ def _print_weights(
         columns.append("P(s = +1)")
         for row in rows:
             chance = known.get(int(row[0]))
-            row.append("" if chance is None else f"{chance:.4f}")
+            row.append("" if chance is None else formatted(chance, ".4f"))
     print_table(
         f"Attention of position {explanation.position}, {which}",
         columns,
@@ -135,7 +138,7 @@ def _print_correlations(
             _token(explanation, j),
             str(k),
             _token(explanation, k),
-            f"{C:+.3g}",
+            f"{C:+#.3g}",
             "together" if C > 0 else "one or the other",
         )
         for j, k, C in found
@@ -155,14 +158,17 @@ def _print_positions(
     explanation: DecoderExplanation, layer: int | None, head: int | None, which: str
 ) -> None:
     from diabat.models.decoder_explanation import of_layer_and_head
+    from diabat.studies.report import formatted
 
     entropy = of_layer_and_head(explanation.entropy, layer, head).tolist()
     effective = of_layer_and_head(explanation.effective, layer, head).tolist()
     index = {name: number for number, name in enumerate(explanation.classes)}
     rows = []
     for i, expected in enumerate(explanation.targets):
-        chance = "" if expected is None else f"{float(explanation.probabilities[i, index[expected]]):.4f}"
-        numbers = f"{entropy[i]:.4f}", f"{effective[i]:.2f}", str(int(explanation.visible[i]))
+        chance = (
+            "" if expected is None else formatted(float(explanation.probabilities[i, index[expected]]), ".4f")
+        )
+        numbers = formatted(entropy[i], ".4f"), f"{effective[i]:.2f}", str(int(explanation.visible[i]))
         rows.append((str(i), _token(explanation, i), *numbers, _classes(explanation, i), chance))
     columns = ("position", "token", "entropy", "effective", "of", "predicted", "P(expected)")
     title = f"Entropy of the weights in nats and effective positions, {which}; predictions"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
@@ -15,12 +16,14 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
 # Longer tables are printed as plain columns: rich needs half a millisecond a row.
 _LONGEST_RICH = 1000
 # In a pipe there is no width limit: each row is one line, for grep and awk.
 _UNBOUNDED = 1000
+# Words of text are folded to no less than this where a table is too wide.
+_FOLDED = 6
 
 
 def console() -> Console:
@@ -50,19 +53,12 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        show_edge=False,
-    )
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=any(columns))
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))  # Text: "[hf]" is not markup
-    console().print(table)
+    _print_parts(table, console())
     typer.echo()
 
 
@@ -81,25 +77,91 @@ def _print_plain(
 
 
 def print_fitting(build: Callable[..., Table]) -> None:
-    """Print a table in the widest form that fits the screen without truncating a cell.
+    """Print a table in the widest form that fits the screen.
 
     Args:
-        build: Builds the table; ``narrow=True`` gives a form with fewer columns, whose cells are wrapped if it is
-            still too wide.
+        build: Builds the table; ``narrow=True`` gives a form with fewer columns.
     """
     screen = console()
     table = build(narrow=False)
-    if _width(table, screen) > screen.width:
-        table = build(narrow=True)
-    if _width(table, screen) > screen.width:
-        for column in table.columns:
-            column.no_wrap, column.overflow = False, "fold"
-    screen.print(table)
+    _print_parts(table if _fits(table, screen) else build(narrow=True), screen)
 
 
-def _width(table: Table, screen: Console) -> int:
-    """Width of the table in characters without a limit."""
-    return screen.measure(table, options=screen.options.update(width=_UNBOUNDED)).maximum
+def _fits(table: Table, screen: Console) -> bool:
+    return screen.measure(table, options=screen.options.update(width=_UNBOUNDED)).maximum <= screen.width
+
+
+def _print_parts(table: Table, screen: Console) -> None:
+    """Print title and table.  If it is too wide, text is folded, and columns that still do not fit follow below it.
+
+    Numbers, which are the words of columns aligned to the right, stay in one piece.
+    """
+    from rich.text import Text
+
+    title, table.title = table.title, None
+    screen.print(Text(str(title), style="bold"))
+    if _fits(table, screen):
+        screen.print(table)
+        return
+    table.padding = 0
+    least = [_words(c) if c.justify == "right" else min(_words(c), _FOLDED) for c in table.columns]
+    labels, others = _labels(table, least, screen.width)
+    parts = [[*labels]]
+    for column in others:
+        if len(parts[-1]) > len(labels) and _total(least, [*parts[-1], column]) > screen.width:
+            parts.append([*labels])
+        parts[-1].append(column)
+    for part in parts:
+        if part is not parts[0]:
+            screen.print()
+        screen.print(_part(table, part, least, screen.width), crop=False)
+
+
+def _labels(table: Table, least: Sequence[int], width: int) -> tuple[range, range]:
+    """Columns that are repeated in every part, and the others.
+
+    They end with the last text column if they leave half the screen, otherwise with the first one.
+    """
+    text = [i for i, column in enumerate(table.columns) if column.justify != "right"] or [0]
+    last = text[-1] if _total(least, range(text[-1] + 1)) <= width / 2 else text[0]
+    return range(last + 1), range(last + 1, len(least))
+
+
+def _total(widths: Sequence[int], columns: Sequence[int]) -> int:
+    """Width of these columns with a space between them."""
+    return sum(widths[i] for i in columns) + len(columns) - 1
+
+
+def _part(table: Table, chosen: Sequence[int], least: Sequence[int], width: int) -> Table:
+    """These columns of a table at their least width; what is left goes to whole words, then to whole cells."""
+    widths = list(least)
+    for wanted in (_words, _lines):
+        missing = {i: max(wanted(table.columns[i]) - widths[i], 0) for i in chosen}
+        for i in sorted(missing, key=missing.__getitem__):
+            widths[i] += min(missing[i], max(width - _total(widths, chosen), 0))
+    part = copy.copy(table)
+    part.width = _total(widths, chosen)
+    part.columns = [
+        dataclasses.replace(table.columns[i], _index=place, width=widths[i], no_wrap=False, overflow="fold")
+        for place, i in enumerate(chosen)
+    ]
+    return part
+
+
+def _lines(column: Column) -> int:
+    """Width of the longest line of the heading and the cells."""
+    from rich.cells import cell_len
+
+    lines = (line for cell in (column.header, *column.cells) for line in str(cell).splitlines())
+    return max(map(cell_len, lines), default=1)
+
+
+def _words(column: Column) -> int:
+    """Width of the longest word, or number, of the heading and the cells."""
+    from rich.cells import cell_len
+
+    words = (word for cell in (column.header, *column.cells) for word in str(cell).split())
+    return max(map(cell_len, words), default=1)
 
 
 def print_json(value: Any) -> None:

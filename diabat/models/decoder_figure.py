@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 _LABELLED = 40
 """More tokens than this are numbered instead of written out."""
-_LEAST_RANGE = 0.1
-"""The colours span at least ±0.1, so that a query without correlations looks like one."""
+_ROUNDING = 1e-6
+"""The colours span at least this, or the standard error of reads, so that no rounding and no noise is magnified."""
 _SHOWN = {" ": "␣", "\n": "↵", "\t": "⇥"}
 
 
@@ -105,7 +105,9 @@ def _correlation_map(
     assert explanation.correlations is not None
     values = of_layer_and_head(explanation.correlations, layer, head).numpy().copy()
     np.fill_diagonal(values, np.nan)
-    largest = max(_LEAST_RANGE, float(np.abs(np.nan_to_num(values)).max()))
+    reads = explanation.num_reads
+    least = _ROUNDING if reads is None else reads**-0.5
+    largest = max(least, float(np.abs(np.nan_to_num(values)).max()))
     first, last = explanation.coupled[0] - 0.5, explanation.coupled[-1] + 0.5
     extent = (first, last, last, first)  # the numbers of the axes are positions
     image = axis.imshow(values, cmap="RdBu_r", vmin=-largest, vmax=largest, extent=extent)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError
@@ -67,6 +68,7 @@ class Evaluation:
         split: Name of the examples.
         metric: ``perplexity`` or ``accuracy``.
         value: The metric.
+        count: Predictions that it is the mean of.
         loss: Mean cross-entropy in nats.
         scores: Scores by class, for classifiers of pairs.
         dropped: Examples of the source that were left out because they have no agreed label.
@@ -76,6 +78,7 @@ class Evaluation:
     split: str
     metric: str
     value: float
+    count: int
     loss: float
     scores: Scores | None
     dropped: int
@@ -286,8 +289,9 @@ def evaluate_run(run: Run, split: str = "validation") -> Evaluation:
     options: dict[str, Any] = {"seed": training.seed, "precision": training.precision}
     if task.classes is None:
         scores, (loss, accuracy) = None, evaluate(run.model, examples, **options)
+        count = examples.counted(torch.arange(len(examples)))
     else:
         scores = score(*predict(run.model, examples, **options), task.classes)
-        loss, accuracy = scores.loss, scores.accuracy
+        loss, accuracy, count = scores.loss, scores.accuracy, scores.count
     value = task.metric_value(loss, accuracy)
-    return Evaluation(task.name, split, task.metric, value, loss, scores, task.dropped.get(split, 0))
+    return Evaluation(task.name, split, task.metric, value, count, loss, scores, task.dropped.get(split, 0))

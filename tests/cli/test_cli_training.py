@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_runs import run, train
+from cli_runs import run, run_json, train
 
 import diabat.runs.build
 import diabat.training
 from diabat.config import load_config
+from diabat.studies.report import share
 
 
 def test_train_writes_the_resolved_configuration_and_reports(tmp_path: Path) -> None:
@@ -33,6 +34,13 @@ def test_train_resumes_to_the_same_weights_as_an_uninterrupted_run(tmp_path: Pat
     assert "accuracy" in result.stdout
     weights = [diabat.training.load_model(tmp_path / name, "latest") for name in "ab"]
     assert all(bool((weights[0][k] == weights[1][k]).all()) for k in weights[0])
+
+
+def test_evaluate_counts_the_predictions_of_an_accuracy(tmp_path: Path) -> None:
+    assert train(tmp_path / "run").exit_code == 0
+    told = run_json("evaluate", str(tmp_path / "run"))
+    assert told["count"] == 16  # one closing bracket in each of the words of four
+    assert share(told["value"], 16) in run("evaluate", str(tmp_path / "run")).stdout
 
 
 def test_a_run_folder_is_a_configuration(tmp_path: Path) -> None:

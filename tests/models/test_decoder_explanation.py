@@ -181,6 +181,7 @@ def test_the_figure_has_maps_correlations_and_entropies(
     values = torch.as_tensor(maps[0].images[0].get_array().data)
     off = ~torch.eye(4, dtype=torch.bool)
     assert torch.equal(values[off], found.correlations[0].mean(0)[off])
+    assert maps[0].images[0].get_clim() == (-float(values[off].abs().max()), float(values[off].abs().max()))
     assert len(maps[0].patches) == 4
     j, k, C = found.strongest(1, 0)[0]
     assert f"{j} “{shown(TEXT[j])}” and {k} “{shown(TEXT[k])}” {C:+.2g}" in maps[0].get_xlabel()

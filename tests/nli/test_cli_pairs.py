@@ -15,6 +15,7 @@ from diabat.attention.neurogame import NeuroGameAttention
 from diabat.cli import app
 from diabat.config import ConfigError, load_config, make_config, to_plain
 from diabat.runs import evaluate_run, explain_run, load_run
+from diabat.studies.report import share
 from diabat.training.checkpoint import find_checkpoints
 from experiments.reproduce import main as reproduce
 
@@ -78,12 +79,13 @@ def test_evaluate_reports_scores_of_the_test_set(trained: Path, tmp_path: Path) 
     told = run_json("evaluate", str(trained), "--figure", str(tmp_path / "scores.png"))
     assert (told["task"], told["split"], told["metric"]) == ("pairs", "test", "accuracy")
     assert told["scores"]["count"] == 9
-    assert told["value"] == told["scores"]["accuracy"]
+    assert (told["value"], told["count"]) == (told["scores"]["accuracy"], 9)
     assert sum(map(sum, told["scores"]["confusion"])) == 9
     assert (tmp_path / "scores.png").stat().st_size > 5_000
     shown = run("evaluate", str(trained))
     for word in (
         "pairs, test set",
+        share(told["value"], 9),
         "macro F1",
         "calibration error, 15 bins",
         "Brier score",

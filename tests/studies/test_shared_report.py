@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from scipy.stats import binomtest
 
-from diabat.studies.report import MISSING, Column, Report
+from diabat.studies.report import MISSING, Column, Report, formatted, share
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,45 @@ def test_cells_show_both_values_and_a_narrow_table_the_first() -> None:
     narrow = [line.split() for line in text(Speeds(ROWS), narrow=True).splitlines() if line.strip()]
     assert narrow[1] == ["road", "mean", "late"]
     assert narrow[-3:] == [["A[1]", "50.0", "1.00"], ["A[1]", "40.0", MISSING], ["B", "refused"]]
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "text"),
+    [
+        (0.1234, ".4f", "0.1234"),
+        (0.01, ".4f", "0.0100"),
+        (0.00999, ".4f", "0.00999"),
+        (-0.0001, "+.4f", "-0.000100"),
+        (5e-7, ".4f", "5.00e-07"),
+        (0.0, ".4f", "0.0000"),
+        (0.94, "z.2f", "0.94"),
+        (-0.004, "z.2f", "-0.00400"),
+        (0.05, ".1f", "0.0500"),
+        (3, "d", "3"),
+        ("SK", "", "SK"),
+        (1e-9, "g", "1e-09"),
+        (float("nan"), ".3f", "nan"),
+    ],
+)
+def test_small_values_have_three_digits(value: Any, form: str, text: str) -> None:
+    assert formatted(value, form) == text
+
+
+@pytest.mark.parametrize(
+    ("successes", "count", "text"),
+    [
+        (24, 24, "100 (86 to 100) %"),
+        (0, 24, "0 (0 to 14) %"),
+        (2, 16, "12 (3 to 36) %"),
+        (8600, 10_000, "86.0 (85.3 to 86.7) %"),
+        (1, 1, "100 (21 to 100) %"),
+    ],
+)
+def test_a_share_has_its_wilson_interval(successes: int, count: int, text: str) -> None:
+    assert share(successes / count, count) == text
+    low, high = binomtest(successes, count).proportion_ci(0.95, method="wilson")
+    decimals = text.split("(")[1].partition(" ")[0].partition(".")[2]
+    assert f"({100 * low:.{len(decimals)}f} to {100 * high:.{len(decimals)}f}) %" in text
 
 
 def test_groups_are_separated_by_a_space() -> None:
