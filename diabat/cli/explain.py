@@ -120,7 +120,7 @@ def explain_prediction(
 def _require_texts(kind: ExampleKind, texts: list[str]) -> None:
     """Refuse a number of texts that the model does not take."""
     wanted = {
-        "pairs": (2, "premise and hypothesis for a run of a classifier of sentence pairs"),
+        "pairs": (2, "two texts, premise and hypothesis, for a run of a classifier of sentence pairs"),
         "sequences": (1, "one text in quotation marks for a run of a decoder"),
     }
     from diabat.config.errors import ConfigError  # help needs no pydantic

@@ -75,17 +75,20 @@ def shown(value: Any) -> str:
 
 
 def _nearest(key: str, known: Iterable[str]) -> list[str]:
-    """The valid dotted keys closest to ``key``: one of the same section, or all of the same name elsewhere."""
+    """The valid dotted keys closest to ``key``: of the same section, or of the same name elsewhere."""
     keys = sorted(known)
     section, _, name = key.rpartition(".")
     siblings = {k.rpartition(".")[2]: k for k in keys if k.rpartition(".")[0] == section}
+    if words := [full for last, full in siblings.items() if name in last.split("_")]:
+        return words[:3]
     if close := difflib.get_close_matches(name, siblings, n=1):
         return [siblings[close[0]]]
     if longer := [full for last, full in siblings.items() if len(name) > 2 and name in last]:
         return longer[:1]
+    if short := [full for full in siblings.values() if _initials(full) == name]:
+        return short[:1]
     same = [full for full in keys if full.rpartition(".")[2] == name]
-    short = [full for full in (*siblings.values(), *keys) if _initials(full) == name]
-    return (short[:1] if short and short[0] in siblings.values() else same) or short[:1]
+    return same or [full for full in keys if _initials(full) == name][:1]
 
 
 def _initials(key: str) -> str:

@@ -14,6 +14,7 @@ BAD = [
     ({"learning_rate": 1}, "learning_rate: unknown key. Did you mean 'training.learning_rate'?"),
     ({"training": {"lr": 1}}, "training.lr: unknown key. Did you mean 'training.learning_rate'?"),
     ({"training": {"patienc": 1}}, "training.patienc: unknown key. Did you mean 'training.patience'?"),
+    ({"model": {"dim": 1}}, "model.dim: unknown key. Did you mean 'model.embed_dim' or 'model.ffn_dim'?"),
     ({"model": {"heads": 1}}, "model.heads: unknown key. Did you mean 'model.num_heads'?"),
     ({"task": {"name": "brackets", "windo": 4}}, "task.windo: unknown key. Did you mean 'task.window'?"),
     ({"sampler": {"backend": "dqa", "anneal_time_ns": 5}},

@@ -92,7 +92,7 @@ def test_a_classifier_takes_two_sentences_and_no_options_of_decoders(trained: Pa
     for texts in (["one"], ["one", "two", "three"]):
         refused = run("explain", str(trained), *texts)
         assert refused.exit_code == 2
-        expected = "expected premise and hypothesis for a run of a classifier of sentence pairs"
+        expected = "expected two texts, premise and hypothesis, for a run of a classifier of sentence pairs"
         assert f"TEXT: {expected}, got {len(texts)}." in refused.stderr
     for option, value in (("--position", "0"), ("--layer", "0"), ("--data", "x")):
         refused = run("explain", str(trained), "one", "two", option, value)
