@@ -21,7 +21,6 @@ with preparing:
     from numba.core.registry import cpu_target
 
     # What numba does at its first compilation or loading, a third of a second.
-    cpu_target.typing_context.refresh()
     cpu_target.target_context.refresh()
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -124,6 +124,7 @@ def test_compiling_is_shown_until_the_block_ends(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_bar_that_moves_stands_below_that_of_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert progress.stderr_console() is progress.stderr_console()  # bars of two consoles overwrite each other
     screen = Console(file=StringIO(), force_terminal=True, width=80)
     monkeypatch.setattr(progress, "stderr_console", lambda: screen)
     with new_bar() as bar:
