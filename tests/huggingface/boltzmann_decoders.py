@@ -6,12 +6,11 @@ from itertools import product
 from typing import Any
 
 import torch
+from tiny_decoders import decoder
 from torch import Tensor, nn
 
 from diabat.huggingface import convert
 from diabat.huggingface.boltzmann import BoltzmannHeads
-
-from .tiny_decoders import decoder
 
 ARCHITECTURES = ("llama", "qwen2", "gpt2")
 COUPLED = 4

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 
 import transformers
+from tiny_decoders import VOCABULARY, decoder, logits, prompts
 from transformers import DynamicCache, StaticCache
 
 from diabat.huggingface import convert
@@ -21,7 +22,6 @@ from diabat.huggingface.boltzmann.attention import boltzmann_attention
 from diabat.huggingface.boltzmann.windows import find_windows
 
 from .boltzmann_decoders import ARCHITECTURES, COUPLED, coupled, couplings, naive_row, randomised
-from .tiny_decoders import VOCABULARY, decoder, logits, prompts
 
 every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 

@@ -17,6 +17,7 @@ pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 
 import transformers
 from safetensors.torch import load_file, save_file
+from tiny_decoders import decoder, logits, prompts
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import diabat
@@ -28,7 +29,6 @@ from diabat.huggingface.boltzmann.attention import boltzmann_attention
 from diabat.samplers.base import UnsupportedError
 
 from .boltzmann_decoders import ARCHITECTURES, coupled, couplings
-from .tiny_decoders import decoder, logits, prompts
 
 every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 

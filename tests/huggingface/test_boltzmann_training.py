@@ -13,6 +13,7 @@ from torch import Tensor
 pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 
 import transformers
+from tiny_decoders import VOCABULARY, decoder, logits, prompts
 
 from diabat.checks import ArgumentError
 from diabat.huggingface import convert, parameter_groups
@@ -21,7 +22,6 @@ from diabat.huggingface.boltzmann.windows import find_windows
 from diabat.ising import pack_couplings
 
 from .boltzmann_decoders import ARCHITECTURES, COUPLED, coupled, couplings, naive_row, randomised
-from .tiny_decoders import VOCABULARY, decoder, logits, prompts
 
 FIRST = "model.layers.0.self_attn.boltzmann"
 
@@ -133,7 +133,8 @@ def test_checkpointing_gives_the_same_gradients(name: str) -> None:
         found.append({key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None})
     assert found[0].keys() == found[1].keys() == dict(model.named_parameters()).keys()
     for key, grad in found[0].items():
-        assert torch.equal(grad, found[1][key]), key
+        # Products of torch may round otherwise where the memory lies otherwise.
+        torch.testing.assert_close(grad, found[1][key], rtol=0, atol=1e-5 * float(grad.abs().max()))
 
 
 def examples(count: int = 48) -> list[dict[str, Tensor]]:

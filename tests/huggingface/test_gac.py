@@ -16,6 +16,7 @@ from torch import Tensor
 pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 
 import transformers
+from tiny_decoders import HEADS, LAYERS, WINDOW, decoder, logits, prompts
 from transformers import DynamicCache, StaticCache
 
 from diabat import huggingface
@@ -26,8 +27,7 @@ from diabat.huggingface import attention as hf_attention
 from diabat.huggingface import column_sums, disable_gac, enable_gac, register_gac
 from diabat.samplers.base import UnsupportedError
 
-from .tiny_decoders import HEADS, LAYERS, NAMES, decoder, logits, prompts
-
+NAMES = ("llama", "qwen2", "qwen3", "mistral", "gpt2", "gemma2")  # what can be calibrated
 ALL = Calibration({0: [0, 1], 1: [], 2: [3]})
 every_model = pytest.mark.parametrize("name", NAMES)
 
@@ -101,7 +101,7 @@ def test_maps_are_those_of_the_equations_and_rows_sum_to_one(name: str) -> None:
         changed = (found[0][:, head] - plain[0][:, head]).abs().amax(-1)[real].max()
         assert changed == 0 if head in (1, 4) else changed > 0.01
     row, key = torch.arange(14)[:, None], torch.arange(14)
-    window = 5 if name == "mistral" else 14
+    window = WINDOW if name == "mistral" else 14
     visible = (key <= row) & (key > row - window) & real[:, None, None, :]
     expected, _ = calibrate(plain[0], visible, ALL)
     others = [h for h in range(HEADS) if h not in (1, 4)]

@@ -15,14 +15,14 @@ import torch
 pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 
 import transformers
+from tiny_decoders import decoder, logits, prompts
 
 from diabat.attention.heads import Calibration
 from diabat.checks import ArgumentError
 from diabat.files import seal
 from diabat.huggingface import disable_gac, enable_gac, load_gac, save_gac
 
-from .tiny_decoders import NAMES, decoder, logits, prompts
-
+NAMES = ("llama", "qwen2", "qwen3", "mistral", "gpt2", "gemma2")
 SETTING = Calibration({0: [3], 2: ()}, alpha=0.05, beta=0.3, redistribution="uniform")
 
 
