@@ -86,9 +86,9 @@ def adapted(model: Any, *, trained: bool = True, **options: Any) -> Any:
     """A PEFT model with LoRA at every projection of the attention; its B is random if ``trained``, else 0."""
     from peft import LoraConfig, get_peft_model
 
-    fused = model.config.model_type == "gpt2"
+    fused = "gpt2" in model.config.model_type
     names = ["c_attn", "attn.c_proj"] if fused else ["q_proj", "k_proj", "v_proj", "o_proj"]
-    config = {
+    config: dict[str, Any] = {
         "r": 4,
         "lora_alpha": 8,
         "target_modules": names,

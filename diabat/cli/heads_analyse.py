@@ -201,8 +201,8 @@ def _analyse(
     progress: bool,
 ) -> Analysis:
     """Read the analysis if it is finished; else load the model and analyse it."""
+    from diabat.huggingface.gac.config import load_gac, stored_calibration
     from diabat.huggingface.loading import load_decoder
-    from diabat.huggingface.state import load_gac, stored_calibration
     from diabat.runs.heads.analysis.folder import finished
     from diabat.runs.heads.analysis.measure import analyse
     from diabat.runs.heads.analysis.request import Request

@@ -86,7 +86,7 @@ def calibrate_heads(
     path = _file(output, analysis)
     require_writable(path, "--out", (".json",), new=not force)
     with importing():
-        from diabat.huggingface.state import write_gac
+        from diabat.huggingface.gac.config import write_gac
         from diabat.runs.heads.analysis.choice import Method, calibration_of, choose
         from diabat.runs.heads.analysis.folder import read_analysis
 

@@ -201,7 +201,7 @@ def _calibration(
     decoder: Any, model: str, path: Path | None, alpha: float | None, beta: float | None
 ) -> Calibration | None:
     """The calibration of the file, or of the file beside the model; None if there is none."""
-    from diabat.huggingface.state import FILE, read_gac
+    from diabat.huggingface.gac.config import FILE, read_gac
 
     if path is None:
         beside = Path(model).expanduser() / FILE

@@ -94,8 +94,7 @@ def measure_heads(
         require_writable(figure)
     chosen = None if layers is None else parse_layers(layers)
     with importing():
-        from diabat.huggingface.adapters import load_adapter
-        from diabat.huggingface.loading import load_decoder
+        from diabat.huggingface.loading import load_adapter, load_decoder
         from diabat.progress import progress_bar
         from diabat.runs.heads.interaction import measure_interaction
         from diabat.runs.heads.texts import read_texts

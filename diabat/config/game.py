@@ -17,7 +17,7 @@ from diabat.config.errors import ConfigError, explain
 from diabat.config.loading import apply_overrides
 from diabat.config.sections import STRICT
 from diabat.config.yaml_files import dump_yaml, read_mapping
-from diabat.huggingface.game_lora.options import GameOptions
+from diabat.huggingface.game.config import GameOptions
 
 Count = Annotated[int, Field(ge=1)]
 

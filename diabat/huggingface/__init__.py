@@ -7,13 +7,10 @@ With transformers installed (the extra ``hf``), importing this package registers
 from importlib.util import find_spec
 from typing import Any
 
-from diabat.huggingface.attention import register_gac
 from diabat.huggingface.boltzmann import convert, parameter_groups, register_boltzmann
-from diabat.huggingface.enabling import disable_gac, enable_gac
-from diabat.huggingface.game_lora.loss import GameLoss
-from diabat.huggingface.game_lora.options import GameOptions
-from diabat.huggingface.game_lora.trainer import GameMixin, game_trainer
-from diabat.huggingface.state import load_gac, read_gac, save_gac
+from diabat.huggingface.gac import disable_gac, enable_gac, load_gac, read_gac, register_gac, save_gac
+from diabat.huggingface.game import GameLoss, GameMixin, GameOptions, game_trainer
+from diabat.huggingface.loading import load_adapter, load_decoder
 
 __all__ = [
     "GameLoss",
@@ -23,6 +20,8 @@ __all__ = [
     "convert",
     "disable_gac",
     "enable_gac",
+    "load_adapter",
+    "load_decoder",
     "load_gac",
     "parameter_groups",
     "read_gac",

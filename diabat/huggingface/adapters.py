@@ -1,9 +1,8 @@
-"""Load a LoRA adapter of peft around a decoder."""
+"""Apply a LoRA adapter of peft inside a decoder for a while."""
 
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,36 +10,7 @@ from typing import Any
 
 from diabat.checks import ArgumentError
 from diabat.extras import extra
-from diabat.files import parse_json, read_file
-
-_MOST_BYTES = 1 << 20
-_FILES = ("adapter_config.json", "adapter_model.safetensors")
-
-
-def load_adapter(model: Any, folder: Path) -> Any:
-    """Return the model with an adapter, in evaluation mode.
-
-    Args:
-        model: The model that the adapter was trained on.
-        folder: Of ``save_pretrained``: the configuration, and weights in safetensors.
-
-    Raises:
-        ArgumentError: If a file is missing, or the adapter does not fit the model.
-        ImportError: If the extra ``hf`` is not installed.
-    """
-    _check_files(folder)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", FutureWarning
-            )  # peft reads a property that transformers has renamed
-            return extra("peft").PeftModel.from_pretrained(model, folder, local_files_only=True).eval()
-    # peft raises several types here: shapes that do not fit, modules that the model has not, unknown kinds.
-    except (ValueError, RuntimeError, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split())
-        raise ArgumentError(
-            "adapter", f"expected an adapter of this model, got '{folder}': {reason:.200}"
-        ) from None
+from diabat.huggingface.loading import ADAPTER_FILES, check_adapter, load_adapter
 
 
 @contextmanager
@@ -56,13 +26,9 @@ def adapter_applied(model: Any, folder: Path) -> Iterator[None]:
             biases of the model, which cannot be taken out again.
         ImportError: If the extra ``hf`` is not installed.
     """
-    _check_files(folder)
-    config = _read_config(folder)
-    for name, wanted in (("peft_type", "LORA"), ("bias", "none")):
-        if config.get(name) != wanted:
-            raise ArgumentError(
-                "adapter", f"expected {name} '{wanted}', got {config.get(name)!r:.40} in '{folder}'."
-            )
+    bias = check_adapter(folder).get("bias")
+    if bias != "none":
+        raise ArgumentError("adapter", f"expected bias 'none', got {bias!r:.40} in '{folder}'.")
     layer = extra("peft.tuners.tuners_utils").BaseTunerLayer
     if any(isinstance(module, layer) for module in model.modules()):
         raise ArgumentError("model", "expected a model without adapters, got one with adapters inside.")
@@ -90,26 +56,9 @@ def adapter_digest(folder: Path) -> str:
         ArgumentError: If a file is missing.
         OSError: If a file cannot be read.
     """
-    _check_files(folder)
+    check_adapter(folder)
     content = hashlib.sha256()
-    for name in _FILES:
+    for name in ADAPTER_FILES:
         with (folder / name).open("rb") as file:
             content.update(hashlib.file_digest(file, "sha256").digest())
     return content.hexdigest()
-
-
-def _check_files(folder: Path) -> None:
-    for name in _FILES:
-        if not (folder / name).is_file():
-            raise ArgumentError("adapter", f"expected a folder with {name}, got '{folder}' without it.")
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / _FILES[0]
-    try:
-        config = parse_json(read_file(path, _MOST_BYTES).decode())
-    except (OSError, ValueError) as error:
-        raise ArgumentError("adapter", f"expected JSON in '{path}', got: {error}.") from None
-    if not isinstance(config, dict):
-        raise ArgumentError("adapter", f"expected a mapping in '{path}', got {type(config).__name__}.")
-    return config

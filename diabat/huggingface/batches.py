@@ -12,9 +12,9 @@ from torch import Tensor
 
 from diabat.attention.heads.attention import Switch
 from diabat.attention.heads.decoder import find_decoder, forward_logits, greedy, padding_token
+from diabat.attention.heads.pretrained import pretrained_model
 from diabat.attention.heads.values import Request
 from diabat.checks import ArgumentError
-from diabat.huggingface.enabling import pretrained_model
 
 
 class Batches:

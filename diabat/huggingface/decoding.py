@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diabat.attention.heads.pretrained import pretrained_model
 from diabat.checks import ArgumentError, is_integer, is_number
-from diabat.huggingface.enabling import pretrained_model
 
 
 def context_aware(with_context: Tensor, without_context: Tensor, alpha: float = 0.5) -> Tensor:

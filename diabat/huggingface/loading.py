@@ -1,21 +1,37 @@
-"""Load a decoder and its tokenizer, from a folder or the Hugging Face hub."""
+"""Load a decoder with its tokenizer, and a LoRA adapter, which may come from somebody else: no code of theirs is run.
+
+docs/security.md says what such a folder may name.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from diabat.checks import ArgumentError, check_choice
 from diabat.extras import extra
+from diabat.files import parse_json, read_file
 from diabat.tasks.hub import load_tokenizer, resolve, unavailable
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # A folder without any of these has no tokenizer; models on token ids need none.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+_MAX_BYTES = 1 << 20
+# What an adapter may set; other keys have to be as LoraConfig has them.  megatron_config imports the module that
+# megatron_core names, and others read files, change the base model or call for data.
+_ADAPTER_KEYS = frozenset({
+    "peft_type", "task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode",
+    "peft_version", "r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "fan_in_fan_out", "bias",
+    "use_rslora", "modules_to_save", "init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern",
+    "alpha_pattern", "use_dora", "lora_bias", "trainable_token_indices", "target_parameters", "ensure_weight_tying",
+})  # fmt: skip
 
 
 def load_decoder(
@@ -23,7 +39,7 @@ def load_decoder(
 ) -> tuple[Any, Any]:
     """Load a causal language model in evaluation mode, and its tokenizer.
 
-    Code that a repository brings along is not run.
+    Weights are read from safetensors; neither code that a repository brings along nor a kernel that it names is run.
 
     Args:
         name: A folder, a name on the hub, or ``package:NAME/FOLDER``.
@@ -35,8 +51,8 @@ def load_decoder(
         The model, and its fast tokenizer; None if the folder holds none.
 
     Raises:
-        ArgumentError: If there is no such model, it is no causal language model, weights are missing, its tokenizer
-            cannot be loaded, or dtype or device are unknown.
+        ArgumentError: If there is no such model, it is no causal language model, weights are missing, it has an adapter
+            or chooses its own attention, its tokenizer cannot be loaded, or dtype or device are unknown.
         ImportError: If the extra ``hf`` is not installed.
     """
     check_choice("dtype", dtype, DTYPES)
@@ -44,22 +60,21 @@ def load_decoder(
     transformers = extra("transformers")
     place = resolve(name, "model")
     options = {"local_files_only": local_files_only, "trust_remote_code": False}
-    try:
+    with _refusing(name, place, "a model"):
         config = transformers.AutoConfig.from_pretrained(place, **options)
-    # transformers raises half a dozen types here; see unavailable.
-    except Exception as error:
-        raise unavailable(name, "model", "a model", error) from None
-    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ArgumentError(
-            "model", f"expected a causal language model, got '{name}' of type {config.model_type}."
+        adapter = extra("transformers.utils").find_adapter_config_file(
+            place, local_files_only=local_files_only
         )
-    try:
-        with _quiet(transformers.utils.logging):
-            model, report = transformers.AutoModelForCausalLM.from_pretrained(
-                place, config=config, dtype=DTYPES[dtype], output_loading_info=True, **options
-            )
-    except Exception as error:
-        raise unavailable(name, "model", "a causal language model", error) from None
+    _check_config(name, config, adapter)
+    with _refusing(name, place, "a causal language model"), _quiet(transformers.utils.logging):
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+            place,
+            config=config,
+            dtype=DTYPES[dtype],
+            output_loading_info=True,
+            use_safetensors=True,
+            **options,
+        )
     if report["missing_keys"]:  # transformers fills them with random numbers
         missing = sorted(report["missing_keys"])
         raise ArgumentError(
@@ -71,6 +86,113 @@ def load_decoder(
     bare = folder.is_dir() and not any((folder / file).is_file() for file in _TOKENIZER_FILES)
     tokenizer = None if bare else load_tokenizer(name, local_files_only=local_files_only, argument="model")
     return model.to(target).eval(), tokenizer
+
+
+def load_adapter(model: Any, folder: str | Path) -> Any:
+    """Return the model with a LoRA adapter, in evaluation mode.
+
+    Args:
+        model: The model that the adapter was trained on.  After a refusal it may have empty adapters: load it again.
+        folder: Of ``save_pretrained``: the configuration, and weights in safetensors.
+
+    Raises:
+        ArgumentError: If a file is missing or damaged, the adapter does not fit the model, or it sets more than the
+            sizes and places of LoRA.
+        ImportError: If the extra ``hf`` is not installed.
+    """
+    peft, path = extra("peft"), Path(folder)
+    check_adapter(path)
+    try:
+        with warnings.catch_warnings():
+            # Of a property that transformers has renamed, and of what is missing, which is checked below.
+            warnings.simplefilter("ignore")
+            adapted = peft.PeftModel.from_pretrained(model, str(path), local_files_only=True)
+            with safe_open(path / ADAPTER_FILES[1], "pt") as file:
+                found = set(file.keys())
+            expected = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
+    # peft raises many types here: damaged weights, shapes that do not fit, modules that the model has not.
+    except Exception as error:
+        raise ArgumentError(
+            "adapter", f"expected an adapter of this model, got '{folder}': {_first_words(error)}."
+        ) from None
+    wrong = sorted((expected - found) | {key for key in found - expected if "lora_" in key})
+    if wrong:
+        got = "without" if wrong[0] in expected else "with"
+        raise ArgumentError("adapter", f"expected an adapter of this model, got '{folder}' {got} {wrong[0]}.")
+    return adapted.eval()
+
+
+def check_adapter(folder: Path) -> dict[str, Any]:
+    """Read the configuration of an adapter, and refuse what is no LoRA or sets more than its sizes and places.
+
+    Raises:
+        ArgumentError: Names the file or the key.
+        ImportError: If the extra ``hf`` is not installed.
+    """
+    for name in ADAPTER_FILES:
+        if not (folder / name).is_file():
+            raise ArgumentError("adapter", f"expected a folder with {name}, got '{folder}' without it.")
+    path = folder / ADAPTER_FILES[0]
+    try:
+        config = parse_json(read_file(path, _MAX_BYTES).decode())
+    except (OSError, ValueError) as error:
+        raise ArgumentError("adapter", f"expected JSON in '{path}', got: {error}.") from None
+    kind = config.get("peft_type") if isinstance(config, dict) else None
+    if kind != "LORA":
+        raise ArgumentError("adapter", f"expected peft_type 'LORA', got {kind!r:.40} in '{path}'.")
+    usual = extra("peft").LoraConfig().to_dict()
+    for key, value in config.items():
+        # An older peft leaves keys out, a newer one adds some that are off.
+        if key not in _ADAPTER_KEYS and value and value != usual.get(key):
+            raise ArgumentError(
+                "adapter",
+                f"expected {key} {usual.get(key)!r}, the only value that is taken from a folder, got {value!r:.60} in "
+                f"'{path}'.",
+            )
+    return config
+
+
+def _check_config(name: str, config: Any, adapter: str | None) -> None:
+    """Refuse a model that is no causal one, brings an adapter, or names attention or experts to be fetched."""
+    if type(config) not in extra("transformers").MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ArgumentError(
+            "model", f"expected a causal language model, got '{name}' of type {config.model_type}."
+        )
+    if adapter is not None:  # transformers would load it, and whatever base model it names
+        raise ArgumentError(
+            "model",
+            f"expected a model without adapter, got '{name}' with {ADAPTER_FILES[0]}; load the model that the adapter "
+            "belongs to, then diabat.huggingface.load_adapter.",
+        )
+    parts = [config, *(getattr(config, key) for key in config.sub_configs)]
+    for part in parts:
+        for key in ("attn_implementation", "experts_implementation"):
+            value = getattr(part, f"_{key}", None)
+            if value is not None:  # save_pretrained writes neither; a name with a slash is fetched and run
+                raise ArgumentError(
+                    "model", f"expected a configuration without {key}, got {value!r:.60} in '{name}'."
+                )
+
+
+@contextmanager
+def _refusing(name: str, place: str, what: str) -> Iterator[None]:
+    """Turn what transformers raises, half a dozen types, into one sentence; our own sentences stay."""
+    try:
+        yield
+    except ArgumentError:
+        raise
+    except Exception as error:
+        if not Path(place).is_dir():
+            raise unavailable(name, "model", what, error) from None
+        raise ArgumentError(
+            "model", f"expected the folder of {what}, got '{name}': {_first_words(error)}."
+        ) from None
+
+
+def _first_words(error: Exception) -> str:
+    """The first sentence of a library's message."""
+    words = " ".join(str(error).split()) or type(error).__name__
+    return words.partition(". ")[0].rstrip(".:")[:200]
 
 
 @contextmanager

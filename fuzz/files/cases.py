@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from fuzz.dice import Dice
-from fuzz.files import checkpoints, game, heads, readers
+from fuzz.files import checkpoints, folders, game, heads, readers
 from fuzz.outcome import Outcome, judge
 
 KINDS: dict[Callable[[Dice, Path], None], float] = {
@@ -27,6 +27,8 @@ KINDS: dict[Callable[[Dice, Path], None], float] = {
     heads.calibration: 8,
     heads.store: 8,
     game.game_state: 6,
+    folders.model_folder: 6,
+    folders.adapter: 6,
 }
 
 
@@ -36,7 +38,9 @@ def prepare() -> None:
     checkpoints.original()
     heads.calibrations()
     heads.stores()
-    game.originals()
+    game.losses()
+    folders.model_files()
+    folders.adapter_files()
     for seed in range(20):
         for kind in (readers.problem, readers.plan, readers.schedule):
             with tempfile.TemporaryDirectory() as folder:

@@ -98,3 +98,16 @@ def gap(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     """Largest difference between two sets of parameters."""
     assert a.keys() == b.keys()
     return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def tokenizer(folder: Path) -> Any:
+    """Words w0 .. w47."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<bos>": 1, "<eos>": 2} | {f"w{i}": i for i in range(3, VOCABULARY)}
+    raw = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    )

@@ -16,11 +16,11 @@ from diabat.cli import app
 from diabat.config.errors import ConfigError
 from diabat.config.game import game_config_yaml, load_game_config, shipped_trainings
 from diabat.runs.heads.texts.packed import training_examples
-from diabat.runs.heads.training import lora_config, triangular_alphas
+from diabat.runs.heads.training import _arguments, lora_config, triangular_alphas
 from diabat.tasks.data import DataError
 
 from . import adapted as tiny
-from .test_game_trainer import tokenizer
+from .adapted import tokenizer
 
 pytest.importorskip("peft", reason="the extra 'hf' is not installed")
 pytestmark = [
@@ -66,6 +66,9 @@ def test_it_trains_saves_an_adapter_and_resumes(config: Path, tmp_path: Path) ->
     assert {"loss", "game/gamma", "game/weight_abt"} <= found.keys()
     loaded = PeftModel.from_pretrained(tiny.decoder(), found["adapter"])
     assert any(p.abs().max() > 0 for n, p in loaded.named_parameters() if "lora_B" in n)
+    again = run(config, "--resume", "--offline")
+    assert again.exit_code == 1
+    assert "finished: step 4 of 4" in again.stderr
     # The second half again, from the checkpoint of step 2.
     whole = {n: p.clone() for n, p in loaded.named_parameters() if "lora_" in n}
     shutil.rmtree(tmp_path / "out" / "checkpoint-4")
@@ -73,6 +76,12 @@ def test_it_trains_saves_an_adapter_and_resumes(config: Path, tmp_path: Path) ->
     assert run(config, "--resume", "--offline").exit_code == 0
     again = PeftModel.from_pretrained(tiny.decoder(), found["adapter"])
     assert max(float((p - whole[n]).abs().max()) for n, p in again.named_parameters() if n in whole) < 1e-6
+
+
+def test_half_precision_is_the_default_where_the_device_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.utils.is_torch_bf16_gpu_available", lambda: False)
+    for name in shipped_trainings():
+        assert not _arguments(load_game_config(name), progress=False).bf16
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from diabat.attention.heads import Calibration
 from diabat.checks import ArgumentError
 from diabat.cli import app
-from diabat.huggingface.adapters import adapter_applied, adapter_digest, load_adapter
+from diabat.huggingface.adapters import adapter_applied, adapter_digest
+from diabat.huggingface.loading import load_adapter
 from diabat.runs.heads import QuestionSet
 from diabat.runs.heads.evaluation import evaluate
 

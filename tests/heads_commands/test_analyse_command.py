@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from diabat.attention.heads import Calibration
-from diabat.huggingface.state import fingerprint, write_gac
+from diabat.huggingface.gac.config import fingerprint, write_gac
 from diabat.runs.heads.analysis import folder as analysis_folder
 from diabat.runs.heads.analysis.plan import Plan
 

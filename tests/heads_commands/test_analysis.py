@@ -17,7 +17,7 @@ import torch
 from diabat.attention.heads import Calibration, HeadCoalitions, known
 from diabat.checks import ArgumentError
 from diabat.huggingface import disable_gac, enable_gac
-from diabat.huggingface.state import fingerprint
+from diabat.huggingface.gac.config import fingerprint
 from diabat.runs.heads import QuestionSet
 from diabat.runs.heads.analysis.folder import Analysis, read_analysis
 from diabat.runs.heads.analysis.measure import _Work, analyse

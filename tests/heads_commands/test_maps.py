@@ -9,7 +9,7 @@ import torch
 
 from diabat.attention.heads import Calibration, calibrate
 from diabat.checks import ArgumentError
-from diabat.huggingface.enabling import enabled_calibration
+from diabat.huggingface.gac import enabled_calibration
 from diabat.runs.heads.evaluation.maps import attention_maps, draw_maps
 from diabat.runs.heads.questions.sets import QuestionSet
 

@@ -14,7 +14,7 @@ from diabat.attention.heads.values import exact_match
 from diabat.checks import ArgumentError
 from diabat.huggingface import disable_gac, enable_gac
 from diabat.huggingface.batches import Batches
-from diabat.huggingface.enabling import enabled_calibration
+from diabat.huggingface.gac import enabled_calibration
 from diabat.runs.heads.evaluation.scoring import Scorer
 from diabat.runs.heads.evaluation.states import State
 from diabat.runs.heads.questions.sets import QuestionSet

@@ -13,8 +13,7 @@ from diabat.attention.heads import HeadInteractions
 from diabat.attention.heads.interaction.coalition_tests import within_against_between
 from diabat.attention.heads.interaction.communities import communities
 from diabat.cli.app import app
-from diabat.huggingface.adapters import load_adapter
-from diabat.huggingface.loading import load_decoder
+from diabat.huggingface.loading import load_adapter, load_decoder
 from diabat.runs.heads.texts import batches_of, read_texts
 
 from .decoders import adapted

@@ -1,53 +1,55 @@
-"""Boltzmann attention in decoders of transformers: softmax at J = 0, enumeration at any J, and generation."""
+"""Boltzmann attention in decoders of transformers: softmax at J = 0, enumeration at any J, precision and training."""
 
 from __future__ import annotations
 
 import copy
+import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-
-pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
-
 import transformers
-from tiny_decoders import VOCABULARY, decoder, logits, prompts
-from transformers import DynamicCache, StaticCache
+from tiny_decoders import VOCABULARY, adapted, decoder, examples, logits, prompts
+from torch import Tensor, nn
+from transformers import StaticCache
 
-from diabat.huggingface import convert
+from diabat.huggingface import convert, parameter_groups
 from diabat.huggingface.boltzmann import BoltzmannHeads, BoltzmannOptions
-from diabat.huggingface.boltzmann.attention import boltzmann_attention
-from diabat.huggingface.boltzmann.windows import find_windows
+from diabat.huggingface.boltzmann.layer import boltzmann_attention, find_windows
+from diabat.ising import pack_couplings
 
-from .boltzmann_decoders import ARCHITECTURES, COUPLED, coupled, couplings, naive_row, randomised
+from .methods import (
+    COUPLED,
+    FIRST,
+    SUPPORTED,
+    assert_close,
+    coupled,
+    couplings,
+    in_pieces,
+    naive_row,
+    randomised,
+)
 
-every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> None:
-    transformers.logging.set_verbosity_error()
-
-
-@every_architecture
-@pytest.mark.parametrize("sampler", ["exact", "mean_field"])
-def test_a_converted_model_computes_what_it_did(name: str, sampler: str) -> None:
-    """Grouped queries, rotary positions, a sliding window (Qwen2), left padding; within twice the rounding of eager."""
-    model, batch = decoder(name), prompts()
-    sdpa = logits(model, batch)
-    model.set_attn_implementation("eager")
-    rounding = (logits(model, batch) - sdpa).abs().max()
-    parameters = {key: id(p) for key, p in model.named_parameters()}
-    converted = convert(model, COUPLED, sampler)
-    assert (logits(converted, batch) - sdpa).abs().max() < 2 * rounding
-    assert parameters.items() <= {key: id(p) for key, p in converted.named_parameters()}.items()
-    assert (logits(randomised(converted), batch) - sdpa).abs().max() > 0.01
+every_architecture = pytest.mark.parametrize("name", SUPPORTED["boltzmann"])
+every_form = pytest.mark.parametrize(
+    ("weights", "far"),
+    [("odds", "independent"), ("odds", "none"), ("probability", "independent"), ("probability", "none")],
+)
 
 
-def trained() -> tuple[Any, dict[str, Tensor]]:
-    """A Llama that continues cycles of random length, and unseen cycles."""
+@pytest.mark.parametrize(("sampler", "options"), [("mean_field", {}), ("banded", {"bandwidth": 2})])
+def test_other_analytic_backends_are_softmax_at_zero_too(sampler: str, options: dict[str, Any]) -> None:
+    model, batch = decoder("qwen2"), prompts()
+    before = logits(model, batch)
+    converted = convert(model, COUPLED, sampler, **options)
+    assert_close(logits(converted, batch), before)
+    assert (logits(randomised(converted), batch) - before).abs().max() > 0.01
+
+
+def test_the_loss_of_a_trained_model_is_unchanged() -> None:
+    """A Llama that continues cycles of random length, on unseen cycles."""
     model = decoder("llama", initializer_range=0.1)
     generator = torch.Generator().manual_seed(0)
 
@@ -62,24 +64,24 @@ def trained() -> tuple[Any, dict[str, Tensor]]:
         model.train()(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    test = cycles(64)
-    return model.eval(), {"input_ids": test, "labels": test}
-
-
-def test_the_loss_of_a_trained_model_is_unchanged() -> None:
-    model, test = trained()
-    other = copy.deepcopy(model)
+    ids = cycles(64)
+    test, other = {"input_ids": ids, "labels": ids}, copy.deepcopy(model.eval())
     with torch.no_grad():
         before = model(**test).loss
         assert before < 3  # log 45 = 3.8 untrained
-        odds = convert(model, 8)(**test).loss
-        assert abs(odds - before) < 1e-5
+        assert abs(convert(model, 8)(**test).loss - before) < 1e-5
         # The published weights are no softmax.
         assert convert(other, 8, weights="probability")(**test).loss > before + 0.1
 
 
-@pytest.mark.parametrize("far", ["independent", "none"])
-@pytest.mark.parametrize("weights", ["odds", "probability"])
+def with_heads(number: int, options: BoltzmannOptions, dtype: torch.dtype = torch.float64) -> Any:
+    """A module with random couplings, as an attention module has them."""
+    module = nn.Module()
+    module.add_module("boltzmann", BoltzmannHeads(number, options, dtype=dtype))
+    return randomised(module)
+
+
+@every_form
 def test_weights_are_those_of_enumeration(weights: str, far: str) -> None:
     """Random masks with holes, grouped queries, random J; every row, float64."""
     g = torch.Generator().manual_seed(3)
@@ -94,16 +96,11 @@ def test_weights_are_those_of_enumeration(weights: str, far: str) -> None:
     )
     out, found = boltzmann_attention(module, q, k, v, mask)
     scores = q @ k.repeat_interleave(2, 1).mT / d**0.5
-    J = couplings(module)["boltzmann"]
-    symmetric = module.boltzmann.couplings()[:, 0]  # type: ignore[union-attr, operator]
+    J = module.boltzmann.couplings()[:, 0]
     assert J.dtype == torch.float64
     expected = torch.zeros(B, H, Q, K, dtype=torch.float64)
-    for b in range(B):
-        for h in range(H):
-            for i in range(Q):
-                expected[b, h, i] = naive_row(
-                    scores[b, h, i], symmetric[h], visible[b, 0, i], COUPLED, weights, far
-                )
+    for b, h, i in torch.cartesian_prod(torch.arange(B), torch.arange(H), torch.arange(Q)).tolist():
+        expected[b, h, i] = naive_row(scores[b, h, i], J[h], visible[b, 0, i], COUPLED, weights, far)
     assert (found - expected).abs().max() < 1e-10
     mixed = expected @ v.repeat_interleave(2, 1)
     assert (out - mixed.transpose(1, 2)).abs().max() < 1e-10
@@ -111,19 +108,11 @@ def test_weights_are_those_of_enumeration(weights: str, far: str) -> None:
     assert torch.equal(boltzmann_attention(module, q, k, v, visible)[1], found)
 
 
-def with_heads(number: int, options: BoltzmannOptions, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """A module with random couplings, as an attention module has them."""
-    module = nn.Module()
-    module.add_module("boltzmann", BoltzmannHeads(number, options, dtype=dtype))
-    return randomised(module)
-
-
 @pytest.mark.parametrize("window", [1, 3, 20])
 def test_windows_are_the_last_visible_keys(window: int) -> None:
     visible = torch.rand(3, 1, 7, 12, generator=torch.Generator().manual_seed(window)) < 0.5
     visible[0, 0, 2] = False
-    found = find_windows(visible, window, torch.float32, far=True)
-    size = min(window, 12)
+    found, size = find_windows(visible, window, torch.float32, far=True), min(window, 12)
     for b in range(3):
         for i in range(7):
             last = visible[b, 0, i].nonzero().flatten()[-size:].tolist()
@@ -131,14 +120,9 @@ def test_windows_are_the_last_visible_keys(window: int) -> None:
             assert keys[size - len(last) :] == last
             assert seen == [False] * (size - len(last)) + [True] * len(last)
             assert len(set(keys)) == size
-    assert torch.equal(
-        find_windows(visible, window, torch.float32, far=False).bias == 0, _near(visible, size)
-    )
-
-
-def _near(visible: Tensor, window: int) -> Tensor:
     later = visible.flip(-1).cumsum(-1).flip(-1)
-    return visible & (later <= window)
+    near = find_windows(visible, window, torch.float32, far=False).bias == 0
+    assert torch.equal(near, visible & (later <= size))
 
 
 @pytest.mark.parametrize("weights", ["odds", "probability"])
@@ -151,66 +135,23 @@ def test_rows_without_a_visible_key_are_uniform_as_in_eager(weights: str, dtype:
     out, found = boltzmann_attention(module, q, k, v, mask)
     assert torch.allclose(found[:, :, 0], torch.tensor(0.25, dtype=dtype))
     (found.float().square().sum() + out.float().square().sum()).backward()
-    for tensor in (q, k, v, couplings(module)["boltzmann"]):
+    for tensor in (q, k, v, *couplings(module).values()):
         assert tensor.grad is not None
         assert tensor.grad.isfinite().all()
 
 
-def unpadded(model: Any, ids: Tensor, count: int) -> list[int]:
-    """Greedy tokens by whole passes without cache or padding."""
-    with torch.no_grad():
-        for _ in range(count):
-            ids = torch.cat((ids, model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)), 1)
-    return ids[0, -count:].tolist()
-
-
 @every_architecture
-def test_generation_agrees_whatever_the_cache(name: str) -> None:
-    """Dynamic, static and no cache, left padding, prompts of all lengths from one token."""
+def test_static_caches_give_the_same(name: str) -> None:
+    """In pieces, and generated; prompts of all lengths from one token."""
     model, batch = coupled(name), prompts((0, 13, 4))
-    expected = [
-        unpadded(model, row[mask.bool()][None], 6)
-        for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
-    ]
+    cache: Any = StaticCache(config=model.config, max_cache_len=24)
+    assert_close(in_pieces(model, batch, [7, 8, 11], cache), logits(model, batch))
     inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
-    common = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "suppress_tokens": None}
-    for options in ({}, {"cache_implementation": "static"}, {"use_cache": False}):
-        model.generation_config.eos_token_id = None
-        found = model.generate(**inputs, **common, **options)[:, 14:]
-        assert found.tolist() == expected, options
-
-
-@every_architecture
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
-def test_chunks_of_a_prompt_give_the_logits_of_one_pass(name: str, kind: str) -> None:
-    model, batch = coupled(name), prompts((0, 5, 2), 16)
-    whole = logits(model, batch)
-    cache: Any = DynamicCache(config=model.config)
-    if kind == "static":
-        cache = StaticCache(config=model.config, max_cache_len=24)
-    parts, start = [], 0
-    for size in (7, 1, 3, 5):
-        stop = start + size
-        part = {
-            "input_ids": batch["input_ids"][:, start:stop],
-            "position_ids": batch["position_ids"][:, start:stop],
-            "attention_mask": batch["attention_mask"][:, :stop],
-        }
-        with torch.no_grad():
-            parts.append(model(**part, past_key_values=cache, use_cache=True).logits)
-        start = stop
-    found = torch.cat(parts, 1) * batch["attention_mask"][..., None]
-    assert (found - whole).abs().max() < 3e-5
-
-
-def test_beams_and_sampling_run() -> None:
-    model, batch = coupled(), prompts()
-    inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
-    beams = [
-        model.generate(**inputs, max_new_tokens=4, num_beams=3, do_sample=False, use_cache=cached)
-        for cached in (True, False)
-    ]
-    assert torch.equal(*beams)
+    dynamic, static = (
+        model.generate(**inputs, max_new_tokens=6, do_sample=False, **options)
+        for options in ({}, {"cache_implementation": "static"})
+    )
+    assert torch.equal(static, dynamic)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -225,25 +166,9 @@ def test_couplings_stay_float32_in_half_precision(dtype: torch.dtype) -> None:
     assert model.lm_head.weight.dtype == dtype
     # 8 bits of a mantissa in a model whose logits are of the order of 1.
     assert (logits(model, batch).float() - wide).abs().mean() < 0.05 * wide.abs().mean()
-    assert couplings(model.double())["model.layers.0.self_attn.boltzmann"].dtype == torch.float64
-
-
-def test_converting_a_half_precision_model_gives_couplings_of_float32() -> None:
-    model = convert(decoder("llama").bfloat16(), 3)
-    assert {J.dtype for J in couplings(model).values()} == {torch.float32}
-    converted = logits(model, prompts())
-    plain = decoder("llama").bfloat16()
-    assert (converted - logits(plain, prompts())).abs().mean() < 0.05 * converted.abs().mean()
-
-
-def test_weights_are_returned_with_attentions() -> None:
-    model, batch = coupled(), prompts()
-    with torch.no_grad():
-        maps = model(**batch, output_attentions=True).attentions
-    assert len(maps) == 3
-    for weights in maps:
-        assert (weights.sum(-1) - 1).abs().max() < 1e-6
-        assert (weights.triu(1)[0] == 0).all()
+    assert couplings(model.double())[FIRST].dtype == torch.float64
+    converted = convert(decoder("llama", dtype=dtype), 3)
+    assert {J.dtype for J in couplings(converted).values()} == {torch.float32}
 
 
 def test_autocast_does_not_reach_the_scores() -> None:
@@ -264,7 +189,151 @@ def test_models_that_share_a_configuration_stay_as_they_are() -> None:
     assert SimpleNamespace(**config.to_dict()) == before
     assert config._attn_implementation == "sdpa"
     kept = {k: v for k, v in one.config.to_dict().items() if k in vars(before)}
-    changed = {k for k, v in kept.items() if v != vars(before)[k]}
-    assert changed == {"model_type", "architectures"}
+    assert {k for k, v in kept.items() if v != vars(before)[k]} == {"model_type", "architectures"}
     assert one.model.config is one.config
     assert one.model.layers[0].self_attn.config is one.config
+
+
+def problem(weights: str, far: str) -> tuple[BoltzmannHeads, Any, Tensor, Tensor]:
+    """Heads of float64, windows of a causal mask with padding, scores without bias, and what is visible."""
+    visible = torch.ones(7, 7, dtype=torch.bool).tril() & (torch.arange(7) != 2)
+    heads = BoltzmannHeads(2, BoltzmannOptions(COUPLED, weights=weights, far=far), dtype=torch.float64)
+    windows = find_windows(visible[None, None], COUPLED, torch.float64, far=far == "independent")
+    generator = torch.Generator().manual_seed(1)
+    return heads, windows, torch.randn(1, 2, 7, 7, generator=generator, dtype=torch.float64), visible
+
+
+@every_form
+def test_gradients_are_those_of_enumeration_and_finite_differences(weights: str, far: str) -> None:
+    heads, windows, scores, visible = problem(weights, far)
+    [own] = couplings(randomised(heads)).values()
+    J = own.detach().clone().requires_grad_()
+
+    def weights_of(s: Tensor, pairs: Tensor) -> Tensor:
+        return torch.func.functional_call(heads, {"coupling_pairs": pairs}, (s + windows.bias, windows))
+
+    assert torch.autograd.gradcheck(weights_of, (scores.requires_grad_(), J))
+    cotangent = torch.randn(scores.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    matrices = pack_couplings(J, COUPLED)
+    rows = [
+        naive_row(scores[0, h, i], matrices[h], visible[i], COUPLED, weights, far)
+        for h in range(2)
+        for i in range(7)
+    ]
+    naive = torch.stack(rows).view(1, 2, 7, 7)
+    found = torch.autograd.grad(weights_of(scores, J), (scores, J), cotangent)
+    for a, b in zip(found, torch.autograd.grad(naive, (scores, J), cotangent), strict=True):
+        assert (a - b).abs().max() < 1e-11
+
+
+def test_gradient_at_zero_couplings_is_known() -> None:
+    """d log-odds_j / dJ_jk = 2 tanh(h_k) at J = 0, and 0 for pairs without j."""
+    heads, windows, scores, _ = problem("odds", "none")
+    [own] = couplings(heads).values()
+    row = 6  # sees the keys 3 .. 6 in its window
+    weights = heads(scores + windows.bias, windows)[0, 0, row]
+    m = torch.tanh(scores[0, 0, row, 3:].log_softmax(0) / 2)
+    grad = torch.autograd.grad((weights[6] / weights[4]).log(), own)[0][0]
+    expected = torch.zeros(6, dtype=torch.float64)
+    for index, pair in enumerate([(j, k) for j in range(4) for k in range(j + 1, 4)]):
+        for key, sign in ((3, 1), (1, -1)):
+            if key in pair:
+                expected[index] += 2 * sign * m[sum(pair) - key]
+    torch.testing.assert_close(grad, expected, rtol=0, atol=1e-12)
+
+
+def test_gradients_of_the_loss_by_finite_differences() -> None:
+    """In GPT-2; the norms of the others compute in float32 also in a model of float64."""
+    model, batch = coupled("gpt2").double(), prompts()
+    # Without predictions from padding: as in eager attention, rows without a visible key have gradients of scores that
+    # a mask absorbs.
+    real = batch["attention_mask"][:, :-1].bool()
+
+    def loss() -> Tensor:
+        predicted = model(**batch).logits[:, :-1]  # the loss of transformers is in float32
+        return torch.nn.functional.cross_entropy(predicted[real], batch["input_ids"][:, 1:][real])
+
+    found = torch.autograd.grad(loss(), list(couplings(model).values()))
+    for J, grad in zip(couplings(model).values(), found, strict=True):
+        direction = torch.randn(J.shape, generator=torch.Generator().manual_seed(4), dtype=J.dtype)
+        losses = []
+        with torch.no_grad():
+            for sign in (1, -2, 1):
+                J.add_(direction, alpha=sign * 1e-5)
+                losses.append(loss())
+        slope = (losses[0] - losses[1]) / 2e-5
+        torch.testing.assert_close(slope, (grad * direction).sum(), rtol=1e-5, atol=1e-9)
+
+
+def trainer(folder: Path, model: Any, **changes: Any) -> Any:
+    settings: dict[str, Any] = {
+        "max_steps": 6,
+        "per_device_train_batch_size": 8,
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "dataloader_pin_memory": False,
+    }
+    args = transformers.TrainingArguments(str(folder), **settings | changes)
+    optimizer = torch.optim.AdamW(parameter_groups(model, 1e-3, 1e-2, 0.1))
+    return transformers.Trainer(model, args, train_dataset=examples(48), optimizers=(optimizer, None))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.*")
+def test_a_resumed_training_equals_one_without_a_break(tmp_path: Path) -> None:
+    whole = convert(decoder("llama", attention_dropout=0.1), COUPLED)
+    trainer(tmp_path, whole, save_strategy="steps", save_steps=3).train()
+    again = convert(decoder("llama", seed=9, attention_dropout=0.1), COUPLED)
+    trainer(tmp_path, again).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    expected = whole.state_dict()
+    assert couplings(whole)[FIRST].abs().max() > 1e-2  # it has a rate of its own
+    for key, value in again.state_dict().items():
+        assert torch.equal(value, expected[key]), key
+
+
+def test_groups_hold_every_trained_parameter_once() -> None:
+    model = coupled()
+    groups = {group["name"]: group for group in parameter_groups(model, 1e-3, 1e-2, 0.1)}
+    assert list(groups) == ["decayed", "other", "couplings"]
+    own = {id(J) for J in couplings(model).values()}
+    assert {id(p) for p in groups["couplings"]["params"]} == own
+    found = [id(p) for group in groups.values() for p in group["params"]]
+    assert sorted(found) == sorted(id(p) for p in model.parameters())
+    assert all(p.ndim == 2 for p in groups["decayed"]["params"])
+    assert [(g["lr"], g["weight_decay"]) for g in groups.values()] == [(1e-3, 0.1), (1e-3, 0.0), (1e-2, 0.0)]
+
+
+def test_adapters_that_freeze_the_couplings_warn() -> None:
+    sentence = r"adapters of peft leave the couplings frozen and do not save them; add modules_to_save=\['boltzmann'\]"
+    with pytest.warns(UserWarning, match=sentence):
+        adapted(convert(decoder("llama"), COUPLED)).train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        adapted(convert(decoder("llama"), COUPLED), modules_to_save=["boltzmann"]).train()
+
+
+def test_adapters_with_couplings_make_the_round_trip(tmp_path: Path) -> None:
+    import peft
+
+    base = coupled()
+    base.save_pretrained(tmp_path / "base")
+    model, batch = adapted(base, modules_to_save=["boltzmann"], trained=False), prompts()
+    before = logits(model.eval(), batch)
+    optimizer = torch.optim.AdamW(parameter_groups(model.train(), 1e-2, 1e-1))
+    for _ in range(3):
+        model(**batch, labels=batch["input_ids"]).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    trained = logits(model.eval(), batch)
+    assert (trained - before).abs().max() > 0.01
+    model.save_pretrained(tmp_path / "adapter")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    loaded = peft.PeftModel.from_pretrained(again, tmp_path / "adapter").eval()
+    assert torch.equal(logits(loaded, batch), trained)
+    with loaded.disable_adapter():
+        assert torch.equal(logits(loaded, batch), before)
+    merged = loaded.merge_and_unload()
+    assert_close(logits(merged, batch), trained)
+    assert (couplings(merged)[FIRST] - couplings(coupled())[FIRST]).abs().max() > 0.05

@@ -5,10 +5,8 @@ before.  Importing this package registers ``attn_implementation="boltzmann"`` an
 ``boltzmann_qwen2`` and ``boltzmann_gpt2``.
 """
 
-from diabat.huggingface.boltzmann.converting import convert
-from diabat.huggingface.boltzmann.heads import BoltzmannHeads
-from diabat.huggingface.boltzmann.models import register_boltzmann
-from diabat.huggingface.boltzmann.optimisation import parameter_groups
-from diabat.huggingface.boltzmann.options import BoltzmannOptions
+from diabat.huggingface.boltzmann.config import BoltzmannOptions
+from diabat.huggingface.boltzmann.layer import BoltzmannHeads, parameter_groups
+from diabat.huggingface.boltzmann.model import convert, register_boltzmann
 
 __all__ = ["BoltzmannHeads", "BoltzmannOptions", "convert", "parameter_groups", "register_boltzmann"]

@@ -10,7 +10,7 @@ from diabat.checks import ArgumentError, did_you_mean
 from diabat.config.game import GameConfig, GameLora, game_config_yaml
 from diabat.extras import extra
 from diabat.files import replace_file
-from diabat.huggingface.game_lora.trainer import game_trainer
+from diabat.huggingface.game import game_trainer
 from diabat.huggingface.loading import load_decoder
 from diabat.runs.heads.texts.packed import training_examples
 
@@ -134,7 +134,8 @@ def _arguments(config: GameConfig, progress: bool) -> Any:
             raise ArgumentError(
                 f"trainer.{name}", f"expected an argument of TrainingArguments.{did_you_mean(name, known)}"
             )
-    settings = {"report_to": [], "disable_tqdm": not progress, **config.trainer}
+    half = extra("transformers.utils").is_torch_bf16_gpu_available()
+    settings = {"report_to": [], "disable_tqdm": not progress, "bf16": half, **config.trainer}
     try:
         return kind(str(Path(config.output)), **settings)
     except (TypeError, ValueError) as error:

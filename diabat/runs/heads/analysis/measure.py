@@ -11,8 +11,8 @@ import torch
 import diabat
 from diabat.checks import check_count
 from diabat.extras import extra
-from diabat.huggingface.enabling import enabled_calibration
-from diabat.huggingface.state import fingerprint
+from diabat.huggingface.gac import enabled_calibration
+from diabat.huggingface.gac.config import fingerprint
 from diabat.progress import new_bar
 from diabat.runs.heads.analysis.folder import (
     VALUES,

@@ -15,7 +15,7 @@ from diabat.attention.heads.calibration import Calibration
 from diabat.attention.heads.decoder import Site
 from diabat.checks import ArgumentError
 from diabat.huggingface.adapters import adapter_applied, adapter_digest
-from diabat.huggingface.enabling import disable_gac, enable_gac, enabled_calibration
+from diabat.huggingface.gac import disable_gac, enable_gac, enabled_calibration
 
 OFF, ON, ALL_HEADS, RANDOM = "off", "calibrated", "all heads", "random"
 

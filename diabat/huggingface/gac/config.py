@@ -1,9 +1,7 @@
 """The calibration of a model in a JSON file beside it.
 
-    {"format": "diabat-gac", "version": 1,
-     "calibration": {"salient": {"5": [0, 1]}, "alpha": 0.1, "beta": 0.1, "rows": "running", ...},
-     "model": {"architecture": {...}, "dtype": "float32", "samples": {"embedding": [...], "0": [...], ...}},
-     "sha256": checksum of the rest}
+    {"calibration": {"salient": {"5": [0, 1]}, "alpha": 0.1, "beta": 0.1, "rows": "running", ...},
+     "model": {"architecture": {...}, "dtype": "float32", "samples": {"embedding": [...], "0": [...], ...}}}
 
 ``save_pretrained`` writes the weights but neither the attention implementation nor a calibration.  The salient heads
 belong to the weights they were found with, so that the file names them: by the architecture and by some weights.
@@ -19,13 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from diabat.attention.heads.calibration import Calibration
+from diabat.attention.heads.pretrained import attention_modules, pretrained_model
 from diabat.checks import ArgumentError
-from diabat.files import parse_json, read_file, replace_file, seal, unseal
-from diabat.huggingface.enabling import attention_modules, enable_gac, enabled_calibration, pretrained_model
+from diabat.files import parse_json, read_file, replace_file, to_json
+from diabat.huggingface.gac.model import enable_gac, enabled_calibration
 
 FILE = "gac.json"
-FORMAT = "diabat-gac"
-VERSION = 1
 _MAX_BYTES = 1 << 24
 _ARCHITECTURE = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _SAMPLES = 8
@@ -50,23 +47,8 @@ def save_gac(model: nn.Module, folder: str | Path) -> Path:
 
 
 def write_gac(path: Path, calibration: Calibration, identity: Mapping[str, Any]) -> Path:
-    """Write a calibration to a file, whole or not at all.
-
-    Args:
-        path: The file.
-        calibration: What `load_gac` enables.
-        identity: The :func:`fingerprint` of the model that it belongs to.
-
-    Returns:
-        The file.
-    """
-    content = {
-        "format": FORMAT,
-        "version": VERSION,
-        "calibration": calibration.as_dict(),
-        "model": dict(identity),
-    }
-    replace_file(path, seal(content))
+    """Write a calibration and the :func:`fingerprint` of its model to a file, whole or not at all."""
+    replace_file(path, to_json({"calibration": calibration.as_dict(), "model": dict(identity)}))
     return path
 
 
@@ -116,11 +98,20 @@ def read_gac(model: nn.Module, path: str | Path) -> Calibration:
 def stored_calibration(path: str | Path) -> tuple[Calibration, dict[str, Any]]:
     """Read a calibration and the fingerprint of its model, without a model; arguments and errors as for `read_gac`."""
     file = Path(path) / FILE if Path(path).is_dir() else Path(path)
-    content = _read(file)
     try:
-        return Calibration.from_dict(content["calibration"]), content["model"]
-    except ArgumentError as error:
-        raise ArgumentError("folder", f"expected a calibration in {file}, got {error}") from None
+        content = parse_json(read_file(file, _MAX_BYTES))
+        identity = content["model"]
+        _difference(identity, identity)  # it has every part that is compared
+        return Calibration.from_dict(content["calibration"]), identity
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{file}: no such file, expected a calibration that save_gac wrote") from None
+    except OSError as error:
+        raise ArgumentError("folder", f"expected a readable file {file}, got {error.strerror}.") from None
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
+        raise ArgumentError(
+            "folder", f"expected a calibration that save_gac wrote in {file}, got {reason}."
+        ) from None
 
 
 def fingerprint(model: nn.Module) -> dict[str, Any]:
@@ -158,16 +149,16 @@ def _some(weights: list[Tensor]) -> list[float]:
 def _difference(saved: dict[str, Any], found: dict[str, Any]) -> str:
     """What differs between two fingerprints, half a sentence; empty if nothing does."""
     for key in _ARCHITECTURE:
-        ours, theirs = found["architecture"][key], saved["architecture"].get(key)
+        ours, theirs = found["architecture"][key], saved["architecture"][key]
         if ours != theirs:
             return f"one of a model with {key} {theirs!r:.60}, where this one has {ours!r}"
-    same = saved.get("dtype") == found["dtype"]
+    same = saved["dtype"] == found["dtype"]
     relative, absolute = (0.0, 0.0) if same else (_RELATIVE, _ABSOLUTE)
     for part, ours in found["samples"].items():
         theirs = saved["samples"].get(part, [])
         # Quantised weights left no samples, and are not compared.
-        if len(ours) == len(theirs) and any(
-            abs(a - b) > absolute + relative * abs(b) for a, b in zip(ours, theirs, strict=True)
+        if len(ours) == len(theirs) and not all(
+            abs(a - b) <= absolute + relative * abs(b) for a, b in zip(ours, theirs, strict=True)
         ):
             return f"one of other weights ({part if part == 'embedding' else f'layer {part}'})"
     return ""
@@ -180,45 +171,3 @@ def _folder(folder: str | Path) -> Path:
             "folder", f"expected the folder of a model, got '{folder}', which is not a folder."
         )
     return path
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The content of a file whose checksum is right and whose parts are of the types that we expect."""
-    try:
-        text = read_file(path, _MAX_BYTES)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: no such file, expected a calibration that save_gac wrote") from None
-    except OSError as error:
-        raise ArgumentError("folder", f"expected a readable file {path}, got {error.strerror}.") from None
-    try:
-        content = parse_json(text)
-    except ValueError as error:  # also what is no JSON or no text
-        raise ArgumentError("folder", f"expected JSON in {path}, got {error}.") from None
-    form = content.get("format") if isinstance(content, dict) else type(content).__name__
-    if form != FORMAT or content.get("version") != VERSION:
-        raise ArgumentError(
-            "folder", f"expected the format {FORMAT!r}, version {VERSION}, in {path}, got {form!r:.60}."
-        )
-    try:
-        content = unseal(text)
-    except ValueError:
-        raise ArgumentError(
-            "folder",
-            f"expected {path} as save_gac wrote it, got a wrong checksum; enable the calibration that you want and "
-            "call save_gac again.",
-        ) from None
-    model = content.get("model")
-    saved = model if isinstance(model, dict) else {}
-    parts = (content.get("calibration"), saved.get("architecture"))
-    if not all(isinstance(part, dict) for part in parts) or not _are_numbers(saved.get("samples")):
-        raise ArgumentError(
-            "folder", f"expected calibration, architecture and samples in {path}, got other keys."
-        )
-    return content
-
-
-def _are_numbers(samples: Any) -> bool:
-    return isinstance(samples, dict) and all(
-        isinstance(values, list) and all(type(value) is float for value in values)
-        for values in samples.values()
-    )

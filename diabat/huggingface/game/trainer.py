@@ -1,10 +1,13 @@
 """Trainer of transformers with the losses of GAME-LoRA: a mixin that returns one scalar from ``compute_loss``.
 
 What a Trainer does with that scalar (accumulation, mixed precision, clipping, processes, checkpoints) stays as it is.
+The state of the game is part of ``trainer_state.json``, the file that a Trainer writes last into a checkpoint.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,14 @@ from torch import Tensor, nn
 from diabat.attention.heads.interaction.targets import IGNORED
 from diabat.checks import ArgumentError
 from diabat.extras import extra
-from diabat.huggingface.game_lora.loss import GameLoss
-from diabat.huggingface.game_lora.options import GameOptions
-from diabat.huggingface.game_lora.state import read_state, write_state
+from diabat.files import read_file
+from diabat.huggingface.game.config import GameOptions
+from diabat.huggingface.game.loss import GameLoss
 from diabat.samplers.base import UnsupportedError
+
+_STATE_FILE = "trainer_state.json"
+_CALLBACK = "GameCallback"
+_MAX_BYTES = 1 << 28
 
 
 class GameMixin:
@@ -56,25 +63,35 @@ class GameMixin:
         base: Any = super()
         base.__init__(*args, **kwargs)
         _check_trainer(self)
-        self.game = GameLoss(
-            self.model, game, total_steps=1
-        )  # the number of steps is known when training begins
+        # The number of steps is known when training begins.
+        self.game = GameLoss(self.model, game, total_steps=1)
         base.add_callback(_callback(self))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train as the Trainer does; the state of the game is restored together with the checkpoint.
 
+        Args:
+            resume_from_checkpoint: A checkpoint; or True for the newest whole one in ``output_dir``, from which a
+                training that was killed while it saved goes on.  If there is none, the training begins anew.
+            args: Those of the Trainer.
+            kwargs: Those of the Trainer.
+
         Raises:
-            ArgumentError: The checkpoint has no state of the game, or one of other options.
+            ArgumentError: The training is finished, or the checkpoint is not whole or one of other options.
         """
-        self.game.reset()
-        folder: Any = resume_from_checkpoint
-        if folder is True:
-            folder = extra("transformers.trainer_utils").get_last_checkpoint(self.args.output_dir)
-        if folder:
-            self.game.load_state_dict(read_state(Path(folder)))
+        chosen: Any = resume_from_checkpoint
+        if chosen is True:
+            found = Path(self.args.output_dir).glob("checkpoint-*")
+            numbered = {int(p.name[11:]): p for p in found if p.name[11:].isdecimal() and _is_whole(p)}
+            chosen = str(numbered[max(numbered)]) if numbered else None
+        elif chosen and not _is_whole(Path(chosen)):
+            raise ArgumentError(
+                "resume_from_checkpoint",
+                f"expected a whole checkpoint of GameTrainer, got '{chosen}', whose {_STATE_FILE} is damaged or has no "
+                "state of the game; True takes the newest that is whole.",
+            )
         base: Any = super()
-        return base.train(resume_from_checkpoint, *args, **kwargs)
+        return base.train(chosen or None, *args, **kwargs)
 
     def compute_loss(
         self,
@@ -85,16 +102,13 @@ class GameMixin:
     ) -> Any:
         """Cross-entropy of the Trainer, with the gradient of the game while the model is in training."""
         base: Any = super()
+        options = {"return_outputs": return_outputs, "num_items_in_batch": num_items_in_batch}
         if not model.training:
-            return base.compute_loss(
-                model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
-            )
+            return base.compute_loss(model, inputs, **options)
         _check_targets(inputs, num_items_in_batch)
         # The Trainer may change the mapping, for example take the labels out.
         with self.game.capture(dict(inputs)):
-            found = base.compute_loss(
-                model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
-            )
+            found = base.compute_loss(model, inputs, **options)
         cross_entropy, *rest = found if return_outputs else (found,)
         micro_batches = self.current_gradient_accumulation_steps
         # Without a number of items the loss is a mean, which training_step divides by the micro-batches.
@@ -121,17 +135,14 @@ class GameMixin:
         return bool(by_items or self.compute_loss_func is not None)
 
 
+@cache
 def game_trainer() -> Any:
     """The class `GameTrainer`: the mixin and ``transformers.Trainer``.
 
     Raises:
         ImportError: If the extra ``hf`` is not installed.
     """
-    return _built()
 
-
-@cache
-def _built() -> Any:
     class GameTrainer(GameMixin, extra("transformers").Trainer):  # type: ignore[misc]
         """Trainer of transformers with the losses of GAME-LoRA.
 
@@ -143,13 +154,30 @@ def _built() -> Any:
 
 
 def _callback(trainer: Any) -> Any:
-    """The callback that counts steps, and saves the state of the game in checkpoints; it has no state itself."""
+    """The callback that counts steps, and hands the state of the game to the Trainer's own."""
+    base, exportable = (
+        extra("transformers").TrainerCallback,
+        extra("transformers.trainer_callback").ExportableState,
+    )
 
-    class GameCallback(extra("transformers").TrainerCallback):  # type: ignore[misc]
+    class GameCallback(base, exportable):  # type: ignore[misc, valid-type]
+        game: Any = None  # the Trainer sets the attributes of a state where it restores callbacks itself
+
+        def state(self) -> dict[str, Any]:
+            return {"args": {}, "attributes": {"game": trainer.game.state_dict()}}
+
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             trainer.game.total_steps = state.max_steps
-            if state.global_step == 0:  # also after a smaller batch size was tried
-                trainer.game.reset()
+            trainer.game.reset()  # also after a smaller batch size was tried
+            if state.global_step == 0:
+                return
+            if state.global_step >= state.max_steps:
+                raise ArgumentError(
+                    "resume_from_checkpoint",
+                    f"expected a training to go on with, got one that is finished: step {state.global_step} of "
+                    f"{state.max_steps}.",
+                )
+            trainer.game.load_state_dict(state.stateful_callbacks[_CALLBACK]["attributes"]["game"])
             if trainer.game.steps != state.global_step:
                 raise ArgumentError(
                     "resume_from_checkpoint",
@@ -159,35 +187,32 @@ def _callback(trainer: Any) -> Any:
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             trainer.game.step()
 
-        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if args.should_save and not args.save_only_model:
-                folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-                write_state(folder, trainer.game.state_dict())
-
     return GameCallback()
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """Whether a checkpoint has everything: the file that is written last can be read, and has a state of the game."""
+    try:
+        state = json.loads(read_file(checkpoint / _STATE_FILE, _MAX_BYTES))  # its log may hold NaN
+        return isinstance(state["stateful_callbacks"][_CALLBACK]["attributes"]["game"], Mapping)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return False
 
 
 def _check_trainer(trainer: Any) -> None:
     args, kind = trainer.args, str(trainer.accelerator.distributed_type.value)
-    if kind != "NO" and not kind.startswith("MULTI_"):
-        raise UnsupportedError(
-            "args", f"expected whole parameters in every process, got {kind}; use torchrun alone."
-        )
-    if args.n_gpu > 1:
-        raise UnsupportedError(
-            "args", f"expected one device per process, got {args.n_gpu}; start with torchrun."
-        )
-    if args.fp16:
-        raise UnsupportedError(
-            "args.fp16",
-            "expected bf16 or float32, got float16, whose gradients underflow without a scaled loss.",
-        )
-    if args.torch_compile:
-        raise UnsupportedError(
-            "args.torch_compile", "expected False: hooks on heads are not compiled, got True."
-        )
-    if trainer.model_init is not None:
-        raise UnsupportedError("model_init", "expected a model, got a function that makes one.")
+    refused = {
+        "args": kind != "NO" and not kind.startswith("MULTI_")
+        and f"expected whole parameters in every process, got {kind}; use torchrun alone.",
+        "args.n_gpu": args.n_gpu > 1 and f"expected one device per process, got {args.n_gpu}; start with torchrun.",
+        "args.fp16": args.fp16
+        and "expected bf16 or float32, got float16, whose gradients underflow without a scaled loss.",
+        "args.torch_compile": args.torch_compile and "expected False: hooks on heads are not compiled, got True.",
+        "model_init": trainer.model_init is not None and "expected a model, got a function that makes one.",
+    }  # fmt: skip
+    for name, sentence in refused.items():
+        if sentence:
+            raise UnsupportedError(name, sentence)
 
 
 def _check_targets(inputs: dict[str, Any], num_items_in_batch: Tensor | int | None) -> None:

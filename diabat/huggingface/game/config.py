@@ -7,14 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from diabat.attention.heads.game_lora.losses import Target, Weighting
-from diabat.checks import (
-    ArgumentError,
-    check_choice,
-    check_count,
-    check_positive,
-    is_integer,
-    is_number,
-)
+from diabat.attention.heads.game_lora.schedule import three_phases
+from diabat.checks import ArgumentError, check_choice, check_count, check_positive, is_integer, is_number
 
 Loss = Literal["ldb", "abt", "disagreement", "entropy"]
 Combination = Literal["nash", "sum"]
@@ -91,15 +85,15 @@ class GameOptions:
             check_choice("losses", loss, get_args(Loss))
         if len(set(self.losses)) < len(self.losses):
             raise ArgumentError("losses", f"expected different losses, got {list(self.losses)}.")
-        for name in ("ldb_weight", "abt_weight", "disagreement_weight", "entropy_weight"):
-            _check_number(name, getattr(self, name), 0, float("inf"))
-        for name in ("epsilon", "slope", "ema_target"):
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
+            # An infinite end is outside.
+            if not is_number(value) or not least <= value <= most or abs(value) == float("inf"):
+                raise ArgumentError(
+                    name, f"expected a finite number in [{least:g}, {most:g}], got {value!r}."
+                )
+        for name in ("epsilon", "slope", "ema_target", "ema_decay"):
             check_positive(name, getattr(self, name))
-        for name in ("floor", "warmup", "cooldown"):
-            _check_number(name, getattr(self, name), 0, 1)
-        _check_number("threshold", self.threshold, -float("inf"), float("inf"))
-        if not is_number(self.ema_decay) or not 0 < self.ema_decay <= 1:
-            raise ArgumentError("ema_decay", f"expected a number in (0, 1], got {self.ema_decay!r}.")
         if self.warmup > self.cooldown:
             raise ArgumentError("warmup", f"expected at most cooldown = {self.cooldown}, got {self.warmup}.")
         check_count("nash_every", self.nash_every)
@@ -114,12 +108,29 @@ class GameOptions:
         chosen = own[loss]
         return tuple(self.layers if chosen is None else chosen)
 
+    def factors(self, progress: float) -> dict[str, float]:
+        """λ_k s(t) by loss, without the running mean of Barlow Twins, after a share 0 .. 1 of the training."""
+        schedule = three_phases(progress, self.warmup, self.cooldown)
+        return {
+            "ldb": self.ldb_weight * schedule,
+            "abt": self.abt_weight * schedule,
+            "disagreement": self.disagreement_weight,
+            "entropy": self.entropy_weight,
+        }
+
     def measured(self) -> tuple[int, ...]:
         """All layers whose heads are measured, in ascending order."""
         chosen = {layer for loss in self.losses for layer in self.layers_of(loss)}
         return tuple(sorted(chosen or self.layers))
 
 
+_RANGES = {
+    **dict.fromkeys(
+        ("ldb_weight", "abt_weight", "disagreement_weight", "entropy_weight"), (0.0, float("inf"))
+    ),
+    **dict.fromkeys(("floor", "warmup", "cooldown", "ema_decay"), (0.0, 1.0)),
+    "threshold": (-float("inf"), float("inf")),
+}
 _CHOICES = {
     "target": Target,
     "weighting": Weighting,
@@ -135,10 +146,3 @@ def _layers(name: str, value: object) -> tuple[int, ...]:
     if not all(is_integer(layer) and layer >= 0 for layer in value) or len(set(value)) < len(value):
         raise ArgumentError(name, f"expected different integers >= 0, got {list(value)}.")
     return tuple(value)
-
-
-def _check_number(name: str, value: object, least: float, most: float) -> None:
-    # An infinite end is outside.
-    if not is_number(value) or not least <= value <= most or value in (float("inf"), -float("inf")):  # type: ignore[operator]
-        wanted = "a finite number" if most == float("inf") else f"a number in {least} .. {most}"
-        raise ArgumentError(name, f"expected {wanted}{' >= 0' * (least == 0 and most > 1)}, got {value!r}.")

@@ -13,11 +13,8 @@ from diabat.samplers.base import UnsupportedError
 def mean_over_ranks(value: Tensor) -> Tensor:
     """Mean of a tensor over the processes of torch.distributed; the tensor itself if there is one process."""
     distributed = torch.distributed
-    if (
-        not distributed.is_available()
-        or not distributed.is_initialized()
-        or distributed.get_world_size() == 1
-    ):
+    ready = distributed.is_available() and distributed.is_initialized()
+    if not ready or distributed.get_world_size() == 1:
         return value
     total = value.detach().clone()
     distributed.all_reduce(total)

@@ -11,10 +11,16 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from diabat.attention.heads.calibration import Calibration
+from diabat.attention.heads.pretrained import attention_modules, pretrained_model, register_attention
 from diabat.checks import ArgumentError
-from diabat.extras import extra
-from diabat.huggingface.attention import CACHE, NAME, STATE, Calibrated, register_gac
-from diabat.huggingface.column_sums import check_cache, reorder_cache
+from diabat.huggingface.gac.layer import (
+    NAME,
+    STATE,
+    CalibratedHeads,
+    gac_attention,
+    hand_on_cache,
+    reorder_cache,
+)
 from diabat.samplers.base import UnsupportedError
 
 _ENABLED = "diabat_gac"
@@ -27,6 +33,15 @@ class _Enabled:
     calibration: Calibration
     former: dict[str, Any]
     handles: tuple[RemovableHandle, ...]
+
+
+def register_gac() -> None:
+    """Make ``attn_implementation="gac"`` known to transformers; twice does no harm.
+
+    Raises:
+        ImportError: If the extra ``hf`` is not installed.
+    """
+    register_attention(NAME, gac_attention)
 
 
 def enable_gac(model: nn.Module, calibration: Calibration) -> None:
@@ -47,20 +62,23 @@ def enable_gac(model: nn.Module, calibration: Calibration) -> None:
     chosen = _chosen(attention_modules(base), calibration)
     disable_gac(model)
     register_gac()
-    former = _implementations(base)
+    former = _implementations(base.config)
     base.set_attn_implementation(NAME)
     if any(module.config._attn_implementation != NAME for module, _ in chosen.values()):
         base.set_attn_implementation(former)
         raise UnsupportedError(
             "model", f"expected attention behind AttentionInterface, got {type(base).__name__} without."
         )
-    handles = [_only_last_logits(base)] if calibration.rows == "prompt" else []
+    handles = []
+    head = base.get_output_embeddings()
+    if calibration.rows == "prompt" and head is not None:
+        handles.append(head.register_forward_pre_hook(_refuse_several))
     for layer, (module, heads) in chosen.items():
-        setattr(module, STATE, Calibrated(calibration, heads, layer))
-        handles.append(module.register_forward_pre_hook(_hand_on_cache, with_kwargs=True))
+        setattr(module, STATE, CalibratedHeads(calibration, heads, layer))
+        handles.append(module.register_forward_pre_hook(hand_on_cache, with_kwargs=True))
     # Beam search calls this one instead of the cache's own if there is one.
     base._reorder_cache = partial(reorder_cache, getattr(base, "_reorder_cache", None))
-    setattr(base, _ENABLED, _Enabled(calibration, former, tuple(h for h in handles if h is not None)))
+    setattr(base, _ENABLED, _Enabled(calibration, former, tuple(handles)))
 
 
 def disable_gac(model: nn.Module) -> None:
@@ -87,45 +105,6 @@ def enabled_calibration(model: nn.Module) -> Calibration | None:
     return None if enabled is None else enabled.calibration
 
 
-def pretrained_model(model: nn.Module) -> Any:
-    """The model of transformers in what may be wrapped by peft.
-
-    Raises:
-        ArgumentError: There is none, or it is an encoder with a decoder.
-    """
-    kind = extra("transformers").PreTrainedModel
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    base: Any = next((module for module in modules if isinstance(module, kind)), None)
-    if base is None:
-        raise ArgumentError("model", f"expected a model of transformers, got {type(model).__name__}.")
-    if base.config.is_encoder_decoder:
-        raise UnsupportedError(
-            "model", f"expected a decoder, got {type(base).__name__}, which has an encoder too."
-        )
-    return base
-
-
-def attention_modules(base: nn.Module) -> dict[int, Any]:
-    """The causal attention modules of a model by layer.
-
-    Raises:
-        ArgumentError: There is none, or there are several of one layer.
-    """
-    found: dict[int, Any] = {}
-    for module in base.modules():
-        # Both are what every attention module behind AttentionInterface has.
-        layer = getattr(module, "layer_idx", None)
-        if isinstance(layer, int) and getattr(module, "is_causal", None) is True:
-            if layer in found:
-                raise UnsupportedError(
-                    "model", f"expected one attention module per layer, got two in layer {layer}."
-                )
-            found[layer] = module
-    if not found:
-        raise ArgumentError("model", f"expected a decoder with attention, got {type(base).__name__} without.")
-    return dict(sorted(found.items()))
-
-
 def _chosen(modules: dict[int, Any], calibration: Calibration) -> dict[int, tuple[Any, tuple[int, ...]]]:
     """Modules and the heads that are calibrated, by layer; layers in which every head is salient are left out."""
     chosen = {}
@@ -140,9 +119,8 @@ def _chosen(modules: dict[int, Any], calibration: Calibration) -> dict[int, tupl
             raise ArgumentError(
                 "salient", f"expected heads below {count} in layer {layer} of this model, got {max(salient)}."
             )
-        if not any(
-            p.kind is p.VAR_KEYWORD for p in inspect.signature(type(module).forward).parameters.values()
-        ):
+        parameters = inspect.signature(type(module).forward).parameters.values()
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             raise UnsupportedError(
                 "model", f"expected attention that hands on keyword arguments, got {type(module).__name__}."
             )
@@ -152,32 +130,15 @@ def _chosen(modules: dict[int, Any], calibration: Calibration) -> dict[int, tupl
     return chosen
 
 
-def _implementations(base: Any) -> dict[str, Any]:
+def _implementations(config: Any) -> dict[str, Any]:
     """Attention implementations of a model and of its parts, as ``set_attn_implementation`` takes them."""
-
-    def of(config: Any) -> dict[str, Any]:
-        parts = {key: getattr(config, key) for key in config.sub_configs}
-        return {"": config._attn_implementation} | {
-            k: of(part) for k, part in parts.items() if part is not None
-        }
-
-    return of(base.config)
-
-
-def _hand_on_cache(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """Forward pre-hook: the attention function gets keyword arguments, but not the cache."""
-    cache = kwargs.get("past_key_values")
-    check_cache(cache)
-    return args, {**kwargs, CACHE: cache}
-
-
-def _only_last_logits(base: Any) -> RemovableHandle | None:
-    """Refuse logits of several positions: with ``rows="prompt"`` earlier ones depend on later tokens."""
-    head = base.get_output_embeddings()
-    return None if head is None else head.register_forward_pre_hook(_refuse_several)
+    parts = {key: getattr(config, key) for key in config.sub_configs}
+    inner = {key: _implementations(part) for key, part in parts.items() if part is not None}
+    return {"": config._attn_implementation, **inner}
 
 
 def _refuse_several(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+    """Forward pre-hook of the head: with ``rows="prompt"`` earlier logits depend on later tokens."""
     if args[0].shape[-2] > 1:
         raise UnsupportedError(
             "rows",

@@ -8,10 +8,12 @@ normalisation by a running mean (1 except for Barlow Twins).
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -21,13 +23,10 @@ from diabat.attention.heads.game_lora.bargaining import nash_weights
 from diabat.attention.heads.game_lora.schedule import RunningScale
 from diabat.attention.heads.interaction.coupling import interaction_strength
 from diabat.attention.heads.interaction.outputs import HeadOutputs
-from diabat.checks import ArgumentError, check_count, check_flag
-from diabat.huggingface.game_lora.capture import CapturedForward, ForwardCapture
-from diabat.huggingface.game_lora.couplings import StepCouplings
-from diabat.huggingface.game_lora.gradients import TaskGradients, mean_over_ranks
-from diabat.huggingface.game_lora.options import GameOptions
-from diabat.huggingface.game_lora.state import checked_state, state_of
-from diabat.huggingface.game_lora.tasks import barrier, batch_losses, gradient_factors
+from diabat.checks import ArgumentError, check_count, check_flag, check_positive
+from diabat.huggingface.game.config import GameOptions
+from diabat.huggingface.game.gradients import TaskGradients, mean_over_ranks
+from diabat.huggingface.game.layer import CapturedForward, StepCouplings
 from diabat.samplers.base import UnsupportedError
 
 
@@ -101,10 +100,10 @@ class GameLoss:
             ArgumentError: The mask is not [B, T].
             UnsupportedError: The model checkpoints activations reentrantly.
         """
-        capture = ForwardCapture(self._heads, self.options, batch)
-        with capture.watch():
+        forward = CapturedForward(self._heads, self.options, batch)
+        with forward.watch():
             yield
-        self._forward = capture.result()
+        self._forward = forward
 
     def loss(self, cross_entropy: Tensor, *, micro_batches: int = 1, last: bool = True) -> Tensor:
         """Return a scalar with the value of the cross-entropy and the gradient of the game.
@@ -133,10 +132,7 @@ class GameLoss:
         self._measure(cross_entropy, forward, solve)
         with torch.autocast(cross_entropy.device.type, enabled=False):
             couplings = self._couplings.matrices()
-            losses = {name: value / micro_batches for name, value in
-                      batch_losses(self.options, forward, couplings).items()}  # fmt: skip
-            if last and "ldb" in self.options.losses:
-                losses["ldb"] = barrier(self.options, couplings)
+            losses = forward.losses(couplings, micro_batches, last)
         factors = self._note(cross_entropy, losses, couplings, micro_batches)
         if solve:
             return self._bargained(cross_entropy, losses, factors, last)
@@ -167,21 +163,51 @@ class GameLoss:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """State at the end of a step, of numbers, texts and lists only: steps, weights, running mean, ρ, options."""
-        return state_of(self.options, self.steps, self.weights, self._scale.ema, self._couplings.last)
+        """State at the end of a step, as JSON holds it: steps, weights, running mean, ⟨g_i, g_j⟩ by layer, options."""
+        return {
+            "options": _plain(self.options),
+            "steps": self.steps,
+            "weights": dict(self.weights),
+            "ema": self._scale.ema,
+            "products": {str(layer): sums.tolist() for layer, sums in self._couplings.last.items()},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state.
 
         Raises:
-            ArgumentError: It is not a state of this class, or of other options.
+            ArgumentError: It is not a state of this class, or of other options; this one is then as it was.
         """
-        read = checked_state(
-            state, self.options, {p.layer: p.heads for p in self._heads.projections.values()}
-        )
+        try:
+            former, steps, ema = dict(state["options"]), state["steps"], state["ema"]
+            weights = {name: float(weight) for name, weight in state["weights"].items()}
+            products = {int(k): torch.tensor(v, dtype=torch.float64) for k, v in state["products"].items()}
+            check_count("steps", steps, least=0)
+            check_positive("ema", ema)
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+            reason = f"no {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
+            raise ArgumentError("game_state", f"expected what state_dict() returned, got {reason}.") from None
+        for name, value in _plain(self.options).items():
+            if former.get(name) != value:
+                raise ArgumentError(
+                    "game_state",
+                    f"expected the options of the run, {name} {value!r}, got {former.get(name)!r:.40}.",
+                )
+        if not all(name in self.options.losses and 0 <= w < math.inf for name, w in weights.items()):
+            raise ArgumentError(
+                "game_state",
+                f"expected finite weights >= 0 of {', '.join(self.options.losses)}, got {weights!r:.60}.",
+            )
+        shapes = {p.layer: (p.heads, p.heads) for p in self._heads.projections.values()}
+        fitting = {layer: tuple(sums.shape) for layer, sums in products.items()} in ({}, shapes)
+        if not fitting or not all(bool(sums.isfinite().all()) for sums in products.values()):
+            raise ArgumentError(
+                "game_state",
+                f"expected finite products of the heads of layers {list(shapes)} or none, got others.",
+            )
         self.reset()
-        self.steps, self.weights, self._scale.ema = read.steps, read.weights, read.ema
-        self._couplings.reset(read.products)
+        self.steps, self.weights, self._scale.ema = steps, weights, float(ema)
+        self._couplings.reset(products)
 
     def _solves(self) -> bool:
         """Whether Nash weights are solved in this step."""
@@ -211,8 +237,10 @@ class GameLoss:
         gamma = torch.stack([interaction_strength(g) for g in couplings.values()]).mean()
         values = torch.stack([v.detach().double() for v in (cross_entropy, *losses.values(), gamma)])
         _, *parts, mean_gamma = mean_over_ranks(values).tolist()
-        _check_finite(dict(zip(["cross-entropy", *losses], values.tolist()[:-1], strict=True)))
-        factors = gradient_factors(self.options, min(self.steps / self.total_steps, 1.0))
+        for name, value in zip(["cross-entropy", *losses], values.tolist()[:-1], strict=True):
+            if not math.isfinite(value):
+                raise ArgumentError("loss", f"expected a finite {name}, got {value}.")
+        factors = self.options.factors(min(self.steps / self.total_steps, 1.0))
         for name, value in zip(losses, parts, strict=True):
             self._values[name].append(value)
             if name == "abt":
@@ -248,7 +276,6 @@ class GameLoss:
         return self._gradients.surrogate(cross_entropy, combined)
 
 
-def _check_finite(values: Mapping[str, float]) -> None:
-    for name, value in values.items():
-        if not math.isfinite(value):
-            raise ArgumentError("loss", f"expected a finite {name}, got {value}.")
+def _plain(options: GameOptions) -> dict[str, Any]:
+    """Options as JSON holds them, with lists for tuples."""
+    return json.loads(json.dumps(asdict(options)))

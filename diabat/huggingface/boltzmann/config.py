@@ -1,0 +1,103 @@
+"""The settings of Boltzmann attention, which a model keeps as ``config.boltzmann``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from diabat.attention.boltzmann import FAR
+from diabat.attention.coupled import WEIGHTS
+from diabat.checks import ArgumentError, check_choice, check_count
+from diabat.samplers.base import Sampler
+from diabat.samplers.registry import as_sampler, sampler
+
+FOLDER_SAMPLERS = ("exact", "banded", "mean_field")
+"""Backends that a model folder may name: they import no module, read no file and connect to nothing."""
+
+
+@dataclass(frozen=True)
+class BoltzmannOptions:
+    """Window, backend and weights; the same for all layers of a model.
+
+    Attributes:
+        window: T, the number of last visible keys of every query that are coupled.
+        sampler: The backend; a name becomes an object.
+        weights: ``odds`` or ``probability``, as in :class:`diabat.BoltzmannAttention`.
+        far: Keys before the window: ``independent``, spins without couplings, or ``none``, not visible.
+        gradient: Estimator, see :func:`diabat.spin_probabilities`.
+        num_reads: Reads per query for sampling backends.
+        bandwidth: w; J_jk is a parameter for |j - k| <= w and 0 beyond.  None makes every pair a parameter.
+
+    Raises:
+        ArgumentError: If an option is invalid.
+    """
+
+    window: int = 16
+    sampler: Sampler | str = "exact"
+    weights: str = "odds"
+    far: str = "independent"
+    gradient: str = "auto"
+    num_reads: int | None = None
+    bandwidth: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sampler", as_sampler(self.sampler))
+        check_count("window", self.window)
+        check_choice("weights", self.weights, WEIGHTS)
+        check_choice("far", self.far, FAR)
+        check_count("num_reads", self.num_reads, optional=True)
+        check_count("bandwidth", self.bandwidth, optional=True)
+
+    @classmethod
+    def from_config(cls, config: Any, backend: Sampler | str | None = None) -> BoltzmannOptions:
+        """Read ``config.boltzmann``, which may come from somebody else.
+
+        Args:
+            config: A configuration of transformers.
+            backend: Takes the place of the one in the configuration.
+
+        Raises:
+            ArgumentError: If there are no settings, they are invalid, or they name a backend that is not one of
+                `FOLDER_SAMPLERS` and none is given.
+        """
+        settings = config.boltzmann
+        if settings is None:
+            raise ArgumentError(
+                "config.boltzmann",
+                "expected the settings of a converted model, got None; load the plain model and convert it with "
+                "diabat.huggingface.convert.",
+            )
+        known = [*(field.name for field in fields(cls)), "sampler_options"]
+        if not isinstance(settings, Mapping) or not set(settings) <= set(known):
+            unknown = sorted(set(settings) - set(known)) if isinstance(settings, Mapping) else settings
+            raise ArgumentError(
+                "config.boltzmann", f"expected settings among {', '.join(known)}, got {unknown!r:.100}."
+            )
+        others = {key: value for key, value in settings.items() if key not in ("sampler", "sampler_options")}
+        return cls(sampler=_stored_sampler(settings) if backend is None else backend, **others)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings as JSON can hold them; of a backend that a folder may not name, its name only."""
+        backend = as_sampler(self.sampler)
+        named: dict[str, Any] = {"sampler": backend.name}
+        if backend.name in FOLDER_SAMPLERS:
+            named["sampler_options"] = backend.options
+        return {field.name: getattr(self, field.name) for field in fields(self)} | named
+
+
+def _stored_sampler(settings: Mapping[str, Any]) -> Sampler:
+    """The backend that settings name, if it is one of those that any folder may name."""
+    name, options = settings.get("sampler", "exact"), settings.get("sampler_options", {})
+    if name not in FOLDER_SAMPLERS:
+        raise ArgumentError(
+            "config.boltzmann",
+            f"expected sampler {', '.join(FOLDER_SAMPLERS)} in the configuration of a model, got {name!r:.60}; give "
+            "it in code: from_pretrained(folder, sampler=diabat.sampler(...)).",
+        )
+    try:
+        return sampler(name, **dict(options))
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(
+            "config.boltzmann", f"expected sampler_options of '{name}', got {options!r:.60}: {error}"
+        ) from None

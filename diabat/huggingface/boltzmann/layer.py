@@ -1,0 +1,250 @@
+r"""Boltzmann attention of one attention module, and the function behind ``attn_implementation="boltzmann"``.
+
+With the scores s_j of all visible keys of a query and the last T of them coupled,
+
+    h_j = (s_j - log Σ_k exp s_k) / 2,
+    P(s) ∝ exp( Σ_j h_j s_j + Σ_{j<k} J_jk s_j s_k ),
+    weight_j ∝ P(s_j = +1) / P(s_j = -1);        for keys before the window, exp(2 h_j).
+
+At J = 0 the weights are softmax(s) exactly (:mod:`diabat.attention.odds`).  Windows are found from the mask, so that
+static caches, padding on either side, sliding windows, packed sequences and prompts in chunks need no rules of their
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from diabat.attention.coupled import CoupledHeads
+from diabat.attention.normalisation import normalised_weights
+from diabat.checks import ArgumentError, check_positive, is_number
+from diabat.huggingface.boltzmann.config import BoltzmannOptions
+from diabat.huggingface.masks import refuse_others, repeated, visible_keys
+from diabat.samplers.base import UnsupportedError
+
+NAME = "boltzmann"
+"""Of the attention implementation, and of the submodule with the couplings."""
+
+
+class BoltzmannHeads(CoupledHeads):
+    """Couplings J between the slots of the window, per query head, in float32 or float64.
+
+    Args:
+        num_heads: H, the number of query heads.
+        options: Window, backend and weights.
+        device: Of J.
+        dtype: Of J, float32 or float64; ``half`` and ``to`` leave it at float32 or more, because steps of an optimiser
+            are lost in half precision.
+
+    Attributes:
+        coupling_pairs: J_jk for j < k, [H, T(T-1)/2], initialised to 0; as in :class:`diabat.BoltzmannAttention`.
+        sampler: The backend.
+
+    Raises:
+        ValueError: If an option is invalid.
+        UnsupportedError: If the backend does not support the window or the estimator.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        options: BoltzmannOptions,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.options = options
+        self._build_terms(
+            num_heads,
+            options.window,
+            sampler=options.sampler,
+            mode="h+J",
+            gradient=options.gradient,
+            num_reads=options.num_reads,
+            bandwidth=options.bandwidth,
+            weights=options.weights,
+            relative=True,
+            device=device,
+            dtype=dtype,
+        )
+        self.sampler.to(device=device, dtype=dtype)
+
+    def forward(self, scores: Tensor, windows: KeyWindows) -> Tensor:
+        """Compute normalised weights, [B, H, Q, K].
+
+        Args:
+            scores: s + bias, [B, H, Q, K], float32 or float64.
+            windows: What the queries see.  A row without a visible key gets 1/K everywhere, as in eager attention.
+        """
+        if self.weighting == "odds":
+            return self._moved_softmax(scores.log_softmax(-1), windows.keys, windows.seen, zero=False)
+        keys = windows.keys.expand(*scores.shape[:-1], -1)
+        h = scores.gather(-1, keys).masked_fill(~windows.seen, 0)
+        near = self._probabilities(h, windows.seen, zero=False).masked_fill(~windows.seen, 0)
+        return normalised_weights(torch.sigmoid(2 * scores).scatter(-1, keys, near), windows.visible)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Move parameters, but do not convert them to half precision."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            new = fn(tensor)
+            if tensor.is_floating_point() and new.is_floating_point() and new.itemsize < 4:
+                return tensor.to(new.device)
+            return new
+
+        return super()._apply(moved, recurse)
+
+    def extra_repr(self) -> str:
+        """Show the options in ``repr``."""
+        return f"{super().extra_repr()}, weights={self.weighting!r}, far={self.options.far!r}"
+
+
+@dataclass(frozen=True)
+class KeyWindows:
+    """What the queries of a mask see; * is [B or 1, H or 1, Q].
+
+    Attributes:
+        bias: Added to scores, [*, K]: the smallest number of its dtype at keys that are not visible.
+        keys: The key in each slot of the window, int64 [*, T], different ones in each row.  Slots are in the order of
+            keys, and the last one is the last visible key.
+        seen: Whether there is a visible key in the slot, bool [*, T].  Visible keys fill the slots from the last one.
+        visible: bool [*, K]; all keys in rows without a visible key, where eager attention is uniform.
+    """
+
+    bias: Tensor
+    keys: Tensor
+    seen: Tensor
+    visible: Tensor
+
+
+def find_windows(mask: Tensor, window: int, dtype: torch.dtype, *, far: bool) -> KeyWindows:
+    """Find the last ``window`` visible keys of every query.
+
+    Args:
+        mask: [B or 1, H or 1, Q, K]; bool, True where a key is visible, or a floating mask that is added to scores.
+        window: T; at most K slots are used.
+        dtype: Of the scores.
+        far: Whether keys before the window are visible.
+    """
+    visible = visible_keys(mask)
+    number = mask.shape[-1]
+    position = torch.arange(number, device=mask.device, dtype=torch.int32)
+    # Hidden keys come after all visible ones, as other numbers, so that no key is in two slots.
+    last = torch.where(visible, position, position - number).topk(min(window, number)).values.flip(-1)
+    seen = last >= 0
+    keys = torch.where(seen, last, last + number).long()
+    if not far:
+        visible = torch.zeros_like(visible).scatter(-1, keys, seen)
+    added = torch.zeros((), dtype=dtype, device=mask.device) if mask.dtype == torch.bool else mask.to(dtype)
+    bias = torch.where(visible, added, torch.finfo(dtype).min)
+    return KeyWindows(bias, keys, seen, visible | ~seen.any(-1, keepdim=True))
+
+
+def boltzmann_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    r"""Attend with the couplings of a module; scores and marginals are computed in float32 or more.
+
+    Args:
+        module: The attention module; its submodule ``boltzmann`` has the couplings.
+        query: [B, H, Q, D].
+        key: Past and present, [B, H_kv, K, D] with H a multiple of H_kv.
+        value: Likewise.
+        attention_mask: [B or 1, 1 or H, Q, K], bool, True where a key is visible; or floating, added to the scores.
+        scaling: Factor of the scores, 1/√D if None.
+        dropout: Probability of leaving out a weight, in training.
+        kwargs: What else a model passes on.
+
+    Returns:
+        Outputs [B, Q, H, D] and weights [B, H, Q, K].
+
+    Raises:
+        UnsupportedError: The module has no couplings, there is no mask, or the model needs another attention.
+    """
+    heads = module._modules.get(NAME)
+    if heads is None:
+        raise UnsupportedError(
+            "attn_implementation",
+            f"expected a model with couplings for {NAME!r}, got {type(module).__name__} without; call "
+            "diabat.huggingface.convert(model).",
+        )
+    refuse_others(NAME, kwargs, "softcap")
+    if attention_mask is None:
+        raise UnsupportedError(
+            "attention_mask",
+            f"expected a mask [B, 1, Q, K], from which attn_implementation {NAME!r} finds the window of every query, "
+            "got None.",
+        )
+    groups = query.shape[1] // key.shape[1]
+    wide = torch.promote_types(query.dtype, torch.float32)
+    # peft may have wrapped the couplings (modules_to_save).
+    options = next(part for part in heads.modules() if isinstance(part, BoltzmannHeads)).options
+    windows = find_windows(attention_mask, options.window, wide, far=options.far == "independent")
+    with torch.autocast(query.device.type, enabled=False):
+        scaled = query.to(wide) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        scores = scaled @ repeated(key.to(wide), groups).mT + windows.bias
+        weights = heads(scores, windows)
+    weights = F.dropout(weights.to(value.dtype), p=dropout, training=module.training)
+    mixed = weights @ repeated(value, groups)
+    return mixed.transpose(1, 2).contiguous(), weights
+
+
+def parameter_groups(
+    model: nn.Module, lr: float, coupling_lr: float, weight_decay: float = 0.01
+) -> list[dict[str, Any]]:
+    """Groups of the trained parameters, for an optimiser of torch.
+
+    ``Trainer(model, args, optimizers=(torch.optim.AdamW(parameter_groups(model, 2e-5, 3e-3)), None))`` takes its
+    schedule from ``args`` and scales all rates by it.
+
+    Args:
+        model: A converted model, or a model of peft around one.
+        lr: Rate of all parameters but the couplings.
+        coupling_lr: Rate of the couplings (and of parameters that a backend learns); they are sums of few terms, and
+            rates of about 3e-3 moved them in our runs, where 3e-4 did not.
+        weight_decay: Of matrices; vectors (biases, norms) and couplings do not decay.
+
+    Returns:
+        Up to three groups, with the key ``name``: decayed, other, couplings.
+
+    Raises:
+        ArgumentError: If a rate is invalid, or no coupling is trained.
+    """
+    check_positive("lr", lr)
+    check_positive("coupling_lr", coupling_lr)
+    if not is_number(weight_decay) or not 0 <= weight_decay < float("inf"):
+        raise ArgumentError("weight_decay", f"expected a finite number >= 0, got {weight_decay!r}.")
+    heads = [part for part in model.modules() if isinstance(part, BoltzmannHeads)]
+    if not heads:
+        raise ArgumentError(
+            "model",
+            f"expected a model with couplings (diabat.huggingface.convert), got {type(model).__name__}.",
+        )
+    couplings = [p for part in heads for p in part.parameters() if p.requires_grad]
+    if not couplings:
+        raise ArgumentError(
+            "model",
+            f"expected couplings that are trained, got frozen ones; adapters of peft need modules_to_save=[{NAME!r}].",
+        )
+    own = {id(p) for p in couplings}
+    others = [p for p in model.parameters() if p.requires_grad and id(p) not in own]
+    groups = [
+        {"name": "decayed", "params": [p for p in others if p.ndim > 1], "lr": lr, "weight_decay": weight_decay},
+        {"name": "other", "params": [p for p in others if p.ndim < 2], "lr": lr, "weight_decay": 0.0},
+        {"name": "couplings", "params": couplings, "lr": coupling_lr, "weight_decay": 0.0},
+    ]  # fmt: skip
+    return [group for group in groups if group["params"]]

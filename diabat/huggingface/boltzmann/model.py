@@ -1,0 +1,296 @@
+"""Models with couplings: :func:`convert`, and types ``boltzmann_llama``, ``boltzmann_qwen2``, ``boltzmann_gpt2``.
+
+A type of its own keeps the couplings: plain transformers refuses a saved model instead of loading it without J, and a
+loaded model never runs another attention than ``boltzmann``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import nn
+
+from diabat.attention.heads.attention import NAME as COALITIONS
+from diabat.attention.heads.pretrained import attention_modules, register_attention
+from diabat.checks import ArgumentError
+from diabat.compute.memory import require_memory
+from diabat.extras import extra
+from diabat.huggingface.boltzmann.config import BoltzmannOptions
+from diabat.huggingface.boltzmann.layer import NAME, BoltzmannHeads, boltzmann_attention
+from diabat.samplers.base import Sampler, UnsupportedError
+
+_PLAIN = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "gpt2": "GPT2LMHeadModel"}
+
+
+class Kind(NamedTuple):
+    """The classes of one architecture; ``plain`` is the model of transformers."""
+
+    plain: Any
+    config: Any
+    model: Any
+
+
+def convert(
+    model: Any,
+    window: int = 16,
+    sampler: Sampler | str = "exact",
+    weights: str = "odds",
+    *,
+    far: str = "independent",
+    gradient: str = "auto",
+    num_reads: int | None = None,
+    bandwidth: int | None = None,
+) -> Any:
+    """Turn a model into one with couplings between the last ``window`` visible keys of every query, J = 0.
+
+    The model is changed in place: its parameters stay the same objects, its class and configuration become those of the
+    model type ``boltzmann_...``.  With ``weights="odds"`` and an analytic backend it computes what it did before.
+
+    Args:
+        model: A LlamaForCausalLM, Qwen2ForCausalLM or GPT2LMHeadModel.  Convert before adapters of peft are added.
+        window: T.
+        sampler: Backend of the marginals, or its name: ``exact``, ``banded`` or ``mean_field``.  Others give softmax at
+            J = 0 only approximately, and warn; a saved model does not name them, see `BoltzmannMixin`.
+        weights: ``odds``; or ``probability``, weights P(s_j = +1) / Σ P, which is not softmax at J = 0: it changes what
+            a trained model computes, and is meant for training from scratch.
+        far: Keys before the window: ``independent``, spins without couplings; or ``none``, not visible, which changes
+            what a trained model computes on longer sequences.
+        gradient: Estimator, see :func:`diabat.spin_probabilities`.
+        num_reads: Reads per query for sampling backends.
+        bandwidth: w; J_jk is a parameter for |j - k| <= w and 0 beyond.
+
+    Returns:
+        The model.
+
+    Raises:
+        ArgumentError: If an option is invalid, or the model is converted already.
+        UnsupportedError: If the architecture, or the window for this backend, is not supported.
+        ImportError: If the extra ``hf`` is not installed.
+    """
+    options = BoltzmannOptions(window, sampler, weights, far, gradient, num_reads, bandwidth)
+    kind = _kind_of(model)
+    register_boltzmann()
+    attach(model, options)
+    _retype(model, kind, options)
+    _warn_if_approximate(options)
+    return model
+
+
+class BoltzmannMixin:
+    """What a model with couplings adds to a causal language model of transformers.
+
+    A configuration names only backends that compute (`FOLDER_SAMPLERS`), since it may come from somebody else.  Any
+    other is given in code: ``from_pretrained(folder, sampler=diabat.sampler("dqa"))``, also with the Auto classes.
+    """
+
+    _keep_in_fp32_modules_strict = (NAME,)  # for versions of transformers that load at the dtype of the model
+    _plain: Any = None
+    """The class of transformers without couplings."""
+
+    def __init__(self, config: Any, *args: Any, sampler: Sampler | str | None = None, **kwargs: Any) -> None:
+        options = BoltzmannOptions.from_config(config, sampler)
+        base: Any = super()
+        base.__init__(config, *args, **kwargs)
+        attach(self, options)
+        config.boltzmann = options.as_dict()
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """Load as transformers does, and refuse a checkpoint without couplings.
+
+        Raises:
+            ArgumentError: If couplings are missing.
+        """
+        base: Any = super()
+        model, info = base.from_pretrained(*args, output_loading_info=True, **kwargs)
+        missing = sorted(key for key in info["missing_keys"] if f".{NAME}." in key)
+        if missing:
+            raise ArgumentError(
+                "pretrained_model_name_or_path",
+                f"expected a checkpoint with couplings, got one without {missing[0]}"
+                f"{f' and {len(missing) - 1} others' * (len(missing) > 1)}; load it as {cls._plain.__name__} and call "
+                "diabat.huggingface.convert.",
+            )
+        return (model, info) if output_loading_info else model
+
+    def train(self, mode: bool = True) -> Any:
+        """Switch training on or off, and warn if adapters of peft leave the couplings frozen."""
+        base: Any = super()
+        found = base.train(mode)
+        if mode and vars(self).get("peft_config"):
+            _warn_if_frozen(found)
+        return found
+
+    def initialize_weights(self) -> None:
+        """Initialise what is not initialised; transformers leaves the memory of other missing parameters as it is."""
+        base: Any = super()
+        for part in cast(nn.Module, self).modules():
+            if isinstance(part, BoltzmannHeads) and not vars(part).get("_is_hf_initialized"):
+                with torch.no_grad():
+                    # Skips what was read from a checkpoint.
+                    extra("transformers.initialization").zeros_(part.coupling_pairs)
+        base.initialize_weights()
+
+    def _check_and_adjust_attn_implementation(
+        self, attn_implementation: str | None, *args: Any, **kwargs: Any
+    ) -> str:
+        # The last one calls the attention that the model had before.
+        if attn_implementation not in (None, NAME, COALITIONS):
+            raise UnsupportedError(
+                "attn_implementation",
+                f"expected {NAME!r} for {type(self).__name__}, since others ignore the couplings, "
+                f"got {attn_implementation!r}.",
+            )
+        return attn_implementation or NAME
+
+
+@cache
+def kinds() -> dict[str, Kind]:
+    """The classes by the model type of transformers.
+
+    Raises:
+        ImportError: If the extra ``hf`` is not installed.
+    """
+    return {name: _kind(name, plain) for name, plain in _PLAIN.items()}
+
+
+def register_boltzmann() -> None:
+    """Make the attention and the model types known to transformers; calling it twice does no harm.
+
+    Raises:
+        ImportError: If the extra ``hf`` is not installed.
+    """
+    transformers = extra("transformers")
+    register_attention(NAME, boltzmann_attention)
+    for kind in kinds().values():
+        transformers.AutoConfig.register(kind.config.model_type, kind.config, exist_ok=True)
+        transformers.AutoModelForCausalLM.register(kind.config, kind.model, exist_ok=True)
+
+
+def attach(model: Any, options: BoltzmannOptions) -> None:
+    """Give every attention module of a model couplings J = 0, as its submodule ``boltzmann``.
+
+    Raises:
+        ValueError: If an option is invalid; the model is then unchanged.
+        UnsupportedError: If the model has cross-attention.
+    """
+    if getattr(model.config, "add_cross_attention", False):
+        raise UnsupportedError(
+            "model", "expected a decoder without cross-attention, got add_cross_attention=True."
+        )
+    modules = attention_modules(model)
+    _require_memory(len(modules), model.config.num_attention_heads, options)
+    built = []
+    for module in modules.values():
+        weight = next(module.parameters())
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        built.append(
+            BoltzmannHeads(module.config.num_attention_heads, options, device=weight.device, dtype=dtype)
+        )
+    for module, heads in zip(modules.values(), built, strict=True):
+        module.add_module(NAME, heads)
+
+
+def _kind(name: str, plain_name: str) -> Kind:
+    plain = getattr(extra("transformers"), plain_name)
+    config = type(
+        f"Boltzmann{plain.config_class.__name__}",
+        (plain.config_class,),
+        {
+            "__doc__": f"Configuration of {plain_name} with couplings; ``boltzmann`` has their settings.",
+            "__module__": __name__,
+            "__annotations__": {"boltzmann": dict[str, Any] | None},
+            "model_type": f"boltzmann_{name}",
+            "boltzmann": None,
+        },
+    )
+    model = type(
+        f"Boltzmann{plain_name}",
+        (BoltzmannMixin, plain),
+        {
+            "__doc__": f"{plain_name} with couplings between the last keys of every query.",
+            "__module__": __name__,
+            "config_class": config,
+            "_plain": plain,
+        },
+    )
+    return Kind(plain, config, model)
+
+
+def _kind_of(model: Any) -> Kind:
+    if isinstance(model, BoltzmannMixin):
+        raise ArgumentError("model", f"expected a model without couplings, got {type(model).__name__}.")
+    if isinstance(model, nn.Module) and any(vars(part).get("peft_config") for part in model.modules()):
+        raise UnsupportedError(
+            "model",
+            f"expected a model without adapters, got {type(model).__name__}; convert it before they are added, with "
+            f"modules_to_save=[{NAME!r}].",
+        )
+    for kind in kinds().values():
+        if type(model) is kind.plain:
+            return kind
+    raise UnsupportedError(
+        "model", f"expected one of {', '.join(_PLAIN.values())}, got {type(model).__name__}."
+    )
+
+
+def _retype(model: Any, kind: Kind, options: BoltzmannOptions) -> None:
+    """Give a model its class and a configuration of its own; other models may share the old one."""
+    old = model.config
+    settings = {key: value for key, value in old.to_dict().items() if key != "model_type"}
+    new = kind.config.from_dict(settings | {NAME: options.as_dict(), "architectures": [kind.model.__name__]})
+    new._attn_implementation = NAME
+    for module in model.modules():
+        if vars(module).get("config") is old:
+            module.config = new
+    model.__class__ = kind.model
+    model._keep_in_fp32_modules_strict = {*model._keep_in_fp32_modules_strict, NAME}
+
+
+def _require_memory(layers: int, heads: int, options: BoltzmannOptions) -> None:
+    window = options.window
+    reach = window - 1 if options.bandwidth is None else min(options.bandwidth, window - 1)
+    pairs = reach * window - reach * (reach + 1) // 2
+    # float32: J, its gradient and both moments of an optimiser; and the J of one layer as a matrix, with its gradient.
+    require_memory(
+        16 * layers * heads * pairs + 12 * heads * window**2,
+        f"couplings of window = {window} in {layers} layers of {heads} heads",
+        "window",
+    )
+
+
+def _warn_if_approximate(options: BoltzmannOptions) -> None:
+    backend = cast(Sampler, options.sampler)
+    analytic = "exact" in backend.capabilities.gradients
+    if options.weights == "odds" and (not analytic or options.num_reads is not None):
+        warnings.warn(
+            f"sampler {backend.name!r} does not return sigmoid(2h) exactly at J = 0, so that the converted model "
+            "computes only approximately what it did before; 'exact', 'banded' and 'mean_field' do.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_if_frozen(model: nn.Module) -> None:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    heads = [part for part in model.modules() if isinstance(part, BoltzmannHeads)]
+    if trained and not any(p.requires_grad for part in heads for p in part.parameters()):
+        warnings.warn(
+            "adapters of peft leave the couplings frozen and do not save them; add "
+            f"modules_to_save=[{NAME!r}] to their configuration to train them.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def __getattr__(name: str) -> Any:
+    """The classes by their names, made on first use; pickle finds them here."""
+    if name.startswith("Boltzmann"):
+        for kind in kinds().values():
+            for found in (kind.config, kind.model):
+                if found.__name__ == name:
+                    return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

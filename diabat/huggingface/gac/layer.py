@@ -1,0 +1,207 @@
+"""The attention function behind ``attn_implementation="gac"``: calibrated where a module says so, else eager.
+
+Sums over the rows so far are an attribute of the key/value cache that holds the columns they belong to: a new cache
+starts anew, a copy goes on from where the cache was, and they are freed with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from diabat.attention.heads.attention import eager
+from diabat.attention.heads.calibration import Calibration, ColumnSums, calibrate
+from diabat.extras import extra
+from diabat.huggingface.masks import refuse_others, repeated, visible_keys
+from diabat.samplers.base import UnsupportedError
+
+NAME = "gac"
+STATE = "diabat_calibrated"
+"""Attribute of an attention module that is calibrated."""
+CACHE = "diabat_cache"
+"""Argument in which the hook of such a module hands on the cache."""
+SUMS = "diabat_column_sums"
+"""Attribute of a cache: its sums by layer."""
+
+
+@dataclass(frozen=True)
+class CalibratedHeads:
+    """The calibration of one attention module.
+
+    Attributes:
+        calibration: α, β, rows, redistribution.
+        heads: The query heads outside the salient group.
+        layer: Its index in the cache.
+    """
+
+    calibration: Calibration
+    heads: tuple[int, ...]
+    layer: int
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The sums of one layer, of which heads, after how many tokens."""
+
+    sums: ColumnSums
+    heads: tuple[int, ...]
+    tokens: int
+
+
+def gac_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    r"""Attention softmax(c(scaling Q Kᵀ) + mask) V with calibrated maps; ``eager`` if the module is not calibrated.
+
+    c(x) = softcap tanh(x / softcap), as Gemma 2 has it; c(x) = x without a soft cap.
+
+    Args:
+        module: The attention module; `STATE` holds its calibration.
+        query: [B, H, Q, D].
+        key: Past and present, [B, H_kv, K, D] with H a multiple of H_kv.
+        value: Likewise.
+        attention_mask: Added to the scores, 0 where a key is visible, floating [B or 1, 1 or H, Q, K].
+        scaling: Factor of the scores, 1/√D if None.
+        dropout: Probability of leaving out a weight, in training.
+        softcap: Bound of the scores before the mask is added; None for none.
+        kwargs: The cache under `CACHE`, and what else a model passes on.
+
+    Returns:
+        Outputs [B, Q, H, D] and weights [B, H, Q, K].
+
+    Raises:
+        UnsupportedError: The model wants more of its attention than this, or the cache does not fit.
+    """
+    state: CalibratedHeads | None = vars(module).get(STATE)
+    if state is None:
+        capped = {} if softcap is None else {"softcap": softcap}
+        return eager(module)(
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **capped, **kwargs
+        )
+    refuse_others(NAME, kwargs)
+    groups = query.shape[1] // key.shape[1]
+    keys, values = repeated(key, groups), repeated(value, groups)
+    scores = torch.matmul(query, keys.transpose(2, 3)) * (
+        query.shape[-1] ** -0.5 if scaling is None else scaling
+    )
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap  # rounds as eager attention does
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = F.softmax(scores, dim=-1, dtype=torch.float32)
+    weights = _calibrated(state, weights, attention_mask, kwargs.get(CACHE))
+    weights = F.dropout(weights.to(query.dtype), p=dropout, training=module.training)
+    return torch.matmul(weights, values).transpose(1, 2).contiguous(), weights
+
+
+def hand_on_cache(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Forward pre-hook: the attention function gets keyword arguments, but not the cache.
+
+    Raises:
+        UnsupportedError: For a cache that does not grow by concatenation: a static one, and one of encoder and decoder.
+    """
+    cache = kwargs.get("past_key_values")
+    if cache is not None:
+        caches = extra("transformers.cache_utils")
+        if isinstance(cache, caches.EncoderDecoderCache):
+            raise UnsupportedError(
+                "past_key_values", "expected the cache of a decoder, got an EncoderDecoderCache."
+            )
+        if any(isinstance(layer, caches.StaticLayer) for layer in cache.layers):
+            raise UnsupportedError(
+                "past_key_values",
+                f"expected a dynamic cache for calibrated attention, got a static one ({type(cache).__name__}).",
+            )
+    return args, {**kwargs, CACHE: cache}
+
+
+def reorder_cache(former: Callable[[Any, Tensor], Any] | None, cache: Any, index: Tensor) -> Any:
+    """Take sequences of a batch from the cache and from its sums, as beam search asks ``model._reorder_cache`` to.
+
+    Args:
+        former: How the model does it for its cache; None if the cache does.
+        cache: Keys, values and sums.
+        index: Which sequences, integers; one may stand there several times.
+    """
+    if former is None:
+        cache.reorder_cache(index)
+    else:
+        cache = former(cache, index)
+    kept = _sums(cache)
+    for layer, of_layer in kept.items():
+        kept[layer] = replace(of_layer, sums=of_layer.sums.select(index))
+    return cache
+
+
+def _calibrated(state: CalibratedHeads, weights: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
+    """Calibrate the heads outside the salient group, float32 [B, H, Q, K]."""
+    if mask is None or not mask.is_floating_point():
+        got = "None" if mask is None else mask.dtype
+        raise UnsupportedError(
+            "attention_mask", f"expected a floating mask [B, 1, Q, K] for calibrated attention, got {got}."
+        )
+    batch, heads, rows, columns = weights.shape
+    past = _sums_before(cache, state, batch, rows, columns)
+    visible = visible_keys(mask).expand(batch, -1, -1, -1)
+    whole = len(state.heads) == heads
+    at = torch.tensor(state.heads, device=weights.device)
+    if visible.shape[1] > 1 and not whole:
+        visible = visible.index_select(1, at)
+    part = weights if whole else weights.index_select(1, at)
+    part, sums = calibrate(part, visible, state.calibration, past)
+    if cache is not None:
+        _sums(cache)[state.layer] = _Kept(sums, state.heads, cache.get_seq_length(state.layer))
+    return part if whole else weights.index_copy(1, at, part)
+
+
+def _sums(cache: Any) -> dict[int, _Kept]:
+    return vars(cache).setdefault(SUMS, {})
+
+
+def _sums_before(
+    cache: Any, state: CalibratedHeads, batch: int, rows: int, columns: int
+) -> ColumnSums | None:
+    """Sums of the rows before these, over the K - Q columns before them; None if there were no rows before.
+
+    Args:
+        cache: After the keys of the present rows went in, or None.
+        state: Layer and heads.
+        batch: Sequences B.
+        rows: Present rows Q.
+        columns: Keys K that they are given; fewer than all with a sliding window.
+    """
+    before = columns - rows if cache is None else cache.get_seq_length(state.layer) - rows
+    if before == 0:
+        return None
+    known: Mapping[int, _Kept] = {} if cache is None else _sums(cache)
+    kept = known.get(state.layer)
+    if kept is None or kept.heads != state.heads:
+        got = f"{before} tokens from before it" if kept is None else "one calibrated in other heads"
+        raise UnsupportedError(
+            "past_key_values", f"expected a cache filled with this calibration enabled, got {got}."
+        )
+    if kept.tokens != before:
+        raise UnsupportedError(
+            "past_key_values",
+            f"expected the {kept.tokens} tokens that calibration has seen, got {before}: a cache cannot be cropped.",
+        )
+    if kept.sums.total.shape[0] != batch:
+        raise UnsupportedError(
+            "past_key_values",
+            f"expected a batch of {kept.sums.total.shape[0]} as at the last pass, got {batch}; "
+            "use model._reorder_cache(cache, index) to repeat or select sequences.",
+        )
+    return kept.sums.last(columns - rows)

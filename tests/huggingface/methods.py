@@ -1,0 +1,105 @@
+"""Small decoders with Boltzmann or calibrated attention, and a naive form of the first."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import torch
+from tiny_decoders import decoder, prompts
+from torch import Tensor, nn
+
+from diabat.attention.heads import Calibration
+from diabat.huggingface import convert, enable_gac
+from diabat.huggingface.boltzmann import BoltzmannHeads
+
+COUPLED = 4
+SETTING = Calibration({0: [0, 1], 1: [], 2: [3]})
+SUPPORTED = {
+    "boltzmann": ("llama", "qwen2", "gpt2"),
+    "gac": ("llama", "qwen2", "qwen3", "mistral", "gpt2", "gemma2"),
+}
+CASES = [(method, name) for method, names in SUPPORTED.items() for name in names]
+FIRST = "model.layers.0.self_attn.boltzmann"
+
+
+def applied(method: str, model: Any) -> Any:
+    """The model with random couplings, or calibrated."""
+    if method == "boltzmann":
+        return randomised(convert(model, COUPLED))
+    enable_gac(model, SETTING)
+    return model
+
+
+def coupled(name: str = "llama", window: int = COUPLED, *, changes: Any = None, **options: Any) -> Any:
+    """A converted decoder with random couplings, in evaluation mode."""
+    return randomised(convert(decoder(name, **(changes or {})), window, **options))
+
+
+def randomised(model: Any, seed: int = 5) -> Any:
+    """The same model with random couplings."""
+    generator = torch.Generator().manual_seed(seed)
+    for J in couplings(model).values():
+        J.data.copy_(0.4 * torch.randn(J.shape, generator=generator))
+    return model
+
+
+def couplings(model: nn.Module) -> dict[str, nn.Parameter]:
+    """J of every module with couplings, by name."""
+    return {
+        name: module.coupling_pairs
+        for name, module in model.named_modules()
+        if isinstance(module, BoltzmannHeads) and module.coupling_pairs is not None
+    }
+
+
+def in_pieces(model: Any, batch: dict[str, Tensor], cuts: list[int], cache: Any) -> Tensor:
+    """Logits of a prompt that is given in pieces, 0 at padding."""
+    found = []
+    for start, stop in zip([0, *cuts], [*cuts, batch["input_ids"].shape[1]], strict=True):
+        piece = {key: value[:, start:stop] for key, value in batch.items()}
+        piece["attention_mask"] = batch["attention_mask"][:, :stop]
+        with torch.no_grad():
+            found.append(model(**piece, past_key_values=cache, use_cache=True).logits)
+    return torch.cat(found, 1) * batch["attention_mask"][:, :, None]
+
+
+def check_generation(model: Any, padding: tuple[int, ...], beams: int) -> Tensor:
+    """Tokens and scores with a cache are those without; returns the tokens."""
+    batch = {key: value for key, value in prompts(padding).items() if key != "position_ids"}
+    options = {"max_new_tokens": 12, "num_beams": beams, "do_sample": False, "output_scores": True}
+    cached, plain = (
+        model.generate(**batch, **options, use_cache=use, return_dict_in_generate=True)
+        for use in (True, False)
+    )
+    assert torch.equal(cached.sequences, plain.sequences)
+    for a, b in zip(cached.scores, plain.scores, strict=True):
+        assert_close(a, b)
+    return cached.sequences
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    """Equal up to 32 units in the last place of the largest entry: sums of some dozen terms in another order."""
+    size = expected[expected.isfinite()].abs().max()
+    torch.testing.assert_close(found, expected, rtol=0, atol=32 * 2.0**-23 * max(1.0, float(size)))
+
+
+def naive_row(scores: Tensor, J: Tensor, seen: Tensor, window: int, weights: str, far: str) -> Tensor:
+    """Weights of one query by enumeration, [K], of scores [K], the symmetric J [T, T] and bool [K]."""
+    every = seen.nonzero().flatten().tolist()
+    near = every[-window:]
+    visible = every if far == "independent" else near
+    total = scores[visible].logsumexp(0)
+    h = (scores - total) / 2 if weights == "odds" else scores
+    part = J[window - len(near) :, window - len(near) :]
+    states = torch.tensor(list(product((-1.0, 1.0), repeat=len(near))), dtype=scores.dtype)
+    exponent = states @ h[near] + ((states @ part) * states).sum(-1) / 2
+    p = exponent.softmax(0)
+    up, down = p @ (states > 0).to(p), p @ (states < 0).to(p)
+    alone = torch.sigmoid(2 * h), torch.sigmoid(-2 * h)
+    found = []
+    for j in range(len(scores)):
+        plus, minus = (up[near.index(j)], down[near.index(j)]) if j in near else (alone[0][j], alone[1][j])
+        found.append((plus / minus if weights == "odds" else plus) * (j in visible))
+    row = torch.stack(found)
+    return row / row.sum()

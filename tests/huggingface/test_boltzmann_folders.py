@@ -1,0 +1,192 @@
+"""Saved models with couplings: loaded whole, refused in a sentence otherwise, and safe if somebody else made them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_decoders import decoder, logits, prompts
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import diabat
+from diabat.checks import ArgumentError
+from diabat.huggingface import convert, load_decoder
+from diabat.huggingface.boltzmann import model as models
+from diabat.samplers.base import UnsupportedError
+
+from .methods import FIRST, SUPPORTED, coupled, couplings, randomised
+
+every_architecture = pytest.mark.parametrize("name", SUPPORTED["boltzmann"])
+load = AutoModelForCausalLM.from_pretrained
+
+
+def changed(folder: Path, settings: Any) -> None:
+    """Write other settings into the configuration of a model folder."""
+    file = folder / "config.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content | {"boltzmann": settings}))
+
+
+def test_settings_and_backends_are_saved(tmp_path: Path) -> None:
+    backend = diabat.sampler("mean_field", max_iterations=60)
+    model = coupled(sampler=backend, window=7, far="none", weights="probability", bandwidth=3)
+    model.save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert config.boltzmann["sampler_options"]["max_iterations"] == 60
+    heads = load(tmp_path).model.layers[0].self_attn.boltzmann
+    assert repr(heads) == repr(model.model.layers[0].self_attn.boltzmann)
+    assert heads.sampler.options["max_iterations"] == 60
+    assert heads.coupling_pairs.shape == (8, 6 + 5 + 4)
+
+
+FOREIGN: list[dict[str, Any]] = [
+    {"sampler": "dimod", "sampler_options": {"sampler": "somebody_elses:Sampler"}},
+    {"sampler": "dimod", "sampler_options": {"sampler": "dwave.system:DWaveSampler", "endpoint": "https://e.example"}},
+    {"sampler": "distributed", "sampler_options": {"sampler": "exact", "executor": "tcp://e.example:8786"}},
+    {"sampler": "refine", "sampler_options": {"sampler": "dimod"}},
+    {"sampler": "dqa"},
+    {"sampler": "somebody_elses:Sampler"},
+    {"sampler": ["exact"]},
+    {"sampler": None},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", FOREIGN, ids=lambda s: str(s["sampler"]))
+def test_a_folder_names_only_backends_that_compute(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever loads it; nothing is imported, built or connected to before the refusal."""
+    coupled().save_pretrained(tmp_path)
+    changed(tmp_path, {"window": 4, **settings})
+    (tmp_path / "somebody_elses.py").write_text("raise RuntimeError('code of somebody else was run')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("diabat.samplers.registry.backend_factory", lambda name: pytest.fail(f"built {name}"))
+    sentence = r"^config.boltzmann: expected sampler exact, banded, mean_field in the configuration of a model, got .*"
+    kind: Any = models.kinds()["llama"].model
+    config = AutoConfig.from_pretrained(tmp_path)
+    for loading in (
+        lambda: load(tmp_path),
+        lambda: kind.from_pretrained(tmp_path),
+        lambda: AutoModelForCausalLM.from_config(config),
+        lambda: load_decoder(str(tmp_path)),
+    ):
+        with pytest.raises(ArgumentError, match=sentence + r"from_pretrained\(folder, sampler="):
+            loading()
+
+
+@pytest.mark.filterwarnings("ignore:sampler 'dqa' does not return:UserWarning")
+def test_any_other_backend_is_given_in_code(tmp_path: Path) -> None:
+    """Learned angles are weights; they stay in float32."""
+    backend: Any = diabat.sampler("dqa", learn_schedule=True)
+    model = randomised(convert(decoder("llama"), 2, backend)).bfloat16()
+    assert model.config.boltzmann["sampler"] == "dqa"
+    assert "sampler_options" not in model.config.boltzmann
+    name = f"{FIRST}.sampler.schedule_angles"
+    with torch.no_grad():
+        model.get_parameter(name).mul_(1.001)
+    model.save_pretrained(tmp_path)
+    loaded = load(tmp_path, dtype=torch.bfloat16, sampler=backend)
+    assert loaded.get_parameter(name).dtype == torch.float32
+    assert torch.equal(loaded.get_parameter(name), model.get_parameter(name))
+    assert not torch.equal(loaded.get_parameter(name), backend.schedule_angles)
+    fresh = AutoModelForCausalLM.from_config(model.config, sampler=backend, dtype=torch.bfloat16)
+    assert {J.dtype for J in couplings(fresh).values()} == {torch.float32}
+    exact = load(tmp_path, sampler="exact")
+    exact.save_pretrained(tmp_path / "exact")
+    assert torch.equal(logits(load(tmp_path / "exact"), prompts()), logits(exact, prompts()))
+
+
+def test_options_of_such_a_backend_are_not_written(tmp_path: Path) -> None:
+    """And a backend whose options JSON does not hold can be used all the same."""
+    backend = diabat.sampler("refine", sampler=diabat.sampler("exact"))
+    with pytest.warns(UserWarning, match=r"'refine' does not return sigmoid\(2h\) exactly at J = 0"):
+        convert(decoder("llama"), 3, backend).save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())["boltzmann"]
+    assert stored["sampler"] == "refine"
+    assert "sampler_options" not in stored
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"window": 4, "wibdow": 3}, "config.boltzmann: expected settings among window, .*got \\['wibdow'\\]"),
+        ([4], "config.boltzmann: expected settings among window"),
+        ({"window": 0}, "window: expected an integer >= 1, got 0"),
+        ({"window": 4, "weights": "odd"}, "weights: expected one of probability, odds, got 'odd'"),
+        ({"window": 4, "sampler_options": {"steps": 3}}, "sampler_options of 'exact', got .* has no option 'steps'"),
+        ({"window": 4, "sampler_options": 3}, "config.boltzmann: expected sampler_options of 'exact', got 3"),
+        (
+            {"window": 4, "sampler": "mean_field", "sampler_options": {"damping": 3}},
+            r"config.boltzmann: .*damping: expected a number in \(0, 1\], got 3",
+        ),
+        (None, "config.boltzmann: expected the settings of a converted model, got None; .*convert"),
+    ],
+)  # fmt: skip
+def test_damaged_settings_are_refused(settings: Any, sentence: str, tmp_path: Path) -> None:
+    coupled().save_pretrained(tmp_path)
+    changed(tmp_path, settings)
+    with pytest.raises(ArgumentError, match=sentence):
+        load(tmp_path)
+
+
+def test_plain_transformers_refuses_a_saved_model(tmp_path: Path) -> None:
+    coupled().save_pretrained(tmp_path)
+    code = "import sys, transformers; transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "ValueError" in done.stderr
+    assert "boltzmann_llama" in done.stderr
+
+
+@every_architecture
+def test_a_model_from_its_configuration_has_couplings_of_zero(name: str) -> None:
+    model = AutoModelForCausalLM.from_config(coupled(name).config)
+    assert model.config._attn_implementation == "boltzmann"
+    assert len(couplings(model)) == 3
+    assert not any(J.any() for J in couplings(model).values())
+
+
+@every_architecture
+def test_a_checkpoint_without_couplings_is_refused(name: str, tmp_path: Path) -> None:
+    """transformers leaves parameters that a checkpoint lacks uninitialised, unless the model fills them."""
+    model = coupled(name)
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    kept = {k: v.clone() for k, v in load_file(file).items() if ".1." not in k or "boltzmann" not in k}
+    save_file(kept, file, metadata={"format": "pt"})
+    with pytest.raises(
+        ArgumentError, match=r"expected a checkpoint with couplings, got one without .*boltzmann"
+    ):
+        load(tmp_path)
+    save_file({k: v for k, v in kept.items() if "boltzmann" not in k}, file, metadata={"format": "pt"})
+    with pytest.raises(ArgumentError, match="and 2 others; load it as"):
+        type(model).from_pretrained(tmp_path)
+    # The loading of transformers itself, without the refusal.
+    loaded = super(models.BoltzmannMixin, type(model)).from_pretrained(tmp_path)
+    assert not any(J.any() for J in couplings(loaded).values())
+
+
+def test_no_other_attention_runs(tmp_path: Path) -> None:
+    model = coupled()
+    model.save_pretrained(tmp_path)
+    sentence = "attn_implementation: expected 'boltzmann' for BoltzmannLlamaForCausalLM, since others ignore"
+    with pytest.raises(UnsupportedError, match=sentence):
+        load(tmp_path, attn_implementation="sdpa")
+    for name in ("eager", "sdpa", "flash_attention_2", "gac"):
+        with pytest.raises(UnsupportedError, match=sentence):
+            model.set_attn_implementation(name)
+    before = logits(model, prompts())
+    model.set_attn_implementation("boltzmann")
+    assert torch.equal(logits(model, prompts()), before)
+
+
+def test_models_are_pickled() -> None:
+    model = coupled()
+    assert torch.equal(logits(pickle.loads(pickle.dumps(model)), prompts()), logits(model, prompts()))

@@ -1,0 +1,179 @@
+"""The calibration beside a model: written, read, and refused for another one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tiny_decoders import adapted, decoder
+
+from diabat.attention.heads import Calibration
+from diabat.checks import ArgumentError
+from diabat.huggingface import disable_gac, enable_gac, load_gac, save_gac
+
+SETTING = Calibration({0: [3], 2: ()}, alpha=0.05, beta=0.3, redistribution="uniform")
+
+
+def saved(folder: Path) -> Any:
+    model = decoder("llama")
+    enable_gac(model, SETTING)
+    model.save_pretrained(folder)
+    save_gac(model, folder)
+    disable_gac(model)
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_model_may_be_read_in_another_precision(dtype: torch.dtype, tmp_path: Path) -> None:
+    saved(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    assert load_gac(again, tmp_path) == SETTING
+
+
+# peft 0.21 reads an attribute that transformers 5.23 is about to rename
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_with_an_adapter_it_is_still_the_model(tmp_path: Path) -> None:
+    model = adapted(saved(tmp_path))
+    assert load_gac(model, tmp_path) == SETTING
+    with torch.no_grad():
+        model.base_model.model.model.layers[1].self_attn.q_proj.base_layer.weight.mul_(1.5)
+    with pytest.raises(ArgumentError, match=r"got one of other weights \(layer 1\)"):
+        load_gac(model, tmp_path)
+
+
+def tuned() -> Any:
+    """Fine-tuned a little, embeddings frozen."""
+    model = decoder("llama")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.v_proj.weight.mul_(1 + 1e-5)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (
+            lambda: decoder("llama", seed=1),
+            r"folder: expected the calibration of this model .* \(embedding\)",
+        ),
+        (lambda: decoder("gpt2"), "got one of a model with model_type 'llama', where this one has 'gpt2'"),
+        (lambda: decoder("llama", num_hidden_layers=4), "num_hidden_layers 3, where this one has 4"),
+        (tuned, r"got one of other weights \(layer 0\)"),
+    ],
+)
+def test_the_calibration_of_another_model_is_refused(
+    other: Callable[[], Any], sentence: str, tmp_path: Path
+) -> None:
+    saved(tmp_path)
+    model = other()
+    with pytest.raises(ArgumentError, match=sentence):
+        load_gac(model, tmp_path)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    model, nowhere = decoder("llama"), tmp_path / "nowhere"
+    sentence = r"folder: expected the folder of a model, got '.*nowhere', which is not a folder"
+    with pytest.raises(ArgumentError, match=sentence):
+        load_gac(model, nowhere)
+    with pytest.raises(
+        FileNotFoundError, match=r"gac\.json: no such file, expected a calibration that save_gac"
+    ):
+        load_gac(model, tmp_path)
+    with pytest.raises(ArgumentError, match="model: expected a model with a calibration enabled, got one"):
+        save_gac(model, tmp_path)
+    enable_gac(model, SETTING)
+    with pytest.raises(ArgumentError, match=sentence):
+        save_gac(model, nowhere)
+
+
+def without(*keys: str) -> Callable[[dict[str, Any]], Any]:
+    def change(content: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            content = content[key]
+        del content[keys[-1]]
+
+    return change
+
+
+def setting(**changes: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda content: content["calibration"].update(changes)
+
+
+def samples(**changes: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda content: content["model"]["samples"].update(changes)
+
+
+WRITTEN = "expected a calibration that save_gac wrote in .*gac.json, got "
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (without("calibration"), WRITTEN + "no 'calibration'"),
+        (without("model"), WRITTEN + "no 'model'"),
+        (without("model", "samples"), WRITTEN + "no 'samples'"),
+        (without("model", "architecture", "hidden_size"), WRITTEN + "no 'hidden_size'"),
+        (samples(embedding="abcdefgh"), WRITTEN),
+        (samples(embedding=[None] * 8), WRITTEN),
+        (samples(embedding=[10**400] * 8), WRITTEN),
+        (lambda c: c.update(model=3), WRITTEN),
+        (setting(alpha=2), WRITTEN + "alpha: expected a number in"),
+        (setting(salient={"x": []}), WRITTEN + "salient: expected an integer >= 0, got 'x'"),
+        (setting(gamma=1), WRITTEN + "calibration: expected the keys"),
+        (setting(salient={"9": []}), r"expected .*gac\.json, got salient: expected layers among"),
+    ],
+    ids=range(12),
+)
+def test_damaged_files_are_refused(
+    change: Callable[[dict[str, Any]], Any], sentence: str, tmp_path: Path
+) -> None:
+    model, file = saved(tmp_path), tmp_path / "gac.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    with pytest.raises(ArgumentError, match=f"^folder: {sentence}"):
+        load_gac(model, tmp_path)
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[]", b"\xff\xfe\x00", b'{"a": NaN}', b'{"a": 1, "a": 2}', b"[" * 9999]
+)
+def test_files_that_are_no_calibration_are_refused(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "gac.json").write_bytes(text)
+    with pytest.raises(ArgumentError, match=f"^folder: {WRITTEN}"):
+        load_gac(decoder("llama"), tmp_path)
+
+
+def test_a_setting_may_be_changed_in_the_file(tmp_path: Path) -> None:
+    model, file = saved(tmp_path), tmp_path / "gac.json"
+    file.write_text(file.read_text().replace('"alpha": 0.05', '"alpha": 0.15'))
+    assert load_gac(model, tmp_path).alpha == 0.15
+
+
+def test_numbers_of_other_types_are_written(tmp_path: Path) -> None:
+    model = decoder("llama")
+    enable_gac(model, Calibration({0: {1, 2}}, alpha=np.float32(0.25), beta=Fraction(1, 2)))  # type: ignore[arg-type]
+    save_gac(model, tmp_path)
+    assert load_gac(model, tmp_path) == Calibration({0: [1, 2]}, alpha=0.25, beta=0.5)
+
+
+def test_a_file_is_replaced_whole_and_a_link_is_not_followed(tmp_path: Path) -> None:
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "model"
+    elsewhere.write_text("mine")
+    folder.mkdir()
+    (folder / "gac.json").symlink_to(elsewhere)
+    model = decoder("llama")
+    enable_gac(model, SETTING)
+    assert save_gac(model, folder) == folder / "gac.json"
+    assert elsewhere.read_text() == "mine"
+    assert load_gac(model, folder) == SETTING

@@ -1,0 +1,279 @@
+"""GameLoss in a loop of plain torch: its value, its gradient against a naive form, what each loss moves, its state."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diabat.attention.heads.game_lora.bargaining import nash_weights
+from diabat.attention.heads.game_lora.losses import cross_head_barlow_twins, log_det_barrier, pair_weights
+from diabat.checks import ArgumentError
+from diabat.huggingface import GameLoss, GameOptions
+
+from . import game as tiny
+
+
+def options(**changes: Any) -> GameOptions:
+    return tiny.options(**{"warmup": 0.0, "cooldown": 1.0} | changes)
+
+
+def trained() -> Any:
+    """Adapters that are not zero, so that every part of them has a gradient."""
+    return tiny.adapted(trained=True)
+
+
+def gradients(model: Any, game: GameLoss, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients of one step; its value is the cross-entropy."""
+    with game.capture(batch):
+        ce = model(**batch).loss
+    loss = game.loss(ce)
+    loss.backward()
+    found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    game.step()
+    assert loss.item() == pytest.approx(ce.item(), abs=1e-6)
+    return found
+
+
+def naive(model: Any, batch: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Gradients of CE, LDB and ABT by one backward pass each, from a plain forward of the parts."""
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    projection = model.base_model.model.model.layers[tiny.LAYER].self_attn.o_proj
+    seen: list[Tensor] = []
+    hook = projection.register_forward_pre_hook(lambda m, a: seen.append(a[0]))
+    ce = model(**batch).loss
+    hook.remove()
+    (g,) = torch.autograd.grad(ce, seen[0], retain_graph=True)
+    # The last padded position predicts the first token, so that it has a gradient.
+    g = g * batch["attention_mask"][..., None]
+    flat = g.unflatten(-1, (tiny.HEADS, -1)).double().transpose(0, 2).flatten(1)
+    rho = flat @ flat.T / flat.norm(dim=1) / flat.norm(dim=1)[:, None]
+    weight = projection.base_layer.weight + projection.get_delta_weight("default")
+    parts = weight.unflatten(1, (tiny.HEADS, -1)).transpose(0, 1).flatten(1).double()
+    coupling = rho * (parts @ parts.T / parts.norm(dim=1) / parts.norm(dim=1)[:, None])
+    heads = seen[0].unflatten(-1, (tiny.HEADS, -1))
+    mask = batch["attention_mask"].bool()
+    losses = {
+        "ce": ce,
+        "ldb": log_det_barrier(coupling),
+        "abt": cross_head_barlow_twins(heads, pair_weights(coupling.detach()), mask),
+    }
+    found = {}
+    for name, loss in losses.items():
+        grads = torch.autograd.grad(loss, list(named.values()), retain_graph=True, allow_unused=True)
+        pairs = zip(named.items(), grads, strict=True)
+        found[name] = {n: torch.zeros_like(p) if grad is None else grad for (n, p), grad in pairs}
+        found[name]["value"] = loss.detach()
+    return found
+
+
+def combined(parts: dict[str, dict[str, Tensor]], weights: dict[str, float]) -> dict[str, Tensor]:
+    names = [n for n in parts["ce"] if n != "value"]
+    return {n: sum(w * parts[task][n] for task, w in weights.items()) for n in names}  # type: ignore[misc]
+
+
+def test_the_weighted_sum_has_the_naive_gradient() -> None:
+    model, batch = trained(), tiny.batch(padding=3)
+    parts = naive(model, batch)
+    game = GameLoss(model, options(combination="sum"), 10)
+    found = gradients(model, game, batch)
+    ema = 0.1 * parts["abt"]["value"].item() + 0.9 * 20
+    wanted = combined(parts, {"ce": 1, "ldb": 0.352, "abt": 0.179 * 20 / ema})
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=2e-4, atol=1e-6)
+    metrics = game.metrics()
+    assert metrics["game/abt"] == pytest.approx(parts["abt"]["value"].item(), rel=1e-5)
+    assert metrics["game/ldb"] == pytest.approx(parts["ldb"]["value"].item(), rel=1e-5)
+    assert metrics["game/weight_abt"] == pytest.approx(0.179 * 20 / ema)
+    assert not game.metrics()
+
+
+@pytest.mark.parametrize("multipliers", ["after", "before"])
+def test_nash_has_the_naive_gradient(multipliers: str) -> None:
+    """λ and the running mean multiply the Nash weights; before them they have no effect."""
+    model, batch = trained(), tiny.batch(padding=3)
+    parts = naive(model, batch)
+    flat = torch.stack(
+        [torch.cat([v.flatten() for n, v in part.items() if n != "value"]) for part in parts.values()]
+    )
+    alpha = nash_weights(flat.double() @ flat.double().T).weights
+    ema = 0.1 * parts["abt"]["value"].item() + 0.9 * 20
+    factors = (1, 0.352, 0.179 * 20 / ema) if multipliers == "after" else (1, 1, 1)
+    weights = {t: f * float(a / alpha[0]) for t, f, a in zip(parts, factors, alpha, strict=True)}
+    found = gradients(model, GameLoss(model, options(multipliers=multipliers), 10), batch)
+    for name, value in combined(parts, weights).items():
+        torch.testing.assert_close(found[name], value, rtol=5e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "moved"),
+    [
+        ("ldb", [f"layers.{tiny.LAYER}.self_attn.o_proj"]),
+        ("abt", ["layers.0.", *(f"layers.{tiny.LAYER}.self_attn.{p}_proj" for p in "qkv")]),
+    ],
+)
+def test_what_a_loss_moves(loss: str, moved: list[str]) -> None:
+    """The barrier moves the output adapter of its layer only, Barlow Twins what is below the heads."""
+    model, batch = trained(), tiny.batch()
+    with_it, without = (
+        gradients(model, GameLoss(model, options(losses=losses, combination="sum"), 10), batch)
+        for losses in ([loss], [])
+    )
+    found = {n for n in with_it if not torch.allclose(with_it[n], without[n], rtol=1e-5, atol=1e-9)}
+    assert found
+    assert all(any(part in name for part in moved) for name in found)
+
+
+def test_plain_when_every_weight_is_zero() -> None:
+    model, batch = trained(), tiny.batch()
+    model(**batch).loss.backward()
+    wanted = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    for combination in ("sum", "nash"):
+        game = GameLoss(model, options(combination=combination, ldb_weight=0.0, abt_weight=0.0), 10)
+        for name, value in gradients(model, game, batch).items():
+            torch.testing.assert_close(value, wanted[name], rtol=1e-5, atol=1e-7)
+
+
+def test_last_step_takes_the_coupling_of_the_step_before() -> None:
+    """The same batch and unchanged weights: both ways agree, also when the gradient of Barlow Twins passes too."""
+    model, batch = trained(), tiny.batch()
+    fresh, last = (
+        GameLoss(model, options(rho=rho, combination="sum", ema_decay=1.0), 10)
+        for rho in ("fresh", "last_step")
+    )
+    for _ in range(3):  # the first measures afresh, and the second uses that
+        wanted, found = gradients(model, fresh, batch), gradients(model, last, batch)
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+    # Another batch: it still has the coupling of the first.
+    gradients(model, last, tiny.batch(seed=5))
+    gradients(model, fresh, tiny.batch(seed=5))
+    a, b = fresh.metrics()["game/gamma"], last.metrics()["game/gamma"]
+    assert a != pytest.approx(b, rel=1e-4)
+
+
+def test_nash_weights_are_kept_between_solutions() -> None:
+    model = trained()
+    game = GameLoss(model, options(nash_every=3), 10)
+    seen = []
+    for step in range(4):
+        gradients(model, game, tiny.batch(seed=step))
+        seen.append(tuple(game.weights.values()))
+    assert seen[0] == seen[1] == seen[2] != seen[3]
+
+
+def test_padding_changes_nothing() -> None:
+    """Left padding of more positions, of tokens that no one sees."""
+    model, batch = trained(), tiny.batch()
+    longer = {
+        key: torch.cat([torch.full((4, 2), fill), batch[key]], 1)
+        for key, fill in (("input_ids", 0), ("attention_mask", 0), ("labels", -100))
+    }
+    longer["labels"][:, 2] = -100  # which the padding would predict
+    positions = {"position_ids": (longer["attention_mask"].cumsum(1) - 1).clamp(min=0)}
+    wanted = gradients(model, GameLoss(model, options(), 10), batch)
+    found = gradients(model, GameLoss(model, options(), 10), longer | positions)
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient, rtol=2e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"combination": "sum"}, {"rho": "last_step"}, {"nash_every": 2}], ids=str
+)
+def test_two_micro_batches_give_the_gradient_of_the_whole_batch(changes: dict[str, Any]) -> None:
+    """The same examples twice, so that the statistics of a half are those of the whole."""
+    model, half = trained(), tiny.batch(padding=2)
+    whole = {k: torch.cat([v, v]) for k, v in half.items()}
+    one, two = (GameLoss(model, options(**changes), 10) for _ in range(2))
+    for _ in range(2):
+        wanted = gradients(model, one, whole)
+        for last in (False, True):
+            with two.capture(half):
+                ce = model(**half).loss
+            two.loss(ce / 2, micro_batches=2, last=last).backward()
+        found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        model.zero_grad()
+        two.step()
+        for name, value in wanted.items():
+            torch.testing.assert_close(found[name], value, rtol=5e-4, atol=2e-6)
+    assert one.metrics() == pytest.approx(two.metrics(), rel=1e-4)
+    assert one.state_dict()["ema"] == pytest.approx(two.state_dict()["ema"], rel=1e-6)
+
+
+def test_a_state_goes_on_where_it_was() -> None:
+    model = trained()
+    whole = GameLoss(model, options(rho="last_step", nash_every=2), 6)
+    for step in range(3):
+        gradients(model, whole, tiny.batch(seed=step))
+    second = GameLoss(model, options(rho="last_step", nash_every=2), 6)
+    second.load_state_dict(json.loads(json.dumps(whole.state_dict())))
+    for step in (3, 4):
+        wanted, found = (gradients(model, game, tiny.batch(seed=step)) for game in (whole, second))
+        assert tiny.gap(wanted, found) == 0
+    assert whole.state_dict() == second.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"options": "x"}, r"expected what state_dict\(\) returned, got "),
+        ({"weights": 1}, r"expected what state_dict\(\) returned, got "),
+        ({"products": []}, r"expected what state_dict\(\) returned, got "),
+        ({"products": {"x": [[1.0]]}}, r"expected what state_dict\(\) returned, got "),
+        ({"products": {"1": [[1, 0], [0]]}}, r"expected what state_dict\(\) returned, got "),
+        ({"steps": -1}, r"expected what state_dict\(\) returned, got steps: expected an integer >= 0, got -1"),
+        ({"steps": 1.5}, r"expected what state_dict\(\) returned, got steps: expected an integer >= 0, got 1.5"),
+        ({"ema": 0}, r"expected what state_dict\(\) returned, got ema: expected a positive finite number, got 0"),
+        ({"ema": 10**400}, r"expected what state_dict\(\) returned, got ema: expected a positive finite number"),
+        ({"weights": {"ldb": -1}}, "expected finite weights >= 0 of ldb, abt, got {'ldb': -1"),
+        ({"weights": {"other": 1}}, "expected finite weights >= 0 of ldb, abt, got {'other': 1"),
+        ({"products": {"2": [[1.0] * 4] * 4}}, r"expected finite products of the heads of layers \[1\] or none"),
+        ({"products": {"1": [[1.0]]}}, r"expected finite products of the heads of layers \[1\] or none"),
+        ({"products": {"1": [[float("nan")] * 4] * 4}}, r"expected finite products of the heads of layers \[1\]"),
+    ],
+)  # fmt: skip
+def test_a_damaged_state_is_refused_and_changes_nothing(change: dict[str, Any], sentence: str) -> None:
+    model = trained()
+    game = GameLoss(model, options(), 10)
+    gradients(model, game, tiny.batch())
+    before = game.state_dict()
+    with pytest.raises(ArgumentError, match=f"^game_state: {sentence}"):
+        game.load_state_dict(before | change)
+    assert game.state_dict() == before
+
+
+def test_all_losses_together_and_several_layers() -> None:
+    everything = options(
+        layers=[0, 2],
+        abt_layers=[1],
+        losses=["ldb", "abt", "disagreement", "entropy"],
+        target="zero",
+        weighting="inverse",
+    )
+    model = trained()
+    game = GameLoss(model, everything, 10)
+    gradients(model, game, tiny.batch(padding=2))
+    names = {"ldb", "abt", "disagreement", "entropy", "gamma", "opposed"}
+    weights = {f"weight_{name}" for name in names - {"gamma", "opposed"}}
+    assert {name.removeprefix("game/") for name in game.metrics()} == names | weights
+    assert everything.measured() == (0, 1, 2)
+
+
+def test_a_second_forward_without_gradients_is_ignored() -> None:
+    model, batch = trained(), tiny.batch()
+    plain, twice = (GameLoss(model, options(), 10) for _ in range(2))
+    wanted = gradients(model, plain, batch)
+    with twice.capture(batch):
+        with torch.no_grad():
+            model(**tiny.batch(seed=9))
+        ce = model(**batch).loss
+        with torch.no_grad():
+            model(**tiny.batch(seed=9))
+    twice.loss(ce).backward()
+    found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    assert tiny.gap(wanted, found) == 0
