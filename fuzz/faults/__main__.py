@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from fuzz.faults import kills, surprises
+from fuzz.faults import game, kills, surprises
 from fuzz.faults.session import session
 from fuzz.faults.sweep import OPTIONS, WAYS, count, half_way, sweep
 from fuzz.tiny import tiny_train
@@ -71,12 +71,20 @@ def _kills(folder: Path, given: argparse.Namespace) -> Iterator[tuple[str, int, 
     yield "kill -9", given.kills, (("killed", lost) for lost in kills.kills(folder, given.kills, given.seed))
 
 
+def _game(folder: Path, given: argparse.Namespace) -> Iterator[tuple[str, int, Iterable[Case]]]:
+    folder.mkdir()
+    game.train(folder / "warm", resume=False)
+    yield from game.sweep(folder, given.how or WAYS, given.every)
+    yield "GAME-LoRA, kill -9", given.kills, game.kills(folder, given.kills, given.seed)
+
+
 PARTS = {
     "sweep": _sweep,
     "kills": _kills,
     "torchrun": _plain("a worker of torchrun killed", kills.torchrun, 2),
     "nan": _plain("NaN in the data", surprises.not_a_number, 3),
     "clock": _plain("clock set back", surprises.clock_set_back, 2),
+    "game": _game,
 }
 
 

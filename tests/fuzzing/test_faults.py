@@ -43,6 +43,12 @@ def test_a_short_sweep_loses_nothing() -> None:
     assert done.stdout.endswith("Nothing was lost.\n")
 
 
+def test_a_training_with_game_lora_loses_nothing() -> None:
+    done = faults("--only", "game", "--every", "60", "--kills", "2")
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert done.stdout.endswith("Nothing was lost.\n")
+
+
 def test_the_sweep_notices_a_checkpoint_that_is_not_atomic() -> None:
     done = faults("--only", "sweep", "--how", "killed", "--every", "23", script=CARELESS)
     assert done.returncode == 1
