@@ -1,4 +1,4 @@
-"""The two baselines of GAME-LoRA that act on decoding: context-aware and activation decoding (app. A.3.1)."""
+"""Activation decoding, a baseline of GAME-LoRA (app. A.3.1); the other one is ``guidance_scale`` of transformers."""
 
 from __future__ import annotations
 
@@ -10,28 +10,6 @@ from torch import Tensor, nn
 
 from diabat.attention.heads.pretrained import pretrained_model
 from diabat.checks import ArgumentError, is_integer, is_number
-
-
-def context_aware(with_context: Tensor, without_context: Tensor, alpha: float = 0.5) -> Tensor:
-    """(1 + α) log p(y | c, x) - α log p(y | x), not normalised (CAD).
-
-    Greedy generation by it is ``model.generate(guidance_scale=1 + alpha, negative_prompt_ids=x)`` of transformers.
-
-    Args:
-        with_context: Logits [..., V] behind context and question.
-        without_context: Logits [..., V] behind the question alone.
-        alpha: α >= 0.
-
-    Raises:
-        ArgumentError: The shapes differ, or α is negative.
-    """
-    if with_context.shape != without_context.shape:
-        raise ArgumentError(
-            "without_context", f"expected {list(with_context.shape)}, got {list(without_context.shape)}."
-        )
-    if not is_number(alpha) or not 0 <= alpha < float("inf"):
-        raise ArgumentError("alpha", f"expected a finite number >= 0, got {alpha!r}.")
-    return (1 + alpha) * with_context.log_softmax(-1) - alpha * without_context.log_softmax(-1)
 
 
 class ActivationDecoding:

@@ -1,4 +1,4 @@
-"""Baselines that act on decoding, against transformers and by hand."""
+"""Activation decoding, by hand."""
 
 from __future__ import annotations
 
@@ -6,35 +6,11 @@ import pytest
 import torch
 
 from diabat.checks import ArgumentError
-from diabat.huggingface.decoding import ActivationDecoding, context_aware
+from diabat.huggingface.decoding import ActivationDecoding
 
 from . import adapted as tiny
 
 pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
-
-
-def test_context_aware_scores_are_those_that_transformers_generates_by() -> None:
-    model = tiny.decoder().eval()
-    whole = torch.randint(3, tiny.VOCABULARY, (1, 9), generator=torch.Generator().manual_seed(0))
-    question = whole[:, 5:]
-    generated = model.generate(
-        whole, max_new_tokens=5, do_sample=False, guidance_scale=1.5, negative_prompt_ids=question
-    )[0, 9:]
-    with torch.no_grad():
-        for step, token in enumerate(generated):
-            more = generated[None, :step]
-            logits = [model(torch.cat([ids, more], 1)).logits[:, -1] for ids in (whole, question)]
-            assert context_aware(*logits).argmax() == token
-
-
-def test_context_aware_by_hand() -> None:
-    a, b = torch.tensor([0.0, 0.0]), torch.tensor([0.0, torch.tensor(3.0).log()])
-    wanted = 1.5 * torch.tensor([0.5, 0.5]).log() - 0.5 * torch.tensor([0.25, 0.75]).log()
-    torch.testing.assert_close(context_aware(a, b), wanted)
-    with pytest.raises(ArgumentError, match="without_context: expected"):
-        context_aware(a, torch.zeros(3))
-    with pytest.raises(ArgumentError, match="alpha: expected a finite number >= 0, got -1"):
-        context_aware(a, b, -1)
 
 
 def test_activation_decoding_takes_the_entropy_of_middle_layers() -> None:

@@ -219,30 +219,34 @@ def test_a_state_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "got"),
     [
-        ({"options": "x"}, r"expected what state_dict\(\) returned, got "),
-        ({"weights": 1}, r"expected what state_dict\(\) returned, got "),
-        ({"products": []}, r"expected what state_dict\(\) returned, got "),
-        ({"products": {"x": [[1.0]]}}, r"expected what state_dict\(\) returned, got "),
-        ({"products": {"1": [[1, 0], [0]]}}, r"expected what state_dict\(\) returned, got "),
-        ({"steps": -1}, r"expected what state_dict\(\) returned, got steps: expected an integer >= 0, got -1"),
-        ({"steps": 1.5}, r"expected what state_dict\(\) returned, got steps: expected an integer >= 0, got 1.5"),
-        ({"ema": 0}, r"expected what state_dict\(\) returned, got ema: expected a positive finite number, got 0"),
-        ({"ema": 10**400}, r"expected what state_dict\(\) returned, got ema: expected a positive finite number"),
-        ({"weights": {"ldb": -1}}, "expected finite weights >= 0 of ldb, abt, got {'ldb': -1"),
-        ({"weights": {"other": 1}}, "expected finite weights >= 0 of ldb, abt, got {'other': 1"),
-        ({"products": {"2": [[1.0] * 4] * 4}}, r"expected finite products of the heads of layers \[1\] or none"),
-        ({"products": {"1": [[1.0]]}}, r"expected finite products of the heads of layers \[1\] or none"),
-        ({"products": {"1": [[float("nan")] * 4] * 4}}, r"expected finite products of the heads of layers \[1\]"),
+        ({"options": "x"}, ""),
+        ({"weights": 1}, ""),
+        ({"products": []}, ""),
+        ({"products": {"x": [[1.0]]}}, ""),
+        ({"products": {"1": [[1, 0], [0]]}}, ""),
+        ({"steps": -1}, "steps: expected an integer >= 0, got -1"),
+        ({"steps": 1.5}, "steps: expected an integer >= 0, got 1.5"),
+        ({"ema": 0}, "ema: expected a positive finite number, got 0"),
+        ({"ema": 10**400}, "ema: expected a positive finite number"),
+        ({"weights": {"ldb": -1}}, "weights {'ldb': -1.0}"),
+        (
+            {"products": {"2": [[1.0] * 4] * 4}},
+            r"products of other layers than \[1\], or of other numbers of heads",
+        ),
+        ({"products": {"1": [[1.0]]}}, r"products of other layers than \[1\], or of other numbers of heads"),
+        ({"products": {"1": [[float("nan")] * 4] * 4}}, "products that are not finite"),
     ],
-)  # fmt: skip
-def test_a_damaged_state_is_refused_and_changes_nothing(change: dict[str, Any], sentence: str) -> None:
+)
+def test_a_damaged_state_is_refused_and_changes_nothing(change: dict[str, Any], got: str) -> None:
     model = trained()
     game = GameLoss(model, options(), 10)
     gradients(model, game, tiny.batch())
     before = game.state_dict()
-    with pytest.raises(ArgumentError, match=f"^game_state: {sentence}"):
+    with pytest.raises(
+        ArgumentError, match=rf"^game_state: expected what state_dict\(\) returned, got {got}.*\.$"
+    ):
         game.load_state_dict(before | change)
     assert game.state_dict() == before
 

@@ -24,7 +24,8 @@ class BoltzmannOptions:
         window: T, the number of last visible keys of every query that are coupled.
         sampler: The backend; a name becomes an object.
         weights: ``odds`` or ``probability``, as in :class:`diabat.BoltzmannAttention`.
-        far: Keys before the window: ``independent``, spins without couplings, or ``none``, not visible.
+        far: Keys before the window: ``independent``, spins without couplings, or ``none``, not visible, which changes
+            what a trained model computes on longer sequences.
         gradient: Estimator, see :func:`diabat.spin_probabilities`.
         num_reads: Reads per query for sampling backends.
         bandwidth: w; J_jk is a parameter for |j - k| <= w and 0 beyond.  None makes every pair a parameter.

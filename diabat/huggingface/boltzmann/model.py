@@ -34,15 +34,7 @@ class Kind(NamedTuple):
 
 
 def convert(
-    model: Any,
-    window: int = 16,
-    sampler: Sampler | str = "exact",
-    weights: str = "odds",
-    *,
-    far: str = "independent",
-    gradient: str = "auto",
-    num_reads: int | None = None,
-    bandwidth: int | None = None,
+    model: Any, window: int = 16, sampler: Sampler | str = "exact", weights: str = "odds", **options: Any
 ) -> Any:
     """Turn a model into one with couplings between the last ``window`` visible keys of every query, J = 0.
 
@@ -56,11 +48,7 @@ def convert(
             J = 0 only approximately, and warn; a saved model does not name them, see `BoltzmannMixin`.
         weights: ``odds``; or ``probability``, weights P(s_j = +1) / Σ P, which is not softmax at J = 0: it changes what
             a trained model computes, and is meant for training from scratch.
-        far: Keys before the window: ``independent``, spins without couplings; or ``none``, not visible, which changes
-            what a trained model computes on longer sequences.
-        gradient: Estimator, see :func:`diabat.spin_probabilities`.
-        num_reads: Reads per query for sampling backends.
-        bandwidth: w; J_jk is a parameter for |j - k| <= w and 0 beyond.
+        options: ``far``, ``gradient``, ``num_reads`` and ``bandwidth`` of `BoltzmannOptions`.
 
     Returns:
         The model.
@@ -70,12 +58,12 @@ def convert(
         UnsupportedError: If the architecture, or the window for this backend, is not supported.
         ImportError: If the extra ``hf`` is not installed.
     """
-    options = BoltzmannOptions(window, sampler, weights, far, gradient, num_reads, bandwidth)
+    chosen = BoltzmannOptions(window, sampler, weights, **options)
     kind = _kind_of(model)
     register_boltzmann()
-    attach(model, options)
-    _retype(model, kind, options)
-    _warn_if_approximate(options)
+    attach(model, chosen)
+    _retype(model, kind, chosen)
+    _warn_if_approximate(chosen)
     return model
 
 

@@ -22,7 +22,7 @@ def mean_over_ranks(value: Tensor) -> Tensor:
 
 
 class TaskGradients:
-    """One gradient vector per loss, over all trained parameters of a model.
+    """One gradient vector [P] per loss, over all trained parameters of a model.
 
     Args:
         model: Its parameters with ``requires_grad``.
@@ -37,11 +37,11 @@ class TaskGradients:
             raise UnsupportedError(
                 "model", "expected trained parameters, got none; wrap it with get_peft_model, or unfreeze it."
             )
-        self._sums: dict[str, list[Tensor | None]] = {}
+        self.clear()
 
     def clear(self) -> None:
         """Drop what was added up."""
-        self._sums = {}
+        self._sums: dict[str, Tensor] = {}
 
     def add(self, name: str, loss: Tensor, others: Sequence[Tensor] = ()) -> tuple[Tensor | None, ...]:
         """Add the gradient of a loss to those of its name; the graph is kept.
@@ -53,40 +53,27 @@ class TaskGradients:
         found: Sequence[Tensor | None] = [None] * len(inputs)
         if loss.requires_grad:
             found = torch.autograd.grad(loss, inputs, retain_graph=True, allow_unused=True)
-        count = len(self.parameters)
-        former = self._sums.get(name, [None] * count)
-        self._sums[name] = [_sum(a, b) for a, b in zip(former, found[:count], strict=True)]
-        return tuple(found[count:])
+        pairs = zip(self.parameters, found, strict=False)
+        flat = torch.cat([(torch.zeros_like(p) if g is None else g).float().flatten() for p, g in pairs])
+        self._sums[name] = self._sums[name] + flat if name in self._sums else flat
+        return tuple(found[len(self.parameters) :])
 
     def rows(self) -> tuple[list[str], Tensor]:
         """Names and gradients [K, P] in float32, the mean over processes; parameters without gradient have 0."""
-        flat = [
-            torch.cat([
-                torch.zeros(p.numel(), device=p.device) if g is None else g.float().flatten()
-                for p, g in zip(self.parameters, gradients, strict=True)
-            ])
-            for gradients in self._sums.values()
-        ]  # fmt: skip
-        return list(self._sums), mean_over_ranks(torch.stack(flat))
+        return list(self._sums), mean_over_ranks(torch.stack(list(self._sums.values())))
 
     def surrogate(self, value: Tensor, gradient: Tensor | None) -> Tensor:
         """Scalar with a value and, for its gradient, the vector [P] that is given; None for zero.
 
         It depends on every parameter, as DistributedDataParallel expects of a loss.
         """
-        sizes = [p.numel() for p in self.parameters]
-        parts = [None] * len(sizes) if gradient is None else gradient.split(sizes)
         total = value.detach()
-        for parameter, part in zip(self.parameters, parts, strict=True):
-            if part is None:
-                product = (parameter * torch.zeros_like(parameter)).sum()
-            else:
-                product = (parameter * part.view_as(parameter).to(parameter.dtype)).sum()
+        at = 0
+        for parameter in self.parameters:
+            part = torch.zeros_like(parameter)
+            if gradient is not None:
+                part = gradient[at : at + parameter.numel()].view_as(parameter).to(parameter.dtype)
+            at += parameter.numel()
+            product = (parameter * part).sum()
             total = total + (product - product.detach())
         return total
-
-
-def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a + b

@@ -178,12 +178,21 @@ class GameLoss:
         Raises:
             ArgumentError: It is not a state of this class, or of other options; this one is then as it was.
         """
+        shapes = {p.layer: (p.heads, p.heads) for p in self._heads.projections.values()}
         try:
             former, steps, ema = dict(state["options"]), state["steps"], state["ema"]
             weights = {name: float(weight) for name, weight in state["weights"].items()}
             products = {int(k): torch.tensor(v, dtype=torch.float64) for k, v in state["products"].items()}
             check_count("steps", steps, least=0)
             check_positive("ema", ema)
+            if {layer: tuple(sums.shape) for layer, sums in products.items()} not in ({}, shapes):
+                raise ValueError(
+                    f"products of other layers than {list(shapes)}, or of other numbers of heads"
+                )
+            if not all(0 <= number < math.inf for number in weights.values()):
+                raise ValueError(f"weights {weights}")
+            if not all(bool(sums.isfinite().all()) for sums in products.values()):
+                raise ValueError("products that are not finite")
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
             reason = f"no {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
             raise ArgumentError("game_state", f"expected what state_dict() returned, got {reason}.") from None
@@ -193,18 +202,6 @@ class GameLoss:
                     "game_state",
                     f"expected the options of the run, {name} {value!r}, got {former.get(name)!r:.40}.",
                 )
-        if not all(name in self.options.losses and 0 <= w < math.inf for name, w in weights.items()):
-            raise ArgumentError(
-                "game_state",
-                f"expected finite weights >= 0 of {', '.join(self.options.losses)}, got {weights!r:.60}.",
-            )
-        shapes = {p.layer: (p.heads, p.heads) for p in self._heads.projections.values()}
-        fitting = {layer: tuple(sums.shape) for layer, sums in products.items()} in ({}, shapes)
-        if not fitting or not all(bool(sums.isfinite().all()) for sums in products.values()):
-            raise ArgumentError(
-                "game_state",
-                f"expected finite products of the heads of layers {list(shapes)} or none, got others.",
-            )
         self.reset()
         self.steps, self.weights, self._scale.ema = steps, weights, float(ema)
         self._couplings.reset(products)
