@@ -61,11 +61,9 @@ def load_decoder(
     place = resolve(name, "model")
     options = {"local_files_only": local_files_only, "trust_remote_code": False}
     with _refusing(name, place, "a model"):
+        refuse_embedded_adapter(place, local_files_only=local_files_only)
         config = transformers.AutoConfig.from_pretrained(place, **options)
-        adapter = extra("transformers.utils").find_adapter_config_file(
-            place, local_files_only=local_files_only
-        )
-    _check_config(name, config, adapter)
+    _check_config(name, config)
     with _refusing(name, place, "a causal language model"), _quiet(transformers.utils.logging):
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             place,
@@ -152,17 +150,26 @@ def check_adapter(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _check_config(name: str, config: Any, adapter: str | None) -> None:
-    """Refuse a model that is no causal one, brings an adapter, or names attention or experts to be fetched."""
+def refuse_embedded_adapter(place: Any, *, local_files_only: bool = False) -> None:
+    """Refuse a model with an adapter beside it: transformers would load that too, and whatever it names.
+
+    Raises:
+        ArgumentError: There is one.
+    """
+    found = extra("transformers.utils").find_adapter_config_file(place, local_files_only=local_files_only)
+    if found is not None:
+        raise ArgumentError(
+            "model",
+            f"expected a model without adapter, got '{place}' with {ADAPTER_FILES[0]}; load the model that the adapter "
+            "belongs to, then diabat.huggingface.load_adapter.",
+        )
+
+
+def _check_config(name: str, config: Any) -> None:
+    """Refuse a model that is no causal one, or names attention or experts to be fetched."""
     if type(config) not in extra("transformers").MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ArgumentError(
             "model", f"expected a causal language model, got '{name}' of type {config.model_type}."
-        )
-    if adapter is not None:  # transformers would load it, and whatever base model it names
-        raise ArgumentError(
-            "model",
-            f"expected a model without adapter, got '{name}' with {ADAPTER_FILES[0]}; load the model that the adapter "
-            "belongs to, then diabat.huggingface.load_adapter.",
         )
     parts = [config, *(getattr(config, key) for key in config.sub_configs)]
     for part in parts:

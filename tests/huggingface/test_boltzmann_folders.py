@@ -173,6 +173,18 @@ def test_a_checkpoint_without_couplings_is_refused(name: str, tmp_path: Path) ->
     assert not any(J.any() for J in couplings(loaded).values())
 
 
+def test_an_adapter_beside_a_model_is_not_loaded(tmp_path: Path) -> None:
+    """peft would import the module that it names."""
+    model = coupled()
+    model.save_pretrained(tmp_path)
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "megatron_config": {"a": 1}}')
+    for loading in (load, type(model).from_pretrained):
+        with pytest.raises(
+            ArgumentError, match=r"^model: expected a model without adapter, got .*adapter_config"
+        ):
+            loading(tmp_path)
+
+
 def test_no_other_attention_runs(tmp_path: Path) -> None:
     model = coupled()
     model.save_pretrained(tmp_path)

@@ -20,6 +20,7 @@ from diabat.compute.memory import require_memory
 from diabat.extras import extra
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.boltzmann.layer import NAME, BoltzmannHeads, boltzmann_attention
+from diabat.huggingface.loading import refuse_embedded_adapter
 from diabat.samplers.base import Sampler, UnsupportedError
 
 _PLAIN = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "gpt2": "GPT2LMHeadModel"}
@@ -86,14 +87,22 @@ class BoltzmannMixin:
         config.boltzmann = options.as_dict()
 
     @classmethod
-    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: Any,
+        *args: Any,
+        output_loading_info: bool = False,
+        **kwargs: Any,
+    ) -> Any:
         """Load as transformers does, and refuse a checkpoint without couplings.
 
         Raises:
-            ArgumentError: If couplings are missing.
+            ArgumentError: If couplings are missing, or there is an adapter beside them.
         """
         base: Any = super()
-        model, info = base.from_pretrained(*args, output_loading_info=True, **kwargs)
+        place, local = pretrained_model_name_or_path, bool(kwargs.get("local_files_only"))
+        refuse_embedded_adapter(place, local_files_only=local)
+        model, info = base.from_pretrained(place, *args, output_loading_info=True, **kwargs)
         missing = sorted(key for key in info["missing_keys"] if f".{NAME}." in key)
         if missing:
             raise ArgumentError(
