@@ -48,7 +48,10 @@ def no_attention() -> None:
 
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
-    "no attention": (no_attention, "model: expected a decoder with attention, got MambaForCausalLM without."),
+    "no attention": (
+        no_attention,
+        "model: expected attention behind the AttentionInterface of transformers, found none in MambaForCausalLM.",
+    ),
     "sinks in a calibrated layer": (
         lambda: calibrated("gpt_oss")(input_ids=IDS),
         "s_aux: expected None with attn_implementation 'gac', which does not compute it.",

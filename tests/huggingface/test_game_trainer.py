@@ -49,6 +49,15 @@ def test_it_trains_as_written_and_saves_an_ordinary_adapter(tmp_path: Path) -> N
         torch.testing.assert_close(loaded(**tiny.batch()).logits, model.eval()(**tiny.batch()).logits)
 
 
+def test_the_schedule_is_that_of_the_whole_training(tmp_path: Path) -> None:
+    """λ rises in the first third of six steps and falls in the last."""
+    game = tiny.options(combination="sum", losses=["ldb"], ldb_weight=1.0, warmup=1 / 3, cooldown=2 / 3)
+    trainer = tiny.trainer(tmp_path, tiny.adapted(), game)
+    trainer.train()
+    found = [float(line["game/weight_ldb"]) for line in tiny.logged(trainer)]
+    assert found == pytest.approx([0, 0.5, 1, 1, 1, 0.5], abs=1e-3)
+
+
 def test_without_losses_it_is_the_trainer(tmp_path: Path) -> None:
     from transformers import Trainer
 

@@ -104,11 +104,11 @@ METHODS: list[tuple[Call, type[Exception], str]] = [
     (bool_mask, UnsupportedError, "attention_mask: expected a floating mask .*, got torch.bool"),
     (lambda: enable_gac(coupled(), SETTING), UnsupportedError, "attn_implementation: expected 'boltzmann' for Boltz"),
     (lambda: enable_gac(torch.nn.Linear(2, 2), SETTING), ArgumentError, "model: expected a model of transformers"),
-    (lambda: enable_gac(small("bert", **SIZES), SETTING), ArgumentError, "model: expected a decoder with attention"),
+    (lambda: enable_gac(small("bert", **SIZES), SETTING), ArgumentError, "model: .* found none in BertModel"),
     (
         lambda: enable_gac(small("mamba", hidden_size=16, num_hidden_layers=1, state_size=4), SETTING),
         ArgumentError,
-        "model: expected a decoder with attention, got MambaModel",
+        "model: expected attention behind .* found none in MambaModel",
     ),
     (lambda: enable_gac(small("t5", **T5), SETTING), UnsupportedError, "model: expected a decoder, got T5"),
     (

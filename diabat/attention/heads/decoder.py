@@ -1,4 +1,4 @@
-"""Where the attention of a decoder sits: found by running it on a few tokens, not by names."""
+"""The parts of a decoder that games act on: its blocks, their attention, and its logits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.heads.attention import Switch
+from diabat.attention.heads.attention import NAME, Switch
+from diabat.attention.heads.pretrained import attention_modules, pretrained_model
 from diabat.checks import ArgumentError
 from diabat.samplers.base import UnsupportedError
 
@@ -47,37 +48,38 @@ class Decoder:
 
 
 def find_decoder(switch: Switch) -> Decoder:
-    """Run the model on two tokens and note which modules attend, and in which blocks they are.
+    """The attention modules of a model, in the blocks that they are in.
 
     Raises:
-        UnsupportedError: If no attention goes through the attention interface, a block has more than one or does not
-            return plain states, the blocks do not form one list, or the model makes no logits or has an encoder.
+        UnsupportedError: If no attention goes through the attention interface, the blocks do not form one list with at
+            most one attention each, or the model makes no logits or has an encoder.
     """
     model = switch.model
-    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    base = pretrained_model(model)
+    head, table, kind = model.get_output_embeddings(), model.get_input_embeddings(), type(model).__name__
     if head is None:
         raise UnsupportedError(
-            "model", f"expected a causal language model, got {type(model).__name__}, which makes no logits."
+            "model", f"expected a causal language model, got {kind}, which makes no logits."
         )
-    if model.config.is_encoder_decoder:
-        raise UnsupportedError(
-            "model", f"expected a decoder, got {type(model).__name__}, which has an encoder too."
-        )
-    seen: list[tuple[nn.Module, int, int]] = []
-    switch.seen = lambda module, query, key: seen.append((module, query.shape[1], key.shape[1]))
-    try:
-        with switch.opened():
-            forward_logits(model, head, torch.zeros(1, 2, dtype=torch.int64), torch.tensor([-1]))
-    finally:
-        switch.seen = None
-    if not seen:
-        raise UnsupportedError(
-            "model",
-            f"expected attention behind the AttentionInterface of transformers, found none in "
-            f"{type(model).__name__}.",
-        )
-    blocks, sites = _blocks(model, seen)
-    return Decoder(blocks, sites, head, table.weight.shape[0])
+    modules = attention_modules(base)
+    with switch.opened():
+        if any(module.config._attn_implementation != NAME for module in modules.values()):
+            raise UnsupportedError(
+                "model",
+                f"expected attention behind the AttentionInterface of transformers, found none in {kind}.",
+            )
+    names = {module: name for name, module in model.named_modules()}
+    places = [_list_around(model, names[module]) for module in modules.values()]
+    if len({path for path, _ in places}) > 1 or len(set(places)) < len(places):
+        raise UnsupportedError("model", f"expected one attention in each block of one list, got {kind}.")
+    sites = {layer: _site(module) for (_, layer), module in zip(places, modules.values(), strict=True)}
+    blocks: Any = model.get_submodule(places[0][0])
+    return Decoder(tuple(blocks), sites, head, table.weight.shape[0])
+
+
+def _site(module: Any) -> Site:
+    heads = module.config.num_attention_heads
+    return Site(module, heads, getattr(module.config, "num_key_value_heads", None) or heads)
 
 
 def forward_logits(
@@ -147,38 +149,14 @@ def padding_token(model: Any) -> int:
     return next((token for token in (options.pad_token_id, *ends) if token is not None), 0)
 
 
-def _blocks(
-    model: nn.Module, seen: list[tuple[nn.Module, int, int]]
-) -> tuple[tuple[nn.Module, ...], dict[int, Site]]:
-    names = {module: name for name, module in model.named_modules()}
-    sites: dict[int, Site] = {}
-    lists = set()
-    for module, heads, groups in seen:
-        place = _list_around(model, names[module])
-        if place is None:
-            raise UnsupportedError(
-                "model", f"expected attention inside a list of blocks, got it at '{names[module]}'."
-            )
-        path, layer = place
-        lists.add(path)
-        if layer in sites or len(lists) > 1:
-            raise UnsupportedError(
-                "model",
-                f"expected one attention in each block of one list, got another at '{names[module]}'.",
-            )
-        sites[layer] = Site(module, heads, groups)
-    blocks: Any = model.get_submodule(lists.pop())
-    return tuple(blocks), sites
-
-
-def _list_around(model: nn.Module, name: str) -> tuple[str, int] | None:
+def _list_around(model: nn.Module, name: str) -> tuple[str, int]:
     """Name of the outermost list of modules around a module, and the position in it."""
     parts = name.split(".")
     for end in range(1, len(parts)):
         path = ".".join(parts[:end])
         if isinstance(model.get_submodule(path), nn.ModuleList):
             return path, int(parts[end])
-    return None
+    raise UnsupportedError("model", f"expected attention inside a list of blocks, got it at '{name}'.")
 
 
 def states_of(block: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor:

@@ -35,8 +35,7 @@ def attention_modules(model: nn.Module) -> dict[int, Any]:
     """The causal attention modules of a model by layer; nothing is run.
 
     Raises:
-        ArgumentError: There is none.
-        UnsupportedError: There are several of one layer.
+        UnsupportedError: There is none, or several of one layer.
     """
     found: dict[int, Any] = {}
     for module in model.modules():
@@ -49,8 +48,10 @@ def attention_modules(model: nn.Module) -> dict[int, Any]:
                 )
             found[layer] = module
     if not found:
-        raise ArgumentError(
-            "model", f"expected a decoder with attention, got {type(model).__name__} without."
+        raise UnsupportedError(
+            "model",
+            "expected attention behind the AttentionInterface of transformers, found none in "
+            f"{type(model).__name__}.",
         )
     return dict(sorted(found.items()))
 
