@@ -242,29 +242,6 @@ def test_gradient_at_zero_couplings_is_known() -> None:
     torch.testing.assert_close(grad, expected, rtol=0, atol=1e-12)
 
 
-def test_gradients_of_the_loss_by_finite_differences() -> None:
-    """In GPT-2; the norms of the others compute in float32 also in a model of float64."""
-    model, batch = coupled("gpt2").double(), prompts()
-    # Without predictions from padding: as in eager attention, rows without a visible key have gradients of scores that
-    # a mask absorbs.
-    real = batch["attention_mask"][:, :-1].bool()
-
-    def loss() -> Tensor:
-        predicted = model(**batch).logits[:, :-1]  # the loss of transformers is in float32
-        return torch.nn.functional.cross_entropy(predicted[real], batch["input_ids"][:, 1:][real])
-
-    found = torch.autograd.grad(loss(), list(couplings(model).values()))
-    for J, grad in zip(couplings(model).values(), found, strict=True):
-        direction = torch.randn(J.shape, generator=torch.Generator().manual_seed(4), dtype=J.dtype)
-        losses = []
-        with torch.no_grad():
-            for sign in (1, -2, 1):
-                J.add_(direction, alpha=sign * 1e-5)
-                losses.append(loss())
-        slope = (losses[0] - losses[1]) / 2e-5
-        torch.testing.assert_close(slope, (grad * direction).sum(), rtol=1e-5, atol=1e-9)
-
-
 def trainer(folder: Path, model: Any, **changes: Any) -> Any:
     settings: dict[str, Any] = {
         "max_steps": 6,

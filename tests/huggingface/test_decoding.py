@@ -8,13 +8,11 @@ import torch
 from diabat.checks import ArgumentError
 from diabat.huggingface.decoding import ActivationDecoding
 
-from . import adapted as tiny
-
-pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+from . import game as tiny
 
 
 def test_activation_decoding_takes_the_entropy_of_middle_layers() -> None:
-    model = tiny.decoder().eval()
+    model = tiny.decoder()
     prompt = {k: v for k, v in tiny.batch(3, padding=4).items() if k != "labels"}
     found = ActivationDecoding(model, prompt)
     with torch.no_grad():
