@@ -88,7 +88,7 @@ def adapter(dice: Dice, folder: Path) -> None:
     _write(folder, files)
     with naming("adapter"):
         model = load_adapter(_fresh(), folder)
-    demand(model.peft_config["default"].megatron_config is None, "adapter: expected no megatron_config")
+    demand(not model.peft_config["default"].megatron_config, "adapter: expected no megatron_config")
     with torch.no_grad():
         model(_TOKENS)
 
