@@ -81,9 +81,7 @@ class GameMixin:
         """
         chosen: Any = resume_from_checkpoint
         if chosen is True:
-            found = Path(self.args.output_dir).glob("checkpoint-*")
-            numbered = {int(p.name[11:]): p for p in found if p.name[11:].isdecimal() and _is_whole(p)}
-            chosen = str(numbered[max(numbered)]) if numbered else None
+            chosen = _newest_whole(Path(self.args.output_dir))
         elif chosen and not _is_whole(Path(chosen)):
             raise ArgumentError(
                 "resume_from_checkpoint",
@@ -188,6 +186,13 @@ def _callback(trainer: Any) -> Any:
             trainer.game.step()
 
     return GameCallback()
+
+
+def _newest_whole(folder: Path) -> str | None:
+    """The whole checkpoint of the most steps."""
+    steps = {path.name.removeprefix("checkpoint-"): path for path in folder.glob("checkpoint-*")}
+    whole = {int(step): path for step, path in steps.items() if step.isdecimal() and _is_whole(path)}
+    return str(whole[max(whole)]) if whole else None
 
 
 def _is_whole(checkpoint: Path) -> bool:
