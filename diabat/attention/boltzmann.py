@@ -309,7 +309,8 @@ class BoltzmannAttention(CoupledHeads):
         assert J is not None
         J = J.to(fields.dtype, copy=True)  # torch's compiler fails at a break of the graph on views of views
         self._record(fields, J.detach())
-        return self_probabilities(self._bridge, J, visible, last=self.relative).expand(fields.shape)
+        found = self_probabilities(self._bridge, J, visible, last=self.relative, seed=self._fixed_seed)
+        return found.expand(fields.shape)
 
     def extra_repr(self) -> str:
         """Show the options in ``repr``."""

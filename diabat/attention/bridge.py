@@ -21,7 +21,7 @@ from diabat.samplers.base import (
 from diabat.samplers.folding import Terms
 from diabat.samplers.odds import flipped_log_odds
 from diabat.samplers.registry import as_sampler
-from diabat.samplers.seeds import draw_seed
+from diabat.samplers.seeds import draw_seed, torch_seed
 
 
 def spin_probabilities(
@@ -132,25 +132,25 @@ class GradientBridge:
         couplings: Tensor | None,
         visible: Tensor | None,
         three_body: Tensor | None = None,
+        seed: int | None = None,
     ) -> Tensor:
         """Compute the probabilities of a problem without validating it.
-
-        A bridge that draws takes its seed from torch's global generator, so that restoring its state repeats the reads.
 
         Args:
             fields: h, [*batch, n].
             couplings: J, [*lead, n, n], or None.
             visible: bool, broadcastable to [*batch, n], or None.
             three_body: K, [*lead, n, n, n], or None.
+            seed: Seed of a bridge that draws; None takes one from torch's global generator.
         """
         if torch.jit.is_tracing():  # type: ignore[attr-defined]  # not exported by name
             refuse_trace()
         if torch.compiler.is_compiling() and self._name is not None:
             parameters = list(self.sampler.parameters())
             return compiled_probabilities(
-                Terms(fields, couplings, three_body, visible), parameters, self._name
+                Terms(fields, couplings, three_body, visible), parameters, self._name, seed
             )
-        seed = int(torch.randint(2**31, ())) if self.draws else None
+        seed = torch_seed(seed) if self.draws else None
         return self.probabilities(Ising(fields, couplings, visible, three_body, check=False), seed)
 
     def log_odds(

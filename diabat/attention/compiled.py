@@ -21,6 +21,7 @@ from diabat.ising import Ising
 from diabat.samplers.base import Sampler, UnsupportedError
 from diabat.samplers.folding import Terms
 from diabat.samplers.registry import backend_factory, sampler
+from diabat.samplers.seeds import torch_seed
 from diabat.samplers.state import in_place
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def register(bridge: GradientBridge) -> str:
     return name
 
 
-def compiled_probabilities(terms: Terms, parameters: Sequence[Tensor], name: str) -> Tensor:
+def compiled_probabilities(terms: Terms, parameters: Sequence[Tensor], name: str, seed: int | None) -> Tensor:
     """Probabilities by the operator, for code that is being traced.
 
     Raises:
@@ -64,7 +65,7 @@ def compiled_probabilities(terms: Terms, parameters: Sequence[Tensor], name: str
     differentiated = torch.is_grad_enabled()
     wanted = [differentiated and t is not None and t.requires_grad for t in (*terms[:3], *parameters)]
     probability: Tensor
-    probability, _ = torch.ops.diabat.probabilities(*terms, list(parameters), name, wanted)
+    probability, _ = torch.ops.diabat.probabilities(*terms, list(parameters), name, wanted, seed)
     return probability
 
 
@@ -147,16 +148,18 @@ def _probabilities(
     parameters: list[Tensor],
     bridge: str,
     wanted: list[bool],
+    seed: int | None,
 ) -> tuple[Tensor, Tensor]:
     """P(s = +1), and the seed as a tensor; the graph of this call is an attribute of that tensor."""
     found = _find(bridge)
-    seed = torch.randint(2**31, ()) if found.draws else torch.zeros((), dtype=torch.int64)
+    used = torch_seed(seed) if found.draws else 0
     terms = Terms(fields, couplings, three_body, visible)
     with _with_autograd():
-        kept = _run(terms, parameters, found, wanted, int(seed))
+        kept = _run(terms, parameters, found, wanted, used)
+    drawn = torch.tensor(used)
     if any(wanted):
-        seed.kept = kept  # type: ignore[attr-defined]  # an extra attribute, read in the backward pass
-    return kept.result.detach().clone(), seed
+        drawn.kept = kept  # type: ignore[attr-defined]  # an extra attribute, read in the backward pass
+    return kept.result.detach().clone(), drawn
 
 
 @_probabilities.register_fake
@@ -210,7 +213,7 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *terms, parameters, ctx.bridge, ctx.wanted = inputs
+    *terms, parameters, ctx.bridge, ctx.wanted, _ = inputs
     ctx.save_for_backward(*terms, output[1], *parameters)
 
 
@@ -221,7 +224,7 @@ def _backward(ctx: Any, cotangent: Tensor, of_seed: Tensor | None) -> tuple[Any,
         torch.ops.diabat.probabilities_backward(cotangent, seed, *terms, parameters, ctx.bridge, ctx.wanted)
     )
     h, J, K, *own = (next(found) if want else None for want in ctx.wanted)
-    return h, J, K, None, own, None, None
+    return h, J, K, None, own, None, None, None
 
 
 _probabilities.register_autograd(_backward, setup_context=_save)

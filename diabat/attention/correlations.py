@@ -21,6 +21,7 @@ from diabat.checks import ArgumentError, is_integer
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments
 from diabat.samplers.base import UnsupportedError
+from diabat.samplers.seeds import torch_seed
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,7 @@ def query_moments(
         layer: The layer, after a forward pass over whole sequences.
         query: Position of the query.
         sequence: Index in the batch.
-        seed: Seed of the reads of sampling backends; None draws one.
+        seed: Seed of the reads of sampling backends; None takes one as the forward pass does.
 
     Raises:
         ValueError: If there is no such query.
@@ -76,6 +77,7 @@ def query_moments(
     reason = reason_without_correlations(layer)
     if reason is not None:
         raise UnsupportedError("layer", f"expected one with correlations. {reason}")
+    seed = torch_seed(layer._fixed_seed if seed is None else seed)
     fields, J = layer.last_fields_and_couplings()
     length, spins = fields.shape[-2:]
     if not is_integer(query) or not 0 <= query < length:
@@ -107,7 +109,7 @@ def query_moments(
 
 
 def _clamped_moments(
-    layer: BoltzmannAttention, h: Tensor, J: Tensor, visible: Tensor, own: int, seed: int | None
+    layer: BoltzmannAttention, h: Tensor, J: Tensor, visible: Tensor, own: int, seed: int
 ) -> tuple[Moments, Tensor]:
     """Moments without fields with the own spin at +1, by the method of the layer, and which spin is the own one."""
     is_own = torch.arange(len(visible), device=visible.device) == own

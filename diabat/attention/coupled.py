@@ -160,7 +160,7 @@ class CoupledHeads(IsingLayer):
         if zero and self.mode == "J":
             # The law does not change when all spins are flipped: every P is 1/2, whatever J is.
             return self._without_gradient(torch.full_like(fields, 0.5))
-        return self._bridge(fields, J, visible, K)
+        return self._bridge(fields, J, visible, K, self._fixed_seed)
 
     def _log_odds(self, fields: Tensor, visible: Tensor, *, zero: bool) -> Tensor:
         """Log-odds of s_j = +1 in the same problems."""
@@ -169,7 +169,7 @@ class CoupledHeads(IsingLayer):
             return 2 * fields
         if zero and self.mode == "J":
             return self._without_gradient(torch.zeros_like(fields))
-        return log_odds(self._bridge, fields, J, visible, K)
+        return log_odds(self._bridge, fields, J, visible, K, self._fixed_seed)
 
     def _moved_softmax(self, logits: Tensor, keys: Tensor, seen: Tensor, *, zero: bool) -> Tensor:
         """Softmax over all keys, [B, H, L, S], whose logits the couplings move at the keys of the window.

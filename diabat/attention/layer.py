@@ -38,9 +38,12 @@ class IsingLayer(nn.Module):
     Attributes:
         sampler: The backend, a submodule.  Assigning another sampler keeps estimator and reads (see
             :meth:`use_sampler`).  A sampler with parameters or chains is copied, so that layers do not share them.
+        eval_seed: Seed of what is drawn in evaluation mode, so that equal inputs have equal outputs; None draws a seed
+            from torch's global generator, as training does.
     """
 
     sampler: Sampler
+    eval_seed: int | None = 0
     _problems = LayerProblems()
 
     def _bind(
@@ -95,6 +98,12 @@ class IsingLayer(nn.Module):
     def num_reads(self) -> int | None:
         """Reads per problem for sampling backends, as given."""
         return self._bridge.num_reads
+
+    @property
+    def _fixed_seed(self) -> int | None:
+        """Seed of this pass; None if one is to be drawn."""
+        # Chains that continue with equal random numbers would correlate with themselves.
+        return None if self.training or self.sampler.remembers else self.eval_seed
 
 
 def _fitted(sampler: Sampler, problems: LayerProblems) -> Sampler:

@@ -36,7 +36,7 @@ from diabat.ising import Ising
 from diabat.ising_checks import check_finite
 from diabat.samplers.base import Sampler
 from diabat.samplers.registry import sampler as build_sampler
-from diabat.samplers.seeds import draw_seed
+from diabat.samplers.seeds import draw_seed, torch_seed
 
 NORMALISATIONS = ("l1", "sum", "none")
 OUTPUTS = ("pooled", "tokens")
@@ -63,7 +63,8 @@ class NeuroGameAttention(IsingLayer):
             :mod:`diabat.attention.games.sampling`.
         num_coalitions: K in training mode.
         eval_coalitions: K in evaluation mode.
-        eval_seed: Seed in evaluation mode; None draws one as in training.
+        eval_seed: Seed of coalitions and reads in evaluation mode, so that equal inputs have equal outputs; None draws
+            one as in training.
         f: ``identity``, ``relu`` or ``tanh``.
         normalisation: Of φ and β: ``l1`` (Algorithm 1), ``sum`` (section 3.4, Σ φ; it may vanish or change sign) or
             ``none``.  All-zero values stay zero.
@@ -98,7 +99,7 @@ class NeuroGameAttention(IsingLayer):
         weighting: Literal["gibbs", "uniform"] = "gibbs",
         num_coalitions: int = 15,
         eval_coalitions: int = 25,
-        eval_seed: int | None = None,
+        eval_seed: int | None = 0,
         f: str = "identity",
         normalisation: str = "l1",
         output: str = "pooled",
@@ -162,8 +163,8 @@ class NeuroGameAttention(IsingLayer):
             key_padding_mask: bool [B, T], True where a token is padding (as in torch.nn.MultiheadAttention).  Padding
                 is neither player nor spin, and the coalitions of a sequence do not depend on it.
             need_explanation: Also return the explanation; its tensors are part of the autograd graph.
-            seed: Seed of coalitions and reads.  None uses ``eval_seed`` in evaluation mode, or draws a seed from
-                torch's global generator, which ``torch.manual_seed`` sets.
+            seed: Seed of coalitions and reads.  None uses ``eval_seed`` in evaluation mode, and draws a seed from
+                torch's global generator, which ``torch.manual_seed`` sets, in training mode.
 
         Returns:
             [B, D] or [B, T, D], or a pair of it and the explanation.  A sequence without tokens gets zeros (plus the
@@ -181,7 +182,7 @@ class NeuroGameAttention(IsingLayer):
         check_sequences(x, self.value.weight, self.embed_dim, key_padding_mask)
         self._check_lengths(x, key_padding_mask)
         x, V, players = self._values(x, key_padding_mask)
-        used_seed = self._seed(seed)
+        used_seed = torch_seed(self._fixed_seed if seed is None else seed)
         if self.mode == "uniform" and not need_explanation:
             return self._combine(self.dropout(players.to(V) / 2), V)
         phi, beta, pairs = self._indices(V, players, used_seed, need_explanation)
@@ -224,7 +225,8 @@ class NeuroGameAttention(IsingLayer):
         """Compute φ, β [B, H, T] and J_ij [B, H, T, T] as in :meth:`explain`, without calling the sampler."""
         check_sequences(x, self.value.weight, self.embed_dim, key_padding_mask)
         _, V, players = self._values(x, key_padding_mask)
-        phi, beta, pairs = self._indices(V, players, self._seed(seed), diagnostics=True)
+        used_seed = torch_seed(self._fixed_seed if seed is None else seed)
+        phi, beta, pairs = self._indices(V, players, used_seed, diagnostics=True)
         assert pairs is not None
         return phi, beta, pairs
 
@@ -294,12 +296,6 @@ class NeuroGameAttention(IsingLayer):
         if self.output == "pooled":
             return self.output_projection(weighted.sum(-2).flatten(-2))
         return self.output_projection(weighted.transpose(1, 2).flatten(-2))
-
-    def _seed(self, seed: int | None) -> int:
-        if seed is None and not self.training:
-            seed = self.eval_seed
-        # From torch's global generator, so that restoring its state repeats the draw.
-        return int(torch.randint(2**31, ())) if seed is None else draw_seed(seed)
 
     def _check_lengths(self, x: Tensor, padding: Tensor | None) -> None:
         batch, longest, _ = x.shape

@@ -22,6 +22,7 @@ def log_odds(
     couplings: Tensor | None,
     visible: Tensor,
     three_body: Tensor | None,
+    seed: int | None = None,
 ) -> Tensor:
     r"""Compute log P(s_j = +1) - log P(s_j = -1), [*batch, n].
 
@@ -34,11 +35,12 @@ def log_odds(
         couplings: J, [*lead, n, n], or None.
         visible: bool, broadcastable to [*batch, n].
         three_body: K, [*lead, n, n, n], or None.
+        seed: Seed of a bridge that draws; None takes one from torch's global generator.
     """
     if not bridge.draws:
         return bridge.log_odds(fields, couplings, visible, three_body)
     limits = torch.finfo(fields.dtype)
-    up = bridge(fields, couplings, visible, three_body).clamp(limits.tiny**0.75, 1 - limits.eps)
+    up = bridge(fields, couplings, visible, three_body, seed).clamp(limits.tiny**0.75, 1 - limits.eps)
     return up.log() - (-up).log1p()
 
 

@@ -83,7 +83,7 @@ class BoltzmannPooling(CoupledHeads):
             raise ArgumentError("x", f"expected at most window = {self.window} positions, got {x.shape[1]}.")
         fields, J = self.heads.scores(x), self.couplings(x.shape[1])
         self._recorded = (fields.detach(), J.detach())
-        return self._bridge(fields, J, visible)
+        return self._bridge(fields, J, visible, seed=self._fixed_seed)
 
     def couplings(self, length: int | None = None) -> Tensor:
         """Symmetric J over the first ``length`` positions, [H, T, T]."""

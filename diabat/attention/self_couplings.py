@@ -16,6 +16,7 @@ s_i s is a read of the clamped law, and the covariances of the same reads give t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,9 +27,12 @@ from diabat.attention.bridge import GradientBridge
 from diabat.attention.compiled import outside_graph
 from diabat.ising import Ising, without_autocast
 from diabat.samplers.answers import Samples
+from diabat.samplers.seeds import torch_seed
 
 
-def self_probabilities(bridge: GradientBridge, couplings: Tensor, visible: Tensor, *, last: bool) -> Tensor:
+def self_probabilities(
+    bridge: GradientBridge, couplings: Tensor, visible: Tensor, *, last: bool, seed: int | None = None
+) -> Tensor:
     """Compute P(s_j = +1 | s_own = +1) without fields, [H, Q, T] or [B, H, Q, T].
 
     The own spin has 1.  In a row that does not see its own spin every probability is 1/2.
@@ -38,34 +42,45 @@ def self_probabilities(bridge: GradientBridge, couplings: Tensor, visible: Tenso
         couplings: J, [H, 1, T, T].
         visible: bool [Q, T] or [B, 1, Q, T].
         last: The own spin of every row is the last one, instead of spin i in row i.
+        seed: Seed of a bridge that draws; None takes one from torch's global generator.
     """
     draws = bridge.draws and bridge.gradient in ("auto", "covariance")
     if draws and torch.compiler.is_compiling():
         outside: Any = outside_graph(self_probabilities)
-        result: Tensor = outside(bridge, couplings, visible, last=last)
+        result: Tensor = outside(bridge, couplings, visible, last=last, seed=seed)
         return result
-    spins = couplings.shape[-1]
+    spins, solved = couplings.shape[-1], partial(_solved, bridge, couplings, draws=draws, seed=seed)
     if not last:
-        return _solved(bridge, couplings, visible, torch.arange(spins, device=visible.device), draws)
+        return solved(visible, torch.arange(spins, device=visible.device))
     if torch.compiler.is_compiling():  # the number of distinct rows depends on the data
         own = torch.full((visible.shape[-2],), spins - 1, device=visible.device)
-        return _solved(bridge, couplings, visible, own, draws)
+        return solved(visible, own)
     rows, index = torch.unique(visible.reshape(-1, spins), dim=0, return_inverse=True)
     own = torch.full((len(rows),), spins - 1, device=visible.device)
-    found = _solved(bridge, couplings, rows, own, draws)  # [H, P, T]
+    found = solved(rows, own)  # [H, P, T]
     found = found[:, index.reshape(visible.shape[:-1])]  # [H, Q, T] or [H, B, 1, Q, T]
     return found if visible.ndim == 2 else found[:, :, 0].transpose(0, 1)
 
 
-def _solved(bridge: GradientBridge, couplings: Tensor, visible: Tensor, own: Tensor, draws: bool) -> Tensor:
+def _solved(
+    bridge: GradientBridge,
+    couplings: Tensor,
+    visible: Tensor,
+    own: Tensor,
+    *,
+    draws: bool,
+    seed: int | None,
+) -> Tensor:
     """The probabilities for own spins ``own``, int64 [P], of rows [P, T] or [B, 1, P, T]."""
     is_own = torch.nn.functional.one_hot(own, couplings.shape[-1]).bool()  # [P, T]
     with_own = (visible & is_own).any(-1, keepdim=True)
     if draws:
-        found = _sampled(bridge, couplings, visible, own, with_own)
+        reads = bridge.num_reads or bridge.sampler.num_reads
+        call = _Call(bridge, reads, torch_seed(seed), visible, own, with_own)
+        found, *_ = _FromReads.apply(couplings, call)
     else:
         fields = couplings[:, 0, own] * with_own  # [H, P, T] or [B, H, P, T]
-        found = bridge(fields, couplings, visible & ~is_own)
+        found = bridge(fields, couplings, visible & ~is_own, seed=seed)
     return found.masked_fill(visible & is_own, 1)
 
 
@@ -79,17 +94,6 @@ class _Call:
     visible: Tensor
     own: Tensor
     with_own: Tensor
-
-
-def _sampled(
-    bridge: GradientBridge, couplings: Tensor, visible: Tensor, own: Tensor, with_own: Tensor
-) -> Tensor:
-    # The seed comes from torch's global generator, as that of every layer.
-    seed, reads = int(torch.randint(2**31, ())), bridge.num_reads or bridge.sampler.num_reads
-    call = _Call(bridge, reads, seed, visible, own, with_own)
-    found: Any = _FromReads.apply(couplings, call)
-    probability: Tensor = found[0]
-    return probability
 
 
 class _FromReads(torch.autograd.Function):

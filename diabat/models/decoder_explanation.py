@@ -135,7 +135,7 @@ def explain_decoder(
     model.eval()
     attention, logits = _forward(model, symbols.to(next(model.parameters()).device))
     reason = reason_without_correlations(layers[0])
-    found = [] if reason is not None else [query_moments(layer, position, seed=_seed()) for layer in layers]
+    found = [] if reason is not None else [query_moments(layer, position) for layer in layers]
     model.train(was_training)
     return DecoderExplanation(
         mode=model.options.mode,
@@ -172,11 +172,6 @@ def _visible_keys(layer: BoltzmannAttention, length: int) -> Tensor:
         return torch.full((length,), length)
     past = torch.arange(1, length + 1)
     return past.clamp(max=layer.window) if layer.relative and layer.far == "none" else past
-
-
-def _seed() -> int:
-    """A seed from torch's global generator, as layers draw theirs."""
-    return int(torch.randint(2**31, ()))
 
 
 def _stacked(of_layers: list[Tensor]) -> Tensor | None:

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import numpy as np
+import torch
 
 from diabat.checks import ArgumentError, is_integer
 
@@ -29,6 +30,11 @@ def draw_seed(seed: int | None) -> int:
     if not is_integer(seed) or not 0 <= seed <= MAX_SEED:
         raise ArgumentError("seed", f"expected an integer between 0 and 2^63 - 1, got {seed!r}.")
     return seed
+
+
+def torch_seed(seed: int | None = None) -> int:
+    """Return the seed itself, or one from torch's global generator, so that restoring its state repeats the draw."""
+    return int(torch.randint(2**31, ())) if seed is None else draw_seed(seed)
 
 
 def child_seed(seed: int, *place: int) -> int:

@@ -15,7 +15,6 @@ from diabat.models.pairs import full_precision
 from diabat.samplers.base import UnsupportedError
 from diabat.tasks.base import Examples
 from diabat.training.errors import TrainingError
-from diabat.training.evaluate import own_random_numbers
 from diabat.training.options import Precision
 from diabat.training.recipe import autocast
 from diabat.training.state import TrainState
@@ -40,11 +39,11 @@ def game_figures(model: Model, split: Examples, *, seed: int, precision: Precisi
         return {}
     was_training, device = model.training, next(model.parameters()).device
     model.eval()
-    with own_random_numbers(model, seed), autocast(precision, device):
+    with autocast(precision, device):
         inputs, _ = split.batch(torch.arange(min(_GAMES, len(split)), device=device))
         states, hidden = model.encode(inputs), model.hidden_positions(inputs)
         with full_precision(states):
-            phi, beta, pairs = pooling.estimates(states, hidden)
+            phi, beta, pairs = pooling.estimates(states, hidden, seed=seed)
     model.train(was_training)
     tokens = ~hidden[:, None].expand(phi.value.shape)
     both = tokens[..., :, None] & tokens[..., None, :]

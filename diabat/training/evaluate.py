@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from diabat.attention.layer import IsingLayer
 from diabat.samplers.state import begin_anew
 from diabat.tasks.base import IGNORED, Examples
 from diabat.training.batches import require_within_limits
@@ -23,10 +24,20 @@ _UNEVEN_BATCH = 64
 
 @contextmanager
 def own_random_numbers(model: nn.Module, seed: int) -> Iterator[None]:
-    """Seed torch's generators for the block, and restore their state afterwards."""
+    """Seed torch's generators for the block, and restore their state afterwards.
+
+    In the block layers draw from them in evaluation mode as well, so that batches differ in what is drawn.
+    """
+    layers = [(module, module.eval_seed) for module in model.modules() if isinstance(module, IsingLayer)]
     with torch.random.fork_rng(devices=[device.index for device in cuda_devices(model)]):
         torch.manual_seed(seed)
-        yield
+        try:
+            for layer, _ in layers:
+                layer.eval_seed = None
+            yield
+        finally:
+            for layer, own in layers:
+                layer.eval_seed = own
 
 
 def evaluate(
@@ -45,7 +56,8 @@ def evaluate(
             training mode is unchanged.
         split: Examples on the device of the model.
         batch_size: Examples at a time; None takes 512, or 64 if they are of different length.
-        seed: Seed of sampling backends.  The random state of a training is unchanged by evaluations.
+        seed: Seed of what layers draw, in place of their ``eval_seed``.  The random state of a training is unchanged by
+            evaluations.
         precision: Precision of the forward passes.
         processes: The processes that share the work; None for this process alone.
     """

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from typer.testing import CliRunner, Result
 
 from diabat.attention.neurogame import NeuroGameAttention
@@ -176,13 +177,13 @@ def test_explanation_and_prediction_share_their_coalitions(
     trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[int] = []
-    draw = NeuroGameAttention._seed
+    indices = NeuroGameAttention._indices
 
-    def recording(self: NeuroGameAttention, seed: int | None) -> int:
-        drawn.append(draw(self, seed))
-        return drawn[-1]
+    def recording(self: NeuroGameAttention, V: Tensor, players: Tensor, seed: int, diagnostics: bool) -> Any:
+        drawn.append(seed)
+        return indices(self, V, players, seed, diagnostics)
 
-    monkeypatch.setattr(NeuroGameAttention, "_seed", recording)
+    monkeypatch.setattr(NeuroGameAttention, "_indices", recording)
     for _ in range(2):
         explain_run(trained, "a dog is playing", "the dog is not playing")
     assert len(drawn) == 4
