@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
 from numba.core import types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic as _intrinsic
 from numba.extending import models, register_model
 
@@ -256,10 +256,9 @@ fnma = _ternary("fnma", lambda builder, a, b, c: _sub(builder, c, _mul(builder, 
 
 
 def _fuses() -> bool:
-    """Whether the processor has fused multiply-adds."""
-    return platform.machine().lower() in ("aarch64", "arm64") or bool(
-        get_host_cpu_features().get("fma", False)
-    )
+    """Whether the processor that numba compiles for has fused multiply-adds."""
+    _, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return platform.machine().lower() in ("aarch64", "arm64") or "+fma" in features.split(",")
 
 
 _FUSES = _fuses()
