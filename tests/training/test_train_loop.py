@@ -220,12 +220,17 @@ def test_a_signal_saves_and_prints_how_to_continue(tmp_path: Path, number: signa
         if len(calls) == 5:
             os.kill(os.getpid(), number)
 
-    before = signal.getsignal(number)
+    before = signal.signal(
+        number, signal.default_int_handler
+    )  # shells ignore SIGINT for jobs in the background
     handle = model.head.register_forward_hook(interrupt)
-    with pytest.raises(TrainingInterrupted, match=r"interrupted after step \d+; .*resume=True"):
-        tiny_train(tmp_path / "run", model=model, task=task, checkpoint_every=100)
+    try:
+        with pytest.raises(TrainingInterrupted, match=r"interrupted after step \d+; .*resume=True"):
+            tiny_train(tmp_path / "run", model=model, task=task, checkpoint_every=100)
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, before)
     handle.remove()
-    assert signal.getsignal(number) is before
     tiny_train(tmp_path / "run", resume=True, checkpoint_every=100)
     assert_same_run(tmp_path / "run", tmp_path / "straight")
 
