@@ -25,9 +25,7 @@ _SHOWN_STATES = 20
 
 ProblemArgument = Annotated[
     Path,
-    typer.Argument(
-        metavar="PROBLEM", help="dimod JSON, dimod's binary file, COO text, or YAML; - reads standard input."
-    ),
+    typer.Argument(metavar="PROBLEM", help="dimod JSON, COO text, or YAML; - reads standard input."),
 ]
 OverridesArgument = Annotated[
     list[str] | None,

@@ -1,4 +1,4 @@
-"""Read one Ising problem from a file, or write it: dimod JSON, dimod's binary file, COO text, or a small YAML.
+"""Read one Ising problem from a file, or write it: dimod JSON, COO text, or a small YAML.
 
 dimod problems are energies to be minimised; they become probabilities through
 :func:`diabat.ising.from_bqm`, where the sign flips.  The YAML format is diabat's own, see
@@ -19,7 +19,7 @@ from diabat.config.errors import ConfigError
 from diabat.config.yaml_files import parse_yaml
 from diabat.files import read_file
 from diabat.ising import Ising, from_bqm
-from diabat.problem_files.dimod_formats import COO_HEADER, DIMOD_MAGIC, binary_bqm, coo_bqm, json_bqm
+from diabat.problem_files.dimod_formats import COO_HEADER, coo_bqm, json_bqm
 from diabat.problem_files.writing import write_problem
 from diabat.problem_files.yaml_format import yaml_problem
 
@@ -60,7 +60,9 @@ def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
     try:
         return _parse(data, str(path), beta)
     except UnicodeDecodeError as error:
-        raise ProblemFileError(f"'{path}': neither text nor a dimod file.") from error
+        raise ProblemFileError(
+            f"'{path}': expected text (dimod JSON, COO or YAML), got other bytes."
+        ) from error
     except ConfigError as error:
         raise ProblemFileError(str(error)) from error
     except ArgumentError as error:
@@ -88,20 +90,17 @@ def _read_piped() -> bytes:
 
 def _parse(data: bytes, name: str, beta: float | None) -> Problem:
     """Read the content of a file, whose refusals name the place in it."""
-    if data.startswith(DIMOD_MAGIC):
-        bqm = binary_bqm(data)
+    text = data.decode("utf-8-sig")
+    first = next((s for line in text.splitlines() if (s := line.strip())), "")
+    if not first:
+        raise ArgumentError("the file is empty")
+    if first.startswith("{"):
+        bqm = json_bqm(text)
+    elif COO_HEADER.match(first) or re.match(r"\d+[ \t]+\d+[ \t]", first):
+        bqm = coo_bqm(text)
     else:
-        text = data.decode("utf-8-sig")
-        first = next((s for line in text.splitlines() if (s := line.strip())), "")
-        if not first:
-            raise ArgumentError("the file is empty")
-        if first.startswith("{"):
-            bqm = json_bqm(text)
-        elif COO_HEADER.match(first) or re.match(r"\d+[ \t]+\d+[ \t]", first):
-            bqm = coo_bqm(text)
-        else:
-            ising = yaml_problem(parse_yaml(text, f"'{name}'"), beta)
-            return Problem(ising, list(range(ising.num_spins)))
+        ising = yaml_problem(parse_yaml(text, f"'{name}'"), beta)
+        return Problem(ising, list(range(ising.num_spins)))
     if bqm is None or not bqm.num_variables:
         raise ArgumentError("the model has no variables")
     ising, labels = from_bqm(bqm, beta=1.0 if beta is None else beta)

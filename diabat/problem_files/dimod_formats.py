@@ -1,4 +1,4 @@
-"""The three file formats of dimod's BinaryQuadraticModel, read more strictly than dimod reads them."""
+"""The two text formats of dimod's BinaryQuadraticModel, read more strictly than dimod reads them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from diabat.checks import ArgumentError
 from diabat.files import parse_json
 
-DIMOD_MAGIC = b"DIMODBQM"
 COO_HEADER = re.compile(r"#.*?\bvartype[:=][ \t]*([A-Za-z]+)")
 _SCHEMAS = ("2.0.0", "3.0.0")
 """Versions of dimod's JSON that hold numbers, not bytes, and mean the same."""
@@ -21,56 +20,6 @@ _LINE = re.compile(
     re.IGNORECASE,
 )
 _NO_HEADER = "expected the header '# vartype=SPIN' or '# vartype=BINARY' before the biases"
-
-
-def binary_bqm(data: bytes) -> Any:
-    """Read what ``BinaryQuadraticModel.to_file`` wrote.
-
-    Raises:
-        ArgumentError: If the file is truncated or corrupt.
-    """
-    import dimod
-
-    try:
-        _check_indices(data)
-        return dimod.BinaryQuadraticModel.from_file(data)
-    except Exception as error:  # dimod raises a different type at each place where the bytes may end
-        raise ArgumentError("a truncated or corrupt dimod file") from error
-
-
-def _check_indices(data: bytes) -> None:
-    """Refuse neighbours that do not fit together: dimod writes where they point to, outside its memory as well.
-
-    The layout is that of ``BinaryQuadraticModel.to_file``: header, offset, (first neighbour, bias) of every variable,
-    and (neighbour, bias) of all of them, each interaction from both its sides.
-    """
-    import numpy as np
-
-    start = 14 + int.from_bytes(data[10:14], "little")
-    header = parse_json(data[14:start])
-    n, interactions = header["shape"]
-    bias, index, first = (np.dtype(header[name]) for name in ("dtype", "itype", "ntype"))
-    if n == 0:
-        return
-    linear = np.frombuffer(data, [("first", first), ("bias", bias)], n, start + bias.itemsize)
-    pairs = np.frombuffer(
-        data, [("other", index), ("bias", bias)], 2 * interactions, start + bias.itemsize + linear.nbytes
-    )
-    ends = np.append(linear["first"], 2 * interactions).astype(np.int64)
-    if ends[0] != 0 or (np.diff(ends) < 0).any():
-        raise ArgumentError("neighbours that are counted wrongly")
-    rows, columns = np.repeat(np.arange(n), np.diff(ends)), pairs["other"].astype(np.int64)
-    # Row by row in ascending order, the mirrored list sorted in the same way is the list itself.
-    mirrored = np.lexsort((rows, columns))
-    sound = (
-        ((columns >= 0) & (columns < n) & (columns != rows)).all()
-        and (np.diff(rows * n + columns) > 0).all()
-        and (columns[mirrored] == rows).all()
-        and (rows[mirrored] == columns).all()
-        and (pairs["bias"][mirrored] == pairs["bias"]).all()
-    )
-    if not sound:
-        raise ArgumentError("neighbours that do not fit together")
 
 
 def json_bqm(text: str) -> Any:

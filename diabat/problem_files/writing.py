@@ -10,13 +10,13 @@ from diabat.checks import ArgumentError, is_integer
 from diabat.files import replace_file
 from diabat.ising import Ising, coupled_pairs, to_bqm, to_minimised, triple_indices
 
-_SUFFIXES = (".json", ".bqm", ".coo", ".yaml", ".yml")
+_SUFFIXES = (".json", ".coo", ".yaml", ".yml")
 
 
 def write_problem(path: str | Path, ising: Ising, labels: list[Hashable] | None = None) -> None:
     """Write one problem; the suffix of the path names the format, and every number is read back exactly.
 
-    ``.json`` is dimod's JSON, ``.bqm`` its binary file, ``.coo`` COO text, all three with the biases that dimod
+    ``.json`` is dimod's JSON, ``.coo`` COO text, both with the biases that dimod
     minimises at beta = 1; ``.yaml`` is diabat's own format, with the sign of the law, and the only one for three-body
     terms and invisible spins.  The file is replaced as a whole.
 
@@ -42,12 +42,7 @@ def write_problem(path: str | Path, ising: Ising, labels: list[Hashable] | None 
     elif suffix == ".coo":
         content = "".join(_coo(ising, labels)).encode()
     else:
-        bqm = to_bqm(ising, labels)
-        if suffix == ".json":
-            content = json.dumps(bqm.to_serializable()).encode()
-        else:
-            with bqm.to_file() as file:
-                content = file.read()
+        content = json.dumps(to_bqm(ising, labels).to_serializable()).encode()
     replace_file(path, content)
 
 
@@ -55,9 +50,7 @@ def _coo(ising: Ising, labels: list[Hashable] | None) -> Iterator[str]:
     names = list(to_bqm(ising, labels).variables)  # checked there
     if any(not is_integer(name) or name < 0 for name in names):
         wrong = next(name for name in names if not is_integer(name) or name < 0)
-        raise ArgumentError(
-            "labels", f"expected integers >= 0 for COO text, got {wrong!r}; use .json or .bqm."
-        )
+        raise ArgumentError("labels", f"expected integers >= 0 for COO text, got {wrong!r}; use .json.")
     yield "# vartype=SPIN\n"
     for name, bias in zip(names, to_minimised(ising.fields).tolist(), strict=True):
         yield f"{name} {name} {bias!r}\n"
@@ -68,9 +61,7 @@ def _coo(ising: Ising, labels: list[Hashable] | None) -> Iterator[str]:
 
 def _yaml(ising: Ising, labels: list[Hashable] | None) -> Iterator[str]:
     if labels is not None and list(labels) != list(range(ising.num_spins)):
-        raise ArgumentError(
-            "labels", "expected None or 0 .. n - 1 for YAML, got other names; use .json or .bqm."
-        )
+        raise ArgumentError("labels", "expected None or 0 .. n - 1 for YAML, got other names; use .json.")
     yield f"fields: {json.dumps(ising.fields.detach().double().tolist())}\n"
     pairs, values = coupled_pairs(ising)
     yield "couplings:" + (" []\n" if not len(values) else "\n")

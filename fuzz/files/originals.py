@@ -40,7 +40,6 @@ def problems() -> dict[str, tuple[bytes, ...]]:
         "yaml": tuple(text.encode() for text in YAML),
         "coo": tuple(text.encode() for text in COO),
         "json": tuple(json.dumps(model.to_serializable()).encode() for model in models),
-        "binary": tuple(model.to_file().read() for model in models),
     }
 
 
