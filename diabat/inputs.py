@@ -37,9 +37,11 @@ def as_fields(value: Any) -> Any:
 
 
 def as_interaction(name: str, value: Any, fields: Tensor) -> Any:
-    """Convert couplings to the dtype of the fields; a float32 or float64 tensor is unchanged, and checked later."""
+    """Convert J, K or an offset to the dtype of the fields; a float32 or float64 tensor is unchanged, checked later."""
     if isinstance(value, Tensor):
         return _widened(value, fields.dtype)
+    if name == "offset" and is_number(value):
+        return torch.tensor(float(value), dtype=fields.dtype, device=fields.device)
     if isinstance(value, np.ndarray | list | tuple):
         return _numbers(name, _array(name, value), fields.dtype, fields.device)
     return value

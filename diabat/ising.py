@@ -2,9 +2,10 @@ r"""The problem every sampler solves: an Ising model with fields, couplings and 
 
 Law (temperature folded into the parameters):
 
-    P(s) ∝ exp( Σ_j h_j s_j + Σ_{j<k} J_jk s_j s_k + Σ_{j<k<l} K_jkl s_j s_k s_l ),   s_j ∈ {-1, +1}
+    P(s) ∝ exp( c + Σ_j h_j s_j + Σ_{j<k} J_jk s_j s_k + Σ_{j<k<l} K_jkl s_j s_k s_l ),   s_j ∈ {-1, +1}
 
-+1 means attend / in the coalition / active.  ``energy = -(exponent)``.  dimod and D-Wave minimise
++1 means attend / in the coalition / active.  ``energy = -(exponent)``; the offset c, usually 0, only moves energies
+and log Z.  dimod and D-Wave minimise
 +Σ h s + Σ J s s; that sign is flipped in :func:`from_bqm` and :func:`to_bqm`, and nowhere else.
 """
 
@@ -27,6 +28,7 @@ from diabat.ising_checks import (
     check_edges,
     check_fields,
     check_interaction,
+    check_offset,
     check_spins,
     check_visible,
 )
@@ -63,8 +65,12 @@ class Ising:
             probability of +1 is reported as 0.  None means every spin is visible.
         three_body: K, same dtype, [*lead, n, n, n], invariant under every permutation of its last three
             indices and zero where two of them coincide.  None means K = 0.
+        offset: c, a constant of the exponent: a number, or same dtype, broadcastable to [*batch].  None means c = 0.
         check: Convert, and validate shapes, dtypes, finiteness and symmetry.  Callers that build J symmetric by
             construction may pass False to save the work.
+
+    Attributes:
+        clamped: Values ±1 of the spins that :meth:`clamp` fixed, 0 for all others, int8 [*batch, n]; None if none is.
 
     Raises:
         IsingError: If an argument has the wrong type, shape, dtype or device, is not finite, or if J or K is
@@ -76,7 +82,9 @@ class Ising:
     edges: Edges | None
     visible: Tensor | None
     three_body: Tensor | None
+    offset: Tensor | None
     check: bool
+    clamped: Tensor | None = None
 
     def __init__(
         self,
@@ -84,13 +92,20 @@ class Ising:
         couplings: Values | Edges | None = None,
         visible: Values | None = None,
         three_body: Values | None = None,
+        offset: Values | float | None = None,
         check: bool = True,
     ) -> None:
         sparse = isinstance(couplings, Tensor) and couplings.layout != torch.strided
         edges = couplings if isinstance(couplings, Edges) else None
         matrix = None if sparse or edges is not None else couplings
         vars(self).update(
-            fields=fields, matrix=matrix, edges=edges, visible=visible, three_body=three_body, check=check
+            fields=fields,
+            matrix=matrix,
+            edges=edges,
+            visible=visible,
+            three_body=three_body,
+            offset=offset,
+            check=check,
         )
         if check:
             self._convert()
@@ -102,6 +117,7 @@ class Ising:
             check_edges(self.edges, self.fields)
             check_interaction("three_body", self.three_body, self.fields, order=3)
             check_visible(self.visible, self.fields)
+            check_offset(self.offset, self.fields)
 
     def _hold_edges(self, couplings: Any) -> None:
         """Hold edges, or a sparse tensor as edges, in the dtype of the fields."""
@@ -117,6 +133,7 @@ class Ising:
             _is_known(self.fields)
             and _is_known(self.matrix)
             and _is_known(self.three_body)
+            and _is_known(self.offset)
             and (self.visible is None or isinstance(self.visible, Tensor))
         ):
             return
@@ -125,8 +142,9 @@ class Ising:
         fields = as_fields(self.fields)
         object.__setattr__(self, "fields", fields)
         if isinstance(fields, Tensor):
-            for name, order in (("matrix", "couplings"), ("three_body", "three_body")):
-                object.__setattr__(self, name, as_interaction(order, getattr(self, name), fields))
+            for name in ("matrix", "three_body", "offset"):
+                called = "couplings" if name == "matrix" else name
+                object.__setattr__(self, name, as_interaction(called, getattr(self, name), fields))
             object.__setattr__(self, "visible", as_visible(self.visible, fields))
 
     @classmethod
@@ -181,7 +199,13 @@ class Ising:
         """
         if self.edges is None:
             return self
-        return Ising(self.fields, self.couplings, self.visible, self.three_body, check=False)
+        return self._replaced(matrix=self.couplings, edges=None, check=False)
+
+    def without_constants(self) -> Ising:
+        """Return the problem as backends solve it: no offset, and clamped spins only invisible; itself if it is so."""
+        if self.offset is None and self.clamped is None:
+            return self
+        return self._replaced(offset=None, clamped=None)
 
     @property
     def num_spins(self) -> int:
@@ -234,7 +258,7 @@ class Ising:
         return torch.einsum("...jk,...k->...j", self.matrix, spins)
 
     def energy(self, spins: Tensor) -> Tensor:
-        """Energy E(s) = -(Σ h s + Σ_{j<k} J s s + Σ_{j<k<l} K s s s) over the visible spins.
+        """Energy E(s) = -(c + Σ h s + Σ_{j<k} J s s + Σ_{j<k<l} K s s s) over the visible spins.
 
         Args:
             spins: ±1 of any dtype, [*sample, *batch, n].
@@ -258,18 +282,19 @@ class Ising:
             exponent = exponent + torch.einsum("...jk,...j,...k->...", self.matrix, s, s) / 2
         if self.three_body is not None:
             exponent = exponent + torch.einsum("...jkl,...j,...k,...l->...", self.three_body, s, s, s) / 6
+        if self.offset is not None:
+            exponent = exponent + self.offset
         return -exponent
 
     def clamp(self, spins: Tensor) -> Ising:
         """Return the problem of the free spins, P(s_free | s_clamped), with the other spins fixed at given values.
 
-        Clamped spins c become invisible; their terms go into h and J of the free spins:
+        The terms of clamped spins go into h, J and the offset of the free spins:
 
             h'_j = h_j + Σ_c J_jc s_c + Σ_{c<d} K_jcd s_c s_d,        J'_jk = J_jk + Σ_c K_jkc s_c
 
-        Energies of the clamped problem lack the constant ``ising.energy(spins)`` (0 stands for a free spin):
-        E(s) = E'(s) + ising.energy(spins) for every s that agrees with ``spins``, and its log Z is
-        log Σ_{s_free} exp(-E(s)) + ising.energy(spins).
+        so that E'(s) = E(s) for every s that agrees with ``spins``, and log Z is that of these states.  Backends see
+        clamped spins as invisible; reads, probabilities and correlations show them at their values.
 
         Args:
             spins: -1 and +1 where a spin is clamped, 0 where it is free; int8 or float, broadcast against the
@@ -293,12 +318,16 @@ class Ising:
             response = torch.einsum("...jkl,...l->...jk", self.three_body, held)
             fields = fields + torch.einsum("...jk,...k->...j", response, held) / 2
             couplings = response if couplings is None else couplings + response
-        free = visible & (spins.to(visible.device) == 0)
-        return Ising(fields, couplings, free, self.three_body, check=False)
+        values = held.to(torch.int8).expand(shape)
+        clamped = values if self.clamped is None else torch.where(visible, values, self.clamped)
+        free = Ising(
+            fields, couplings, visible & (held == 0), self.three_body, -self.energy(held), check=False
+        )
+        return free._replaced(clamped=clamped)
 
     def detach(self) -> Ising:
         """Return the same problem detached from the autograd graph; the problem itself if it has no graph."""
-        for term in self._terms():
+        for term in (*self._terms(), self.offset):
             if term is not None and term.requires_grad:
                 return self._mapped(Tensor.detach, self.visible)
         return self
@@ -308,21 +337,28 @@ class Ising:
         return self.fields, self.matrix, None if self.edges is None else self.edges.values, self.three_body
 
     def _mapped(self, convert: Callable[[Tensor], Tensor], visible: Tensor | None) -> Ising:
-        """The problem with h, J and K converted; the problem itself if nothing changes."""
-        h, J, K = (None if t is None else convert(t) for t in (self.fields, self.matrix, self.three_body))
-        edges = None if self.edges is None else self.edges.mapped(convert)
-        found = (h, J, edges, visible, K)
-        before = (self.fields, self.matrix, self.edges, self.visible, self.three_body)
-        if all(a is b for a, b in zip(found, before, strict=True)):
+        """The problem with h, J, K and the offset converted; the problem itself if nothing changes."""
+        names = ("fields", "matrix", "three_body", "offset")
+        found: dict[str, Any] = {
+            name: None if (t := getattr(self, name)) is None else convert(t) for name in names
+        }
+        found |= {"edges": None if self.edges is None else self.edges.mapped(convert), "visible": visible}
+        if all(value is getattr(self, name) for name, value in found.items()):
             return self
-        assert h is not None
-        return Ising(h, J if edges is None else edges, visible, K, check=False)
+        clamped = None if self.clamped is None else self.clamped.to(found["fields"].device)
+        return self._replaced(**found, clamped=clamped, check=False)
+
+    def _replaced(self, **changes: Any) -> Ising:
+        """The same problem with other attributes, without checks."""
+        made = object.__new__(type(self))
+        vars(made).update(vars(self), **changes)
+        return made
 
     def to(self, *args: Any, **keywords: Any) -> Ising:
         """Move and convert as ``Tensor.to`` does: ``to(device)``, ``to(dtype)``, ``to(device, dtype)``, ``to(other)``.
 
         Returns:
-            The problem with h, J and K converted differentiably, and its mask on the device of the fields; the problem
+            The converted problem, differentiably, with its mask on the device of the fields; the problem
             itself if nothing changes.
 
         Raises:
@@ -401,7 +437,9 @@ def triple_indices(n: int, device: torch.device | str = "cpu") -> tuple[Tensor, 
 def from_bqm(
     bqm: Any, *, beta: float = 1.0, dtype: torch.dtype = torch.float64
 ) -> tuple[Ising, list[Hashable]]:
-    """Convert a dimod BinaryQuadraticModel, whose energy is minimised, into h = -beta·h_bqm, J = -beta·J_bqm.
+    """Convert a dimod BinaryQuadraticModel E, which is minimised, into h = -beta·h_bqm, J = -beta·J_bqm, with offset.
+
+    ``energy`` of the problem is beta·E, and the law is P ∝ exp(-beta·E) with its full log Z.
 
     Args:
         bqm: Any dimod BQM; a BINARY one is converted to SPIN.
@@ -421,11 +459,12 @@ def from_bqm(
         raise IsingError("bqm", f"expected a dimod.BinaryQuadraticModel, got {type(bqm).__name__}.")
     spin = bqm.change_vartype("SPIN", inplace=False)
     labels = list(spin.variables)
-    linear, (rows, columns, biases), _ = spin.to_numpy_vectors(variable_order=labels)
+    linear, (rows, columns, biases), offset = spin.to_numpy_vectors(variable_order=labels)
     fields = torch.tensor(-beta * linear.astype(float), dtype=dtype)
     pairs = torch.tensor(np.stack((rows, columns), axis=1), dtype=torch.int64)
     edges = Edges(pairs, torch.tensor(-beta * biases.astype(float), dtype=dtype))
-    return Ising(fields, best_form(edges, len(labels))), labels
+    constant = torch.tensor(-beta * offset, dtype=dtype) if offset else None
+    return Ising(fields, best_form(edges, len(labels)), offset=constant), labels
 
 
 def to_minimised(values: Tensor, beta: float = 1.0) -> Tensor:
@@ -458,7 +497,7 @@ def to_bqm(ising: Ising, labels: list[Hashable] | None = None) -> Any:
     return dimod.BinaryQuadraticModel.from_numpy_vectors(
         -_array(ising.fields),
         (pairs[:, 0], pairs[:, 1], -values),
-        0.0,
+        0.0 if ising.offset is None else -float(ising.offset),
         "SPIN",
         variable_order=names,
     )

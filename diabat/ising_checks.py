@@ -86,12 +86,7 @@ def check_interaction(name: str, value: Any, fields: Tensor, *, order: int) -> N
         return
     _check_tensor(name, value)
     n, batch = fields.shape[-1], fields.shape[:-1]
-    if value.dtype != fields.dtype or value.device != fields.device:
-        raise IsingError(
-            name,
-            f"expected dtype {fields.dtype} on {fields.device} as in fields, "
-            f"got {value.dtype} on {value.device}.",
-        )
+    _check_like(name, value, fields)
     if value.ndim < order or tuple(value.shape[-order:]) != (n,) * order:
         raise IsingError(
             name, f"expected shape [*lead, {', '.join('n' * order)}] with n = {n}, got {list(value.shape)}."
@@ -136,6 +131,15 @@ def check_edges(edges: Edges | None, fields: Tensor) -> None:
             "couplings",
             f"expected every pair of spins once, got {pairs[first].tolist()} at edge {first} and "
             f"{pairs[second].tolist()} at edge {second}; add their values, or give one direction only.",
+        )
+
+
+def _check_like(name: str, value: Tensor, fields: Tensor) -> None:
+    if value.dtype != fields.dtype or value.device != fields.device:
+        raise IsingError(
+            name,
+            f"expected dtype {fields.dtype} on {fields.device} as in fields, "
+            f"got {value.dtype} on {value.device}.",
         )
 
 
@@ -215,6 +219,16 @@ def check_visible(visible: Any, fields: Tensor) -> None:
         raise IsingError(
             "visible", f"expected a shape that broadcasts to {list(fields.shape)}, got {list(visible.shape)}."
         )
+
+
+def check_offset(offset: Any, fields: Tensor) -> None:
+    """Raise IsingError unless an offset fits the batch and is finite."""
+    if offset is None:
+        return
+    _check_tensor("offset", offset, "a number or a tensor")
+    _check_like("offset", offset, fields)
+    _check_lead("offset", offset.shape, fields.shape[:-1])
+    check_finite("offset", offset)
 
 
 def check_size(ising: Ising, limit: float) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import diabat
 from diabat.ising import Ising, IsingError, from_bqm, pack_couplings, pack_three_body, to_bqm, triple_indices
 from diabat.testing import brute_force, state_table
 from diabat.testing.problems import make_problem, with_visible
@@ -122,16 +123,54 @@ def test_positive_bias_of_a_bqm_pushes_the_spin_down() -> None:
     assert float(ising.couplings[0, 1]) == 0.5
 
 
-def test_binary_bqm_has_the_same_energies_up_to_its_offset() -> None:
-    bqm = dimod.BinaryQuadraticModel({0: 1.0, 1: -2.0, 2: 0.5}, {(0, 1): 3.0, (1, 2): -1.0}, 0.0, "BINARY")
-    ising, labels = from_bqm(bqm, dtype=torch.float32)
-    assert ising.fields.dtype == torch.float32
-    gaps = [
-        float(ising.energy(torch.tensor(spins)))
-        - bqm.energy({v: (s + 1) // 2 for v, s in zip(labels, spins, strict=True)})
-        for spins in itertools.product((-1, 1), repeat=3)
-    ]
-    assert gaps == pytest.approx([gaps[0]] * 8, abs=1e-6)
+@pytest.mark.parametrize("vartype", ["SPIN", "BINARY"])
+def test_the_offset_of_a_bqm_moves_energies_and_log_z(vartype: str) -> None:
+    """Energies are those of dimod, log Z is log Σ exp(-beta E), and the offset comes back."""
+    bqm = dimod.BinaryQuadraticModel({0: 1.0, 1: -2.0, 2: 0.5}, {(0, 1): 3.0, (1, 2): -1.0}, -4.0, vartype)
+    ising, labels = from_bqm(bqm, beta=0.7)
+    energies = []
+    for spins in itertools.product((-1, 1), repeat=3):
+        values = spins if vartype == "SPIN" else [(s + 1) // 2 for s in spins]
+        energies.append(bqm.energy(dict(zip(labels, values, strict=True))))
+        assert float(ising.energy(torch.tensor(spins))) == pytest.approx(0.7 * energies[-1], abs=1e-12)
+    log_z = math.log(sum(math.exp(-0.7 * energy) for energy in energies))
+    for backend in ("exact", "banded"):
+        assert diabat.sampler(backend).moments(ising).log_partition == pytest.approx(log_z, abs=1e-12)
+    back = to_bqm(from_bqm(bqm)[0], labels)
+    assert back.offset == bqm.change_vartype("SPIN", inplace=False).offset
+
+
+def test_offsets_are_broadcast_converted_and_differentiable() -> None:
+    """One per problem, or one for the batch; log Z and -E have the derivative 1."""
+    base = make_problem((2, 3), 4, seed=26)
+    offset = torch.tensor([[1.0], [-2.0]], dtype=F64, requires_grad=True)
+    ising = Ising(base.fields, base.couplings, offset=offset)
+    spins = torch.ones(4)
+    assert torch.allclose(ising.energy(spins), base.energy(spins) - offset)
+    moved, plain = (diabat.sampler("exact").moments(x) for x in (ising, base))
+    assert torch.equal(moved.probability, plain.probability)
+    assert moved.log_partition is not None
+    assert plain.log_partition is not None
+    assert torch.allclose(moved.log_partition, plain.log_partition + offset)
+    (gradient,) = torch.autograd.grad(moved.log_partition.sum(), offset)
+    assert gradient.tolist() == [[3.0], [3.0]]
+    for other, dtype in ((ising.detach(), F64), (ising.detach().to(torch.float32), torch.float32)):
+        torch.testing.assert_close(other.offset, offset.detach().to(dtype))
+    assert Ising([0.5, 1.0], offset=2).offset == 2
+
+
+@pytest.mark.parametrize(
+    ("offset", "message"),
+    [
+        (torch.zeros(3), r"offset: expected leading dimensions that broadcast to the batch \[2\], got \[3\]"),
+        (math.inf, "offset: expected finite values, got inf"),
+        ("1", "offset: expected a number or a tensor, got str"),
+        (torch.zeros(2, dtype=F64), "offset: expected dtype torch.float32 on cpu as in fields"),
+    ],
+)
+def test_bad_offsets_are_refused(offset: Any, message: str) -> None:
+    with pytest.raises(IsingError, match=message):
+        Ising(torch.zeros(2, 3), offset=offset)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +350,7 @@ def conditional(ising: Ising, spins: Tensor) -> tuple[Tensor, Tensor]:
     exponent = -ising.energy(table.expand(-1, *ising.fields.shape))  # [2^n, *batch]
     agrees = ((spins == 0) | ~ising.visible_mask | (table == spins)).all(-1)
     # Each state was counted once for each value of the invisible spins.
-    copies = (~ising.visible_mask).sum(-1) * math.log(2)
+    copies = (~ising.visible_mask).double().sum(-1) * math.log(2)
     exponent = torch.where(agrees, exponent, -torch.inf)
     law = torch.softmax(exponent, 0)
     return torch.einsum("x...,xj->...j", law, (states > 0).to(F64)), exponent.logsumexp(0) - copies
@@ -328,19 +367,46 @@ def test_clamped_spins_act_as_given(lead: Any, three_body: float, dtype: torch.d
     got = brute_force(clamped)
     free = (spins == 0).expand(2, 3, 5)
     assert torch.equal(clamped.visible_mask, free)
-    assert torch.allclose(got.probability[free], p[free], atol=1e-13)
+    assert torch.allclose(got.probability, p, atol=1e-13)
     assert got.log_partition is not None
-    assert torch.allclose(got.log_partition, log_sum + ising.energy(spins), atol=1e-12)
+    assert torch.allclose(got.log_partition, log_sum, atol=1e-12)
     assert clamped.fields.dtype == F64
 
 
-def test_clamped_energies_lack_the_constant() -> None:
-    ising = make_problem((), 4, seed=22, three_body=0.5)
-    spins = torch.tensor([0, 1, 0, -1])
-    for a, b in itertools.product((-1, 1), repeat=2):
-        state = torch.tensor([a, 1, b, -1])
-        gap = ising.energy(state) - ising.clamp(spins).energy(state)
-        assert float(gap) == pytest.approx(float(ising.energy(spins)), abs=1e-13)
+@pytest.mark.parametrize("backend", ["exact", "banded", "tempering", "dqa", "refine"])
+def test_answers_show_clamped_spins_at_their_values(backend: str) -> None:
+    """Probabilities, correlations, reads, energies and log Z; a spin that was invisible stays so."""
+    base = make_problem((2,), 5, seed=22, three_body=0.5 if backend == "exact" else 0)
+    ising = with_visible(base, torch.tensor([True, True, True, True, False]))
+    clamped = ising.clamp(torch.tensor([0, 1, 0, 0, 1])).clamp(
+        torch.tensor([[0, 0, 0, -1, 0], [0, 0, 0, 1, 0]])
+    )
+    options: dict[str, Any] = {"sampler": "exact"} if backend == "refine" else {}
+    sampler = diabat.sampler(backend, **options)
+    found = sampler.moments(clamped, correlations=True, seed=1)
+    assert found.visible.tolist() == [[True, True, True, True, False]] * 2
+    assert found.probability[:, 1].tolist() == [1, 1]
+    assert found.probability[:, 3].tolist() == [0, 1]
+    assert found.correlation is not None
+    assert torch.equal(found.correlation[:, 1], found.magnetization)
+    assert torch.equal(found.correlation[:, :, 3], found.magnetization * torch.tensor([[-1], [1]]))
+    if found.standard_error is not None:
+        assert found.standard_error[:, [1, 3]].tolist() == [[0, 0]] * 2
+    if backend == "exact":
+        p, log_sum = conditional(ising, torch.tensor([[0, 1, 0, -1, 0], [0, 1, 0, 1, 0]]))
+        assert torch.allclose(found.probability[:, :4], p[:, :4], atol=1e-13)
+        torch.testing.assert_close(found.log_partition, log_sum, atol=1e-12, rtol=0)
+    if sampler.capabilities.samples:
+        drawn = sampler.sample(clamped, 50, seed=1)
+        assert drawn.spins[..., 1].unique().tolist() == [1]
+        assert drawn.spins[:, 0, 3].unique().tolist() == [-1]
+        assert drawn.spins[:, 1, 3].unique().tolist() == [1]
+        assert drawn.spins[..., 4].unique().tolist() == [-1]
+        assert torch.allclose(drawn.energy, ising.energy(drawn.spins), atol=1e-12)
+        averages = sampler.moments(clamped, num_reads=50, seed=1)
+        assert averages.probability[:, 3].tolist() == [0, 1]
+        assert averages.standard_error is not None
+        assert averages.standard_error[:, [1, 3]].tolist() == [[0, 0]] * 2
 
 
 def test_clamping_an_invisible_spin_changes_nothing() -> None:
@@ -353,7 +419,7 @@ def test_clamping_an_invisible_spin_changes_nothing() -> None:
         assert b is not None
         assert torch.equal(a, b)
     p, _ = conditional(ising, torch.tensor([0, 1, -1, 0]))
-    assert torch.allclose(brute_force(one).probability[:, [0, 3]], p[:, [0, 3]], atol=1e-13)
+    assert torch.allclose(brute_force(one).probability[:, [0, 2, 3]], p[:, [0, 2, 3]], atol=1e-13)
 
 
 def test_one_problem_clamped_in_many_ways() -> None:

@@ -18,7 +18,7 @@ def write_problem(path: str | Path, ising: Ising, labels: list[Hashable] | None 
 
     ``.json`` is dimod's JSON, ``.coo`` COO text, both with the biases that dimod
     minimises at beta = 1; ``.yaml`` is diabat's own format, with the sign of the law, and the only one for three-body
-    terms and invisible spins.  The file is replaced as a whole.
+    terms and invisible spins.  COO has no offset.  The file is replaced as a whole.
 
     Args:
         path: The file.
@@ -51,6 +51,10 @@ def _coo(ising: Ising, labels: list[Hashable] | None) -> Iterator[str]:
     if any(not is_integer(name) or name < 0 for name in names):
         wrong = next(name for name in names if not is_integer(name) or name < 0)
         raise ArgumentError("labels", f"expected integers >= 0 for COO text, got {wrong!r}; use .json.")
+    if ising.offset is not None:
+        raise ArgumentError(
+            "offset", f"expected None for COO text, got {float(ising.offset):g}; use .json or .yaml."
+        )
     yield "# vartype=SPIN\n"
     for name, bias in zip(names, to_minimised(ising.fields).tolist(), strict=True):
         yield f"{name} {name} {bias!r}\n"
@@ -72,5 +76,7 @@ def _yaml(ising: Ising, labels: list[Hashable] | None) -> Iterator[str]:
         entries = ising.three_body.detach().double().cpu()[where].tolist()
         triples = zip(*(index.tolist() for index in where), entries, strict=True)
         yield f"three_body: {json.dumps([list(row) for row in triples if row[3]])}\n"
+    if ising.offset is not None:
+        yield f"offset: {float(ising.offset)!r}\n"
     if ising.visible is not None:
         yield f"visible: {json.dumps(ising.visible_mask.tolist())}\n"

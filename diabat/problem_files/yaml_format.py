@@ -1,4 +1,4 @@
-"""A small YAML format for one problem, in the law's own convention P(s) ∝ exp(Σ h s + Σ J s s + Σ K s s s).
+"""A small YAML format for one problem, in the law's own convention P(s) ∝ exp(c + Σ h s + Σ J s s + Σ K s s s).
 
 ::
 
@@ -6,7 +6,8 @@
     couplings: [[0, 1, 0.8], [1, 2, -0.3]]    # [i, j, J_ij]; or the full symmetric matrix
     three_body: [[0, 1, 2, 0.1]]              # optional: [i, j, k, K_ijk]
     visible: [true, true, false]              # optional
-    beta: 1.0                                 # optional, multiplies fields, couplings and three_body
+    offset: 0.0                               # optional: c, which moves energies and log Z
+    beta: 1.0                                 # optional, multiplies all of them
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from diabat.config.errors import shown, unknown_key
 from diabat.edges import Edges, best_form
 from diabat.ising import Ising
 
-_KEYS = ("fields", "couplings", "three_body", "visible", "beta")
+_KEYS = ("fields", "couplings", "three_body", "visible", "offset", "beta")
 
 
 def yaml_problem(document: Any, beta: float | None) -> Ising:
@@ -60,6 +61,7 @@ def yaml_problem(document: Any, beta: float | None) -> Ising:
         None if couplings is None else _couplings(couplings, n, scale),
         _visible(document.get("visible"), n),
         None if three_body is None else scale * _three_body(three_body, n),
+        scale * _number("offset", document.get("offset", 0.0)) or None,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ class Moments:
             (m + 1)/2, so that it keeps its relative precision when the magnetization is -1 to rounding.
         visible: bool [*batch, n].
         correlation: <s_j s_k>, [*batch, n, n], 1 on the diagonal; 0 for invisible spins.  None unless asked.
-        log_partition: log Z of the visible spins, [*batch], where the backend knows it.
+        log_partition: log Z of the visible spins, with the offset, [*batch], where the backend knows it.
         standard_error: Standard error of ``probability``, [*batch, n], for sampled moments.
         num_reads: Number of reads behind sampled moments, None for analytic ones.
         info: Backend, seed, timing and backend-specific facts.
@@ -58,6 +58,26 @@ class Moments:
             return self.probability
         smoothed = (self.num_reads * self.probability + 0.5) / (self.num_reads + 1)
         return torch.where(self.visible, smoothed, 0)
+
+    def with_constants(self, ising: Ising) -> Moments:
+        """Moments of a problem from those of its :meth:`~diabat.Ising.without_constants`: offset and clamped spins."""
+        found = self
+        if ising.offset is not None and self.log_partition is not None:
+            found = found.replaced(log_partition=self.log_partition + ising.offset)
+        if ising.clamped is None:
+            return found
+        value, fixed = ising.clamped.to(self.probability), ising.clamped != 0
+        m = torch.where(fixed, value, self.magnetization)
+        C, error = self.correlation, self.standard_error
+        if C is not None:
+            products = m[..., :, None] * m[..., None, :]
+            C = torch.where(fixed[..., :, None] | fixed[..., None, :], products, C)
+        return found.replaced(
+            probability=torch.where(fixed, (value + 1) / 2, self.probability),
+            visible=self.visible | fixed,
+            correlation=C,
+            standard_error=None if error is None else error.masked_fill(fixed, 0),
+        )
 
 
 class Solution(ABC):
@@ -105,7 +125,7 @@ class Samples:
     """Reads of a batch of Ising models.
 
     Attributes:
-        spins: int8 ±1, [num_reads, *batch, n]; -1 for invisible spins.
+        spins: int8 ±1, [num_reads, *batch, n]; -1 for invisible spins, the value of clamped ones.
         visible: bool [*batch, n].
         log_weights: Log importance weight of each read, [num_reads, *batch], None for equal weights.
         info: Backend, seed, effective beta, timing.
@@ -128,7 +148,7 @@ class Samples:
 
     @property
     def energy(self) -> Tensor:
-        """E(s) = -(Σ h s + Σ J s s + Σ K s s s) of each read, in the dtype of the fields, [num_reads, *batch].
+        """E(s) = -(c + Σ h s + Σ J s s + Σ K s s s) of each read, in the dtype of the fields, [num_reads, *batch].
 
         Raises:
             ValueError: If the samples do not know their problem.
@@ -158,6 +178,19 @@ class Samples:
         lower = energy < reads.energy
         spins = torch.where(lower[..., None], self.tracked, reads.spins)
         return Lowest(spins, torch.where(lower, energy, reads.energy))
+
+    def with_constants(self, ising: Ising) -> Samples:
+        """Reads of a problem from those of its :meth:`~diabat.Ising.without_constants`, which it keeps."""
+        if ising.clamped is None:
+            return replace(self, ising=ising)
+        value, fixed = ising.clamped, ising.clamped != 0
+        return replace(
+            self,
+            spins=torch.where(fixed, value, self.spins),
+            visible=self.visible | fixed,
+            tracked=None if self.tracked is None else torch.where(fixed, value, self.tracked),
+            ising=ising,
+        )
 
     @property
     def weights(self) -> Tensor:

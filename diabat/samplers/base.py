@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import sys
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, final
 
 import torch
@@ -170,9 +170,9 @@ class Sampler(WithOptions, nn.Module, ABC):
         start = preparing.clock()
         held = ising.detach()
         with torch.no_grad(), without_autocast(ising.fields):
-            samples = self._sample(self._taken(held), num_reads, drawn)
+            samples = self._sample(self._taken(held.without_constants()), num_reads, drawn)
         info = {"backend": self.name, "seed": drawn, "wall_s": preparing.clock() - start, **samples.info}
-        return Samples(samples.spins, samples.visible, samples.log_weights, info, held, samples.tracked)
+        return replace(samples, info=info).with_constants(held)
 
     @final
     def moments(
@@ -214,6 +214,7 @@ class Sampler(WithOptions, nn.Module, ABC):
             return self._average(ising, correlations, num_reads, seed)
         drawn = draw_seed(seed)
         start = preparing.clock()
+        given, ising = ising, ising.without_constants()
         analytic = "exact" in self.capabilities.gradients
         if analytic:
             moments = self.differentiable_moments(ising, correlations, drawn)
@@ -226,7 +227,7 @@ class Sampler(WithOptions, nn.Module, ABC):
         info = {"backend": self.name, "wall_s": preparing.clock() - start, **moments.info}
         if moments.num_reads is not None:
             info.setdefault("seed", drawn)
-        return moments.replaced(info=info)
+        return moments.replaced(info=info).with_constants(given)
 
     def differentiable_moments(self, ising: Ising, correlations: bool = False, seed: int = 0) -> Moments:
         """Moments differentiable in h, J and K, as from :meth:`moments` but without the ``info`` of the call."""
@@ -271,7 +272,8 @@ class Sampler(WithOptions, nn.Module, ABC):
                 f"expected None, got {num_reads}; sampler '{self.name}' computes its moments without reads.",
             )
         samples = self.sample(ising, num_reads, seed=seed)
-        return samples.moments(correlations=correlations, dtype=ising.fields.dtype)
+        moments = samples.moments(correlations=correlations, dtype=ising.fields.dtype)
+        return moments.with_constants(ising)
 
     def adjoint(self, ising: Ising, cotangent: Tensor, *, seed: int) -> AdjointGradient:
         """Exact derivative of L = Σ_j v_j P(s_j = +1) under the sampler's own law.

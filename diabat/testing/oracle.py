@@ -25,9 +25,10 @@ def state_table(n: int) -> Tensor:
 
 
 def brute_force_exponents(ising: Ising) -> Tensor:
-    """Exponent Σ h s + Σ_{j<k} J s s + Σ_{j<k<l} K s s s of every state, float64 [*batch, 2^n].
+    """Exponent c + Σ h s + Σ_{j<k} J s s + Σ_{j<k<l} K s s s of every state, float64 [*batch, 2^n].
 
-    States in which an invisible spin is +1 have exponent -inf; an invisible spin contributes nothing else.
+    States in which an invisible spin is +1, or a clamped one not at its value, have exponent -inf; they contribute
+    nothing else.
 
     Raises:
         UnsupportedError: If n is above 14.
@@ -50,12 +51,21 @@ def brute_force_exponents(ising: Ising) -> Tensor:
             strength = values[(..., *spins, None)]  # [*lead, 1]
             seen = v[..., list(spins)].all(-1, keepdim=True)
             exponent = exponent + torch.where(seen, strength * s[:, list(spins)].prod(1), 0.0)
-    hidden_up = (~v[..., None, :] & (s > 0)).any(-1)
-    return exponent.masked_fill(hidden_up, -torch.inf)
+    if ising.offset is not None:
+        exponent = exponent + ising.offset.detach().cpu().double()[..., None]
+    value = torch.full(v.shape, -1) if ising.clamped is None else ising.clamped.cpu().where(_shown(ising), -1)
+    wrong = (~v[..., None, :] & (s != value[..., None, :])).any(-1)
+    return exponent.masked_fill(wrong, -torch.inf)
+
+
+def _shown(ising: Ising) -> Tensor:
+    """Spins that answers show, bool [*batch, n]: visible and clamped ones."""
+    v = ising.visible_mask.cpu()
+    return v if ising.clamped is None else v | (ising.clamped.cpu() != 0)
 
 
 def brute_force_states(ising: Ising) -> Tensor:
-    """Probability of every state, float64 [*batch, 2^n]; invisible spins are -1."""
+    """Probability of every state, float64 [*batch, 2^n]; invisible spins are -1, clamped ones at their values."""
     return torch.softmax(brute_force_exponents(ising), dim=-1)
 
 
@@ -72,7 +82,7 @@ def brute_force(ising: Ising) -> Moments:
         UnsupportedError: If n is above 14.
     """
     exponent = brute_force_exponents(ising)
-    p, s, v = torch.softmax(exponent, dim=-1), state_table(ising.num_spins), ising.visible_mask.cpu()
+    p, s, v = torch.softmax(exponent, dim=-1), state_table(ising.num_spins), _shown(ising)
     pairs = torch.einsum("...x,xj,xk->...jk", p, s, s)
     return Moments(
         probability=torch.where(v, p @ (s > 0).double(), 0.0),

@@ -78,6 +78,7 @@ fields: [0.5, -1, 0]
 couplings: [[0, 1, 0.8], [2, 1, -0.3]]
 three_body: [[2, 0, 1, 0.1]]
 visible: [true, true, false]
+offset: 1.5
 beta: 2
 """
 
@@ -89,9 +90,9 @@ def test_yaml_is_in_the_convention_of_the_law(tmp_path: Path) -> None:
         K[index] = 0.2
     J = torch.tensor([[0, 1.6, 0], [1.6, 0, -0.6], [0, -0.6, 0]], dtype=torch.float64)
     expected = Ising(
-        torch.tensor([1, -2, 0], dtype=torch.float64), J, torch.tensor([True, True, False]), K
+        torch.tensor([1, -2, 0], dtype=torch.float64), J, torch.tensor([True, True, False]), K, offset=3.0
     )  # beta = 2 folded in
-    for name in ("fields", "couplings", "visible", "three_body"):
+    for name in ("fields", "couplings", "visible", "three_body", "offset"):
         assert torch.equal(getattr(ising, name), getattr(expected, name)), name
 
 
@@ -137,6 +138,7 @@ J4 = "fields: [0, 0]\ncouplings: "
         ("fields: [1, true]", r"fields\[1\]: expected a number, got true"),
         ("fields: [[1, 2]]", r"fields\[0\]: expected a number, got \[1, 2\]"),
         ("fields: [.nan]", "fields: expected finite values, got nan at index"),
+        ("fields: [1]\noffset: x", "offset: expected a number, got 'x'"),
         ("fields: [1]\nbeta: -1", "beta: expected a finite number > 0, got -1"),
         ("fields: [1]\nbeta: .inf", "beta: expected a finite number > 0, got inf"),
         ("fields: [1]\nvisible: [1]", "visible: expected a list of 1 booleans"),
@@ -262,13 +264,14 @@ def test_what_is_written_is_read_back_exactly(tmp_path: Path, suffix: str, spars
         * torch.randn(k, generator=generator, dtype=torch.float64)
         for k in (n, n - 1)
     )
-    ising = Ising(h, diabat.Edges(pairs, J))
+    ising = Ising(h, diabat.Edges(pairs, J), offset=None if suffix == ".coo" else h[0] / 3)
     path = tmp_path / f"p{suffix}"
     write_problem(path, ising if sparse else ising.dense())
     back = read_problem(path)
     assert back.labels == list(range(n))
     assert (back.ising.edges is not None) is sparse
     assert torch.equal(back.ising.fields, h)
+    assert back.ising.offset == ising.offset
     assert back.ising.couplings is not None
     assert ising.couplings is not None
     assert torch.equal(back.ising.couplings, ising.couplings)
@@ -297,6 +300,12 @@ def test_labels_three_body_terms_and_visibility_are_written(tmp_path: Path) -> N
     [
         ("p.txt", make_problem((), 3), None, r"path: expected a name that ends in \.json, .*, got 'p\.txt'"),
         ("p.coo", make_problem((), 3), ["a", 1, 2], "labels: expected integers >= 0 for COO text, got 'a'"),
+        (
+            "p.coo",
+            Ising([1.0], offset=2.5),
+            None,
+            r"offset: expected None for COO text, got 2\.5; use \.json",
+        ),
         ("p.yaml", make_problem((), 3), [1, 2, 3], r"labels: expected None or 0 \.\. n - 1 for YAML"),
         ("p.json", make_problem((2,), 3), None, r"fields: expected one problem \[n\], got a batch \[2, 3\]"),
         ("p.json", make_problem((), 3, three_body=0.1), None, "three_body: expected None"),
