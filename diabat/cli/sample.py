@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,8 @@ from diabat.cli.failures import importing, naming
 from diabat.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from diabat.ising import Ising
     from diabat.problem_files import Problem
     from diabat.runs.quality import Comparison
@@ -56,7 +58,7 @@ SeedOption = Annotated[
         min=0, max=2**63 - 1, help="Same seed, same reads; drawn and reported if left out.", metavar="INTEGER"
     ),
 ]
-BetaOption = Annotated[float | None, typer.Option(help="Inverse temperature folded into the problem.")]
+BetaOption = Annotated[float | None, typer.Option(help="Inverse temperature beta of the law exp(-beta E).")]
 KindOption = Annotated[bool, typer.Option("--moments/--samples", help="Marginals, or the reads themselves.")]
 PairsOption = Annotated[bool, typer.Option("--correlations", help="Also report pair correlations.")]
 CompareOption = Annotated[
@@ -97,7 +99,8 @@ def sample_problem(
     """Sample one Ising problem, and report the law and the quality of the answer.
 
     dimod problems are energies to be minimised, P ~ exp(-beta E).  In the YAML format positive fields favour
-    +1 and positive couplings favour agreement.
+    +1 and positive couplings favour agreement.  Energies are those of the file, whatever beta is; log Z is that of
+    the law at beta.  Variables of a BINARY model are 0 and 1.
     """
     with importing():
         from diabat.config.errors import ConfigError
@@ -115,16 +118,14 @@ def sample_problem(
     if lowest and (dry_run or correlations or compare is not None):
         concerned = "--dry-run" if dry_run else "--correlations" if correlations else "--compare"
         raise ConfigError("--lowest", f"cannot be combined with {concerned}.")
-    ising = loaded.ising
-    if lowest:
+    ising, reads = loaded.ising, num_reads or backend.num_reads
+    if dry_run:
+        _report_dry_run(backend, ising, reads, seed, as_json)
+    elif lowest:
         backend = _tracking(backend)
-        samples = backend.sample(ising, num_reads or type(backend).num_reads, seed=seed)
-        _report_lowest(loaded, backend, samples, as_json)
-    elif dry_run:
-        _report_dry_run(backend, ising, num_reads or backend.num_reads, seed, as_json)
+        _report_lowest(loaded, backend, backend.sample(ising, reads, seed=seed), as_json)
     elif not moments:
-        samples = backend.sample(ising, num_reads or type(backend).num_reads, seed=seed)
-        _report_samples(loaded, backend, samples, as_json)
+        _report_samples(loaded, backend, backend.sample(ising, reads, seed=seed), as_json)
     else:
         other = None if compare is None else _other_moments(compare, ising, seed)  # first: it may refuse
         found = backend.moments(ising, correlations=correlations, num_reads=num_reads, seed=seed)
@@ -200,30 +201,35 @@ def _report_moments(
     """Print P(+1) and <s> of every spin with standard errors if sampled, pair correlations, log Z, quality."""
     from diabat.runs.quality import quality
 
-    labels = [_label(v) for v in problem.labels]
     errors = moments.standard_error
     largest = None if errors is None else float(errors.max())
     known = quality(backend, moments.info, moments.num_reads, largest)
+    correlation = _correlation(problem, moments)
     if as_json:
-        names = ("probability", "standard_error", "correlation", "log_partition", "num_reads", "info")
-        document = {"labels": labels} | {name: getattr(moments, name) for name in names} | known
-        print_json(document | {"comparison": None if comparison is None else comparison._asdict()})
+        names = ("probability", "standard_error", "log_partition", "num_reads", "info")
+        document = _named(problem) | {name: getattr(moments, name) for name in names} | known
+        beside = None if comparison is None else comparison._asdict()
+        print_json(document | {"correlation": correlation, "comparison": beside})
         return
-    columns: tuple[str, ...] = ("spin", "P(+1)", "std. error", "<s>")
-    rows = _marginal_rows(labels, moments)
+    up = "P(1)" if problem.binary else "P(+1)"
+    columns: tuple[str, ...] = ("spin", up, "std. error", "<s>")
+    if problem.binary:  # the mean of 0 and 1 is P(1)
+        columns = ("variable", up, "std. error")
+    rows = [row[: len(columns)] for row in _marginal_rows(problem, moments)]
     if comparison is not None:
-        columns += (f"P(+1), {comparison.backend}", "error" if comparison.exact else "difference")
+        columns += (f"{up}, {comparison.backend}", "error" if comparison.exact else "difference")
         rows = [row + cells for row, cells in zip(rows, _compared_cells(moments, comparison), strict=True)]
     print_table("Marginals", columns, rows, right=columns[1:])
-    if moments.correlation is not None:
-        headings = ("<s s'>", *map(str, labels))
-        grid = zip(labels, moments.correlation.tolist(), strict=True)
+    if correlation is not None:
+        labels = _named(problem)["labels"]
+        headings = ("<x x'>" if problem.binary else "<s s'>", *map(str, labels))
+        grid = zip(labels, correlation.tolist(), strict=True)
         pairs = [(str(label), *(f"{c:+.4f}" for c in row)) for label, row in grid]
         print_table("Pair correlations", headings, pairs, right=headings[1:])
     if moments.log_partition is not None:
         typer.echo(f"log Z = {float(moments.log_partition):.9g}")
     typer.echo(_origin(moments.info, moments.num_reads))
-    _print_quality(known)
+    _print_quality(known, problem.beta)
     if comparison is not None:
         _print_comparison(comparison)
 
@@ -232,53 +238,57 @@ def _report_samples(problem: Problem, backend: Sampler, samples: Samples, as_jso
     """Print the distinct states, most frequent first; as JSON every read."""
     from diabat.runs.quality import quality
 
-    labels = [_label(v) for v in problem.labels]
-    energies = samples.energy
     known = quality(backend, samples.info, samples.num_reads)
     if as_json:
         weights = None if samples.log_weights is None else samples.weights
-        print_json(
-            {
-                "labels": labels,
-                "spins": samples.spins,
-                "energy": energies,
-                "weights": weights,
-                "num_reads": samples.num_reads,
-                "info": samples.info,
-            }
-            | known
-        )
+        states, energy = problem.states(samples.spins), problem.energy(samples.spins)
+        found = {"states": states, "energy": energy, "weights": weights}
+        print_json(_named(problem) | found | {"num_reads": samples.num_reads, "info": samples.info} | known)
         return
-    rows = _state_rows(samples, energies.tolist())
-    typer.echo(f"Spins in order: {' '.join(map(str, labels))}")
+    rows = _state_rows(problem, samples)
+    typer.echo(_order(problem))
     columns = ("state", "energy", "reads", "share")
     print_table("Reads", columns, rows[:_SHOWN_STATES], right=columns[1:])
     if len(rows) > _SHOWN_STATES:
         typer.echo(f"{len(rows) - _SHOWN_STATES} more states; --json prints every read.")
     typer.echo(_origin(samples.info, samples.num_reads))
-    _print_quality(known)
+    _print_quality(known, problem.beta)
 
 
 def _report_lowest(problem: Problem, backend: Sampler, samples: Samples, as_json: bool) -> None:
     """Print the state of lowest energy; as JSON also where it was found."""
     from diabat.runs.quality import quality
 
-    labels = [_label(v) for v in problem.labels]
-    found = samples.lowest()
-    energy = float(found.energy)
+    spins = samples.lowest().spins
+    energy = float(problem.energy(spins))
     place = "reads" if samples.tracked is None else "sweeps"
     known = quality(backend, samples.info, samples.num_reads)
     if as_json:
-        lowest = {"labels": labels, "spins": found.spins, "energy": energy, "of": place}
-        print_json(lowest | {"num_reads": samples.num_reads, "info": samples.info} | known)
+        found = {"state": problem.states(spins), "energy": energy, "of": place}
+        print_json(_named(problem) | found | {"num_reads": samples.num_reads, "info": samples.info} | known)
         return
-    state = "".join("+" if s > 0 else "-" for s in found.spins.tolist())
-    typer.echo(f"Spins in order: {' '.join(map(str, labels))}")
-    print_table(
-        "Lowest energy", ("state", "energy", "of all"), [(state, f"{energy:.9g}", place)], right=("energy",)
-    )
+    typer.echo(_order(problem))
+    row = (_drawn(problem, spins.tolist()), f"{energy:.9g}", place)
+    print_table("Lowest energy", ("state", "energy", "of all"), [row], right=("energy",))
     typer.echo(_origin(samples.info, samples.num_reads))
-    _print_quality(known)
+    _print_quality(known, problem.beta)
+
+
+def _named(problem: Problem) -> dict[str, Any]:
+    """Names and values of the variables and the inverse temperature, for JSON."""
+    labels = [v if isinstance(v, int | str) else str(v) for v in problem.labels]
+    return {"labels": labels, "vartype": "BINARY" if problem.binary else "SPIN", "beta": problem.beta}
+
+
+def _order(problem: Problem) -> str:
+    what = "Variables" if problem.binary else "Spins"
+    return f"{what} in order: {' '.join(map(str, problem.labels))}"
+
+
+def _correlation(problem: Problem, moments: Moments) -> Tensor | None:
+    """<s s'>, or <x x'> = (1 + <s> + <s'> + <s s'>)/4 of the variables x = (1 + s)/2 of a binary model."""
+    C, m = moments.correlation, moments.magnetization
+    return C if C is None or not problem.binary else (1 + m[:, None] + m + C) / 4
 
 
 def _compared_cells(moments: Moments, comparison: Comparison) -> list[tuple[str, str]]:
@@ -288,31 +298,32 @@ def _compared_cells(moments: Moments, comparison: Comparison) -> list[tuple[str,
     return [(f"{p:.6g}", f"{d:+.2g}") if visible else ("-", "-") for p, d, visible in found]
 
 
-def _marginal_rows(labels: list[int | str], moments: Moments) -> list[tuple[str, ...]]:
+def _marginal_rows(problem: Problem, moments: Moments) -> list[tuple[str, ...]]:
     given = moments.standard_error
-    errors = ["-"] * len(labels) if given is None else [f"{error:.2g}" for error in given.tolist()]
+    errors = ["-"] * len(problem.labels) if given is None else [f"{error:.2g}" for error in given.tolist()]
     cells = (moments.probability.tolist(), errors, moments.magnetization.tolist(), moments.visible.tolist())
     return [
         (str(label), f"{p:.6g}", error, f"{m:+.6f}") if visible else (str(label), "-", "-", "-")
-        for label, p, error, m, visible in zip(labels, *cells, strict=True)
+        for label, p, error, m, visible in zip(problem.labels, *cells, strict=True)
     ]
 
 
-def _state_rows(samples: Samples, energies: list[float]) -> list[tuple[str, ...]]:
-    states: dict[tuple[int, ...], tuple[float, int, float]] = {}
-    reads = zip(samples.spins.tolist(), energies, samples.weights.tolist(), strict=True)
-    for spins, energy, weight in reads:
-        _, count, share = states.get(tuple(spins), (energy, 0, 0.0))
-        states[tuple(spins)] = (energy, count + 1, share + weight)
-    ranked = sorted(states.items(), key=lambda item: (-item[1][2], item[1][0], item[0]))
+def _state_rows(problem: Problem, samples: Samples) -> list[tuple[str, ...]]:
+    """Distinct states with energy, reads and share, the most frequent ones first."""
+    found, place, counts = samples.spins.unique(dim=0, return_inverse=True, return_counts=True)
+    shares = samples.weights.new_zeros(len(found)).index_add(0, place, samples.weights)
+    columns = (found, problem.energy(found), counts, shares)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
     return [
-        ("".join("+" if s > 0 else "-" for s in state), f"{energy:.6g}", str(count), f"{share:.4f}")
-        for state, (energy, count, share) in ranked
+        (_drawn(problem, state), f"{energy:.6g}", str(count), f"{share:.4f}")
+        for state, energy, count, share in sorted(rows, key=lambda row: (-row[3], row[1], row[0]))
     ]
 
 
-def _label(label: Hashable) -> int | str:
-    return label if isinstance(label, int | str) else str(label)
+def _drawn(problem: Problem, spins: Sequence[int]) -> str:
+    """A state as characters: + and -, or 1 and 0."""
+    down, up = "01" if problem.binary else "-+"
+    return "".join(up if s > 0 else down for s in spins)
 
 
 def _origin(info: Mapping[str, Any], num_reads: int | None) -> str:
@@ -320,12 +331,12 @@ def _origin(info: Mapping[str, Any], num_reads: int | None) -> str:
     return f"{info.get('backend')}: {reads}, {info.get('wall_s', 0.0):.3g} s"
 
 
-def _print_quality(found: dict[str, Any]) -> None:
+def _print_quality(found: dict[str, Any], beta: float) -> None:
     """Print law, expected error and diagnostics; bad diagnostics are marked."""
     from diabat.samplers.diagnostics import LAWS
 
     exact = ", exact to rounding" if found["exact"] else ""
-    typer.echo(f"Law: {LAWS[found['law']]}{exact}.")
+    typer.echo(f"Law: {LAWS[found['law']]} at beta = {beta:g}{exact}.")
     if not found["exact"] and found["expected_error"]:
         typer.echo(f"Expected error: {found['expected_error']}.")
     if found["largest_standard_error"] is not None:

@@ -14,6 +14,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from diabat.checks import ArgumentError
 from diabat.config.errors import ConfigError
 from diabat.config.yaml_files import parse_yaml
@@ -34,10 +37,27 @@ class ProblemFileError(ArgumentError):
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A problem and the name of each of its spins."""
+    """A problem of a file, which it describes in its own units and values.
+
+    Attributes:
+        ising: The problem at the inverse temperature: the numbers of the file times beta.
+        labels: The name of each spin.
+        beta: The inverse temperature.
+        binary: Whether the variables of the file are 0 and 1, for spins -1 and +1.
+    """
 
     ising: Ising
     labels: list[Hashable]
+    beta: float = 1.0
+    binary: bool = False
+
+    def states(self, spins: Tensor) -> Tensor:
+        """States in the values of the file, int8: ±1, or 0 and 1."""
+        return (spins > 0).to(torch.int8) if self.binary else spins
+
+    def energy(self, spins: Tensor) -> Tensor:
+        """Energies of states ±1 in the units of the file, offset included: the law is P ∝ exp(-beta · energy)."""
+        return self.ising.energy(spins) / self.beta
 
 
 def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
@@ -48,7 +68,7 @@ def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
         beta: Inverse temperature folded into the problem.  None takes the one of a YAML file, or 1.
 
     Returns:
-        Fields [n] in float64, and the label of each spin.
+        Fields [n] in float64, with the label of each spin.
 
     Raises:
         ProblemFileError: If the file is unreadable or not a valid problem.
@@ -99,9 +119,9 @@ def _parse(data: bytes, name: str, beta: float | None) -> Problem:
     elif COO_HEADER.match(first) or re.match(r"\d+[ \t]+\d+[ \t]", first):
         bqm = coo_bqm(text)
     else:
-        ising = yaml_problem(parse_yaml(text, f"'{name}'"), beta)
-        return Problem(ising, list(range(ising.num_spins)))
+        ising, beta = yaml_problem(parse_yaml(text, f"'{name}'"), beta)
+        return Problem(ising, list(range(ising.num_spins)), beta)
     if bqm is None or not bqm.num_variables:
         raise ArgumentError("the model has no variables")
-    ising, labels = from_bqm(bqm, beta=1.0 if beta is None else beta)
-    return Problem(ising, labels)
+    beta = 1.0 if beta is None else beta
+    return Problem(*from_bqm(bqm, beta=beta), beta, bqm.vartype.name == "BINARY")

@@ -28,7 +28,7 @@ from diabat.ising import Ising
 _KEYS = ("fields", "couplings", "three_body", "visible", "offset", "beta")
 
 
-def yaml_problem(document: Any, beta: float | None) -> Ising:
+def yaml_problem(document: Any, beta: float | None) -> tuple[Ising, float]:
     """Build the problem of a parsed document.
 
     Args:
@@ -36,7 +36,7 @@ def yaml_problem(document: Any, beta: float | None) -> Ising:
         beta: Replaces the ``beta`` of the file unless None.
 
     Returns:
-        One problem [n] in float64.
+        One problem [n] in float64, and its beta.
 
     Raises:
         ArgumentError: If a key is unknown or missing, or a value has the wrong form.
@@ -56,13 +56,14 @@ def yaml_problem(document: Any, beta: float | None) -> Ising:
     fields = _numbers("fields", document["fields"])
     n = len(fields)
     couplings, three_body = document.get("couplings"), document.get("three_body")
-    return Ising(
+    ising = Ising(
         scale * fields,
         None if couplings is None else _couplings(couplings, n, scale),
         _visible(document.get("visible"), n),
         None if three_body is None else scale * _three_body(three_body, n),
         scale * _number("offset", document.get("offset", 0.0)) or None,
     )
+    return ising, scale
 
 
 def _number(name: str, value: Any) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 LAWS = {
-    "boltzmann": "the Boltzmann law at beta = 1",
+    "boltzmann": "the Boltzmann law",
     "mean-field": "the mean-field fixed point, not the Boltzmann law",
     "diabatic": "the law of the anneal, not the Boltzmann law",
 }

@@ -91,12 +91,12 @@ def test_sample_estimates_from_reads_with_standard_errors(problem: str) -> None:
 def test_sample_prints_reads(problem: str) -> None:
     arguments = ("sample", problem, "--samples", "--num-reads", "50", "--seed", "5")
     report = run_json(*arguments)
-    assert len(report["spins"]) == len(report["energy"]) == 50
-    for (a, b), energy in zip(report["spins"], report["energy"], strict=True):
+    assert len(report["states"]) == len(report["energy"]) == 50
+    for (a, b), energy in zip(report["states"], report["energy"], strict=True):
         assert energy == pytest.approx(-(0.5 * a - b + 0.3 * a * b))
     text = run(*arguments).stdout
     assert text.startswith("Spins in order: 0 1\n")
-    count = report["spins"].count([-1, -1])
+    count = report["states"].count([-1, -1])
     share = f"{count / 50:.4f}"
     assert any(line.split() == ["--", "-0.8", str(count), share] for line in text.splitlines())
 

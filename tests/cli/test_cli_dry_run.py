@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from cli_runs import run, run_json
 
 
@@ -15,3 +16,16 @@ def test_the_cost_of_a_call_is_told(tmp_path: Path) -> None:
     refused = run("sample", str(path), "--dry-run")
     assert refused.exit_code == 2
     assert "--dry-run: expected backend 'dimod', which submits, got 'exact'" in refused.stderr
+
+
+@pytest.mark.parametrize("asked", [["--dry-run"], ["--samples"], []])
+def test_reads_of_the_configuration_count_where_the_command_names_none(
+    tmp_path: Path, asked: list[str]
+) -> None:
+    """The reads of a paid call: 50, not the default of the class."""
+    path = tmp_path / "problem.yaml"
+    path.write_text("fields: [0.5]\n")
+    command = ("sample", str(path), "--sampler", "dimod", "sampler.num_reads=50", *asked)
+    report = run_json(*command)
+    assert (report["reads"] if "--dry-run" in asked else report["num_reads"]) == 50
+    assert run_json(*command, "--num-reads", "7").get("num_reads", 7) == 7

@@ -7,6 +7,7 @@ from typing import Any
 import dimod
 import pytest
 import torch
+from cli_runs import run, run_json
 from dimod.serialization import coo
 
 import diabat
@@ -58,6 +59,45 @@ def test_a_negative_linear_bias_prefers_plus_one(tmp_path: Path, name: str) -> N
     problem = read_problem(write(tmp_path / "p", FORMATS[name](bqm)))
     probability = diabat.sampler("exact").moments(problem.ising).probability
     assert float(probability) == pytest.approx(1 / (1 + math.exp(-2)))
+
+
+@pytest.mark.parametrize("vartype", ["SPIN", "BINARY"])
+def test_sample_answers_in_energies_and_values_of_the_model(tmp_path: Path, vartype: str) -> None:
+    """At beta = 0.5 with an offset of 10: every energy is ``bqm.energy``, log Z is log Σ exp(-E/2)."""
+    bqm = dimod.BinaryQuadraticModel({"a": 1.0, "b": -2.0}, {("a", "b"): 3.0}, 10.0, vartype)
+    path = str(write(tmp_path / "p.json", FORMATS["json"](bqm)))
+    values = (-1, 1) if vartype == "SPIN" else (0, 1)
+    energies = {
+        s: float(bqm.energy(dict(zip("ab", s, strict=True)))) for s in itertools.product(values, repeat=2)
+    }
+    best = min(energies, key=lambda s: energies[s])
+    Z = sum(math.exp(-energy / 2) for energy in energies.values())
+
+    found = run_json("sample", path, "--beta", "0.5", "--correlations")
+    assert (found["vartype"], found["beta"]) == (vartype, 0.5)
+    assert found["log_partition"] == pytest.approx(math.log(Z))
+    mean = sum(math.exp(-e / 2) * a * b for (a, b), e in energies.items()) / Z
+    assert found["correlation"][0][1] == pytest.approx(mean)
+
+    asked = ("sample", path, "--beta", "0.5", "--seed", "1")
+    reads = run_json(*asked, "--samples", "--num-reads", "40")
+    assert reads["energy"] == pytest.approx([energies[a, b] for a, b in reads["states"]])
+    lowest = run_json(*asked, "--lowest")
+    assert (tuple(lowest["state"]), lowest["energy"]) == (best, pytest.approx(energies[best]))
+
+    state = "".join(("-+" if vartype == "SPIN" else "01")[value > 0] for value in best)
+    text = run(*asked, "--samples").stdout
+    assert any(line.split()[:2] == [state, f"{energies[best]:g}"] for line in text.splitlines())
+    assert f"{state} {energies[best]:g} reads" in " ".join(run(*asked, "--lowest").stdout.split())
+    assert "the Boltzmann law at beta = 0.5" in text
+    assert ("P(1)" if vartype == "BINARY" else "P(+1)") in run(*asked).stdout
+
+
+def test_the_energy_of_yaml_is_that_of_its_numbers(tmp_path: Path) -> None:
+    """Whatever its beta is; the offset of the exponent lowers it."""
+    path = str(write(tmp_path / "p", "fields: [1, 2]\noffset: 4\nbeta: 3\n"))
+    lowest = run_json("sample", path, "--lowest", "--seed", "1")
+    assert (lowest["state"], lowest["energy"], lowest["beta"]) == ([1, 1], -7.0, 3.0)
 
 
 def test_labels_of_json_are_kept(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_lowest_is_the_ground_state(problem: str, backend: str, place: str) -> N
         return -fields - sum(J * s[j] * s[k] for (j, k), J in pairs.items())
 
     best = min(product((-1, 1), repeat=5), key=energy)
-    assert report["spins"] == list(best)
+    assert report["state"] == list(best)
     assert report["energy"] == pytest.approx(energy(best), rel=1e-6)
     text = run("sample", problem, "--lowest", "--sampler", backend, "--seed", "1").stdout
     assert "".join("+" if s > 0 else "-" for s in best) in text
