@@ -8,7 +8,7 @@ from typing import Any
 import dimod
 import pytest
 import torch
-from dwave.samplers import SimulatedAnnealingSampler
+from dwave.samplers import RandomSampler, SimulatedAnnealingSampler, SteepestDescentComposite
 
 import diabat
 from diabat.config import make_config
@@ -52,6 +52,23 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"sampler": plain(), "beta": "estimate", "law": "boltzmann"},
         "law: 'boltzmann' cannot be combined with beta='estimate'",
     ),
+    "an annealer of openjij": (
+        {"sampler": plain("beta_min", "beta_max"), "beta": 1.0},
+        "parameters: expected beta_max, .* got none; beta_min=1.0, beta_max=1.0 keeps it at 1",
+    ),
+    **{
+        f"the law of {name}": (
+            {"sampler": sampler, "beta": 1.0, "law": "boltzmann"},
+            f"law: expected None, got 'boltzmann' for {name}, whose answers follow no Boltzmann law",
+        )
+        for name, sampler in {
+            "TabuSampler": "dwave.samplers:TabuSampler",
+            "SteepestDescentSolver": "dwave.samplers:SteepestDescentSampler",
+            "TreeDecompositionSolver": "dwave.samplers:TreeDecompositionSolver",
+            "RandomSampler": dimod.TrackingComposite(RandomSampler()),
+            "SteepestDescentComposite": SteepestDescentComposite(plain()),
+        }.items()
+    },
     "scale 0": ({"sampler": plain(), "beta": 1.0, "scale": 0.0}, "scale: expected a positive number"),
     "no such scale": ({"sampler": plain(), "beta": 1.0, "scale": "auto"}, "scale: expected a positive"),
     "num_reads twice": (
@@ -157,6 +174,12 @@ def test_hardware_defaults_are_sent() -> None:
     fake = plain("auto_scale", "answer_mode")
     DimodSampler(fake, beta=1.0).sample(Ising(torch.zeros(1)), 4)
     assert fake.calls[0][1] == {"num_reads": 4, "auto_scale": False, "answer_mode": "raw"}
+
+
+def test_an_optimiser_without_a_declared_law_is_taken() -> None:
+    sampler = DimodSampler("dwave.samplers:TabuSampler", beta=1.0, parameters={"timeout": 1})
+    assert sampler.capabilities.law == "diabatic"
+    assert sampler.sample(Ising(torch.tensor([5.0, -5.0])), 2, seed=1).spins.tolist() == [[1, -1]] * 2
 
 
 def test_the_default_is_an_annealer_held_at_one() -> None:

@@ -47,6 +47,7 @@ from diabat.samplers.dimod.temperature import (
     check_held,
     estimate,
     fit_report,
+    refuse_optimisers,
 )
 
 DEFAULT_SAMPLER = "dwave.samplers:SimulatedAnnealingSampler"
@@ -73,7 +74,8 @@ class DimodSampler(Sampler):
         beta: Inverse temperature at which it samples programmed values: a number, (beta_h, beta_J), ``estimate`` (by
             maximum pseudo-likelihood on 16 problems of ``qpu.spins`` spins, by default 6, before the first answer;
             also fits every answer), or ``predicted`` (from ``qpu.schedule``, for chains of one qubit).
-        law: ``boltzmann`` if the answers follow it at that temperature; None for another or unknown law.
+        law: ``boltzmann`` if the answers follow it at that temperature; None for another or unknown law, such as that
+            of an optimiser.
         scale: Factor of the programmed values, which changes the effective temperature: None is 1, ``fit`` the
             largest that keeps the values of a call in range.
         num_reads: Reads behind ``moments``.
@@ -269,6 +271,8 @@ class DimodSampler(Sampler):
             check_plain("options", options or {})
         check_parameters(target, parameters)
         check_held(target, parameters, self._beta)
+        if self._law == "boltzmann":
+            refuse_optimisers(target)
         keywords = call_keywords(target, parameters, self.qpu)
         check_anneal(keywords, device_properties(target))
         access = access_time(target)

@@ -14,7 +14,7 @@ from diabat.circuits import Betas
 from diabat.ising import Ising
 from diabat.samplers.answers import Samples
 from diabat.samplers.calibrated import reference_problems
-from diabat.samplers.dimod.target import accepted_parameters
+from diabat.samplers.dimod.target import accepted_parameters, family
 from diabat.samplers.pseudolikelihood import BetaFit, fit_betas, log_pseudolikelihood
 
 Mode = Literal["estimate", "predicted"]
@@ -31,7 +31,20 @@ _STAYS = {
     "beta_schedule": "beta_schedule_type='custom', beta_schedule=[1.0] * 100",
     "beta_range": "beta_range=[1.0, 1.0]",
     "beta": "beta=1.0",
+    "beta_max": "beta_min=1.0, beta_max=1.0",
 }
+# Samplers and composites that look for low energies, or ignore them: no temperature describes their answers.
+_NO_LAW = (
+    "HybridSampler",
+    "IdentitySampler",
+    "KerberosSampler",
+    "PlanarGraphSolver",
+    "RandomSampler",
+    "SteepestDescentComposite",
+    "SteepestDescentSolver",
+    "TabuSampler",
+    "TreeDecompositionSolver",
+)
 
 
 def check_beta(beta: Beta | None) -> Mode | Betas:
@@ -80,6 +93,21 @@ def check_held(sampler: Any, parameters: Mapping[str, Any], beta: Mode | Betas) 
         raise ArgumentError(
             "beta", f"expected the last inverse temperature of the schedule, {last:g}, got {tuple(beta)}."
         )
+
+
+def refuse_optimisers(sampler: Any) -> None:
+    """Refuse a sampler or composite whose answers follow no Boltzmann law, which cannot be declared of them.
+
+    Raises:
+        ValueError: The message names it.
+    """
+    for member in family(sampler):
+        if any(kind.__name__ in _NO_LAW for kind in type(member).__mro__):
+            raise ArgumentError(
+                "law",
+                f"expected None, got 'boltzmann' for {type(member).__name__}, whose answers follow no "
+                "Boltzmann law at any temperature.",
+            )
 
 
 def _positive(value: Any) -> bool:
