@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -311,11 +311,15 @@ class Ising:
         visible = self.visible_mask
         held = torch.where(visible, spins.to(self.fields), 0)
         fields, couplings = self.fields.expand(shape), self.held_couplings
-        if couplings is not None:
+        # Means over the indices, for symmetric gradients of J and K.
+        if self.matrix is not None:
+            fields = fields + torch.einsum("...jk,...k->...j", (self.matrix + self.matrix.mT) / 2, held)
+        elif self.edges is not None:
             fields = fields + self.pair_fields(held)
         if self.three_body is not None:
-            couplings = self.couplings
-            response = torch.einsum("...jkl,...l->...jk", self.three_body, held)
+            couplings, K = self.couplings, self.three_body
+            parts = [torch.einsum(f"...{''.join(p)},...l->...jk", K, held) for p in permutations("jkl")]
+            response = torch.stack(parts).mean(0)
             fields = fields + torch.einsum("...jk,...k->...j", response, held) / 2
             couplings = response if couplings is None else couplings + response
         values = held.to(torch.int8).expand(shape)

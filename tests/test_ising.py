@@ -444,6 +444,10 @@ def test_clamping_is_differentiable() -> None:
 
     inputs = [t.clone().requires_grad_() for t in (base.fields, base.couplings, base.three_body)]
     assert torch.autograd.gradcheck(fields, inputs)
+    h, J = fields(*inputs)
+    found = torch.autograd.grad(h.sin().sum() + (J + J.mT).sin().sum(), inputs[1:])
+    for gradient in found:  # of energies that are read as ½ Σ_{j≠k} J s s
+        assert torch.allclose(gradient, gradient.transpose(-1, -2), atol=1e-15)
     single = make_problem((2,), 4, seed=25, three_body=0.4, dtype=torch.float32).clamp(torch.ones(4))
     assert single.fields.dtype == torch.float32
 

@@ -24,7 +24,7 @@ from diabat.ising_checks import check_size
 from diabat.samplers.answers import AdjointGradient, Moments, Samples, Solution
 from diabat.samplers.derivatives import Solver, analytic_moments, differentiated
 from diabat.samplers.diagnostics import Watched
-from diabat.samplers.odds import flipped_log_odds
+from diabat.samplers.odds import analytic_log_odds
 from diabat.samplers.options import WithOptions
 from diabat.samplers.seeds import as_int, draw_seed
 
@@ -241,10 +241,10 @@ class Sampler(WithOptions, nn.Module, ABC):
     def differentiable_log_odds(self, ising: Ising) -> Tensor:
         """Log P(s = +1) - log P(s = -1) of an analytic backend, [*batch, n], differentiable; 0 for invisible spins.
 
-        By default from two solutions, :func:`diabat.samplers.odds.flipped_log_odds`.  A backend that knows both
-        probabilities from one overrides this.
+        By default from two solutions or more, :func:`diabat.samplers.odds.analytic_log_odds`.  A backend that knows
+        both probabilities from one overrides this.
         """
-        return flipped_log_odds(lambda both: self.differentiable_moments(both).probability, ising)
+        return analytic_log_odds(self.differentiable_moments, ising)
 
     def solution(self, ising: Ising, *, odds: bool = False, differentiated: bool = True) -> Solution | None:
         """Moments and their derivative outside autograd, for layers with a derivative of their own.

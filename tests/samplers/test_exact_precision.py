@@ -9,7 +9,7 @@ from torch import Tensor
 from diabat.ising import Ising, pack_three_body
 from diabat.samplers import UnsupportedError
 from diabat.samplers.exact import ExactSampler, enumeration, lanes, row_weights, sampler
-from diabat.testing import brute_force, brute_force_states
+from diabat.testing import brute_force, brute_force_states, state_table
 from diabat.testing.problems import make_problem
 
 from .enumeration import relative_error
@@ -274,3 +274,42 @@ def test_strong_queries_that_take_too_long_are_refused() -> None:
         UnsupportedError, match="3000 of 2 visible spins whose fields and couplings are so strong"
     ):
         sampler.moments(ising)
+
+
+@pytest.mark.parametrize(("scale", "field"), [(300.0, 1.0), (200.0, 60.0)])
+def test_gradients_of_strong_couplings_are_those_of_enumeration(scale: float, field: float) -> None:
+    """Where no query of a group can share its weights, and the sums of a query without fields are 0."""
+    base = make_problem((3, 2), 14, lead="heads", seed=1, couplings=scale, fields=field)
+    assert base.couplings is not None
+    h, J = (t.double().requires_grad_() for t in (base.fields, base.couplings))
+    s = state_table(14)
+    exponent = h @ s.T + torch.einsum("...jk,xj,xk->...x", J, s, s) / 2
+    p, log_z = exponent.softmax(-1) @ (s > 0).double(), exponent.logsumexp(-1)
+    found = ExactSampler().moments(Ising(h, J))
+    assert found.log_partition is not None
+    assert (found.probability - p).abs().max() < 1e-9
+    assert ((found.log_partition - log_z) / log_z).abs().max() < 1e-12
+    want = torch.autograd.grad((p * p).sum() + log_z.sum(), (h, J))
+    got = torch.autograd.grad((found.probability**2).sum() + found.log_partition.sum(), (h, J))
+    assert (got[0] - want[0]).abs().max() < 1e-8
+    assert (got[1] - want[1] * (1 - torch.eye(14))).abs().max() < 1e-8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [4, 13])
+@pytest.mark.parametrize("scale", [10.0, 100.0, 1000.0])
+def test_log_odds_of_any_size_and_their_gradients(scale: float, n: int, dtype: torch.dtype) -> None:
+    """Up to tens of thousands, where no probability is a number; by log-sums over all states."""
+    base = make_problem((5,), n, seed=3, couplings=scale, fields=scale, dtype=dtype)
+    assert base.couplings is not None
+    h, J = base.fields.requires_grad_(), base.couplings.requires_grad_()
+    s = state_table(n)
+    exponent = h.double() @ s.T + torch.einsum("jk,xj,xk->x", J.double(), s, s) / 2
+    sides = [[exponent[:, s[:, j] == sign].logsumexp(-1) for j in range(n)] for sign in (1, -1)]
+    want = torch.stack(sides[0], -1) - torch.stack(sides[1], -1)
+    got = ExactSampler().differentiable_log_odds(Ising(h, J))
+    digits = 1e-5 if dtype == torch.float32 else 1e-12
+    assert ((got - want) / want.abs().clamp(min=1)).abs().max() < digits
+    slopes, expected = (torch.autograd.grad(odds.sum(), (h, J)) for odds in (got, want))
+    assert (slopes[0] - expected[0]).abs().max() < 1e3 * digits
+    assert (slopes[1] - expected[1] * (1 - torch.eye(n))).abs().max() < 1e3 * digits

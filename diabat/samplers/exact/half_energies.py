@@ -131,6 +131,25 @@ def own_weights(
     return left_only[:, None], e
 
 
+def without(fields: Tensor, energies: HalfEnergies, lost: Tensor) -> tuple[Tensor, HalfEnergies]:
+    """Put another query of its group in the place of each lost one, and a free problem where all of a group are lost.
+
+    Sums of a lost query may be 0, and their derivatives NaN even for a cotangent of 0.
+
+    Args:
+        fields: float64 [G, Q, m].
+        energies: Shared exponents.
+        lost: bool [G, Q].
+    """
+    groups, queries, m = fields.shape
+    other = (~lost).to(torch.int8).argmax(1, keepdim=True)  # [G, 1]
+    index = torch.where(lost, other, torch.arange(queries, device=lost.device))
+    empty = lost.all(1)[:, None, None]
+    kept = torch.where(empty, 0, fields.gather(1, index[..., None].expand(groups, queries, m)))
+    left, right = (torch.where(empty[..., 0], 0, e) for e in (energies.left, energies.right))
+    return kept, HalfEnergies(left, right, torch.where(empty, 0, energies.cross), energies.three_body)
+
+
 def _pair_energy(J: Tensor, half: HalfTables) -> Tensor:
     j, k = half.upper
     return _table_sums(J[:, j, k], half.pairs)

@@ -19,7 +19,7 @@ from diabat.samplers.base import LARGEST, Capabilities, Sampler, UnsupportedErro
 from diabat.samplers.exact import enumeration
 from diabat.samplers.exact.enumeration import Enumerated, enumerate_states, pairs_of_states
 from diabat.samplers.exact.fused_products import fused_moments, suits
-from diabat.samplers.exact.half_energies import HalfEnergies, own_weights, split_energies
+from diabat.samplers.exact.half_energies import HalfEnergies, own_weights, split_energies, without
 from diabat.samplers.exact.half_split import ExactProbabilities, half_products
 from diabat.samplers.exact.single import is_single, single_moments
 from diabat.samplers.exact.small_batches import (
@@ -269,10 +269,11 @@ class ExactSampler(Sampler):
 
     def _solve_strong(self, group: Group, energies: HalfEnergies, lost: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities and log Z in float64; the queries in ``lost`` use separate weights."""
-        fields = group.fields.double()
-        # Lost queries get zero fields here, which keeps the gradients of the others finite.
-        weak = torch.where(lost[..., None], 0, fields)
-        p, log_z, _ = _exact(weak, energies, self._budget_bytes)
+        fields, more = group.fields.double(), lost
+        while bool(more.any()):  # other queries may be lost in the compiled form, which may now apply
+            lost = lost | more
+            p, log_z, total = _exact(*without(fields, energies, lost), self._budget_bytes)
+            more = _lost(total)
         for part in self._strong_parts(group, lost):
             own, own_z, _ = _exact(*own_weights(fields, energies, part), self._budget_bytes)
             p, log_z = p.index_put(part, own[:, 0]), log_z.index_put(part, own_z[:, 0])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from diabat.compute.memory import require_memory
-from diabat.samplers.exact.half_energies import HalfEnergies, half_tables, own_weights
+from diabat.samplers.exact.half_energies import HalfEnergies, half_tables, own_weights, without
 
 # W, its exponent, and their cotangents of first and second order.
 _COPIES = 8
@@ -31,8 +31,8 @@ def smooth_probabilities(fields: Tensor, e: HalfEnergies) -> tuple[Tensor, Tenso
     lost = ~(total >= _MIN_Z)
     if not bool(lost.any()):
         return p, log_z
-    # As for the first derivative: lost queries are replaced by zero fields, and solved with separate weights.
-    p, log_z, _ = _sums(torch.where(lost[..., None], 0, h), e)
+    # As for the first derivative: lost queries are solved with separate weights.
+    p, log_z, _ = _sums(*without(h, e, lost))
     group, query = lost.nonzero(as_tuple=True)
     part = (group, query)
     own, own_z, _ = _sums(*own_weights(h, e, part))
