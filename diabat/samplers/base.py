@@ -147,8 +147,8 @@ class Sampler(WithOptions, nn.Module, ABC):
         Args:
             ising: The batch of problems.
             num_reads: Reads per problem, at least 1.
-            seed: The same seed gives the same tensor on any number of threads.  None draws a seed, which is recorded in
-                ``info["seed"]``.
+            seed: The same seed gives the same tensor on any number of threads.  None takes one from torch's global
+                generator; it is recorded in ``info["seed"]``.
 
         Returns:
             int8 spins [num_reads, *batch, n].
@@ -193,7 +193,7 @@ class Sampler(WithOptions, nn.Module, ABC):
             ising: The batch of problems.
             correlations: Also report <s_j s_k>; not differentiable.
             num_reads: Average over this many reads of :meth:`sample`; None uses the default method of the backend.
-            seed: As in :meth:`sample`; analytic backends ignore it.
+            seed: As in :meth:`sample`; analytic backends ignore it, and leave torch's generator as it is.
 
         Raises:
             UnsupportedError: If the backend does not support the problem, does not report correlations, or is given
@@ -212,10 +212,10 @@ class Sampler(WithOptions, nn.Module, ABC):
             )
         if num_reads is not None:
             return self._average(ising, correlations, num_reads, seed)
-        drawn = draw_seed(seed)
+        analytic = "exact" in self.capabilities.gradients
+        drawn = 0 if analytic and seed is None else draw_seed(seed)
         start = preparing.clock()
         given, ising = ising, ising.without_constants()
-        analytic = "exact" in self.capabilities.gradients
         if analytic:
             moments = self.differentiable_moments(ising, correlations, drawn)
         else:

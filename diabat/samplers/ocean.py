@@ -82,7 +82,8 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
         Args:
             bqm: The model, SPIN or BINARY, with any labels.
             num_reads: Reads.
-            seed: The same seed gives the same samples.  None draws a seed, which is recorded in ``info["seed"]``.
+            seed: The same seed gives the same samples.  None takes one from torch's global generator; it is recorded in
+                ``info["seed"]``.
             beta: Inverse temperature in units of 1/energy, >= 0.  It is a number, not a schedule: nothing is
                 annealed, and at the default 1.0 a model with weak biases gives nearly random reads.
             **unknown: Ignored with a SamplerUnknownArgWarning, as Ocean's composites expect.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -19,13 +18,14 @@ def as_int(value: Any) -> Any:
 
 
 def draw_seed(seed: int | None) -> int:
-    """Return the seed itself, or a fresh one from the operating system.
+    """Return the seed itself; for None one of 63 bits from torch's global generator, which ``manual_seed`` sets.
 
     Raises:
         ValueError: If the seed is not an integer in 0 .. 2^63 - 1.
     """
     if seed is None:
-        return int.from_bytes(os.urandom(4)) >> 1
+        with torch._C._DisableFuncTorch():  # one seed for all that torch.func.vmap maps over
+            return int(torch.randint(MAX_SEED, ()))
     seed = as_int(seed)
     if not is_integer(seed) or not 0 <= seed <= MAX_SEED:
         raise ArgumentError("seed", f"expected an integer between 0 and 2^63 - 1, got {seed!r}.")

@@ -13,6 +13,7 @@ from torch import Tensor
 import diabat
 from diabat.ising import Ising, IsingError
 from diabat.samplers import Capabilities, Moments, Sampler, Samples, UnsupportedError
+from diabat.samplers.seeds import draw_seed
 from diabat.testing import FIFOSampler, ReferenceSampler
 from diabat.testing.problems import make_problem, with_visible
 
@@ -128,6 +129,27 @@ def test_capabilities_allow_the_rest() -> None:
 def test_num_reads_must_be_a_positive_integer(num_reads: Any) -> None:
     with pytest.raises(ValueError, match="num_reads: expected an integer >= 1, got"):
         ReferenceSampler().sample(make_problem((), 2), num_reads)
+
+
+def test_seeds_come_from_the_generator_of_torch() -> None:
+    """``manual_seed`` repeats them; 63 bits, so that 2,000 of them differ; analytic moments draw none."""
+    ising = make_problem((2,), 3)
+    for call in (
+        lambda: ReferenceSampler().sample(ising, 5).info["seed"],
+        lambda: ReferenceSampler().moments(ising).info["seed"],
+    ):
+        torch.manual_seed(4)
+        first, second = call(), call()
+        torch.manual_seed(4)
+        assert first != second
+        assert (call(), call()) == (first, second)
+    torch.manual_seed(4)
+    drawn = [draw_seed(None) for _ in range(2000)]
+    assert len(set(drawn)) == 2000
+    assert max(drawn) > 2**62
+    before = torch.get_rng_state()
+    diabat.sampler("exact").moments(ising)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, True, 1.0])
