@@ -12,6 +12,7 @@ from diabat.attention.windows import visible_slots
 from diabat.config.errors import ConfigError
 from diabat.config.loading import load_config
 from diabat.config.schema import Config
+from diabat.ising import Ising
 from diabat.models import Transformer, TransformerOptions
 from diabat.runs.build import build_model, build_task
 from diabat.studies.fidelity import Ensemble, ferromagnet, from_attention, sk
@@ -96,15 +97,20 @@ def attention_ensembles(
 def _layer_ensemble(layer: BoltzmannAttention, name: str) -> Ensemble:
     fields, couplings = layer.last_fields_and_couplings()
     length = fields.shape[-1]
-    three_body = layer.three_body(length)
     visible = torch.ones(length, length, dtype=torch.bool)
     if layer.relative:
         visible = visible_slots(fields.shape[-2], length, None, fields.device)
+    elif layer.causal:
+        visible = visible.tril()
+    ising = Ising(fields, couplings, visible, layer.three_body(length)).detach().to(torch.float64)
+    if layer.mode == "J-self":  # the own spin of a query is +1
+        own = torch.eye(length, dtype=torch.int8)
+        ising = ising.clamp(own[-1] if layer.relative else own)
     return from_attention(
-        fields.double(),
-        None if couplings is None else couplings.double(),
-        visible.tril() if layer.causal and not layer.relative else visible,
-        None if three_body is None else three_body.detach().double(),
+        ising.fields,
+        ising.couplings,
+        ising.visible,
+        ising.three_body,
         windows=_WINDOWS,
         name=f"trained, {name}",
     )
