@@ -137,9 +137,12 @@ def _select(path: Path, rows: list[tuple[int, Row]], **wanted: str | None) -> li
                 raise ValueError(f"{path}: expected {key} {value!r}, got only {', '.join(found)[:200]}")
             rows = [(line, row) for line, row in rows if row[key] == value]
         elif len(found) > 1:
-            raise ValueError(
-                f"{path}: expected one {key}, got {', '.join(found)[:200]}; say which with {key}="
+            choice = (
+                "leave one in the file, or read it with diabat.circuits.from_csv(path, solver=...)"
+                if key == "solver"
+                else "choose one with the option protocol"
             )
+            raise ValueError(f"{path}: expected one {key}, got {', '.join(found)[:200]}; {choice}")
     return rows
 
 

@@ -6,7 +6,8 @@ import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, runtime_checkable
+from typing import Protocol as Interface
 
 import torch
 
@@ -18,6 +19,7 @@ from diabat.circuits import (
     Engine,
     NativeEngine,
     PlanRange,
+    PrimitiveEngine,
     TrotterPlan,
     available_plans,
     available_schedules,
@@ -40,6 +42,14 @@ ENGINES = ("native", "aer", "torch", "primitive")
 Protocol = Literal["fast", "standard"]
 Order = Literal["strang", "first", "suzuki4"]
 Grid = Literal["uniform", "adaptive"]
+
+
+@runtime_checkable
+class Primitive(Interface):
+    """The used part of ``qiskit.primitives.BaseSamplerV2``."""
+
+    def run(self, pubs: Any, *, shots: int | None = None) -> Any:
+        """Run circuits with values and shots; returns a job."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,29 +241,32 @@ def _find(
     )
 
 
-def build_single(engine: str | Engine, device: str | None) -> Engine | None:
+def build_single(engine: str | Engine | Primitive, device: str | None) -> Engine | None:
     """The engine in single precision, for float32 fields if no precision is given; None if it has only one."""
     if not isinstance(engine, str) or engine == "primitive":
         return None
     return build_engine(engine, "single", device)
 
 
-def build_engine(engine: str | Engine, precision: Precision | None, device: str | None) -> Engine:
-    """Build an engine by name, or return the given one.
+def build_engine(engine: str | Engine | Primitive, precision: Precision | None, device: str | None) -> Engine:
+    """Build an engine by name or on a Qiskit primitive, or return the given one.
 
     Args:
-        engine: ``native``, ``aer``, ``torch``, ``primitive``, or an Engine.
+        engine: ``native``, ``aer``, ``torch``, ``primitive``, an Engine, or a sampler primitive of Qiskit.
         precision: Precision of the state vectors; None for ``double``.
         device: Device of the torch engine; None for ``cpu``.
 
     Raises:
         ValueError: If the name is unknown, or an option is invalid or unsupported by the engine.
     """
+    if isinstance(engine, Primitive):
+        engine = PrimitiveEngine(engine)
     named = isinstance(engine, str)
     if engine not in ENGINES if named else not isinstance(engine, Engine):
         hint = did_you_mean(engine, ENGINES)
         raise ArgumentError(
-            "engine", f"expected one of {', '.join(ENGINES)} or an Engine, got {engine!r}.{hint}"
+            "engine",
+            f"expected one of {', '.join(ENGINES)}, an Engine or a Qiskit BaseSamplerV2, got {engine!r}.{hint}",
         )
     if device is not None and not (named and engine == "torch"):
         raise ArgumentError("device", f"requires engine 'torch', got {device!r} with another engine.")
@@ -273,6 +286,4 @@ def build_engine(engine: str | Engine, precision: Precision | None, device: str 
         from diabat.circuits.engines.torch.engine import TorchEngine
 
         return TorchEngine("cpu" if device is None else device, chosen)
-    from diabat.circuits.engines.qiskit.primitive import PrimitiveEngine
-
     return PrimitiveEngine()

@@ -348,8 +348,8 @@ class Sampler(WithOptions, nn.Module, ABC):
         self._require(ising)
         return self._taken(ising)
 
-    def _require(self, ising: Ising) -> None:
-        """Refuse problems that the capabilities exclude."""
+    def _require_terms(self, ising: Ising) -> None:
+        """Refuse numbers and terms that the backend excludes at any number of spins."""
         able = self.capabilities
         if "exact" in able.gradients:
             check_size(ising, LARGEST)
@@ -361,6 +361,11 @@ class Sampler(WithOptions, nn.Module, ABC):
                 f"sampler '{self.name}' accepts fields and couplings only; "
                 "use 'exact', 'tempering' or 'mean_field' for three-body terms.",
             )
+
+    def _require(self, ising: Ising) -> None:
+        """Refuse problems that the capabilities exclude."""
+        self._require_terms(ising)
+        able = self.capabilities
         if able.max_spins is not None:
             visible = ising.num_spins
             if visible > able.max_spins and ising.visible is not None:

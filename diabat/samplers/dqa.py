@@ -29,6 +29,7 @@ from diabat.samplers.anneals import (
     WATCHED,
     Grid,
     Order,
+    Primitive,
     Protocol,
     beyond,
     build_engine,
@@ -67,7 +68,8 @@ class DQASampler(AnnealCircuits):
 
     Args:
         engine: ``native`` (compiled, CPU), ``aer`` (Qiskit Aer), ``torch`` (any torch device), ``primitive``
-            (Qiskit's StatevectorSampler), or an Engine, such as PrimitiveEngine(primitive) for a processor.
+            (Qiskit's StatevectorSampler), any other ``qiskit.primitives.BaseSamplerV2`` object, or an Engine, such as
+            PrimitiveEngine(primitive, backend), which compiles for a processor.
         schedule: Name of a built-in schedule (``Advantage2_system1``) or learned plan (``boltzmann-8``), path of a
             CSV file (s, A_GHz, B_GHz) or of a saved plan (.json), an AnnealingSchedule or a TrotterPlan.
         protocol: ``fast`` (the default) or ``standard`` of a built-in schedule, or one of a CSV file with several.
@@ -105,7 +107,7 @@ class DQASampler(AnnealCircuits):
     def __init__(
         self,
         *,
-        engine: str | Engine = "native",
+        engine: str | Engine | Primitive = "native",
         schedule: str | AnnealingSchedule | TrotterPlan = "Advantage2_system1",
         protocol: Protocol | None = None,
         annealing_time_ns: float | None = None,

@@ -39,7 +39,7 @@ class AnnealCircuits(Sampler):
     def circuit(
         self, ising: Ising, *, measure: bool = False, labels: Sequence[Hashable] | None = None
     ) -> QuantumCircuit:
-        """Build the anneal of one problem [n] as a circuit of rz, rzz and rx gates, to draw, export or run.
+        """Build the anneal of one problem [n] of any size as a circuit of rz, rzz and rx gates, to draw, export or run.
 
         Qubit j is spin j, and 1 means s_j = +1.  Invisible spins have no gate and read as 0.  ``circuit.metadata``
         contains the schedule, annealing time, inverse temperatures, and labels and visibility by qubit.  Control noise
@@ -126,7 +126,7 @@ class AnnealCircuits(Sampler):
     def _require_problem(self, ising: Any) -> None:
         if not isinstance(ising, Ising):
             raise ArgumentTypeError("ising", f"expected a diabat.Ising, got {type(ising).__name__}.")
-        self._require(ising)
+        self._require_terms(ising)  # a circuit has any number of qubits; only engines have a largest one
 
     def _metadata(self, seen: np.ndarray, labels: Sequence[Hashable] | None) -> dict[str, Any]:
         names: list[Hashable] = list(range(len(seen))) if labels is None else list(labels)

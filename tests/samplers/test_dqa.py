@@ -376,7 +376,7 @@ def test_the_protocol_chooses_from_a_file_of_several(tmp_path: Path) -> None:
     fast, standard = (quick(schedule=str(path), protocol=word) for word in ("fast", "standard"))
     assert tuple(standard.betas) == pytest.approx([2 * beta for beta in fast.betas], rel=1e-9)
     with pytest.raises(
-        ValueError, match="expected one protocol, got fast, standard; say which with protocol="
+        ValueError, match="expected one protocol, got fast, standard; choose one with the option protocol"
     ):
         quick(schedule=str(path))
 
@@ -435,9 +435,12 @@ def test_phases_that_single_precision_does_not_resolve_are_run_in_double() -> No
 PLAN = TrotterPlan(np.ones(2), np.ones(2), np.ones(2))
 FREE: dict[str, Any] = {"annealing_time_ns": None, "steps": None}
 OPTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"engine": "qpu"}, "engine: expected one of native, aer, torch, primitive or an Engine, got 'qpu'"),
+    (
+        {"engine": "qpu"},
+        "engine: expected one of native, aer, torch, primitive, an Engine or a Qiskit BaseSamplerV2, got 'qpu'",
+    ),
     ({"engine": "nativ"}, r"got 'nativ'\. Did you mean 'native'\?"),
-    ({"engine": 3}, "engine: expected one of native, .* or an Engine, got 3"),
+    ({"engine": 3}, "engine: expected one of native, .* or a Qiskit BaseSamplerV2, got 3"),
     (
         {"calibration": "measured"},
         "calibration: expected one of predicted, fitted, per_batch, none, got 'measured'",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,10 @@ import torch
 from qiskit.primitives import StatevectorSampler
 from qiskit.quantum_info import Statevector
 
+from diabat.circuits import PrimitiveEngine, to_qasm3
+from diabat.edges import Edges
 from diabat.ising import Ising, IsingError
+from diabat.samplers import UnsupportedError
 from diabat.samplers.dqa import DQASampler
 from diabat.testing.problems import make_problem, with_visible
 
@@ -101,6 +105,35 @@ def test_a_primitive_takes_it() -> None:
         for state, count in result.data.meas.get_int_counts(q).items():
             counts[state] = count
         assert (np.abs(counts / 4000 - table) < 5 * np.sqrt(table * (1 - table) / 4000) + 1e-3).all()
+
+
+def test_a_primitive_is_an_engine() -> None:
+    """The object itself, as PrimitiveEngine takes it."""
+    ising = make_problem((2,), 3, seed=5)
+    reads = [
+        quick(engine=kind(StatevectorSampler(seed=np.random.default_rng(6)))).sample(ising, 50, seed=0)
+        for kind in (lambda primitive: primitive, PrimitiveEngine)
+    ]
+    assert torch.equal(reads[0].spins, reads[1].spins)
+    assert reads[0].info["engine"] == "primitive"
+    with pytest.raises(ValueError, match=r"primitive: expected a .*BaseSamplerV2, got Thread"):
+        quick(engine=Thread())  # has a method run
+
+
+def test_circuits_have_any_number_of_qubits() -> None:
+    """No engine simulates forty spins, but a circuit of them can be drawn, exported and sent."""
+    pairs = [(j, (j + 1) % 40) for j in range(40)]
+    ring = Ising(torch.full((2, 40), 0.1), Edges(pairs, torch.full((40,), 0.2)))
+    sampler = DQASampler(schedule="boltzmann-4")
+    (circuit, _), parameterised = sampler.circuits(ring), sampler.pub(ring, 10)[0]
+    assert circuit.num_qubits == parameterised.num_qubits == 40
+    assert circuit.count_ops()["rzz"] == 4 * 40
+    assert to_qasm3(circuit).count("\nrzz(") == 4 * 40
+    with pytest.raises(UnsupportedError, match="at most 26 visible spins, got 40"):
+        sampler.sample(ring, 1)
+    cubic = make_problem((), 3, three_body=0.1)
+    with pytest.raises(UnsupportedError, match="three_body: sampler 'dqa' accepts fields and couplings only"):
+        sampler.circuit(cubic)
 
 
 def test_a_batch_that_shares_its_visible_spins() -> None:
