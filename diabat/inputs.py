@@ -12,7 +12,7 @@ from torch import Tensor
 from diabat.checks import is_number
 from diabat.edges import Edges, best_form
 from diabat.ising import Ising
-from diabat.ising_checks import IsingError, check_finite
+from diabat.ising_checks import IsingError, check_finite, check_tensor
 
 _REAL_KINDS = "iuf"  # dtype kinds of numpy: integers, unsigned integers, floats
 
@@ -24,6 +24,7 @@ def as_fields(value: Any) -> Any:
     is refused later.
     """
     if isinstance(value, Tensor):
+        check_tensor("fields", value)
         return _widened(value, torch.float32)
     if isinstance(value, np.ndarray):
         double = value.dtype.kind == "f" and value.dtype.itemsize >= 8
@@ -39,6 +40,7 @@ def as_fields(value: Any) -> Any:
 def as_interaction(name: str, value: Any, fields: Tensor) -> Any:
     """Convert J, K or an offset to the dtype of the fields; a float32 or float64 tensor is unchanged, checked later."""
     if isinstance(value, Tensor):
+        check_tensor(name, value)
         return _widened(value, fields.dtype)
     if name == "offset" and is_number(value):
         return torch.tensor(float(value), dtype=fields.dtype, device=fields.device)
@@ -138,6 +140,8 @@ def edges_of(J: Tensor, n: int) -> Edges:
 
     Values are the mean of J_jk and J_kj, so that the gradient of J is symmetric, as that of a matrix is.
     """
+    if J.is_nested:
+        check_tensor("couplings", J)
     if J.layout not in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc):
         raise IsingError("couplings", f"expected a dense, COO, CSR or CSC tensor, got the layout {J.layout}.")
     if tuple(J.shape) != (n, n):
@@ -161,8 +165,8 @@ def edges_of(J: Tensor, n: int) -> Edges:
         e = int(wrong.nonzero()[0])
         raise IsingError(
             "couplings",
-            f"expected a symmetric sparse tensor with J_jk and J_kj, got different ones near "
-            f"[{int(rows[e])}, {int(columns[e])}]; use U + U.T of an upper triangle U, or diabat.Edges.",
+            f"expected a symmetric matrix, got {float(values[e]):.6g} at [{int(rows[e])}, {int(columns[e])}] and "
+            "another number, or none, at its mirror image; use U + U.T of an upper triangle U, or diabat.Edges.",
         )
     loops = (rows == columns) & (values.detach() != 0)
     if bool(loops.any()):

@@ -13,10 +13,16 @@ from diabat.checks import ArgumentError
 from diabat.edges import Edges
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from diabat.ising import Ising
 
 DTYPES = (torch.float32, torch.float64)
 """Dtypes of fields and couplings."""
+_HINTS = {
+    2: ("matrix", "(J + J.mT) / 2, or U + U.mT of an upper triangle U"),
+    3: ("tensor", "diabat.ising.pack_three_body"),
+}
 # Up to so many numbers, numpy checks a tensor in a tenth of the time that the calls of torch take.
 _FEW = 1 << 16
 
@@ -46,11 +52,18 @@ class IsingError(ArgumentError):
     """A problem that is not a valid Ising model; the message names argument, expected and got."""
 
 
-def _check_tensor(name: str, value: Any, expected: str = "a tensor, an array or a list") -> None:
+def check_tensor(name: str, value: Any, expected: str = "a tensor, an array or a list") -> None:
+    """Raise IsingError unless a value is a dense tensor with data."""
     if not isinstance(value, Tensor):
         raise IsingError(name, f"expected {expected}, got {type(value).__name__}.")
     if value.is_meta:
         raise IsingError(name, "expected a tensor with data, got one on the device meta.")
+    if value.is_nested:
+        raise IsingError(
+            name, "expected a dense tensor, got a nested one; pad it, and hide the padding with visible."
+        )
+    if value.is_quantized:
+        raise IsingError(name, f"expected a tensor of numbers, got {value.dtype}; use .dequantize().")
     if value.layout != torch.strided:
         raise IsingError(name, f"expected a dense tensor, got the layout {value.layout}; use .to_dense().")
 
@@ -68,7 +81,7 @@ def check_finite(name: str, value: Tensor) -> None:
 
 def check_fields(fields: Any) -> None:
     """Raise IsingError unless fields are a finite tensor [*batch, n] of a supported dtype with a problem in it."""
-    _check_tensor("fields", fields)
+    check_tensor("fields", fields)
     if fields.dtype not in DTYPES:
         raise IsingError("fields", f"expected dtype float32 or float64, got {fields.dtype}.")
     if fields.ndim < 1 or fields.shape[-1] < 1:
@@ -84,7 +97,7 @@ def check_interaction(name: str, value: Any, fields: Tensor, *, order: int) -> N
     """Raise IsingError unless J or K (order 2 or 3) fits the fields, is finite and symmetric, and has no diagonal."""
     if value is None:
         return
-    _check_tensor(name, value)
+    check_tensor(name, value)
     n, batch = fields.shape[-1], fields.shape[:-1]
     _check_like(name, value, fields)
     if value.ndim < order or tuple(value.shape[-order:]) != (n,) * order:
@@ -156,14 +169,26 @@ def _check_symmetric(name: str, value: Tensor, order: int) -> None:
         flipped = value.transpose(-order, -order + axis)
         # J = (U + Uᵀ)/2 is symmetric to the last bit; larger differences are mistakes.
         if not torch.allclose(value, flipped, rtol=1e-6, atol=1e-12):
-            gap = float((value - flipped).abs().max())
-            raise IsingError(name, f"expected a symmetric tensor, got a largest asymmetry of {gap:.3g}.")
+            at = np.unravel_index(int((value - flipped).abs().argmax()), value.shape)
+            index, mirrored = ([int(i) for i in where] for where in (at, _swapped(at, -order, axis - order)))
+            kind, hint = _HINTS[order]
+            raise IsingError(
+                name,
+                f"expected a symmetric {kind}, got {value[tuple(index)]:.6g} at {index} and "
+                f"{value[tuple(mirrored)]:.6g} at {mirrored}; use {hint}.",
+            )
         diagonal = torch.diagonal(value, dim1=-order, dim2=-order + axis)
         if bool((diagonal != 0).any()):
             worst = float(diagonal.abs().max())
             raise IsingError(
                 name, f"expected zero where two indices coincide, got {worst:.3g} on the diagonal."
             )
+
+
+def _swapped(index: Sequence[Any], i: int, j: int) -> list[Any]:
+    moved = list(index)
+    moved[i], moved[j] = moved[j], moved[i]
+    return moved
 
 
 def _is_finite(numbers: np.ndarray) -> bool:
@@ -184,7 +209,7 @@ def _is_symmetric(numbers: np.ndarray, order: int) -> bool:
 
 def check_spins(spins: Any, fields: Tensor) -> torch.Size:
     """Return the broadcast shape of spins and fields."""
-    _check_tensor("spins", spins, "a torch.Tensor")
+    check_tensor("spins", spins, "a torch.Tensor")
     if spins.dtype == torch.bool or spins.is_complex():
         raise IsingError("spins", f"expected integers or floats (-1, 0, +1), got dtype {spins.dtype}.")
     shape = broadcast_shape(spins.shape, fields.shape) or torch.Size()
@@ -212,7 +237,7 @@ def check_visible(visible: Any, fields: Tensor) -> None:
     """Raise IsingError unless visibility is a bool tensor that broadcasts to the fields."""
     if visible is None:
         return
-    _check_tensor("visible", visible)
+    check_tensor("visible", visible)
     if visible.dtype != torch.bool:
         raise IsingError("visible", f"expected dtype bool, got {visible.dtype}.")
     if broadcast_shape(visible.shape, fields.shape) != fields.shape:
@@ -225,7 +250,7 @@ def check_offset(offset: Any, fields: Tensor) -> None:
     """Raise IsingError unless an offset fits the batch and is finite."""
     if offset is None:
         return
-    _check_tensor("offset", offset, "a number or a tensor")
+    check_tensor("offset", offset, "a number or a tensor")
     _check_like("offset", offset, fields)
     _check_lead("offset", offset.shape, fields.shape[:-1])
     check_finite("offset", offset)

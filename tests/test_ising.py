@@ -226,6 +226,19 @@ def test_tensors_without_data_are_refused(argument: str) -> None:
         Ising(**given)
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype", "ignore:.*quantized tensor creation")
+@pytest.mark.parametrize("argument", ["fields", "couplings", "offset"])
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_and_quantised_tensors_are_refused(argument: str, layout: torch.layout) -> None:
+    given: dict[str, Any] = {"fields": torch.zeros(2)}
+    nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=layout)
+    with pytest.raises(IsingError, match=f"{argument}: expected a dense tensor, got a nested one; pad it"):
+        Ising(**given | {argument: nested})
+    quantised = torch.quantize_per_tensor(torch.zeros(2, 2), 0.1, 0, torch.qint8)
+    with pytest.raises(IsingError, match=rf"{argument}: .* got torch\.qint8; use \.dequantize\(\)"):
+        Ising(**given | {argument: quantised})
+
+
 def test_empty_and_infinite_bqms_are_refused() -> None:
     with pytest.raises(IsingError, match="n >= 1"):
         from_bqm(dimod.BinaryQuadraticModel("SPIN"))
@@ -288,7 +301,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"couplings": at(math.inf, 2, 1)}, r"couplings: expected finite values, got inf at index \(2, 1\)"),
     (
         {"couplings": at(0.25, 0, 1)},
-        "couplings: expected a symmetric tensor, got a largest asymmetry of 0.25",
+        r"couplings: expected a symmetric matrix, got 0\.25 at \[0, 1\] and 0 at \[1, 0\]; use \(J \+ J\.mT\) / 2",
     ),
     (
         {"couplings": at(0.5, 1, 1)},

@@ -9,7 +9,6 @@ of the plan, its errors and its command.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from importlib import resources
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, check_choice
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
 from diabat.files import create_file, parse_json, read_file, replacing
@@ -90,17 +89,9 @@ def builtin_plan(name: str) -> tuple[TrotterPlan, dict[str, Any]]:
         name: One of `available_plans()`.
 
     Raises:
-        ValueError: Unknown name; the message gives the nearest one.
+        ValueError: Unknown name.
     """
-    known = available_plans()
-    if name not in known:
-        near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.0)
-        hint = (
-            f", did you mean {near[0]!r}? Expected one of {', '.join(known)}"
-            if near
-            else "; none is installed"
-        )
-        raise ArgumentError("plan", f"unknown name {name!r}{hint}.")
+    check_choice("plan", name, available_plans())
     file = next(entry for entry in _shipped() if entry.name == f"{name}.json")
     return _parse(f"{name}.json", file.read_text(encoding="utf-8"))
 

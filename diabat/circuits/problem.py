@@ -57,7 +57,7 @@ def check_couplings(couplings: ArrayLike, n: int | None = None) -> FloatArray:
         raise ArgumentError(
             "couplings",
             f"expected a symmetric matrix, got {array[i, j]:g} at ({i}, {j}) "
-            f"and {array[j, i]:g} at ({j}, {i})",
+            f"and {array[j, i]:g} at ({j}, {i}); use (J + J.T) / 2, or U + U.T of an upper triangle U",
         )
     return (array + array.T) / 2
 

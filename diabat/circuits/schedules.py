@@ -10,7 +10,6 @@ with A and B in GHz and t in ns: a term of E GHz changes a phase by 2π·E·dt r
 
 from __future__ import annotations
 
-import difflib
 import math
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, check_choice
 
 FloatArray = NDArray[np.float64]
 
@@ -158,17 +157,9 @@ def schedule(name: str, protocol: str = "fast") -> AnnealingSchedule:
         protocol: "fast" (the fast-anneal protocol, for diabatic sampling) or "standard".
 
     Raises:
-        ValueError: Unknown name (the message gives the nearest one) or protocol.
+        ValueError: Unknown name or protocol.
     """
-    if name not in SHEETS:
-        nearest = difflib.get_close_matches(
-            str(name).lower(), [key.lower() for key in SHEETS], n=1, cutoff=0.0
-        )
-        wanted = next((key for key in SHEETS if [key.lower()] == nearest), next(iter(SHEETS)))
-        raise ArgumentError(
-            "schedule",
-            f"unknown name {name!r}, did you mean {wanted!r}? Expected one of {', '.join(SHEETS)}.",
-        )
+    check_choice("schedule", name, SHEETS)
     if protocol not in PROTOCOLS:
         raise ArgumentError("protocol", f"expected {' or '.join(map(repr, PROTOCOLS))}, got {protocol!r}.")
     table = resources.files(__package__).joinpath("data", "annealing_schedules.npz")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -232,12 +231,10 @@ def _find(
     if value.endswith(".csv") or os.sep in value:
         return from_csv(value, protocol=protocol), {}
     known = [*available_schedules(), *available_plans()]
-    lower = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(value.lower(), lower, n=1, cutoff=0.0)
     raise ArgumentError(
         "schedule",
-        f"unknown name {value!r}, did you mean {lower[near[0]]!r}? Expected one of {', '.join(known)}, "
-        "or a path ending in .csv (schedule) or .json (plan).",
+        f"expected one of {', '.join(known)}, or a path ending in .csv (schedule) or .json (plan), got {value!r}."
+        f"{did_you_mean(value, known)}",
     )
 
 

@@ -269,7 +269,8 @@ class Sampler(WithOptions, nn.Module, ABC):
         if not self.capabilities.samples:
             raise UnsupportedError(
                 "num_reads",
-                f"expected None, got {num_reads}; sampler '{self.name}' computes its moments without reads.",
+                f"expected a sampler that draws reads, got '{self.name}', which computes its moments without them; "
+                "leave num_reads out.",
             )
         samples = self.sample(ising, num_reads, seed=seed)
         moments = samples.moments(correlations=correlations, dtype=ising.fields.dtype)

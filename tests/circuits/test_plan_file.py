@@ -137,12 +137,8 @@ def test_shipped_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert available_plans() == ("boltzmann-4", "boltzmann-8", "boltzmann-16")
     plan, metadata = builtin_plan("boltzmann-8")
     assert (plan.steps, metadata) == (8, {"name": "boltzmann-8"})
-    with pytest.raises(ValueError, match="unknown name 'boltzman8', did you mean 'boltzmann-8'"):
+    with pytest.raises(ValueError, match=r"plan: .* got 'boltzman8'\. Did you mean 'boltzmann-8'"):
         builtin_plan("boltzman8")
-    monkeypatch.setattr(plan_file, "_shipped", list)
-    assert available_plans() == ()
-    with pytest.raises(ValueError, match="plan: unknown name 'boltzmann-8'; none is installed"):
-        builtin_plan("boltzmann-8")
 
 
 @pytest.mark.parametrize("key", ["field_angles", "coupling_angles", "mixer_angles"])

@@ -60,7 +60,7 @@ def test_a_schedule_cannot_be_changed() -> None:
     [("advantage2_system1", "Advantage2_system1"), ("Advantage_sytem6", "Advantage_system6")],
 )
 def test_unknown_name_gets_the_nearest(name: str, nearest: str) -> None:
-    with pytest.raises(ValueError, match=f"unknown name '{name}', did you mean '{nearest}'"):
+    with pytest.raises(ValueError, match=rf"got '{name}'\. Did you mean '{nearest}'"):
         schedule(name)
 
 

@@ -49,7 +49,7 @@ def test_a_schedule_from_a_file_with_reads(tmp_path: Path) -> None:
         (["--times", ""], "--times: expected positive numbers in ns, separated by commas, got ''."),
         (["--protocol", "slow"], "--protocol: expected fast or standard, got 'slow'."),
         (["--figure", "f.xyz"], "--figure: expected a file ending in .png, .pdf, .svg, got 'f.xyz'."),
-        (["--schedule", "Advantage2_system9"], "did you mean 'Advantage2_system"),
+        (["--schedule", "Advantage2_system9"], "Did you mean 'Advantage2_system"),
         (["--schedule", "none.csv"], "none.csv: no such file"),
         (
             ["--schedule", "boltzmann-8"],

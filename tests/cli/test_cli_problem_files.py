@@ -187,7 +187,7 @@ J4 = "fields: [0, 0]\ncouplings: "
         (J4 + "[[0, 2, 1]]", r"couplings\[0\]: expected spins 0 to 1"),
         (J4 + "[[1, 1, 1]]", r"couplings\[0\]: expected 2 different spins, got \[1, 1\]"),
         (J4 + "[[0, 1, 1], [1, 0, 1]]", r"couplings\[1\]: the spins \[0, 1\] are given twice"),
-        (J4 + "[[0, 1], [2, 0]]", "couplings: expected a symmetric tensor"),
+        (J4 + "[[0, 1], [2, 0]]", "couplings: expected a symmetric matrix"),
         (J4 + "[[1, 1], [1, 0]]", "couplings: expected zero where two indices coincide"),
         (F3 + "three_body: [[0, 1, 1, 1]]", r"three_body\[0\]: expected 3 different spins"),
         ("# vartype=SPIN\n0 1 x\n", "line 2: expected 'i j bias', got '0 1 x'"),

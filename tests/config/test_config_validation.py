@@ -147,7 +147,7 @@ DQA_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"coupling_noise": -0.1}, r"sampler\.coupling_noise: expected a standard deviation >= 0"),
     (
         {"schedule": "Advantage2_system9"},
-        r"sampler\.schedule: unknown name .*, did you mean 'Advantage2_system",
+        r"sampler\.schedule: .* got .* Did you mean 'Advantage2_system",
     ),
     (
         {"trotter_error": 0.1, "steps": 300},

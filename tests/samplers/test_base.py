@@ -208,7 +208,7 @@ def test_moments_of_a_number_of_reads_are_averages_of_those_reads(name: str) -> 
 def test_moments_of_reads_are_refused_where_there_are_none() -> None:
     ising = make_problem((2,), 3)
     with pytest.raises(
-        UnsupportedError, match=r"num_reads: expected None, got 50; sampler 'mean_field' computes"
+        UnsupportedError, match=r"num_reads: expected a sampler that draws reads, got 'mean_field', which"
     ):
         diabat.sampler("mean_field").moments(ising, num_reads=50)
     for bad in (0, True, 2.5):

@@ -490,9 +490,9 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"coupling_noise": "small"}, "coupling_noise: expected a standard deviation >= 0 .*, got 'small'"),
     (
         {"schedule": "Advantage2_system9"},
-        "unknown name 'Advantage2_system9', did you mean 'Advantage2_system",
+        r"got 'Advantage2_system9'\. Did you mean 'Advantage2_system",
     ),
-    ({"schedule": "advantage_system4"}, "did you mean 'Advantage_system4'"),
+    ({"schedule": "advantage_system4"}, "Did you mean 'Advantage_system4'"),
     ({"schedule": 3}, "schedule: expected a name, a path, an AnnealingSchedule or a TrotterPlan, got 3"),
     (
         {"schedule": PLAN, "steps": 60, "annealing_time_ns": None},

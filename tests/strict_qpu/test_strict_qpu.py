@@ -339,7 +339,7 @@ def test_parts_of_an_anneal_are_independent_and_seeded() -> None:
             {},
             "schedule: expected a name with law='anneal' and None with law='boltzmann', got None",
         ),
-        ({"schedule": "Advantage3"}, {}, "schedule: unknown name 'Advantage3'"),
+        ({"schedule": "Advantage3"}, {}, "schedule: expected one of .*, got 'Advantage3'"),
         (
             {"law": "boltzmann"},
             {},
