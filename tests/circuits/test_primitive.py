@@ -105,6 +105,18 @@ def test_reads_follow_the_reference() -> None:
         assert p_value(spins, mutant) < ALPHA, name
 
 
+def test_the_cost_of_a_slow_simulation_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the built-in sampler; a primitive of the caller is not judged."""
+    plan, batch = random_plan(3, seed=4), Batch(*random_problem(4, 3, seed=4))
+    monkeypatch.setattr("diabat.circuits.engines.qiskit.primitive._MANY_GATES", 100)
+    gates = 3 * PrimitiveEngine().circuit(plan, batch).circuit.size()
+    with pytest.warns(
+        UserWarning, match=rf"engine: 'primitive' simulates {gates} gates .*'native' has the same"
+    ):
+        draw(PrimitiveEngine(), plan, batch)
+    draw(PrimitiveEngine(StatevectorSampler(seed=np.random.default_rng(1))), plan, batch)
+
+
 def test_couplings_of_each_problem() -> None:
     """As above; some problems lack pairs that others have."""
     plan = random_plan(3, seed=5)
