@@ -107,6 +107,11 @@ def _unchecked(index: Tensor, values: Tensor) -> Edges:
     return made
 
 
+def no_edges(fields: Tensor) -> Edges:
+    """J = 0 in the dtype of the fields."""
+    return _unchecked(torch.zeros(0, 2, dtype=torch.int64, device=fields.device), fields.new_zeros(0))
+
+
 def best_form(edges: Edges, n: int) -> Edges | Tensor:
     """Edges, or the matrix if a spin has more than n/8 neighbours on average: a dense sweep is then as fast."""
     dense = n <= DENSE_SPINS and 16 * edges.count > n * n

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diabat.edges import Edges, best_form, pairs_of
+from diabat.edges import DENSE_SPINS, Edges, best_form, no_edges, pairs_of
 from diabat.ising_checks import (
     DTYPES,
     check_clamped,
@@ -112,6 +112,8 @@ class Ising:
             check_fields(self.fields)
         if sparse or edges is not None:
             self._hold_edges(couplings)
+        elif couplings is None and three_body is None and self.num_spins > DENSE_SPINS:
+            self._hold_edges(no_edges(self.fields))  # a matrix of zeros may not fit into memory
         if check:
             check_interaction("couplings", self.matrix, self.fields, order=2)
             check_edges(self.edges, self.fields)
@@ -179,12 +181,14 @@ class Ising:
 
     @property
     def couplings(self) -> Tensor | None:
-        """J as a matrix, [*lead, n, n]; edges are expanded at every access.
+        """J as a matrix, [*lead, n, n]; edges are expanded at every access.  None for no edges of many spins.
 
         Raises:
             ArgumentError: If edges of more than ``diabat.edges.DENSE_SPINS`` spins would be expanded.
         """
-        return self.matrix if self.edges is None else self.edges.matrix(self.num_spins)
+        if self.edges is None or (not self.edges.count and self.num_spins > DENSE_SPINS):
+            return self.matrix
+        return self.edges.matrix(self.num_spins)
 
     @property
     def held_couplings(self) -> Tensor | Edges | None:

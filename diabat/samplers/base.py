@@ -207,8 +207,8 @@ class Sampler(WithOptions, nn.Module, ABC):
         if correlations and ising.edges is not None and ising.num_spins > DENSE_SPINS:
             raise UnsupportedError(
                 "correlations",
-                f"form a matrix, expected at most {DENSE_SPINS} spins, got {ising.num_spins}; average the products of "
-                "the spins of interest over the reads of sample.",
+                f"expected at most {DENSE_SPINS} spins, whose correlations form a matrix, got {ising.num_spins}; "
+                "average the products of the spins of interest over the reads of sample.",
             )
         if num_reads is not None:
             return self._average(ising, correlations, num_reads, seed)
