@@ -41,6 +41,7 @@ KINDS: dict[Callable[[Dice], None], float] = {
     methods.energy: 2,
     methods.clamp: 2,
     methods.bqm: 2,
+    methods.log_partition_of_bqm: 2,
     mistakes.option: 8,
     mistakes.unknown_option: 1,
     mistakes.problem: 6,

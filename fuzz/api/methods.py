@@ -49,6 +49,12 @@ def clamp(dice: Dice) -> None:
     demand(
         error <= bound, f"clamp: expected the conditional law within {bound:.1e}, got an error of {error:.1e}"
     )
+    drawn = diabat.sampler("exact").sample(clamped, 2, seed=0)
+    shown = torch.equal(drawn.spins[:, fixed].long(), held[fixed].long().expand(2, -1))
+    demand(shown, "reads: expected clamped spins at their values")
+    gap = float((drawn.energy - ising.energy(drawn.spins)).detach().abs().max())
+    most = 10 * TOLERANCE[ising.fields.dtype] * (1 + law.span)
+    demand(gap <= most, f"energy: expected that of the given problem within {most:.1e}, got {gap:.1e} off")
 
 
 def bqm(dice: Dice) -> None:
@@ -60,11 +66,13 @@ def bqm(dice: Dice) -> None:
         if ising.couplings is None
         else ising.couplings.reshape(-1, *ising.couplings.shape[-2:])[0].double()
     )
-    single = Ising(one, J)
+    offset = dice.log_uniform(1e-6, 1e6) if dice.chance(0.7) else None
+    single = Ising(one, J, offset=offset)
     model = to_bqm(single)
     back, labels = from_bqm(model)
     demand(labels == list(range(ising.num_spins)), f"labels: expected 0 .. n - 1, got {labels}")
     demand(torch.equal(back.fields, one + 0.0), "fields: expected the same after to_bqm and from_bqm")
+    demand(back.offset == single.offset, "offset: expected the same after to_bqm and from_bqm")
     assert back.couplings is not None
     expected = torch.zeros_like(back.couplings) if J is None else J
     demand(
@@ -74,3 +82,23 @@ def bqm(dice: Dice) -> None:
     for sample, found in reads.data(["sample", "energy"]):
         want = float(model.energy(sample))
         demand(abs(found - want) <= 1e-9 * max(1.0, abs(want)), f"energy: expected {want}, got {found}")
+
+
+def log_partition_of_bqm(dice: Dice) -> None:
+    """Of a model with an offset, SPIN or BINARY: energies are beta·E, and log Z is log Σ exp(-beta E)."""
+    import dimod
+
+    n, beta = dice.integer(1, 6), dice.log_uniform(0.01, 10)
+    vartype = dice.pick(["SPIN", "BINARY"])
+    h, J = dice.normal(n).double().tolist(), dice.normal(n, n).double().tolist()
+    pairs = {(j, k): J[j][k] for j in range(n) for k in range(j)}
+    model = dimod.BinaryQuadraticModel(dict(enumerate(h)), pairs, dice.log_uniform(1e-3, 1e4), vartype)
+    ising, labels = from_bqm(model, beta=beta)
+    states = ((torch.arange(2**n)[:, None] >> torch.arange(n)) & 1) * 2 - 1
+    values = states if vartype == "SPIN" else (states + 1) // 2
+    want = beta * torch.from_numpy(model.energies((values.numpy(), labels)))
+    demand(torch.allclose(ising.energy(states), want, rtol=1e-12, atol=1e-9), "energy: expected beta·E")
+    found = diabat.sampler(dice.pick(["exact", "banded"])).moments(ising).log_partition
+    assert found is not None
+    log_z = (-want).logsumexp(0)
+    demand(torch.allclose(found, log_z, rtol=1e-12, atol=1e-9), f"log Z: expected {log_z}, got {found}")
