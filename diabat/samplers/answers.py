@@ -179,18 +179,16 @@ class Samples:
         spins = torch.where(lower[..., None], self.tracked, reads.spins)
         return Lowest(spins, torch.where(lower, energy, reads.energy))
 
-    def with_constants(self, ising: Ising) -> Samples:
-        """Reads of a problem from those of its :meth:`~diabat.Ising.without_constants`, which it keeps."""
-        if ising.clamped is None:
-            return replace(self, ising=ising)
-        value, fixed = ising.clamped, ising.clamped != 0
-        return replace(
-            self,
-            spins=torch.where(fixed, value, self.spins),
-            visible=self.visible | fixed,
-            tracked=None if self.tracked is None else torch.where(fixed, value, self.tracked),
-            ising=ising,
+    def with_clamped(self, clamped: Tensor | None) -> Samples:
+        """The same reads with clamped spins at their values, int8 [*batch, n], 0 for free spins; itself for None."""
+        if clamped is None:
+            return self
+        fixed = clamped != 0
+        spins, tracked = (
+            None if s is None else torch.where(fixed, clamped, s) for s in (self.spins, self.tracked)
         )
+        assert spins is not None
+        return replace(self, spins=spins, visible=self.visible | fixed, tracked=tracked)
 
     @property
     def weights(self) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import sys
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, Self, final
 
 import torch
@@ -172,7 +172,8 @@ class Sampler(WithOptions, nn.Module, ABC):
         with torch.no_grad(), without_autocast(ising.fields):
             samples = self._sample(self._taken(held.without_constants()), num_reads, drawn)
         info = {"backend": self.name, "seed": drawn, "wall_s": preparing.clock() - start, **samples.info}
-        return replace(samples, info=info).with_constants(held)
+        found = Samples(samples.spins, samples.visible, samples.log_weights, info, held, samples.tracked)
+        return found.with_clamped(held.clamped)
 
     @final
     def moments(
@@ -349,9 +350,8 @@ class Sampler(WithOptions, nn.Module, ABC):
         self._require(ising)
         return self._taken(ising)
 
-    def _require_terms(self, ising: Ising) -> None:
-        """Refuse numbers and terms that the backend excludes at any number of spins."""
-        able = self.capabilities
+    def _require_terms(self, ising: Ising, able: Capabilities) -> None:
+        """Refuse numbers and terms that the capabilities exclude at any number of spins."""
         if "exact" in able.gradients:
             check_size(ising, LARGEST)
         elif not ising.check:
@@ -365,8 +365,8 @@ class Sampler(WithOptions, nn.Module, ABC):
 
     def _require(self, ising: Ising) -> None:
         """Refuse problems that the capabilities exclude."""
-        self._require_terms(ising)
         able = self.capabilities
+        self._require_terms(ising, able)
         if able.max_spins is not None:
             visible = ising.num_spins
             if visible > able.max_spins and ising.visible is not None:

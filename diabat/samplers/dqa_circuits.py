@@ -126,7 +126,9 @@ class AnnealCircuits(Sampler):
     def _require_problem(self, ising: Any) -> None:
         if not isinstance(ising, Ising):
             raise ArgumentTypeError("ising", f"expected a diabat.Ising, got {type(ising).__name__}.")
-        self._require_terms(ising)  # a circuit has any number of qubits; only engines have a largest one
+        self._require_terms(
+            ising, self.capabilities
+        )  # a circuit has any number of qubits; only engines have a largest one
 
     def _metadata(self, seen: np.ndarray, labels: Sequence[Hashable] | None) -> dict[str, Any]:
         names: list[Hashable] = list(range(len(seen))) if labels is None else list(labels)
