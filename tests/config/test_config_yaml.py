@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -121,6 +122,37 @@ def test_a_long_document_is_refused_before_its_end(monkeypatch: pytest.MonkeyPat
     assert len(parse_yaml("[" + "0, " * 99 + "]", "text")) == 99
     with pytest.raises(ConfigError, match="text, line 1: expected at most 100 values"):
         parse_yaml("[" + "0, " * 101 + "\n}", "text")  # the bracket, which is wrong, is not reached
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fields: [1e-3, .5, -1]\ncouplings:\n  - [0, 1, 2.5]  # a comment\n  - [1, 2, +.inf]\n",
+        "a: &x {k: null, no: yes}\nb: [*x, '1', \"2\\n\"]\nc: |\n  d\n  e\n",
+        "a: b?\n",
+        "a:\tb\n",
+        "a: [1, b: c, ?d]\n",
+        "a: [1\n",
+        "a: {b:, c: 1}\n",
+        "a: 1\n\na: 2\n",
+        "a: *b\n",
+        "a: 1\n--- b\n",
+        "a: \x00\n",
+        "\n\n- &a [*a]\n",
+        "a: !!int 1_0\n",
+        "",
+    ],
+)
+def test_libyaml_changes_nothing(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and refusals are those of PyYAML alone, with their lines."""
+    found = []
+    for fast in (True, False):
+        monkeypatch.setattr(yaml, "__with_libyaml__", fast and yaml.__with_libyaml__)
+        try:
+            found.append(repr(parse_yaml(text, "text")))
+        except ConfigError as error:
+            found.append(str(error))
+    assert found[0] == found[1]
 
 
 def test_aliases_are_read() -> None:
