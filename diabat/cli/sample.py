@@ -340,7 +340,7 @@ def _print_quality(found: dict[str, Any], beta: float) -> None:
     if not found["exact"] and found["expected_error"]:
         typer.echo(f"Expected error: {found['expected_error']}.")
     if found["largest_standard_error"] is not None:
-        typer.echo(f"Largest standard error of P(+1): {found['largest_standard_error']:.2g}.")
+        typer.echo(f"Largest standard error of P: {found['largest_standard_error']:.2g}.")
     for fact in found["diagnostics"]:
         value = (
             ("yes" if fact["value"] else "no") if isinstance(fact["value"], bool) else f"{fact['value']:.3g}"
@@ -356,7 +356,7 @@ def _print_comparison(found: Comparison) -> None:
 
     kind = "error" if found.exact else "difference"
     law = "" if found.exact else f", whose law is {LAWS[found.law]}"
-    noise = "" if found.standard_error is None else ", and whose P(+1) are averages over reads"
+    noise = "" if found.standard_error is None else ", and whose P are averages over reads"
     typer.echo(
-        f"Against {found.backend}: mean |{kind}| of P(+1) {found.mean:.2g}, largest {found.largest:.2g}{law}{noise}."
+        f"Against {found.backend}: mean |{kind}| of P {found.mean:.2g}, largest {found.largest:.2g}{law}{noise}."
     )

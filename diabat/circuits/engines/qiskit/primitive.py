@@ -176,7 +176,7 @@ def _built_in_sampler(random: np.random.Generator, works: list[Work]) -> BaseSam
             "more; 'native' has the same law and takes milliseconds.",
             stacklevel=2,
         )
-    return SamplerV2(seed=int(random.integers(2**31)))
+    return SamplerV2(seed=int(random.integers(2**63)))
 
 
 def _check_primitive(primitive: Any) -> None:
