@@ -21,7 +21,7 @@ from diabat.samplers.base import (
 from diabat.samplers.folding import Terms
 from diabat.samplers.odds import flipped_log_odds
 from diabat.samplers.registry import as_sampler
-from diabat.samplers.seeds import draw_seed, torch_seed
+from diabat.samplers.seeds import draw_seed
 
 
 def spin_probabilities(
@@ -150,7 +150,7 @@ class GradientBridge:
             return compiled_probabilities(
                 Terms(fields, couplings, three_body, visible), parameters, self._name, seed
             )
-        seed = torch_seed(seed) if self.draws else None
+        seed = draw_seed(seed) if self.draws else None
         return self.probabilities(Ising(fields, couplings, visible, three_body, check=False), seed)
 
     def log_odds(

@@ -21,7 +21,7 @@ from diabat.ising import Ising
 from diabat.samplers.base import Sampler, UnsupportedError
 from diabat.samplers.folding import Terms
 from diabat.samplers.registry import backend_factory, sampler
-from diabat.samplers.seeds import torch_seed
+from diabat.samplers.seeds import draw_seed
 from diabat.samplers.state import in_place
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _probabilities(
 ) -> tuple[Tensor, Tensor]:
     """P(s = +1), and the seed as a tensor; the graph of this call is an attribute of that tensor."""
     found = _find(bridge)
-    used = torch_seed(seed) if found.draws else 0
+    used = draw_seed(seed) if found.draws else 0
     terms = Terms(fields, couplings, three_body, visible)
     with _with_autograd():
         kept = _run(terms, parameters, found, wanted, used)

@@ -21,7 +21,7 @@ from diabat.checks import ArgumentError, is_integer
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments
 from diabat.samplers.base import UnsupportedError
-from diabat.samplers.seeds import torch_seed
+from diabat.samplers.seeds import draw_seed
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ def query_moments(
     reason = reason_without_correlations(layer)
     if reason is not None:
         raise UnsupportedError("layer", f"expected one with correlations. {reason}")
-    seed = torch_seed(layer._fixed_seed if seed is None else seed)
+    seed = draw_seed(layer._fixed_seed if seed is None else seed)
     fields, J = layer.last_fields_and_couplings()
     length, spins = fields.shape[-2:]
     if not is_integer(query) or not 0 <= query < length:

@@ -36,7 +36,7 @@ from diabat.ising import Ising
 from diabat.ising_checks import check_finite
 from diabat.samplers.base import Sampler
 from diabat.samplers.registry import sampler as build_sampler
-from diabat.samplers.seeds import draw_seed, torch_seed
+from diabat.samplers.seeds import draw_seed
 
 NORMALISATIONS = ("l1", "sum", "none")
 OUTPUTS = ("pooled", "tokens")
@@ -182,7 +182,7 @@ class NeuroGameAttention(IsingLayer):
         check_sequences(x, self.value.weight, self.embed_dim, key_padding_mask)
         self._check_lengths(x, key_padding_mask)
         x, V, players = self._values(x, key_padding_mask)
-        used_seed = torch_seed(self._fixed_seed if seed is None else seed)
+        used_seed = draw_seed(self._fixed_seed if seed is None else seed)
         if self.mode == "uniform" and not need_explanation:
             return self._combine(self.dropout(players.to(V) / 2), V)
         phi, beta, pairs = self._indices(V, players, used_seed, need_explanation)
@@ -225,7 +225,7 @@ class NeuroGameAttention(IsingLayer):
         """Compute φ, β [B, H, T] and J_ij [B, H, T, T] as in :meth:`explain`, without calling the sampler."""
         check_sequences(x, self.value.weight, self.embed_dim, key_padding_mask)
         _, V, players = self._values(x, key_padding_mask)
-        used_seed = torch_seed(self._fixed_seed if seed is None else seed)
+        used_seed = draw_seed(self._fixed_seed if seed is None else seed)
         phi, beta, pairs = self._indices(V, players, used_seed, diagnostics=True)
         assert pairs is not None
         return phi, beta, pairs

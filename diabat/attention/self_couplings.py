@@ -27,7 +27,7 @@ from diabat.attention.bridge import GradientBridge
 from diabat.attention.compiled import outside_graph
 from diabat.ising import Ising, without_autocast
 from diabat.samplers.answers import Samples
-from diabat.samplers.seeds import torch_seed
+from diabat.samplers.seeds import draw_seed
 
 
 def self_probabilities(
@@ -76,7 +76,7 @@ def _solved(
     with_own = (visible & is_own).any(-1, keepdim=True)
     if draws:
         reads = bridge.num_reads or bridge.sampler.num_reads
-        call = _Call(bridge, reads, torch_seed(seed), visible, own, with_own)
+        call = _Call(bridge, reads, draw_seed(seed), visible, own, with_own)
         found, *_ = _FromReads.apply(couplings, call)
     else:
         fields = couplings[:, 0, own] * with_own  # [H, P, T] or [B, H, P, T]

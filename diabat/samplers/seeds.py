@@ -32,11 +32,6 @@ def draw_seed(seed: int | None) -> int:
     return seed
 
 
-def torch_seed(seed: int | None = None) -> int:
-    """Return the seed itself, or one from torch's global generator, so that restoring its state repeats the draw."""
-    return int(torch.randint(2**31, ())) if seed is None else draw_seed(seed)
-
-
 def child_seed(seed: int, *place: int) -> int:
     """Derive the seed below 2^63 of a place in the tree of ``numpy.random.SeedSequence(seed).spawn``.
 
