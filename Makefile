@@ -63,7 +63,7 @@ bench: $(VENV)/.installed
 fuzz: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --minutes $(FUZZ_MINUTES) --seed $(FUZZ_SEED) --workers $(WORKERS)
 
-# A training whose every file operation fails or is the last, kills, NaN, clocks.
+# A training whose every file operation fails or is the last, kills, NaN.
 faults: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.faults
 

@@ -21,7 +21,7 @@ from diabat.models import Transformer
 from diabat.runs import Run, evaluate_run, load_run
 from diabat.tasks import Task
 from diabat.training import is_finished
-from diabat.training.report import METRICS
+from diabat.training.folder import METRICS
 
 FACTOR, WINDOW, SEQUENCES = 4, 16, 40
 

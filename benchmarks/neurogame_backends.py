@@ -23,7 +23,6 @@ from diabat.attention.neurogame import PAPER_MEAN_FIELD, NeuroGameAttention
 from diabat.models import PairClassifier
 from diabat.runs import load_run
 from diabat.samplers import Sampler
-from diabat.tasks import PairTask
 
 BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
     "exact": ("exact", {}),
@@ -51,7 +50,6 @@ def main() -> None:
     run = load_run(arguments.run)
     if not (isinstance(run.model, PairClassifier) and isinstance(run.model.pooling, NeuroGameAttention)):
         parser.error(f"RUN: expected a run with NeuroGame pooling, got '{arguments.run}'.")
-    assert isinstance(run.task, PairTask)
     split = run.task.validation if run.task.test is None else run.task.test
     chosen = (split.lengths <= arguments.tokens).nonzero()[: arguments.pairs, 0]
     if not len(chosen):
@@ -72,7 +70,7 @@ def _states(model: PairClassifier, split: Any, chosen: Tensor) -> Iterator[tuple
     """Token states, hidden positions and labels, batch by batch."""
     for places in chosen.split(BATCH):
         batch, labels = split.batch(places)
-        yield model.encode(batch), model.hidden_positions(batch), labels
+        yield model.encode(batch), model.mask(batch), labels
 
 
 @torch.no_grad()

@@ -59,7 +59,18 @@ def check_count(
         raise ArgumentError(name, f"expected an integer >= {least}{' or None' * optional}, got {value!r}.")
     most = _LARGEST_COUNT if most is None else most
     if value > most:
-        raise ArgumentError(name, f"expected at most {most}, got {value}.")
+        got = value if value < 10 * _LARGEST_COUNT else f"about 1e{math.log10(value):.0f}"
+        raise ArgumentError(name, f"expected at most {most}, got {got}.")
+
+
+def check_number(name: str, value: Any, interval: str, *, optional: bool = False) -> None:
+    """Raise ArgumentError unless a value is a number in an interval such as "[0, 1)", or None if it is optional."""
+    if optional and value is None:
+        return
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    fits = is_number(value) and low <= value <= high
+    if not fits or (value == low and interval[0] == "(") or (value == high and interval[-1] == ")"):
+        raise ArgumentError(name, f"expected a number in {interval}{' or None' * optional}, got {value!r}.")
 
 
 def check_positive(name: str, value: Any) -> None:

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import secrets
-import shutil
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -127,43 +126,6 @@ def replace_file(path: Path, content: bytes) -> None:
     with replacing(path, TEMPORARY_PREFIX) as temporary:
         create_file(temporary, content)
     sync_folder(path.parent)
-
-
-def create_folder(path: Path, files: Mapping[str, bytes]) -> None:
-    """Create a folder with its files under a temporary name, then rename it; an existing folder is replaced.
-
-    Raises:
-        OSError: As reported by the system; the temporary folder is then deleted, and ``path`` is unchanged.
-    """
-    temporary = unused_name(path, TEMPORARY_PREFIX)
-    try:
-        temporary.mkdir()
-        for name, content in files.items():
-            create_file(temporary / name, content)
-        sync_folder(temporary)
-        if os.path.lexists(path):
-            remove_folder(path)
-        os.rename(temporary, path)
-        sync_folder(path.parent)
-    except OSError:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-def remove_folder(path: Path) -> None:
-    """Delete a folder; if the process is killed meanwhile, no incomplete folder has this name."""
-    doomed = unused_name(path, f"{TEMPORARY_PREFIX}old-")
-    os.rename(path, doomed)
-    discard(doomed)
-
-
-def discard(path: Path) -> None:
-    """Delete a file or a folder with its contents and ignore errors; of a link, only the link is deleted."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            path.unlink()
 
 
 def digest(content: bytes) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from diabat.models import Transformer, TransformerOptions
-from diabat.tasks import BracketOptions, Task, brackets
+from diabat.tasks import BracketOptions, Split, Task
 from diabat.training import TrainOptions, TrainResult, train
-from diabat.training.checkpoint import find_checkpoints
+from diabat.training.folder import LATEST
 
 # Sums over threads round differently: also for fixtures of whole modules, and in processes that tests start.
 torch.set_num_threads(1)
@@ -27,9 +27,9 @@ OPTIONS = TrainOptions(
 )
 
 
-def tiny_task(num_train: int = 40) -> Task:
+def tiny_task(num_train: int = 40) -> Task[Split]:
     """40 sequences: batches of 16, 16 and 8."""
-    return brackets(BracketOptions(window=4, num_train=num_train, num_validation=16))
+    return BracketOptions(window=4, num_train=num_train, num_validation=16).build()
 
 
 def tiny_model(task: Task, mode: str = "h+J", seed: int = 0) -> Transformer:
@@ -45,7 +45,7 @@ def tiny_train(
     resume: bool = False,
     progress: bool = False,
     model: Transformer | None = None,
-    task: Task | None = None,
+    task: Task[Split] | None = None,
     weights: int | None = None,
     **changes: Any,
 ) -> TrainResult:
@@ -56,6 +56,6 @@ def tiny_train(
     """
     task = task or tiny_task()
     if weights is None:
-        weights = 99 if resume and find_checkpoints(run_dir, "step") else 0
+        weights = 99 if resume and (run_dir / LATEST).exists() else 0
     model = model or tiny_model(task, seed=weights)
     return train(model, task, replace(OPTIONS, **changes), run_dir, resume=resume, progress=progress)

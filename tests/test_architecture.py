@@ -311,8 +311,8 @@ def test_kernels_share_threads_and_scratch(file: str) -> None:
 
 # What a configuration knows of the rooms that it describes.
 DESCRIBED = {
-    "models": {"diabat.models.registry"},
-    "tasks": {"diabat.tasks.base", "diabat.tasks.registry"},
+    "models": {"diabat.models", "diabat.models.MODELS", "diabat.models.ModelOptions"},
+    "tasks": {"diabat.tasks", "diabat.tasks.TASKS", "diabat.tasks.TaskOptions", "diabat.tasks.ExampleKind"},
     "training": {"diabat.training.options"},
 }
 

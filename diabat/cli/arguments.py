@@ -21,7 +21,7 @@ OverridesArgument = Annotated[
     typer.Argument(metavar="[KEY=VALUE]...", help="Dotted overrides, e.g. sampler.backend=dqa seed=1."),
 ]
 RunArgument = Annotated[
-    Path, typer.Argument(metavar="RUN", help="Folder of a run or of one of its checkpoints.")
+    Path, typer.Argument(metavar="RUN", help="Folder of a run, or one of its checkpoints.")
 ]
 TrustOption = Annotated[
     bool,

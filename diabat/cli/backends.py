@@ -21,7 +21,6 @@ EXTRAS = {
     "cluster": (("dask", "distributed"), "work spread over machines"),
     "eval": (("lm_eval",), "language-model evaluation"),
     "bench": (("dwave.samplers", "openjij", "shapiq"), "peers in the benchmarks"),
-    "tensorboard": (("tensorboard",), "training curves in TensorBoard"),
 }
 
 

@@ -16,7 +16,7 @@ from diabat.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from diabat.models.explanation import PairExplanation
-    from diabat.tasks.registry import ExampleKind
+    from diabat.tasks import ExampleKind
 
 NAMED = 0.1
 """Default of the smallest |J_ij|/γ that is named: such a coupling alone makes a correlation of tanh(0.1), 0.1."""

@@ -44,7 +44,7 @@ def predict_pairs_of_file(
     writes a file instead, atomically.
     """
     with importing():
-        from diabat.progress import progress_bar
+        from diabat.progress import new_bar
         from diabat.runs import load_classifier
         from diabat.runs.predict import (
             SUFFIXES,
@@ -63,11 +63,9 @@ def predict_pairs_of_file(
     if output is not None and output.suffix == ".tsv":
         with naming({"output": "--output"}):
             require_table(pairs)
-    with progress_bar(progress) as bar:
-        task = None if bar is None else bar.add_task("pairs", total=len(pairs))
-        found = predict_pairs(
-            classifier, pairs, split, None if bar is None else lambda done: bar.advance(task, done)
-        )
+    with new_bar(shown=progress) as bar:
+        task = bar.add_task("pairs", total=len(pairs))
+        found = predict_pairs(classifier, pairs, split, lambda done: bar.advance(task, done))
     if output is not None:
         write_predictions(found, output)
     if as_json:

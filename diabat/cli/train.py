@@ -60,7 +60,7 @@ def train_model(
         given = [text for name, path in options.items() if path is not None for text in (name, str(path))]
         given += ["--trust"] if trust else []
         again = shlex.join(["diabat", "train", config, *(overrides or []), *given, "--resume"])
-        saved = isinstance(error, TrainingInterrupted) or (resolved.output / "checkpoints").exists()
+        saved = isinstance(error, TrainingInterrupted) or (resolved.output / "latest.safetensors").exists()
         how = f"The run is saved in '{resolved.output}'; continue with: {again}"
         raise Interrupted(how if saved else "Nothing was saved yet.") from error
     except OutputError as error:

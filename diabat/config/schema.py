@@ -11,16 +11,14 @@ from pydantic import BaseModel, Field, model_validator
 from diabat.checks import ArgumentError
 from diabat.config.anneal import AnnealOptions, with_problems
 from diabat.config.sections import STRICT, ModelSection, SamplerChoice, TaskSection, options_model
-from diabat.models.registry import MODELS, models_for
+from diabat.models import MODELS
 from diabat.studies.ensembles import DEFAULT_STRENGTHS
-from diabat.tasks.registry import TASKS
-from diabat.training.options import PAIR_PROTOCOL, PROTOCOLS, TrainOptions
+from diabat.tasks import TASKS, ExampleKind
+from diabat.training.options import PROTOCOLS, TrainOptions
 
 Gradient = Literal["auto", "exact", "straight_through", "linear_response", "covariance", "adjoint"]
 Ensemble = Literal["sk", "ferromagnet"]
 _SECTIONS = ("task", "model", "sampler", "training", "fidelity", "anneal")
-_PROTOCOLS = {**PROTOCOLS, "pairs": PAIR_PROTOCOL}
-"""Published training options by the name of the task, or otherwise of the model."""
 _MOST_THREADS = 1024
 """Largest number of threads; torch would start more of them until memory is full."""
 Count = Annotated[int, Field(ge=1)]
@@ -78,8 +76,8 @@ class Config(BaseModel):
     output: Path = Path("runs/default")
     threads: Annotated[int, Field(ge=1, le=_MOST_THREADS)] | None = 1
     device: Literal["cpu", "cuda", "auto"] = "cpu"
-    task: TaskSection = TASKS["brackets"].options()
-    model: ModelSection = MODELS["transformer"].options()
+    task: TaskSection = TASKS["brackets"]()
+    model: ModelSection = MODELS["transformer"]()
     sampler: SamplerChoice = SamplerChoice()
     gradient: Gradient = "auto"
     training: TrainOptions = TrainOptions()
@@ -88,7 +86,7 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _fitting_model(self) -> Config:
-        fitting = models_for(TASKS[self.task.name].examples)
+        fitting = _models_for(self.task.examples)
         if self.model.name not in fitting:
             raise ArgumentError(
                 "model.name",
@@ -117,7 +115,7 @@ def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
     sampler = filled.get("sampler", {})
     if isinstance(sampler, dict) and "backend" not in sampler and model in MODELS:
         filled["sampler"] = {**MODELS[model].sampler, **sampler}
-    training, protocol = filled.get("training", {}), _PROTOCOLS.get(task, _PROTOCOLS.get(model))
+    training, protocol = filled.get("training", {}), PROTOCOLS.get(task, PROTOCOLS.get(model))
     if protocol is not None and isinstance(training, dict):
         seed = {"seed": filled["seed"]} if "seed" in filled else {}
         filled["training"] = {**dataclasses.asdict(protocol), **seed, **training}
@@ -133,7 +131,12 @@ def chosen(document: dict[str, Any]) -> tuple[str, str]:
     task = str(section.get("name")) if isinstance(section, dict) else Config.model_fields["task"].default.name
     if isinstance(model, dict) and "name" in model:
         return task, str(model["name"])
-    return task, models_for(TASKS[task].examples if task in TASKS else "sequences")[0]
+    return task, _models_for(TASKS[task].examples if task in TASKS else "sequences")[0]
+
+
+def _models_for(examples: ExampleKind) -> list[str]:
+    """Names of the models that take these examples; the first is the default."""
+    return [name for name, options in MODELS.items() if options.examples == examples]
 
 
 def valid_keys(document: dict[str, Any]) -> list[str]:
@@ -141,9 +144,9 @@ def valid_keys(document: dict[str, Any]) -> list[str]:
     keys = [name for name in Config.model_fields if name not in ("task", "fidelity")]
     task, model = chosen(document)
     sections: dict[str, Any] = {
-        "model": MODELS.get(model, MODELS["transformer"]).options,
+        "model": MODELS.get(model, MODELS["transformer"]),
         "training": TrainOptions,
-        "task": TASKS.get(task, TASKS["brackets"]).options,
+        "task": TASKS.get(task, TASKS["brackets"]),
     }
     for section, options in sections.items():
         keys += [f"{section}.{field.name}" for field in dataclasses.fields(options)]

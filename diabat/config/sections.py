@@ -13,24 +13,23 @@ from pydantic_core.core_schema import CoreSchema, tagged_union_schema
 
 from diabat.checks import ArgumentError
 from diabat.config.errors import UNKNOWN_NAME, shown
-from diabat.models.registry import MODELS, ModelKind, ModelOptions
+from diabat.models import MODELS, ModelOptions
 from diabat.samplers.registry import backend_factory
-from diabat.tasks.base import TaskOptions
-from diabat.tasks.registry import TASKS, TaskKind
+from diabat.tasks import TASKS, TaskOptions
 
 # JSON mode accepts lists as tuples; strict mode refuses to convert "3" to 3 and true to 1.
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Named:
-    """Annotation of a section whose key ``name`` chooses its options from a registry.
+    """Annotation of a section whose key ``name`` chooses its options.
 
     Args:
-        kinds: The registry, whose entries have the dataclass of their options, each with a field ``name``.
+        options: Dataclass of the options by name, each with a field ``name``.
     """
 
-    def __init__(self, kinds: Mapping[str, TaskKind] | Mapping[str, ModelKind]) -> None:
-        self.options = {name: kind.options for name, kind in kinds.items()}
+    def __init__(self, options: Mapping[str, type]) -> None:
+        self.options = options
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return tagged_union_schema(

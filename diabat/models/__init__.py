@@ -1,19 +1,19 @@
 """Models whose attention is an Ising model."""
 
+from collections.abc import Mapping
+
+from diabat.models.base import Model, ModelOptions
 from diabat.models.decoding import ModelState
 from diabat.models.pairs import POOLINGS, PairClassifier, PairModelOptions
-from diabat.models.registry import MODELS, ModelKind, ModelOptions
-from diabat.models.transformer import Transformer
-from diabat.models.transformer_options import TransformerOptions
+from diabat.models.transformer import Transformer, TransformerOptions
 
-Model = Transformer | PairClassifier
-"""What the training loop trains."""
+MODELS: Mapping[str, type[ModelOptions]] = {"transformer": TransformerOptions, "pairs": PairModelOptions}
+"""Options of every model by its name, which build it; the first for a kind of examples is its default."""
 
 __all__ = [
     "MODELS",
     "POOLINGS",
     "Model",
-    "ModelKind",
     "ModelOptions",
     "ModelState",
     "PairClassifier",

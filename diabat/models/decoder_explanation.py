@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diabat.attention.boltzmann import BoltzmannAttention
-from diabat.attention.correlations import QueryMoments, query_moments, reason_without_correlations
+from diabat.attention.correlations import query_moments, reason_without_correlations
 from diabat.checks import ArgumentError, is_integer
 from diabat.compute.memory import require_memory
 from diabat.models.decoding import check_symbols
@@ -117,7 +117,7 @@ def explain_decoder(
         ValueError: If the symbols are not int64 [n], or the text is longer than the context of the model or does not
             have this position.
     """
-    check_symbols(symbols, 1)
+    check_symbols("symbols", symbols, "[n]")
     length, layers = len(symbols), model.attention_layers()
     if model.longest is not None and length > model.longest:
         raise ArgumentError(
@@ -149,10 +149,12 @@ def explain_decoder(
         probabilities=logits.float().softmax(-1).cpu(),
         targets=(None,) * length if targets is None else tuple(targets),
         coupled=tuple(found[0].positions.tolist()) if found else (),
-        alpha=_stacked([moments.probability for moments in found]),
-        correlations=_stacked([moments.correlations for moments in found]),
+        alpha=torch.stack([moments.probability for moments in found]).float().cpu() if found else None,
+        correlations=torch.stack([moments.correlations for moments in found]).float().cpu()
+        if found
+        else None,
         without_correlations=reason,
-        num_reads=_reads(found),
+        num_reads=found[0].num_reads if found else None,
     )
 
 
@@ -172,11 +174,3 @@ def _visible_keys(layer: BoltzmannAttention, length: int) -> Tensor:
         return torch.full((length,), length)
     past = torch.arange(1, length + 1)
     return past.clamp(max=layer.window) if layer.relative and layer.far == "none" else past
-
-
-def _stacked(of_layers: list[Tensor]) -> Tensor | None:
-    return torch.stack(of_layers).float().cpu() if of_layers else None
-
-
-def _reads(found: list[QueryMoments]) -> int | None:
-    return found[0].num_reads if found else None

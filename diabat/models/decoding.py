@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,33 +46,27 @@ class ModelState:
         return ModelState(tuple(layer.to(device) for layer in self.layers))
 
 
-def check_symbols(symbols: Tensor, dimensions: int, argument: str = "symbols") -> None:
-    """Refuse anything but symbols, int64 [n] or [B, L] without empty dimensions.
+def check_symbols(argument: str, value: Any, shape: str) -> None:
+    """Refuse anything but int64 of a shape such as "[B, L]", without empty dimensions.
 
     Raises:
         ValueError: Names the argument.
     """
-    tensor = isinstance(symbols, Tensor)
-    if not tensor or symbols.dtype != torch.int64 or symbols.ndim != dimensions or 0 in symbols.shape:
-        got = f"{symbols.dtype} {list(symbols.shape)}" if tensor else type(symbols).__name__
-        form = {1: "[n]", 2: "[B, L]"}[dimensions]
-        raise ArgumentError(argument, f"expected int64 {form} without empty dimensions, got {got}.")
+    is_tensor = isinstance(value, Tensor)
+    if not is_tensor or value.dtype != torch.int64 or value.ndim != shape.count(",") + 1 or not value.numel():
+        got = f"{value.dtype} {list(value.shape)}" if is_tensor else type(value).__name__
+        raise ArgumentError(argument, f"expected int64 {shape} without empty dimensions, got {got}.")
 
 
-def check_tokens_of_step(token: Tensor, state: ModelState | None, num_layers: int) -> None:
-    """Refuse anything but one symbol of every sequence, and a state of another model.
+def check_state(state: Any, num_layers: int) -> None:
+    """Refuse anything but None or a state of a model of so many layers.
 
     Raises:
         ValueError: Names the argument.
     """
-    if not isinstance(token, Tensor) or token.dtype != torch.int64 or token.ndim != 1 or not len(token):
-        got = f"{token.dtype} {list(token.shape)}" if isinstance(token, Tensor) else type(token).__name__
-        raise ArgumentError("token", f"expected one symbol of every sequence, int64 [B], got {got}.")
-    if state is None:
-        return
-    if not isinstance(state, ModelState):
+    if not isinstance(state, ModelState | None):
         raise ArgumentTypeError("state", f"expected a ModelState or None, got {type(state).__name__}.")
-    if len(state.layers) != num_layers:
+    if state is not None and len(state.layers) != num_layers:
         raise ArgumentError(
             "state", f"expected the states of {num_layers} layers, got those of {len(state.layers)}."
         )

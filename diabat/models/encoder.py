@@ -11,6 +11,9 @@ from diabat.checks import ArgumentError
 from diabat.extras import extra
 from diabat.tasks.hub import resolve, unavailable
 
+_NUMBERED_FROM_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer")
+"""Model types that number positions from the padding token's number + 1."""
+
 
 def load_encoder(
     name: str,
@@ -35,28 +38,26 @@ def load_encoder(
     import torch
 
     transformers = extra("transformers")
-    place = resolve(name)
+    # Code that is shipped with an encoder is never run, and the user is not asked.
+    place, safe = resolve(name), {"local_files_only": local_files_only, "trust_remote_code": False}
     log = transformers.utils.logging
     level = log.get_verbosity()
     # Unused heads of a checkpoint need no warning, and loading needs no progress bar.
     log.set_verbosity_error()
     log.disable_progress_bar()
     try:
-        # Code that is shipped with an encoder is never run, and the user is not asked.
-        config = transformers.AutoConfig.from_pretrained(
-            place, local_files_only=local_files_only, trust_remote_code=False
-        )
-        _change(config, changes or {})
+        config = transformers.AutoConfig.from_pretrained(place, **safe)
+        known = config.to_dict()
+        for key, value in (changes or {}).items():
+            if key not in known:
+                kind = config.model_type
+                raise ArgumentError(f"encoder_config.{key}", f"unknown key of a '{kind}' configuration.")
+            setattr(config, key, value)
+        model = transformers.AutoModel
         if pretrained:
-            encoder = transformers.AutoModel.from_pretrained(
-                place,
-                config=config,
-                local_files_only=local_files_only,
-                dtype=torch.float32,
-                trust_remote_code=False,
-            )
+            encoder = model.from_pretrained(place, config=config, dtype=torch.float32, **safe)
         else:
-            encoder = transformers.AutoModel.from_config(config, trust_remote_code=False)
+            encoder = model.from_config(config, trust_remote_code=False)
     except ArgumentError:
         raise
     # transformers raises half a dozen types here; see unavailable.
@@ -65,32 +66,9 @@ def load_encoder(
     finally:
         log.set_verbosity(level)
     # The pooler of BERT is not used: it is left as it is, rather than pulled to zero by weight decay.
-    for key, module in encoder.named_children():
-        if key == "pooler":
-            module.requires_grad_(False)
+    if (pooler := getattr(encoder, "pooler", None)) is not None:
+        pooler.requires_grad_(False)
     return encoder
-
-
-def _change(config: Any, changes: Mapping[str, Any]) -> None:
-    known = config.to_dict()
-    for key, value in changes.items():
-        if key not in known:
-            raise ArgumentError(
-                f"encoder_config.{key}", f"unknown key of a '{config.model_type}' configuration."
-            )
-        setattr(config, key, value)
-
-
-def width_of(encoder: nn.Module) -> int:
-    """Width D of the states of the last layer."""
-    config: Any = encoder.config
-    return int(config.hidden_size)
-
-
-def vocabulary_of(encoder: nn.Module) -> int:
-    """Size of the encoder's vocabulary."""
-    embeddings: Any = encoder.get_input_embeddings()  # type: ignore[operator, unused-ignore]  # of transformers, an extra
-    return int(embeddings.num_embeddings)
 
 
 def positions_of(encoder: nn.Module) -> int | None:
@@ -99,9 +77,4 @@ def positions_of(encoder: nn.Module) -> int | None:
     limit = config.to_dict().get("max_position_embeddings")
     if not isinstance(limit, int) or limit < 1:
         return None
-    # RoBERTa and its relatives number positions from the padding token's number + 1.
-    offset = config.pad_token_id + 1 if config.model_type in _NUMBERED_FROM_PADDING else 0
-    return limit - offset
-
-
-_NUMBERED_FROM_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer")
+    return limit - (config.pad_token_id + 1 if config.model_type in _NUMBERED_FROM_PADDING else 0)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diabat.attention.neurogame import NeuroGameAttention
 from diabat.attention.pooling import BoltzmannPooling
 from diabat.checks import ArgumentError
 from diabat.drawing import new_figure, save_figure
@@ -113,83 +114,72 @@ def explain_pair(
     device = next(model.parameters()).device
     split = tokenize_pairs(tokenizer, Pairs([premise], [hypothesis], [0]), model.window).to(device)
     batch, _ = split.batch(torch.zeros(1, dtype=torch.int64, device=device))
-    tokens, sides = _names(tokenizer, premise, hypothesis, model.window)
     was_training = model.training
     model.eval()
-    states, hidden = model.encode(batch), model.hidden_positions(batch)
-    kept = (~hidden[0]).nonzero()[:, 0]
+    states, mask = model.encode(batch), model.mask(batch)
     state = torch.get_rng_state()
-    logits = model.classify(states, hidden)
+    chances = model.classify(states, mask)[0].softmax(-1).tolist()
     torch.set_rng_state(state)
     with full_precision(states):
-        found = _quantities(model, states, hidden)
+        of_tokens, facts = _quantities(model, states, mask)
     model.train(was_training)
-    restricted = {name: _kept(found[name], kept) for name in _TOKEN_QUANTITIES if name in found}
-    chances = logits[0].softmax(-1).tolist()
+    kept = (~mask[0]).nonzero()[:, 0]
+    encoded = tokenizer(premise, hypothesis, truncation="longest_first", max_length=model.window)
+    tokens = tokenizer.convert_ids_to_tokens(encoded["input_ids"])
+    sides = [("premise", "hypothesis", "special")[2 if s is None else s] for s in encoded.sequence_ids(0)]
+    quantities = dict.fromkeys(("fields", "interactions", "shapley", "banzhaf", "gate"))
     return PairExplanation(
         pooling=model.options.pooling,
         tokens=tuple(tokens[i] for i in kept.tolist()),
         sides=tuple(sides[i] for i in kept.tolist()),
         probabilities=dict(zip(classes, chances, strict=True)),
-        alpha=restricted["alpha"],
-        **{name: restricted.get(name) for name in _TOKEN_QUANTITIES if name != "alpha"},
-        facts={name: value for name, value in found.items() if name not in _TOKEN_QUANTITIES},
+        **{**quantities, **{name: _restricted(value, kept) for name, value in of_tokens.items()}},  # type: ignore[arg-type]
+        facts=facts,
     )
 
 
-_TOKEN_QUANTITIES = ("alpha", "fields", "interactions", "shapley", "banzhaf", "gate")
-
-
-def _quantities(model: PairClassifier, states: Tensor, hidden: Tensor) -> dict[str, Any]:
-    """Collect the quantities that the pooling provides, [H, T] or [H, T, T] per token."""
-    from diabat.attention.neurogame import NeuroGameAttention
-
-    pooling = model.pooling
-    if isinstance(pooling, NeuroGameAttention):
-        explanation = pooling.explain(states, hidden)
-        return {
-            "alpha": explanation.alpha[0],
-            "fields": explanation.fields[0],
-            "interactions": explanation.interactions[0],
-            "shapley": explanation.shapley.value[0],
-            "banzhaf": explanation.banzhaf.value[0],
-            "gate": explanation.gate[0],
-            "expected_active": explanation.expected_active[0].tolist(),
-            "temperature": explanation.temperature.tolist(),
-            "residual": explanation.residual[0].tolist(),
-            "coalitions": explanation.num_coalitions,
-            "weighting": pooling.weighting,
-            "seed": explanation.seed,
-            **{
-                name: explanation.info[name]
-                for name in ("converged", "iterations")
-                if name in explanation.info
-            },
-        }
-    if isinstance(pooling, BoltzmannPooling):
-        alpha = pooling.probabilities(states, hidden)[0]
-        h, J = pooling.last_fields_and_couplings()
-        active = alpha.sum(-1).tolist()
-        return {"alpha": alpha, "fields": h[0], "interactions": J, "expected_active": active}
-    return {"alpha": pooling.weights(states, hidden)[0]}
-
-
-def _kept(values: Tensor, kept: Tensor) -> Tensor:
-    """Restrict [H, T] or [H, T, T] to the tokens that take part; on the CPU."""
+def _restricted(values: Tensor, kept: Tensor) -> Tensor:
+    """[H, T] or [H, T, T] of the tokens that take part, on the CPU."""
     chosen = values[:, kept] if values.ndim == 2 else values[:, kept][..., kept]
     return chosen.detach().float().cpu()
 
 
-def _names(tokenizer: Any, premise: str, hypothesis: str, window: int) -> tuple[list[str], list[str]]:
-    """Tokens as text, and the side of each token."""
-    encoded = tokenizer(premise, hypothesis, truncation="longest_first", max_length=window)
-    names = {0: "premise", 1: "hypothesis", None: "special"}
-    return tokenizer.convert_ids_to_tokens(encoded["input_ids"]), [names[s] for s in encoded.sequence_ids(0)]
+def _quantities(
+    model: PairClassifier, states: Tensor, mask: Tensor
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What the pooling provides: for tokens, [H, T] or [H, T, T], and further numbers by name."""
+    pooling = model.pooling
+    if isinstance(pooling, NeuroGameAttention):
+        found = pooling.explain(states, mask)
+        of_tokens = {
+            "alpha": found.alpha[0],
+            "fields": found.fields[0],
+            "interactions": found.interactions[0],
+            "shapley": found.shapley.value[0],
+            "banzhaf": found.banzhaf.value[0],
+            "gate": found.gate[0],
+        }
+        facts = {
+            "expected_active": found.expected_active[0].tolist(),
+            "temperature": found.temperature.tolist(),
+            "residual": found.residual[0].tolist(),
+            "coalitions": found.num_coalitions,
+            "weighting": pooling.weighting,
+            "seed": found.seed,
+        }
+        return of_tokens, facts | {k: v for k, v in found.info.items() if k in ("converged", "iterations")}
+    if isinstance(pooling, BoltzmannPooling):
+        alpha = pooling.probabilities(states, mask)[0]
+        h, J = pooling.last_fields_and_couplings()
+        assert J is not None
+        return {"alpha": alpha, "fields": h[0], "interactions": J}, {
+            "expected_active": alpha.sum(-1).tolist()
+        }
+    return {"alpha": pooling.weights(states, mask)[0]}, {}
 
 
 # Okabe and Ito's palette, told apart by colour-blind readers.
 _COLOURS = {"premise": "#0072B2", "hypothesis": "#D55E00", "special": "#999999"}
-
 
 _LEAST_RANGE = 0.5
 """The colours span at least ±0.5 in units of J_ij/γ, so that a model without interactions looks like one."""

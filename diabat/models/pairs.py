@@ -3,93 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.layer import visible_positions
-from diabat.attention.pooling import BoltzmannPooling, QueryHeads, mix
-from diabat.checks import ArgumentError, did_you_mean
+from diabat.attention.neurogame import PAPER_MEAN_FIELD, NeuroGameAttention
+from diabat.attention.pooling import BoltzmannPooling
+from diabat.checks import ArgumentError, check_choice, check_count, check_number, check_positive
+from diabat.models.base import Model
+from diabat.models.encoder import load_encoder, positions_of
+from diabat.models.poolings import MeanPooling, ProjectedMeanPooling, SoftmaxPooling
+from diabat.tasks.base import ExampleKind
+from diabat.tasks.hub import load_tokenizer
 from diabat.tasks.nli_tokens import PairBatch, PairSplit
 
 if TYPE_CHECKING:
-    from diabat.attention.neurogame import NeuroGameAttention
     from diabat.samplers.base import Sampler
 
-
-class MeanPooling(nn.Module):
-    """Mean of the token states; it has no parameters."""
-
-    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Map [B, T, D] to [B, D]; the mask is bool [B, T], True at padding."""
-        return mix(self.weights(x, key_padding_mask)[:, 0], x)
-
-    def weights(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Weights of the positions, [B, 1, T], which sum to 1."""
-        seen = visible_positions(x, key_padding_mask).to(x.dtype)
-        return (seen / seen.sum(-1, keepdim=True))[:, None]
-
-
-class ProjectedMeanPooling(nn.Module):
-    r"""Mean pooling between the two projections of NeuroGame attention: z = W_O (1/n) Σ_i W_v x_i, without bias.
-
-    A control: the effect of the projections without a game.
-
-    Args:
-        embed_dim: D.
-        value_std: Standard deviation of the entries of W_v at the start.
-    """
-
-    def __init__(self, embed_dim: int, value_std: float) -> None:
-        super().__init__()
-        self.mean = MeanPooling()
-        self.value = nn.Linear(embed_dim, embed_dim, bias=False)
-        self.output_projection = nn.Linear(embed_dim, embed_dim, bias=False)
-        nn.init.normal_(self.value.weight, std=value_std)
-
-    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Map [B, T, D] to [B, D]; the mask is bool [B, T], True at padding."""
-        pooled: Tensor = self.output_projection(self.value(self.mean(x, key_padding_mask)))
-        return pooled
-
-    def weights(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Weights of the positions, [B, 1, T], which sum to 1."""
-        return self.mean.weights(x, key_padding_mask)
-
-
-class SoftmaxPooling(nn.Module):
-    r"""Attention pooling with a learned query per head.
-
-    z = W_O concat_h Σ_i softmax_i(q_h · k_hi / sqrt(d)) v_hi, with k = W_K x, v = W_V x and d = D/H.
-
-    Args:
-        embed_dim: D, divisible by ``num_heads``.
-        num_heads: H.
-    """
-
-    def __init__(self, embed_dim: int, num_heads: int) -> None:
-        super().__init__()
-        self.heads = QueryHeads(embed_dim, num_heads)
-
-    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Map [B, T, D] to [B, D]; the mask is bool [B, T], True at padding."""
-        return self.heads.combine(self.weights(x, key_padding_mask), x)
-
-    def weights(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Weights of the positions, [B, H, T], which sum to 1."""
-        scores = self.heads.scores(x)
-        hidden = ~visible_positions(x, key_padding_mask)[:, None]
-        return scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(hidden, 0)
-
-
 POOLINGS = ("neurogame", "mean", "softmax", "boltzmann", "projected_mean")
-Pooling = Union["NeuroGameAttention", MeanPooling, SoftmaxPooling, BoltzmannPooling, ProjectedMeanPooling]
-HEAD = ("pooling.", "classifier.")
-"""Prefixes of the names of the parameters outside the encoder."""
+Pooling = NeuroGameAttention | MeanPooling | SoftmaxPooling | BoltzmannPooling
+_EXAMPLES_OF_FIGURES = 32
 
 
 @dataclass(frozen=True)
@@ -119,6 +56,8 @@ class PairModelOptions:
         dropout: Probability in 0 .. 1 (exclusive) of dropout before each layer of the classifier.
     """
 
+    examples: ClassVar[ExampleKind] = "pairs"
+    sampler: ClassVar[Mapping[str, Any]] = {"backend": "mean_field", **PAPER_MEAN_FIELD}
     name: Literal["pairs"] = field(default="pairs", kw_only=True)
     encoder: str = "bert-base-uncased"
     tokenizer: str | None = None
@@ -141,22 +80,14 @@ class PairModelOptions:
     dropout: float = 0.15
 
     def __post_init__(self) -> None:
-        if self.pooling not in POOLINGS:
-            hint = did_you_mean(self.pooling, POOLINGS)
-            raise ArgumentError(
-                "pooling", f"expected one of {', '.join(POOLINGS)}, got '{self.pooling}'.{hint}"
-            )
+        check_choice("pooling", self.pooling, POOLINGS)
         if self.mode != "h+J" and self.pooling != "neurogame":
             raise ArgumentError("mode", f"expected 'h+J' with pooling '{self.pooling}', got '{self.mode}'.")
         for name in ("num_heads", "coalitions", "eval_coalitions", "ffn_dim"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(name, f"expected an integer >= 1, got {getattr(self, name)}.")
-        if self.ffn_layers < 0:
-            raise ArgumentError("ffn_layers", f"expected an integer >= 0, got {self.ffn_layers}.")
-        if not 0 <= self.dropout < 1:
-            raise ArgumentError("dropout", f"expected a probability in [0, 1), got {self.dropout}.")
-        if not 0 < self.temperature < float("inf"):
-            raise ArgumentError("temperature", f"expected a finite number > 0, got {self.temperature}.")
+            check_count(name, getattr(self, name))
+        check_count("ffn_layers", self.ffn_layers, least=0)
+        check_number("dropout", self.dropout, "[0, 1)")
+        check_positive("temperature", self.temperature)
 
     @property
     def attention(self) -> str:
@@ -168,25 +99,55 @@ class PairModelOptions:
         """Whether the pooling calls a sampler for its marginals."""
         return self.pooling in ("neurogame", "boltzmann") and self.mode == "h+J"
 
+    def load_tokenizer(self) -> Any:
+        """Load the tokenizer; the argument of an error is ``tokenizer`` or ``encoder``."""
+        argument = "encoder" if self.tokenizer is None else "tokenizer"
+        name = self.tokenizer or self.encoder
+        return load_tokenizer(name, local_files_only=self.local_files_only, argument=argument)
 
-class PairClassifier(nn.Module):
+    def build(
+        self, vocab_size: int, num_classes: int, window: int, sampler: Sampler, gradient: str, seed: int
+    ) -> PairClassifier:
+        """Load the encoder and build the model, see :meth:`diabat.models.ModelOptions.build`."""
+        torch.manual_seed(seed)
+        encoder = load_encoder(
+            self.encoder,
+            pretrained=self.pretrained,
+            changes=self.encoder_config,
+            local_files_only=self.local_files_only,
+        )
+        limit = positions_of(encoder)
+        if limit is not None and window > limit:
+            raise ArgumentError("window", f"expected at most {limit}, the encoder's positions, got {window}.")
+        rows = encoder.get_input_embeddings().num_embeddings  # type: ignore[operator, union-attr, unused-ignore]
+        if vocab_size > rows:
+            raise ArgumentError(
+                "tokenizer", f"expected at most {rows} tokens as the encoder has, got {vocab_size}."
+            )
+        # Reseed: poolings of one seed start with the same classifier, whatever the encoder has drawn.
+        torch.manual_seed(seed)
+        return PairClassifier(self, encoder, num_classes, window, sampler, gradient)
+
+
+class PairClassifier(Model):
     """Encoder, pooling and classifier.
 
     Args:
         options: Pooling, classifier and the rest.
-        encoder: The encoder, from :func:`diabat.models.encoder.load_encoder`.
-        width: Width D of its states.
+        encoder: The encoder, from :func:`diabat.models.encoder.load_encoder`; D is the width of its states.
         num_classes: C.
         window: Largest number of tokens of a pair.
         sampler: Backend of the poolings that have an Ising model.
         gradient: Gradient estimator of the backend.
     """
 
+    options: PairModelOptions
+    mixes = True
+
     def __init__(
         self,
         options: PairModelOptions,
         encoder: nn.Module,
-        width: int,
         num_classes: int,
         window: int,
         sampler: str | Sampler = "mean_field",
@@ -195,6 +156,7 @@ class PairClassifier(nn.Module):
         super().__init__()
         self.options, self.window = options, window
         self.encoder = encoder
+        width = int(encoder.config.hidden_size)  # type: ignore[union-attr, arg-type]
         self.pooling = _pooling(options, width, window, sampler, gradient)
         self.classifier = _classifier(options, width, num_classes)
         if options.freeze_encoder:
@@ -218,17 +180,7 @@ class PairClassifier(nn.Module):
         Returns:
             Logits in the dtype of the weights, also under autocast, [B, C].
         """
-        return self.classify(self.encode(batch), self.hidden_positions(batch), mixed)
-
-    def classify(self, states: Tensor, hidden: Tensor, mixed: tuple[float, Tensor] | None = None) -> Tensor:
-        """Pool token states [B, T, D] over the positions that are not hidden (bool [B, T]), and classify."""
-        with full_precision(states):
-            pooled: Tensor = self.pooling(states, hidden)
-            if mixed is not None:
-                share, partners = mixed
-                pooled = share * pooled + (1 - share) * pooled[partners]
-            logits: Tensor = self.classifier(pooled)
-        return logits
+        return self.classify(self.encode(batch), self.mask(batch), mixed)
 
     def encode(self, batch: PairBatch) -> Tensor:
         """Compute the token states in the dtype of the weights, [B, T, D]."""
@@ -242,23 +194,77 @@ class PairClassifier(nn.Module):
         states: Tensor = out.last_hidden_state
         return states.to(next(self.classifier.parameters()).dtype)
 
-    def hidden_positions(self, batch: PairBatch) -> Tensor:
+    def mask(self, batch: PairBatch) -> Tensor:
         """Positions that the pooling ignores, bool [B, T]."""
         return batch.padding if self.options.special_tokens else batch.padding | batch.special
 
-    def pooled_lengths(self, split: PairSplit) -> Tensor:
-        """Number of tokens of each pair that the pooling uses, int64 [N] on the CPU."""
-        return split.lengths if self.options.special_tokens else split.ordinary_lengths
+    def classify(self, states: Tensor, mask: Tensor, mixed: tuple[float, Tensor] | None = None) -> Tensor:
+        """Pool token states [B, T, D] over the positions that the mask (bool [B, T]) leaves, and classify."""
+        with full_precision(states):
+            pooled: Tensor = self.pooling(states, mask)
+            if mixed is not None:
+                share, partners = mixed
+                pooled = share * pooled + (1 - share) * pooled[partners]
+            logits: Tensor = self.classifier(pooled)
+        return logits
 
     def attention_layers(self) -> list[BoltzmannPooling]:
         """Return the layers that have fields and couplings."""
         return [self.pooling] if isinstance(self.pooling, BoltzmannPooling) else []
+
+    def check_batches(self, examples: PairSplit, batches: Sequence[Tensor]) -> None:
+        """Refuse passes that exceed the limits of the sampler; only NeuroGame pooling has such limits."""
+        if not isinstance(self.pooling, NeuroGameAttention):
+            return
+        able = self.pooling.sampler.capabilities
+        if able.max_spins is None and able.max_states is None:
+            return
+        lengths = examples.lengths if self.options.special_tokens else examples.ordinary_lengths
+        passes = [lengths[batch] for batch in batches if len(batch)]
+        longest = max(passes, key=lambda some: float(some.double().exp2().sum()))
+        self.pooling.require_lengths(longest, begin="sampler:")
+
+    def figures(self, examples: Any) -> dict[str, float]:
+        """How well the games of NeuroGame pooling are estimated on the first 32 examples; empty for other poolings.
+
+        ``effective_samples_phi``, ``_beta`` and ``_pairs``: 1/Σ w² of the coalitions' weights, averaged over tokens
+        (pairs of tokens) and heads.  ``phi_beta_correlation``: Pearson's, over the tokens of a sequence, averaged over
+        sequences and heads.
+        """
+        if not isinstance(self.pooling, NeuroGameAttention):
+            return {}
+        device = next(self.parameters()).device
+        batch, _ = examples.batch(torch.arange(min(_EXAMPLES_OF_FIGURES, len(examples)), device=device))
+        states, mask = self.encode(batch), self.mask(batch)
+        with full_precision(states):
+            estimates = dict(zip(("phi", "beta", "pairs"), self.pooling.estimates(states, mask), strict=True))
+        tokens = ~mask[:, None].expand(estimates["phi"].value.shape)  # [B, H, T]
+        pairs = tokens[..., :, None] & tokens[..., None, :]
+        counted = {
+            "phi": tokens,
+            "beta": tokens,
+            "pairs": pairs & ~torch.eye(mask.shape[1]).bool().to(device),
+        }
+        found = {}
+        for name, estimate in estimates.items():
+            assert estimate.effective_samples is not None
+            found[f"effective_samples_{name}"] = float(estimate.effective_samples[counted[name]].mean())
+        phi, beta = estimates["phi"].value.double(), estimates["beta"].value.double()
+        return found | {"phi_beta_correlation": _correlation(phi, beta, tokens)}
 
 
 def full_precision(states: Tensor) -> torch.autocast:
     """Context without autocast on the device of the states, for the pooling."""
     # Norms of coalitions and fixed points are inaccurate in half precision, and cheap in float32.
     return torch.autocast(states.device.type, enabled=False)
+
+
+def _correlation(x: Tensor, y: Tensor, counted: Tensor) -> float:
+    """Mean of Pearson's correlation over rows [..., T]; NaN if no row has one."""
+    number = counted.sum(-1, keepdim=True)
+    x, y = (torch.where(counted, v - (v * counted).sum(-1, keepdim=True) / number, 0) for v in (x, y))
+    found = (x * y).sum(-1) / (x.square().sum(-1) * y.square().sum(-1)).sqrt()
+    return float(found.nanmean())
 
 
 def _pooling(
@@ -272,8 +278,6 @@ def _pooling(
         return SoftmaxPooling(width, options.num_heads)
     if options.pooling == "boltzmann":
         return BoltzmannPooling(width, options.num_heads, window, sampler=sampler, gradient=gradient)
-    from diabat.attention.neurogame import NeuroGameAttention
-
     return NeuroGameAttention(
         width,
         options.num_heads,

@@ -3,33 +3,132 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.boltzmann import BoltzmannAttention, coupling_parameters
-from diabat.checks import ArgumentError
+from diabat.attention.boltzmann import (
+    BoltzmannAttention,
+    check_offset_bias,
+    check_windows,
+    coupling_parameters,
+)
+from diabat.attention.coupled import SELF_MODES
+from diabat.checks import ArgumentError, check_choice, check_count, check_number
 from diabat.compute.memory import require_memory
-from diabat.models.decoding import ModelState, check_symbols, check_tokens_of_step
-from diabat.models.transformer_options import TransformerOptions
+from diabat.models.base import Model
+from diabat.models.decoding import ModelState, check_state, check_symbols
 from diabat.samplers.state import sampler_parameters
+from diabat.tasks.base import ExampleKind
 
 if TYPE_CHECKING:
     from diabat.attention.decoding import DecodingState
     from diabat.samplers.base import Sampler
 
 
+@dataclass(frozen=True)
+class TransformerOptions:
+    """Size and attention mode of the model; the defaults are the published Tiny Shakespeare model.
+
+    Attributes:
+        name: Name of the model.
+        embed_dim: Width of the residual stream, divisible by ``num_heads``.
+        num_heads: Heads H of every attention layer.
+        num_layers: Blocks.
+        ffn_dim: Hidden width of the feed-forward network, 0 for none.
+        dropout: Probability in 0 .. 1 (exclusive) of dropout on the two outputs of a block.
+        attention_dropout: The same for the attention weights; None takes ``dropout``.
+        embedding_dropout: The same for the sum of the embeddings of symbols and positions.
+        mode: ``softmax``, or the terms of the energy: ``h+J``, ``h``, ``J``, ``h+K``, ``J+K``, ``h+J+K``, ``K``; or
+            ``J-self``.  See :class:`diabat.BoltzmannAttention`.
+        causal: Whether position i sees positions j <= i only.
+        bandwidth: w; only couplings J_jk with |j - k| <= w are parameters.  None makes all of them parameters.
+        relative: Couplings between the last keys that a query sees, for sequences of any length.
+        attention_window: T, the number of coupled positions, with ``relative``; None couples the whole context.
+        far: With ``relative``, keys before the window: ``none`` of them is visible, or they are ``independent``.
+        weights: Attention weights from the ``probability`` of a spin, or from its ``odds``.
+        positions: ``learned`` embeddings, one for each position of the context, or ``rope``: rotary positions in every
+            attention layer.
+        offset_bias: With ``relative``, a learned bias on the scores of the last keys, by head and offset.
+    """
+
+    examples: ClassVar[ExampleKind] = "sequences"
+    sampler: ClassVar[Mapping[str, Any]] = {}
+    name: Literal["transformer"] = field(default="transformer", kw_only=True)
+    embed_dim: int = 64
+    num_heads: int = 1
+    num_layers: int = 1
+    ffn_dim: int = 128
+    dropout: float = 0.1
+    attention_dropout: float | None = None
+    embedding_dropout: float = 0.0
+    mode: str = "h+J"
+    causal: bool = True
+    bandwidth: int | None = None
+    relative: bool = False
+    attention_window: int | None = None
+    far: str = "none"
+    weights: str = "probability"
+    positions: str = "learned"
+    offset_bias: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("embed_dim", 1), ("num_heads", 1), ("num_layers", 1), ("ffn_dim", 0)):
+            check_count(name, getattr(self, name), least=least)
+        for name in ("bandwidth", "attention_window"):
+            check_count(name, getattr(self, name), optional=True)
+        if self.embed_dim % self.num_heads:
+            raise ArgumentError(
+                "embed_dim", f"expected a multiple of num_heads = {self.num_heads}, got {self.embed_dim}."
+            )
+        for name in ("dropout", "attention_dropout", "embedding_dropout"):
+            check_number(name, getattr(self, name), "[0, 1)", optional=name == "attention_dropout")
+        check_choice("mode", self.mode, SELF_MODES)
+        check_choice("positions", self.positions, ("learned", "rope"))
+        check_windows(self.relative, self.causal, self.far, self.weights, self.mode)
+        check_offset_bias(self.offset_bias, self.relative, self.mode)
+        if self.attention_window is not None and not self.relative:
+            raise ArgumentError(
+                "attention_window", f"expected None without relative couplings, got {self.attention_window}."
+            )
+        if self.positions == "rope" and self.embed_dim // self.num_heads % 2:
+            got = f"{self.embed_dim} / {self.num_heads}"
+            raise ArgumentError("positions", f"'rope' expects an even embed_dim / num_heads, got {got}.")
+
+    @property
+    def attention(self) -> str:
+        """Short description of the attention."""
+        return self.mode
+
+    @property
+    def uses_sampler(self) -> bool:
+        """Whether the attention calls a sampler for its marginals."""
+        return self.mode != "softmax"
+
+    def load_tokenizer(self) -> None:
+        """None: tasks of sequences have symbols."""
+
+    def build(
+        self, vocab_size: int, num_classes: int, window: int, sampler: Sampler, gradient: str, seed: int
+    ) -> Transformer:
+        """Build the model, see :meth:`diabat.models.ModelOptions.build`."""
+        torch.manual_seed(seed)
+        try:
+            return Transformer(self, vocab_size, num_classes, window, sampler, gradient)
+        except ArgumentError as error:
+            if error.argument != "window" or self.attention_window is None:
+                raise
+            raise type(error)("attention_window", error.reason) from error  # the option that gave the window
+
+
 class Block(nn.Module):
     """Pre-LN block: x + attention(LN(x)), then x + FFN(LN(x)) unless ``ffn_dim`` is 0."""
 
     def __init__(
-        self,
-        options: TransformerOptions,
-        window: int,
-        sampler: str | Sampler,
-        gradient: str,
-        num_reads: int | None,
+        self, options: TransformerOptions, window: int, sampler: str | Sampler, gradient: str
     ) -> None:
         super().__init__()
         width = options.embed_dim
@@ -43,7 +142,6 @@ class Block(nn.Module):
             gradient=gradient,
             causal=options.causal,
             dropout=options.dropout if options.attention_dropout is None else options.attention_dropout,
-            num_reads=num_reads,
             bandwidth=options.bandwidth,
             relative=options.relative,
             far=options.far,
@@ -82,22 +180,7 @@ class Block(nn.Module):
         return x if self.ffn is None else x + self.ffn(x)
 
 
-def _require_room(options: TransformerOptions, vocab_size: int, num_classes: int, window: int) -> None:
-    """Refuse weights that do not fit into memory with their gradients and both moments of the optimiser, float32.
-
-    The attention layer checks the memory of the couplings.
-    """
-    width = options.embed_dim
-    numbers = options.num_layers * width * (4 * width + 2 * options.ffn_dim)
-    numbers += width * (vocab_size + window + num_classes)
-    what = (
-        f"weights of embed_dim = {width}, num_layers = {options.num_layers}, ffn_dim = {options.ffn_dim} and "
-        f"{vocab_size} symbols"
-    )
-    require_memory(16 * numbers, what, "embed_dim")
-
-
-class Transformer(nn.Module):
+class Transformer(Model):
     """Symbols to class logits, one per position: embeddings, pre-LN blocks, a final LayerNorm, a linear head.
 
     Initialisation: every matrix and embedding is N(0, 0.02²), biases are 0, LayerNorms are 1 and 0,
@@ -113,8 +196,9 @@ class Transformer(nn.Module):
             possible; and the number of spins of an attention problem, unless ``options.attention_window`` is given.
         sampler: Backend of every attention layer, by name or as an object.
         gradient: Gradient estimator of every attention layer.
-        num_reads: Reads per attention problem for sampling backends, None for the backend's own number.
     """
+
+    options: TransformerOptions
 
     def __init__(
         self,
@@ -124,11 +208,13 @@ class Transformer(nn.Module):
         window: int,
         sampler: str | Sampler = "exact",
         gradient: str = "auto",
-        *,
-        num_reads: int | None = None,
     ) -> None:
         super().__init__()
-        _require_room(options, vocab_size, num_classes, window)
+        width, depth, ffn_dim = options.embed_dim, options.num_layers, options.ffn_dim
+        numbers = width * (depth * (4 * width + 2 * ffn_dim) + vocab_size + window + num_classes)
+        # With gradients and both moments of the optimiser, float32; the attention layer checks its couplings itself.
+        sizes = f"embed_dim = {width}, num_layers = {depth}, ffn_dim = {ffn_dim} and {vocab_size} symbols"
+        require_memory(16 * numbers, f"weights of {sizes}", "embed_dim")
         seed = int(torch.randint(2**31, ()))
         self.options = options
         self.window = window
@@ -136,7 +222,7 @@ class Transformer(nn.Module):
         self.positions = nn.Embedding(window, options.embed_dim) if options.positions == "learned" else None
         self.embedding_dropout = nn.Dropout(options.embedding_dropout)
         self.blocks = nn.ModuleList(
-            Block(options, window, sampler, gradient, num_reads) for _ in range(options.num_layers)
+            Block(options, window, sampler, gradient) for _ in range(options.num_layers)
         )
         self.norm = nn.LayerNorm(options.embed_dim)
         self.head = nn.Linear(options.embed_dim, num_classes)
@@ -176,7 +262,7 @@ class Transformer(nn.Module):
                 context.
         """
         self._require_relative()
-        check_symbols(symbols, 2)
+        check_symbols("symbols", symbols, "[B, L]")
         self._require_within_context("symbols", symbols.shape[-1])
         x, states = self.embedded(symbols), []
         for block in self.all_blocks():
@@ -200,7 +286,8 @@ class Transformer(nn.Module):
             ValueError: If the couplings are not relative, a shape or dtype is wrong, or the context is full.
         """
         self._require_relative()
-        check_tokens_of_step(token, state, len(self.blocks))
+        check_symbols("token", token, "[B]")
+        check_state(state, len(self.blocks))
         position = 0
         if self.positions is not None and state is not None:  # rotary positions stay on the device
             position = int(state.position)

@@ -14,16 +14,15 @@ from diabat.config.errors import ConfigError, refused
 from diabat.config.loading import load_config, to_plain
 from diabat.config.schema import Config
 from diabat.config.sections import SamplerChoice
-from diabat.models.registry import MODELS
 from diabat.samplers.registry import sampler
-from diabat.tasks.registry import build_task as task_from_options
 from diabat.training import TrainResult, train
-from diabat.training.folder import CONFIG, FREE_ON_RESUME
+from diabat.training.folder import CONFIG
+from diabat.training.train import FREE_ON_RESUME
 
 if TYPE_CHECKING:
     from diabat.models import Model
     from diabat.samplers.base import Sampler
-    from diabat.tasks import PairTask, Task
+    from diabat.tasks import Task
 
 
 def use_threads(config: Config) -> None:
@@ -62,7 +61,7 @@ def build_sampler(choice: SamplerChoice, key: str = "sampler") -> Sampler:
         raise refused(error, key) from error
 
 
-def build_task(config: Config) -> Task | PairTask:
+def build_task(config: Config) -> Task:
     """Build the task, reading its data.
 
     Raises:
@@ -70,14 +69,13 @@ def build_task(config: Config) -> Task | PairTask:
         ConfigError: If the task refuses an option, or the tokenizer of sentence pairs cannot be loaded.
         ImportError: If sentence pairs need the extra ``hf`` and it is not installed.
     """
-    kind = MODELS[config.model.name]
     with in_words_of_sections("model"):
-        tokenizer = None if kind.tokenizer is None else kind.tokenizer(config.model)
+        tokenizer = config.model.load_tokenizer()
     with in_words_of_sections("task"):
-        return task_from_options(config.task, tokenizer)
+        return config.task.build(tokenizer)
 
 
-def build_model(config: Config, task: Task | PairTask, backend: Sampler | None = None) -> Model:
+def build_model(config: Config, task: Task, backend: Sampler | None = None) -> Model:
     """Build the model of a task with weights drawn from ``config.seed``; reseeds torch's global generator.
 
     Args:
@@ -88,9 +86,17 @@ def build_model(config: Config, task: Task | PairTask, backend: Sampler | None =
     Raises:
         ConfigError: If sampler, mode and gradient do not fit together, or an encoder cannot be loaded.
     """
+    return build_model_of_sizes(config, task.vocab_size, task.num_classes, task.window, backend)
+
+
+def build_model_of_sizes(
+    config: Config, vocab_size: int, num_classes: int, window: int, backend: Sampler | None = None
+) -> Model:
+    """Build a model without the data of its task; as :func:`build_model`."""
     backend = build_sampler(config.sampler) if backend is None else backend
+    sizes = (vocab_size, num_classes, window)
     with in_words_of_sections("model"):
-        return MODELS[config.model.name].build(config.model, task, backend, config.gradient, config.seed)
+        return config.model.build(*sizes, backend, config.gradient, config.seed)
 
 
 _ELSEWHERE = {

@@ -16,7 +16,6 @@ from diabat.ising import Ising
 from diabat.models import Transformer, TransformerOptions
 from diabat.runs.build import build_model, build_task
 from diabat.studies.fidelity import Ensemble, ferromagnet, from_attention, sk
-from diabat.tasks import Task
 from diabat.training import load_model
 
 _WINDOWS = 16
@@ -78,11 +77,11 @@ def attention_ensembles(
     if not stored.is_file():
         raise ConfigError(key, f"expected the folder of a run, got '{run_dir}' without config.json.")
     config = load_config(stored, trust=trust)
-    task = build_task(config) if isinstance(config.model, TransformerOptions) else None
-    if not isinstance(config.model, TransformerOptions) or not isinstance(task, Task):
+    if not isinstance(config.model, TransformerOptions):
         raise ConfigError(key, f"expected a run of a transformer, got '{run_dir}', a classifier of pairs.")
     if config.model.mode == "softmax":
         raise ConfigError(key, f"expected a run with couplings, got '{run_dir}' with model.mode=softmax.")
+    task = build_task(config)
     model = build_model(config, task)
     assert isinstance(model, Transformer)
     model.load_state_dict(load_model(run_dir))

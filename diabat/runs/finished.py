@@ -14,34 +14,28 @@ from diabat.checks import ArgumentError
 from diabat.config.errors import ConfigError
 from diabat.config.loading import load_config
 from diabat.config.schema import Config
-from diabat.models.pairs import PairModelOptions
-from diabat.models.registry import MODELS, pair_classifier, pair_tokenizer
-from diabat.models.transformer import Transformer
+from diabat.models import PairClassifier, PairModelOptions, Transformer
 from diabat.runs.build import (
     build_model,
-    build_sampler,
+    build_model_of_sizes,
     build_task,
     choose_device,
     in_words_of_sections,
     use_threads,
 )
 from diabat.samplers.state import begin_anew
-from diabat.tasks.base import Task
-from diabat.tasks.nli import PairOptions
+from diabat.tasks import ExampleKind, PairOptions, Task
 from diabat.tasks.nli_files import Columns
-from diabat.tasks.registry import ExampleKind
-from diabat.training import load_model
 from diabat.training.checkpoint import load_weights, read_checkpoint
 from diabat.training.evaluate import evaluate, own_random_numbers, predict
-from diabat.training.folder import CONFIG
-from diabat.training.recipe import autocast
+from diabat.training.folder import BEST, CONFIG
+from diabat.training.optimizer import autocast
 from diabat.training.scores import Scores, score
 
 if TYPE_CHECKING:
-    from diabat.models import Model, PairClassifier
+    from diabat.models import Model
     from diabat.models.decoder_explanation import DecoderExplanation
     from diabat.models.explanation import PairExplanation
-    from diabat.tasks import PairTask
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +49,7 @@ class Run:
     """
 
     config: Config
-    task: Task | PairTask
+    task: Task
     model: Model
 
 
@@ -88,8 +82,8 @@ def load_run(path: str | Path, overrides: Iterable[str] = (), *, trust: bool = F
     """Load a run with its data.
 
     Args:
-        path: Folder of a run (its weights with the lowest validation loss are loaded), or of one of its
-            checkpoints.  A checkpoint ``step-...`` gives the averaged weights if the run averages weights.
+        path: Folder of a run (its weights with the lowest validation loss are loaded), or one of its checkpoints.
+            ``latest.safetensors`` gives the averaged weights if the run averages weights.
         overrides: Changes of the configuration, e.g. of the path of the data.
         trust: As for :func:`diabat.config.load_config`.
 
@@ -168,7 +162,6 @@ def explain_decoder_run(
     if examples_of_run(path, trust=trust) != "sequences":
         raise ConfigError(f"'{path}'", "expected a run of a decoder, got one of a classifier of pairs.")
     run = load_run(path, overrides, trust=trust)
-    assert isinstance(run.task, Task)
     assert isinstance(run.model, Transformer)
     form, training = run.task.text, run.config.training
     if form is None:
@@ -195,7 +188,8 @@ def examples_of_run(path: str | Path, *, trust: bool = False) -> ExampleKind:
     Raises:
         ConfigError: If the folder holds no run, or one that would have to be trusted.
     """
-    return MODELS[load_config(_home(Path(path)) / CONFIG, trust=trust).model.name].examples
+    home, _ = _parts(Path(path))
+    return load_config(home / CONFIG, trust=trust).model.examples
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,38 +231,36 @@ def load_classifier(
             f"'{path}'",
             f"expected a run of a classifier of sentence pairs, got the task '{config.task.name}'.",
         )
-    classes, backend = config.task.class_names, build_sampler(config.sampler)
+    classes = config.task.class_names
     with in_words_of_sections("model"):
-        tokenizer = pair_tokenizer(config.model)
-        sizes = (len(classes), config.task.window)
-        model = pair_classifier(config.model, tokenizer, *sizes, backend, config.gradient, config.seed)
+        tokenizer = config.model.load_tokenizer()
+    model = build_model_of_sizes(config, len(tokenizer), len(classes), config.task.window)
+    assert isinstance(model, PairClassifier)
     load_weights(model, weights, Path(path))
     model = model.to(choose_device(config)).eval()
     return TrainedClassifier(config, tokenizer, classes, config.task.columns, model)
 
 
 def _stored(
-    folder: Path, overrides: Iterable[str] = (), trust: bool = False
+    path: Path, overrides: Iterable[str] = (), trust: bool = False
 ) -> tuple[Config, dict[str, Tensor]]:
     """Read configuration and weights of a run or checkpoint, and set torch's number of threads."""
-    home = _home(folder)
+    home, checkpoint = _parts(path)
     config = load_config(home / CONFIG, overrides, trust=trust)
     use_threads(config)
-    return config, load_model(home) if home == folder else _averaged(folder)
-
-
-def _home(folder: Path) -> Path:
-    """Folder of the run of a folder or checkpoint, which holds its configuration."""
-    checkpoint = folder.parent.name == "checkpoints" and (folder / "state.json").is_file()
-    home = folder.parent.parent if checkpoint else folder
-    if not (home / CONFIG).is_file():
-        raise ConfigError(f"'{folder}'", "expected the folder of a run or of a checkpoint, got none.")
-    return home
-
-
-def _averaged(checkpoint: Path) -> dict[str, Tensor]:
     tensors, _ = read_checkpoint(checkpoint)
-    return tensors["model"] | tensors.get("average", {})
+    weights = {name: tensor for name, tensor in tensors.items() if "/" not in name}
+    averaged = {n.removeprefix("average/"): t for n, t in tensors.items() if n.startswith("average/")}
+    return config, weights | averaged
+
+
+def _parts(path: Path) -> tuple[Path, Path]:
+    """Folder of a run, which holds its configuration, and the checkpoint that the path means."""
+    home, checkpoint = (path.parent, path) if path.suffix == ".safetensors" else (path, path / BEST)
+    if not (home / CONFIG).is_file():
+        got = f"a folder without {CONFIG}" if home.is_dir() else "a path that does not exist"
+        raise ConfigError(f"'{path}'", f"expected the folder of a run or one of its checkpoints, got {got}.")
+    return home, checkpoint
 
 
 def evaluate_run(run: Run, split: str = "validation") -> Evaluation:

@@ -14,7 +14,7 @@ from torch import Tensor
 from diabat.checks import ArgumentError
 from diabat.files import replace_file
 from diabat.runs.finished import TrainedClassifier
-from diabat.tasks.nli_files import Columns, Pairs, read_sentences
+from diabat.tasks.nli_files import Columns, Pairs, read_pairs
 from diabat.tasks.nli_tokens import tokenize_pairs
 from diabat.training.evaluate import predict
 
@@ -70,12 +70,12 @@ def read_unlabelled(path: Path, run: TrainedClassifier, columns: Columns) -> tup
     Raises:
         DataError: If the file cannot be read, lacks a column or holds no pairs.
     """
-    pairs = read_sentences(path, columns)
+    pairs = read_pairs(path, columns, classes=None)
     return pairs, tokenize_pairs(run.tokenizer, pairs, run.config.task.window)
 
 
 def predict_pairs(
-    run: TrainedClassifier, pairs: Pairs, split: Any, advanced: Callable[[int], None] | None = None
+    run: TrainedClassifier, pairs: Pairs, split: Any, advanced: Callable[[int], None] = lambda count: None
 ) -> Predictions:
     """Predict the class of every pair; the same file gives the same answers.
 

@@ -1,43 +1,42 @@
 """What the models are trained on: Tiny Shakespeare, bracket matching, natural language inference."""
 
-from diabat.tasks.base import IGNORED, Examples, Split, Task, TaskOptions
-from diabat.tasks.brackets import BracketOptions, brackets
+from collections.abc import Mapping
+
+from diabat.tasks.base import IGNORED, ExampleKind, Examples, Split, Task, TaskOptions, TextForm
+from diabat.tasks.brackets import BracketOptions
 from diabat.tasks.data import DataError, fetch
-from diabat.tasks.nli import (
-    MnliOptions,
-    PairFileOptions,
-    PairOptions,
-    PairTask,
-    SickOptions,
-    SnliOptions,
-    pair_task,
-)
+from diabat.tasks.nli import MnliOptions, PairFileOptions, PairOptions, SickOptions, SnliOptions
 from diabat.tasks.nli_tokens import PairBatch, PairSplit
-from diabat.tasks.registry import TASKS, TaskKind, build_task
-from diabat.tasks.shakespeare import ShakespeareOptions, shakespeare
+from diabat.tasks.shakespeare import ShakespeareOptions
+
+TASKS: Mapping[str, type[TaskOptions]] = {
+    "brackets": BracketOptions,
+    "shakespeare": ShakespeareOptions,
+    "sick": SickOptions,
+    "snli": SnliOptions,
+    "mnli": MnliOptions,
+    "pairs": PairFileOptions,
+}
+"""Options of every task by its name, which build it.  A new task is one file and one entry."""
 
 __all__ = [
     "IGNORED",
     "TASKS",
     "BracketOptions",
     "DataError",
+    "ExampleKind",
     "Examples",
     "MnliOptions",
     "PairBatch",
     "PairFileOptions",
     "PairOptions",
     "PairSplit",
-    "PairTask",
     "ShakespeareOptions",
     "SickOptions",
     "SnliOptions",
     "Split",
     "Task",
-    "TaskKind",
     "TaskOptions",
-    "brackets",
-    "build_task",
+    "TextForm",
     "fetch",
-    "pair_task",
-    "shakespeare",
 ]

@@ -1,27 +1,186 @@
-"""A task: training and validation sequences, and the number that is reported for them."""
+"""A task: sets of examples, and the number that is reported for them."""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Literal, Protocol, Self
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from diabat.checks import ArgumentError
-from diabat.tasks.text import TextForm
+from diabat.checks import ArgumentError, ArgumentTypeError
 
 Metric = Literal["perplexity", "accuracy"]
+ExampleKind = Literal["sequences", "pairs"]
+"""Kind of examples of a task: sequences with a target per position, or tokenized sentence pairs."""
 
 IGNORED = -100
 """Target of a position that is ignored by loss and metric (torch's convention)."""
 
 
+class Examples:
+    """Training or validation data: a dataclass of tensors, one of which is ``targets``."""
+
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def batch(self, chosen: Tensor) -> tuple[Any, Tensor]:
+        """Return what the model is given for the chosen examples (int64 [B]), and their targets."""
+        raise NotImplementedError
+
+    @property
+    def lengths(self) -> Tensor | None:
+        """Positions of each example, int64 [N] on the CPU; None if all are equally long."""
+        return None
+
+    def counted(self, chosen: Tensor) -> int:
+        """Return the number of targets of the chosen examples that are not ignored."""
+        return int((self.targets[chosen] != IGNORED).sum())
+
+    def to(self, device: torch.device) -> Self:
+        """Return the same examples on a device."""
+        return replace(self, **{name: tensor.to(device) for name, tensor in self._tensors()})  # type: ignore[type-var]
+
+    def fingerprint(self) -> str:
+        """Hexadecimal sha256 of the tensors, so that a run is not resumed on other data."""
+        content = hashlib.sha256()
+        for _, tensor in self._tensors():
+            content.update(repr(tuple(tensor.shape)).encode())
+            content.update(tensor.cpu().contiguous().numpy().tobytes())
+        return content.hexdigest()
+
+    def _tensors(self) -> list[tuple[str, Tensor]]:
+        named = [(f.name, getattr(self, f.name)) for f in fields(self)]  # type: ignore[arg-type]
+        return [(name, value) for name, value in named if isinstance(value, Tensor)]
+
+
+@dataclass(frozen=True, eq=False)
+class Split(Examples):
+    """Sequences with one target per position.
+
+    Args:
+        inputs: Symbols, int64 [N, T].
+        targets: Classes, int64 [N, T]; :data:`IGNORED` where a position does not count.
+
+    Raises:
+        ValueError: If the tensors are not int64 of one shape [N, T] with N >= 1, or every target is ignored.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __post_init__(self) -> None:
+        for name, value in (("inputs", self.inputs), ("targets", self.targets)):
+            if value.dtype != torch.int64 or value.ndim != 2 or len(value) == 0:
+                got = f"{value.dtype} {list(value.shape)}"
+                raise ArgumentError(name, f"expected int64 [N, T] with N >= 1, got {got}.")
+        if (shape := list(self.inputs.shape)) != list(self.targets.shape):
+            raise ArgumentError(
+                "targets", f"expected the shape of inputs {shape}, got {list(self.targets.shape)}."
+            )
+        if not bool((self.targets != IGNORED).any()):
+            raise ArgumentError("targets", "expected at least one target that counts, got only ignored ones.")
+
+    def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets [B, T] of the chosen sequences."""
+        return self.inputs[chosen], self.targets[chosen]
+
+
+@dataclass(frozen=True)
+class TextForm:
+    """How a text becomes symbols, and what a model predicts at each of them.
+
+    Attributes:
+        characters: Character of each input symbol, in the order of the symbols.
+        classes: Name of each class.
+        targets: Maps symbols, int64 [1, n], to the class of each position, int64 [1, n]; :data:`IGNORED` where there
+            is none, or where it is not known.
+    """
+
+    characters: str
+    classes: tuple[str, ...]
+    targets: Callable[[Tensor], Tensor]
+
+    def encode(self, text: str) -> Tensor:
+        """Symbols of a text, int64 [n].
+
+        Raises:
+            TypeError: If the text is no string.
+            ValueError: If the text is empty, or has a character that is no symbol.
+        """
+        if not isinstance(text, str):
+            raise ArgumentTypeError("text", f"expected a string, got {type(text).__name__}.")
+        if not text:
+            raise ArgumentError("text", "expected at least one character, got an empty text.")
+        index = {character: symbol for symbol, character in enumerate(self.characters)}
+        for position, character in enumerate(text):
+            if character not in index:
+                raise ArgumentError(
+                    "text",
+                    f"expected the characters {self.characters!r} of the task, "
+                    f"got {character!r} at position {position}.",
+                )
+        return torch.tensor([index[character] for character in text])
+
+
+E = TypeVar("E", bound=Examples, covariant=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Task(Generic[E]):
+    """What a model is trained on.
+
+    Attributes:
+        name: Name in configurations and reports.
+        window: Largest length T of an example.
+        vocab_size: Number of input symbols; inputs lie in 0 .. vocab_size - 1.
+        num_classes: Number of output classes; targets lie in 0 .. num_classes - 1 or are ignored.
+        metric: ``perplexity`` = exp(mean cross-entropy in nats), lower is better; ``accuracy`` = share of counted
+            targets that are the most probable class, in 0 .. 1, higher is better.
+        train: Training examples.
+        validation: Validation examples.
+        test: Test examples, or None.
+        text: How texts become symbols; None if the symbols have no characters.
+        classes: Names of the classes whose scores are reported; None for positions, whose classes have none.
+        tokenizer: The tokenizer of sentence pairs.
+        dropped: Examples that were left out because they have no agreed label, by set; empty if there were none.
+    """
+
+    name: str
+    window: int
+    vocab_size: int
+    num_classes: int
+    metric: Metric
+    train: E
+    validation: E
+    test: E | None = None
+    text: TextForm | None = None
+    classes: tuple[str, ...] | None = None
+    tokenizer: Any = None
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def sets(self) -> Mapping[str, E]:
+        """The sets by name."""
+        there = {"train": self.train, "validation": self.validation}
+        return there if self.test is None else {**there, "test": self.test}
+
+    def metric_value(self, loss: float, accuracy: float) -> float:
+        """Return the task's metric from the mean cross-entropy in nats and the accuracy in 0 .. 1."""
+        if self.metric == "accuracy":
+            return accuracy
+        return math.exp(min(loss, 700.0))  # beyond it no float holds the perplexity
+
+
 class TaskOptions(Protocol):
-    """What the options of every task have."""
+    """What the options of every task have: a frozen dataclass whose field ``name`` is the name of the task."""
+
+    examples: ClassVar[ExampleKind]
 
     @property
     def name(self) -> str:
@@ -31,139 +190,10 @@ class TaskOptions(Protocol):
     def window(self) -> int:
         """Largest length T of an example."""
 
+    def build(self, tokenizer: Any = None) -> Task[Examples]:
+        """Build the task, reading its data; sentence pairs need a fast tokenizer of Hugging Face.
 
-class Examples(Protocol):
-    """Interface of training or validation data."""
-
-    def __len__(self) -> int:
-        """Return the number of examples."""
-
-    def to(self, device: torch.device) -> Self:
-        """Return the same examples on a device."""
-
-    def batch(self, chosen: Tensor) -> tuple[Any, Tensor]:
-        """Return what the model is given for the chosen examples (int64 [B]), and their targets."""
-
-    def counted(self, chosen: Tensor) -> int:
-        """Return the number of targets of the chosen examples that count."""
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return everything that makes up the data, for a checksum."""
-
-    @property
-    def lengths(self) -> Tensor | None:
-        """Positions of each example, int64 [N] on the CPU; None if all are equally long."""
-
-
-@dataclass(frozen=True, eq=False)
-class Split:
-    """Sequences with one target per position.
-
-    Args:
-        inputs: Symbols, int64 [N, T].
-        targets: Classes, int64 [N, T]; :data:`IGNORED` where a position does not count.
-
-    Raises:
-        ValueError: If the tensors are not int64 of one shape [N, T] with N >= 1, or if every target is
-            ignored.
-    """
-
-    inputs: Tensor
-    targets: Tensor
-
-    def __post_init__(self) -> None:
-        for name, value in (("inputs", self.inputs), ("targets", self.targets)):
-            if value.dtype != torch.int64 or value.ndim != 2 or len(value) == 0:
-                raise ArgumentError(
-                    name, f"expected int64 [N, T] with N >= 1, got {value.dtype} {list(value.shape)}."
-                )
-        if self.inputs.shape != self.targets.shape:
-            raise ArgumentError(
-                "targets",
-                f"expected the shape of inputs {list(self.inputs.shape)}, got {list(self.targets.shape)}.",
-            )
-        if not bool((self.targets != IGNORED).any()):
-            raise ArgumentError("targets", "expected at least one target that counts, got only ignored ones.")
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def to(self, device: torch.device) -> Split:
-        """Return the same split on a device."""
-        return Split(self.inputs.to(device), self.targets.to(device))
-
-    def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets [B, T] of the chosen sequences."""
-        return self.inputs[chosen], self.targets[chosen]
-
-    def counted(self, chosen: Tensor) -> int:
-        """Return the number of targets of the chosen sequences that are not ignored."""
-        return int((self.targets[chosen] != IGNORED).sum())
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return inputs and targets."""
-        return self.inputs, self.targets
-
-    @property
-    def lengths(self) -> None:
-        """None: all sequences are equally long."""
-        return None
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """What a model is trained on.
-
-    Args:
-        name: Name in configurations and reports.
-        window: Length T of every sequence.
-        vocab_size: Number of input symbols; inputs lie in 0 .. vocab_size - 1.
-        num_classes: Number of output classes; targets lie in 0 .. num_classes - 1 or are ignored.
-        metric: ``perplexity`` = exp(mean cross-entropy in nats), lower is better; ``accuracy`` = share of
-            counted positions whose most probable class is the target, in 0 .. 1, higher is better.
-        train: Training sequences.
-        validation: Validation sequences.
-        text: How texts become symbols; None if the symbols have no characters.
-    """
-
-    name: str
-    window: int
-    vocab_size: int
-    num_classes: int
-    metric: Metric
-    train: Split
-    validation: Split
-    text: TextForm | None = None
-
-    def __post_init__(self) -> None:
-        for name, split in (("train", self.train), ("validation", self.validation)):
-            if split.inputs.shape[1] != self.window:
-                raise ArgumentError(
-                    name, f"expected sequences of window = {self.window}, got {split.inputs.shape[1]}."
-                )
-
-    @property
-    def sets(self) -> Mapping[str, Split]:
-        """The sets by name; sequences have none for testing."""
-        return {"train": self.train, "validation": self.validation}
-
-    @property
-    def classes(self) -> None:
-        """None: the classes of positions have no names, and no scores of their own are reported."""
-        return None
-
-    @property
-    def dropped(self) -> Mapping[str, int]:
-        """Examples that were left out, by set: none."""
-        return MappingProxyType({})
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Whether a larger metric is a better one."""
-        return self.metric == "accuracy"
-
-    def metric_value(self, loss: float, accuracy: float) -> float:
-        """Return the task's metric from the mean cross-entropy in nats and the accuracy in 0 .. 1."""
-        if self.metric == "accuracy":
-            return accuracy
-        return math.exp(loss) if loss < 700 else math.inf
+        Raises:
+            ValueError: If the task cannot be built with these options.
+            DataError: If its data cannot be found, verified or downloaded.
+        """

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import string
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, check_count
 from diabat.compute.memory import require_memory
-from diabat.tasks.base import IGNORED, Split, Task
-from diabat.tasks.text import TextForm
+from diabat.tasks.base import IGNORED, ExampleKind, Split, Task, TextForm
 
 OPEN, CLOSE, FIRST_FILLER = 0, 1, 2
 CHARACTERS = f"(){string.ascii_letters}{string.digits}"
@@ -45,6 +44,7 @@ class BracketOptions:
         seed: Seed of the data, independent of the seed of the training.
     """
 
+    examples: ClassVar[ExampleKind] = "sequences"
     name: Literal["brackets"] = field(default="brackets", kw_only=True)
     window: int = 8
     vocab_size: int = 12
@@ -55,65 +55,47 @@ class BracketOptions:
     def __post_init__(self) -> None:
         limits = {"window": 4, "vocab_size": 3, "num_train": 1, "num_validation": 1, "seed": 0}
         for name, least in limits.items():
-            value = getattr(self, name)
-            if value < least:
-                raise ArgumentError(name, f"expected an integer >= {least}, got {value}.")
-            if value >= 2**63:
-                raise ArgumentError(name, f"expected an integer below 2^63, got {value}.")
+            check_count(name, getattr(self, name), least=least)
+
+    def build(self, tokenizer: Any = None) -> Task[Split]:
+        """Build the task: T classes (positions), accuracy over closing brackets.
+
+        A tenth of all possible sequences, chosen by a hash, is reserved for validation: no validation sequence is ever
+        trained on.  The same options give the same tensors.
+
+        Raises:
+            ValueError: If the vocabulary and window allow too few sequences to hold any back, or memory does not hold
+                them.
+        """
+        train, validation = (Split(words, matching_positions(words)) for words in _draw_sets(self))
+        text = None  # of larger vocabularies than there are characters
+        if self.vocab_size <= len(CHARACTERS):
+            places = tuple(str(place) for place in range(self.window))
+            text = TextForm(CHARACTERS[: self.vocab_size], places, matched)
+        sizes = (self.window, self.vocab_size, self.window)
+        return Task(self.name, *sizes, "accuracy", train, validation, text=text)
 
 
-def brackets(options: BracketOptions | None = None) -> Task:
-    """Build the task: T classes (positions), accuracy over closing brackets.
-
-    A tenth of all possible sequences, chosen by a hash, is reserved for validation: no validation sequence
-    is ever trained on.  The same options give the same tensors.
-
-    Raises:
-        ValueError: If the vocabulary and window allow too few sequences to hold any back, or memory does not hold them.
-    """
-    options = options or BracketOptions()
+def _draw_sets(options: BracketOptions) -> tuple[Tensor, Tensor]:
+    """Words for training and for validation."""
     generator = torch.Generator().manual_seed(options.seed)
     wanted = (options.num_train, options.num_validation)
     # Drawing takes the most: random orders, words, and where they are kept.
     needed = 40 * sum(wanted) * options.window
     require_memory(needed, f"{sum(wanted)} sequences of window = {options.window}", "num_train")
-    parts: tuple[list[Tensor], list[Tensor]] = ([], [])
-    counts = [0, 0]
+    train = validation = torch.empty(0, options.window, dtype=torch.int64)
     for _ in range(_MAX_DRAWS):
         words = draw_words(sum(wanted), options.window, options.vocab_size, generator)
         reserved = _reserved(words, options.seed)
-        for side, chosen in enumerate((words[~reserved], words[reserved])):
-            parts[side].append(chosen)
-            counts[side] += len(chosen)
-        if counts[0] >= wanted[0] and counts[1] >= wanted[1]:
-            train, validation = (torch.cat(p)[:n] for p, n in zip(parts, wanted, strict=True))
-            return _task(options, train, validation)
+        train = torch.cat((train, words[~reserved]))[: wanted[0]]
+        validation = torch.cat((validation, words[reserved]))[: wanted[1]]
+        if (len(train), len(validation)) == wanted:
+            return train, validation
     raise ArgumentError(
         "vocab_size",
         f"expected enough symbols to hold {options.num_validation} sequences back from "
         f"training at window = {options.window}, got {options.vocab_size}.",
     )
-
-
-def _task(options: BracketOptions, train: Tensor, validation: Tensor) -> Task:
-    return Task(
-        name=options.name,
-        window=options.window,
-        vocab_size=options.vocab_size,
-        num_classes=options.window,
-        metric="accuracy",
-        train=Split(train, matching_positions(train)),
-        validation=Split(validation, matching_positions(validation)),
-        text=_text(options),
-    )
-
-
-def _text(options: BracketOptions) -> TextForm | None:
-    """None for larger vocabularies than there are characters."""
-    if options.vocab_size > len(CHARACTERS):
-        return None
-    places = tuple(str(place) for place in range(options.window))
-    return TextForm(CHARACTERS[: options.vocab_size], places, matched)
 
 
 def draw_words(count: int, window: int, vocab_size: int, generator: torch.Generator) -> Tensor:

@@ -1,17 +1,32 @@
-"""Natural language inference: does the premise entail the hypothesis, contradict it, or neither?"""
+"""Natural language inference: does the premise entail the hypothesis, contradict it, or neither?
+
+SICK: 9,927 pairs of short descriptive sentences (Marelli et al. 2014, SemEval-2014 task 1).  The public editions
+differ.  The one of 9,840 pairs has a column ``SemEval_set`` and a label column ``entailment_label``; the files of the
+shared task put together have 9,927 pairs, ``entailment_judgment``, and no split.  For the latter a split of our own is
+made: pairs in the order of a hash of their pair_ID, the first 4,439 for training, the next 495 for validation, the
+rest for testing.  It is NOT the official one.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from diabat.checks import ArgumentError, ArgumentTypeError
-from diabat.tasks.nli_files import CLASSES, Columns, Pairs, read_pairs
-from diabat.tasks.nli_sources import read_hub, read_originals, read_sick
+from diabat.checks import ArgumentError, check_count
+from diabat.extras import extra
+from diabat.tasks.base import ExampleKind, Task
+from diabat.tasks.data import DataError, fetch
+from diabat.tasks.nli_files import CLASSES, Columns, Pairs, Row, Rows, pairs_of, read_pairs, read_rows
 from diabat.tasks.nli_tokens import PairSplit, tokenize_pairs
+
+NUM_TRAIN, NUM_VALIDATION = 4_439, 495
+_SALT = "diabat sick"
+_OFFICIAL = {"TRAIN": "train", "TRIAL": "validation", "TEST": "test"}
+_LABELS = ("entailment_label", "entailment_judgment")
 
 
 @dataclass(frozen=True)
@@ -25,16 +40,15 @@ class PairOptions(ABC):
         data: The data file or folder; None looks in the usual places.
     """
 
+    examples: ClassVar[ExampleKind] = "pairs"
     name: str = field(kw_only=True)
     window: int = 128
     num_train: int | None = None
     data: str | None = None
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ArgumentError("window", f"expected an integer >= 1, got {self.window}.")
-        if self.num_train is not None and self.num_train < 1:
-            raise ArgumentError("num_train", f"expected an integer >= 1 or None, got {self.num_train}.")
+        check_count("window", self.window)
+        check_count("num_train", self.num_train, optional=True)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -55,6 +69,30 @@ class PairOptions(ABC):
             ImportError: If the extra ``hf`` is needed and not installed.
         """
 
+    def build(self, tokenizer: Any = None) -> Task[PairSplit]:
+        """Read and tokenize the pairs; the metric is accuracy.
+
+        Raises:
+            DataError, ImportError: As :meth:`read`.
+            ValueError: If the window is too short for the tokenizer.
+        """
+        sets = self.read()
+        sets["train"] = sets["train"].first(self.num_train)
+        splits = {name: tokenize_pairs(tokenizer, pairs, self.window) for name, pairs in sets.items()}
+        return Task(
+            self.name,
+            self.window,
+            vocab_size=len(tokenizer),
+            num_classes=len(self.class_names),
+            metric="accuracy",
+            classes=self.class_names,
+            tokenizer=tokenizer,
+            dropped={name: pairs.dropped for name, pairs in sets.items() if pairs.dropped},
+            train=splits["train"],
+            validation=splits["validation"],
+            test=splits.get("test"),
+        )
+
 
 @dataclass(frozen=True)
 class SickOptions(PairOptions):
@@ -64,7 +102,41 @@ class SickOptions(PairOptions):
 
     def read(self) -> dict[str, Pairs]:
         """Read SICK.txt."""
-        return read_sick(self.data)
+        path = fetch("sick", self.data)
+        rows = list(read_rows(path, ("pair_ID", "sentence_A", "sentence_B")))
+        there = rows[0][1] if rows else {}
+        label = next((name for name in _LABELS if name in there), None)
+        if label is None:
+            got = ", ".join(there) or "no pair"
+            raise DataError(f"'{path}': expected the column {' or '.join(_LABELS)}, got {got}.")
+        sets = _official_sets(path, rows) if "SemEval_set" in there else _own_sets(path, rows)
+        columns = Columns("sentence_A", "sentence_B", label)
+        return {name: pairs_of(f"'{path}'", part, columns) for name, part in sets.items()}
+
+
+def _official_sets(path: Path, rows: Rows) -> Mapping[str, Rows]:
+    sets: dict[str, list[tuple[int, Row]]] = {name: [] for name in _OFFICIAL.values()}
+    for line, row in rows:
+        name = str(row.get("SemEval_set")).strip()
+        if name not in _OFFICIAL:
+            expected = ", ".join(_OFFICIAL)
+            raise DataError(f"'{path}', line {line}: SemEval_set: expected one of {expected}, got '{name}'.")
+        sets[_OFFICIAL[name]].append((line, row))
+    return sets
+
+
+def _own_sets(path: Path, rows: list[tuple[int, Row]]) -> Mapping[str, Rows]:
+    cut = NUM_TRAIN + NUM_VALIDATION
+    if len(rows) <= cut:
+        raise DataError(
+            f"'{path}': expected more than {cut} pairs or a column SemEval_set, got {len(rows)} pairs without one."
+        )
+
+    def place(row: tuple[int, Row]) -> str:  # does not depend on the order of the file
+        return hashlib.sha256(f"{_SALT} {str(row[1]['pair_ID']).strip()}".encode()).hexdigest()
+
+    ordered = sorted(rows, key=place)
+    return {"train": ordered[:NUM_TRAIN], "validation": ordered[NUM_TRAIN:cut], "test": ordered[cut:]}
 
 
 @dataclass(frozen=True)
@@ -79,8 +151,8 @@ class SnliOptions(PairOptions):
 
     def read(self) -> dict[str, Pairs]:
         """Read the original files or load the sets of the hub."""
-        sets = {"train": "train", "validation": "validation", "test": "test"}
-        return read_originals("snli", sets, self.data) or read_hub("snli", sets, self.data)
+        sets = {"train": ("train", "train"), "validation": ("dev", "validation"), "test": ("test", "test")}
+        return _read_published("snli_1.0_{}.jsonl", ("stanfordnlp/snli",), sets, self.data)
 
 
 @dataclass(frozen=True)
@@ -88,8 +160,8 @@ class MnliOptions(PairOptions):
     """MNLI; ``data`` as for SNLI, with ``multinli_1.0_train.jsonl``, ``_dev_matched`` and ``_dev_mismatched``.
 
     Attributes:
-        genres: Validation on genres that are in the training data (``matched``) or on others
-            (``mismatched``).  The labels of the test set are not public.
+        genres: Validation on genres that are in the training data (``matched``) or on others (``mismatched``).  The
+            labels of the test set are not public.
     """
 
     name: Literal["mnli"] = field(default="mnli", kw_only=True)
@@ -97,8 +169,38 @@ class MnliOptions(PairOptions):
 
     def read(self) -> dict[str, Pairs]:
         """Read the original files or load the sets of the hub."""
-        sets = {"train": "train", "validation": f"validation_{self.genres}"}
-        return read_originals("mnli", sets, self.data) or read_hub("mnli", sets, self.data)
+        validation = (f"dev_{self.genres}", f"validation_{self.genres}")
+        sets = {"train": ("train", "train"), "validation": validation}
+        return _read_published("multinli_1.0_{}.jsonl", ("nyu-mll/glue", "mnli"), sets, self.data)
+
+
+def _read_published(
+    pattern: str, hub: tuple[str, ...], sets: Mapping[str, tuple[str, str]], data: str | None
+) -> dict[str, Pairs]:
+    """Read the sets from the files of their authors in a folder, or through the library ``datasets``.
+
+    Args:
+        pattern: Names of the files: JSON lines, ``-`` where annotators disagree.
+        hub: Arguments of ``datasets.load_dataset``; classes 0, 1, 2 are entailment, neutral, contradiction.
+        sets: In the files and on the hub, by our name.
+        data: The folder, or else that in which ``datasets`` keeps its files; None for its own.
+    """
+    if data is not None and (folder := Path(data)).joinpath(pattern.format("train")).is_file():
+        columns = Columns("sentence1", "sentence2", "gold_label")
+        return {ours: read_pairs(folder / pattern.format(file), columns) for ours, (file, _) in sets.items()}
+    datasets, found = extra("datasets"), {}
+    for ours, (_, theirs) in sets.items():
+        try:
+            rows = datasets.load_dataset(*hub, split=theirs, cache_dir=data).to_list()
+        # Of several libraries, in many kinds: connection, cache, disk.  The type says enough; the text may hold
+        # addresses with access tokens.
+        except Exception as error:
+            raise DataError(
+                f"cannot load the set '{theirs}' of '{hub[0]}' ({type(error).__name__}); check the connection to "
+                "huggingface.co, or use a cache folder by --data or files by task.name=pairs."
+            ) from None
+        found[ours] = pairs_of(f"'{hub[0]}', {theirs}", enumerate(rows), Columns(), ("0", "1", "2"))
+    return found
 
 
 @dataclass(frozen=True)
@@ -141,92 +243,6 @@ class PairFileOptions(PairOptions):
 
     def read(self) -> dict[str, Pairs]:
         """Read the files."""
-        folder = Path(self.data or ".")
         files = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {
-            name: read_pairs(folder / file, self.columns, self.classes)
-            for name, file in files.items()
-            if file is not None
-        }
-
-
-@dataclass(frozen=True, eq=False)
-class PairTask:
-    """Data of a pair classifier.
-
-    Attributes:
-        name: Name in configurations and reports.
-        window: Largest number of tokens of a pair.
-        classes: Names of the classes 0 .. C - 1.
-        train: Training pairs.
-        validation: Validation pairs.
-        test: Test pairs, or None.
-        tokenizer: The tokenizer, for further sentences.
-        dropped: Pairs that were left out because they have no agreed label, by set; empty if there were none.
-    """
-
-    name: str
-    window: int
-    classes: tuple[str, ...]
-    train: PairSplit
-    validation: PairSplit
-    test: PairSplit | None
-    tokenizer: Any
-    dropped: Mapping[str, int]
-
-    @property
-    def sets(self) -> Mapping[str, PairSplit]:
-        """The sets by name."""
-        there = {"train": self.train, "validation": self.validation}
-        return there if self.test is None else {**there, "test": self.test}
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes C."""
-        return len(self.classes)
-
-    @property
-    def metric(self) -> Literal["accuracy"]:
-        """Share of pairs whose most probable class is the label, in 0 .. 1, higher is better."""
-        return "accuracy"
-
-    @property
-    def higher_is_better(self) -> bool:
-        """True: higher accuracy is better."""
-        return True
-
-    def metric_value(self, loss: float, accuracy: float) -> float:
-        """Return the accuracy."""
-        return accuracy
-
-
-def pair_task(options: PairOptions, tokenizer: Any) -> PairTask:
-    """Read and tokenize the pairs of a task.
-
-    Args:
-        options: Options of one of the tasks of this module.
-        tokenizer: A fast tokenizer of Hugging Face.
-
-    Raises:
-        DataError: If the data cannot be found, read or loaded.
-        ImportError: If the extra ``hf`` is needed and not installed.
-        TypeError: If ``options`` is not the options of a task of this module.
-        ValueError: If the window is too short for the tokenizer.
-    """
-    if not isinstance(options, PairOptions):
-        raise ArgumentTypeError(
-            "options", f"expected the options of a task of sentence pairs, got {type(options).__name__}."
-        )
-    sets = options.read()
-    sets["train"] = sets["train"].first(options.num_train)
-    splits = {key: tokenize_pairs(tokenizer, pairs, options.window) for key, pairs in sets.items()}
-    return PairTask(
-        name=options.name,
-        window=options.window,
-        classes=options.class_names,
-        train=splits["train"],
-        validation=splits["validation"],
-        test=splits.get("test"),
-        tokenizer=tokenizer,
-        dropped={key: pairs.dropped for key, pairs in sets.items() if pairs.dropped},
-    )
+        there = {name: Path(self.data or ".") / file for name, file in files.items() if file is not None}
+        return {name: read_pairs(path, self.columns, self.classes) for name, path in there.items()}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError
+from diabat.tasks.base import Examples
 from diabat.tasks.data import DataError
 from diabat.tasks.nli_files import Pairs
 
@@ -24,8 +24,7 @@ class PairBatch:
         tokens: int64 [B, T].
         padding: bool [B, T], True at padding.
         special: bool [B, T], True at tokens that the tokenizer put between or around the sentences.
-        segments: int64 [B, T], 0 in the premise and 1 in the hypothesis; None if the tokenizer has no such
-            numbers.
+        segments: int64 [B, T], 0 in the premise and 1 in the hypothesis; None if the tokenizer has no such numbers.
     """
 
     tokens: Tensor
@@ -38,7 +37,7 @@ class PairBatch:
 
 
 @dataclass(frozen=True, eq=False)
-class PairSplit:
+class PairSplit(Examples):
     """Tokenized pairs with their labels, stored one after the other.
 
     Attributes:
@@ -46,7 +45,7 @@ class PairSplit:
         special: bool, the same shape.
         segments: uint8, the same shape, or None.
         ends: Where each pair ends in them, int64 [N].
-        labels: Classes, int64 [N].
+        targets: Classes, int64 [N].
         pad_id: Token at padding.
     """
 
@@ -54,11 +53,8 @@ class PairSplit:
     special: Tensor
     segments: Tensor | None
     ends: Tensor
-    labels: Tensor
+    targets: Tensor
     pad_id: int
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     @property
     def lengths(self) -> Tensor:
@@ -70,12 +66,6 @@ class PairSplit:
         """Tokens of each pair without special ones, int64 [N] on the CPU."""
         ordinary = (~self.special).cumsum(0)[self.ends - 1]
         return ordinary.diff(prepend=ordinary.new_zeros(1)).cpu()
-
-    def to(self, device: torch.device) -> PairSplit:
-        """Return the same pairs on a device."""
-        segments = None if self.segments is None else self.segments.to(device)
-        moved = {name: getattr(self, name).to(device) for name in ("tokens", "special", "ends", "labels")}
-        return replace(self, segments=segments, **moved)
 
     def batch(self, chosen: Tensor) -> tuple[PairBatch, Tensor]:
         """Return the chosen pairs (int64 [B]) padded to the longest of them, and their labels [B]."""
@@ -90,16 +80,7 @@ class PairSplit:
             special=self.special[place] & ~padding,
             segments=None if self.segments is None else self.segments[place].long().masked_fill(padding, 0),
         )
-        return batch, self.labels[chosen]
-
-    def counted(self, chosen: Tensor) -> int:
-        """Return the number of chosen pairs: every label counts."""
-        return len(chosen)
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return tokens, segments, ends and labels."""
-        segments = () if self.segments is None else (self.segments,)
-        return (self.tokens, *segments, self.ends, self.labels)
+        return batch, self.targets[chosen]
 
 
 def tokenize_pairs(tokenizer: Any, pairs: Pairs, window: int) -> PairSplit:
@@ -114,52 +95,43 @@ def tokenize_pairs(tokenizer: Any, pairs: Pairs, window: int) -> PairSplit:
         DataError: If a sentence has no token.
         ValueError: If the window has no room for a token of each sentence.
     """
-    _require_room(tokenizer, window)
-    parts = [
-        _encode(tokenizer, pairs.premises[i : i + _CHUNK], pairs.hypotheses[i : i + _CHUNK], window, i)
-        for i in range(0, len(pairs), _CHUNK)
-    ]
+    least = tokenizer.num_special_tokens_to_add(pair=True) + 2
+    if window < least:
+        raise ArgumentError("window", f"expected at least {least} for this tokenizer, got {window}.")
+    parts = [_encode(tokenizer, pairs, i, window) for i in range(0, len(pairs), _CHUNK)]
     tokens, special, segments, lengths = (torch.cat(column) for column in zip(*parts, strict=True))
-    has_segments = "token_type_ids" in tokenizer.model_input_names
     return PairSplit(
         tokens=tokens,
         special=special,
-        segments=segments if has_segments else None,
+        segments=segments if "token_type_ids" in tokenizer.model_input_names else None,
         ends=lengths.cumsum(0),
-        labels=torch.tensor(list(pairs.labels), dtype=torch.int64),
+        targets=torch.tensor(list(pairs.labels), dtype=torch.int64),
         pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
     )
 
 
-def _require_room(tokenizer: Any, window: int) -> None:
-    least = tokenizer.num_special_tokens_to_add(pair=True) + 2
-    if window < least:
-        raise ArgumentError("window", f"expected at least {least} for this tokenizer, got {window}.")
-
-
-def _encode(
-    tokenizer: Any, premises: Sequence[str], hypotheses: Sequence[str], window: int, first: int
-) -> tuple[Tensor, ...]:
+def _encode(tokenizer: Any, pairs: Pairs, first: int, window: int) -> tuple[Tensor, ...]:
+    """Tokens, special tokens and segments of some pairs, one after the other, and their lengths."""
+    some = slice(first, first + _CHUNK)
     encoded = tokenizer(
-        list(premises),
-        list(hypotheses),
+        list(pairs.premises[some]),
+        list(pairs.hypotheses[some]),
         truncation="longest_first",
         max_length=window,
         return_special_tokens_mask=True,
         return_token_type_ids=True,
     )
-    for row in range(len(premises)):
-        sides = set(encoded.sequence_ids(row)) - {None}
-        if sides != {0, 1}:
-            name = "premise" if 0 not in sides else "hypothesis"
+    for row in range(len(pairs.labels[some])):
+        if missing := {0, 1} - {*encoded.sequence_ids(row)}:
+            name = ("premise", "hypothesis")[min(missing)]
             raise DataError(f"pair {first + row}: {name}: expected at least one token, got none.")
-    flat = {
-        key: [value for row in encoded[key] for value in row]
-        for key in ("input_ids", "special_tokens_mask", "token_type_ids")
-    }
+
+    def flat(key: str, dtype: torch.dtype) -> Tensor:
+        return torch.tensor([value for row in encoded[key] for value in row], dtype=dtype)
+
     return (
-        torch.tensor(flat["input_ids"], dtype=torch.int32),
-        torch.tensor(flat["special_tokens_mask"], dtype=torch.bool),
-        torch.tensor(flat["token_type_ids"], dtype=torch.uint8),
+        flat("input_ids", torch.int32),
+        flat("special_tokens_mask", torch.bool),
+        flat("token_type_ids", torch.uint8),
         torch.tensor([len(row) for row in encoded["input_ids"]]),
     )

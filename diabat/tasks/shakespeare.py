@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from diabat.checks import ArgumentError
-from diabat.tasks.base import IGNORED, Split, Task
+from diabat.checks import check_count
+from diabat.tasks.base import IGNORED, ExampleKind, Split, Task, TextForm
 from diabat.tasks.data import fetch
-from diabat.tasks.text import TextForm
 
 
 @dataclass(frozen=True)
@@ -27,47 +26,35 @@ class ShakespeareOptions:
             downloads.
     """
 
+    examples: ClassVar[ExampleKind] = "sequences"
     name: Literal["shakespeare"] = field(default="shakespeare", kw_only=True)
     window: int = 8
     characters: int = 100_000
     data: str | None = None
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ArgumentError("window", f"expected an integer >= 1, got {self.window}.")
+        check_count("window", self.window)
         # A tenth of the text is for validation and must hold one window and its last target.
-        least = 10 * (self.window + 1)
-        if self.characters < least:
-            raise ArgumentError(
-                "characters", f"expected at least {least} for window = {self.window}, got {self.characters}."
-            )
+        check_count("characters", self.characters, least=10 * (self.window + 1))
 
+    def build(self, tokenizer: Any = None) -> Task[Split]:
+        """Build the task: predict every next character; the metric is perplexity over all positions.
 
-def shakespeare(options: ShakespeareOptions | None = None) -> Task:
-    """Build the task: predict every next character; the metric is perplexity over all positions.
+        The first nine tenths of the text are for training, in windows of T + 1 characters with stride max(1, T // 2);
+        the rest is for validation, with stride T, so that no character is predicted twice.
 
-    The first nine tenths of the text are for training, in windows of T + 1 characters with stride max(1, T
-    // 2); the rest is for validation, with stride T, so that no character is predicted twice.
-
-    Raises:
-        DataError: If the text cannot be found, verified or downloaded.
-    """
-    options = options or ShakespeareOptions()
-    text = fetch("tinyshakespeare", options.data).read_text(encoding="utf-8")[: options.characters]
-    characters = "".join(sorted(set(text)))  # in the order of their code points
-    form = TextForm(characters, tuple(characters), next_symbols)
-    codes, vocab_size = form.encode(text), len(characters)
-    cut = len(codes) * 9 // 10
-    return Task(
-        name=options.name,
-        window=options.window,
-        vocab_size=vocab_size,
-        num_classes=vocab_size,
-        metric="perplexity",
-        train=_windows(codes[:cut], options.window, stride=max(1, options.window // 2)),
-        validation=_windows(codes[cut:], options.window, stride=options.window),
-        text=form,
-    )
+        Raises:
+            DataError: If the text cannot be found, verified or downloaded.
+        """
+        text = fetch("tinyshakespeare", self.data).read_text(encoding="utf-8")[: self.characters]
+        characters = "".join(sorted(set(text)))  # in the order of their code points
+        form = TextForm(characters, tuple(characters), next_symbols)
+        codes, T = form.encode(text), self.window
+        cut = len(codes) * 9 // 10
+        train = _windows(codes[:cut], T, stride=max(1, T // 2))
+        validation = _windows(codes[cut:], T, stride=T)
+        sizes = (T, len(characters), len(characters))
+        return Task(self.name, *sizes, "perplexity", train, validation, text=form)
 
 
 def next_symbols(symbols: Tensor) -> Tensor:

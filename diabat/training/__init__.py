@@ -1,11 +1,10 @@
-"""Training: one loop, atomic checkpoints, metrics as JSON lines."""
+"""Training: one loop, checkpoints written atomically, metrics as JSON lines."""
 
-from diabat.training.checkpoint import load_model
+from diabat.training.checkpoint import is_finished, load_model
 from diabat.training.errors import CheckpointError, OutputError, TrainingError, TrainingInterrupted
 from diabat.training.evaluate import evaluate
-from diabat.training.folder import is_finished
-from diabat.training.loop import TrainResult, train
 from diabat.training.options import PROTOCOLS, TrainOptions
+from diabat.training.train import TrainResult, train
 
 __all__ = [
     "PROTOCOLS",

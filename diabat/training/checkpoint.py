@@ -1,203 +1,143 @@
-"""Checkpoints: folders of safetensors files sealed by checksums; nothing is pickled.
+"""Checkpoints: one safetensors file each, written beside the old one and renamed; nothing is pickled.
 
-    RUN/checkpoints/step-00001000/model.safetensors      weights
-                                  training.safetensors   optimiser state and random number generators
-                                  state.json             position in the data, options, size and sha256 of
-                                  each file
-    RUN/checkpoints/best-00000700/model.safetensors, state.json
+    RUN/latest.safetensors    weights, state of optimiser, random number generators and samplers, averaged weights;
+                              as metadata the position in the data, the options and the fingerprint of the data
+    RUN/best.safetensors      weights of the lowest validation loss, averaged ones if the run averages weights
 
-A checkpoint is created by renaming a complete folder.  The two newest ``step`` folders and the newest ``best``
-folder are kept; an old one is deleted after the new one is complete.
+Weights have their names in the ``state_dict`` of the model; all other names contain a slash.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
-from diabat.checks import ArgumentError
-from diabat.files import (
-    TEMPORARY_PREFIX,
-    create_folder,
-    digest,
-    discard,
-    remove_folder,
-    seal,
-    unseal,
-)
-from diabat.samplers.state import weights_of
+from diabat.checks import ArgumentError, check_choice, is_integer, is_number
+from diabat.files import parse_json, replace_file
+from diabat.samplers.state import carried, carry, weights_of
 from diabat.training.errors import CheckpointError
-
-Kind = Literal["step", "best"]
-_KEPT: dict[Kind, int] = {"step": 2, "best": 1}
-_STATE = "state.json"
-_MODEL = "model"
+from diabat.training.evaluate import cuda_devices
+from diabat.training.folder import BEST, LATEST
+from diabat.training.options import TrainOptions
 
 
-def save_checkpoint(
-    run_dir: Path,
-    kind: Kind,
-    step: int,
-    tensors: Mapping[str, Mapping[str, Tensor]],
-    facts: Mapping[str, Any],
-) -> None:
-    """Save a checkpoint and delete the old ones that it replaces.
+@dataclass
+class TrainState:
+    """Position of a run.
 
-    Args:
-        run_dir: Folder of the run.
-        kind: ``step`` to resume from, ``best`` for the weights of the lowest validation loss.
-        step: Number of steps taken; part of the name.
-        tensors: Tensors by name by file, e.g. {"model": {...}} for model.safetensors.
-        facts: JSON object stored in state.json.
+    Attributes:
+        step: Steps taken.
+        epoch: Epochs completed.
+        batch: Batches taken in the current epoch.
+        loss_sum: Sum of the losses of these batches in nats.
+        best_loss: Lowest validation loss so far in nats, None before the first validation.
+        best_metric: The task's metric at that validation.
+        best_step: Steps taken before that validation.
+        stale_epochs: Validations since then.
+        seconds: Wall-clock time spent, over all resumptions.
+        cpu_seconds: Processor time of this process (the first one under torchrun) with all its threads, user and
+            system, over all resumptions; not that of processes that a sampler starts.
+        metrics_bytes: Length of metrics.jsonl when the state was saved.
 
     Raises:
-        CheckpointError: If writing fails; earlier checkpoints are then intact.
+        ValueError: If a value is no number, or negative.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    loss_sum: float = 0.0
+    best_loss: float | None = None
+    best_metric: float | None = None
+    best_step: int | None = None
+    stale_epochs: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    metrics_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            fits = is_integer(value) if isinstance(field.default, int) else is_number(value)
+            if not (fits and value >= 0) and (value is not None or field.default is not None):
+                raise ArgumentError("state", f"expected a number >= 0 as {field.name}, got {value!r:.60}")
+
+    def finished(self, options: TrainOptions) -> bool:
+        """Whether the run is over: epochs, steps or patience are used up."""
+        return (
+            self.epoch >= options.max_epochs
+            or self.stale_epochs >= options.patience
+            or (options.max_steps is not None and self.step >= options.max_steps)
+        )
+
+    def record_validation(self, loss: float, metric: float) -> bool:
+        """Record a validation; return whether it is the best so far."""
+        improved = self.best_loss is None or loss < self.best_loss
+        if improved:
+            self.best_loss, self.best_metric, self.best_step, self.stale_epochs = loss, metric, self.step, 0
+        else:
+            self.stale_epochs += 1
+        return improved
+
+
+def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Write tensors, and facts as metadata, atomically.
+
+    Raises:
+        CheckpointError: If writing fails; what was at the path is then intact.
     """
     import safetensors.torch
 
-    folder = _home(run_dir) / f"{kind}-{step:08d}"
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
-        files = {
-            f"{name}.safetensors": safetensors.torch.save({k: _for_file(t) for k, t in group.items()})
-            for name, group in tensors.items()
-        }
-        sizes = {name: {"bytes": len(content), "sha256": digest(content)} for name, content in files.items()}
-        files[_STATE] = seal({**facts, "step": step, "files": sizes})
-        _home(run_dir).mkdir(exist_ok=True)
-        # A resumed run repeats saves from before it was killed; an existing checkpoint is kept.
-        if not _holds(folder, files):
-            create_folder(folder, files)
-        _tidy(run_dir, kind, folder)
+        replace_file(path, safetensors.torch.save(stored, {"facts": json.dumps(facts, allow_nan=False)}))
     except OSError as error:
-        raise CheckpointError(_refusal(run_dir, folder, error)) from error
+        raise CheckpointError(
+            f"checkpoint: cannot save {path} ({error.strerror}); the one before is intact."
+        ) from error
 
 
-def _for_file(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous()
-
-
-def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:
-    try:
-        return all((folder / name).read_bytes() == content for name, content in files.items())
-    except FileNotFoundError:
-        return False
-
-
-def _tidy(run_dir: Path, kind: Kind, newest: Path) -> None:
-    others = [folder for folder in find_checkpoints(run_dir, kind) if folder != newest]
-    for folder in others[_KEPT[kind] - 1 :]:
-        remove_folder(folder)
-    remove_leftovers(run_dir)
-
-
-def remove_leftovers(run_dir: Path) -> None:
-    """Delete what a killed run left half-written or half-deleted; errors are ignored."""
-    with suppress(OSError):
-        for leftover in _home(run_dir).glob(f"{TEMPORARY_PREFIX}*"):
-            discard(leftover)
-
-
-def _refusal(run_dir: Path, folder: Path, error: OSError) -> str:
-    saved = find_checkpoints(run_dir, "step")
-    intact = f"{saved[0]} is intact" if saved else "no checkpoint was saved before"
-    return f"checkpoint: cannot save {folder} ({error.strerror}); {intact}."
-
-
-def _home(run_dir: Path) -> Path:
-    return run_dir / "checkpoints"
-
-
-def find_checkpoints(run_dir: Path, kind: Kind) -> list[Path]:
-    """List the complete checkpoints of a kind, newest first."""
-    return sorted(_home(run_dir).glob(f"{kind}-*"), reverse=True)
-
-
-def read_checkpoint(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """Read a checkpoint and verify every checksum.
-
-    Returns:
-        Tensors by name by file, as given to :func:`save_checkpoint`, and the facts.
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read the tensors and the facts of a checkpoint.
 
     Raises:
-        CheckpointError: If a file is missing, truncated or altered; the message names the file, expected and actual
-            content, and the previous checkpoint if there is one.  No other checkpoint is loaded instead.
+        CheckpointError: If it is missing or damaged; the message names the file.
     """
-    import safetensors.torch
+    from safetensors import safe_open
 
-    with reading(folder / _STATE):
-        facts = unseal((folder / _STATE).read_bytes())
-        files = _listed(facts)
-    tensors = {}
-    for name, expected in files.items():
-        path = folder / name
-        with reading(path):
-            content = _as_listed(path, expected)
-            try:
-                found = safetensors.torch.load(content)
-            except Exception as error:  # of safetensors' own types, or whatever a wrong header makes of it
-                raise ValueError(
-                    f"expected safetensors, got '{' '.join(str(error).split())[:120]}'"
-                ) from None
-        tensors[path.stem] = {_name_today(name): tensor for name, tensor in found.items()}
-    return tensors, facts
-
-
-def _name_today(name: str) -> str:
-    """Current name of a tensor; in earlier versions the angles of an anneal belonged to the layer."""
-    former = "schedule_angles.0"
-    return f"{name.removesuffix(former)}sampler.schedule_angles" if name.endswith(former) else name
-
-
-def _listed(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The files in the folder of a checkpoint, with their expected sizes and checksums."""
-    files = facts.get("files")
-    if not isinstance(files, dict) or f"{_MODEL}.safetensors" not in files:
-        raise ValueError(f"expected files with {_MODEL}.safetensors among them, got {files!r:.120}")
-    for name, expected in files.items():
-        if Path(name).name != name or Path(name).suffix != ".safetensors":
-            raise ValueError(f"expected names of safetensors files in the folder, got {name!r:.60}")
-        if not isinstance(expected, dict) or expected.keys() != {"bytes", "sha256"}:
-            raise ValueError(f"expected bytes and sha256 of {name}, got {expected!r:.60}")
-    return files
-
-
-def _as_listed(path: Path, expected: Mapping[str, Any]) -> bytes:
-    size = path.stat().st_size
-    if size != expected["bytes"]:  # before it is read: it may be of any size
-        raise ValueError(f"expected {expected['bytes']} bytes, got {size}")
-    content = path.read_bytes()
-    if digest(content) != expected["sha256"]:
-        raise ValueError(f"expected sha256 {expected['sha256']}, got {digest(content)}")
-    return content
+    with reading(path), safe_open(path, framework="pt") as file:
+        facts = parse_json((file.metadata() or {})["facts"])
+        # Copies: what is read from the disk as it is used would change with the file.
+        return {name: file.get_tensor(name).clone() for name in file.keys()}, facts  # noqa: SIM118
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Report any error that a damaged file of a checkpoint causes in one sentence.
+    """Report any error that a missing or damaged checkpoint causes in one sentence.
 
     Raises:
-        CheckpointError: For every OSError, ValueError, TypeError or KeyError in the block.
+        CheckpointError: For every error of the system, of safetensors or about a value in the block.
     """
+    from safetensors import SafetensorError
+
     try:
         yield
-    except OSError as error:
-        raise CheckpointError(_damage(path, f"expected a readable file, got '{error.strerror}'")) from error
+    except FileNotFoundError:
+        raise CheckpointError(f"checkpoint: expected the file {path}, got none.") from None
     except KeyError as error:
-        raise CheckpointError(_damage(path, f"expected the entry {error}, got none")) from error
-    except (TypeError, ValueError, LookupError) as error:
-        raise CheckpointError(_damage(path, " ".join(str(error).split()).rstrip("."))) from error
-
-
-def _damage(path: Path, problem: str) -> str:
-    folder = path.parent
-    kind: Kind = "best" if folder.name.startswith("best") else "step"
-    older = [other for other in find_checkpoints(folder.parent.parent, kind) if other.name < folder.name]
-    way_out = f"; to go on from the previous checkpoint {older[0]}, delete {folder}" if older else ""
-    return f"checkpoint: {path} is damaged: {problem}{way_out}."
+        raise CheckpointError(
+            f"checkpoint: {path} is damaged: expected the entry {error}, got none."
+        ) from error
+    except (OSError, SafetensorError, ValueError, TypeError, LookupError) as error:
+        problem = " ".join(str(error).split()).rstrip(".")
+        raise CheckpointError(f"checkpoint: {path} is damaged: {problem:.300}.") from error
 
 
 def load_model(run_dir: str | Path, which: Literal["best", "latest"] = "best") -> dict[str, Tensor]:
@@ -205,19 +145,29 @@ def load_model(run_dir: str | Path, which: Literal["best", "latest"] = "best") -
 
     Args:
         run_dir: Folder of the run.
-        which: ``best`` for the lowest validation loss, ``latest`` for the newest checkpoint.
+        which: ``best`` for the lowest validation loss, ``latest`` for the last checkpoint.
 
     Raises:
         CheckpointError: If there is no such checkpoint or it is damaged.
         ValueError: If ``which`` is neither.
     """
-    kinds: dict[str, Kind] = {"best": "best", "latest": "step"}
-    if which not in kinds:
-        raise ArgumentError("which", f"expected 'best' or 'latest', got {which!r}.")
-    found = find_checkpoints(Path(run_dir), kinds[which])
-    if not found:
-        raise CheckpointError(f"run_dir: expected a run with a {which} checkpoint, got none in {run_dir}.")
-    return read_checkpoint(found[0])[0][_MODEL]
+    check_choice("which", which, ("best", "latest"))
+    tensors, _ = read_checkpoint(Path(run_dir) / {"best": BEST, "latest": LATEST}[which])
+    return {name: tensor for name, tensor in tensors.items() if "/" not in name}
+
+
+def is_finished(folder: Path, options: TrainOptions) -> bool:
+    """Whether the run in a folder has used up the epochs, steps or patience of these options; False if there is none.
+
+    Raises:
+        CheckpointError: If the checkpoint is damaged.
+    """
+    path = folder / LATEST
+    if not path.exists():
+        return False
+    _, facts = read_checkpoint(path)
+    with reading(path):
+        return TrainState(**facts["state"]).finished(options)
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Path) -> None:
@@ -228,16 +178,77 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Path) 
     """
     own = weights_of(model)
     for name in sorted(own.keys() | weights.keys()):
-        mine, theirs = own.get(name), weights.get(name)
-        expected, got = _shape(mine), _shape(theirs)
-        if expected == got and mine is not None and theirs is not None:
-            expected, got = str(mine.dtype), str(theirs.dtype)
-        if expected != got:
+        mine, theirs = (_form(tensors.get(name)) for tensors in (own, weights))
+        if mine != theirs:
             raise CheckpointError(
-                f"checkpoint: {source} is of another model: {name}: expected {expected}, got {got}."
+                f"checkpoint: {source} is of another model: {name}: expected {mine}, got {theirs}."
             )
     model.load_state_dict(dict(weights))
 
 
-def _shape(tensor: Tensor | None) -> str:
-    return "no such weight" if tensor is None else str(list(tensor.shape))
+def _form(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "no such weight"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """State of the optimiser by parameter name, of torch's random number generators, and of the samplers."""
+    tensors = {"rng/cpu": torch.get_rng_state()}
+    tensors |= {f"samplers/{name}": tensor for name, tensor in carried(model).items()}
+    for device in cuda_devices(model):
+        tensors[f"rng/{device}"] = torch.cuda.get_rng_state(device)
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"{key}/{name}"] = value
+    return tensors
+
+
+def restore_training(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
+) -> None:
+    """Restore the result of :func:`training_tensors`.
+
+    Raises:
+        KeyError: If a tensor is missing.
+        ValueError: If one has another shape or type, or is not the state of a generator.
+    """
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    packed = optimizer.state_dict()
+    ordered = [
+        p for group in optimizer.param_groups for p in group["params"]
+    ]  # as the optimiser numbers them
+    packed["state"] = {i: _moments(names[p], p, tensors) for i, p in enumerate(ordered)}
+    packed["state"] = {i: moments for i, moments in packed["state"].items() if moments}
+    optimizer.load_state_dict(packed)
+    carry(model, {n.removeprefix("samplers/"): t for n, t in tensors.items() if n.startswith("samplers/")})
+    try:
+        torch.set_rng_state(like("rng/cpu", tensors, torch.get_rng_state()))
+        for device in cuda_devices(model):
+            if (name := f"rng/{device}") in tensors:  # absent if the run began on another device
+                torch.cuda.set_rng_state(like(name, tensors, torch.cuda.get_rng_state(device)), device)
+    except RuntimeError as error:
+        raise ArgumentError(
+            "rng", f"expected the state of a generator, got an invalid one ({error})"
+        ) from None
+
+
+def _moments(name: str, parameter: nn.Parameter, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """State of AdamW for one parameter; empty if it has taken no step."""
+    if f"step/{name}" not in tensors:
+        return {}
+    forms = {"step": torch.zeros(()), "exp_avg": parameter, "exp_avg_sq": parameter}
+    # The fused kernel does not check sizes: with a shorter tensor it would write out of bounds.
+    return {key: like(f"{key}/{name}", tensors, form) for key, form in forms.items()}
+
+
+def like(name: str, tensors: Mapping[str, Tensor], form: Tensor) -> Tensor:
+    """Return the tensor of this name if it has the shape and the dtype of another tensor.
+
+    Raises:
+        KeyError: If it is missing.
+        ValueError: If it has not.
+    """
+    if _form(tensor := tensors[name]) != _form(form):
+        raise ArgumentError(name, f"expected {_form(form)}, got {_form(tensor)}")
+    return tensor

@@ -11,12 +11,9 @@ import atexit
 import os
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-
-from diabat.extras import extra
+from torch import Tensor, distributed, nn
 
 
 class Processes:
@@ -24,19 +21,20 @@ class Processes:
 
     Attributes:
         count: Number of processes.
-        index: Number of this one; 0 writes the files.
+        index: Number of this one.
+        is_main: Whether this one writes the files.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.count, self.index, self._device = 1, 0, device
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            state = _join(device)
-            self.count, self.index = state.num_processes, state.process_index
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this process writes the files."""
-        return self.index == 0
+        self._device = device
+        self.count = int(os.environ.get("WORLD_SIZE", "1"))
+        self.index = int(os.environ["RANK"]) if self.count > 1 else 0
+        self.is_main = self.index == 0
+        if self.count > 1 and not distributed.is_initialized():
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+            distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            atexit.register(distributed.destroy_process_group)
 
     def own(self, pieces: Sequence[Tensor]) -> list[Tensor]:
         """This process's share of the pieces of a batch."""
@@ -52,7 +50,7 @@ class Processes:
         if self.count == 1:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64, device=self._device)
-        torch.distributed.all_reduce(total)
+        distributed.all_reduce(total)
         return total.tolist()
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -62,27 +60,19 @@ class Processes:
         trained = [p for p in parameters if p.requires_grad]
         # A process without an example in the last batch has no gradients; a weight that no process used has none.
         used = torch.tensor([p.grad is not None for p in trained], dtype=torch.uint8, device=self._device)
-        torch.distributed.all_reduce(used, op=torch.distributed.ReduceOp.MAX)
+        distributed.all_reduce(used, op=distributed.ReduceOp.MAX)
         chosen = [p for p, use in zip(trained, used.tolist(), strict=True) if use]
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in chosen]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        torch.distributed.all_reduce(flat)
-        parts = flat.split([p.numel() for p in chosen])
-        for parameter, part in zip(chosen, parts, strict=True):
+        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in chosen])
+        distributed.all_reduce(flat)
+        for parameter, part in zip(chosen, flat.split([p.numel() for p in chosen]), strict=True):
             parameter.grad = part.view_as(parameter)
 
     def same_weights(self, model: nn.Module) -> None:
         """Give every process the weights of the first."""
         if self.count > 1:
             for tensor in model.state_dict().values():
-                torch.distributed.broadcast(tensor, src=0)
+                distributed.broadcast(tensor, src=0)
 
     def wait(self) -> None:
         """Wait until every process has reached this call."""
         self.sum(0.0)
-
-
-def _join(device: torch.device) -> Any:
-    state = extra("accelerate").PartialState(cpu=device.type == "cpu")
-    atexit.register(state.destroy_process_group)
-    return state

@@ -8,7 +8,7 @@ class TrainingError(RuntimeError):
 
 
 class OutputError(TrainingError):
-    """The run folder cannot be written, contains another run, or contains no run to resume."""
+    """The run folder is locked, cannot be written, contains another run, or contains no run to resume."""
 
 
 class CheckpointError(TrainingError):

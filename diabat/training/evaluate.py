@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from diabat.attention.layer import IsingLayer
+from diabat.models import Model
 from diabat.samplers.state import begin_anew
-from diabat.tasks.base import IGNORED, Examples
-from diabat.training.batches import require_within_limits
+from diabat.tasks import IGNORED
+from diabat.training.batches import evaluation_batches
 from diabat.training.data_parallel import Processes
+from diabat.training.optimizer import autocast, token_loss
 from diabat.training.options import Precision
-from diabat.training.recipe import autocast, token_loss
-from diabat.training.state import cuda_devices
 
-_BATCH = 512
-_UNEVEN_BATCH = 64
-"""Batch size for texts of different length; long ones need much memory."""
+
+def cuda_devices(model: nn.Module) -> list[torch.device]:
+    """The CUDA devices of the model; a run uses their generators in addition to the CPU's."""
+    return sorted({p.device for p in model.parameters() if p.is_cuda}, key=str)
 
 
 @contextmanager
@@ -40,9 +42,21 @@ def own_random_numbers(model: nn.Module, seed: int) -> Iterator[None]:
                 layer.eval_seed = own
 
 
+@contextmanager
+def evaluating(model: nn.Module, seed: int, precision: Precision) -> Iterator[torch.device]:
+    """Evaluate in the block: no dropout, no gradients, own random numbers, chains reset; all as before afterwards."""
+    was_training, device = model.training, next(model.parameters()).device
+    model.eval()
+    with torch.no_grad(), own_random_numbers(model, seed), begin_anew(model), autocast(precision, device):
+        try:
+            yield device
+        finally:
+            model.train(was_training)
+
+
 def evaluate(
-    model: nn.Module,
-    split: Examples,
+    model: Model,
+    split: Any,
     *,
     batch_size: int | None = None,
     seed: int = 0,
@@ -73,54 +87,40 @@ def evaluate(
 
 
 def predict(
-    model: nn.Module,
-    split: Examples,
+    model: Model,
+    split: Any,
     *,
     batch_size: int | None = None,
     seed: int = 0,
     precision: Precision = "float32",
-    advanced: Callable[[int], None] | None = None,
+    advanced: Callable[[int], None] = lambda count: None,
 ) -> tuple[Tensor, Tensor]:
     """Compute logits [N, C] in float32 and targets [N] of a classifier, in the order of the split, on the CPU.
 
     The arguments are those of :func:`evaluate`; ``advanced`` is called after every batch with its number of examples.
     """
     found = []
-    for batch in _passes(model, split, batch_size, seed, precision, None):
+    for batch in _passes(model, split, batch_size, seed, precision):
         found.append(batch)
-        if advanced is not None:
-            advanced(len(batch[0]))
+        advanced(len(batch[0]))
     places, logits, targets = zip(*found, strict=True)
     order = torch.cat(places).argsort().cpu()
     return torch.cat(logits).float().cpu()[order], torch.cat(targets).cpu()[order]
 
 
-@torch.no_grad()
 def _passes(
-    model: nn.Module,
-    split: Examples,
+    model: Model,
+    split: Any,
     batch_size: int | None,
     seed: int,
     precision: Precision,
-    processes: Processes | None,
+    processes: Processes | None = None,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Indices into the split, logits and targets, batch by batch."""
-    was_training = model.training
-    model.eval()
-    device = next(model.parameters()).device
-    batches = batches_of(split, batch_size)
-    require_within_limits(model, split, batches)
-    with own_random_numbers(model, seed), begin_anew(model), autocast(precision, device):
+    batches = evaluation_batches(split, batch_size)
+    model.check_batches(split, batches)
+    with evaluating(model, seed, precision) as device:
         for chosen in batches if processes is None else processes.own(batches):
             places = chosen.to(device)
             inputs, targets = split.batch(places)
             yield places, model(inputs), targets
-    model.train(was_training)
-
-
-def batches_of(split: Examples, batch_size: int | None = None) -> tuple[Tensor, ...]:
-    """Indices of the examples of each forward pass of an evaluation; examples of similar length together."""
-    lengths = split.lengths
-    if lengths is None:
-        return torch.arange(len(split)).split(batch_size or _BATCH)
-    return lengths.argsort(stable=True).split(batch_size or _UNEVEN_BATCH)

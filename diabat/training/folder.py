@@ -1,271 +1,142 @@
-"""The run folder: locked by one process at a time, created for a new run, checked for a resumed one."""
+"""The folder of a run: its lock, what may lie in it, and its metrics."""
 
 from __future__ import annotations
 
-import errno
-import json
 import os
-import socket
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
-import filelock
-import torch
-from torch import nn
-
-from diabat.files import TEMPORARY_PREFIX, discard, open_file, replace_file, to_json
-from diabat.training.checkpoint import (
-    find_checkpoints,
-    load_weights,
-    read_checkpoint,
-    reading,
-    remove_leftovers,
-)
+from diabat.files import TEMPORARY_PREFIX, open_file
 from diabat.training.errors import CheckpointError, OutputError
-from diabat.training.options import TrainOptions
-from diabat.training.recipe import Average, Scaler
-from diabat.training.report import METRICS
-from diabat.training.state import TrainState, checked_state, restore_training
 
-LOCK = ".lock"
-"""Lock file of a run folder; it contains the process and the host that train there."""
-
-_NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
-# Windows locks the first byte of the file, and prevents other processes from reading it.
-_LOCKED_BYTE = " "
-_MOST_READ = 4096
+CONFIG, METRICS, LATEST, BEST, LOCK = (
+    "config.json",
+    "metrics.jsonl",
+    "latest.safetensors",
+    "best.safetensors",
+    ".lock",
+)
+"""Names of the files: the configuration, a line per event, the two checkpoints, and the lock, which is empty."""
 
 
 @contextmanager
-def locked(folder: Path, *, name: str = "run_dir", work: str = "training") -> Iterator[None]:
+def writing(path: Path) -> Iterator[None]:
+    """Report an error of the system in the block in one sentence.
+
+    Raises:
+        OutputError: For every OSError in the block.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"run_dir: cannot write {path} ({error.strerror}).") from error
+
+
+@contextmanager
+def locked(folder: Path, name: str = "run_dir") -> Iterator[None]:
     """Lock a run folder while the block runs; readers need no lock.
 
-    The system releases the lock when the process ends, also by kill -9; a file without a lock is ignored.
+    The system releases the lock when the process ends, also by kill -9.
 
     Args:
         folder: An existing folder.
         name: The argument that names it, for messages.
-        work: What is done there, for messages.
 
     Raises:
-        OutputError: If another process, or another run of this process, is training there (the message names it), the
-            folder cannot be written, or its lock file is a link.
+        OutputError: If the folder is locked by another run, or cannot be written.
     """
+    import filelock
+
+    lock = filelock.FileLock(folder / LOCK, timeout=0)
     try:
-        descriptor = _acquire(folder / LOCK)
+        lock.acquire()
+    except filelock.Timeout:
+        raise OutputError(f"{name}: run folder {folder} is locked by another process.") from None
     except OSError as error:
-        raise OutputError(f"{name}: cannot write the folder {folder} ({error.strerror}).") from error
-    if descriptor is None:
-        raise OutputError(
-            f"{name}: expected a folder that nobody else is {work} in, got {folder}, "
-            f"where {_holder(folder / LOCK)} is at work."
-        )
+        raise OutputError(f"{name}: cannot lock the folder {folder} ({error.strerror}).") from error
     try:
         yield
     finally:
-        try:
-            with suppress(OSError):  # a remaining file is harmless, and the run is saved
-                (folder / LOCK).unlink()  # before the lock is released: it is still ours
-        finally:
-            os.close(descriptor)
+        with suppress(OSError):  # the run is saved, and the lock ends with the process
+            lock.release()
 
 
-def _acquire(path: Path) -> int | None:
-    """Open and lock the file and write process and host into it; None if it is locked."""
-    while True:
-        descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
-        try:
-            if not _lock(descriptor):
-                os.close(descriptor)
-                return None
-            if _is_at(descriptor, path):
-                name = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
-                os.truncate(descriptor, 0)
-                os.write(descriptor, (_LOCKED_BYTE + name).encode())
-                return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)  # a run ended, and deleted the file, between our two calls
-
-
-def _lock(descriptor: int) -> bool:
-    """Lock an open file; False if it is locked already.  We open it ourselves: filelock would also lock pipes."""
-    try:
-        return filelock.lock_descriptor(descriptor, blocking=False)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        warnings.warn(
-            "run_dir: the file system does not support locks; make sure that only one process trains in the folder.",
-            stacklevel=5,
-        )
-        return True
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except FileNotFoundError:
-        return False
-
-
-def _holder(path: Path) -> str:
-    try:
-        with path.open("rb", buffering=0) as file:
-            file.seek(len(_LOCKED_BYTE))
-            told = json.loads(file.read(_MOST_READ))
-        return f"process {told['pid']} on {told['host']}"
-    except (OSError, ValueError, LookupError, TypeError):  # it has only just got the lock
-        return "another process"
-
-
-CONFIG = "config.json"
-FORMAT = 1
-"""Version of the content of a ``step`` checkpoint."""
-
-FREE_ON_RESUME = frozenset({"max_epochs", "max_steps", "patience", "checkpoint_every", "tensorboard"})
-"""Options that may change when a run is resumed, because the steps taken so far do not depend on them."""
-
-
-def prepare_folder(folder: Path, resume: bool) -> None:
-    """Create the folder of a new run, or check that a run can be resumed there; no file is written yet.
+@contextmanager
+def opened(folder: Path, resume: bool) -> Iterator[None]:
+    """Make the folder of a new run, or find one to resume, and lock it while the block runs.
 
     Args:
         folder: New or empty; with ``resume``, the folder of a run, possibly one that was killed while it started.
         resume: Whether to resume a run.
 
     Raises:
-        OutputError: If there is already a run, no run to resume, or the folder cannot be created.
+        OutputError: If there is already a run, no run to resume, or the folder cannot be written, or is locked.
     """
-    try:
+    with writing(folder):
+        _check_content(folder, resume)
         if not resume:
-            _require_empty(folder)
             folder.mkdir(parents=True, exist_ok=True)
-        elif not find_checkpoints(folder, "step"):
-            _require_unstarted(folder)
-    except OSError as error:
-        raise OutputError(f"run_dir: cannot write the folder {folder} ({error.strerror}).") from error
+    with locked(folder):
+        with writing(folder):
+            _check_content(folder, resume)  # again: another run may have had the lock
+            for leftover in folder.glob(f"{TEMPORARY_PREFIX}*"):
+                with suppress(OSError):
+                    leftover.unlink()  # of a run that was killed
+        yield
 
 
-def start_run(folder: Path, metadata: Mapping[str, Any], resume: bool) -> None:
-    """Store the configuration of a new run in the folder from :func:`prepare_folder`.
-
-    Raises:
-        OutputError: If there is already a run, or the folder cannot be written.
-    """
-    try:
-        if not resume:
-            _require_empty(folder)  # again: another process may have had the lock and started one
-        for leftover in folder.glob(f"{TEMPORARY_PREFIX}{CONFIG}*"):
-            discard(leftover)  # of a run that was killed here
-        replace_file(folder / CONFIG, to_json(dict(metadata)))
-    except OSError as error:
-        raise OutputError(f"run_dir: cannot write the folder {folder} ({error.strerror}).") from error
-
-
-def continue_run(
-    folder: Path,
-    parts: tuple[nn.Module, torch.optim.Optimizer, Average, Scaler],
-    options: TrainOptions,
-    data: str,
-) -> TrainState | None:
-    """Load the newest checkpoint into the parts of a run and torch's random number generators.
-
-    Args:
-        folder: Folder of the run.
-        parts: Model, optimiser, average of the weights and loss scaler.
-        options: Options of the run.
-        data: Fingerprint of the training data.
-
-    Returns:
-        State of the run, or None if it was killed before its first checkpoint.
-
-    Raises:
-        OutputError: If the folder contains no run or cannot be read.
-        CheckpointError: If the checkpoint is damaged, or was made with another model, options or data.
-    """
-    try:
-        found = find_checkpoints(folder, "step")
-        if not found:
-            _require_unstarted(folder)
-            return None
-    except OSError as error:
-        raise OutputError(f"run_dir: cannot read the folder {folder} ({error.strerror}).") from error
-    tensors, facts = read_checkpoint(found[0])
-    remove_leftovers(folder)
-    model, optimizer, average, scaler = parts
-    with reading(found[0] / "state.json"):
-        _require_same_run(found[0], facts, options, data)
-        # Processor time was not recorded by older versions.
-        known = facts["state"]
-        state = checked_state({"cpu_seconds": None} | known if isinstance(known, dict) else known)
-    load_weights(model, tensors["model"], found[0])
-    with reading(found[0] / "training.safetensors"):
-        restore_training(model, optimizer, tensors["training"])
-        scaler.restore(tensors["training"])
-    with reading(found[0] / "average.safetensors"):
-        average.restore(tensors.get("average", {}))
-    return state
-
-
-def is_finished(folder: Path, options: TrainOptions) -> bool:
-    """Whether the run in a folder has used up the epochs, steps or patience of these options; False if there is none.
-
-    Raises:
-        CheckpointError: If the newest checkpoint is damaged.
-    """
-    found = find_checkpoints(folder, "step")
-    if not found:
-        return False
-    _, facts = read_checkpoint(found[0])
-    with reading(found[0] / "state.json"):
-        return checked_state(facts["state"]).finished(options)
-
-
-def _require_empty(folder: Path) -> None:
-    if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
+def _check_content(folder: Path, resume: bool) -> None:
+    if resume and not folder.is_dir():
+        raise OutputError(
+            f"run_dir: expected the folder of a run to resume, got {folder}, which does not exist."
+        )
+    paths = folder.iterdir() if folder.exists() else ()
+    files = {path.name: path for path in paths if path.name != LOCK}
+    if files and not resume:
         raise OutputError(
             f"run_dir: expected a new or empty folder, got {folder} with files in it; "
             "continue its run with resume=True, or name another folder."
         )
-
-
-def _require_unstarted(folder: Path) -> None:
-    if not folder.is_dir():
-        raise OutputError(
-            f"run_dir: expected the folder of a run to resume, got {folder}, which does not exist."
+    if LATEST in files or not resume:
+        return
+    for name, path in files.items():
+        begun = (
+            name == CONFIG
+            or name.startswith(TEMPORARY_PREFIX)
+            or (name == METRICS and not path.stat().st_size)
         )
-    ours = {CONFIG, METRICS, "checkpoints", LOCK}
-    names = [p.name for p in folder.iterdir() if not p.name.startswith(TEMPORARY_PREFIX)]
-    metrics = folder / METRICS
-    if not ours.issuperset(names) or (metrics.exists() and metrics.stat().st_size):
-        raise OutputError(f"run_dir: expected a run with a checkpoint to resume, got none in {folder}.")
+        if not begun:
+            raise OutputError(f"run_dir: expected a run with a checkpoint to resume, got none in {folder}.")
 
 
-def _require_same_run(source: Path, facts: Mapping[str, Any], options: TrainOptions, data: str) -> None:
-    if facts.get("format") != FORMAT:
-        raise CheckpointError(
-            f"checkpoint: expected format {FORMAT}, got {facts.get('format')!r} in {source}; "
-            "it was saved by another version of diabat."
-        )
-    # Options that are missing in a checkpoint of an older version had their default values.
-    before = {field.name: field.default for field in fields(options)} | facts["options"]
-    for name, value in asdict(options).items():
-        value = list(value) if isinstance(value, tuple) else value
-        was = list(before[name]) if isinstance(before[name], tuple) else before[name]
-        # The warm-up is a share of all steps, so that the number of epochs is a part of it.
-        free = name in FREE_ON_RESUME and not (name == "max_epochs" and options.warmup)
-        if not free and was != value:
+@contextmanager
+def metrics_file(folder: Path) -> Iterator[BinaryIO]:
+    """Open metrics.jsonl for appending, create it if missing; a link is not followed.
+
+    Lines of event ``step`` hold the loss of one batch, lines of event ``epoch`` the mean training loss of an epoch, the
+    validation loss and the metric; both hold ``step`` (steps taken), ``epoch`` (epochs completed), ``wall_s`` and
+    ``cpu_s`` (wall-clock and processor time of the run so far).  Numbers that are not finite are null.
+
+    Raises:
+        OutputError: If the system refuses.
+    """
+    path = folder / METRICS
+    with writing(path), os.fdopen(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
+        yield file
+
+
+def cut_metrics(folder: Path, length: int) -> None:
+    """Remove the lines that a killed run wrote after its last checkpoint; they are written again.
+
+    Raises:
+        CheckpointError: If the file is shorter than ``length`` bytes.
+        OutputError: If it cannot be written.
+    """
+    with metrics_file(folder) as file:
+        if (got := os.fstat(file.fileno()).st_size) < length:
             raise CheckpointError(
-                f"{name}: expected {was!r} as in {source}, got {value!r}; a resumed run keeps its options."
+                f"checkpoint: {folder / METRICS} is damaged: expected at least {length} bytes, got {got}."
             )
-    if facts["data"] != data:
-        raise CheckpointError(
-            f"task: expected the training data of {source} (sha256 {facts['data']}), "
-            f"got other data (sha256 {data})."
-        )
+        os.truncate(file.fileno(), length)

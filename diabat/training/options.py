@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from diabat.checks import ArgumentError
+from diabat.checks import check_choice, check_count, check_number
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
@@ -27,6 +27,9 @@ class TrainOptions:
         clip: Largest Euclidean norm of the gradient of all parameters together.
         batch_size: Sequences per step, over all processes; the last batch of an epoch may be smaller.
         accumulation: Number of pieces in which the sequences of a step are computed one by one, to save memory.
+        max_epochs: Passes over the training data at most.
+        max_steps: Steps at most, None for no limit.
+        patience: Epochs without a lower validation loss after which the run stops.
         warmup: Share in 0 .. 1 of the steps of ``max_epochs`` epochs over which the learning rates rise linearly.
         decay_epochs: Numbers of completed epochs after which the learning rates are multiplied by ``decay``.
         decay: Factor of the learning rates at ``decay_epochs``, in 0 .. 1.
@@ -35,13 +38,9 @@ class TrainOptions:
         ema_decay: Decay per step of a moving average of the weights; the average is validated and saved as best.  0
             for none.
         precision: ``float32``, or the type of autocast: ``bfloat16``, or ``float16`` with scaled losses.
-        max_epochs: Passes over the training data at most.
-        max_steps: Steps at most, None for no limit.
-        patience: Epochs without a lower validation loss after which the run stops.
         checkpoint_every: Steps between two checkpoints.
         seed: Seed of the order of the data, of dropout and of the samplers.
         log_every: Steps between two ``step`` lines in metrics.jsonl, 0 for lines at the end of epochs only.
-        tensorboard: Also write TensorBoard event files into the run folder (needs the extra ``tensorboard``).
     """
 
     learning_rate: float = 1e-3
@@ -53,6 +52,9 @@ class TrainOptions:
     clip: float = 1.0
     batch_size: int = 64
     accumulation: int = 1
+    max_epochs: int = 200
+    max_steps: int | None = None
+    patience: int = 20
     warmup: float = 0.0
     decay_epochs: tuple[int, ...] = ()
     decay: float = 0.1
@@ -60,72 +62,45 @@ class TrainOptions:
     mixup: float = 0.0
     ema_decay: float = 0.0
     precision: Precision = "float32"
-    max_epochs: int = 200
-    max_steps: int | None = None
-    patience: int = 20
     checkpoint_every: int = 1_000
     seed: int = 0
     log_every: int = 0
-    tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        rates = ("learning_rate", "coupling_learning_rate", "schedule_learning_rate")
-        for name in (*rates, "weight_decay", "coupling_weight_decay"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ArgumentError(name, f"expected a finite number >= 0, got {getattr(self, name)}.")
-        if not self.clip > 0:
-            raise ArgumentError("clip", f"expected a number > 0, got {self.clip}.")
-        if self.head_learning_rate is not None and not 0 <= self.head_learning_rate < float("inf"):
-            raise ArgumentError(
-                "head_learning_rate", f"expected a finite number >= 0 or None, got {self.head_learning_rate}."
-            )
-        self._check_recipe()
-        for name in ("batch_size", "accumulation", "max_epochs", "patience", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(name, f"expected an integer >= 1, got {getattr(self, name)}.")
-        if self.max_steps is not None and self.max_steps < 1:
-            raise ArgumentError("max_steps", f"expected an integer >= 1 or None, got {self.max_steps}.")
-        if self.log_every < 0:
-            raise ArgumentError("log_every", f"expected an integer >= 0, got {self.log_every}.")
-        if not 0 <= self.seed < 2**31:
-            raise ArgumentError("seed", f"expected an integer in 0 .. 2^31 - 1, got {self.seed}.")
-
-    def _check_recipe(self) -> None:
+        rates = ("learning_rate", "coupling_learning_rate", "schedule_learning_rate", "head_learning_rate")
+        for name in (*rates, "weight_decay", "coupling_weight_decay", "mixup"):
+            check_number(name, getattr(self, name), "[0, inf)", optional=name == "head_learning_rate")
+        check_number("clip", self.clip, "(0, inf]")
         for name in ("warmup", "decay"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ArgumentError(name, f"expected a number in 0 .. 1, got {getattr(self, name)}.")
+            check_number(name, getattr(self, name), "[0, 1]")
         for name in ("label_smoothing", "ema_decay"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ArgumentError(name, f"expected a number in [0, 1), got {getattr(self, name)}.")
-        if not 0 <= self.mixup < float("inf"):
-            raise ArgumentError("mixup", f"expected a finite number >= 0, got {self.mixup}.")
-        if any(epoch < 1 for epoch in self.decay_epochs):
-            raise ArgumentError("decay_epochs", f"expected integers >= 1, got {list(self.decay_epochs)}.")
-        if self.precision not in get_args(Precision):
-            raise ArgumentError(
-                "precision", f"expected one of {', '.join(get_args(Precision))}, got '{self.precision}'."
-            )
+            check_number(name, getattr(self, name), "[0, 1)")
+        for name in ("batch_size", "accumulation", "max_epochs", "max_steps", "patience", "checkpoint_every"):
+            check_count(name, getattr(self, name), optional=name == "max_steps")
+        for epoch in self.decay_epochs:
+            check_count("decay_epochs", epoch)
+        check_count("log_every", self.log_every, least=0)
+        check_count("seed", self.seed, least=0, most=2**31 - 1)
+        check_choice("precision", self.precision, get_args(Precision))
 
 
 PROTOCOLS: Mapping[str, TrainOptions] = MappingProxyType(
     {
         "shakespeare": TrainOptions(),
         "brackets": TrainOptions(learning_rate=3e-4, coupling_learning_rate=1e-4),
+        "pairs": TrainOptions(  # arXiv:2603.18761, sec. 7.3
+            learning_rate=3e-5,
+            weight_decay=0.02,
+            coupling_weight_decay=0.02,
+            batch_size=32,
+            accumulation=2,
+            warmup=0.1,
+            decay_epochs=(3, 4),
+            label_smoothing=0.1,
+            mixup=0.2,
+            ema_decay=0.999,
+            max_epochs=5,
+        ),
     }
 )
-"""Published options by the name of the task; options that the paper does not give have default values."""
-
-PAIR_PROTOCOL = TrainOptions(
-    learning_rate=3e-5,
-    weight_decay=0.02,
-    coupling_weight_decay=0.02,
-    batch_size=32,
-    accumulation=2,
-    warmup=0.1,
-    decay_epochs=(3, 4),
-    label_smoothing=0.1,
-    mixup=0.2,
-    ema_decay=0.999,
-    max_epochs=5,
-)
-"""Published options of the tasks of sentence pairs (arXiv:2603.18761, sec. 7.3)."""
+"""Published options by the name of the task or the model; options that the papers do not give have default values."""

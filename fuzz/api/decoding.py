@@ -12,7 +12,7 @@ from diabat.attention.correlations import query_moments, reason_without_correlat
 from diabat.attention.coupled import SELF_MODES
 from diabat.models import Transformer, TransformerOptions
 from diabat.models.decoder_explanation import DecoderExplanation, explain_decoder
-from diabat.tasks.text import TextForm
+from diabat.tasks import TextForm
 from fuzz.api.values import TENSORS, VALUES
 from fuzz.dice import Dice
 from fuzz.outcome import demand, naming

@@ -1,1 +1,1 @@
-"""Trainings with disk failures, kills, NaN in the data, or a clock that is set back: nothing saved may be lost."""
+"""Trainings with disk failures, kills, or NaN in the data: nothing saved may be lost."""

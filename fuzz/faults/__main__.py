@@ -83,7 +83,6 @@ PARTS = {
     "kills": _kills,
     "torchrun": _plain("a worker of torchrun killed", kills.torchrun, 2),
     "nan": _plain("NaN in the data", surprises.not_a_number, 3),
-    "clock": _plain("clock set back", surprises.clock_set_back, 2),
     "game": _game,
 }
 

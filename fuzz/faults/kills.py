@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from diabat.training import load_model
-from fuzz.faults.session import difference, newest_checkpoint, session
+from fuzz.faults.session import difference, saved_step, session
 
 LONG: dict[str, Any] = {"max_epochs": 300, "patience": 10_000, "checkpoint_every": 2, "log_every": 1}
 """900 steps: some ten seconds, which the kills fall into."""
@@ -46,9 +46,8 @@ def kills(folder: Path, wanted: int, seed: int) -> Iterator[str]:
 
 
 def _still_loads(run: Path) -> str:
-    newest = newest_checkpoint(run)
     load_model(run, "latest")
-    return "" if newest else "the checkpoint is gone"
+    return "" if saved_step(run) >= 0 else "the checkpoint is gone"
 
 
 def torchrun(folder: Path, victims: tuple[int, ...] = (1, 0)) -> Iterator[str]:
@@ -65,7 +64,7 @@ def torchrun(folder: Path, victims: tuple[int, ...] = (1, 0)) -> Iterator[str]:
     for victim in victims:
         run = folder / f"killed-{victim}"
         process = _start(run)
-        while (newest_checkpoint(run) or "") < f"step-{SHARED_STEPS // 3:08d}" and process.poll() is None:
+        while saved_step(run) < SHARED_STEPS // 3 and process.poll() is None:
             time.sleep(0.005)
         os.kill(int((run.parent / f"{run.name}-{victim}.pid").read_text()), signal.SIGKILL)
         if not _wait(process):

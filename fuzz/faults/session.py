@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from diabat.training import load_model
-from diabat.training.checkpoint import find_checkpoints
+from diabat.training import CheckpointError, load_model
+from diabat.training.checkpoint import read_checkpoint
+from diabat.training.folder import LATEST
 from fuzz.faults.disk import Disk
 from fuzz.outcome import refusal_flaw
 from fuzz.tiny import tiny_train
@@ -28,14 +29,14 @@ class Ending:
         kind: ``done``, ``sentence``, ``raw`` for an error that is not a sentence, or ``killed``.
         text: Message of the error.
         operations: Names of its file operations, if it was not killed.
-        newest: Newest checkpoint when the fault came; None if there was none, or no fault.
+        step: Step of the checkpoint when the fault came; -1 if there was none, or no fault.
         fault: Name of the operation that failed.
     """
 
     kind: str
     text: str = ""
     operations: list[str] = field(default_factory=list)
-    newest: str | None = None
+    step: int = -1
     fault: str = ""
 
 
@@ -57,7 +58,7 @@ def session(
         options: Handed on to ``train``.
     """
     # What a run that has a checkpoint is given to begin with must not matter.
-    options = {"weights": 99 if newest_checkpoint(folder) else 0, **options}
+    options = {"weights": 99 if saved_step(folder) >= 0 else 0, **options}
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -76,7 +77,7 @@ def session(
 
 
 def _child(folder: Path, disk: Disk | None, writer: int, train: Callable[..., Any], options: Any) -> None:
-    tell, newest, finish = os.write, newest_checkpoint, os._exit
+    tell, finish = os.write, os._exit
 
     def say(**facts: Any) -> None:
         tell(writer, (json.dumps(facts) + "\n").encode())
@@ -84,8 +85,7 @@ def _child(folder: Path, disk: Disk | None, writer: int, train: Callable[..., An
     resume = folder.exists()
     try:
         if disk is not None:
-            name = newest(folder)
-            disk.before = lambda: say(newest=_last_seen(disk, name), fault=disk.operations[-1])
+            disk.before = lambda: say(step=saved_step(folder), fault=disk.operations[-1])
             disk.watch()
         train(folder, resume=resume, **options)
         say(kind="done", operations=disk.operations if disk else [])
@@ -95,25 +95,19 @@ def _child(folder: Path, disk: Disk | None, writer: int, train: Callable[..., An
     finish(0)
 
 
-def _last_seen(disk: Disk, name: str | None) -> str | None:
-    disk.root, root = "\0", disk.root  # not an operation of the run
-    try:
-        return newest_checkpoint(Path(root)) or name
-    finally:
-        disk.root = root
-
-
 def _kill(child: int, folder: Path, delay: float) -> None:
-    while newest_checkpoint(folder) is None:
+    while saved_step(folder) < 0:
         time.sleep(0.002)
     time.sleep(delay)
     os.kill(child, signal.SIGKILL)
 
 
-def newest_checkpoint(folder: Path) -> str | None:
-    """Name of the newest checkpoint of a run."""
-    found = find_checkpoints(folder, "step")
-    return found[0].name if found else None
+def saved_step(folder: Path) -> int:
+    """Steps taken when the checkpoint of a run was saved; -1 if there is none that can be read."""
+    try:
+        return int(read_checkpoint(folder / LATEST)[1]["state"]["step"])
+    except CheckpointError:
+        return -1
 
 
 def difference(folder: Path, straight: Path) -> str:

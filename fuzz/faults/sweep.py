@@ -9,10 +9,10 @@ from typing import Any, get_args
 
 from diabat.training import TrainingError, load_model
 from fuzz.faults.disk import Disk, How
-from fuzz.faults.session import difference, newest_checkpoint, session
+from fuzz.faults.session import difference, saved_step, session
 
 OPTIONS: dict[str, Any] = {"max_epochs": 2}
-"""Six steps, four checkpoints of which the older ones are deleted, and two validations."""
+"""Six steps, four checkpoints, and two validations."""
 
 
 def count(folder: Path, begun: Path | None = None) -> list[str]:
@@ -39,7 +39,7 @@ def sweep(
     for moment in moments:
         run = _fresh(folder, begun)
         ending = session(run, disk=Disk(folder, moment, how), **OPTIONS)
-        if lost := _lost(run, straight, ending.newest, ending.kind, ending.text):
+        if lost := _lost(run, straight, ending.step, ending.kind, ending.text):
             lost = f"operation {moment} ({ending.fault}): {lost}"
         yield ending.kind, lost
 
@@ -52,16 +52,16 @@ def _fresh(folder: Path, begun: Path | None) -> Path:
     return folder / "run"
 
 
-def _lost(run: Path, straight: Path, newest: str | None, kind: str, text: str) -> str:
+def _lost(run: Path, straight: Path, step: int, kind: str, text: str) -> str:
     if kind == "raw":
         return f"an error that is not a sentence: {text}"
-    if newest is not None:
+    if step >= 0:
         try:
             load_model(run, "latest")
         except TrainingError as error:
-            return f"the newest checkpoint does not load: {error}"
-        if (newest_checkpoint(run) or "") < newest:
-            return f"{newest} is gone"
+            return f"the checkpoint does not load: {error}"
+        if saved_step(run) < step:
+            return f"step {step} is gone"
     again = session(run, **OPTIONS)
     if again.kind != "done":
         return f"does not resume: {again.text}"

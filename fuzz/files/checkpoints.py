@@ -1,7 +1,7 @@
 """Runs with a damaged file: loaded and resumed, or refused with the name of the file.
 
-A change of a sealed file must be detected.  A resealed file has new checksums for the changed content, as an attacker
-or faulty memory would produce: then any answer is correct, but a crash is not.
+A checkpoint has no checksum: a change of its numbers may give any answer, but no crash.  A file that is too short or
+too long must be refused.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from typing import Any
 
 import torch
 
-from diabat.files import digest, seal
 from diabat.training import load_model
+from diabat.training.folder import LATEST
 from fuzz.dice import Dice
 from fuzz.files.mutations import damaged, other_header, tampered
 from fuzz.outcome import REFUSALS, Wrong, demand, refusal_flaw
 from fuzz.tiny import tiny_train
-
-_FILES = ("model.safetensors", "training.safetensors", "state.json")
 
 
 @cache
@@ -34,19 +32,17 @@ def original() -> Path:
 
 
 def checkpoint(dice: Dice, folder: Path) -> None:
-    """One file of the newest checkpoint, changed or resealed; then the run goes on for an epoch."""
+    """The checkpoint of a run, changed; then the run goes on for an epoch."""
     run = folder / "run"
     shutil.copytree(original(), run)
-    newest = sorted((run / "checkpoints").glob("step-*"))[-1]
-    path = newest / dice.pick(_FILES)
+    path = run / LATEST
     before = path.read_bytes()
-    resealed = dice.chance(0.7)
-    path.write_bytes(_changed(dice, path, before, structured=resealed or dice.chance(0.3)))
-    if resealed:
-        _reseal(newest, state=path.name != "state.json")
-    # state.json is sealed over what it says, not over its bytes, and some of its changes are sealed by us.
-    altered = path.suffix == ".safetensors" and path.read_bytes() != before
-    _use(run, str(newest), must_refuse=altered and not resealed)
+    how = dice.weighted({"bytes": 2, "header": 1, "facts": 3, "tensors": 3, "length": 1})
+    if how == "length":
+        path.write_bytes(before[:-1] if dice.chance(0.5) else before + b"x")
+    else:
+        path.write_bytes(_changed(dice, before, how))
+    _use(run, str(path), must_refuse=how == "length")
 
 
 def record(dice: Dice, folder: Path) -> None:
@@ -80,29 +76,27 @@ def _use(run: Path, name: str, *, must_refuse: bool) -> None:
     if refused is not None:
         raise refused
     if must_refuse:
-        raise Wrong(f"accepted: a file of {name} that is not what was sealed")
+        raise Wrong(f"accepted: {name}, which is too short or too long")
 
 
-def _changed(dice: Dice, path: Path, content: bytes, *, structured: bool) -> bytes:
-    if not structured or dice.chance(0.3):
-        return damaged(dice, content, [other.read_bytes() for other in path.parent.iterdir()])
-    if path.suffix == ".json":
-        document = json.loads(content)
-        document.pop("sha256")
-        found = tampered(dice, document)
-        try:
-            return seal(found) if isinstance(found, dict) else json.dumps(found).encode()
-        except (ValueError, TypeError):  # NaN, which JSON does not hold
-            return json.dumps(found).encode()
-    if dice.chance(0.5):
-        return other_header(dice, content)
-    return _other_tensors(dice, content)
-
-
-def _other_tensors(dice: Dice, content: bytes) -> bytes:
+def _changed(dice: Dice, content: bytes, how: str) -> bytes:
     import safetensors.torch
 
-    tensors: dict[str, Any] = safetensors.torch.load(content)
+    if how == "bytes":
+        return damaged(dice, content, [content])
+    if how == "header":
+        return other_header(dice, content)
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    facts: str = header["__metadata__"]["facts"]
+    tensors = safetensors.torch.load(content)
+    if how == "facts":
+        facts = json.dumps(tampered(dice, json.loads(facts)))
+    else:
+        tensors = _other_tensors(dice, tensors)
+    return safetensors.torch.save(tensors, {"facts": facts})
+
+
+def _other_tensors(dice: Dice, tensors: dict[str, Any]) -> dict[str, Any]:
     name = dice.pick(sorted(tensors))
     tensor = tensors.pop(name)
     changes = {
@@ -118,19 +112,4 @@ def _other_tensors(dice: Dice, content: bytes) -> bytes:
     changed = changes[kind]
     if changed is not None:
         tensors[name + "x" * (kind == "renamed")] = changed
-    return safetensors.torch.save(tensors)
-
-
-def _reseal(folder: Path, *, state: bool) -> None:
-    """Make the checksums fit what the files hold now, where the list of files can still be read."""
-    path = folder / "state.json"
-    try:
-        facts = json.loads(path.read_bytes())
-        facts.pop("sha256", None)
-        if state:
-            for name in facts["files"]:
-                content = (folder / name).read_bytes()
-                facts["files"][name] = {"bytes": len(content), "sha256": digest(content)}
-        path.write_bytes(seal(facts))
-    except (ValueError, TypeError, LookupError, AttributeError, OSError, RecursionError):
-        return
+    return tensors

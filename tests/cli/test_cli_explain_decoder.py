@@ -43,7 +43,7 @@ def test_json_has_every_field(trained: Path) -> None:
     assert len(found["probabilities"][0]) == len(found["classes"]) == 8
     assert len(found["correlations"]) == len(found["attention"]) == len(found["effective"]) == 2
     assert found["without_correlations"] is None
-    checkpoint = next((trained / "checkpoints").glob("step-*"))
+    checkpoint = trained / "latest.safetensors"
     assert run_json("explain", str(checkpoint), "(a)")["coupled"] == [0, 1, 2]
 
 

@@ -152,8 +152,8 @@ def test_fidelity_of_a_softmax_run_is_refused(tmp_path: Path) -> None:
 
 def test_a_damaged_checkpoint_is_a_sentence(tmp_path: Path) -> None:
     assert train(tmp_path / "run").exit_code == 0
-    (weights,) = (tmp_path / "run" / "checkpoints").glob("best-*/model.safetensors")
+    weights = tmp_path / "run" / "best.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4])
     result = fidelity(f"fidelity.checkpoint={tmp_path / 'run'}")
     assert result.exit_code == 1
-    assert "is damaged: expected" in result.stderr
+    assert "best.safetensors is damaged: " in result.stderr

@@ -38,14 +38,11 @@ def test_a_section_left_empty_means_its_defaults(section: str) -> None:
     assert make_config({section: None}) == make_config({})
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
-def test_learning_rates_are_those_of_the_task(name: str) -> None:
-    training = make_config({"task": {"name": name}}).training
-    assert training == PROTOCOLS[name]
-    assert {"shakespeare": (1e-3, 3e-5), "brackets": (3e-4, 1e-4)}[name] == (
-        training.learning_rate,
-        training.coupling_learning_rate,
-    )
+@pytest.mark.parametrize(
+    ("task", "protocol"), [("shakespeare",) * 2, ("brackets",) * 2, ("pairs",) * 2, ("sick", "pairs")]
+)
+def test_the_protocol_is_that_of_the_task_or_its_model(task: str, protocol: str) -> None:
+    assert make_config({"task": {"name": task}}).training == PROTOCOLS[protocol]
 
 
 def test_values_in_the_file_replace_the_published_values() -> None:

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from diabat.tasks import PairTask
-
-from .tiny_pairs import make_data, make_encoder, tiny_task
+from .tiny_pairs import PairTask, make_data, make_encoder, tiny_task
 
 pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 

@@ -17,7 +17,7 @@ from diabat.cli import app
 from diabat.config import ConfigError, load_config, make_config, to_plain
 from diabat.runs import evaluate_run, explain_run, load_run
 from diabat.studies.report import share
-from diabat.training.checkpoint import find_checkpoints
+from diabat.training.folder import BEST, LATEST
 from experiments.reproduce import main as reproduce
 
 from .tiny_pairs import make_data, make_encoder
@@ -116,10 +116,8 @@ def test_evaluate_repeats_the_validation_of_the_training(trained: Path) -> None:
     assert told["loss"] == pytest.approx(lines[-1]["val_loss"], rel=1e-5)
 
 
-def test_a_step_checkpoint_gives_its_averaged_weights(trained: Path) -> None:
-    (best,), newest = find_checkpoints(trained, "best"), find_checkpoints(trained, "step")[0]
-    assert best.name.removeprefix("best") == newest.name.removeprefix("step")
-    runs = [load_run(best), load_run(newest)]
+def test_the_last_checkpoint_gives_its_averaged_weights(trained: Path) -> None:
+    runs = [load_run(trained / BEST), load_run(trained / LATEST)]
     weights = [dict(r.model.state_dict()) for r in runs]
     assert all(torch.equal(weights[0][n], weights[1][n]) for n in weights[0])
     assert evaluate_run(runs[0], "train").scores == evaluate_run(runs[1], "train").scores
@@ -303,7 +301,10 @@ def test_bad_data_and_arguments_are_one_sentence(trained: Path, tmp_path: Path, 
     (data / "validation.csv").write_text("premise,hypothesis\na,b\n")
     refused = run("train", str(small(tmp_path / "a", encoder, data)), "--no-progress")
     assert refused.exit_code == 1
-    assert "validation.csv': expected the columns label, got premise, hypothesis." in refused.stderr
+    assert (
+        "validation.csv': expected the columns premise, hypothesis, label, once each, got premise, hypothesis."
+        in refused.stderr
+    )
     assert (
         "hypothesis: expected a sentence, got an empty one." in run("explain", str(trained), "a", " ").stderr
     )
@@ -313,7 +314,10 @@ def test_bad_data_and_arguments_are_one_sentence(trained: Path, tmp_path: Path, 
     )
     refused = run("evaluate", str(tmp_path))
     assert refused.exit_code == 2
-    assert "expected the folder of a run or of a checkpoint" in refused.stderr
+    assert (
+        "expected the folder of a run or one of its checkpoints, got a folder without config.json."
+        in refused.stderr
+    )
     assert run("evaluate", str(trained), "--split", "dev").stderr.startswith(
         "Error: --split: expected one of train,"
     )
@@ -327,7 +331,10 @@ def test_an_encoder_of_another_size_is_refused(trained: Path, tmp_path: Path) ->
     (other / "config.json").write_text(json.dumps(stored))
     refused = run("evaluate", str(other))
     assert refused.exit_code == 1
-    assert "is of another model: classifier.1.weight: expected [8, 32], got [8, 16]." in refused.stderr
+    assert (
+        "is of another model: classifier.1.weight: expected float32 [8, 32], got float32 [8, 16]."
+        in refused.stderr
+    )
 
 
 def test_random_encoders_follow_the_changed_configuration(tmp_path: Path, encoder: Path, data: Path) -> None:

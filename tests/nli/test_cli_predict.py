@@ -59,8 +59,8 @@ PAIRS = [
 def test_every_format_gives_the_predictions_of_the_model(trained: Path, tmp_path: Path, suffix: str) -> None:
     """Those of the test set of its task, in the order of the file."""
     loaded = load_run(trained)
-    assert loaded.task.test is not None  # type: ignore[union-attr]  # of sentence pairs
-    logits, _ = predict(loaded.model, loaded.task.test, seed=loaded.config.training.seed)  # type: ignore[union-attr]  # as above
+    assert loaded.task.test is not None
+    logits, _ = predict(loaded.model, loaded.task.test, seed=loaded.config.training.seed)
     assert isinstance(loaded.config.task, PairOptions)
     source = Path(loaded.config.task.data or "") / "test.csv"
     rows = [line.split(",")[:2] for line in source.read_text().splitlines()[1:]]
@@ -114,7 +114,10 @@ def test_columns_can_be_named(trained: Path, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["premise"] == "a man"
     refused = run("predict", str(trained), "--data", str(path), "--no-progress")
     assert refused.exit_code == 1
-    assert "a.csv': expected the columns premise, hypothesis, got sentence_A, sentence_B." in refused.stderr
+    assert (
+        "a.csv': expected the columns premise, hypothesis, once each, got sentence_A, sentence_B."
+        in refused.stderr
+    )
 
 
 def refusals(folder: Path) -> list[tuple[list[str], int, str]]:

@@ -11,13 +11,13 @@ from torch.testing import assert_close
 import diabat
 from diabat.attention.pooling import BoltzmannPooling
 from diabat.models import POOLINGS, PairClassifier, PairModelOptions
-from diabat.models.pairs import MeanPooling, ProjectedMeanPooling, SoftmaxPooling
+from diabat.models.poolings import MeanPooling, ProjectedMeanPooling, SoftmaxPooling
 from diabat.samplers.base import UnsupportedError
-from diabat.tasks import PairBatch, PairTask
+from diabat.tasks import PairBatch
 from diabat.tasks.nli_files import Pairs
 from diabat.tasks.nli_tokens import tokenize_pairs
 
-from .tiny_pairs import tiny_model
+from .tiny_pairs import PairTask, tiny_model
 
 
 def padded(batch: PairBatch, by: int) -> PairBatch:
@@ -136,8 +136,8 @@ def test_special_tokens_count_only_if_asked_for(encoder: Path, task: PairTask) -
     assert bool(batch.special.any())
     with_special = tiny_model(encoder, task, pooling="mean")
     without = tiny_model(encoder, task, pooling="mean", special_tokens=False)
-    assert torch.equal(with_special.hidden_positions(batch), batch.padding)
-    assert torch.equal(without.hidden_positions(batch), batch.padding | batch.special)
+    assert torch.equal(with_special.mask(batch), batch.padding)
+    assert torch.equal(without.mask(batch), batch.padding | batch.special)
 
 
 def test_a_frozen_encoder_is_left_alone(encoder: Path, task: PairTask) -> None:
@@ -191,10 +191,10 @@ def test_a_row_without_tokens_is_refused() -> None:
     ("name", "value", "message"),
     [
         ("pooling", "neurogam", "pooling: expected one of .* got 'neurogam'. Did you mean 'neurogame'?"),
-        ("dropout", 1.0, r"dropout: expected a probability in \[0, 1\), got 1.0"),
+        ("dropout", 1.0, r"dropout: expected a number in \[0, 1\), got 1.0"),
         ("num_heads", 0, "num_heads: expected an integer >= 1, got 0"),
         ("coalitions", 0, "coalitions: expected an integer >= 1, got 0"),
-        ("temperature", 0.0, "temperature: expected a finite number > 0, got 0.0"),
+        ("temperature", 0.0, "temperature: expected a positive finite number, got 0.0"),
         ("ffn_layers", -1, "ffn_layers: expected an integer >= 0, got -1"),
     ],
 )

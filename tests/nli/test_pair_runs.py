@@ -1,29 +1,35 @@
-"""Whole runs of pair classifiers: they learn, are resumed bit by bit, and are shared by processes."""
+"""Trainings of pair classifiers: the recipe of the paper, resumed bit by bit, shared by processes."""
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from run_checks import assert_same_run, metrics
+from torch.testing import assert_close
 
 import diabat
 from diabat.models import POOLINGS
 from diabat.samplers import UnsupportedError
-from diabat.tasks import PairTask
-from diabat.training import CheckpointError, evaluate, load_model
-from diabat.training.checkpoint import find_checkpoints
-from diabat.training.evaluate import predict
-from diabat.training.trainer import Trainer
+from diabat.tasks import PairSplit
+from diabat.training import TrainingError, TrainOptions, evaluate, load_model, train
+from diabat.training.batches import epoch_order
+from diabat.training.checkpoint import read_checkpoint
+from diabat.training.evaluate import evaluating, predict
+from diabat.training.folder import LATEST
+from diabat.training.optimizer import Average, make_optimizer, training_loss
+from diabat.training.train import Trainer
+from fuzz.faults.session import saved_step
 
-from .tiny_pairs import OPTIONS, furthest, tiny_model, tiny_train
+from .tiny_pairs import OPTIONS, PairTask, furthest, tiny_model, tiny_train
 
 RECIPE = replace(
     OPTIONS, accumulation=2, warmup=0.2, decay_epochs=(1,), label_smoothing=0.1, mixup=0.2, ema_decay=0.9
@@ -64,43 +70,15 @@ def test_a_resumed_run_ends_as_one_that_was_not_interrupted(
         patch.setattr(Trainer, "step", mortal)
         with pytest.raises(Killed):
             tiny_train(tmp_path / "run", encoder, task, options, pooling=pooling)
-    assert find_checkpoints(tmp_path / "run", "step")[0].name == "step-00000004"
+    assert saved_step(tmp_path / "run") == 4
     tiny_train(tmp_path / "run", encoder, task, options, resume=True, pooling=pooling)
     assert_same_run(tmp_path / "run", tmp_path / "straight")
-
-
-def test_a_warmup_fixes_the_number_of_epochs(tmp_path: Path, encoder: Path, task: PairTask) -> None:
-    tiny_train(tmp_path / "run", encoder, task, replace(RECIPE, max_steps=1), pooling="mean")
-    longer = replace(RECIPE, max_epochs=3)
-    with pytest.raises(CheckpointError, match=r"max_epochs: expected 2 as in .*, got 3"):
-        tiny_train(tmp_path / "run", encoder, task, longer, resume=True, pooling="mean")
-
-
-def test_a_checkpoint_without_the_newer_options_is_resumed(
-    tmp_path: Path, encoder: Path, task: PairTask, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from diabat.training import trainer
-
-    monkeypatch.setattr(
-        trainer, "asdict", lambda value: _without(vars(value), "accumulation", "decay_epochs")
-    )
-    tiny_train(tmp_path / "run", encoder, task, replace(OPTIONS, max_steps=1), pooling="mean")
-    monkeypatch.undo()
-    with pytest.raises(CheckpointError, match=r"accumulation: expected 1 as in .*, got 2"):
-        tiny_train(
-            tmp_path / "run", encoder, task, replace(OPTIONS, accumulation=2), resume=True, pooling="mean"
-        )
-    tiny_train(tmp_path / "run", encoder, task, OPTIONS, resume=True, pooling="mean")
-
-
-def _without(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {k: v for k, v in values.items() if k not in names}
 
 
 def test_predictions_are_in_the_order_of_the_split(encoder: Path, task: PairTask) -> None:
     model = tiny_model(encoder, task, pooling="mean")
     logits, labels = predict(model, task.train, batch_size=7)
-    assert torch.equal(labels, task.train.labels)
+    assert torch.equal(labels, task.train.targets)
     loss, accuracy = evaluate(model, task.train)
     assert float((logits.argmax(1) == labels).float().mean()) == pytest.approx(accuracy)
     assert float(torch.nn.functional.cross_entropy(logits, labels)) == pytest.approx(loss, rel=1e-5)
@@ -138,7 +116,6 @@ SHARED_MODEL: dict[str, Any] = {"pooling": "softmax", "dropout": 0.0, "freeze_en
 
 
 def test_two_processes_train_what_one_does(tmp_path: Path, encoder: Path, data: Path, task: PairTask) -> None:
-    pytest.importorskip("accelerate", reason="the extra 'hf' is not installed")
     tiny_train(tmp_path / "one", encoder, task, SHARED, **SHARED_MODEL)
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -164,6 +141,189 @@ def test_two_processes_train_what_one_does(tmp_path: Path, encoder: Path, data: 
     one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
     assert [(line["event"], line["step"]) for line in two] == [(line["event"], line["step"]) for line in one]
     for a, b in zip(one, two, strict=True):
-        assert {k: pytest.approx(v, abs=1e-5) for k, v in a.items() if k != "event"} == _without(b, "event")
+        assert {k: pytest.approx(v, abs=1e-5) for k, v in a.items() if k != "event"} == {
+            k: v for k, v in b.items() if k != "event"
+        }
     weights, shared = load_model(tmp_path / "one"), load_model(tmp_path / "two")
     assert furthest(weights, shared) < 1e-4
+
+
+def test_the_best_checkpoint_holds_the_average_and_its_validation(
+    tmp_path: Path, encoder: Path, task: PairTask
+) -> None:
+    tiny_train(tmp_path / "run", encoder, task, replace(OPTIONS, ema_decay=0.8, max_epochs=1), pooling="mean")
+    best, last = load_model(tmp_path / "run"), load_model(tmp_path / "run", "latest")
+    names = [n for n in best if not torch.equal(best[n], last[n])]
+    assert any(n.startswith("classifier.") for n in names)
+    # One epoch of three steps: the average of the weights after each, from the initial ones on.
+    model = tiny_model(encoder, task, pooling="mean")
+    average = Average(model, 0.8)
+    seen = []
+    original = torch.optim.AdamW.step
+
+    def recording(self: torch.optim.AdamW) -> None:
+        original(self)
+        average.update()
+        seen.append(1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", recording)
+        train(model, task, replace(OPTIONS, max_epochs=1), tmp_path / "plain", progress=False)
+    assert len(seen) == 3
+    for name, mean in average.mean.items():
+        assert_close(best[name], mean, rtol=1e-5, atol=1e-7)
+
+
+def test_mixup_is_the_cross_entropy_to_mixed_labels(
+    encoder: Path, task: PairTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model(encoder, task, pooling="mean", dropout=0.0).eval()
+    options = replace(OPTIONS, mixup=0.4, label_smoothing=0.1)
+    batch, labels = task.train.batch(torch.arange(6))
+    told: list[Any] = []
+    forward = model.forward
+
+    def recording(batch: Any, mixed: Any) -> torch.Tensor:
+        told.append(mixed)
+        return forward(batch, mixed)
+
+    monkeypatch.setattr(model, "forward", recording)
+    loss = training_loss(model, batch, labels, options)
+    ((share, partners),) = told
+    assert 0 < share < 1
+    hard = torch.eye(3)[labels]
+    soft = 0.9 * (share * hard + (1 - share) * hard[partners]) + 0.1 / 3
+    chances = forward(batch, (share, partners)).log_softmax(1)
+    assert_close(loss, -(soft * chances).sum(1).mean())
+    shares = {float(torch.distributions.Beta(0.4, 0.4).sample()) for _ in range(3)}
+    assert len(shares) == 3
+
+
+def test_batches_have_pairs_of_similar_length_and_every_pair_once() -> None:
+    lengths = torch.randint(5, 60, (1000,), generator=torch.Generator().manual_seed(1))
+    none = torch.zeros(0, dtype=torch.int64)
+    split = PairSplit(none, none, None, ends=lengths.cumsum(0), targets=lengths, pad_id=0)
+    orders = [epoch_order(split, seed, epoch, 32) for seed, epoch in ((0, 0), (0, 0), (0, 1), (1, 0))]
+    assert torch.equal(orders[0], orders[1])
+    assert not any(torch.equal(orders[0], other) for other in orders[2:])
+    for order in orders:
+        assert torch.equal(order.sort().values, torch.arange(1000))
+        longest = sum(int(lengths[batch].max()) * len(batch) for batch in order.split(32))
+        assert longest < 1.1 * int(lengths.sum())
+    first = [float(lengths[order[:32]].float().mean()) for order in orders]
+    assert len(set(first)) > 1, "the shortest pairs must not come first"
+
+
+def test_the_head_has_its_own_learning_rate(encoder: Path, task: PairTask) -> None:
+    model = tiny_model(encoder, task, pooling="boltzmann")
+    options = TrainOptions(learning_rate=1e-5, head_learning_rate=1e-3, coupling_learning_rate=1e-2)
+    groups = make_optimizer(model, options).param_groups
+    assert [group["lr"] for group in groups] == [1e-5, 1e-3, 1e-2]
+    names = {id(p): n for n, p in model.named_parameters()}
+    parts = [{names[id(p)].partition(".")[0] for p in group["params"]} for group in groups]
+    assert parts == [{"encoder"}, {"pooling", "classifier"}, {"pooling"}]
+    together = make_optimizer(model, replace(options, head_learning_rate=None)).param_groups
+    assert [group["lr"] for group in together] == [1e-5, 1e-2]
+    frozen = make_optimizer(tiny_model(encoder, task, freeze_encoder=True), options).param_groups
+    assert [group["lr"] for group in frozen] == [1e-3]
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_mixed_precision_trains(tmp_path: Path, encoder: Path, task: PairTask, precision: Any) -> None:
+    options = replace(OPTIONS, precision=precision, max_epochs=6)
+    result = tiny_train(tmp_path / "run", encoder, task, options)
+    losses = [line["train_loss"] for line in metrics(tmp_path / "run") if line["event"] == "epoch"]
+    assert losses[-1] < 0.9 * losses[0]
+    assert math.isfinite(result.best_loss)
+    assert {t.dtype for t in load_model(tmp_path / "run").values() if t.is_floating_point()} == {
+        torch.float32
+    }
+
+
+def test_a_half_precision_step_that_overflows_is_left_out(
+    tmp_path: Path, encoder: Path, task: PairTask
+) -> None:
+    model = tiny_model(encoder, task, pooling="mean")
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    model.classifier[-1].weight.register_hook(lambda grad: grad * math.inf)  # type: ignore[operator]  # a Linear
+    train(model, task, replace(OPTIONS, precision="float16", max_steps=3), tmp_path / "run", progress=False)
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+    # Each of them halves the scale, which a resumed run goes on with.
+    assert _scale(tmp_path / "run") == 65536 / 2**3
+    options = replace(OPTIONS, precision="float16", max_steps=4)
+    tiny_train(tmp_path / "run", encoder, task, options, resume=True, pooling="mean")
+    assert _scale(tmp_path / "run") == 65536 / 2**3
+
+
+def _scale(run_dir: Path) -> float:
+    return read_checkpoint(run_dir / LATEST)[1]["scaler"]["scale"]
+
+
+NAMES = {"effective_samples_phi", "effective_samples_beta", "effective_samples_pairs", "phi_beta_correlation"}
+
+
+def test_epochs_log_how_well_games_are_estimated(tmp_path: Path, encoder: Path, task: PairTask) -> None:
+    tiny_train(tmp_path / "run", encoder, task, OPTIONS)
+    epochs = [line for line in metrics(tmp_path / "run") if line["event"] == "epoch"]
+    assert len(epochs) == 2
+    for line in epochs:
+        assert line.keys() >= NAMES
+        assert all(1 <= line[name] <= 6 for name in NAMES if name.startswith("effective"))  # of 6 coalitions
+        assert -1 <= line["phi_beta_correlation"] <= 1
+    assert epochs[0]["effective_samples_phi"] != epochs[1]["effective_samples_phi"]
+
+
+def test_other_poolings_log_nothing_more(tmp_path: Path, encoder: Path, task: PairTask) -> None:
+    tiny_train(tmp_path / "run", encoder, task, OPTIONS, pooling="mean")
+    assert not any(NAMES & line.keys() for line in metrics(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_figures_against_the_explanation_token_by_token(encoder: Path, task: PairTask, special: bool) -> None:
+    model = tiny_model(encoder, task, special_tokens=special).train()
+    with torch.no_grad():
+        model.pooling.value.weight *= 20  # type: ignore[union-attr, operator]  # of NeuroGame; weights that differ
+    state = torch.get_rng_state()
+    with evaluating(model, 5, "float32"):
+        figures = model.figures(task.validation)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+
+    model.eval()
+    torch.manual_seed(5)
+    batch, _ = task.validation.batch(torch.arange(12))
+    mask = model.mask(batch)
+    assert isinstance(model.pooling, diabat.NeuroGameAttention)
+    explanation = model.pooling.explain(model.encode(batch), mask)
+    samples: dict[str, list[float]] = {"phi": [], "beta": [], "pairs": []}
+    correlations = []
+    for b in range(12):
+        kept = (~mask[b]).nonzero()[:, 0]
+        for h in range(2):
+            phi, beta = (
+                e.value[b, h, kept].double().numpy() for e in (explanation.shapley, explanation.banzhaf)
+            )
+            correlations.append(np.corrcoef(phi, beta)[0, 1])
+            for name, estimate in (("phi", explanation.shapley), ("beta", explanation.banzhaf)):
+                samples[name] += estimate.effective_samples[b, h, kept].tolist()  # type: ignore[index]  # asked for
+            pairs = explanation.pairs.effective_samples[b, h][kept][:, kept]  # type: ignore[index]  # as above
+            samples["pairs"] += [
+                float(pairs[i, j]) for i in range(len(kept)) for j in range(len(kept)) if i != j
+            ]
+    for name, values in samples.items():
+        assert figures[f"effective_samples_{name}"] == pytest.approx(np.mean(values), rel=1e-5)
+    assert figures["phi_beta_correlation"] == pytest.approx(np.mean(correlations), rel=1e-6)
+
+
+def test_states_that_are_not_finite_stop_a_run_with_their_place(
+    tmp_path: Path, encoder: Path, task: PairTask
+) -> None:
+    model = tiny_model(encoder, task)
+    with torch.no_grad():
+        model.encoder.get_parameter("embeddings.LayerNorm.bias")[3] = float("nan")
+    message = (
+        r"step 0 \(epoch 0, batch 0\): x: expected finite values, got nan at index \(0, 0, 0\)\. "
+        "attention: neurogame pooling"
+    )
+    with pytest.raises(TrainingError, match=message):
+        train(model, task, OPTIONS, tmp_path / "run", progress=False)

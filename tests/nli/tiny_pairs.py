@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from diabat.models import PairClassifier, PairModelOptions
-from diabat.models.encoder import load_encoder, width_of
-from diabat.tasks import PairFileOptions, PairTask, pair_task
+from diabat.models.encoder import load_encoder
+from diabat.tasks import PairFileOptions, PairSplit, Task
 from diabat.tasks.hub import load_tokenizer
 from diabat.training import TrainOptions, TrainResult, train
-from diabat.training.checkpoint import find_checkpoints
+from diabat.training.folder import LATEST
 
 WORDS = [
     "a",
@@ -34,6 +34,8 @@ WORDS = [
 ]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 POSITIONS = 24
+
+PairTask = Task[PairSplit]
 
 OPTIONS = TrainOptions(
     learning_rate=1e-2,
@@ -116,7 +118,7 @@ def make_data(folder: Path) -> Path:
 def tiny_task(encoder: Path, data: Path, **changes: Any) -> PairTask:
     settings: dict[str, Any] = {"data": str(data), "test": "test.csv", "window": 20}
     options = PairFileOptions(**(settings | changes))
-    return pair_task(options, load_tokenizer(str(encoder)))
+    return options.build(load_tokenizer(str(encoder)))
 
 
 def tiny_model(
@@ -126,14 +128,14 @@ def tiny_model(
     options = PairModelOptions(encoder=str(encoder), **(settings | changes))
     torch.manual_seed(seed)
     inner = load_encoder(str(encoder))
-    return PairClassifier(options, inner, width_of(inner), task.num_classes, task.window, sampler)
+    return PairClassifier(options, inner, task.num_classes, task.window, sampler)
 
 
 def tiny_train(
     run_dir: Path, encoder: Path, task: PairTask, options: TrainOptions, *, resume: bool = False, **model: Any
 ) -> TrainResult:
     # A run resumed from a checkpoint must not depend on the weights that it is given.
-    seed = 99 if resume and find_checkpoints(run_dir, "step") else 0
+    seed = 99 if resume and (run_dir / LATEST).exists() else 0
     classifier = tiny_model(encoder, task, seed=seed, **model)
     return train(classifier, task, options, run_dir, resume=resume, progress=False)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from diabat.tasks import IGNORED, ShakespeareOptions, Split, Task, build_task, shakespeare
+from diabat.tasks import IGNORED, ShakespeareOptions, Split, Task
 from diabat.tasks.data import DATA_FILES, ENVIRONMENT_VARIABLE
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -23,19 +23,17 @@ def folder() -> str:
 
 @pytest.mark.parametrize("window", [1, 4, 7, 8, 16])
 def test_protocol(folder: str, window: int) -> None:
-    task = shakespeare(ShakespeareOptions(window=window, data=folder))
+    task = ShakespeareOptions(window=window, data=folder).build()
     assert (task.vocab_size, task.num_classes, task.metric, task.window) == (61, 61, "perplexity", window)
     stride = max(1, window // 2)
     assert task.train.inputs.shape == ((90_000 - window - 1) // stride + 1, window)
     assert task.validation.inputs.shape == ((10_000 - window - 1) // window + 1, window)
-    assert not task.higher_is_better
 
 
 def test_targets_are_the_next_characters(folder: str) -> None:
     text = (Path(folder) / "tinyshakespeare.txt").read_text()[:100_000]
     symbols = sorted(set(text))
-    task = build_task(ShakespeareOptions(window=8, data=folder))
-    assert isinstance(task, Task)
+    task = ShakespeareOptions(window=8, data=folder).build()
 
     def decode(row: torch.Tensor) -> str:
         return "".join(symbols[int(i)] for i in row)
@@ -51,8 +49,7 @@ def test_targets_are_the_next_characters(folder: str) -> None:
 
 def test_texts_become_the_symbols_of_the_task(folder: str) -> None:
     text = (Path(folder) / "tinyshakespeare.txt").read_text()[:100_000]
-    task = build_task(ShakespeareOptions(window=8, data=folder))
-    assert isinstance(task, Task)
+    task = ShakespeareOptions(window=8, data=folder).build()
     assert task.text is not None
     assert "".join(task.text.classes) == task.text.characters == "".join(sorted(set(text)))
     symbols = task.text.encode(text[:9])
@@ -61,7 +58,7 @@ def test_texts_become_the_symbols_of_the_task(folder: str) -> None:
 
 
 def test_a_shorter_text_is_cut_the_same_way(folder: str) -> None:
-    task = shakespeare(ShakespeareOptions(window=4, characters=1_000, data=folder))
+    task = ShakespeareOptions(window=4, characters=1_000, data=folder).build()
     assert len(task.train) == (900 - 5) // 2 + 1
     assert len(task.validation) == (100 - 5) // 4 + 1
 
@@ -70,7 +67,7 @@ def test_a_shorter_text_is_cut_the_same_way(folder: str) -> None:
     ("changes", "message"),
     [
         ({"window": 0}, "window: expected an integer >= 1, got 0"),
-        ({"characters": 89}, "characters: expected at least 90 for window = 8, got 89"),
+        ({"characters": 89}, "characters: expected an integer >= 90, got 89"),
     ],
 )
 def test_options_out_of_range_are_refused(changes: dict[str, int], message: str) -> None:
@@ -82,7 +79,7 @@ def test_metric_values() -> None:
     split = Split(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64))
     perplexity = Task("t", 2, 1, 1, "perplexity", split, split)
     assert perplexity.metric_value(math.log(6.5), 0.3) == pytest.approx(6.5, rel=1e-12)
-    assert perplexity.metric_value(1e4, 0.3) == math.inf
+    assert 1e304 < perplexity.metric_value(1e4, 0.3) < math.inf
     assert Task("t", 2, 1, 1, "accuracy", split, split).metric_value(1.0, 0.3) == 0.3
 
 
@@ -102,9 +99,3 @@ def test_metric_values() -> None:
 def test_malformed_splits_are_refused(inputs: torch.Tensor, targets: torch.Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Split(inputs, targets)
-
-
-def test_sequences_of_another_length_are_refused() -> None:
-    split = Split(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64))
-    with pytest.raises(ValueError, match="train: expected sequences of window = 3, got 2"):
-        Task("t", 3, 1, 1, "accuracy", split, split)

@@ -78,7 +78,7 @@ def analyse(
         return found
     plan = Plan(model, tokenizer, sets, request.options["value"], options, batch_size)
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder, name="folder", work="analysing"):
+    with locked(folder, name="folder"):
         found = finished(folder, request)  # another process may have worked there meanwhile
         if found is not None:
             return found

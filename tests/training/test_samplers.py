@@ -1,4 +1,4 @@
-"""Training of the angles of an anneal together with the model."""
+"""Samplers that a training changes: chains that go on from batch to batch, and learned angles of an anneal."""
 
 from __future__ import annotations
 
@@ -6,25 +6,104 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from run_checks import assert_same_run, metrics
 
 from diabat.circuits import TrotterPlan
 from diabat.models import Transformer, TransformerOptions
-from diabat.samplers import UnsupportedError
+from diabat.samplers import sampler
 from diabat.samplers.dqa import DQASampler
-from diabat.samplers.state import sampler_parameters
-from diabat.tasks import Task
-from diabat.training import CheckpointError, TrainOptions, load_model
-from diabat.training.state import make_optimizer
-from fuzz.tiny import OPTIONS, tiny_task, tiny_train
+from diabat.samplers.state import carried, carry
+from diabat.tasks import Split, Task
+from diabat.testing.problems import make_problem
+from diabat.training import TrainOptions, evaluate, load_model
+from diabat.training.optimizer import make_optimizer
+from fuzz.tiny import tiny_task, tiny_train
+
+
+def chained_model(task: Task[Split], *, seed: int = 0, persistent: bool = True) -> Transformer:
+    torch.manual_seed(seed)
+    options = TransformerOptions(embed_dim=8, ffn_dim=0, num_layers=2, dropout=0.0)
+    backend = sampler("tempering", num_replicas=3, burn_in=2, sweeps=2, num_chains=4, persistent=persistent)
+    model = Transformer(options, task.vocab_size, task.num_classes, task.window, backend)
+    with torch.no_grad():
+        for layer in model.attention_layers():  # at J = 0 a sweep forgets where it began
+            assert layer.coupling_pairs is not None
+            layer.coupling_pairs.normal_(std=1.5)
+    return model
+
+
+def one_step(model: Transformer, task: Task[Split]) -> dict[str, torch.Tensor]:
+    model(task.train.inputs[:8])
+    return carried(model)
+
+
+def test_each_layer_has_its_own_chains() -> None:
+    task = tiny_task()
+    model = chained_model(task)
+    memory = one_step(model, task)
+    layers = ["blocks.0.attention", "blocks.1.attention"]
+    assert sorted(memory) == sorted(
+        f"{layer}.sampler.{key}" for key in ("chains", "couplings", "ladder") for layer in layers
+    )
+    first, second = (memory[f"{layer}.sampler.chains"] for layer in layers)
+    assert first.shape == (4, 3, 8, 1, 4, 4)
+    assert not torch.equal(first, second)
+    assert carried(chained_model(task, persistent=False)) == {}
+
+
+def test_a_resumed_run_goes_on_with_its_chains(tmp_path: Path) -> None:
+    task = tiny_task(num_train=48)  # three equal batches, so that chains fit from batch to batch
+    tiny_train(tmp_path / "straight", model=chained_model(task), task=task)
+    tiny_train(tmp_path / "cut", model=chained_model(task), task=task, max_epochs=2)
+    tiny_train(tmp_path / "cut", model=chained_model(task, seed=9), task=task, resume=True)
+    assert_same_run(tmp_path / "cut", tmp_path / "straight")
+    tiny_train(tmp_path / "fresh", model=chained_model(task, persistent=False), task=task)
+    assert metrics(tmp_path / "fresh") != metrics(tmp_path / "straight")
+
+
+def test_an_evaluation_does_not_change_the_chains() -> None:
+    task = tiny_task()
+    model = chained_model(task)
+    before = one_step(model, task)
+    first = evaluate(model, task.validation)
+    after = carried(model)
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert evaluate(model, task.validation) == first
+
+
+def test_memory_is_put_back_by_layer() -> None:
+    task = tiny_task()
+    model, other = chained_model(task), chained_model(task)
+    memory = one_step(model, task)
+    carry(other, memory)
+    found = carried(other)
+    assert found.keys() == memory.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in memory.items())
+    carry(other, {})
+    assert carried(other) == {}
+
+
+def test_composites_hand_on_the_memory_of_their_base() -> None:
+    ising = make_problem((2,), 4, seed=1)
+    refine = sampler("refine", sampler="tempering", options={"persistent": True, "num_replicas": 1}, sweeps=1)
+    refine.sample(ising, 3, seed=1)
+    memory = refine.state_dict()
+    assert memory["base.chains"].shape == (3, 1, 2, 4)
+    own = refine.with_own_parameters()
+    assert own is not refine
+    assert own.state_dict() == {}
+    own.load_state_dict(memory)
+    assert torch.equal(own.sample(ising, 3, seed=2).spins, refine.sample(ising, 3, seed=2).spins)
+
 
 PLAN = TrotterPlan(*np.random.default_rng(3).normal(size=(3, 4)))
 NAME = "blocks.0.attention.sampler.schedule_angles"
 
 
-def learning_model(task: Task, *, layers: int = 1, seed: int = 0, gradient: str = "auto") -> Transformer:
+def learning_model(
+    task: Task[Split], *, layers: int = 1, seed: int = 0, gradient: str = "auto"
+) -> Transformer:
     torch.manual_seed(seed)
     options = TransformerOptions(embed_dim=8, ffn_dim=0, num_layers=layers, dropout=0.1)
     sampler = DQASampler(schedule=PLAN, learn_schedule=True, precision="single")
@@ -101,29 +180,3 @@ def test_the_weights_that_were_saved_are_those_that_sample(tmp_path: Path) -> No
     assert np.array_equal(
         layer.sampler.plan.field_angles, load_model(tmp_path / "run", "latest")[NAME][0].double()
     )
-
-
-def test_a_run_with_learned_angles_is_not_resumed_without_them(tmp_path: Path) -> None:
-    task = tiny_task()
-    tiny_train(tmp_path / "run", model=learning_model(task), task=task, max_epochs=1)
-    torch.manual_seed(0)
-    options = TransformerOptions(embed_dim=8, ffn_dim=0, dropout=0.1)
-    fixed = Transformer(
-        options, task.vocab_size, task.num_classes, task.window, DQASampler(schedule=PLAN, precision="single")
-    )
-    with pytest.raises(
-        CheckpointError, match=rf"of another model: .*{NAME}: expected no such weight, got \[3, 4\]"
-    ):
-        tiny_train(tmp_path / "run", model=fixed, task=task, resume=True)
-
-
-def test_straight_through_is_refused_when_the_model_is_built() -> None:
-    with pytest.raises(
-        UnsupportedError, match="gradient: sampler 'dqa' supports adjoint, got 'straight_through'"
-    ):
-        learning_model(tiny_task(), gradient="straight_through")
-
-
-def test_the_default_rate_is_finite_and_the_options_are_stored() -> None:
-    assert OPTIONS.schedule_learning_rate == TrainOptions().schedule_learning_rate == 1e-3
-    assert len(sampler_parameters(learning_model(tiny_task()))) == 1

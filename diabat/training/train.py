@@ -1,0 +1,377 @@
+"""The training, read downwards: set-up, start or resumption, the loop, a step, a validation, a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diabat.checks import ArgumentError
+from diabat.files import replace_file, to_json
+from diabat.models import Model
+from diabat.progress import new_bar
+from diabat.samplers.state import weights_of
+from diabat.tasks import Task
+from diabat.training.batches import epoch_order, evaluation_batches
+from diabat.training.checkpoint import (
+    TrainState,
+    like,
+    load_weights,
+    read_checkpoint,
+    reading,
+    restore_training,
+    save_checkpoint,
+    training_tensors,
+)
+from diabat.training.data_parallel import Processes
+from diabat.training.diagnostics import numbers_in_range, require_finite
+from diabat.training.errors import CheckpointError, TrainingInterrupted
+from diabat.training.evaluate import evaluate, evaluating, own_random_numbers
+from diabat.training.folder import BEST, CONFIG, LATEST, cut_metrics, metrics_file, opened, writing
+from diabat.training.optimizer import Average, autocast, lr_scale, make_optimizer, training_loss
+from diabat.training.options import TrainOptions
+
+FREE_ON_RESUME = frozenset({"max_epochs", "max_steps", "patience", "checkpoint_every"})
+"""Options that may change when a run is resumed, because the steps taken so far do not depend on them."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """Outcome of a run.
+
+    Attributes:
+        best_loss: Lowest validation loss in nats.
+        metric: Name of the task's metric.
+        best_metric: Its value at that validation.
+        best_step: Steps taken before it.
+        epochs: Completed epochs.
+        steps: Steps taken.
+        seconds: Wall-clock time of all sessions of the run.
+        cpu_seconds: Processor time of all sessions, user and system, all threads of this process.
+        run_dir: Folder of the run.
+        dropped: Examples that were left out of each set because they have no agreed label.
+    """
+
+    best_loss: float
+    metric: str
+    best_metric: float
+    best_step: int
+    epochs: int
+    steps: int
+    seconds: float
+    cpu_seconds: float
+    run_dir: Path
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+
+def train(
+    model: Model,
+    task: Task,
+    options: TrainOptions,
+    run_dir: str | Path,
+    *,
+    resume: bool = False,
+    progress: bool = True,
+    extra_metadata: Mapping[str, Any] | None = None,
+) -> TrainResult:
+    """Train until epochs, steps or patience are used up; the model then has the last weights.
+
+    All random numbers derive from ``options.seed``; the state of torch's global generators is restored.  A run that was
+    killed and resumed ends with the same weights and the same metrics (except times) as one that was not.  Started by
+    torchrun, several processes share every batch (see :mod:`diabat.training.data_parallel`); the folder must be the
+    same for all of them.
+
+    Args:
+        model: On the device to train on; its initial weights are overwritten when a run is resumed.
+        task: Examples and metric.
+        options: Optimiser, limits, seed.
+        run_dir: Folder for config.json, metrics.jsonl and the checkpoints; must be new or empty unless ``resume``.
+        resume: Continue the run in ``run_dir`` from its checkpoint.
+        progress: Show a progress bar on standard error.
+        extra_metadata: JSON object stored as config.json when the run starts.
+
+    Raises:
+        OutputError: If the folder cannot be written, holds a run already, holds none to resume, or is locked.
+        CheckpointError: If the checkpoint is damaged, belongs to another run, or cannot be saved.
+        TrainingInterrupted: After Ctrl-C or SIGTERM; the state is saved.
+        TrainingError: If the loss or its gradient is not finite.
+    """
+    with own_random_numbers(model, options.seed), delayed_signals() as signals:
+        trainer = Trainer(model, task, options, Path(run_dir))
+        is_main = trainer.processes.is_main
+        with opened(trainer.folder, resume) if is_main else nullcontext():
+            trainer.begin(resume, extra_metadata or {})
+            trainer.loop(signals, progress and is_main)
+    state, path = trainer.state, trainer.folder / LATEST
+    if state.best_loss is None or state.best_metric is None or state.best_step is None:
+        raise CheckpointError(f"checkpoint: {path} is damaged: expected a run with a validation, got none.")
+    return TrainResult(
+        best_loss=state.best_loss,
+        metric=task.metric,
+        best_metric=state.best_metric,
+        best_step=state.best_step,
+        epochs=state.epoch,
+        steps=state.step,
+        seconds=state.seconds,
+        cpu_seconds=state.cpu_seconds,
+        run_dir=trainer.folder,
+        dropped=task.dropped,
+    )
+
+
+@contextmanager
+def delayed_signals() -> Iterator[list[int]]:
+    """Record the first SIGINT or SIGTERM of the block in the list; a second one raises KeyboardInterrupt.
+
+    A step that stops half-way would leave some weights updated and others not.  Job schedulers send SIGTERM before they
+    kill a process.
+    """
+    received: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    previous = {}
+    if threading.current_thread() is threading.main_thread():  # only it receives signals and may set handlers
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # An ignored signal stays ignored: that of a job in the background, or of a worker process.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                previous[number] = signal.signal(number, handle)
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+class Trainer:
+    """A running training; the methods stand in the order in which they are called.
+
+    Args:
+        model: On the device to train on.
+        task: Examples and metric.
+        options: Optimiser, limits, seed.
+        folder: Folder of the run.
+
+    Raises:
+        ValueError: If the model does not support mixup.
+        UnsupportedError: If a batch exceeds the limits of the sampler.
+    """
+
+    def __init__(self, model: Model, task: Task, options: TrainOptions, folder: Path) -> None:
+        if options.mixup and not model.mixes:
+            raise ArgumentError("mixup", f"expected 0 for a model of sequences, got {options.mixup}.")
+        self.task, self.options, self.folder = task, options, folder
+        self.device = next(model.parameters()).device
+        self.processes = Processes(self.device)
+        self.pieces = options.accumulation * self.processes.count
+        self.batches = -(-len(task.train) // options.batch_size)
+        self.state = TrainState()
+        order = epoch_order(task.train, options.seed, 0, options.batch_size)
+        steps = order.split(options.batch_size)
+        model.check_batches(task.train, [piece for step in steps for piece in step.tensor_split(self.pieces)])
+        model.check_batches(task.validation, evaluation_batches(task.validation))
+        self.model = model.train()
+        self.fingerprint = task.train.fingerprint()
+        self.train, self.validation = task.train.to(self.device), task.validation.to(self.device)
+        self.order = order.to(self.device)
+        self.optimizer = make_optimizer(model, options)
+        self.average = Average(model, options.ema_decay)
+        # Scales the losses of float16 runs, so that small gradients do not underflow; no effect in other precisions.
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=options.precision == "float16")
+
+    def begin(self, resume: bool, metadata: Mapping[str, Any]) -> None:
+        """Continue the run in the folder, or start one: also one that was killed before its first checkpoint."""
+        found = resume and (self.folder / LATEST).exists()
+        if found:
+            self._restore()
+        self.processes.wait()  # before the first process writes files that the others look for
+        if self.processes.is_main:
+            if not found:
+                with writing(self.folder):
+                    replace_file(self.folder / CONFIG, to_json(dict(metadata)))
+            cut_metrics(self.folder, self.state.metrics_bytes)
+        self.processes.same_weights(self.model)
+        self.started = (time.monotonic() - self.state.seconds, time.process_time() - self.state.cpu_seconds)
+        if not found:
+            self.save()
+
+    def _restore(self) -> None:
+        """Load the checkpoint into the parts of the run and torch's random number generators."""
+        path, seed, size = self.folder / LATEST, self.options.seed, self.options.batch_size
+        tensors, facts = read_checkpoint(path)
+        with reading(path):
+            self._require_same_run(path, facts)
+            self.state = state = TrainState(**facts["state"])
+            if state.batch >= self.batches:  # such a run would never come to the end of its epoch
+                raise ArgumentError(
+                    "state", f"expected fewer than {self.batches} batches of an epoch, got {state.batch}"
+                )
+            load_weights(self.model, {n: t for n, t in tensors.items() if "/" not in n}, path)
+            restore_training(self.model, self.optimizer, tensors)
+            self.scaler.load_state_dict(facts["scaler"])
+            for name, mean in self.average.mean.items():
+                mean.copy_(like(f"average/{name}", tensors, mean))
+        self.order = epoch_order(self.task.train, seed, state.epoch, size).to(self.device)
+
+    def _require_same_run(self, path: Path, facts: Mapping[str, Any]) -> None:
+        now = json.loads(json.dumps(asdict(self.options)))
+        for name, value in now.items():
+            # The warm-up is a share of all steps, so that the number of epochs is a part of it.
+            free = name in FREE_ON_RESUME and not (name == "max_epochs" and self.options.warmup)
+            if not free and facts["options"][name] != value:
+                raise CheckpointError(
+                    f"{name}: expected {facts['options'][name]!r} as in {path}, got {value!r}; "
+                    "a resumed run keeps its options."
+                )
+        if facts["data"] != self.fingerprint:
+            raise CheckpointError(
+                f"task: expected the training data of {path} (sha256 {facts['data']}), "
+                f"got other data (sha256 {self.fingerprint})."
+            )
+
+    def loop(self, signals: list[int], progress: bool) -> None:
+        """Train to the end, with a checkpoint every ``checkpoint_every`` steps; stop behind a step after a signal."""
+        state, options = self.state, self.options
+        total = min(options.max_epochs * self.batches, options.max_steps or math.inf)
+        with new_bar(shown=progress) as bar:
+            row = bar.add_task(self._summary(), total=total, completed=state.step)
+            while not state.finished(options):
+                self.step()
+                stop = any(self.processes.sum(bool(signals)))  # seen by one process it stops all of them
+                if state.batch == self.batches or state.finished(options):
+                    self.validate()
+                if state.step % options.checkpoint_every == 0 or stop or state.finished(options):
+                    self.save()
+                bar.update(row, completed=state.step, description=self._summary())
+                if stop and not state.finished(options):
+                    raise TrainingInterrupted(
+                        f"interrupted after step {state.step}; the state is saved in {self.folder}, "
+                        "continue with resume=True."
+                    )
+
+    def _summary(self) -> str:
+        """Epoch, loss and best metric, for the bar."""
+        state, text = self.state, f"epoch {self.state.epoch + bool(self.state.batch)}"
+        if state.batch:
+            text += f"  loss {state.loss_sum / state.batch:.4f}"
+        if state.best_metric is not None:
+            text += f"  best {self.task.metric} {state.best_metric:.4f}"
+        return text
+
+    def step(self) -> None:
+        """Take the next batch and update the weights."""
+        state, options, model = self.state, self.options, self.model
+        self.processes.reseed(options.seed, state.step)
+        scale = lr_scale(options, state.step, state.epoch, self.batches)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * scale
+        self.optimizer.zero_grad()
+        loss = self._backward(self.order[state.batch * options.batch_size :][: options.batch_size])
+        self.processes.sum_gradients(model.parameters())
+        self.scaler.unscale_(self.optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), options.clip)
+        # One transfer for both numbers; a gradient that is not finite never reaches the weights.
+        loss_value, norm_value = torch.stack((loss, norm.to(loss.dtype))).tolist()
+        (loss_value,) = self.processes.sum(loss_value)
+        require_finite(model, state, loss=loss_value)
+        if (
+            not self.scaler.is_enabled() or self.scaler.get_scale() < 1
+        ):  # the scaler skips steps that overflow
+            require_finite(model, state, gradient=norm_value)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.average.update()
+        state.step += 1
+        state.batch += 1
+        state.loss_sum += loss_value
+        if options.log_every and state.step % options.log_every == 0:
+            self._log("step", train_loss=loss_value)
+
+    def _backward(self, chosen: Tensor) -> Tensor:
+        """Add up the gradients of this process's pieces of a batch; return its share of the mean loss."""
+        total = self.train.counted(chosen)
+        loss = torch.zeros((), device=self.device)
+        # More pieces than examples would give empty pieces.
+        for piece in self.processes.own(chosen.tensor_split(min(self.pieces, len(chosen)))):
+            counted = self.train.counted(piece)
+            if not counted:
+                continue
+            inputs, targets = self.train.batch(piece)
+            with numbers_in_range(self.model, self.state), autocast(self.options.precision, self.device):
+                part = training_loss(self.model, inputs, targets, self.options)
+            part = part * (counted / total)
+            self.scaler.scale(part).backward()
+            loss = loss + part.detach()
+        return loss
+
+    def validate(self) -> None:
+        """Validate, keep the weights if they are the best so far, and close a complete epoch."""
+        state, options, model = self.state, self.options, self.model
+        how: dict[str, Any] = {"seed": options.seed, "precision": options.precision}
+        with numbers_in_range(model, state), self.average.applied():
+            loss, accuracy = evaluate(model, self.validation, processes=self.processes, **how)
+            require_finite(model, state, validation_loss=loss)
+            with evaluating(model, **how):
+                figures = model.figures(self.validation)
+            metric = self.task.metric_value(loss, accuracy)
+            if state.record_validation(loss, metric) and self.processes.is_main:
+                save_checkpoint(self.folder / BEST, weights_of(model), {"step": state.step, "val_loss": loss})
+        figures = {
+            "train_loss": state.loss_sum / state.batch,
+            "val_loss": loss,
+            self.task.metric: metric,
+            **figures,
+        }
+        if state.batch == self.batches:
+            state.epoch, state.batch, state.loss_sum = state.epoch + 1, 0, 0.0
+            order = epoch_order(self.task.train, options.seed, state.epoch, options.batch_size)
+            self.order = order.to(self.device)
+        self._log("epoch", **figures)
+
+    def _log(self, event: str, **figures: float) -> None:
+        """Append a line to metrics.jsonl."""
+        self._read_clocks()
+        state = self.state
+        times = {"wall_s": round(state.seconds, 3), "cpu_s": round(state.cpu_seconds, 3)}
+        line = {"event": event, "step": state.step, "epoch": state.epoch, **figures, **times}
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
+        if self.processes.is_main:
+            with metrics_file(self.folder) as file:
+                file.write((json.dumps(finite) + "\n").encode())
+
+    def _read_clocks(self) -> None:
+        wall, cpu = self.started
+        self.state.seconds, self.state.cpu_seconds = time.monotonic() - wall, time.process_time() - cpu
+
+    def save(self) -> None:
+        """Save a checkpoint to resume from."""
+        if not self.processes.is_main:
+            return
+        self._read_clocks()
+        with metrics_file(self.folder) as file:
+            os.fsync(file.fileno())
+            self.state.metrics_bytes = file.tell()
+        tensors = {**weights_of(self.model), **training_tensors(self.model, self.optimizer)}
+        tensors |= {f"average/{name}": mean for name, mean in self.average.mean.items()}
+        facts = {
+            "state": asdict(self.state),
+            "options": asdict(self.options),
+            "data": self.fingerprint,
+            "scaler": self.scaler.state_dict(),
+        }
+        save_checkpoint(self.folder / LATEST, tensors, facts)
