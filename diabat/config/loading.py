@@ -72,7 +72,10 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), *, trust: bool 
 def read_document(path: str | Path, overrides: Iterable[str] = (), *, trust: bool = False) -> dict[str, Any]:
     """Read and override a configuration without validating it; arguments and errors as of :func:`load_config`."""
     file, changes = find_config(path), tuple(overrides)
-    document = apply_overrides(read_mapping(file), changes)
+    document = read_mapping(file)
+    if Path(path).is_dir():
+        document["output"] = str(path)  # not where the run was once trained
+    document = apply_overrides(document, changes)
     if not trust:
         refuse_untrusted(document, file, (parse_override(text)[0] for text in changes))
     return document

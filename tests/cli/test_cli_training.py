@@ -11,6 +11,7 @@ import diabat.runs.build
 import diabat.training
 from diabat.config import load_config
 from diabat.studies.report import share
+from fuzz.faults.session import saved_step
 
 
 def test_train_writes_the_resolved_configuration_and_reports(tmp_path: Path) -> None:
@@ -50,6 +51,28 @@ def test_a_run_folder_is_a_configuration(tmp_path: Path) -> None:
     )
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["steps"] == 3
+
+
+def test_the_folder_of_a_run_is_meant_and_not_the_output_that_it_stores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs in folders of the same relative name; the second one is where the command is called."""
+    for name in ("there", "here"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        assert train(Path("run")).exit_code == 0
+    resumed = run("train", "../there/run", "--resume", "training.max_steps=3", "--json", "--no-progress")
+    assert resumed.exit_code == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["run_dir"] == "../there/run"
+    assert [saved_step(tmp_path / name / "run") for name in ("there", "here")] == [3, 2]
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    refused = run("train", str(tmp_path / "there" / "run"), "--no-progress")
+    assert refused.exit_code == 1
+    assert "expected a new or empty folder" in refused.stderr
+    assert not list(Path().iterdir())
+    copied = run("train", str(tmp_path / "there" / "run"), "--output", "copy", "--json", "--no-progress")
+    assert json.loads(copied.stdout)["run_dir"] == "copy"
 
 
 @pytest.mark.parametrize(
