@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from diabat.checks import ArgumentError, check_choice, is_integer, is_number
+from diabat.compute.memory import require_memory
 from diabat.files import parse_json, replace_file
 from diabat.samplers.state import carried, carry, weights_of
 from diabat.training.errors import CheckpointError
@@ -110,12 +111,16 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Raises:
         CheckpointError: If it is missing or damaged; the message names the file.
     """
-    from safetensors import safe_open
+    import safetensors.torch
 
-    with reading(path), safe_open(path, framework="pt") as file:
-        facts = parse_json((file.metadata() or {})["facts"])
-        # Copies: what is read from the disk as it is used would change with the file.
-        return {name: file.get_tensor(name).clone() for name in file.keys()}, facts  # noqa: SIM118
+    with reading(path):
+        require_memory(path.stat().st_size, "tensors", "file")
+        content = (
+            path.read_bytes()
+        )  # at once: safe_open opens the path several times, and it may be replaced meanwhile
+        tensors = safetensors.torch.load(content)
+        header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        return tensors, parse_json(header["__metadata__"]["facts"])
 
 
 @contextmanager

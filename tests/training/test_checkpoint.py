@@ -157,7 +157,7 @@ def test_files_of_another_form_or_length_are_refused(content: bytes | None, run:
 
 def test_a_file_without_facts_is_refused(run: Path) -> None:
     (run / LATEST).write_bytes(safetensors.torch.save(load_model(run)))
-    with pytest.raises(CheckpointError, match="expected the entry 'facts', got none"):
+    with pytest.raises(CheckpointError, match="expected the entry '__metadata__', got none"):
         resume(run)
 
 
