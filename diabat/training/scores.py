@@ -5,33 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError
-from diabat.drawing import new_figure, save_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
+from diabat.drawing import COLOURS, new_figure, save_figure, tidy
 
 NUM_BINS = 15
 
 
 @dataclass(frozen=True)
 class ClassScores:
-    """Scores of one class; a ratio whose denominator is zero is 0.
-
-    Attributes:
-        name: Name of the class.
-        precision: Share of its predictions that are right.
-        recall: Share of its examples that are found.
-        f1: Harmonic mean of both.
-        count: Examples.
-    """
+    """Precision, recall, their harmonic mean F1 and examples of one class; a ratio with denominator 0 is 0."""
 
     name: str
     precision: float
@@ -56,7 +42,7 @@ class Scores:
     """Scores of a classifier on a split.
 
     Attributes:
-        count: Examples.
+        count: Examples N.
         loss: Mean cross-entropy in nats.
         accuracy: Share of examples whose most probable class is the label.
         macro_f1: Mean of F1 over the classes.
@@ -85,55 +71,38 @@ def score(logits: Tensor, labels: Tensor, names: Sequence[str]) -> Scores:
     Raises:
         ValueError: If the shapes do not fit, or there is no example.
     """
-    if logits.ndim != 2 or logits.shape != (len(labels), len(names)) or not len(labels):
-        raise ArgumentError(
-            "logits", f"expected shape [{len(labels)}, {len(names)}] with N >= 1, got {list(logits.shape)}."
-        )
-    log_chances = logits.double().log_softmax(-1)
-    chances, predicted = log_chances.exp(), logits.argmax(-1)
-    C = len(names)
+    N, C = len(labels), len(names)
+    if logits.shape != (N, C) or not N:
+        raise ArgumentError("logits", f"expected shape [{N}, {C}] with N >= 1, got {list(logits.shape)}.")
+    log_p = logits.double().log_softmax(-1)
+    p, predicted = log_p.exp(), logits.argmax(-1)
     confusion = torch.bincount(labels * C + predicted, minlength=C * C).view(C, C)
-    classes = tuple(_class_scores(name, c, confusion) for c, name in enumerate(names))
-    right = predicted == labels
-    bins = _bins(chances.gather(1, predicted[:, None])[:, 0], right)
-    truth = torch.nn.functional.one_hot(labels, C)
+    hits, taken, there = confusion.diagonal(), confusion.sum(0), confusion.sum(1)
+    by_class = (_ratio(hits, taken), _ratio(hits, there), _ratio(2 * hits, taken + there), there)
+    classes = [ClassScores(*c) for c in zip(names, *(values.tolist() for values in by_class), strict=True)]
+    bins = _bins(p.gather(1, predicted[:, None])[:, 0], (predicted == labels).double())
     return Scores(
-        count=len(labels),
-        loss=float(-log_chances.gather(1, labels[:, None]).mean()),
-        accuracy=float(right.double().mean()),
+        count=N,
+        loss=float(-log_p.gather(1, labels[:, None]).mean()),
+        accuracy=int(hits.sum()) / N,
         macro_f1=sum(c.f1 for c in classes) / C,
-        classes=classes,
+        classes=tuple(classes),
         confusion=tuple(tuple(row) for row in confusion.tolist()),
-        calibration_error=sum(b.count * abs(b.accuracy - b.confidence) for b in bins) / len(labels),
-        brier=float((chances - truth).square().sum(-1).mean()),
+        calibration_error=sum(b.count * abs(b.accuracy - b.confidence) for b in bins) / N,
+        brier=float((p - torch.nn.functional.one_hot(labels, C)).square().sum(-1).mean()),
         bins=bins,
     )
 
 
-def _class_scores(name: str, c: int, confusion: Tensor) -> ClassScores:
-    hits, found, count = (int(n) for n in (confusion[c, c], confusion[:, c].sum(), confusion[c].sum()))
-    return ClassScores(
-        name=name,
-        precision=hits / found if found else 0.0,
-        recall=hits / count if count else 0.0,
-        f1=2 * hits / (found + count) if found + count else 0.0,
-        count=count,
-    )
+def _ratio(part: Tensor, whole: Tensor) -> Tensor:
+    return (part.double() / whole.double()).nan_to_num(0.0)
 
 
 def _bins(confidence: Tensor, right: Tensor) -> tuple[Bin, ...]:
     place = (confidence * NUM_BINS).ceil().long().clamp(1, NUM_BINS) - 1
-    bins = []
-    for b in range(NUM_BINS):
-        chosen = place == b
-        count = int(chosen.sum())
-        mean = float(confidence[chosen].mean()) if count else 0.0
-        share = float(right[chosen].double().mean()) if count else 0.0
-        bins.append(Bin(b / NUM_BINS, (b + 1) / NUM_BINS, count, mean, share))
-    return tuple(bins)
-
-
-_BLUE, _ORANGE = "#0072B2", "#D55E00"
+    count, *sums = (torch.bincount(place, weights, NUM_BINS) for weights in (None, confidence, right))
+    columns = zip(count.tolist(), *(_ratio(total, count).tolist() for total in sums), strict=True)
+    return tuple(Bin(b / NUM_BINS, (b + 1) / NUM_BINS, *values) for b, values in enumerate(columns))
 
 
 def plot_scores(scores: Scores, path: str | Path) -> Path:
@@ -148,47 +117,30 @@ def plot_scores(scores: Scores, path: str | Path) -> Path:
     """
     figure = new_figure(9.6, 4.3)
     left, right = figure.subplots(1, 2)
-    _confusion(left, scores)
-    _reliability(right, scores)
-    return save_figure(figure, path)
-
-
-def _confusion(axis: Axes, scores: Scores) -> None:
-    counts = np.array(scores.confusion)
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    axis.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    names = [c.name for c in scores.classes]
-    axis.set_xticks(range(len(names)), names)
-    axis.set_yticks(range(len(names)), names, rotation=90, va="center")
-    axis.set_xlabel("predicted")
-    axis.set_ylabel("label")
-    for (row, column), count in np.ndenumerate(counts):
-        share = shares[row, column]
-        text = f"{count:,}\n{share:.1%}"
-        axis.text(column, row, text, ha="center", va="center", color="white" if share > 0.5 else "black")
-    axis.set_title(f"accuracy {scores.accuracy:.2%}, macro F1 {scores.macro_f1:.2%}", fontsize=11)
-
-
-def _reliability(axis: Axes, scores: Scores) -> None:
+    counts = torch.tensor(scores.confusion)
+    shares = _ratio(counts, counts.sum(1, keepdim=True))
+    left.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
+    names, places = [c.name for c in scores.classes], range(len(scores.classes))
+    left.set_xticks(places, names)
+    left.set_yticks(places, names, rotation=90, va="center")
+    left.set(xlabel="predicted", ylabel="label")
+    for label in places:
+        for prediction in places:
+            share = float(shares[label, prediction])
+            text = f"{scores.confusion[label][prediction]:,}\n{share:.1%}"
+            colour = "white" if share > 0.5 else "black"
+            left.text(prediction, label, text, ha="center", va="center", color=colour)
+    left.set_title(f"accuracy {scores.accuracy:.2%}, macro F1 {scores.macro_f1:.2%}", fontsize=11)
     bins = [b for b in scores.bins if b.count]
-    axis.plot([0, 1], [0, 1], color="0.45", linestyle="--", linewidth=1.3, label="perfect")
-    axis.bar(
-        [b.low for b in bins],
-        [b.count / scores.count for b in bins],
-        width=[b.high - b.low for b in bins],
-        align="edge",
-        color="0.88",
-        label="share of predictions",
-    )
-    axis.plot(
-        [b.confidence for b in bins], [b.accuracy for b in bins], color=_BLUE, marker="o", label="accuracy"
-    )
-    axis.set_xlim(0, 1)
-    axis.set_ylim(0, 1)
-    axis.set_xlabel("probability of the predicted class")
-    axis.set_ylabel("accuracy")
-    axis.legend(frameon=False, loc="upper left")
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.set_title(
-        f"calibration error {scores.calibration_error:.3f}, Brier score {scores.brier:.3f}", fontsize=11
-    )
+    right.plot([0, 1], [0, 1], color="0.45", linestyle="--", linewidth=1.3, label="perfect")
+    parts = [b.count / scores.count for b in bins]
+    style = {"width": 1 / NUM_BINS, "align": "edge", "color": "0.88"}
+    right.bar([b.low for b in bins], parts, **style, label="share of predictions")
+    means = ([b.confidence for b in bins], [b.accuracy for b in bins])
+    right.plot(*means, color=COLOURS[0], marker="o", label="accuracy")
+    right.set(xlim=(0, 1), ylim=(0, 1), xlabel="probability of the predicted class", ylabel="accuracy")
+    right.legend(frameon=False, loc="upper left")
+    tidy(right, grid=None)
+    title = f"calibration error {scores.calibration_error:.3f}, Brier score {scores.brier:.3f}"
+    right.set_title(title, fontsize=11)
+    return save_figure(figure, path)
