@@ -175,5 +175,5 @@ def test_an_unwritable_output_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = train(tmp_path / "file" / "run")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "run_dir: cannot write" in result.stderr
+    assert "--output: cannot write" in result.stderr
     assert result.stderr.count("\n") == 1

@@ -16,8 +16,6 @@ BAD = [
     ({"training": {"patienc": 1}}, "training.patienc: unknown key. Did you mean 'training.patience'?"),
     ({"model": {"dim": 1}}, "model.dim: unknown key. Did you mean 'model.embed_dim' or 'model.ffn_dim'?"),
     ({"model": {"heads": 1}}, "model.heads: unknown key. Did you mean 'model.num_heads'?"),
-    ({"model": {"dim": 1}}, "model.dim: unknown key. Did you mean 'model.embed_dim'?"),
-    ({"training": {"epochs": 1}}, "training.epochs: unknown key. Did you mean 'training.max_epochs'?"),
     ({"task": {"name": "brackets", "windo": 4}}, "task.windo: unknown key. Did you mean 'task.window'?"),
     ({"sampler": {"backend": "dqa", "anneal_time_ns": 5}},
      "sampler.anneal_time_ns: unknown key. Did you mean 'sampler.annealing_time_ns'?"),

@@ -85,7 +85,7 @@ def test_finished_runs_are_read_and_drawn(
     assert summary[0]["difference"] == pytest.approx(summary[0]["mean"] / 0.5 - 1)
     assert [row["gap"] for row in compared] == ["t4-h+J - t4-softmax", "t6-fast - t6-softmax"]
     assert compared[0]["difference"] == pytest.approx(summary[1]["mean"] - summary[0]["mean"])
-    weights = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("model.safetensors")}
+    weights = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
     assert weights
     main([*command, "--no-train", "--figure", str(tmp_path / "figure.png")])
     assert tables(capsys)[0] == summary
