@@ -151,7 +151,7 @@ def _explain_pair(
     trust: bool,
     as_json: bool,
 ) -> None:
-    from diabat.models.explanation import plot_explanation
+    from diabat.models.figures import plot_explanation
     from diabat.runs import explain_run
 
     with naming({"model.weighting": "--weighting"}):
@@ -174,7 +174,7 @@ def _explain_pair(
 
 
 def _print(explanation: PairExplanation, head: int | None, top: int, at_least: float) -> None:
-    from diabat.models.explanation import of_head
+    from diabat.models.explanation import selected
     from diabat.studies.report import formatted
 
     chances = ", ".join(f"{name} {chance:.3f}" for name, chance in explanation.probabilities.items())
@@ -189,7 +189,7 @@ def _print(explanation: PairExplanation, head: int | None, top: int, at_least: f
         "β": explanation.banzhaf,
         "λ": explanation.gate,
     }
-    there = {name: of_head(value, head) for name, value in quantities.items() if value is not None}
+    there = {name: selected(value, head) for name, value in quantities.items() if value is not None}
     rows = [
         (token, side, *(formatted(float(value[i]), ".4f") for value in there.values()))
         for i, (token, side) in enumerate(zip(explanation.tokens, explanation.sides, strict=True))

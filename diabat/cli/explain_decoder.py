@@ -37,7 +37,7 @@ def explain_text(
 ) -> None:
     """Explain a decoder over a text, and print or draw it; the arguments are those of the command."""
     from diabat.config.errors import ConfigError
-    from diabat.models.decoder_figure import plot_decoder
+    from diabat.models.figures import plot_decoder
     from diabat.runs import explain_decoder_run
 
     with naming_data(data), naming({"position": "--position", "text": "TEXT"}, ConfigError):
@@ -90,17 +90,17 @@ def _which(layer: int | None, head: int | None) -> str:
 def _print_weights(
     explanation: DecoderExplanation, layer: int | None, head: int | None, top: int, which: str
 ) -> None:
-    from diabat.models.decoder_explanation import of_layer_and_head
+    from diabat.models.explanation import selected
     from diabat.studies.report import formatted
 
-    weights = of_layer_and_head(explanation.attention, layer, head)[explanation.position]
+    weights = selected(explanation.attention, layer, head)[explanation.position]
     order = weights.argsort(descending=True, stable=True)[:top].tolist()
     rows = [
         [str(j), _token(explanation, j), formatted(float(weights[j]), ".4f")] for j in order if weights[j] > 0
     ]
     columns = ["position", "token", "weight"]
     if explanation.alpha is not None:
-        alpha = of_layer_and_head(explanation.alpha, layer, head).tolist()
+        alpha = selected(explanation.alpha, layer, head).tolist()
         known = dict(zip(explanation.coupled, alpha, strict=True))
         columns.append("P(s = +1)")
         for row in rows:
@@ -157,11 +157,11 @@ def _print_correlations(
 def _print_positions(
     explanation: DecoderExplanation, layer: int | None, head: int | None, which: str
 ) -> None:
-    from diabat.models.decoder_explanation import of_layer_and_head
+    from diabat.models.explanation import selected
     from diabat.studies.report import formatted
 
-    entropy = of_layer_and_head(explanation.entropy, layer, head).tolist()
-    effective = of_layer_and_head(explanation.effective, layer, head).tolist()
+    entropy = selected(explanation.entropy, layer, head).tolist()
+    effective = selected(explanation.effective, layer, head).tolist()
     index = {name: number for number, name in enumerate(explanation.classes)}
     rows = []
     for i, expected in enumerate(explanation.targets):
@@ -176,13 +176,13 @@ def _print_positions(
 
 
 def _token(explanation: DecoderExplanation, position: int) -> str:
-    from diabat.models.decoder_figure import shown
+    from diabat.models.figures import shown
 
     return shown(explanation.tokens[position])
 
 
 def _classes(explanation: DecoderExplanation, position: int) -> str:
-    from diabat.models.decoder_figure import shown
+    from diabat.models.figures import shown
 
     found = explanation.most_probable(position, _NEXT)
     return ", ".join(f"{shown(name)} {chance:.3f}" for name, chance in found)

@@ -13,6 +13,7 @@ from diabat.attention.correlations import query_moments, reason_without_correlat
 from diabat.checks import ArgumentError, is_integer
 from diabat.compute.memory import require_memory
 from diabat.models.decoding import check_symbols
+from diabat.models.explanation import selected, strongest_pairs
 from diabat.models.transformer import Transformer
 
 
@@ -78,17 +79,8 @@ class DecoderExplanation:
         """
         if self.correlations is None:
             return []
-        C = of_layer_and_head(self.correlations, layer, head)
-        j, k = torch.triu_indices(len(C), len(C), 1)
-        order = C[j, k].abs().argsort(descending=True, stable=True)[:count].tolist()
-        pairs = [(self.coupled[j[i]], self.coupled[k[i]], float(C[j[i], k[i]])) for i in order]
-        return [pair for pair in pairs if pair[2] and abs(pair[2]) >= at_least]
-
-
-def of_layer_and_head(values: Tensor, layer: int | None, head: int | None) -> Tensor:
-    """One layer and head of [L, H, ...]; None takes the mean over layers or heads."""
-    values = values.mean(0) if layer is None else values[layer]
-    return values.mean(0) if head is None else values[head]
+        pairs = strongest_pairs(selected(self.correlations, layer, head), count, at_least)
+        return [(self.coupled[j], self.coupled[k], C) for j, k, C in pairs]
 
 
 @torch.no_grad()

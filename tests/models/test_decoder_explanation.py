@@ -11,8 +11,9 @@ import torch
 
 from diabat.attention.boltzmann import coupling_parameters
 from diabat.models import Transformer, TransformerOptions
-from diabat.models.decoder_explanation import DecoderExplanation, explain_decoder, of_layer_and_head
-from diabat.models.decoder_figure import plot_decoder, shown
+from diabat.models.decoder_explanation import DecoderExplanation, explain_decoder
+from diabat.models.explanation import selected
+from diabat.models.figures import plot_decoder, shown
 
 TEXT = "abca badc"
 ALPHABET = " abcd"
@@ -92,7 +93,7 @@ def test_strongest_pairs_are_named_by_position() -> None:
     found = explain(build(relative=True, attention_window=4), position=7)
     assert found.correlations is not None
     for layer, head in ((None, None), (1, None), (0, 2)):
-        C = of_layer_and_head(found.correlations, layer, head)
+        C = selected(found.correlations, layer, head)
         pairs = found.strongest(6, layer, head)
         sizes = [abs(value) for *_, value in pairs]
         assert len(pairs) == 6
@@ -103,7 +104,7 @@ def test_strongest_pairs_are_named_by_position() -> None:
         assert found.strongest(6, layer, head, sizes[2]) == pairs[:3]
     clamped = explain(build(mode="J-self", relative=True, attention_window=4), position=7)
     assert {j for j, *_ in clamped.strongest(20)} | {k for _, k, _ in clamped.strongest(20)} == {4, 5, 6}
-    assert torch.equal(of_layer_and_head(found.entropy, 1, None), found.entropy[1].mean(0))
+    assert torch.equal(selected(found.entropy, 1, None), found.entropy[1].mean(0))
 
 
 def test_reads_of_the_prediction_are_those_of_a_forward_pass() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from diabat.models.explanation import plot_explanation
+from diabat.models.figures import plot_explanation
 from diabat.runs import explain_decoder_run, explain_run
 
 from .test_cli_pairs import run, run_json, small

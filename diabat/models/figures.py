@@ -1,0 +1,225 @@
+"""Figures of explanations: of a pair of sentences, and of a decoder over one text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from diabat.drawing import COLOURS, draw_line, new_figure, save_figure, tidy
+from diabat.models.decoder_explanation import DecoderExplanation
+from diabat.models.explanation import PairExplanation, selected
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_SIDES = {"premise": COLOURS[0], "hypothesis": COLOURS[1], "special": "#999999"}
+_LEAST_COUPLING = 0.5
+"""The colours span at least ±0.5 in units of J_ij/γ, so that a model without interactions looks like one."""
+_ROUNDING = 1e-6
+"""Correlations span at least this, or the standard error of reads, so that no rounding and no noise is magnified."""
+_LABELLED = 40
+"""More tokens of a decoder than this are numbered instead of written out."""
+_SHOWN = {" ": "␣", "\n": "↵", "\t": "⇥"}
+
+
+def plot_explanation(
+    explanation: PairExplanation,
+    path: str | Path,
+    *,
+    head: int | None = None,
+    at_least: float = 0.1,
+    named: int = 4,
+) -> Path:
+    """Draw α as bars from its neutral value 1/2 and, if there are some, J_ij/γ as a heat map.
+
+    Blue is negative, red positive.  Pairs with |J_ij|/γ of at least ``at_least`` are framed and named.  Weights that
+    sum to 1 are bars from 0; their neutral value is 1/n.
+
+    Args:
+        explanation: The explanation.
+        path: Output file; the suffix chooses the format (png, pdf, svg).
+        head: Head, or None for the mean over heads.
+        at_least: Smallest |J_ij|/γ of a named pair.
+        named: Largest number of named pairs, strongest first.
+
+    Returns:
+        The path.
+    """
+    tokens, strengths = explanation.tokens, explanation.strengths
+    width = max(5.0, 1.8 + 0.3 * len(tokens))
+    figure = new_figure(width, 3.0 if strengths is None else 2.8 + width)
+    ratios = [1.0] if strengths is None else [2.4, width]
+    axes = figure.subplots(len(ratios), 1, squeeze=False, gridspec_kw={"height_ratios": ratios})[:, 0]
+    _bars(axes[0], explanation, head)
+    if strengths is not None:
+        pairs = explanation.strongest(named, head, at_least)
+        values = selected(strengths, head).numpy()
+        _signed_map(figure, axes[1], values, _LEAST_COUPLING, pairs, "coupling $J_{ij}/\\gamma$")
+        axes[1].set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=8)
+        axes[1].set_yticks(range(len(tokens)), tokens, fontsize=8)
+        names = [f"{tokens[i]} and {tokens[j]} {J:+.2f}" for i, j, J in pairs]
+        size = f"$|J_{{ij}}|/\\gamma$ of at least {at_least:g}"
+        lines = [f"{size}:", *(", ".join(names[k : k + 2]) for k in range(0, len(names), 2))]
+        axes[1].set_xlabel("\n".join(lines) if names else f"No pair has {size}.", fontsize=8)
+    chance = f"{explanation.probabilities[explanation.predicted]:.0%}"
+    which = f"{explanation.pooling} pooling, {_heads(head)}"
+    figure.suptitle(f"{explanation.predicted} ({chance}), {which}", fontsize=11)
+    return save_figure(figure, path)
+
+
+def _bars(axis: Axes, explanation: PairExplanation, head: int | None) -> None:
+    """Bars from the neutral value of a probability, 1/2, which is marked; of weights, 1/n is marked."""
+    places = np.arange(len(explanation.tokens))
+    alpha = selected(explanation.alpha, head).numpy()
+    probability = explanation.fields is not None
+    base, neutral = (0.5, 0.5) if probability else (0.0, 1 / len(places))
+    for side, colour in _SIDES.items():
+        chosen = [i for i, of in enumerate(explanation.sides) if of == side]
+        if chosen:
+            axis.bar(places[chosen], alpha[chosen] - base, bottom=base, color=colour, width=0.75, label=side)
+    axis.axhline(neutral, color="black", linewidth=1, label=f"neutral, 1/{'2' if probability else 'n'}")
+    if probability:
+        # If all values are near 1/2, a fixed axis shows that; a fitted one would magnify noise.
+        axis.set_ylim(min(0.45, float(alpha.min()) - 0.02), max(0.55, float(alpha.max()) + 0.02))
+    axis.set(ylabel="α = P(s = +1)" if probability else "weight", xlim=(-0.5, len(places) - 0.5))
+    axis.set_xticks(places, explanation.tokens, rotation=90, fontsize=8)
+    tidy(axis, grid=None)
+    axis.legend(frameon=False, fontsize=8, ncols=4, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0)
+
+
+def shown(token: str) -> str:
+    """A token of a decoder as visible characters."""
+    return "".join(_SHOWN.get(character, character) for character in token)
+
+
+def plot_decoder(
+    explanation: DecoderExplanation,
+    path: str | Path,
+    *,
+    layer: int | None = None,
+    head: int | None = None,
+    at_least: float = 0.0,
+    named: int = 3,
+) -> Path:
+    """Draw the attention maps of layers and heads, the correlations of the query, and entropies by position.
+
+    One row per layer: the weights of each head with the row of the query framed; then the connected correlations of its
+    spins, if there are some, as the mean over the heads that are shown.  Blue is negative, red positive; the diagonal
+    is left out.  Below them entropy and effective number of positions, with those of uniform attention.
+
+    Args:
+        explanation: The explanation.
+        path: Output file; the suffix chooses the format (png, pdf, svg).
+        layer: Layer, or None for all.
+        head: Head, or None for all.
+        at_least: Smallest absolute C_jk of a named pair.
+        named: Pairs that are framed and named at most, strongest first.
+
+    Returns:
+        The path.
+    """
+    layers = list(range(len(explanation.attention))) if layer is None else [layer]
+    heads = list(range(explanation.attention.shape[1])) if head is None else [head]
+    maps = len(heads) + (explanation.correlations is not None)
+    size = 0.5 + min(4.2, max(2.6, 0.6 + 0.17 * min(len(explanation.tokens), _LABELLED)))
+    figure = new_figure(max(7.5, size * maps), size * len(layers) + 3.0)
+    ratios = [size * len(layers), 2.7]
+    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=ratios)[:, 0]
+    axes = above.subplots(len(layers), maps, squeeze=False)
+    _attention_maps(above, axes[:, : len(heads)], explanation, layers, heads)
+    if explanation.correlations is not None:
+        for axis, of_layer in zip(axes[:, -1], layers, strict=True):
+            pairs = explanation.strongest(named, of_layer, head, at_least)
+            _correlation_map(above, axis, explanation, of_layer, head, pairs)
+    _entropies(below.subplots(1, 2), explanation, layers, head)
+    query = f"query “{shown(explanation.tokens[explanation.position])}” at position {explanation.position}"
+    sampler = "" if explanation.sampler is None else f", {explanation.sampler}"
+    figure.suptitle(f"mode {explanation.mode}{sampler}; {query}", fontsize=11)
+    return save_figure(figure, path)
+
+
+def _attention_maps(
+    figure: Any, axes: Any, explanation: DecoderExplanation, layers: list[int], heads: list[int]
+) -> None:
+    length, image = len(explanation.tokens), None
+    for row, layer in zip(axes, layers, strict=True):
+        for axis, head in zip(row, heads, strict=True):
+            image = axis.imshow(explanation.attention[layer, head].numpy(), cmap="Blues", vmin=0, vmax=1)
+            _frame(axis, -0.5, explanation.position - 0.5, width=length)
+            axis.set_title(f"layer {layer}, head {head}", fontsize=9)
+            _name_axis(axis, explanation, range(length))
+    figure.colorbar(image, ax=axes, label="attention weight", shrink=0.7)
+
+
+def _correlation_map(
+    figure: Any,
+    axis: Axes,
+    explanation: DecoderExplanation,
+    layer: int,
+    head: int | None,
+    pairs: list[tuple[int, int, float]],
+) -> None:
+    assert explanation.correlations is not None
+    values = selected(explanation.correlations, layer, head).numpy().copy()
+    np.fill_diagonal(values, np.nan)
+    least = _ROUNDING if explanation.num_reads is None else explanation.num_reads**-0.5
+    first, last = explanation.coupled[0] - 0.5, explanation.coupled[-1] + 0.5
+    extent = (first, last, last, first)  # the numbers of the axes are positions
+    _signed_map(figure, axis, values, least, pairs, "$C_{jk}$ of the query", extent)
+    axis.set_title(f"correlations, layer {layer}, {_heads(head)}", fontsize=9)
+    _name_axis(axis, explanation, explanation.coupled)
+    token = [shown(token) for token in explanation.tokens]
+    names = [f"{j} “{token[j]}” and {k} “{token[k]}” {C:+.2g}" for j, k, C in pairs]
+    axis.set_xlabel("\n".join(names), fontsize=8)
+
+
+def _entropies(axes: Any, explanation: DecoderExplanation, layers: list[int], head: int | None) -> None:
+    positions = np.arange(len(explanation.tokens))
+    uniform = explanation.visible.double()
+    drawn = (
+        (explanation.entropy, uniform.log(), "entropy / nats"),
+        (explanation.effective, uniform, "effective positions"),
+    )
+    for axis, (values, limit, label) in zip(axes, drawn, strict=True):
+        for look, layer in enumerate(layers):
+            line = selected(values, layer, head).numpy()
+            draw_line(axis, positions, line, look, label=f"layer {layer}", markersize=3)
+        axis.plot(positions, limit.numpy(), color="0.6", linestyle="--", label="uniform")
+        axis.axvline(explanation.position, color="0.8", zorder=0)
+        axis.set(ylabel=label, xlabel="position")
+        axis.set_ylim(bottom=0)
+        tidy(axis)
+    axes[0].legend(frameon=False, fontsize=8)
+
+
+def _heads(head: int | None) -> str:
+    return "mean over heads" if head is None else f"head {head}"
+
+
+def _signed_map(
+    figure: Any, axis: Axes, values: Any, least: float, pairs: Any, label: str, extent: Any = None
+) -> None:
+    """Draw a symmetric matrix, blue negative and red positive over at least ±``least``, with pairs framed."""
+    largest = max(least, float(np.abs(np.nan_to_num(values)).max()))
+    image = axis.imshow(values, cmap="RdBu_r", vmin=-largest, vmax=largest, extent=extent)
+    for j, k, _ in pairs:
+        _frame(axis, k - 0.5, j - 0.5)
+        _frame(axis, j - 0.5, k - 0.5)
+    figure.colorbar(image, ax=axis, label=label, shrink=0.75)
+
+
+def _frame(axis: Axes, left: float, top: float, width: float = 1) -> None:
+    from matplotlib.patches import Rectangle
+
+    axis.add_patch(Rectangle((left, top), width, 1, fill=False, edgecolor="black", clip_on=False))
+
+
+def _name_axis(axis: Axes, explanation: DecoderExplanation, positions: Any) -> None:
+    """Write the tokens at both axes, or leave the numbers of the positions."""
+    if len(positions) <= _LABELLED:
+        names = [shown(explanation.tokens[position]) for position in positions]
+        axis.set_xticks(positions, names, fontsize=7)
+        axis.set_yticks(positions, names, fontsize=7)
+        axis.tick_params(length=0)
