@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
-from diabat.tasks.base import ExampleKind, Examples
+from diabat.tasks.base import ExampleKind
 
 if TYPE_CHECKING:
     from diabat.attention.coupled import CoupledHeads
@@ -32,10 +32,6 @@ class Model(nn.Module):
         Raises:
             UnsupportedError: Naming the longest pass.
         """
-
-    def figures(self, examples: Examples) -> dict[str, float]:
-        """Further figures of a validation."""
-        return {}
 
 
 class ModelOptions(Protocol):

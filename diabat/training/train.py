@@ -38,7 +38,7 @@ from diabat.training.checkpoint import (
 from diabat.training.data_parallel import Processes
 from diabat.training.diagnostics import numbers_in_range, require_finite
 from diabat.training.errors import CheckpointError, TrainingInterrupted
-from diabat.training.evaluate import evaluate, evaluating, own_random_numbers
+from diabat.training.evaluate import evaluate, own_random_numbers
 from diabat.training.folder import BEST, CONFIG, LATEST, cut_metrics, metrics_file, opened, writing
 from diabat.training.optimizer import Average, autocast, lr_scale, make_optimizer, training_loss
 from diabat.training.options import TrainOptions
@@ -181,18 +181,23 @@ class Trainer:
         self.pieces = options.accumulation * self.processes.count
         self.batches = -(-len(task.train) // options.batch_size)
         self.state = TrainState()
-        order = epoch_order(task.train, options.seed, 0, options.batch_size)
-        steps = order.split(options.batch_size)
+        self._shuffle()
+        steps = self.order.cpu().split(options.batch_size)
         model.check_batches(task.train, [piece for step in steps for piece in step.tensor_split(self.pieces)])
         model.check_batches(task.validation, evaluation_batches(task.validation))
         self.model = model.train()
         self.fingerprint = task.train.fingerprint()
         self.train, self.validation = task.train.to(self.device), task.validation.to(self.device)
-        self.order = order.to(self.device)
         self.optimizer = make_optimizer(model, options)
         self.average = Average(model, options.ema_decay)
         # Scales the losses of float16 runs, so that small gradients do not underflow; no effect in other precisions.
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=options.precision == "float16")
+
+    def _shuffle(self) -> None:
+        """Put the training examples into the order of the epoch."""
+        options = self.options
+        order = epoch_order(self.task.train, options.seed, self.state.epoch, options.batch_size)
+        self.order = order.to(self.device)
 
     def begin(self, resume: bool, metadata: Mapping[str, Any]) -> None:
         """Continue the run in the folder, or start one: also one that was killed before its first checkpoint."""
@@ -212,7 +217,7 @@ class Trainer:
 
     def _restore(self) -> None:
         """Load the checkpoint into the parts of the run and torch's random number generators."""
-        path, seed, size = self.folder / LATEST, self.options.seed, self.options.batch_size
+        path = self.folder / LATEST
         tensors, facts = read_checkpoint(path)
         with reading(path):
             self._require_same_run(path, facts)
@@ -226,7 +231,7 @@ class Trainer:
             self.scaler.load_state_dict(facts["scaler"])
             for name, mean in self.average.mean.items():
                 mean.copy_(like(f"average/{name}", tensors, mean))
-        self.order = epoch_order(self.task.train, seed, state.epoch, size).to(self.device)
+        self._shuffle()
 
     def _require_same_run(self, path: Path, facts: Mapping[str, Any]) -> None:
         now = json.loads(json.dumps(asdict(self.options)))
@@ -289,9 +294,8 @@ class Trainer:
         loss_value, norm_value = torch.stack((loss, norm.to(loss.dtype))).tolist()
         (loss_value,) = self.processes.sum(loss_value)
         require_finite(model, state, loss=loss_value)
-        if (
-            not self.scaler.is_enabled() or self.scaler.get_scale() < 1
-        ):  # the scaler skips steps that overflow
+        skips = self.scaler.is_enabled() and self.scaler.get_scale() >= 1  # a step that overflows
+        if not skips:
             require_finite(model, state, gradient=norm_value)
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -322,25 +326,17 @@ class Trainer:
     def validate(self) -> None:
         """Validate, keep the weights if they are the best so far, and close a complete epoch."""
         state, options, model = self.state, self.options, self.model
-        how: dict[str, Any] = {"seed": options.seed, "precision": options.precision}
         with numbers_in_range(model, state), self.average.applied():
-            loss, accuracy = evaluate(model, self.validation, processes=self.processes, **how)
+            how: dict[str, Any] = {"seed": options.seed, "precision": options.precision}
+            loss, accuracy = evaluate(model, self.validation, **how, processes=self.processes)
             require_finite(model, state, validation_loss=loss)
-            with evaluating(model, **how):
-                figures = model.figures(self.validation)
             metric = self.task.metric_value(loss, accuracy)
             if state.record_validation(loss, metric) and self.processes.is_main:
                 save_checkpoint(self.folder / BEST, weights_of(model), {"step": state.step, "val_loss": loss})
-        figures = {
-            "train_loss": state.loss_sum / state.batch,
-            "val_loss": loss,
-            self.task.metric: metric,
-            **figures,
-        }
+        figures = {"train_loss": state.loss_sum / state.batch, "val_loss": loss, self.task.metric: metric}
         if state.batch == self.batches:
             state.epoch, state.batch, state.loss_sum = state.epoch + 1, 0, 0.0
-            order = epoch_order(self.task.train, options.seed, state.epoch, options.batch_size)
-            self.order = order.to(self.device)
+            self._shuffle()
         self._log("epoch", **figures)
 
     def _log(self, event: str, **figures: float) -> None:
@@ -349,10 +345,9 @@ class Trainer:
         state = self.state
         times = {"wall_s": round(state.seconds, 3), "cpu_s": round(state.cpu_seconds, 3)}
         line = {"event": event, "step": state.step, "epoch": state.epoch, **figures, **times}
-        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
         if self.processes.is_main:
             with metrics_file(self.folder) as file:
-                file.write((json.dumps(finite) + "\n").encode())
+                file.write((json.dumps(line) + "\n").encode())
 
     def _read_clocks(self) -> None:
         wall, cpu = self.started

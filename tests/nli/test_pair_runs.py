@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from run_checks import assert_same_run, metrics
@@ -23,7 +22,7 @@ from diabat.tasks import PairSplit
 from diabat.training import TrainingError, TrainOptions, evaluate, load_model, train
 from diabat.training.batches import epoch_order
 from diabat.training.checkpoint import read_checkpoint
-from diabat.training.evaluate import evaluating, predict
+from diabat.training.evaluate import predict
 from diabat.training.folder import LATEST
 from diabat.training.optimizer import Average, make_optimizer, training_loss
 from diabat.training.train import Trainer
@@ -257,62 +256,6 @@ def test_a_half_precision_step_that_overflows_is_left_out(
 
 def _scale(run_dir: Path) -> float:
     return read_checkpoint(run_dir / LATEST)[1]["scaler"]["scale"]
-
-
-NAMES = {"effective_samples_phi", "effective_samples_beta", "effective_samples_pairs", "phi_beta_correlation"}
-
-
-def test_epochs_log_how_well_games_are_estimated(tmp_path: Path, encoder: Path, task: PairTask) -> None:
-    tiny_train(tmp_path / "run", encoder, task, OPTIONS)
-    epochs = [line for line in metrics(tmp_path / "run") if line["event"] == "epoch"]
-    assert len(epochs) == 2
-    for line in epochs:
-        assert line.keys() >= NAMES
-        assert all(1 <= line[name] <= 6 for name in NAMES if name.startswith("effective"))  # of 6 coalitions
-        assert -1 <= line["phi_beta_correlation"] <= 1
-    assert epochs[0]["effective_samples_phi"] != epochs[1]["effective_samples_phi"]
-
-
-def test_other_poolings_log_nothing_more(tmp_path: Path, encoder: Path, task: PairTask) -> None:
-    tiny_train(tmp_path / "run", encoder, task, OPTIONS, pooling="mean")
-    assert not any(NAMES & line.keys() for line in metrics(tmp_path / "run"))
-
-
-@pytest.mark.parametrize("special", [True, False])
-def test_figures_against_the_explanation_token_by_token(encoder: Path, task: PairTask, special: bool) -> None:
-    model = tiny_model(encoder, task, special_tokens=special).train()
-    with torch.no_grad():
-        model.pooling.value.weight *= 20  # type: ignore[union-attr, operator]  # of NeuroGame; weights that differ
-    state = torch.get_rng_state()
-    with evaluating(model, 5, "float32"):
-        figures = model.figures(task.validation)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert model.training
-
-    model.eval()
-    torch.manual_seed(5)
-    batch, _ = task.validation.batch(torch.arange(12))
-    mask = model.mask(batch)
-    assert isinstance(model.pooling, diabat.NeuroGameAttention)
-    explanation = model.pooling.explain(model.encode(batch), mask)
-    samples: dict[str, list[float]] = {"phi": [], "beta": [], "pairs": []}
-    correlations = []
-    for b in range(12):
-        kept = (~mask[b]).nonzero()[:, 0]
-        for h in range(2):
-            phi, beta = (
-                e.value[b, h, kept].double().numpy() for e in (explanation.shapley, explanation.banzhaf)
-            )
-            correlations.append(np.corrcoef(phi, beta)[0, 1])
-            for name, estimate in (("phi", explanation.shapley), ("beta", explanation.banzhaf)):
-                samples[name] += estimate.effective_samples[b, h, kept].tolist()  # type: ignore[index]  # asked for
-            pairs = explanation.pairs.effective_samples[b, h][kept][:, kept]  # type: ignore[index]  # as above
-            samples["pairs"] += [
-                float(pairs[i, j]) for i in range(len(kept)) for j in range(len(kept)) if i != j
-            ]
-    for name, values in samples.items():
-        assert figures[f"effective_samples_{name}"] == pytest.approx(np.mean(values), rel=1e-5)
-    assert figures["phi_beta_correlation"] == pytest.approx(np.mean(correlations), rel=1e-6)
 
 
 def test_states_that_are_not_finite_stop_a_run_with_their_place(
