@@ -23,10 +23,10 @@ from diabat.runs.build import (
     in_words_of_sections,
     use_threads,
 )
-from diabat.samplers.state import begin_anew
+from diabat.samplers.state import begin_anew, weights_of
 from diabat.tasks import ExampleKind, PairOptions, Task
 from diabat.tasks.nli_files import Columns
-from diabat.training.checkpoint import load_weights, read_checkpoint
+from diabat.training.checkpoint import copy_tensors, read_checkpoint
 from diabat.training.evaluate import evaluate, own_random_numbers, predict
 from diabat.training.folder import BEST, CONFIG
 from diabat.training.optimizer import autocast
@@ -95,7 +95,7 @@ def load_run(path: str | Path, overrides: Iterable[str] = (), *, trust: bool = F
     config, weights = _stored(Path(path), overrides, trust)
     task = build_task(config)
     model = build_model(config, task)
-    load_weights(model, weights, Path(path))
+    copy_tensors(weights, weights_of(model), Path(path))
     return Run(config, task, model.to(choose_device(config)).eval())
 
 
@@ -236,7 +236,7 @@ def load_classifier(
         tokenizer = config.model.load_tokenizer()
     model = build_model_of_sizes(config, len(tokenizer), len(classes), config.task.window)
     assert isinstance(model, PairClassifier)
-    load_weights(model, weights, Path(path))
+    copy_tensors(weights, weights_of(model), Path(path))
     model = model.to(choose_device(config)).eval()
     return TrainedClassifier(config, tokenizer, classes, config.task.columns, model)
 

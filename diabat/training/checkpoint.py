@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from diabat.checks import ArgumentError, check_choice, is_integer, is_number
 from diabat.compute.memory import require_memory
 from diabat.files import parse_json, replace_file
-from diabat.samplers.state import carried, carry, weights_of
+from diabat.samplers.state import carried, carry
 from diabat.training.errors import CheckpointError
 from diabat.training.evaluate import cuda_devices
 from diabat.training.folder import BEST, LATEST
@@ -175,85 +175,51 @@ def is_finished(folder: Path, options: TrainOptions) -> bool:
         return TrainState(**facts["state"]).finished(options)
 
 
-def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Path) -> None:
-    """Copy weights into a model of the same structure.
+@torch.no_grad()
+def copy_tensors(source: Mapping[str, Tensor], to: Mapping[str, Tensor], path: Path) -> None:
+    """Copy tensors of a checkpoint to those of the same names.
 
     Raises:
         CheckpointError: If names, shapes or types differ; the message names the first difference.
     """
-    own = weights_of(model)
-    for name in sorted(own.keys() | weights.keys()):
-        mine, theirs = (_form(tensors.get(name)) for tensors in (own, weights))
-        if mine != theirs:
+    for name in sorted(source.keys() | to.keys()):
+        expected, got = _form(to.get(name)), _form(source.get(name))
+        if expected != got:  # also the fused AdamW checks no sizes, and would write out of bounds
             raise CheckpointError(
-                f"checkpoint: {source} is of another model: {name}: expected {mine}, got {theirs}."
+                f"checkpoint: {path} is of another model: {name}: expected {expected}, got {got}."
             )
-    model.load_state_dict(dict(weights))
+    for name, tensor in to.items():
+        tensor.copy_(source[name])
 
 
 def _form(tensor: Tensor | None) -> str:
-    if tensor is None:
-        return "no such weight"
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    return "none" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """State of the optimiser by parameter name, of torch's random number generators, and of the samplers."""
-    tensors = {"rng/cpu": torch.get_rng_state()}
-    tensors |= {f"samplers/{name}": tensor for name, tensor in carried(model).items()}
-    for device in cuda_devices(model):
-        tensors[f"rng/{device}"] = torch.cuda.get_rng_state(device)
-    for name, parameter in model.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{key}/{name}"] = value
-    return tensors
+_RANDOM, _SAMPLERS = "rng/", "samplers/"
 
 
-def restore_training(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
-) -> None:
-    """Restore the result of :func:`training_tensors`.
+def random_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """State of torch's random number generators, and of the samplers between calls."""
+    states = {f"{_RANDOM}{device}": torch.cuda.get_rng_state(device) for device in cuda_devices(model)}
+    states[f"{_RANDOM}cpu"] = torch.get_rng_state()
+    return states | {f"{_SAMPLERS}{name}": tensor for name, tensor in carried(model).items()}
+
+
+def restore_random(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Restore the result of :func:`random_tensors`; of a device on which the run did not begin nothing is known.
 
     Raises:
-        KeyError: If a tensor is missing.
-        ValueError: If one has another shape or type, or is not the state of a generator.
+        KeyError: If the state of the CPU's generator is missing.
+        ValueError: If a state is none of a generator, or not that of these samplers.
     """
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    packed = optimizer.state_dict()
-    ordered = [
-        p for group in optimizer.param_groups for p in group["params"]
-    ]  # as the optimiser numbers them
-    packed["state"] = {i: _moments(names[p], p, tensors) for i, p in enumerate(ordered)}
-    packed["state"] = {i: moments for i, moments in packed["state"].items() if moments}
-    optimizer.load_state_dict(packed)
-    carry(model, {n.removeprefix("samplers/"): t for n, t in tensors.items() if n.startswith("samplers/")})
+    carry(model, {n.removeprefix(_SAMPLERS): t for n, t in tensors.items() if n.startswith(_SAMPLERS)})
     try:
-        torch.set_rng_state(like("rng/cpu", tensors, torch.get_rng_state()))
+        torch.set_rng_state(tensors[f"{_RANDOM}cpu"])
         for device in cuda_devices(model):
-            if (name := f"rng/{device}") in tensors:  # absent if the run began on another device
-                torch.cuda.set_rng_state(like(name, tensors, torch.cuda.get_rng_state(device)), device)
-    except RuntimeError as error:
+            if (state := tensors.get(f"{_RANDOM}{device}")) is not None:
+                torch.cuda.set_rng_state(state, device)
+    except (RuntimeError, TypeError) as error:
         raise ArgumentError(
             "rng", f"expected the state of a generator, got an invalid one ({error})"
         ) from None
-
-
-def _moments(name: str, parameter: nn.Parameter, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """State of AdamW for one parameter; empty if it has taken no step."""
-    if f"step/{name}" not in tensors:
-        return {}
-    forms = {"step": torch.zeros(()), "exp_avg": parameter, "exp_avg_sq": parameter}
-    # The fused kernel does not check sizes: with a shorter tensor it would write out of bounds.
-    return {key: like(f"{key}/{name}", tensors, form) for key, form in forms.items()}
-
-
-def like(name: str, tensors: Mapping[str, Tensor], form: Tensor) -> Tensor:
-    """Return the tensor of this name if it has the shape and the dtype of another tensor.
-
-    Raises:
-        KeyError: If it is missing.
-        ValueError: If it has not.
-    """
-    if _form(tensor := tensors[name]) != _form(form):
-        raise ArgumentError(name, f"expected {_form(form)}, got {_form(tensor)}")
-    return tensor

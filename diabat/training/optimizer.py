@@ -80,7 +80,7 @@ def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.AdamW
         (schedules, options.schedule_learning_rate, 0.0),
     ]
     # One fused kernel for all parameters: otherwise small models spend most time in Python.
-    return torch.optim.AdamW(
+    optimizer = torch.optim.AdamW(
         [
             {"params": parameters, "lr": rate, "initial_lr": rate, "weight_decay": decay}
             for parameters, rate, decay in groups
@@ -88,6 +88,11 @@ def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.AdamW
         ],
         fused=True,
     )
+    for group in optimizer.param_groups:
+        for p in group["params"]:  # otherwise made at its first step; a checkpoint is copied to them
+            moments = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+            optimizer.state[p] = {"step": torch.zeros((), device=p.device), **moments}
+    return optimizer
 
 
 def lr_scale(options: TrainOptions, step: int, epoch: int, batches: int) -> float:

@@ -27,13 +27,12 @@ from diabat.tasks import Task
 from diabat.training.batches import epoch_order, evaluation_batches
 from diabat.training.checkpoint import (
     TrainState,
-    like,
-    load_weights,
+    copy_tensors,
+    random_tensors,
     read_checkpoint,
     reading,
-    restore_training,
+    restore_random,
     save_checkpoint,
-    training_tensors,
 )
 from diabat.training.data_parallel import Processes
 from diabat.training.diagnostics import numbers_in_range, require_finite
@@ -226,11 +225,10 @@ class Trainer:
                 raise ArgumentError(
                     "state", f"expected fewer than {self.batches} batches of an epoch, got {state.batch}"
                 )
-            load_weights(self.model, {n: t for n, t in tensors.items() if "/" not in n}, path)
-            restore_training(self.model, self.optimizer, tensors)
             self.scaler.load_state_dict(facts["scaler"])
-            for name, mean in self.average.mean.items():
-                mean.copy_(like(f"average/{name}", tensors, mean))
+            kept = {n: t for n, t in tensors.items() if not n.startswith(("rng/", "samplers/"))}
+            copy_tensors(kept, self._tensors(), path)
+            restore_random(self.model, tensors)
         self._shuffle()
 
     def _require_same_run(self, path: Path, facts: Mapping[str, Any]) -> None:
@@ -361,12 +359,21 @@ class Trainer:
         with metrics_file(self.folder) as file:
             os.fsync(file.fileno())
             self.state.metrics_bytes = file.tell()
-        tensors = {**weights_of(self.model), **training_tensors(self.model, self.optimizer)}
-        tensors |= {f"average/{name}": mean for name, mean in self.average.mean.items()}
         facts = {
             "state": asdict(self.state),
             "options": asdict(self.options),
             "data": self.fingerprint,
             "scaler": self.scaler.state_dict(),
         }
-        save_checkpoint(self.folder / LATEST, tensors, facts)
+        save_checkpoint(self.folder / LATEST, {**self._tensors(), **random_tensors(self.model)}, facts)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Weights, averages, and moments of the optimiser by parameter name, as they are used."""
+        tensors = {
+            **weights_of(self.model),
+            **{f"average/{n}": mean for n, mean in self.average.mean.items()},
+        }
+        for name, parameter in self.model.named_parameters():
+            for key, moment in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"{key}/{name}"] = moment
+        return tensors

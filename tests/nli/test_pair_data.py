@@ -348,7 +348,7 @@ def test_class_names() -> None:
             "package:no_such_thing/model",
             "expected an installed .* got 'no_such_thing'; pip install no-such-thing",
         ),
-        ("package:json/x", r"expected a folder with config\.json in the package, got 'package:json/x'"),
+        ("package:json/x", r"expected a folder with config\.json, got 'package:json/x' without one"),
         (str(Path(__file__).parent), r"expected a folder with config\.json"),
     ],
 )

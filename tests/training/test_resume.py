@@ -174,6 +174,6 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     tiny_train(tmp_path / "run", max_epochs=1)
     with pytest.raises(
         CheckpointError,
-        match=r"of another model: .*coupling_pairs: expected no such weight, got float32 \[1, 6\]",
+        match=r"of another model: .*coupling_pairs: expected none, got float32 \[1, 6\]",
     ):
         tiny_train(tmp_path / "run", resume=True, model=tiny_model(tiny_task(), "softmax"))
