@@ -109,20 +109,8 @@ def explain_decoder(
         ValueError: If the symbols are not int64 [n], or the text is longer than the context of the model or does not
             have this position.
     """
-    check_symbols("symbols", symbols, "[n]")
+    position = _checked_position(model, symbols, position)
     length, layers = len(symbols), model.attention_layers()
-    if model.longest is not None and length > model.longest:
-        raise ArgumentError(
-            "text", f"expected at most {model.longest} tokens, the context of the model, got {length}."
-        )
-    position = length - 1 if position is None else position
-    if not is_integer(position) or not 0 <= position < length:
-        raise ArgumentError(
-            "position", f"expected a position of the text in 0 .. {length - 1}, got {position!r}."
-        )
-    # The maps of one layer are made in several copies.
-    maps = (len(layers) + 8) * model.options.num_heads * length**2
-    require_memory(8 * maps, f"attention maps of {length} tokens", "text")
     was_training = model.training
     model.eval()
     attention, logits = _forward(model, symbols.to(next(model.parameters()).device))
@@ -141,13 +129,30 @@ def explain_decoder(
         probabilities=logits.float().softmax(-1).cpu(),
         targets=(None,) * length if targets is None else tuple(targets),
         coupled=tuple(found[0].positions.tolist()) if found else (),
-        alpha=torch.stack([moments.probability for moments in found]).float().cpu() if found else None,
-        correlations=torch.stack([moments.correlations for moments in found]).float().cpu()
-        if found
-        else None,
+        alpha=_stacked([moments.probability for moments in found]),
+        correlations=_stacked([moments.correlations for moments in found]),
         without_correlations=reason,
         num_reads=found[0].num_reads if found else None,
     )
+
+
+def _checked_position(model: Transformer, symbols: Tensor, position: int | None) -> int:
+    """Position of the query, if the text fits the model and memory."""
+    check_symbols("symbols", symbols, "[n]")
+    length, longest = len(symbols), model.longest
+    if longest is not None and length > longest:
+        raise ArgumentError(
+            "text", f"expected at most {longest} tokens, the context of the model, got {length}."
+        )
+    position = length - 1 if position is None else position
+    if not is_integer(position) or not 0 <= position < length:
+        raise ArgumentError(
+            "position", f"expected a position of the text in 0 .. {length - 1}, got {position!r}."
+        )
+    # The maps of one layer are made in several copies.
+    maps = (model.options.num_layers + 8) * model.options.num_heads * length**2
+    require_memory(8 * maps, f"attention maps of {length} tokens", "text")
+    return position
 
 
 def _forward(model: Transformer, symbols: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,6 +163,10 @@ def _forward(model: Transformer, symbols: Tensor) -> tuple[Tensor, Tensor]:
         attention.append(weights[0])
         x = block.added(x, attended)
     return torch.stack(attention), model.logits(x)[0]
+
+
+def _stacked(of_layers: list[Tensor]) -> Tensor | None:
+    return torch.stack(of_layers).float().cpu() if of_layers else None
 
 
 def _visible_keys(layer: BoltzmannAttention, length: int) -> Tensor:

@@ -47,12 +47,7 @@ def load_encoder(
     log.disable_progress_bar()
     try:
         config = transformers.AutoConfig.from_pretrained(place, **safe)
-        known = config.to_dict()
-        for key, value in (changes or {}).items():
-            if key not in known:
-                kind = config.model_type
-                raise ArgumentError(f"encoder_config.{key}", f"unknown key of a '{kind}' configuration.")
-            setattr(config, key, value)
+        _change(config, changes or {})
         model = transformers.AutoModel
         if pretrained:
             encoder = model.from_pretrained(place, config=config, dtype=torch.float32, **safe)
@@ -69,6 +64,15 @@ def load_encoder(
     if (pooler := getattr(encoder, "pooler", None)) is not None:
         pooler.requires_grad_(False)
     return encoder
+
+
+def _change(config: Any, changes: Mapping[str, Any]) -> None:
+    known = config.to_dict()
+    for key, value in changes.items():
+        if key not in known:
+            kind = config.model_type
+            raise ArgumentError(f"encoder_config.{key}", f"unknown key of a '{kind}' configuration.")
+        setattr(config, key, value)
 
 
 def positions_of(encoder: nn.Module) -> int | None:

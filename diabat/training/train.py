@@ -113,7 +113,11 @@ def train(
         with opened(trainer.folder, resume) if is_main else nullcontext():
             trainer.begin(resume, extra_metadata or {})
             trainer.loop(signals, progress and is_main)
-    state, path = trainer.state, trainer.folder / LATEST
+    return _result(trainer)
+
+
+def _result(trainer: Trainer) -> TrainResult:
+    state, task, path = trainer.state, trainer.task, trainer.folder / LATEST
     if state.best_loss is None or state.best_metric is None or state.best_step is None:
         raise CheckpointError(f"checkpoint: {path} is damaged: expected a run with a validation, got none.")
     return TrainResult(

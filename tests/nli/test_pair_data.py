@@ -239,7 +239,7 @@ def test_sets_of_the_hub(hub: Callable[[list[int]], list[Any]], encoder: Path) -
 
 @pytest.mark.parametrize(
     ("labels", "message"),
-    [([0, 3], "'stanfordnlp/snli', train, line 1: label: expected one of 0, 1, 2, got 3"),
+    [([0, 3], "'stanfordnlp/snli', train, line 2: label: expected one of 0, 1, 2, got 3"),
      ([-1], r"'stanfordnlp/snli', train: expected labelled pairs, got none \(1 without")],
 )  # fmt: skip
 def test_labels_of_no_class_are_refused(
