@@ -115,9 +115,8 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
     with reading(path):
         require_memory(path.stat().st_size, "tensors", "file")
-        content = (
-            path.read_bytes()
-        )  # at once: safe_open opens the path several times, and it may be replaced meanwhile
+        # At once: safe_open opens the path several times, and a training may replace the file meanwhile.
+        content = path.read_bytes()
         tensors = safetensors.torch.load(content)
         header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
         return tensors, parse_json(header["__metadata__"]["facts"])
@@ -136,11 +135,13 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise CheckpointError(f"checkpoint: expected the file {path}, got none.") from None
+    except OSError as error:
+        raise CheckpointError(f"checkpoint: cannot read {path} ({error.strerror}).") from error
     except KeyError as error:
         raise CheckpointError(
             f"checkpoint: {path} is damaged: expected the entry {error}, got none."
         ) from error
-    except (OSError, SafetensorError, ValueError, TypeError, LookupError) as error:
+    except (SafetensorError, ValueError, TypeError, LookupError) as error:
         problem = " ".join(str(error).split()).rstrip(".")
         raise CheckpointError(f"checkpoint: {path} is damaged: {problem:.300}.") from error
 

@@ -182,6 +182,15 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
         load_model(tmp_path, "worst")  # type: ignore[arg-type]  # on purpose
 
 
+def test_a_checkpoint_that_cannot_be_read_is_named(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: Path) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "read_bytes", broken)
+    with pytest.raises(CheckpointError, match=r"cannot read .*best\.safetensors \(Input/output error\)\.$"):
+        load_model(run)
+
+
 def test_metrics_shorter_than_the_checkpoint_says_are_damage(run: Path) -> None:
     (run / "metrics.jsonl").write_text("")
     with pytest.raises(
