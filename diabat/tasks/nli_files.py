@@ -162,9 +162,8 @@ def _cells(
             expected, got = ", ".join(columns), ", ".join(names)
             raise DataError(f"'{path}': expected the columns {expected}, once each, got {got}.")
         for cells in filter(None, reader):
-            if len(cells) > len(
-                names
-            ):  # most likely a sentence with a separator in it, which would be cut short
+            # Most likely a sentence with a separator in it, which would be cut short.
+            if len(cells) > len(names):
                 expected = f"{len(names)} cells as in the first line"
                 raise DataError(f"'{path}', line {reader.line_num}: expected {expected}, got {len(cells)}.")
             yield reader.line_num, dict(zip(names, cells, strict=False))

@@ -92,23 +92,18 @@ def _check_content(folder: Path, resume: bool) -> None:
         raise OutputError(
             f"run_dir: expected the folder of a run to resume, got {folder}, which does not exist."
         )
-    paths = folder.iterdir() if folder.exists() else ()
-    files = {path.name: path for path in paths if path.name != LOCK}
-    if files and not resume:
+    names = {path.name for path in folder.iterdir()} - {LOCK} if folder.exists() else set()
+    if names and not resume:
         raise OutputError(
             f"run_dir: expected a new or empty folder, got {folder} with files in it; "
             "continue its run with resume=True, or name another folder."
         )
-    if LATEST in files or not resume:
-        return
-    for name, path in files.items():
-        begun = (
-            name == CONFIG
-            or name.startswith(TEMPORARY_PREFIX)
-            or (name == METRICS and not path.stat().st_size)
-        )
-        if not begun:
-            raise OutputError(f"run_dir: expected a run with a checkpoint to resume, got none in {folder}.")
+    others = {n for n in names - {CONFIG, METRICS} if not n.startswith(TEMPORARY_PREFIX)}
+    lines = (
+        METRICS in names and (folder / METRICS).lstat().st_size
+    )  # a run without checkpoint has written none
+    if resume and LATEST not in names and (others or lines):
+        raise OutputError(f"run_dir: expected a run with a checkpoint to resume, got none in {folder}.")
 
 
 @contextmanager
@@ -117,7 +112,7 @@ def metrics_file(folder: Path) -> Iterator[BinaryIO]:
 
     Lines of event ``step`` hold the loss of one batch, lines of event ``epoch`` the mean training loss of an epoch, the
     validation loss and the metric; both hold ``step`` (steps taken), ``epoch`` (epochs completed), ``wall_s`` and
-    ``cpu_s`` (wall-clock and processor time of the run so far).  Numbers that are not finite are null.
+    ``cpu_s`` (wall-clock and processor time of the run so far).
 
     Raises:
         OutputError: If the system refuses.
