@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from diabat.tasks import Examples
 
 _POOL = 50
 """Number of batches that are sorted by length together."""
 
 
-def epoch_order(examples: Any, seed: int, epoch: int, batch_size: int) -> Tensor:
+def epoch_order(examples: Examples, seed: int, epoch: int, batch_size: int) -> Tensor:
     """Order of the examples in an epoch; batches are cut from it in turn.
 
     Examples of different lengths are ordered so that little of a batch is padded: the random order is cut into pools of
@@ -44,7 +45,7 @@ def _stream(name: str) -> torch.Generator:
     return torch.Generator().manual_seed(zlib.crc32(name.encode()))
 
 
-def evaluation_batches(examples: Any, batch_size: int | None = None) -> tuple[Tensor, ...]:
+def evaluation_batches(examples: Examples, batch_size: int | None = None) -> tuple[Tensor, ...]:
     """Indices of the examples of each forward pass of an evaluation; examples of similar length together."""
     lengths = examples.lengths
     if lengths is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from diabat.attention.layer import IsingLayer
 from diabat.models import Model
 from diabat.samplers.state import begin_anew
-from diabat.tasks import IGNORED
+from diabat.tasks import IGNORED, Examples
 from diabat.training.batches import evaluation_batches
 from diabat.training.data_parallel import Processes
 from diabat.training.optimizer import autocast, token_loss
@@ -56,7 +55,7 @@ def evaluating(model: nn.Module, seed: int, precision: Precision) -> Iterator[to
 
 def evaluate(
     model: Model,
-    split: Any,
+    split: Examples,
     *,
     batch_size: int | None = None,
     seed: int = 0,
@@ -88,7 +87,7 @@ def evaluate(
 
 def predict(
     model: Model,
-    split: Any,
+    split: Examples,
     *,
     batch_size: int | None = None,
     seed: int = 0,
@@ -110,7 +109,7 @@ def predict(
 
 def _passes(
     model: Model,
-    split: Any,
+    split: Examples,
     batch_size: int | None,
     seed: int,
     precision: Precision,

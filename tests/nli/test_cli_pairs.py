@@ -240,52 +240,29 @@ def test_a_reproduced_table_reports_the_test_set(
     assert row["metric"] == [run_json("evaluate", folder, "--split", "test")["value"]]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"model__pooling": "men"},
-            "model.pooling: expected one of neurogame, mean, softmax, boltzmann, projected_mean, got 'men'. Did",
-        ),
-        ({"model__pool": "mean"}, "model.pool: unknown key. Did you mean 'model.pooling'?"),
-        ({"model__bandwidth": 3}, "model.bandwidth: unknown key."),
-        ({"model__mode": "J"}, "model.mode: expected 'h+J', 'h' or 'uniform', got 'J'"),
-        (
-            {"model__mode": "h", "model__pooling": "mean"},
-            "model.mode: expected 'h+J' with pooling 'mean', got 'h'.",
-        ),
-        (
-            {"model__encoder": "/no/such"},
-            "model.encoder: expected the name of a model or a folder, got '/no/such'",
-        ),
-        ({"model__encoder": "no/such-model"}, "model.encoder: expected the name or folder of a tokenizer"),
-        (
-            {"model__encoder": "package:no_such"},
-            "model.encoder: expected an installed Python package, got 'no_such'",
-        ),
-        (
-            {"model__tokenizer": "no/such-model"},
-            "model.tokenizer: expected the name or folder of a tokenizer",
-        ),
-        ({"model__num_heads": 3}, "model.embed_dim: expected a multiple of num_heads = 3, got 16."),
-        ({"model__encoder_config": {"no_such": 1}}, "model.encoder_config.no_such: unknown key of a 'bert'"),
-        ({"task__window": 25}, "task.window: expected at most 24, the encoder's positions, got 25."),
-        ({"task__window": 4}, "task.window: expected at least 5 for this tokenizer, got 4."),
-        ({"task__windw": 4}, "task.windw: unknown key. Did you mean 'task.window'?"),
-        (
-            {"task__name": "sik"},
-            "task.name: expected one of brackets, shakespeare, sick, snli, mnli, pairs, got 'sik'",
-        ),
-        (
-            {"training__precision": "int8"},
-            "training.precision: expected 'float32', 'bfloat16' or 'float16', got",
-        ),
-        (
-            {"training__decay_epochs": ["a"]},
-            "training.decay_epochs[0]: expected an integer, got 'a' (string).",
-        ),
-    ],
-)
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"model__pooling": "men"},
+     "model.pooling: expected one of neurogame, mean, softmax, boltzmann, projected_mean, got 'men'. Did"),
+    ({"model__pool": "mean"}, "model.pool: unknown key. Did you mean 'model.pooling'?"),
+    ({"model__bandwidth": 3}, "model.bandwidth: unknown key."),
+    ({"model__mode": "J"}, "model.mode: expected 'h+J', 'h' or 'uniform', got 'J'"),
+    ({"model__mode": "h", "model__pooling": "mean"}, "model.mode: expected 'h+J' with pooling 'mean', got 'h'."),
+    ({"model__encoder": "/no/such"}, "model.encoder: expected the name of a model or a folder, got '/no/such'"),
+    ({"model__encoder": "no/such-model"}, "model.encoder: expected the name or folder of a tokenizer"),
+    ({"model__encoder": "package:no_such"}, "model.encoder: expected an installed Python package, got 'no_such'"),
+    ({"model__tokenizer": "no/such-model"}, "model.tokenizer: expected the name or folder of a tokenizer"),
+    ({"model__num_heads": 3}, "model.embed_dim: expected a multiple of num_heads = 3, got 16."),
+    ({"model__encoder_config": {"no_such": 1}}, "model.encoder_config.no_such: unknown key of a 'bert'"),
+    ({"task__window": 25}, "task.window: expected at most 24, the encoder's positions, got 25."),
+    ({"task__window": 4}, "task.window: expected at least 5 for this tokenizer, got 4."),
+    ({"task__windw": 4}, "task.windw: unknown key. Did you mean 'task.window'?"),
+    ({"task__name": "sik"}, "task.name: expected one of brackets, shakespeare, sick, snli, mnli, pairs, got 'sik'"),
+    ({"training__precision": "int8"}, "training.precision: expected 'float32', 'bfloat16' or 'float16', got"),
+    ({"training__decay_epochs": ["a"]}, "training.decay_epochs[0]: expected an integer, got 'a' (string)."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "message"), BAD)
 def test_bad_configurations_are_one_sentence(
     tmp_path: Path, encoder: Path, data: Path, change: dict[str, Any], message: str
 ) -> None:
@@ -296,31 +273,33 @@ def test_bad_configurations_are_one_sentence(
     assert not (tmp_path / "a" / "run").exists()
 
 
-def test_bad_data_and_arguments_are_one_sentence(trained: Path, tmp_path: Path, encoder: Path) -> None:
+def test_bad_data_are_one_sentence(tmp_path: Path, encoder: Path) -> None:
     data = make_data(tmp_path / "data")
     (data / "validation.csv").write_text("premise,hypothesis\na,b\n")
     refused = run("train", str(small(tmp_path / "a", encoder, data)), "--no-progress")
     assert refused.exit_code == 1
-    assert (
-        "validation.csv': expected the columns premise, hypothesis, label, once each, got premise, hypothesis."
-        in refused.stderr
-    )
-    assert (
-        "hypothesis: expected a sentence, got an empty one." in run("explain", str(trained), "a", " ").stderr
-    )
-    assert (
-        "--head: expected a head in 0 .. 1, got 2."
-        in run("explain", str(trained), "a", "a", "--head", "2").stderr
-    )
-    refused = run("evaluate", str(tmp_path))
-    assert refused.exit_code == 2
-    assert (
-        "expected the folder of a run or one of its checkpoints, got a folder without config.json."
-        in refused.stderr
-    )
-    assert run("evaluate", str(trained), "--split", "dev").stderr.startswith(
-        "Error: --split: expected one of train,"
-    )
+    expected = "premise, hypothesis, label, once each, got premise, hypothesis."
+    assert f"validation.csv': expected the columns {expected}" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["explain", "RUN", "a", " "], 1, "hypothesis: expected a sentence, got an empty one."),
+        (["explain", "RUN", "a", "a", "--head", "2"], 2, "--head: expected a head in 0 .. 1, got 2."),
+        (["evaluate", "RUN", "--split", "dev"], 2, "--split: expected one of train, validation, test for"),
+        (["evaluate", "tests"], 2, "folder of a run or one of its checkpoints, got a folder without config.json."),
+        (["evaluate", "no/such"], 2, "one of its checkpoints, got a path that does not exist."),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_one_sentence(
+    trained: Path, arguments: list[str], code: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    refused = run(*(str(trained) if word == "RUN" else word for word in arguments))
+    assert (refused.exit_code, refused.stderr.count("\n")) == (code, 1)
+    assert refused.stderr.startswith("Error: ")
+    assert message in refused.stderr
 
 
 def test_an_encoder_of_another_size_is_refused(trained: Path, tmp_path: Path) -> None:
