@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,16 @@ def test_kill_9_in_a_real_process(tmp_path: Path) -> None:
     assert_same_run(folder, tmp_path / "straight")
 
 
+@contextmanager
+def handled(number: int, handler: Any) -> Iterator[None]:
+    """Set the handler of a signal, which a process in the background ignores."""
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_tells_how_to_continue(
     tmp_path: Path, straight: Path, number: signal.Signals
@@ -108,12 +119,12 @@ def test_a_signal_saves_and_tells_how_to_continue(
         if len(calls) == 5:
             os.kill(os.getpid(), number)
 
-    before = signal.getsignal(number)
     handle = model.head.register_forward_hook(interrupt)
-    with pytest.raises(TrainingInterrupted, match=r"interrupted after step \d+; .*resume=True"):
-        tiny_train(tmp_path / "run", model=model, task=task, checkpoint_every=100)
+    with handled(number, signal.default_int_handler):
+        with pytest.raises(TrainingInterrupted, match=r"interrupted after step \d+; .*resume=True"):
+            tiny_train(tmp_path / "run", model=model, task=task, checkpoint_every=100)
+        assert signal.getsignal(number) is signal.default_int_handler
     handle.remove()
-    assert signal.getsignal(number) is before
     tiny_train(tmp_path / "run", resume=True, checkpoint_every=100)
     assert_same_run(tmp_path / "run", straight)
 
@@ -126,7 +137,7 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     model.head.register_forward_hook(twice)
-    with pytest.raises(KeyboardInterrupt):
+    with handled(signal.SIGINT, signal.default_int_handler), pytest.raises(KeyboardInterrupt):
         tiny_train(tmp_path / "run", model=model)
     assert saved_step(tmp_path / "run") == 0
 
@@ -134,11 +145,8 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
 def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
     model = tiny_model(tiny_task())
     model.head.register_forward_hook(lambda *_: os.kill(os.getpid(), signal.SIGINT))
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
+    with handled(signal.SIGINT, signal.SIG_IGN):
         assert tiny_train(tmp_path / "run", model=model).epochs == OPTIONS.max_epochs
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
