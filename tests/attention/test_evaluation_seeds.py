@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import diabat
 from diabat.attention.pooling import BoltzmannPooling
+from diabat.models import Model
 from diabat.tasks.base import Split
 from diabat.training import evaluate
 
@@ -70,9 +71,13 @@ def test_chains_that_continue_draw_in_evaluation() -> None:
     assert not torch.equal(answer(layer, x), different)
 
 
+class Chain(Model, nn.Sequential):
+    """A model without options."""
+
+
 def test_an_evaluation_of_a_split_draws_for_every_batch_by_its_seed() -> None:
     layer, symbols = built("attention"), torch.tensor([[0, 2, 1, 3]])
-    model = nn.Sequential(nn.Embedding(4, 8), layer)
+    model = Chain(nn.Embedding(4, 8), layer)
     one, twice = Split(symbols, symbols), Split(*(symbols.expand(2, -1) for _ in range(2)))
 
     def loss(split: Split, seed: int) -> float:

@@ -206,11 +206,11 @@ MISTAKES = {
     ),
     "a file for the folder of a run": (
         ["train", "brackets-t8", "--output", "file", "--no-progress"],
-        "--output: cannot write the folder file (Not a directory).",
+        "--output: cannot write file (Not a directory).",
     ),
     "the same as a key": (
         ["train", "brackets-t8", "output=file", "--no-progress"],
-        "output: cannot write the folder file (Not a directory).",
+        "output: cannot write file (Not a directory).",
     ),
     "a figure below a file": (
         ["fidelity", "--figure", "file/x.png"],
@@ -226,7 +226,7 @@ MISTAKES = {
     ),
     "data that are not there": (
         ["train", "shakespeare-t8", "--data", "nope"],
-        "--data: expected the file nope, got none; provide tinyshakespeare.txt from ",
+        "--data: expected the file nope, got none; get tinyshakespeare.txt from ",
     ),
     "a long number": (
         ["fidelity", f"fidelity.queries={10**400}"],
