@@ -1,4 +1,4 @@
-"""Imports run one way: a file may import its own floor and those below."""
+"""Imports run one way: a file may import its own layer and those below."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import diabat
 
 ROOT = Path(diabat.__file__).parent
-FLOOR = {
+LAYER = {
     "checks": 0,
     "extras": 0,
     "files": 0,
@@ -174,25 +174,25 @@ def _top_level(tree: ast.Module) -> list[ast.AST]:
 
 def units_imported(file: str) -> set[str]:
     names = {name.split(".")[1] for name in imports(file) if name.startswith("diabat.")}
-    return names & FLOOR.keys()
+    return names & LAYER.keys()
 
 
 def imports_package(file: str, package: str) -> bool:
     return any(name == package or name.startswith(f"{package}.") for name in imports(file))
 
 
-def test_every_file_has_a_floor() -> None:
-    assert {unit(f) for f in FILES} - FLOOR.keys() == {"__init__"}
+def test_every_file_has_a_layer() -> None:
+    assert {unit(f) for f in FILES} - LAYER.keys() == {"__init__"}
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f != "__init__.py"])
 def test_imports_run_one_way(file: str) -> None:
-    above = {name for name in units_imported(file) if FLOOR[name] > FLOOR[unit(file)]}
-    assert not above, f"{file} (floor {FLOOR[unit(file)]}) imports {sorted(above)} from above"
+    above = {name for name in units_imported(file) if LAYER[name] > LAYER[unit(file)]}
+    assert not above, f"{file} (layer {LAYER[unit(file)]}) imports {sorted(above)} from above"
 
 
 @pytest.mark.parametrize("file", ["checks.py", "files.py", "scrubbing.py"])
-def test_the_ground_floor_stands_alone(file: str) -> None:
+def test_the_lowest_layer_stands_alone(file: str) -> None:
     assert units_imported(file) <= {"checks"}
 
 
@@ -203,7 +203,7 @@ def test_the_package_needs_nothing_that_is_not_installed(file: str) -> None:
 
 
 def test_the_parser_sees_imports() -> None:
-    """Guard of this file: the floors are not empty by mistake."""
+    """Guard of this file: the layers are not empty by mistake."""
     assert {"ising", "circuits", "samplers"} <= units_imported("samplers/dqa.py")
     assert imports_package("samplers/exact/row_weights.py", "diabat.samplers.exact.row_kernel")
     assert not any(
@@ -309,7 +309,7 @@ def test_kernels_share_threads_and_scratch(file: str) -> None:
         assert "__array_interface__" not in text
 
 
-# What a configuration knows of the rooms that it describes.
+# What a configuration knows of the packages that it describes.
 DESCRIBED = {
     "models": {"diabat.models", "diabat.models.MODELS", "diabat.models.ModelOptions"},
     "tasks": {"diabat.tasks", "diabat.tasks.TASKS", "diabat.tasks.TaskOptions", "diabat.tasks.ExampleKind"},

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from diabat.attention.coupled import SELF_MODES, WEIGHTS, CoupledHeads, check_sizes
 from diabat.attention.decoding import DecodingState, check_state
 from diabat.attention.far import weights_with_far
-from diabat.attention.fused import FusedLayer, attend, suits
+from diabat.attention.fused import FusedLayer, attend, can_fuse
 from diabat.attention.head_axis import merged_heads, split_heads
 from diabat.attention.layer import check_sequences
 from diabat.attention.rotary import rotated
 from diabat.attention.self_couplings import self_probabilities
-from diabat.attention.windows import placed, visible_keys, visible_slots, window_mix, window_scores
+from diabat.attention.windows import slots_to_keys, visible_keys, visible_slots, window_mix, window_scores
 from diabat.checks import ArgumentError, check_choice, check_flag
 from diabat.samplers.base import Sampler
 
@@ -149,11 +149,11 @@ class BoltzmannAttention(CoupledHeads):
         check_sequences(
             x, self.query.weight, self.embed_dim, key_padding_mask, None if self.relative else self.window
         )
-        seen = None if key_padding_mask is None else ~key_padding_mask
-        out, weights = self._attend(*self._projected(x), seen)
+        key_mask = None if key_padding_mask is None else ~key_padding_mask
+        out, weights = self._attend(*self._projected(x), key_mask)
         if not need_weights:
             return out
-        return out, placed(weights, x.shape[1]) if self._in_slots else weights
+        return out, slots_to_keys(weights, x.shape[1]) if self._in_slots else weights
 
     def prefill(self, x: Tensor, key_padding_mask: Tensor | None = None) -> tuple[Tensor, DecodingState]:
         """Attend over a prompt, and return the state from which :meth:`step` continues.
@@ -171,9 +171,9 @@ class BoltzmannAttention(CoupledHeads):
         self._require_relative()
         check_sequences(x, self.query.weight, self.embed_dim, key_padding_mask)
         q, k, v = self._projected(x)
-        seen = None if key_padding_mask is None else ~key_padding_mask
-        out, _ = self._attend(q, k, v, seen)
-        everything = x.new_ones(x.shape[:2], dtype=torch.bool) if seen is None else seen
+        key_mask = None if key_padding_mask is None else ~key_padding_mask
+        out, _ = self._attend(q, k, v, key_mask)
+        everything = x.new_ones(x.shape[:2], dtype=torch.bool) if key_mask is None else key_mask
         count = torch.full((), x.shape[1], dtype=torch.int64, device=x.device)
         state = DecodingState(self._split(k), self._split(v), everything, count)
         return out, state.last(self._kept)
@@ -202,9 +202,9 @@ class BoltzmannAttention(CoupledHeads):
             state = DecodingState.empty(k, v)
         state = state.extended(k, v, self._kept)
         if self._small is None:  # no copy of the keys
-            out, _ = self._by_operators(self._split(q), state.keys, state.values, state.seen)
+            out, _ = self._by_operators(self._split(q), state.keys, state.values, state.key_mask)
         else:
-            out, _ = self._attend(q, merged_heads(state.keys), merged_heads(state.values), state.seen)
+            out, _ = self._attend(q, merged_heads(state.keys), merged_heads(state.values), state.key_mask)
         return out[:, 0], state
 
     @property
@@ -230,19 +230,21 @@ class BoltzmannAttention(CoupledHeads):
             q, k = (merged_heads(rotated(self._split(tokens), first)) for tokens in (q, k))
         return q, k, v
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Outputs [B, Q, D] of the last Q of S tokens, and the weights, of queries, keys and values [B, L, D].
 
         The weights are those of slots, [B, H, Q, T], in a full pass where only keys of the window are visible;
         otherwise those of keys, [B, H, Q, S].
         """
-        fused = self._fused(q, k, v, seen)
+        fused = self._fused(q, k, v, key_mask)
         if fused is not None:
             mixed, weights = fused
             return self.output(mixed), weights
-        return self._by_operators(self._split(q), self._split(k), self._split(v), seen)
+        return self._by_operators(self._split(q), self._split(k), self._split(v), key_mask)
 
-    def _by_operators(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _by_operators(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """The same of the features of each head, [B, H, L, d]."""
         queries, keys = q.shape[-2], k.shape[-2]
         window, in_slots = min(self.window, keys), self._in_slots and queries == keys
@@ -252,11 +254,11 @@ class BoltzmannAttention(CoupledHeads):
             scores = self._scores(q.to(wide), k.to(wide), window if in_slots else None)
             if self.offset_bias is not None:
                 bias = self.offset_bias[:, None, self.window - window :].to(wide)
-                scores = scores + (bias if in_slots else placed(bias.expand(-1, queries, -1), keys))
+                scores = scores + (bias if in_slots else slots_to_keys(bias.expand(-1, queries, -1), keys))
             if in_slots:
-                visible = visible_slots(keys, window, seen, q.device)
+                visible = visible_slots(keys, window, key_mask, q.device)
             else:
-                visible = visible_keys(queries, keys, seen, q.device, causal=self.causal)
+                visible = visible_keys(queries, keys, key_mask, q.device, causal=self.causal)
             zero = not self._has_fields
             if self.relative and self.far == "independent":
                 weights = weights_with_far(self, scores, visible, zero=zero)
@@ -267,14 +269,16 @@ class BoltzmannAttention(CoupledHeads):
         out: Tensor = self.output(merged_heads(mixed))
         return out, weights
 
-    def _fused(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    def _fused(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor] | None:
         """The same without the output layer, in one function; None where it does not apply."""
         layer, pairs = self._small, self.coupling_pairs
-        if layer is None or not suits(q, k, v, pairs):
+        if layer is None or not can_fuse(q, k, v, pairs):
             return None
         slots = self._in_slots and q.shape[1] == k.shape[1]
         dropout = self.dropout.p if self.training else 0.0
-        return attend(layer, q, k, v, pairs, seen, slots=slots, dropout=dropout, record=self._record)
+        return attend(layer, q, k, v, pairs, key_mask, slots=slots, dropout=dropout, record=self._record)
 
     def use_sampler(
         self, sampler: Sampler | str, *, gradient: str = "auto", num_reads: int | None = None

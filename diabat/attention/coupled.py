@@ -171,18 +171,18 @@ class CoupledHeads(IsingLayer):
             return self._without_gradient(torch.zeros_like(fields))
         return log_odds(self._bridge, fields, J, visible, K, self._fixed_seed)
 
-    def _moved_softmax(self, logits: Tensor, keys: Tensor, seen: Tensor, *, zero: bool) -> Tensor:
+    def _moved_softmax(self, logits: Tensor, keys: Tensor, visible: Tensor, *, zero: bool) -> Tensor:
         """Softmax over all keys, [B, H, L, S], whose logits the couplings move at the keys of the window.
 
         Args:
             logits: Log-softmax of the scores of all visible keys, [B, H, L, S].
             keys: The key in each slot, int64, broadcastable to [B, H, L, T].
-            seen: Whether a slot holds a visible key, bool, likewise.  Other slots move nothing.
+            visible: Whether a slot holds a visible key, bool, likewise.  Other slots move nothing.
             zero: The mode has no fields.
         """
         keys = keys.expand(*logits.shape[:-1], -1)
-        h = logits.gather(-1, keys).masked_fill(~seen, 0) * (0 if zero else 0.5)
-        moved = (self._log_odds(h, seen, zero=zero) - 2 * h).masked_fill(~seen, 0)
+        h = logits.gather(-1, keys).masked_fill(~visible, 0) * (0 if zero else 0.5)
+        moved = (self._log_odds(h, visible, zero=zero) - 2 * h).masked_fill(~visible, 0)
         return logits.scatter_add(-1, keys, moved).softmax(-1)
 
     def _without_gradient(self, values: Tensor) -> Tensor:

@@ -10,25 +10,25 @@ from torch import Tensor
 from diabat.checks import ArgumentError, ArgumentTypeError
 
 
-class _Room:
+class _Buffer:
     """Memory behind the states of one sequence of steps, of which each state sees a beginning.
 
     Whoever continues a state at its end may write behind it, once: what a state sees never changes.
 
     Attributes:
-        keys, values: [B, H, room, d].
-        seen: [B, room].
-        end: The number of keys after which there is free room, or nothing while it is being written.
+        keys, values: [B, H, capacity, d].
+        key_mask: [B, capacity].
+        end: The number of keys after which it has free space, or nothing while it is being written.
     """
 
-    def __init__(self, state: DecodingState, room: int) -> None:
+    def __init__(self, state: DecodingState, capacity: int) -> None:
         count = state.keys.shape[-2]
         self.keys, self.values = (
-            t.new_empty(*t.shape[:2], room, t.shape[-1]) for t in (state.keys, state.values)
+            t.new_empty(*t.shape[:2], capacity, t.shape[-1]) for t in (state.keys, state.values)
         )
-        self.seen = state.seen.new_empty(len(state.seen), room)
+        self.key_mask = state.key_mask.new_empty(len(state.key_mask), capacity)
         self.end = [count]
-        self.write(0, state.keys, state.values, state.seen)
+        self.write(0, state.keys, state.values, state.key_mask)
 
     def claim(self, count: int) -> bool:
         """Whether the caller may write behind the first ``count`` keys."""
@@ -38,13 +38,13 @@ class _Room:
             return False
         return True
 
-    def write(self, first: int, keys: Tensor, values: Tensor, seen: Tensor) -> None:
+    def write(self, first: int, keys: Tensor, values: Tensor, key_mask: Tensor) -> None:
         """Write keys from ``first`` on."""
         part = slice(first, first + keys.shape[-2])
         # Through `data`: tensors that autograd has saved are other parts of this memory.
         self.keys.data[..., part, :] = keys
         self.values.data[..., part, :] = values
-        self.seen.data[:, part] = seen
+        self.key_mask.data[:, part] = key_mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,15 +58,15 @@ class DecodingState:
     Attributes:
         keys: [B, H, S, d], rotated if the layer uses rotary positions.
         values: [B, H, S, d].
-        seen: bool [B, S], False at padding.
+        key_mask: bool [B, S], False at padding.
         position: Position of the next token, int64 [].
     """
 
     keys: Tensor
     values: Tensor
-    seen: Tensor
+    key_mask: Tensor
     position: Tensor
-    _room: _Room | None = field(default=None, repr=False)
+    _buffer: _Buffer | None = field(default=None, repr=False)
 
     @classmethod
     def empty(cls, keys: Tensor, values: Tensor) -> DecodingState:
@@ -87,12 +87,12 @@ class DecodingState:
         if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.ndim != 1:
             got = f"{rows.dtype} {list(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
             raise ArgumentError("rows", f"expected int64 [B], got {got}.")
-        return DecodingState(self.keys[rows], self.values[rows], self.seen[rows], self.position)
+        return DecodingState(self.keys[rows], self.values[rows], self.key_mask[rows], self.position)
 
     def to(self, device: torch.device | str) -> DecodingState:
         """Move all tensors."""
         return DecodingState(
-            self.keys.to(device), self.values.to(device), self.seen.to(device), self.position.to(device)
+            self.keys.to(device), self.values.to(device), self.key_mask.to(device), self.position.to(device)
         )
 
     def extended(self, keys: Tensor, values: Tensor, longest: int | None) -> DecodingState:
@@ -102,22 +102,22 @@ class DecodingState:
             return self._grown(keys, values, new)
         parts = (self.keys, keys), (self.values, values)
         k, v = (torch.cat(pair, -2) for pair in parts)
-        seen = torch.cat((self.seen, new), -1)
-        return DecodingState(k, v, seen, self.position + keys.shape[-2]).last(longest)
+        key_mask = torch.cat((self.key_mask, new), -1)
+        return DecodingState(k, v, key_mask, self.position + keys.shape[-2]).last(longest)
 
     def _grown(self, keys: Tensor, values: Tensor, new: Tensor) -> DecodingState:
-        """Append keys in the memory of this state if there is room, else in new memory of twice the size."""
-        count, room = self.keys.shape[-2], self._room
+        """Append keys in the memory of this state if it has space, else in new memory of twice the size."""
+        count, buffer = self.keys.shape[-2], self._buffer
         end = count + keys.shape[-2]
         # Tensors of inference mode cannot be written outside of it.
-        foreign = room is not None and room.keys.is_inference() and not torch.is_inference_mode_enabled()
-        if room is None or foreign or end > room.seen.shape[-1] or not room.claim(count):
-            room = _Room(self, 2 * end)
-            room.claim(count)
-        room.write(count, keys, values, new)
-        room.end.append(end)
-        k, v = room.keys[..., :end, :], room.values[..., :end, :]
-        return DecodingState(k, v, room.seen[:, :end], self.position + keys.shape[-2], room)
+        foreign = buffer is not None and buffer.keys.is_inference() and not torch.is_inference_mode_enabled()
+        if buffer is None or foreign or end > buffer.key_mask.shape[-1] or not buffer.claim(count):
+            buffer = _Buffer(self, 2 * end)
+            buffer.claim(count)
+        buffer.write(count, keys, values, new)
+        buffer.end.append(end)
+        k, v = buffer.keys[..., :end, :], buffer.values[..., :end, :]
+        return DecodingState(k, v, buffer.key_mask[:, :end], self.position + keys.shape[-2], buffer)
 
     def last(self, count: int | None) -> DecodingState:
         """Keep the last ``count`` keys, or all of them."""
@@ -125,7 +125,7 @@ class DecodingState:
             return self
         first = self.keys.shape[-2] - count
         return DecodingState(
-            self.keys[..., first:, :], self.values[..., first:, :], self.seen[:, first:], self.position
+            self.keys[..., first:, :], self.values[..., first:, :], self.key_mask[:, first:], self.position
         )
 
 

@@ -31,13 +31,13 @@ def weights_with_far(heads: CoupledHeads, scores: Tensor, visible: Tensor, *, ze
         return masked_softmax(scores, visible)
     queries, keys = scores.shape[-2:]
     window = min(heads.window, keys)
-    seen = slots_of(visible, window)
+    in_slots = slots_of(visible, window)
     if heads.weighting == "odds":
         # Up to a constant of each query the logits are the scores, moved in the window by what the couplings add.
         logits = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).log_softmax(-1)
         slots = slot_keys(scores, window).clamp_min(0)  # nothing moves in slots before the first key
-        return heads._moved_softmax(logits, slots, seen, zero=zero).masked_fill(~visible, 0)
-    near = heads._probabilities(slots_of(scores, window), seen, zero=zero)
+        return heads._moved_softmax(logits, slots, in_slots, zero=zero).masked_fill(~visible, 0)
+    near = heads._probabilities(slots_of(scores, window), in_slots, zero=zero)
     inside = in_window(queries, keys, window, scores.device)
     far = torch.sigmoid(2 * scores).masked_fill(inside, 0)
     return normalised_weights(with_slots_added(far, near), visible)

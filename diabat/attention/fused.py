@@ -84,7 +84,7 @@ class _Independent(Solution):
         return (2 * v if self._odds else 2 * v * self.result * (1 - self.result)), None
 
 
-def suits(q: Tensor, k: Tensor, v: Tensor, pairs: Tensor | None) -> bool:
+def can_fuse(q: Tensor, k: Tensor, v: Tensor, pairs: Tensor | None) -> bool:
     """Whether tensors can be read as arrays here: on the CPU, of one precision, and outside transforms and graphs."""
     return (
         q.device.type == "cpu"
@@ -103,7 +103,7 @@ def attend(
     k: Tensor,
     v: Tensor,
     pairs: Tensor | None,
-    seen: Tensor | None,
+    key_mask: Tensor | None,
     *,
     slots: bool,
     dropout: float,
@@ -117,7 +117,7 @@ def attend(
         k: [B, S, H·d].
         v: Likewise.
         pairs: J_jk for j < k, [H, P]; None without couplings.
-        seen: Keys that are not padding, bool [B, S], or None.
+        key_mask: Keys that are not padding, bool [B, S], or None.
         slots: Weights are those of slots, and Q = S; else those of the keys, S <= window.
         dropout: Probability of dropout of the weights; it draws the numbers that torch's dropout draws.
         record: Called with the fields, [B, H, Q, T], and J, [H, 1, T, T] or None, before they are solved.
@@ -131,7 +131,9 @@ def attend(
     if (q.shape[0] * queries * layer.heads) << window <= FEW_STATES:
         return None
     shape = (queries, keys, window if slots else None, layer.causal)
-    core = _Pass(layer, q, k, pairs, _without_padding(*shape) if seen is None else _visibility(*shape, seen))
+    core = _Pass(
+        layer, q, k, pairs, _without_padding(*shape) if key_mask is None else _visibility(*shape, key_mask)
+    )
     record(core.fields, core.couplings)
     if not core.solved():
         return None
@@ -153,22 +155,22 @@ class _Visibility:
     Attributes:
         window: Number of slots; None if the keys are meant.
         visible: bool, broadcastable to the fields.
-        seen: The same as an array [B or 1, Q, T].
+        array: The same as an array [B or 1, Q, T].
     """
 
     window: int | None
     visible: Tensor
-    seen: Array
+    array: Array
 
 
 def _visibility(
-    queries: int, keys: int, window: int | None, causal: bool, seen: Tensor | None
+    queries: int, keys: int, window: int | None, causal: bool, key_mask: Tensor | None
 ) -> _Visibility:
     device = torch.device("cpu")
     if window is None:
-        visible = visible_keys(queries, keys, seen, device, causal=causal)
+        visible = visible_keys(queries, keys, key_mask, device, causal=causal)
     else:
-        visible = visible_slots(keys, window, seen, device)
+        visible = visible_slots(keys, window, key_mask, device)
     return _Visibility(
         window, visible, np.ascontiguousarray(visible.numpy()).reshape(-1, *visible.shape[-2:])
     )
@@ -190,12 +192,12 @@ class _Pass:
         self.layer, self.view = layer, view
         self.noise: Tensor | None = None
         batch, queries, features = q.shape[0], q.shape[1], q.shape[2] // layer.heads
-        shape = (batch, layer.heads, queries, view.seen.shape[2])
+        shape = (batch, layer.heads, queries, view.array.shape[2])
         self._number, self._threads = batch * layer.heads, 1
         work = math.prod(shape) * features
         if work >= _WORK_PER_THREAD:
             self._threads = min(torch.get_num_threads(), 1 + work // _WORK_PER_THREAD)
-        self._slots = Slots(view.seen, view.window is not None, 1 / math.sqrt(features), layer.odds)
+        self._slots = Slots(view.array, view.window is not None, 1 / math.sqrt(features), layer.odds)
         self.differentiated = torch.is_grad_enabled() and (
             q.requires_grad or k.requires_grad or (pairs is not None and pairs.requires_grad)
         )

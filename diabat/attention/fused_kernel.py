@@ -22,13 +22,13 @@ class Slots(NamedTuple):
     """Which key is in a slot, and what scores mean.
 
     Attributes:
-        seen: bool [B or 1, Q, T].
+        visible: bool [B or 1, Q, T].
         moves: Windows move with the query.
         scale: Factor of q·k.
         odds: Fields and weights are those of odds.
     """
 
-    seen: Any
+    visible: Any
     moves: Any
     scale: Any
     odds: Any
@@ -41,28 +41,28 @@ def scores(first: int, end: int, slots: Slots, q: Any, k: Any, fields: Any) -> N
     zero = q.dtype.type(0.0)
     for p in range(first, end):
         b, h = p // heads, p % heads
-        mask = min(b, len(slots.seen) - 1)
+        mask = min(b, len(slots.visible) - 1)
         for i in range(queries):
             start = i - window + 1 if slots.moves else i - i
             largest = -np.inf
             for t in range(window):
-                total, seen = zero, slots.seen[mask, i, t]
-                # Scores of keys that are not seen are recorded only.
-                if seen or (start + t >= 0 and not slots.odds):
+                total, visible = zero, slots.visible[mask, i, t]
+                # Scores of keys that are not visible are recorded only.
+                if visible or (start + t >= 0 and not slots.odds):
                     for c in range(features):
                         total += q[b, i, h, c] * k[b, start + t, h, c]
                     total *= slots.scale
-                if seen:
+                if visible:
                     largest = max(largest, total)
                 fields[b, h, i, t] = total
             if slots.odds and largest > -np.inf:
                 total = 0.0
                 for t in range(window):
-                    if slots.seen[mask, i, t]:
+                    if slots.visible[mask, i, t]:
                         total += np.exp(fields[b, h, i, t] - largest)
                 norm = largest + np.log(total)
                 for t in range(window):
-                    if slots.seen[mask, i, t]:
+                    if slots.visible[mask, i, t]:
                         fields[b, h, i, t] = (fields[b, h, i, t] - norm) / 2
 
 
@@ -77,16 +77,16 @@ def mixed(
     (heads, queries, window), features = found.shape[1:], v.shape[3]
     for p in range(first, end):
         b, h = p // heads, p % heads
-        mask = min(b, len(slots.seen) - 1)
+        mask = min(b, len(slots.visible) - 1)
         for i in range(queries):
             start = i - window + 1 if slots.moves else i - i
             largest, total = -np.inf, 0.0
             for t in range(window):
-                if slots.seen[mask, i, t]:
+                if slots.visible[mask, i, t]:
                     largest = max(largest, found[b, h, i, t])
             for t in range(window):
                 weights[b, h, i, t] = 0.0
-                if slots.seen[mask, i, t]:
+                if slots.visible[mask, i, t]:
                     if slots.odds:
                         weights[b, h, i, t] = np.exp(found[b, h, i, t] - largest)
                     else:
@@ -95,7 +95,7 @@ def mixed(
             for c in range(features):
                 out[b, i, h, c] = 0.0
             for t in range(window):
-                if slots.seen[mask, i, t]:
+                if slots.visible[mask, i, t]:
                     weights[b, h, i, t] /= total
                     weight = weights[b, h, i, t]
                     if len(noise) > 0:
@@ -127,7 +127,7 @@ def mixed_backward(
     zero = v.dtype.type(0.0)
     for p in range(first, end):
         b, h = p // heads, p % heads
-        mask = min(b, len(slots.seen) - 1)
+        mask = min(b, len(slots.visible) - 1)
         for j in range(v.shape[1]):
             for c in range(features):
                 dv[b, j, h, c] = zero
@@ -136,7 +136,7 @@ def mixed_backward(
             mean, norm = 0.0, 0.0
             for t in range(window):
                 slope[b, h, i, t] = 0.0
-                if slots.seen[mask, i, t]:
+                if slots.visible[mask, i, t]:
                     weight, total = weights[b, h, i, t], zero
                     for c in range(features):
                         total += g[b, i, h, c] * v[b, start + t, h, c]
@@ -152,7 +152,7 @@ def mixed_backward(
                     mean += weight * total
                     norm += found[b, h, i, t] + tiny
             for t in range(window):
-                if slots.seen[mask, i, t]:
+                if slots.visible[mask, i, t]:
                     factor = weights[b, h, i, t] if slots.odds else 1 / norm
                     slope[b, h, i, t] = (slope[b, h, i, t] - mean) * factor
 
@@ -166,7 +166,7 @@ def scores_backward(
     zero = q.dtype.type(0.0)
     for p in range(first, end):
         b, h = p // heads, p % heads
-        mask = min(b, len(slots.seen) - 1)
+        mask = min(b, len(slots.visible) - 1)
         for j in range(k.shape[1]):
             for c in range(features):
                 dk[b, j, h, c] = zero
@@ -177,13 +177,13 @@ def scores_backward(
             if slots.odds:
                 total = 0.0
                 for t in range(window):
-                    if slots.seen[mask, i, t]:
+                    if slots.visible[mask, i, t]:
                         total += slope[b, h, i, t]
                 for t in range(window):
-                    if slots.seen[mask, i, t]:
+                    if slots.visible[mask, i, t]:
                         slope[b, h, i, t] = (slope[b, h, i, t] - np.exp(2 * fields[b, h, i, t]) * total) / 2
             for t in range(window):
-                if slots.seen[mask, i, t]:
+                if slots.visible[mask, i, t]:
                     weight = slope[b, h, i, t] * slots.scale
                     for c in range(features):
                         dq[b, i, h, c] += weight * k[b, start + t, h, c]

@@ -170,8 +170,8 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         """Attend over sequences of different lengths, as ``nn.TransformerEncoder`` packs them at inference."""
         if not self.batch_first:
             raise ArgumentError("query", "expected dense tensors without batch_first, got a nested one.")
-        (q, lengths), (k, seen), (v, _) = (to_padded(x) for x in (query, key, value))
-        hidden = torch.arange(k.shape[1], device=k.device) >= seen[:, None]
+        (q, lengths), (k, lengths_of_keys), (v, _) = (to_padded(x) for x in (query, key, value))
+        hidden = torch.arange(k.shape[1], device=k.device) >= lengths_of_keys[:, None]
         out, weights = self.forward(q, k, v, hidden, need_weights, None, average, is_causal)
         return from_padded(out, lengths), weights
 
@@ -253,8 +253,8 @@ def attention_masks(
         visible = visible.tril()
     if key_padding_mask is not None:
         _check("key_padding_mask", key_padding_mask, ((B, S),))
-        seen, key_bias = _split(key_padding_mask[:, None, None, :])
-        visible = visible & seen
+        key_mask, key_bias = _split(key_padding_mask[:, None, None, :])
+        visible = visible & key_mask
         if key_bias is not None:
             added = key_bias if added is None else added + key_bias
     return visible, added

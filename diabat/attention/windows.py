@@ -5,7 +5,7 @@ Slots of several queries form a band of the matrix of queries and keys.  With ro
 R+T-1 keys that they can see as columns, slot t of row r is column r+t: the slots are a *skewed* view of the block, and
 no tensor of the shape [L, T, d] is needed.
 
-Queries are the last Q of S keys in `slots_of` and `placed`: Q = S in a full pass, Q = 1 in decoding.
+Queries are the last Q of S keys in `slots_of` and `slots_to_keys`: Q = S in a full pass, Q = 1 in decoding.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def slots_of(matrix: Tensor, window: int) -> Tensor:
     return found.masked_fill(columns < 0, 0)
 
 
-def placed(slots: Tensor, keys: int) -> Tensor:
+def slots_to_keys(slots: Tensor, keys: int) -> Tensor:
     """Place slots [*, Q, T] of the last Q of S keys in a matrix [*, Q, S] of zeros; the inverse of `slots_of`."""
     return with_slots_added(slots.new_zeros(*slots.shape[:-1], keys), slots)
 
@@ -66,21 +66,21 @@ def with_slots_added(matrix: Tensor, slots: Tensor) -> Tensor:
     return matrix.scatter_add(-1, columns.clamp_min(0).expand(slots.shape), slots.masked_fill(columns < 0, 0))
 
 
-def visible_slots(length: int, window: int, seen: Tensor | None, device: torch.device) -> Tensor:
-    """Compute which slots hold a visible key: bool [L, T], or [B, 1, L, T] of keys ``seen``, bool [B, L]."""
-    keys = torch.ones(length, dtype=torch.bool, device=device) if seen is None else seen
+def visible_slots(length: int, window: int, key_mask: Tensor | None, device: torch.device) -> Tensor:
+    """Compute which slots hold a visible key: bool [L, T], or [B, 1, L, T] of keys ``key_mask``, bool [B, L]."""
+    keys = torch.ones(length, dtype=torch.bool, device=device) if key_mask is None else key_mask
     slots = F.pad(keys, (window - 1, 0)).unfold(-1, window, 1)
-    return slots if seen is None else slots[:, None]
+    return slots if key_mask is None else slots[:, None]
 
 
 def visible_keys(
-    queries: int, keys: int, seen: Tensor | None, device: torch.device, *, causal: bool = True
+    queries: int, keys: int, key_mask: Tensor | None, device: torch.device, *, causal: bool = True
 ) -> Tensor:
-    """Compute which of S keys the last Q see: bool [Q, S], or [B, 1, Q, S] of keys ``seen``, bool [B, S]."""
+    """Compute which of S keys the last Q see: bool [Q, S], or [B, 1, Q, S] of keys ``key_mask``, bool [B, S]."""
     mask = torch.ones(queries, keys, dtype=torch.bool, device=device)
     if causal:
         mask = mask.tril(keys - queries)
-    return mask if seen is None else mask & seen[:, None, None]
+    return mask if key_mask is None else mask & key_mask[:, None, None]
 
 
 def in_window(queries: int, keys: int, window: int, device: torch.device) -> Tensor:

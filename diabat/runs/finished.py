@@ -23,7 +23,7 @@ from diabat.runs.build import (
     in_words_of_sections,
     use_threads,
 )
-from diabat.samplers.state import begin_anew, weights_of
+from diabat.samplers.state import reset_chains, weights_of
 from diabat.tasks import ExampleKind, PairOptions, Task
 from diabat.tasks.nli_files import Columns
 from diabat.training.checkpoint import copy_tensors, read_checkpoint
@@ -176,7 +176,7 @@ def explain_decoder_run(
     device, used_seed = next(run.model.parameters()).device, training.seed if seed is None else seed
     with (
         own_random_numbers(run.model, used_seed),
-        begin_anew(run.model),
+        reset_chains(run.model),
         autocast(training.precision, device),
     ):
         return explain_decoder(run.model, symbols, text, form.classes, targets=targets, position=position)

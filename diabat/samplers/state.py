@@ -20,18 +20,18 @@ def sampler_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
     """The ``state_dict`` of a model without the state of its samplers between calls."""
-    with begin_anew(model):
+    with reset_chains(model):
         return dict(model.state_dict())
 
 
-def carried(model: nn.Module) -> dict[str, Tensor]:
+def chain_state(model: nn.Module) -> dict[str, Tensor]:
     """State of the samplers of a model between calls, by name in its ``state_dict``."""
     weights = weights_of(model)
     return {name: tensor for name, tensor in model.state_dict().items() if name not in weights}
 
 
-def carry(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Restore a state from :func:`carried`; an empty mapping resets the samplers.
+def load_chain_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Restore a state from :func:`chain_state`; an empty mapping resets the samplers.
 
     Raises:
         ValueError: If the state does not belong to the samplers of such a model.
@@ -49,7 +49,7 @@ def carry(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 @contextmanager
-def begin_anew(model: nn.Module) -> Iterator[None]:
+def reset_chains(model: nn.Module) -> Iterator[None]:
     """Reset the samplers of a model for the block, and restore their state afterwards."""
     found = [m for m in model.modules() if isinstance(m, Sampler) and m.remembers]
     kept = [copy.deepcopy(sampler.state_dict()) for sampler in found]

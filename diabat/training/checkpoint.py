@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from diabat.checks import ArgumentError, check_choice, is_integer, is_number
 from diabat.compute.memory import require_memory
 from diabat.files import parse_json, replace_file
-from diabat.samplers.state import carried, carry
+from diabat.samplers.state import chain_state, load_chain_state
 from diabat.training.errors import CheckpointError
 from diabat.training.evaluate import cuda_devices
 from diabat.training.folder import BEST, LATEST
@@ -204,7 +204,7 @@ def random_tensors(model: nn.Module) -> dict[str, Tensor]:
     """State of torch's random number generators, and of the samplers between calls."""
     states = {f"{_RANDOM}{device}": torch.cuda.get_rng_state(device) for device in cuda_devices(model)}
     states[f"{_RANDOM}cpu"] = torch.get_rng_state()
-    return states | {f"{_SAMPLERS}{name}": tensor for name, tensor in carried(model).items()}
+    return states | {f"{_SAMPLERS}{name}": tensor for name, tensor in chain_state(model).items()}
 
 
 def restore_random(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -214,7 +214,9 @@ def restore_random(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         KeyError: If the state of the CPU's generator is missing.
         ValueError: If a state is none of a generator, or not that of these samplers.
     """
-    carry(model, {n.removeprefix(_SAMPLERS): t for n, t in tensors.items() if n.startswith(_SAMPLERS)})
+    load_chain_state(
+        model, {n.removeprefix(_SAMPLERS): t for n, t in tensors.items() if n.startswith(_SAMPLERS)}
+    )
     try:
         torch.set_rng_state(tensors[f"{_RANDOM}cpu"])
         for device in cuda_devices(model):

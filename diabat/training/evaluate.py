@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from diabat.attention.layer import IsingLayer
 from diabat.models import Model
-from diabat.samplers.state import begin_anew
+from diabat.samplers.state import reset_chains
 from diabat.tasks import IGNORED, Examples
 from diabat.training.batches import evaluation_batches
 from diabat.training.data_parallel import Processes
@@ -46,7 +46,7 @@ def evaluating(model: nn.Module, seed: int, precision: Precision) -> Iterator[to
     """Evaluate in the block: no dropout, no gradients, own random numbers, chains reset; all as before afterwards."""
     was_training, device = model.training, next(model.parameters()).device
     model.eval()
-    with torch.no_grad(), own_random_numbers(model, seed), begin_anew(model), autocast(precision, device):
+    with torch.no_grad(), own_random_numbers(model, seed), reset_chains(model), autocast(precision, device):
         try:
             yield device
         finally:

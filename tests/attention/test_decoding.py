@@ -57,13 +57,13 @@ def test_steps_after_a_padded_prompt(name: str) -> None:
 def test_beams_are_reordered_and_states_are_not_changed() -> None:
     built, x = layer(far="independent"), inputs(3)
     _, state = built.prefill(x[:, :6])
-    before = [t.clone() for t in (state.keys, state.values, state.seen, state.position)]
+    before = [t.clone() for t in (state.keys, state.values, state.key_mask, state.position)]
     rows = torch.tensor([2, 0, 2, 1])
     chosen = state.reorder(rows)
     found, _ = decoded(built, x[rows, 6:], chosen)
     assert (found - built(x[rows])[:, 6:]).abs().max() < 1e-12
     decoded(built, x[:, 6:], state)
-    for t, old in zip((state.keys, state.values, state.seen, state.position), before, strict=True):
+    for t, old in zip((state.keys, state.values, state.key_mask, state.position), before, strict=True):
         assert torch.equal(t, old)
     assert state.to("cpu").keys.shape == state.keys.shape
 

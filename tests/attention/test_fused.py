@@ -101,7 +101,7 @@ def test_it_equals_the_operators(
     mask = torch.arange(length) < torch.tensor([[0], [3], [length]]) if padded else None
     found = results(layer, x, mask)
     assert passes == [True]
-    monkeypatch.setattr(boltzmann, "suits", lambda *tensors: False)
+    monkeypatch.setattr(boltzmann, "can_fuse", lambda *tensors: False)
     want = results(layer, x, mask)
     assert passes == [True]
     assert len(found) == len(want)

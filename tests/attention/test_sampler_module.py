@@ -14,7 +14,7 @@ from torch.func import functional_call
 import diabat
 from diabat.attention.pooling import BoltzmannPooling
 from diabat.models import Transformer, TransformerOptions
-from diabat.samplers.state import begin_anew, carried, sampler_parameters, weights_of
+from diabat.samplers.state import chain_state, reset_chains, sampler_parameters, weights_of
 from diabat.samplers.tempering import TemperingSampler
 
 LAYERS: dict[str, Any] = {
@@ -89,11 +89,11 @@ def test_deep_copies_and_states_go_on_alike(kind: str, sampler: Any) -> None:
 def test_the_chains_are_state_that_comes_and_goes(kind: str) -> None:
     layer, x = built(kind, chains()), inputs()
     fresh = dict(layer.state_dict())
-    assert not carried(layer)
+    assert not chain_state(layer)
     answer(layer, x)
     state = layer.state_dict()
     assert state.keys() - fresh.keys() == {"sampler.chains", "sampler.couplings", "sampler.ladder"}
-    assert carried(layer).keys() == state.keys() - fresh.keys()
+    assert chain_state(layer).keys() == state.keys() - fresh.keys()
     assert weights_of(layer).keys() == fresh.keys()
     expected = answer(layer, x)
     layer.load_state_dict(state)
@@ -102,17 +102,17 @@ def test_the_chains_are_state_that_comes_and_goes(kind: str) -> None:
     layer.load_state_dict(state)
     assert torch.equal(answer(layer, x), expected)
     layer.load_state_dict(fresh)
-    assert not carried(layer)
+    assert not chain_state(layer)
 
 
 def test_an_evaluation_in_the_block_does_not_change_the_chains() -> None:
     layer, x = built("attention", chains()), inputs()
     answer(layer, x)
-    before = carried(layer)
-    with begin_anew(layer):
-        assert not carried(layer)
+    before = chain_state(layer)
+    with reset_chains(layer):
+        assert not chain_state(layer)
         answer(layer, inputs(2))
-    after = carried(layer)
+    after = chain_state(layer)
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
@@ -122,10 +122,10 @@ def test_a_cast_changes_the_angles_and_neither_spins_nor_ladder() -> None:
     assert answer(layer, inputs().double()).dtype == torch.float64
     chained, x = built("attention", chains()), inputs()
     answer(chained, x)
-    before = carried(chained)
+    before = chain_state(chained)
     for cast in (torch.float64, torch.float32):
         chained.to(cast)
-        after = carried(chained)
+        after = chain_state(chained)
         assert all(after[n].dtype == t.dtype and torch.equal(after[n], t) for n, t in before.items())
     assert torch.equal(answer(chained, x), answer(built_from(chained, before), x))
     meta = built("attention", angles()).to("meta")
@@ -177,7 +177,7 @@ def test_a_sampler_that_is_assigned_is_bound_like_the_first() -> None:
     assert "sampler.chains" in layer.state_dict()
     layer.sampler = "mean_field"
     assert layer.gradient == "auto"
-    assert not carried(layer)
+    assert not chain_state(layer)
     cubic: Any = diabat.BoltzmannAttention(8, 2, 4, mode="h+K")
     with pytest.raises(
         diabat.UnsupportedError, match="mode: sampler 'banded' does not support three-body terms"

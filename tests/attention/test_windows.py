@@ -8,8 +8,8 @@ from torch import Tensor
 
 from diabat.attention.windows import (
     in_window,
-    placed,
     slots_of,
+    slots_to_keys,
     visible_keys,
     visible_slots,
     window_mix,
@@ -48,7 +48,7 @@ def test_mixing_slots_is_the_product_with_a_band(length: int, window: int) -> No
     _, _, v = tensors(length)
     seen = visible_slots(length, window, None, CPU)
     weights = torch.rand(2, 3, length, window, dtype=F64) * seen
-    band = placed(weights, length)
+    band = slots_to_keys(weights, length)
     assert torch.equal(slots_of(band, window), weights)
     assert torch.equal(band != 0, in_window(length, length, window, CPU).expand(band.shape))
     assert (window_mix(weights, v, window) - band @ v).abs().max() < 1e-13
@@ -59,7 +59,7 @@ def test_the_last_queries_of_more_keys(queries: int, keys: int, window: int) -> 
     full = torch.randn(keys, keys, dtype=F64).masked_fill(~visible_keys(keys, keys, None, CPU), 0)
     last = slots_of(full[-queries:], window)
     assert torch.equal(last, slots_of(full, window)[-queries:])
-    assert torch.equal(placed(last, keys), placed(slots_of(full, window), keys)[-queries:])
+    assert torch.equal(slots_to_keys(last, keys), slots_to_keys(slots_of(full, window), keys)[-queries:])
     assert torch.equal(in_window(queries, keys, window, CPU), in_window(keys, keys, window, CPU)[-queries:])
 
 

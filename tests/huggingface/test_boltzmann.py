@@ -116,9 +116,9 @@ def test_windows_are_the_last_visible_keys(window: int) -> None:
     for b in range(3):
         for i in range(7):
             last = visible[b, 0, i].nonzero().flatten()[-size:].tolist()
-            keys, seen = found.keys[b, 0, i].tolist(), found.seen[b, 0, i].tolist()
+            keys, filled = found.keys[b, 0, i].tolist(), found.filled[b, 0, i].tolist()
             assert keys[size - len(last) :] == last
-            assert seen == [False] * (size - len(last)) + [True] * len(last)
+            assert filled == [False] * (size - len(last)) + [True] * len(last)
             assert len(set(keys)) == size
     later = visible.flip(-1).cumsum(-1).flip(-1)
     near = find_windows(visible, window, torch.float32, far=False).bias == 0

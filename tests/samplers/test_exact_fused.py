@@ -91,7 +91,7 @@ def test_both_forms_agree(
     assert all(result is not None for result in found)
     with torch.no_grad():  # without the tables of the backward pass
         alone = ExactSampler().moments(ising)
-    monkeypatch.setattr(half_split, "suits", lambda *shape: False)
+    monkeypatch.setattr(half_split, "can_fuse", lambda *shape: False)
     count = len(found)
     plain = solve(ising, ExactSampler())
     assert len(found) == count
@@ -196,7 +196,7 @@ def test_weights_are_kept_within_the_budget(
     got = solve(ising, ExactSampler(memory_budget_mb=budget))
     assert all(result is not None for result in found)
     assert bool(again) == formed
-    monkeypatch.setattr(half_split, "suits", lambda *shape: False)
+    monkeypatch.setattr(half_split, "can_fuse", lambda *shape: False)
     assert_close(got, solve(ising, ExactSampler()))
 
 
@@ -207,7 +207,7 @@ def test_correlations_and_samples_use_the_same_products(
     correlation = ExactSampler().moments(ising, correlations=True).correlation
     spins = ExactSampler().sample(ising, 50, seed=1).spins
     assert len(found) == 3
-    monkeypatch.setattr(half_split, "suits", lambda *shape: False)
+    monkeypatch.setattr(half_split, "can_fuse", lambda *shape: False)
     want = ExactSampler().moments(ising, correlations=True).correlation
     assert correlation is not None
     assert want is not None

@@ -19,7 +19,7 @@ import diabat
 from diabat.ising import Ising
 from diabat.samplers import Capabilities, Sampler, Samples
 from diabat.samplers.exact import ExactSampler
-from diabat.samplers.state import begin_anew, sampler_parameters
+from diabat.samplers.state import reset_chains, sampler_parameters
 from diabat.testing import ReferenceSampler
 from diabat.testing.problems import make_problem
 
@@ -132,7 +132,7 @@ def test_somebody_elses_parameters_are_the_layers_once() -> None:
 def test_somebody_elses_memory_is_taken_away_and_put_back() -> None:
     own = Biased()
     own.sample(make_problem((), 3), 2, seed=1)
-    with begin_anew(nn.ModuleList([WithBase(own)])):
+    with reset_chains(nn.ModuleList([WithBase(own)])):
         assert int(own.state_dict()["seen"]) == 0
         own.sample(make_problem((), 3), 2, seed=1)
         own.sample(make_problem((), 3), 2, seed=1)

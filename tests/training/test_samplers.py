@@ -13,7 +13,7 @@ from diabat.circuits import TrotterPlan
 from diabat.models import Transformer, TransformerOptions
 from diabat.samplers import sampler
 from diabat.samplers.dqa import DQASampler
-from diabat.samplers.state import carried, carry
+from diabat.samplers.state import chain_state, load_chain_state
 from diabat.tasks import Split, Task
 from diabat.testing.problems import make_problem
 from diabat.training import TrainOptions, evaluate, load_model
@@ -35,7 +35,7 @@ def chained_model(task: Task[Split], *, seed: int = 0, persistent: bool = True) 
 
 def one_step(model: Transformer, task: Task[Split]) -> dict[str, torch.Tensor]:
     model(task.train.inputs[:8])
-    return carried(model)
+    return chain_state(model)
 
 
 def test_each_layer_has_its_own_chains() -> None:
@@ -49,7 +49,7 @@ def test_each_layer_has_its_own_chains() -> None:
     first, second = (memory[f"{layer}.sampler.chains"] for layer in layers)
     assert first.shape == (4, 3, 8, 1, 4, 4)
     assert not torch.equal(first, second)
-    assert carried(chained_model(task, persistent=False)) == {}
+    assert chain_state(chained_model(task, persistent=False)) == {}
 
 
 def test_a_resumed_run_goes_on_with_its_chains(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_an_evaluation_does_not_change_the_chains() -> None:
     model = chained_model(task)
     before = one_step(model, task)
     first = evaluate(model, task.validation)
-    after = carried(model)
+    after = chain_state(model)
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     assert evaluate(model, task.validation) == first
 
@@ -76,12 +76,12 @@ def test_memory_is_put_back_by_layer() -> None:
     task = tiny_task()
     model, other = chained_model(task), chained_model(task)
     memory = one_step(model, task)
-    carry(other, memory)
-    found = carried(other)
+    load_chain_state(other, memory)
+    found = chain_state(other)
     assert found.keys() == memory.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in memory.items())
-    carry(other, {})
-    assert carried(other) == {}
+    load_chain_state(other, {})
+    assert chain_state(other) == {}
 
 
 def test_composites_hand_on_the_memory_of_their_base() -> None:

@@ -84,10 +84,10 @@ class BoltzmannHeads(CoupledHeads):
             windows: What the queries see.  A row without a visible key gets 1/K everywhere, as in eager attention.
         """
         if self.weighting == "odds":
-            return self._moved_softmax(scores.log_softmax(-1), windows.keys, windows.seen, zero=False)
+            return self._moved_softmax(scores.log_softmax(-1), windows.keys, windows.filled, zero=False)
         keys = windows.keys.expand(*scores.shape[:-1], -1)
-        h = scores.gather(-1, keys).masked_fill(~windows.seen, 0)
-        near = self._probabilities(h, windows.seen, zero=False).masked_fill(~windows.seen, 0)
+        h = scores.gather(-1, keys).masked_fill(~windows.filled, 0)
+        near = self._probabilities(h, windows.filled, zero=False).masked_fill(~windows.filled, 0)
         return normalised_weights(torch.sigmoid(2 * scores).scatter(-1, keys, near), windows.visible)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
@@ -114,13 +114,13 @@ class KeyWindows:
         bias: Added to scores, [*, K]: the smallest number of its dtype at keys that are not visible.
         keys: The key in each slot of the window, int64 [*, T], different ones in each row.  Slots are in the order of
             keys, and the last one is the last visible key.
-        seen: Whether there is a visible key in the slot, bool [*, T].  Visible keys fill the slots from the last one.
+        filled: Whether there is a visible key in the slot, bool [*, T].  Visible keys fill the slots from the last one.
         visible: bool [*, K]; all keys in rows without a visible key, where eager attention is uniform.
     """
 
     bias: Tensor
     keys: Tensor
-    seen: Tensor
+    filled: Tensor
     visible: Tensor
 
 
@@ -138,13 +138,13 @@ def find_windows(mask: Tensor, window: int, dtype: torch.dtype, *, far: bool) ->
     position = torch.arange(number, device=mask.device, dtype=torch.int32)
     # Hidden keys come after all visible ones, as other numbers, so that no key is in two slots.
     last = torch.where(visible, position, position - number).topk(min(window, number)).values.flip(-1)
-    seen = last >= 0
-    keys = torch.where(seen, last, last + number).long()
+    filled = last >= 0
+    keys = torch.where(filled, last, last + number).long()
     if not far:
-        visible = torch.zeros_like(visible).scatter(-1, keys, seen)
+        visible = torch.zeros_like(visible).scatter(-1, keys, filled)
     added = torch.zeros((), dtype=dtype, device=mask.device) if mask.dtype == torch.bool else mask.to(dtype)
     bias = torch.where(visible, added, torch.finfo(dtype).min)
-    return KeyWindows(bias, keys, seen, visible | ~seen.any(-1, keepdim=True))
+    return KeyWindows(bias, keys, filled, visible | ~filled.any(-1, keepdim=True))
 
 
 def boltzmann_attention(

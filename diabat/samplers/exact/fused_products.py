@@ -54,7 +54,7 @@ class Fused(NamedTuple):
     weights: Array | None
 
 
-def suits(groups: int, queries: int, spins: int) -> bool:
+def can_fuse(groups: int, queries: int, spins: int) -> bool:
     """Whether the problem is large enough for compiled code."""
     return spins >= _MIN_SPINS and queries >= _MIN_QUERIES and groups * queries << spins >= _MIN_STATES
 

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diabat.samplers.exact.fused_products import fused_products, suits
+from diabat.samplers.exact.fused_products import can_fuse, fused_products
 from diabat.samplers.exact.half_energies import HalfEnergies, half_tables
 from diabat.samplers.exact.row_weights import row_scaled_weights
 from diabat.samplers.exact.smooth import smooth_gradient, smooth_probabilities
@@ -149,7 +149,7 @@ def _fused(
 ) -> HalfSums | HalfProducts | None:
     """The compiled form; None if it does not apply."""
     groups, queries, m = fields.shape
-    if fields.device.type != "cpu" or energies.three_body or not suits(groups, queries, m):
+    if fields.device.type != "cpu" or energies.three_body or not can_fuse(groups, queries, m):
         return None
     found = fused_products(
         fields.detach().double().contiguous().numpy(),

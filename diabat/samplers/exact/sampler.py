@@ -18,7 +18,7 @@ from diabat.samplers.answers import Moments, Samples, Solution
 from diabat.samplers.base import LARGEST, Capabilities, Sampler, UnsupportedError
 from diabat.samplers.exact import enumeration
 from diabat.samplers.exact.enumeration import Enumerated, enumerate_states, pairs_of_states
-from diabat.samplers.exact.fused_products import fused_moments, suits
+from diabat.samplers.exact.fused_products import can_fuse, fused_moments
 from diabat.samplers.exact.half_energies import HalfEnergies, own_weights, split_energies, without
 from diabat.samplers.exact.half_split import ExactProbabilities, half_products
 from diabat.samplers.exact.single import is_single, single_moments
@@ -225,7 +225,7 @@ class ExactSampler(Sampler):
                 and K is None
                 and not correlations
                 and not differentiated
-                and suits(groups, max(queries, 2), m)
+                and can_fuse(groups, max(queries, 2), m)
             ):
                 found = self._fused(fields, J)
             if found is None:
