@@ -12,8 +12,9 @@ settings.load_profile("diabat")
 
 
 @pytest.fixture(autouse=True)
-def _same_arithmetic() -> Iterator[None]:
-    """One thread and a fixed global seed per test; whatever a test changes is put back."""
+def _same_surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One thread, a fixed global seed and no width of a terminal per test; whatever a test changes is put back."""
+    monkeypatch.delenv("COLUMNS", raising=False)
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(1)
     torch.manual_seed(0)
