@@ -13,8 +13,8 @@ from torch import Tensor
 import diabat
 from diabat.circuits import available_plans
 from diabat.ising import Ising
-from diabat.studies.fidelity import find_truth, sk
-from diabat.studies.fidelity.states import all_states, states_of, states_of_marginals, total_variation
+from diabat.studies.ensembles import sk
+from diabat.studies.states import all_states, boltzmann, states_of, states_of_marginals, total_variation
 from experiments.common import Row
 
 SOLVER = "Advantage2_system1"
@@ -43,12 +43,13 @@ class Problems:
 @cache
 def sk_problems(n: int, g: float, instances: int = 64, field_strength: float | None = None) -> Problems:
     """SK problems with their exact law."""
-    (ensemble,) = sk([g], num_spins=n, instances=instances, queries=4, field_strength=field_strength, seed=0)
-    truth, ising = find_truth(ensemble), ensemble.ising
-    assert truth.states is not None
+    (ensemble,) = sk([g], num_spins=n, instances=instances, queries=4, seed=0)
+    ising = ensemble.ising
+    if field_strength is not None:
+        ising = Ising(field_strength / g * ising.fields, ising.couplings)
     mean_field = diabat.sampler("mean_field").moments(ising).probability
     simple = {"J = 0": torch.sigmoid(2 * ising.fields), "mean field": mean_field}
-    return Problems(ising, truth.states, {name: states_of_marginals(p) for name, p in simple.items()})
+    return Problems(ising, boltzmann(ising), {name: states_of_marginals(p) for name, p in simple.items()})
 
 
 @cache

@@ -16,7 +16,7 @@ LAYER = {
     "checks": 0,
     "extras": 0,
     "files": 0,
-    "drawing": 0,
+    "plots": 0,
     "progress": 0,
     "scrubbing": 0,
     "edges": 0,
@@ -386,7 +386,7 @@ def test_heavy_libraries_are_imported_where_they_are_used(file: str) -> None:
 
 def test_figures_are_made_and_saved_in_one_file() -> None:
     canvases = {f for f in FILES if imports_package(f, "matplotlib.backends")}
-    assert canvases == {"drawing.py"}
+    assert canvases == {"plots.py"}
     assert {f for f in FILES if "savefig" in (ROOT / f).read_text(encoding="utf-8")} == canvases
 
 

@@ -16,9 +16,10 @@ from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 from diabat.cli import app
+from diabat.cli.arguments import config_and_overrides
 from diabat.config import load_config
 from diabat.config.game import load_game_config
-from diabat.config.loading import make_config
+from diabat.config.loading import apply_overrides, make_config
 from diabat.config.yaml_files import parse_yaml
 from diabat.samplers import available_backends
 from diabat.testing import ConformanceError
@@ -159,11 +160,13 @@ def test_commands_parse(place: str, line: str, tmp_path: Path, monkeypatch: pyte
         assert name in command.commands, f"{place}: no command '{name}'"
         command = command.commands[name]
     values = command.make_context(line, arguments).params  # refuses unknown options and missing arguments
-    config = values.get("config")
-    if config and "/" not in config:  # else the folder of a run
-        load_config(config, values["overrides"] or ())
+    config, changes = config_and_overrides(values.get("config"), values.get("overrides"))
     if values.get("training"):
-        load_game_config(values["training"], values["overrides"] or ())
+        load_game_config(values["training"], changes)
+    elif config is None:
+        make_config(apply_overrides({}, changes))
+    elif "/" not in config:  # else the folder of a run
+        load_config(config, changes)
     if values.get("sampler"):
         assert values["sampler"] in available_backends()
 

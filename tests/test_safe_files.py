@@ -15,7 +15,8 @@ from diabat.circuits import from_csv, load_plan
 from diabat.files import create_file, naming, read_file
 from diabat.problem_files import ProblemFileError, read_problem
 from diabat.samplers import sampler
-from diabat.studies.fidelity import fidelity_report, plot_fidelity, sk
+from diabat.studies.ensembles import sk
+from diabat.studies.fidelity import fidelity_report
 
 
 def full(*_: Any, **__: Any) -> Any:
@@ -33,7 +34,7 @@ def test_a_full_disk_names_the_figure(tmp_path: Path, monkeypatch: pytest.Monkey
     report = fidelity_report({"mean_field": sampler("mean_field")}, sk((0.1,), num_spins=2, instances=1))
     monkeypatch.setattr(matplotlib.figure.Figure, "savefig", full)
     with pytest.raises(OSError, match="No space left on device") as caught:
-        plot_fidelity(report, tmp_path / "a.png")
+        report.plot(tmp_path / "a.png")
     assert caught.value.filename == str(tmp_path / "a.png")
 
 

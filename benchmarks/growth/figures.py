@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.growth.timing import Row, Section
-from diabat.drawing import COLOURS, draw_line, new_figure, save_figure, tidy
+from diabat.plots import COLOURS, draw_line, new_figure, save_figure, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -91,8 +91,8 @@ def learn(
     """
     with importing():
         from diabat.config import ConfigError
-        from diabat.config.anneal import RANDOM
         from diabat.runs.anneals import LearningInterrupted, learn_anneal
+        from diabat.studies.learned.problems import RANDOM
 
     require_writable(output, "OUTPUT", (".json",), new=not force)
     given: dict[str, Any] = {
@@ -150,10 +150,10 @@ def _load(
 
 def command(config: Config, output: Path) -> str:
     """The command line that makes this plan, every option written out."""
-    from diabat.config.anneal import RANDOM
+    from diabat.studies.learned.problems import RANDOM
 
     section = config.anneal
-    options = dict(section) | {"seed": config.seed}
+    options = vars(section) | {"seed": config.seed}
     options["weights"] = section.weights or (1.0,) * len(section.strengths)
     options["wide_weight"] = section.wide_weight or (None if section.wide_fields is None else 1.0)
     words = ["diabat", "anneal", "learn", str(output)]

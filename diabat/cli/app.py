@@ -11,7 +11,6 @@ from typer.core import TyperGroup
 from diabat.cli import (
     anneal,
     backends,
-    calibrate,
     config,
     evaluate,
     explain,
@@ -22,6 +21,7 @@ from diabat.cli import (
     train,
 )
 from diabat.cli.failures import handled
+from diabat.cli.studies import study
 from diabat.compute.loading import preparing
 from diabat.progress import compiling_bar
 
@@ -75,7 +75,17 @@ app.command("evaluate")(evaluate.evaluate_model)
 app.command("predict")(predict.predict_pairs_of_file)
 app.command("explain")(explain.explain_prediction)
 app.command("fidelity")(fidelity.compare_backends)
-app.command("calibrate")(calibrate.calibrate_schedule)
+app.command("calibrate")(
+    study(
+        "calibration",
+        "diabat.studies.calibration:calibrate",
+        """Compare predicted with fitted inverse temperatures of an anneal.
+
+        Random problems are annealed with h/beta_h and J/beta_J programmed as the schedule predicts, and both are
+        fitted to the result by maximum pseudo-likelihood.  The section calibration names schedule and problems.
+        """,
+    )
+)
 app.command("warm-up")(backends.compile_kernels)
 app.add_typer(anneal.app, name="anneal")
 app.add_typer(config.app, name="config")

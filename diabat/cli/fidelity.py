@@ -10,7 +10,7 @@ import typer
 from diabat.cli.arguments import JsonOption, OverridesArgument, TrustOption, config_and_overrides
 from diabat.cli.failures import importing
 from diabat.cli.figures import require_writable
-from diabat.cli.output import print_fitting
+from diabat.cli.output import print_report
 
 DEFAULT = "fidelity"
 ConfigArgument = Annotated[
@@ -49,11 +49,10 @@ def compare_backends(
         from diabat.config import load_config
         from diabat.runs import build_sampler, use_threads
         from diabat.runs.ensembles import build_ensembles
-        from diabat.studies.fidelity import fidelity_report, plot_fidelity
-        from diabat.studies.gradients import gradient_report, plot_gradients
+        from diabat.studies.fidelity import fidelity_report
+        from diabat.studies.gradients import gradient_report
 
     compare: Any = gradient_report if gradients else fidelity_report
-    plot: Any = plot_gradients if gradients else plot_fidelity
     name, changes = config_and_overrides(config, overrides)
     resolved = load_config(name or DEFAULT, changes, trust=trust)
     options = resolved.fidelity
@@ -72,12 +71,5 @@ def compare_backends(
         progress=progress,
     )
     if figure is not None:
-        plot(report, figure)
-    if as_json:
-        typer.echo(report.to_json())
-    else:
-        print_fitting(report.table)
-        if not gradients:
-            typer.echo(f"\n{report.summary()}")
-        if figure is not None:
-            typer.echo(f"Figure: {figure}")
+        report.plot(figure)
+    print_report(report, figure, as_json=as_json)

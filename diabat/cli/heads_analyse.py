@@ -13,7 +13,7 @@ from diabat.checks import ArgumentError
 from diabat.cli.arguments import JsonOption, ProgressOption
 from diabat.cli.failures import Interrupted, importing, naming
 from diabat.cli.figures import require_writable
-from diabat.cli.output import print_fitting
+from diabat.cli.output import print_report
 
 if TYPE_CHECKING:
     from diabat.runs.heads.analysis.folder import Analysis
@@ -174,7 +174,7 @@ def analyse_heads(
     if as_json:
         typer.echo(report.to_json())
     else:
-        print_fitting(report.table)
+        print_report(report)
         typer.echo(f"\nAnalysis: {folder}\nFigures: {curves}, {maps}")
 
 

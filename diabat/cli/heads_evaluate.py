@@ -14,7 +14,7 @@ from diabat.checks import ArgumentError
 from diabat.cli.arguments import JsonOption, ProgressOption
 from diabat.cli.failures import Interrupted, importing, naming
 from diabat.cli.figures import require_writable
-from diabat.cli.output import print_fitting, print_json
+from diabat.cli.output import print_json, print_report
 
 if TYPE_CHECKING:
     from diabat.attention.heads.calibration import Calibration
@@ -191,7 +191,7 @@ def evaluate_heads(
         return
     for report in (found, scored):
         if report is not None:
-            print_fitting(report.table)
+            print_report(report)
             typer.echo()
     if figure is not None:
         typer.echo(f"Figure: {figure}")

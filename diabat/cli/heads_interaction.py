@@ -11,7 +11,7 @@ from diabat.cli.arguments import JsonOption
 from diabat.cli.failures import importing, naming
 from diabat.cli.figures import require_writable
 from diabat.cli.heads_analyse import parse_layers
-from diabat.cli.output import print_fitting
+from diabat.cli.output import print_report
 
 # Command line options of the library's arguments, for error messages.
 OPTIONS = {
@@ -129,6 +129,6 @@ def measure_heads(
     if as_json:
         typer.echo(report.to_json())
         return
-    print_fitting(report.table)
+    print_report(report)
     if figure is not None:
         typer.echo(f"\nFigure: {figure}")

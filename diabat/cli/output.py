@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Column, Table
+
+    from diabat.studies.report import Report
 
 # Longer tables are printed as plain columns: rich needs half a millisecond a row.
 _LONGEST_RICH = 1000
@@ -49,16 +50,10 @@ def print_table(
     if len(rows) > _LONGEST_RICH:
         _print_plain(title, columns, rows, right)
         return
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+    from diabat.studies.report import rich_table
 
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=any(columns))
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))  # Text: "[hf]" is not markup
-    _print_parts(table, console())
+    places = [place for place, column in enumerate(columns) if column in right]
+    _print_parts(rich_table(title, columns, rows, right=places), console())
     typer.echo()
 
 
@@ -76,15 +71,22 @@ def _print_plain(
     typer.echo()
 
 
-def print_fitting(build: Callable[..., Table]) -> None:
-    """Print a table in the widest form that fits the screen.
+def print_report(report: Report, figure: Path | None = None, *, as_json: bool = False) -> None:
+    """Print the report of a study as a table or as JSON.
 
     Args:
-        build: Builds the table; ``narrow=True`` gives a form with fewer columns.
+        report: The report.
+        figure: The figure that was drawn, whose path ends a table.
+        as_json: Print only JSON.
     """
-    screen = console()
-    table = build(narrow=False)
-    _print_parts(table if _fits(table, screen) else build(narrow=True), screen)
+    if as_json:
+        typer.echo(report.to_json())
+        return
+    _print_parts(report.table(), console())
+    if summary := report.summary():
+        typer.echo(f"\n{summary}")
+    if figure is not None:
+        typer.echo(f"Figure: {figure}")
 
 
 def _fits(table: Table, screen: Console) -> bool:
@@ -166,23 +168,6 @@ def _words(column: Column) -> int:
 
 def print_json(value: Any) -> None:
     """Print one JSON document on stdout; tensors become lists, NaN and infinity become null."""
+    from diabat.samplers.diagnostics import plain
+
     typer.echo(json.dumps(plain(value), allow_nan=False))
-
-
-def plain(value: Any) -> Any:
-    """Convert a value to plain JSON types."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(v) for v in value]
-    if hasattr(value, "tolist"):  # torch tensors, numpy arrays and scalars, without importing either
-        return plain(value.tolist())
-    if isinstance(value, Path):
-        return str(value)
-    return str(value)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from diabat.cli.failures import naming
-from diabat.cli.output import print_fitting, print_json, print_table
+from diabat.cli.output import print_json, print_report, print_table
 
 if TYPE_CHECKING:
     from diabat.circuits import TrotterPlan
@@ -172,6 +172,6 @@ def _print_errors(metadata: dict[str, Any]) -> None:
 
     rows = metadata.get("held_out", {}).get("rows")
     if rows:
-        print_fitting(ErrorTable(rows).table)
+        print_report(ErrorTable(rows))
     else:
         typer.echo("The file has no errors on held-out instances.")

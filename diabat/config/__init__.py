@@ -2,13 +2,12 @@
 
 from diabat.config.errors import ConfigError
 from diabat.config.loading import find_config, load_config, make_config, shipped_configs, to_plain, to_yaml
-from diabat.config.schema import Config, FidelityOptions
+from diabat.config.schema import Config
 from diabat.config.sections import SamplerChoice
 
 __all__ = [
     "Config",
     "ConfigError",
-    "FidelityOptions",
     "SamplerChoice",
     "find_config",
     "load_config",

@@ -9,46 +9,32 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from diabat.checks import ArgumentError
-from diabat.config.anneal import AnnealOptions, with_problems
 from diabat.config.sections import STRICT, ModelSection, SamplerChoice, TaskSection, options_model
 from diabat.models import MODELS
-from diabat.studies.ensembles import DEFAULT_STRENGTHS
+from diabat.studies.calibration import CalibrationOptions
+from diabat.studies.fidelity import FidelityOptions
+from diabat.studies.learned import AnnealOptions
 from diabat.tasks import TASKS, ExampleKind
 from diabat.training.options import PROTOCOLS, TrainOptions
 
 Gradient = Literal["auto", "exact", "straight_through", "linear_response", "covariance", "adjoint"]
-Ensemble = Literal["sk", "ferromagnet"]
-_SECTIONS = ("task", "model", "sampler", "training", "fidelity", "anneal")
+_SECTIONS = ("task", "model", "sampler", "training", "fidelity", "calibration", "anneal")
 _MOST_THREADS = 1024
 """Largest number of threads; torch would start more of them until memory is full."""
-Count = Annotated[int, Field(ge=1)]
 
 
-class FidelityOptions(BaseModel):
-    """Options of ``diabat fidelity``.
+@dataclasses.dataclass(frozen=True)
+class FidelitySection(FidelityOptions):
+    """Options of ``diabat fidelity``: random problems, backends, and the problems of a trained model.
 
     Attributes:
         backends: Backends by the label of their line in the table and the figure.
-        ensembles: Families of random problems.
-        strengths: Coupling strengths, dimensionless (divided by temperature).
-        sizes: Numbers n of spins.
-        instances: Different couplings per strength and size.
-        queries: Different fields per instance.
-        num_reads: Reads per problem of backends that sample.
         checkpoint: Folder of a finished run; its fields and couplings are added to the comparison.
     """
 
-    model_config = STRICT
-
-    backends: Annotated[dict[str, SamplerChoice], Field(min_length=1)] = Field(
+    backends: Annotated[dict[str, SamplerChoice], Field(min_length=1)] = dataclasses.field(
         default_factory=lambda: {"mean_field": SamplerChoice(backend="mean_field")}
     )
-    ensembles: tuple[Ensemble, ...] = ("sk", "ferromagnet")
-    strengths: tuple[Annotated[float, Field(ge=0)], ...] = DEFAULT_STRENGTHS
-    sizes: tuple[Count, ...] = (8,)
-    instances: Count = 8
-    queries: Count = 4
-    num_reads: Count = 1000
     checkpoint: Path | None = None
 
 
@@ -67,6 +53,7 @@ class Config(BaseModel):
         gradient: Estimator of the gradient through the sampler.
         training: Options of the training loop.
         fidelity: Options of the comparison with exact marginals.
+        calibration: Options of the calibration of a schedule.
         anneal: Options of a learned anneal.
     """
 
@@ -81,7 +68,8 @@ class Config(BaseModel):
     sampler: SamplerChoice = SamplerChoice()
     gradient: Gradient = "auto"
     training: TrainOptions = TrainOptions()
-    fidelity: FidelityOptions = FidelityOptions()
+    fidelity: FidelitySection = FidelitySection()
+    calibration: CalibrationOptions = CalibrationOptions()
     anneal: AnnealOptions = AnnealOptions()
 
     @model_validator(mode="after")
@@ -104,8 +92,6 @@ def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
         named := fidelity.get("backends"), dict
     ):
         filled["fidelity"] = {**fidelity, "backends": {k: v for k, v in named.items() if v is not None}}
-    if isinstance(anneal := filled.get("anneal"), dict):
-        filled["anneal"] = with_problems(anneal)
     task, model = chosen(filled)
     if task not in TASKS:  # which is refused; what the model section should hold is not known then
         filled.pop("model", None)
@@ -141,21 +127,18 @@ def _models_for(examples: ExampleKind) -> list[str]:
 
 def valid_keys(document: dict[str, Any]) -> list[str]:
     """All dotted keys that a document with these choices of task and backends may have."""
-    keys = [name for name in Config.model_fields if name not in ("task", "fidelity")]
+    keys = list(Config.model_fields)
     task, model = chosen(document)
     sections: dict[str, Any] = {
         "model": MODELS.get(model, MODELS["transformer"]),
         "training": TrainOptions,
         "task": TASKS.get(task, TASKS["brackets"]),
+        "fidelity": FidelitySection,
+        "calibration": CalibrationOptions,
+        "anneal": AnnealOptions,
     }
     for section, options in sections.items():
         keys += [f"{section}.{field.name}" for field in dataclasses.fields(options)]
-    keys += [
-        "task",
-        "fidelity",
-        *(f"fidelity.{field}" for field in FidelityOptions.model_fields),
-        *(f"anneal.{field}" for field in AnnealOptions.model_fields),
-    ]
     fidelity = document.get("fidelity")
     labelled = fidelity.get("backends") if isinstance(fidelity, dict) else None
     choices = {"sampler": document.get("sampler")}

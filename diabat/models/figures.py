@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from diabat.drawing import COLOURS, draw_line, new_figure, save_figure, tidy
 from diabat.models.decoder_explanation import DecoderExplanation
 from diabat.models.explanation import PairExplanation, selected
+from diabat.plots import COLOURS, draw_line, new_figure, save_figure, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -20,35 +20,28 @@ from diabat.circuits import (
     save_plan,
 )
 from diabat.circuits.plan_range import KEY as TRAINED_RANGE
-from diabat.config.anneal import AnnealOptions
 from diabat.config.errors import ConfigError
 from diabat.config.schema import Config
 from diabat.progress import new_bar
 from diabat.runs.build import use_threads
 from diabat.runs.ensembles import attention_ensembles
+from diabat.studies.ensembles import Ensemble
 from diabat.studies.learned import (
-    COLUMNS,
+    AnnealOptions,
+    ErrorTable,
     Instances,
     Objective,
-    Search,
-    Watcher,
     error_table,
-    held_out_instances,
     learn_plan,
-    random_instances,
-    recorded_instances,
     split_windows,
     trained_range,
-    wide_instances,
+    with_moments,
 )
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-HELD_OUT_STRENGTHS, HELD_OUT_SPINS = (0.3, 0.6, 1.0), (6, 8, 10)
 _SAVE_EVERY_S = 1.0
-# Arguments of the library that have another name in the section.
-_KEYS = {"num_spins": "spins", "plan": "start", "max_field": "wide_fields", "weight": "wide_weight"}
 
 
 class LearningInterrupted(KeyboardInterrupt):
@@ -91,18 +84,16 @@ def learn_anneal(
             start = None if options.start is None else find_plan(options.start)[0]
             training, held_out = _problems(options, config.seed, trust)
             objective = Objective(training, engine, pair_weight=options.pair_weight, shared=options.shared)
-            search = Search(options.layers, options.restarts, options.iterations, options.polish, config.seed)
-            plan, loss = learn_plan(objective, search, start=start, watcher=keeper)
+            plan, loss = learn_plan(objective, options, seed=config.seed, start=start, watch=keeper.watch)
             keeper.metadata[TRAINED_RANGE] = asdict(trained_range(plan, training, engine))
             keeper.save(plan, loss)
-            held_out += _held_out(options, config.seed)
-            rows = error_table(plan, held_out, engine)
+            rows = error_table(plan, held_out)
     except KeyboardInterrupt as error:
         if keeper.best is None:
             raise KeyboardInterrupt("Nothing was saved yet.") from error
         raise LearningInterrupted(keeper.last_words()) from error
     finished = {"finished": True, "seconds": round(time.perf_counter() - began, 1)}
-    keeper.metadata |= finished | {"held_out": {"columns": COLUMNS, "rows": rows}}
+    keeper.metadata |= finished | {"held_out": {"columns": ErrorTable.definitions(), "rows": rows}}
     keeper.save(plan, loss)
     return plan, keeper.metadata
 
@@ -121,32 +112,14 @@ def find_plan(name: str) -> tuple[TrotterPlan, dict[str, Any]]:
     return load_plan(name) if is_file else builtin_plan(name)
 
 
-def _problems(options: AnnealOptions, seed: int, trust: bool) -> tuple[list[Instances], list[Instances]]:
-    """Training problems, and the held-out problems of a run."""
+def _problems(options: AnnealOptions, seed: int, trust: bool) -> tuple[list[Instances], list[Ensemble]]:
+    """Problems for training, and held-out ones."""
     if options.run is None:
-        sizes, count = options.spins, options.instances
-        drawn = random_instances(options.strengths, sizes, count, seed=seed, weights=options.weights)
-        return [*drawn, *_wide(options, sizes, count, seed)], []
+        return options.training(seed), options.judging(seed)
     layers = attention_ensembles(options.run, seed=seed, trust=trust, key="anneal.run")
     halves = [split_windows(layer) for layer in layers]
-    training = [entry for half, _ in halves for entry in recorded_instances(half)]
-    return training, [entry for _, half in halves for entry in recorded_instances(half)]
-
-
-def _held_out(options: AnnealOptions, seed: int) -> list[Instances]:
-    """Random problems that are never used for training."""
-    drawn = held_out_instances(HELD_OUT_STRENGTHS, HELD_OUT_SPINS, options.held_out, seed=seed)
-    return drawn + _wide(options, HELD_OUT_SPINS, options.held_out, seed, held_out=True)
-
-
-def _wide(
-    options: AnnealOptions, spins: Sequence[int], instances: int, seed: int, *, held_out: bool = False
-) -> list[Instances]:
-    """Problems with fields of every size, if the section has ``wide_fields``."""
-    if options.wide_fields is None:
-        return []
-    weight = 1.0 if held_out or options.wide_weight is None else options.wide_weight
-    return wide_instances(options.wide_fields, spins, instances, seed=seed, weight=weight, held_out=held_out)
+    training = [entry for half, _ in halves for entry in with_moments(half)]
+    return training, [half for _, half in halves] + options.judging(seed)
 
 
 def _metadata(options: AnnealOptions, seed: int, command: str | None) -> dict[str, Any]:
@@ -178,21 +151,20 @@ def _metadata(options: AnnealOptions, seed: int, command: str | None) -> dict[st
 @contextmanager
 def _naming_keys(options: AnnealOptions) -> Iterator[None]:
     """Report errors about the library's arguments with the keys of the section."""
-    # The library's arguments for training problems, random or from a run.
     source = "strengths" if options.run is None else "run"
-    keys = {**_KEYS, "ensemble": source, "instances": source}
+    keys = {"plan": "start", "ensemble": source, "instances": source}
     try:
         yield
     except ConfigError:
         raise
     except ArgumentError as refused:
         key = keys.get(refused.argument or "", refused.argument)
-        if key not in AnnealOptions.model_fields:
+        if key not in vars(options):
             raise
         raise ConfigError(f"anneal.{key}", refused.reason) from refused
 
 
-class _Keeper(Watcher):
+class _Keeper:
     """Writes the best plan to the file, and updates the progress bar."""
 
     def __init__(self, output: Path, metadata: dict[str, Any]) -> None:
@@ -202,19 +174,16 @@ class _Keeper(Watcher):
         self._last = -_SAVE_EVERY_S
         self._bar: Progress | None = None
 
-    def improved(self, plan: TrotterPlan, loss: float) -> None:
-        """Save, at most once a second: improvements come by the hundred."""
-        self.best = plan, loss
-        if time.monotonic() - self._last >= _SAVE_EVERY_S:
-            self.save(plan, loss)
-
-    def advanced(self, done: float, loss: float) -> None:
-        """Move the bar."""
+    def watch(self, done: float, plan: TrotterPlan, loss: float) -> None:
+        """Save a better plan, at most once a second (they come by the hundred), and move the bar."""
+        if self.best is None or plan is not self.best[0]:
+            self.best = plan, loss
+            if time.monotonic() - self._last >= _SAVE_EVERY_S:
+                self.save(plan, loss)
         if self._bar is not None:
-            layers = self.best[0].steps if self.best else 0
             if not self._bar.live.is_started:  # not before: an error message must start on a new line
                 self._bar.start()
-            self._bar.update(self._task, completed=done, description=f"loss {loss:.5f}, {layers} layers")
+            self._bar.update(self._task, completed=done, description=f"loss {loss:.5f}, {plan.steps} layers")
 
     def save(self, plan: TrotterPlan, loss: float) -> None:
         """Write the file."""

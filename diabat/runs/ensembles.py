@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,7 +14,7 @@ from diabat.config.schema import Config
 from diabat.ising import Ising
 from diabat.models import Transformer, TransformerOptions
 from diabat.runs.build import build_model, build_task
-from diabat.studies.fidelity import Ensemble, ferromagnet, from_attention, sk
+from diabat.studies.ensembles import Ensemble, from_attention
 from diabat.training import load_model
 
 _WINDOWS = 16
@@ -33,22 +32,7 @@ def build_ensembles(config: Config, *, trust: bool = False) -> list[Ensemble]:
         CheckpointError: If the checkpoint is damaged.
     """
     options = config.fidelity
-    ensembles: list[Ensemble] = []
-    for size in options.sizes:
-        for family in options.ensembles:
-            if family == "sk":
-                made = sk(
-                    options.strengths,
-                    num_spins=size,
-                    instances=options.instances,
-                    queries=options.queries,
-                    seed=config.seed,
-                )
-            else:
-                queries = options.instances * options.queries
-                made = ferromagnet(options.strengths, num_spins=size, queries=queries, seed=config.seed)
-            several = len(options.sizes) > 1
-            ensembles += [replace(e, name=f"{e.name} n={size}") if several else e for e in made]
+    ensembles = options.problems(config.seed)
     if not ensembles and options.checkpoint is None:
         raise ConfigError(
             "fidelity", "expected ensembles, strengths and sizes, or a checkpoint, got an empty list."

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -125,7 +126,7 @@ def _numbers(value: Any) -> Iterable[float | bool]:
 
 
 def plain(value: Any) -> Any:
-    """Convert tensors, arrays, numpy numbers, tuples and mappings to JSON types.
+    """Convert tensors, arrays, numpy numbers, tuples, mappings, dataclasses and paths to JSON types.
 
     NaN and infinity become None, because JSON has no such numbers; objects of other types become their ``repr``.
     """
@@ -133,6 +134,8 @@ def plain(value: Any) -> Any:
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -141,7 +144,7 @@ def plain(value: Any) -> Any:
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):
         return value
-    return repr(value)
+    return str(value) if isinstance(value, Path) else repr(value)
 
 
 def condensed(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

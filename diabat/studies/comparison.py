@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 import torch
@@ -11,19 +10,18 @@ import torch
 from diabat.checks import ArgumentError
 from diabat.compute.loading import preparing
 from diabat.ising import Ising
-from diabat.progress import progress_bar
+from diabat.progress import new_bar
 from diabat.samplers.base import Sampler, UnsupportedError
 from diabat.studies.ensembles import Ensemble
 from diabat.studies.report import Column, Row
 
 T = TypeVar("T")
 
-PLACE = (
-    Column("ensemble", title="ensemble", narrow=True),
-    Column("strength", title="g", form=".2g", narrow=True),
-    Column("backend", title="backend", narrow=True),
+LABELS = (
+    Column("ensemble", "family of the problems", "ensemble"),
+    Column("strength", "coupling strength g", "g"),
+    Column("backend", "what is compared", "backend"),
 )
-"""Labels of a row."""
 
 _REPEATS, _REPEAT_BELOW_S = 3, 0.5
 
@@ -36,7 +34,7 @@ def compare(
     backends: Mapping[str, Sampler],
     ensembles: Iterable[Ensemble],
     solve: Callable[[Ensemble], T],
-    score: Callable[[Sampler, Ensemble, T], list[Row]],
+    score: Callable[[Sampler, Ising, T], Iterable[Row]],
     *,
     progress: bool,
 ) -> list[Row]:
@@ -45,55 +43,48 @@ def compare(
     Args:
         backends: Samplers by the name that the report shows.
         ensembles: Problems.
-        solve: Computes the exact answer; called for all ensembles before any backend runs, so that errors come early.
+        solve: Computes the exact answer; called for all ensembles before any backend runs.
         score: Rows of one backend on one ensemble, given the exact answer.
         progress: Show a progress bar with the time left on standard error.
 
     Returns:
-        The rows; backend, ensemble and an empty ``refused`` come first.
+        The rows; ``refused`` is what a backend says that refuses an ensemble, or None.
 
     Raises:
+        FidelityError: If an ensemble has no exact answer.
         ValueError: If there is nothing to compare.
     """
     cases = list(ensembles)
     if not backends or not cases:
         raise ArgumentError("ensembles" if backends else "backends", "expected at least one, got none.")
     rows: list[Row] = []
-    with progress_bar(progress) as bar:
-        answers = [solve(case) for case in (bar.track(cases, description="exact answers") if bar else cases)]
-        task = bar.add_task("", total=len(cases) * len(backends)) if bar else None
+    with new_bar(shown=progress) as bar:
+        answers = [_solved(case, solve) for case in bar.track(cases, description="exact answers")]
+        task = bar.add_task("", total=len(cases) * len(backends))
         for case, answer in zip(cases, answers, strict=True):
             for name, backend in backends.items():
-                if bar:
-                    bar.update(task, description=f"{name} on {case.name}, g = {case.strength:.2g}")
-                rows += [_head(name, backend, case) | row for row in score(backend, case, answer)]
-                if bar:
-                    bar.advance(task)
+                bar.update(task, description=f"{name} on {case.name}, g = {case.strength:.2g}")
+                place: Row = {"ensemble": case.name, "strength": case.strength, "backend": name}
+                place |= {
+                    "num_spins": case.ising.num_spins,
+                    "queries": case.ising.num_problems,
+                    "refused": None,
+                }
+                try:
+                    rows += [place | row for row in score(backend, case.ising, answer)]
+                except UnsupportedError as refusal:
+                    rows.append(place | {"refused": str(refusal)})
+                bar.advance(task)
     return rows
 
 
-def _head(name: str, backend: Sampler, case: Ensemble) -> Row:
-    return {
-        "backend": name,
-        "ensemble": case.name,
-        "strength": case.strength,
-        "num_spins": case.ising.num_spins,
-        "queries": case.ising.num_problems,
-        "law": backend.capabilities.law,
-        "refused": None,
-    }
-
-
-@contextmanager
-def naming_ensemble(ensemble: Ensemble, what: str) -> Iterator[None]:
-    """Name the ensemble for which an exact backend refuses the exact answer or gradient."""
+def _solved(case: Ensemble, solve: Callable[[Ensemble], T]) -> T:
     try:
-        yield
+        return solve(case)
     except UnsupportedError as refusal:
+        what = f"'{case.name}' at strength {case.strength:g} with {case.ising.num_spins} spins"
         raise FidelityError(
-            "ensembles",
-            f"'{ensemble.name}' at strength {ensemble.strength:g} with {ensemble.ising.num_spins} spins "
-            f"has no exact {what} to compare with ({refusal})",
+            "ensembles", f"{what} has no exact answer to compare with ({refusal})"
         ) from refusal
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,8 +22,7 @@ class Ensemble:
 
     Attributes:
         name: Name of the family; members of different strength share it.
-        strength: g of the family; for recorded attention sqrt(n · mean J²), the g of an SK model of that
-            size.
+        strength: g of the family; for recorded attention sqrt(n · mean J²), the g of an SK model of that size.
         ising: The problems.
     """
 
@@ -39,11 +37,9 @@ def sk(
     num_spins: int = 6,
     instances: int = 12,
     queries: int = 4,
-    field_strength: float | None = None,
     seed: int = 0,
-    dtype: torch.dtype = torch.float64,
 ) -> list[Ensemble]:
-    """Sherrington-Kirkpatrick models J ~ N(0, g/√n), h ~ N(0, g_h), g and g_h being standard deviations.
+    """Sherrington-Kirkpatrick models J ~ N(0, g/√n), h ~ N(0, g), standard deviations.
 
     The same random numbers are scaled for every strength, so that a curve over g is smooth.
 
@@ -52,65 +48,55 @@ def sk(
         num_spins: Number n of spins.
         instances: Number of different J.
         queries: Number of different h for each J.
-        field_strength: g_h; None means g_h = g.
         seed: Seed of the ensemble.
-        dtype: float32 or float64.
 
     Returns:
-        One ensemble for each g: fields [instances, queries, n], J [instances, 1, n, n].
+        One ensemble for each g, float64: fields [instances, queries, n], J [instances, 1, n, n].
 
     Raises:
         ValueError: If a size is below 1, or a strength is negative or not finite.
     """
-    for name, size in (("num_spins", num_spins), ("instances", instances), ("queries", queries)):
-        check_count(name, size)
-    _require_room(len(strengths), num_spins, instances, queries)
-    generator = torch.Generator().manual_seed(seed)
+    generator = _checked(strengths, num_spins, instances, queries, seed)
     pairs = num_spins * (num_spins - 1) // 2
     h = torch.randn(instances, queries, num_spins, generator=generator, dtype=torch.float64)
     J = torch.randn(instances, 1, pairs, generator=generator, dtype=torch.float64)
     J = pack_couplings(J, num_spins) / math.sqrt(num_spins)
-    return _scaled("SK", h, J, strengths, field_strength, dtype)
+    return [Ensemble("SK", float(g), Ising(g * h, g * J)) for g in strengths]
 
 
 def ferromagnet(
-    strengths: Sequence[float] = DEFAULT_STRENGTHS,
-    *,
-    num_spins: int = 6,
-    queries: int = 48,
-    field_strength: float | None = None,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float64,
+    strengths: Sequence[float] = DEFAULT_STRENGTHS, *, num_spins: int = 6, queries: int = 48, seed: int = 0
 ) -> list[Ensemble]:
-    """All-to-all ferromagnet J_jk = g/n in random fields h ~ N(0, g_h).
+    """All-to-all ferromagnet J_jk = g/n in random fields h ~ N(0, g), g being the standard deviation.
 
     Args:
         strengths: Values of g, dimensionless.
         num_spins: Number n of spins.
         queries: Number of different h.
-        field_strength: g_h; None means g_h = g.
         seed: Seed of the fields.
-        dtype: float32 or float64.
 
     Returns:
-        One ensemble for each g: fields [queries, n], J [n, n].
+        One ensemble for each g, float64: fields [queries, n], J [n, n].
 
     Raises:
         ValueError: If a size is below 1, or a strength is negative or not finite.
     """
-    check_count("num_spins", num_spins)
-    check_count("queries", queries)
-    _require_room(len(strengths), num_spins, 1, queries)
-    generator = torch.Generator().manual_seed(seed)
+    generator = _checked(strengths, num_spins, 1, queries, seed)
     h = torch.randn(queries, num_spins, generator=generator, dtype=torch.float64)
     J = (1 - torch.eye(num_spins, dtype=torch.float64)) / num_spins
-    return _scaled("ferromagnet", h, J, strengths, field_strength, dtype)
+    return [Ensemble("ferromagnet", float(g), Ising(g * h, g * J)) for g in strengths]
 
 
-def _require_room(strengths: int, spins: int, instances: int, queries: int) -> None:
-    """Refuse ensembles that do not fit into memory, float64."""
-    needed = 8 * (strengths + 2) * instances * spins * (spins + queries)
-    require_memory(needed, f"{instances} x {queries} problems of {spins} spins", "instances")
+def _checked(strengths: Sequence[float], n: int, instances: int, queries: int, seed: int) -> torch.Generator:
+    """Refuse bad numbers and ensembles that do not fit into memory; otherwise the generator of the problems."""
+    for name, size in (("num_spins", n), ("instances", instances), ("queries", queries)):
+        check_count(name, size)
+    for g in strengths:
+        if not (math.isfinite(g) and g >= 0):
+            raise ArgumentError("strengths", f"expected finite values >= 0, got {g!r}.")
+    needed = 8 * (len(strengths) + 2) * instances * n * (n + queries)
+    require_memory(needed, f"{instances} x {queries} problems of {n} spins", "instances")
+    return torch.Generator().manual_seed(seed)
 
 
 def coupling_strength(couplings: Tensor | None) -> float:
@@ -122,22 +108,6 @@ def coupling_strength(couplings: Tensor | None) -> float:
     return math.sqrt(n * float(couplings[..., upper[0], upper[1]].double().square().mean()))
 
 
-def _scaled(
-    name: str,
-    h: Tensor,
-    J: Tensor,
-    strengths: Sequence[float],
-    field_strength: float | None,
-    dtype: torch.dtype,
-) -> list[Ensemble]:
-    """One ensemble for each strength g: g_h h and g J."""
-    for g in (*strengths, *([] if field_strength is None else [field_strength])):
-        if not (math.isfinite(g) and g >= 0):
-            raise ArgumentError("strengths", f"expected finite values >= 0, got {g!r}.")
-    scales = [(float(g), float(g if field_strength is None else field_strength)) for g in strengths]
-    return [Ensemble(name, g, Ising((g_h * h).to(dtype), (g * J).to(dtype))) for g, g_h in scales]
-
-
 def from_attention(
     fields: Tensor,
     couplings: Tensor | None,
@@ -145,22 +115,19 @@ def from_attention(
     three_body: Tensor | None = None,
     *,
     windows: int = 16,
-    rows: Literal["last", "random"] | Sequence[int] = "last",
-    num_rows: int = 4,
+    rows: int = 4,
     seed: int = 0,
     name: str = "attention",
 ) -> Ensemble:
-    """Take a subset of the queries of a trained attention layer, heads and couplings as they are.
+    """Take some queries of a trained attention layer: the last ones of some windows, heads and couplings as they are.
 
     Args:
         fields: h [windows, ..., T, T] as the layer computed it (rows are queries), e.g. [B, H, T, T].
-        couplings: J [*lead, T, T], ``lead`` broadcasting against the fields' leading shape, e.g. [H, 1, T,
-            T].
+        couplings: J [*lead, T, T], ``lead`` broadcasting against the fields' leading shape, e.g. [H, 1, T, T].
         visible: bool, broadcastable to the fields.
         three_body: K [*lead, T, T, T], or None.
         windows: Number of entries of the first axis to take, by seed; all if there are fewer.
-        rows: The last query rows, random ones by seed, or the rows themselves.
-        num_rows: Number of rows for ``"last"`` and ``"random"``.
+        rows: Number of query rows to take, the last ones.
         seed: Seed of the choice.
         name: Name of the ensemble.
 
@@ -168,37 +135,24 @@ def from_attention(
         Fields [min(windows, B), ..., rows, T]; strength sqrt(T · mean J²) over the pairs.
 
     Raises:
-        ValueError: If the fields have fewer than three axes or a row does not exist.
+        ValueError: If the fields have fewer than three axes.
     """
     if fields.ndim < 3:
         raise ArgumentError("fields", f"expected shape [windows, ..., T, T], got {list(fields.shape)}.")
+    check_count("rows", rows)
     generator = torch.Generator().manual_seed(seed)
     picked = torch.randperm(fields.shape[0], generator=generator)[:windows].sort().values.to(fields.device)
-    kept = _rows(rows, num_rows, fields.shape[-2], generator).to(fields.device)
 
     def choose(value: Tensor | None, trailing: int) -> Tensor | None:
         """Index the window axis and the row axis where they are not broadcast."""
         if value is None:
             return None
         value = value.detach().reshape((1,) * (fields.ndim - 1 + trailing - value.ndim) + tuple(value.shape))
-        row = fields.ndim - 2
-        value = value if value.shape[row] == 1 else value.index_select(row, kept)
+        if value.shape[fields.ndim - 2] > 1:
+            value = value.movedim(fields.ndim - 2, 0)[-rows:].movedim(0, fields.ndim - 2)
         return value if value.shape[0] == 1 else value.index_select(0, picked)
 
     h = choose(fields, 1)
     assert h is not None
     J, K = choose(couplings, 2), choose(three_body, 3)
     return Ensemble(name, coupling_strength(J), Ising(h, J, choose(visible, 1), K))
-
-
-def _rows(rows: str | Sequence[int], num_rows: int, total: int, generator: torch.Generator) -> Tensor:
-    if rows == "last":
-        return torch.arange(max(0, total - num_rows), total)
-    if rows == "random":
-        return torch.randperm(total, generator=generator)[:num_rows].sort().values
-    if isinstance(rows, str):
-        raise ArgumentError("rows", f"expected 'last', 'random' or row numbers, got '{rows}'.")
-    wrong = [row for row in rows if not 0 <= row < total]
-    if wrong or not rows:
-        raise ArgumentError("rows", f"expected at least one row between 0 and {total - 1}, got {list(rows)}.")
-    return torch.tensor(list(rows))

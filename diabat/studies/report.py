@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from diabat.samplers.diagnostics import plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,12 +22,30 @@ Row = dict[str, Any]
 MISSING = "–"
 
 
-def formatted(value: Any, form: str) -> str:
-    """A value in a format; a number below 0.1 has three significant digits where fixed decimals would show fewer."""
+def formatted(value: Any, form: str = "") -> str:
+    """A value as tables show it.
+
+    Args:
+        value: Text, a number, or None for a dash.
+        form: Format; without one, a float has four significant digits and at most three decimals.  A number below 0.1
+            has three significant digits where decimals would show fewer.
+    """
+    if value is None:
+        return MISSING
+    if isinstance(value, float) and not form:
+        form = f".{3 - sum(abs(value) >= limit for limit in (10, 100, 1000))}f"
     decimals = form[-2:-1] if form.endswith("f") else ""
     if decimals and 0 < abs(value) < min(0.1, 10.0 ** (2 - int(decimals))):
         form = f"{form[:-3]}#.3g"
     return format(value, form)
+
+
+def with_error(value: float | None, error: float | None) -> str:
+    """A value and its error, which has two significant digits: ``10.58±0.62``."""
+    if value is None or not error:
+        return formatted(value)
+    decimals = max(0, 1 - math.floor(math.log10(error)))
+    return f"{value:.{decimals}f}±{error:.{decimals}f}"
 
 
 def share(right: float, count: int) -> str:
@@ -50,44 +71,20 @@ class Column:
 
     Attributes:
         key: Key in the rows.
-        meaning: Definition, with unit; None if the key needs no definition.
+        meaning: Definition, with unit; empty if the key needs none.
         title: Heading in the table; None for values that are only in the JSON.
-        form: Format of the values.
-        narrow: Heading in a narrow table, which shows no second value; True for the same heading, None to omit it.
-        beside: Key of a second value in the same cell, formatted by ``pattern``.
-        pattern: Format of the two values.
-        before: Key of the value before refinement; shown with an arrow if some row has it.
-        show: Function that formats the cell of a row; replaces the other formats.
+        show: Text of the cell of a row that has the value; None for :func:`formatted`.
     """
 
     key: str
-    meaning: str | None = None
+    meaning: str = ""
     title: str | None = None
-    form: str = ""
-    narrow: str | Literal[True] | None = None
-    beside: str | None = None
-    pattern: str = "{} ({})"
-    before: str | None = None
     show: Callable[[Row], str] | None = None
 
-    def heading(self, rows: Sequence[Row], *, narrow: bool) -> str:
-        """Heading of the column for these rows."""
-        arrow = self.before is not None and any(row.get(self.before) is not None for row in rows)
-        shown = self.narrow if narrow and self.narrow is not True else self.title
-        return f"{'base→' * arrow}{shown}"
-
-    def cell(self, row: Row, *, narrow: bool) -> str:
+    def cell(self, row: Row) -> str:
         """Cell of the table for a row."""
         value = row.get(self.key)
-        if value is None:
-            return MISSING
-        if self.show is not None:
-            return self.show(row)
-        text, start = formatted(value, self.form), row.get(self.before or "")
-        if start is not None:
-            text = f"{formatted(start, self.form)}→{text}"
-        second = None if narrow else row.get(self.beside or "")
-        return text if second is None else self.pattern.format(text, formatted(second, self.form))
+        return formatted(value) if self.show is None or value is None else self.show(row)
 
 
 @dataclass(frozen=True)
@@ -98,73 +95,83 @@ class Report(ABC):
         rows: Plain dicts.  A row with a sentence under ``refused`` has no values.
     """
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Row]
 
     labels: ClassVar[tuple[Column, ...]] = ()
-    """Columns that identify a row."""
+    """Columns that identify a row; rows that share all but the last are one group of the table."""
     columns: ClassVar[tuple[Column, ...]] = ()
     """Columns of measured values, in the order of table and definitions."""
-    groups: ClassVar[tuple[str, ...]] = ()
-    """Keys by which rows are grouped in the table."""
-    note: ClassVar[str] = ""
-    """Addition to the title of a table with second values."""
 
     @property
     @abstractmethod
     def title(self) -> str:
         """Line or lines above the table."""
 
+    def summary(self) -> str:
+        """Sentences below the table; empty for none."""
+        return ""
+
     @classmethod
     def definitions(cls) -> dict[str, str]:
         """Definition of every quantity."""
-        return {c.key: c.meaning for c in (*cls.labels, *cls.columns) if c.meaning is not None}
+        return {c.key: c.meaning for c in (*cls.labels, *cls.columns) if c.meaning}
 
     def to_json(self) -> str:
         """Return facts, definitions and rows; a number that is not finite becomes null."""
-        facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "rows"}
-        content = {**facts, "definitions": self.definitions(), "rows": self.rows}
-        return json.dumps(_finite(content), indent=2, allow_nan=False, ensure_ascii=False)
+        facts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "rows"}
+        content = plain({**facts, "definitions": self.definitions(), "rows": self.rows})
+        return json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False)
 
-    def table(self, *, narrow: bool = False) -> Table:
-        """Build a rich table, one row each.
-
-        Args:
-            narrow: Show the columns that fit on 80 characters.
-        """
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(
-            title=self.title if narrow else self.title + self.note,
-            title_justify="left",
-            title_style="bold",
-            box=box.SIMPLE_HEAD,
-            padding=(0, 1, 0, 0) if narrow else (0, 1),
-            pad_edge=False,
-            show_edge=False,
-        )
-        labels, columns = (self._shown(part, narrow) for part in (self.labels, self.columns))
-        for column in labels:
-            heading = column.heading(self.rows, narrow=narrow)
-            table.add_column(heading, no_wrap=True, justify="right" if column.form else "left")
-        for column in columns:
-            table.add_column(column.heading(self.rows, narrow=narrow), no_wrap=True, justify="right")
-        for row, following in pairwise([*self.rows, {}]):
-            cells = [column.cell(row, narrow=narrow) for column in (*labels, *columns)]
+    def table(self) -> Table:
+        """Build a rich table, one row each."""
+        labels, columns = ([c for c in of if c.title is not None] for of in (self.labels, self.columns))
+        cells = []
+        for row in self.rows:
+            values = [c.cell(row) for c in columns]
             if row.get("refused") is not None:
-                cells[len(labels) :] = ["refused", *[""] * (len(columns) - 1)]
-            ends = any(row.get(key) != following.get(key) for key in self.groups)
-            table.add_row(*map(Text, cells), end_section=ends)  # Text: what stands in brackets is no markup
-        return table
+                values = ["refused", *[""] * (len(columns) - 1)]
+            cells.append([*map(_label, labels, [row] * len(labels)), *values])
+        texts = [all(isinstance(row.get(c.key), str) for row in self.rows) for c in (*labels, *columns)]
+        group = [[row.get(c.key) for c in self.labels[:-1]] for row in self.rows]
+        ends = {i for i, (one, following) in enumerate(pairwise(group)) if one != following}
+        headings = [str(c.title) for c in (*labels, *columns)]
+        return rich_table(
+            self.title, headings, cells, right=[i for i, text in enumerate(texts) if not text], ends=ends
+        )
 
-    def _shown(self, columns: tuple[Column, ...], narrow: bool) -> list[Column]:
-        return [c for c in columns if (c.narrow if narrow else c.title) is not None]
+
+def _label(column: Column, row: Row) -> str:
+    """A label, which is given and not measured: without zeros at the end."""
+    value = row.get(column.key)
+    return f"{value:.4g}" if isinstance(value, float) and column.show is None else column.cell(row)
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def rich_table(
+    title: str,
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Collection[int] = (),
+    ends: Collection[int] = (),
+) -> Table:
+    """Build a table of texts in the one style of all tables.
+
+    Args:
+        title: Line above the table.
+        headings: One for each column; all empty for a table without.
+        rows: Cells of each row.
+        right: Columns of numbers, aligned to the right.
+        ends: Rows that end a group.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=title, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=any(headings)
+    )
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if i in right else "left", overflow="fold")
+    for i, row in enumerate(rows):
+        table.add_row(*map(Text, row), end_section=i in ends)  # Text: what stands in brackets is no markup
+    return table

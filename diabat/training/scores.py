@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError
-from diabat.drawing import COLOURS, new_figure, save_figure, tidy
+from diabat.plots import COLOURS, new_figure, save_figure, tidy
 
 NUM_BINS = 15
 

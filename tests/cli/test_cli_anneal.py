@@ -21,6 +21,7 @@ from diabat.circuits import (
 from diabat.cli.anneal import command
 from diabat.config import load_config, make_config
 from diabat.runs import anneals
+from diabat.studies.learned import Watch
 
 QUICK = [
     *(
@@ -148,17 +149,16 @@ def test_the_shipped_configuration_writes_the_defaults_out() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["anneal.layers=0"], "anneal.layers: expected a number >= 1, got 0 (integer)."),
+        (["anneal.layers=0"], "anneal.layers: expected an integer >= 1, got 0."),
         (["anneal.layer=2"], "anneal.layer: unknown key. Did you mean 'anneal.layers'?"),
-        (["anneal.strengths=[0.0]"], "anneal.strengths: expected finite numbers > 0, got 0.0."),
+        (["anneal.strengths=[0.0]"], "anneal.strengths: expected a finite number > 0, got 0.0."),
         (["anneal.spins=[4.5]"], "anneal.spins[0]: expected an integer, got 4.5 (number)."),
-        (["anneal.spins=[17]"], "anneal.spins: expected integers from 2 to 16, got 17."),
-        (["anneal.weights=[1]"], "anneal.weights: expected 4 numbers, one for each strength, got 1."),
+        (["anneal.spins=[17]"], "anneal.spins: expected at most 16, got 17."),
+        (["anneal.weights=[1]"], "anneal.weights: expected 4 numbers, one for each strength, not all 0, got [1.0]."),
         (["anneal.wide_weight=2"], "anneal.wide_weight: must be combined with wide_fields, got 2 without it."),
         (["anneal.wide_fields=-1"], "anneal.wide_fields: expected a finite number > 0, got -1.0."),
         (["anneal.pair_weight=-1"], "anneal.pair_weight: expected a finite number >= 0, got -1.0."),
         (["anneal.run=r", "anneal.spins=[4]"], "anneal.spins: cannot be combined with run, which provides the pro"),
-        (["anneal", "--run", "r"], "anneal.strengths: cannot be combined with run, which provides"),
         (["anneal.run=nowhere"], "anneal.run: expected the folder of a run, got 'nowhere' without config.json."),
         (["anneal.start=boltzman-8"], "anneal.start: expected one of boltzmann-4, "),
         (["anneal.start=boltzmann-8", "--layers", "6"], "anneal.start: expected 6 steps over a power of two, got 8"),
@@ -166,7 +166,7 @@ def test_the_shipped_configuration_writes_the_defaults_out() -> None:
         (["--layers", "100000001"], "--layers: expected at most"),
         (["--strengths", "1e-9"], "--strengths: expected couplings that change the marginals, got none in 'SK'"),
         (["--wide-fields", "nan"], "--wide-fields: expected a finite number, got nan (number)."),
-        (["anneal.instances=0"], "anneal.instances: expected a number >= 1, got 0 (integer)."),
+        (["anneal.instances=0"], "anneal.instances: expected an integer >= 1, got 0."),
         (["anneal=3"], "anneal: expected a mapping with keys such as anneal.layers, got 3 (integer)."),
         (["anneall"], "'anneall': no such file, and no shipped configuration has this name. Did you mean 'anneal'?"),
     ],
@@ -201,9 +201,9 @@ def test_fields_and_couplings_of_a_run_are_learned(tmp_path: Path) -> None:
 
 
 def interrupted(after: int) -> Callable[..., Any]:
-    def learn(objective: Any, search: Any, *, start: Any, watcher: Any) -> Any:
+    def learn(objective: Any, options: Any, *, seed: int, start: Any, watch: Watch) -> Any:
         for k in range(after):
-            watcher.improved(TrotterPlan(*np.full((3, 2), k + 1.0)), 1 / (k + 2))
+            watch(0.5, TrotterPlan(*np.full((3, 2), k + 1.0)), 1 / (k + 2))
         raise KeyboardInterrupt
 
     return learn
@@ -278,11 +278,11 @@ def test_export_writes_the_circuit_of_the_problem(plan: str, tmp_path: Path) -> 
         (["learn", "PLAN"], "OUTPUT: expected a new file, or --force to replace it, got 'PLAN', which already exists."),
         (["learn", "p.json", "--strengths", "1 x"], "--strengths: expected numbers with spaces or commas between"),
         (["learn", "p.json", "--strengths", " "], "--strengths: expected at least one number, got ' '."),
-        (["learn", "p.json", "--strengths", "0"], "--strengths: expected finite numbers > 0, got 0.0."),
-        (["learn", "p.json", "--weights", "1"], "--weights: expected 4 numbers, one for each strength, got 1."),
-        (["learn", "p.json", "--weights", "1 1 1 -1"], "--weights: expected finite numbers >= 0, got -1.0."),
+        (["learn", "p.json", "--strengths", "0"], "--strengths: expected a finite number > 0, got 0.0."),
+        (["learn", "p.json", "--weights", "1"], "--weights: expected 4 numbers, one for each strength, not all 0,"),
+        (["learn", "p.json", "--weights", "1 1 1 -1"], "--weights: expected a finite number >= 0, got -1.0."),
         (["learn", "p.json", "--spins", "4.5"], "--spins: expected integers, got 4.5."),
-        (["learn", "p.json", "--spins", "17"], "--spins: expected integers from 2 to 16, got 17."),
+        (["learn", "p.json", "--spins", "17"], "--spins: expected at most 16, got 17."),
         (["learn", "p.json", "--run", "r", "--strengths", "1"], "--strengths: cannot be combined with --run, which"),
         (["learn", "p.json", "--run", "r", "--weights", "1"], "--weights: cannot be combined with --run, which pro"),
         (["learn", "p.json", "--run", "r", "--spins", "4"], "--spins: cannot be combined with --run, which provides"),

@@ -95,7 +95,7 @@ LONG = "mean_field_with_a_name_of_one_s_own"
 def test_nothing_of_the_table_is_cut_at_any_width(
     width: int, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wide where it fits, else narrow, else folded; every number of the narrow form is there in full."""
+    """Names are folded where the table is too wide; every number is there in full."""
     monkeypatch.setenv("COLUMNS", str(width))
     renamed = () if backend == "mean_field" else (
         "fidelity.backends.mean_field=null", f"fidelity.backends.{backend}.backend=mean_field"
@@ -107,12 +107,10 @@ def test_nothing_of_the_table_is_cut_at_any_width(
     assert "…" not in text
     assert len(rows) == 2
     for row in rows:
-        for key, form in (("marginal_mean", ".4f"), ("tv", ".3f"), ("beta_h", ".3f"), ("capture", "z.2f")):
-            assert formatted(row[key], form) in text
+        for key in ("marginal_mean", "tv", "beta_h", "capture"):
+            assert formatted(row[key]) in text
     # A folded name goes on below itself.
     assert "".join(word for word in text.split() if word in backend).count(backend) == 2
-    if width != 150:  # about what the wide form needs, whose times are not the same every time
-        assert ("nats" in text) == (width == 200)
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,8 @@ def test_built_in_backends_are_found_without_a_search_of_all_packages(
 
 def test_a_key_unlike_any_other_lists_the_valid_ones() -> None:
     with pytest.raises(
-        ConfigError, match=r"zzzz: unknown key\. Valid keys here: anneal, device, fidelity, gradient, model, "
+        ConfigError,
+        match=r"zzzz: unknown key\. Valid keys here: anneal, calibration, device, fidelity, gradient, model, ",
     ):
         make_config({"zzzz": 1})
 

@@ -21,17 +21,11 @@ from diabat.samplers.pseudolikelihood import (
     fit_state_betas,
     log_pseudolikelihood,
 )
-from diabat.studies import fidelity
-from diabat.studies.fidelity import sk
+from diabat.studies.ensembles import sk
 from diabat.testing import ReferenceSampler, brute_force_states, scaled, state_table
 from diabat.testing.problems import Lead, causal_problem, make_problem, with_visible
 
 ALPHA = 1e-6
-
-
-def test_fidelity_offers_the_same_fit() -> None:
-    assert fidelity.fit_betas is fit_betas
-    assert fidelity.BetaFit is BetaFit
 
 
 @pytest.mark.parametrize("lead", ["shared", "heads", "per_problem"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from diabat.drawing import draw_line, new_figure, save_figure, tidy
+from diabat.plots import draw_line, new_figure, save_figure, tidy
 from diabat.studies.head_interaction.report import InteractionReport
 from diabat.studies.report import Row
 

@@ -30,28 +30,28 @@ class InteractionReport(Report):
     aggregation: str = "concatenated"
     coalitions: str = ""
 
-    labels = (Column("layer", "position of the block", "layer", "d", True),)
+    labels = (Column("layer", "position of the block", "layer"),)
     columns = (
-        Column("heads", "query heads H, the players", "heads", "d"),
-        Column("tokens", "tokens that count: visible, with a target", "tokens", "d", True),
+        Column("heads", "query heads H, the players", "heads"),
+        Column("tokens", "tokens that count: visible, with a target", "tokens"),
         Column("cross_entropy", "mean cross-entropy of these tokens, in nats"),
-        Column("gamma", "Γ = |G - I|_F with G = ω ∘ ρ", "Γ", ".4f", True),
+        Column("gamma", "Γ = |G - I|_F with G = ω ∘ ρ", "Γ"),
         Column("invariant_gamma", "|ω' ∘ ρ' - I|_F of the couplings of what the heads write and of the gradient "
-               "that they can reach; the same in every basis of a head", "Γ'", ".4f", True),
-        Column("mean_omega", "mean |ω_ij| of pairs, cosine of the output slices", "|ω|", ".4f"),
-        Column("mean_rho", "mean ρ_ij of pairs, cosine of the gradients at the head outputs", "ρ", ".4f"),
+               "that they can reach; the same in every basis of a head", "Γ'"),
+        Column("mean_omega", "mean |ω_ij| of pairs, cosine of the output slices", "|ω|"),
+        Column("mean_rho", "mean ρ_ij of pairs, cosine of the gradients at the head outputs", "ρ"),
         Column("total_correlation", "Gaussian total correlation of the head outputs in nats, bias of the sample "
-               "subtracted; null if there are not more tokens than features", "TC", ".2f", True),
-        Column("free_riding", "largest I(Z_i; Z_<i) of a head, in nats", "most free\nriding", ".2f"),
+               "subtracted; null if there are not more tokens than features", "TC"),
+        Column("free_riding", "largest I(Z_i; Z_<i) of a head, in nats", "most free\nriding"),
         Column("free_rider", "the head it belongs to"),
         Column("diagonal_correlation", "mean correlation of equal features of two heads; depends on their bases",
-               "equal\nfeatures", ".3f"),
-        Column("coalition_sizes", "number of heads of each coalition", "coalitions", "", True,
+               "equal\nfeatures"),
+        Column("coalition_sizes", "number of heads of each coalition", "coalitions",
                show=lambda row: "+".join(map(str, row["coalition_sizes"]))),
         Column("labels", "coalition of each head, found in the batches of even position"),
         Column("advantage", "probability that a pair within coalitions couples more than one between them, on the "
-               "batches of odd position", "within >\nbetween", ".2f"),
-        Column("p_value", "of Mann-Whitney, one-sided, on the batches of odd position", "p held-out", ".1e", True),
+               "batches of odd position", "within >\nbetween"),
+        Column("p_value", "of Mann-Whitney, one-sided, on the batches of odd position", "p held-out"),
         Column("omega", "ω, [H, H]"),
         Column("rho", "ρ, [H, H]"),
         Column("G", "ω ∘ ρ, [H, H]"),

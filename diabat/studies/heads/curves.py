@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError
-from diabat.drawing import COLOURS, legend_below, new_figure, save_figure, tidy
+from diabat.plots import COLOURS, legend_below, new_figure, save_figure, tidy
 from diabat.studies.heads.measure import GameFacts
 from diabat.studies.heads.report import shown_layers, shown_players
 

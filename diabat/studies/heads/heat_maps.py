@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError
-from diabat.drawing import new_figure, save_figure
+from diabat.plots import new_figure, save_figure
 from diabat.studies.heads.measure import GameFacts
 from diabat.studies.heads.report import shown_layers
 

@@ -35,24 +35,24 @@ class HeadsReport(Report):
     heading: str
     analysis: dict[str, Any]
 
-    labels = (Column("layers", "layers of the players, counted from 0", "layer", narrow=True),)
+    labels = (Column("layers", "layers of the players, counted from 0", "layer"),)
     columns = (
-        Column("players", "number of players n", "n", "d", True),
-        Column("value_of_none", "v of no player, mean over samples", "v(∅)", ".3f", True),
-        Column("value_of_all", "v of all players: the value of the model as it stands", "v(N)", ".3f", True),
-        Column("coalition", "players of the largest dividend w(S), counted from 0", "largest", narrow=True),
+        Column("players", "number of players n", "n"),
+        Column("value_of_none", "v of no player, mean over samples", "v(∅)"),
+        Column("value_of_all", "v of all players: the value of the model as it stands", "v(N)"),
+        Column("coalition", "players of the largest dividend w(S), counted from 0", "largest"),
         Column("heads", "their heads", "heads"),
         Column("dividend", "their dividend w(S) of the mean over samples; the table adds ± its standard error", "w",
-               narrow=True, show=_largest),
+               show=_largest),
         Column("dividend_error", "its standard error; null with one sample"),
         Column("argmax_frequency", "how often this coalition has the largest dividend when samples are drawn anew; "
-               "? marks less than half", "argmax\nfrequency", narrow="freq.", show=_frequency),
-        Column("singles", "sum of the dividends of single players", "Σw\n|S| = 1", ".3f"),
-        Column("pairs", "sum of those of two players", "Σw\n|S| = 2", ".3f"),
-        Column("larger", "v(N) - v(∅) less both: sum of those of three and more", "Σw\n|S| > 2", ".3f"),
+               "? marks less than half", "argmax\nfrequency", show=_frequency),
+        Column("singles", "sum of the dividends of single players", "Σw\n|S| = 1"),
+        Column("pairs", "sum of those of two players", "Σw\n|S| = 2"),
+        Column("larger", "v(N) - v(∅) less both: sum of those of three and more", "Σw\n|S| > 2"),
         Column("positive", f"dividends significantly above 0 (t-tests over samples, Benjamini-Hochberg at {LEVEL:g})",
-               "w > 0", "d", True),
-        Column("negative", "those significantly below 0", "w < 0", "d", True),
+               "w > 0"),
+        Column("negative", "those significantly below 0", "w < 0"),
     )  # fmt: skip
 
     @property

@@ -1,32 +1,30 @@
 """Learned anneals: short plans whose angles are trained so that their reads follow Boltzmann's law at beta = 1."""
 
-from diabat.studies.learned.instances import (
-    Instances,
-    held_out_instances,
-    random_instances,
-    recorded_instances,
-    split_windows,
-    wide_instances,
-)
 from diabat.studies.learned.objective import Objective, canonical
-from diabat.studies.learned.report import COLUMNS, ErrorTable, error_table, plot_plan, trained_range
-from diabat.studies.learned.search import Search, Watcher, learn_plan
+from diabat.studies.learned.problems import (
+    AnnealOptions,
+    Instances,
+    random_problems,
+    split_windows,
+    wide_problems,
+    with_moments,
+)
+from diabat.studies.learned.report import ErrorTable, error_table, plot_plan, trained_range
+from diabat.studies.learned.search import Watch, learn_plan
 
 __all__ = [
-    "COLUMNS",
+    "AnnealOptions",
     "ErrorTable",
     "Instances",
     "Objective",
-    "Search",
-    "Watcher",
+    "Watch",
     "canonical",
     "error_table",
-    "held_out_instances",
     "learn_plan",
     "plot_plan",
-    "random_instances",
-    "recorded_instances",
+    "random_problems",
     "split_windows",
     "trained_range",
-    "wide_instances",
+    "wide_problems",
+    "with_moments",
 ]

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from diabat.checks import ArgumentError
-from diabat.circuits.engines.engine import Engine, PlanGradient
+from diabat.circuits.engines.engine import Engine
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
-from diabat.studies.learned.instances import Instances
+from diabat.studies.learned.problems import Instances
 
 # Below this the couplings have almost no effect, and an error relative to it is meaningless.
 _LEAST_EFFECT = 1e-12
+_TWO_PI = 2 * np.pi
 
 
 class Objective:
@@ -34,8 +35,7 @@ class Objective:
         shared: Whether field and coupling angles are the same.
 
     Raises:
-        ValueError: No instances, a negative pair weight, an engine without gradient, or couplings without
-            any effect on the moments.
+        ValueError: No instances, an engine without gradient, or couplings without any effect on the moments.
     """
 
     def __init__(
@@ -48,21 +48,20 @@ class Objective:
     ) -> None:
         if not instances:
             raise ArgumentError("instances", "expected at least one, got none.")
-        if not (np.isfinite(pair_weight) and pair_weight >= 0):
-            raise ArgumentError("pair_weight", f"expected a finite number >= 0, got {pair_weight!r}.")
         if not (engine.differentiable and engine.exact):
             raise ArgumentError("engine", f"expected one with an exact gradient, got '{engine.name}'.")
         self.instances, self.engine = list(instances), engine
         self.pair_weight, self.shared = float(pair_weight), shared
         self.batches = [entry.batch for entry in self.instances]
-        self._marginal_scale, self._pair_scale = _scales(self.instances)
+        self._scales = _scales(self.instances)
 
     def __call__(self, angles: FloatArray) -> tuple[float, FloatArray]:
         """L and ∂L/∂angles (float64, as long as the angles) at the free angles of `to_plan`."""
         plan = to_plan(angles, self.shared)
         loss, cotangents, pairs = self._loss(plan)
         gradient = self.engine.gradient(plan, self.batches, cotangents, pairs)
-        return loss, of_gradient(gradient, self.shared)
+        b, c, a = gradient.field_angles, gradient.coupling_angles, gradient.mixer_angles
+        return loss, np.concatenate((b + c, a) if self.shared else (b, c, a))
 
     def loss(self, plan: TrotterPlan) -> float:
         """L of a plan."""
@@ -72,9 +71,7 @@ class Objective:
         """L, ∂L/∂P and ∂L/∂C; the latter counts j<k and k<j half each, as the engine sums over both."""
         found = self.engine.moments(plan, self.batches, correlations=self.pair_weight > 0)
         loss, cotangents, pairs = 0.0, [], []
-        for entry, moments, scale, pair_scale in zip(
-            self.instances, found, self._marginal_scale, self._pair_scale, strict=True
-        ):
+        for entry, moments, (scale, pair_scale) in zip(self.instances, found, self._scales, strict=True):
             error = moments.probability - entry.probability
             loss += scale * float((error**2).sum())
             cotangents.append(2 * scale * error)
@@ -86,7 +83,7 @@ class Objective:
         return loss, cotangents, pairs or None
 
 
-def _scales(instances: list[Instances]) -> tuple[list[float], list[float]]:
+def _scales(instances: list[Instances]) -> list[tuple[float, float]]:
     """w_f/Σw divided by the squared error of J = 0, for marginals and for pairs, of each entry's family."""
     effects: dict[tuple[str, float], FloatArray] = defaultdict(lambda: np.zeros(2))
     weights: dict[tuple[str, float], float] = {}
@@ -100,28 +97,19 @@ def _scales(instances: list[Instances]) -> tuple[list[float], list[float]]:
         weights[key] = entry.weight
     for (name, strength), effect in effects.items():
         if not effect.min() > _LEAST_EFFECT:
+            where = f"in '{name}' at strength {strength:g}"
             raise ArgumentError(
-                "instances",
-                f"expected couplings that change the marginals, got none in '{name}' "
-                f"at strength {strength:g}.",
+                "instances", f"expected couplings that change the marginals, got none {where}."
             )
     total = sum(weights.values())
-    per_family = {key: weights[key] / total / effect for key, effect in effects.items()}
-    scales = [per_family[entry.name, entry.strength] for entry in instances]
-    return [float(s[0]) for s in scales], [float(s[1]) for s in scales]
-
-
-_TWO_PI = 2 * np.pi
+    of = {key: weights[key] / total / effect for key, effect in effects.items()}
+    return [(float(s[0]), float(s[1])) for s in (of[entry.name, entry.strength] for entry in instances)]
 
 
 def to_plan(angles: FloatArray, shared: bool, label: str = "") -> TrotterPlan:
-    """A plan from its free angles.
+    """A plan from its free angles [rows · p] in radians, float64: of fields, couplings and mixers of the p layers.
 
-    Args:
-        angles: float64 [rows · p], radians: field, coupling and mixer angles of the p layers, or, if shared,
-            problem and mixer angles.
-        shared: Whether fields and couplings have the same angles.
-        label: What the plan is.
+    Shared angles are those of problem and mixers.
     """
     rows = angles.reshape(2 if shared else 3, -1)
     return TrotterPlan(rows[0], rows[-2], rows[-1], label)
@@ -140,12 +128,6 @@ def from_plan(plan: TrotterPlan, shared: bool) -> FloatArray:
             "shared", "expected a plan with equal field and coupling angles, got different ones."
         )
     return np.concatenate((plan.field_angles, plan.mixer_angles))
-
-
-def of_gradient(gradient: PlanGradient, shared: bool) -> FloatArray:
-    """∂L/∂(free angles) in the order of `to_plan`; a shared angle collects both its parts."""
-    b, c, a = gradient.field_angles, gradient.coupling_angles, gradient.mixer_angles
-    return np.concatenate((b + c, a) if shared else (b, c, a))
 
 
 def ramp_start(layers: int, shared: bool, random: np.random.Generator) -> FloatArray:

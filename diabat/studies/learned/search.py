@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from diabat.checks import ArgumentError, check_count
-from diabat.circuits.grids import MAX_STEPS
+from diabat.checks import ArgumentError
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import TrotterPlan
 from diabat.studies.learned.objective import Objective, canonical, doubled, from_plan, ramp_start, to_plan
+from diabat.studies.learned.problems import AnnealOptions
 
 _FEWEST = 4  # layers; halving stops here
 _KEPT = 3  # solutions that are doubled
@@ -20,67 +19,17 @@ _NOISE = 0.4  # radians, of a perturbed start
 _MEMORY = 30  # pairs of vectors of L-BFGS
 _SAME = 1e-4  # relative difference of the losses of one solution found twice
 
-
-@dataclass(frozen=True)
-class Search:
-    """Options of a search.
-
-    Attributes:
-        layers: Number p of layers of the plan.
-        restarts: Starts at every number of layers.
-        iterations: L-BFGS iterations of each start.
-        polish: Further iterations for the best one.
-        seed: Seed of the starts.
-
-    Raises:
-        ValueError: A number below 1 (layers, restarts, iterations) or below 0 (polish, seed).
-    """
-
-    layers: int = 8
-    restarts: int = 8
-    iterations: int = 200
-    polish: int = 1000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Check."""
-        least = {"layers": 1, "restarts": 1, "iterations": 1, "polish": 0, "seed": 0}
-        for name, smallest in least.items():
-            value = getattr(self, name)
-            check_count(name, value, least=smallest)
-        if self.layers > MAX_STEPS:
-            raise ArgumentError("layers", f"expected at most {MAX_STEPS}, got {self.layers}.")
-
-    def stages(self, given: int | None = None) -> list[int]:
-        """Numbers of layers on the way to `layers`, from those of a given plan or from the fewest.
-
-        Raises:
-            ValueError: The given number is not `layers` over a power of two.
-        """
-        found = [self.layers]
-        while found[0] != given and found[0] % 2 == 0 and (given is not None or found[0] > _FEWEST):
-            found.insert(0, found[0] // 2)
-        if given is not None and found[0] != given:
-            raise ArgumentError("start", f"expected {self.layers} steps over a power of two, got {given}.")
-        return found
-
-
-class Watcher:
-    """Receives the progress of a search; the default does nothing."""
-
-    def advanced(self, done: float, loss: float) -> None:
-        """The part ``done`` (0 to 1) of the largest possible work is done, ``loss`` is the best so far."""
-
-    def improved(self, plan: TrotterPlan, loss: float) -> None:
-        """A better plan than all before; it may still have fewer layers than requested."""
+Watch = Callable[[float, TrotterPlan, float], None]
+"""Called with the part of the largest possible work that is done (0 to 1), the best plan so far and its loss."""
 
 
 def learn_plan(
     objective: Objective,
-    search: Search,
+    options: AnnealOptions,
     *,
+    seed: int = 0,
     start: TrotterPlan | None = None,
-    watcher: Watcher | None = None,
+    watch: Watch | None = None,
 ) -> tuple[TrotterPlan, float]:
     """The best plan found, and its loss.
 
@@ -91,35 +40,46 @@ def learn_plan(
 
     Args:
         objective: The loss.
-        search: Layers, restarts, iterations and seed.
+        options: Layers, restarts, iterations and polish.
+        seed: Seed of the starts.
         start: Begin with this plan in place of ramps; its steps must be `layers` over a power of two.
-        watcher: Receives every improvement and the progress.
+        watch: Called after every iteration.  The best plan may still have fewer layers than requested.
 
     Raises:
         ValueError: A start whose number of steps does not lead to `layers` by doubling.
     """
-    stages = search.stages(None if start is None else start.steps)
-    random = np.random.default_rng(search.seed)
-    run = _Run(objective, _work(stages, search), watcher or Watcher())
+    steps = stages(options.layers, None if start is None else start.steps)
+    random, restarts, shared = np.random.default_rng(seed), options.restarts, objective.shared
+    work = restarts * options.iterations * sum(steps) + options.polish * steps[-1]
+    run = _Run(objective, float(work), watch or (lambda done, plan, loss: None))
     found: list[tuple[float, FloatArray]] = []
-    for stage, layers in enumerate(stages):
+    for stage, layers in enumerate(steps):
         starts: Iterable[FloatArray]
         if stage:
-            starts = _around([doubled(x, objective.shared) for _, x in found], search.restarts, random)
+            starts = _around([doubled(x, shared) for _, x in found], restarts, random)
         elif start is not None:
-            starts = _around([from_plan(start, objective.shared)], search.restarts, random)
+            starts = _around([from_plan(start, shared)], restarts, random)
         else:
-            starts = (ramp_start(layers, objective.shared, random) for _ in range(search.restarts))
-        found = _distinct([run.solve(x, search.iterations, layers) for x in starts])
+            starts = (ramp_start(layers, shared, random) for _ in range(restarts))
+        found = _distinct([run.solve(x, options.iterations, layers) for x in starts])
     loss, angles = found[0]
-    if search.polish:
-        loss, angles = run.solve(angles, search.polish, search.layers)
+    if options.polish:
+        loss, angles = run.solve(angles, options.polish, options.layers)
     return run.plan(angles), loss
 
 
-def _work(stages: list[int], search: Search) -> float:
-    """Largest number of layer-iterations of a search."""
-    return float(search.restarts * search.iterations * sum(stages) + search.polish * stages[-1])
+def stages(layers: int, given: int | None = None) -> list[int]:
+    """Numbers of layers on the way to `layers`, from those of a given plan or from the fewest.
+
+    Raises:
+        ValueError: The given number is not `layers` over a power of two.
+    """
+    found = [layers]
+    while found[0] != given and found[0] % 2 == 0 and (given is not None or found[0] > _FEWEST):
+        found.insert(0, found[0] // 2)
+    if given is not None and found[0] != given:
+        raise ArgumentError("start", f"expected {layers} steps over a power of two, got {given}.")
+    return found
 
 
 def _around(centres: list[FloatArray], count: int, random: np.random.Generator) -> Iterator[FloatArray]:
@@ -139,46 +99,36 @@ def _distinct(solutions: list[tuple[float, FloatArray]]) -> list[tuple[float, Fl
 
 
 class _Run:
-    """Solves one start after the other, and reports to the watcher."""
+    """Solves one start after the other, and reports the best plan."""
 
-    def __init__(self, objective: Objective, work: float, watcher: Watcher) -> None:
-        self.objective, self.work, self.watcher = objective, work, watcher
-        self.done, self.best = 0.0, np.inf
+    def __init__(self, objective: Objective, work: float, watch: Watch) -> None:
+        self.objective, self.work, self.watch = objective, work, watch
+        self.done, self.loss, self.best = 0.0, np.inf, TrotterPlan(*np.zeros((3, 1)))
 
     def plan(self, angles: FloatArray) -> TrotterPlan:
         shared = self.objective.shared
-        return canonical(to_plan(angles, shared, f"learned, {angles.size // (2 if shared else 3)} layers"))
+        return canonical(
+            to_plan(angles.copy(), shared, f"learned, {angles.size // (2 if shared else 3)} layers")
+        )
 
     def solve(self, start: FloatArray, iterations: int, layers: int) -> tuple[float, FloatArray]:
         """Loss and angles after at most `iterations` steps of L-BFGS."""
         from scipy.optimize import minimize
 
         before = self.done
-        report = self._reporter(layers)
-        options = {
-            "maxiter": iterations,
-            "maxfun": 2 * iterations,
-            "maxcor": _MEMORY,
-            "ftol": 1e-10,
-            "gtol": 1e-9,
-        }
+
+        def report(intermediate_result: Any) -> None:  # scipy's OptimizeResult, and its keyword
+            self._tell(self.done + layers, intermediate_result)
+
+        limits = {"maxiter": iterations, "maxfun": 2 * iterations, "ftol": 1e-10, "gtol": 1e-9}
+        search = {"method": "L-BFGS-B", "callback": report, "options": {**limits, "maxcor": _MEMORY}}
         with np.errstate(all="ignore"):  # the line search may overflow at a step that it then rejects
-            result = minimize(
-                self.objective, start, jac=True, method="L-BFGS-B", callback=report, options=options
-            )
-        self.done = before + iterations * layers  # a start that converged early is done as well
-        self._tell(float(result.fun), result.x)
+            result = minimize(self.objective, start, jac=True, **search)
+        self._tell(before + iterations * layers, result)  # a start that converged early is done as well
         return float(result.fun), np.asarray(result.x)
 
-    def _reporter(self, layers: int) -> Callable[..., None]:
-        def report(intermediate_result: Any) -> None:  # scipy's OptimizeResult, and its keyword
-            self.done += layers
-            self._tell(float(intermediate_result.fun), intermediate_result.x)
-
-        return report
-
-    def _tell(self, loss: float, angles: FloatArray) -> None:
-        if loss < self.best:
-            self.best = loss
-            self.watcher.improved(self.plan(angles.copy()), loss)
-        self.watcher.advanced(min(1.0, self.done / self.work), self.best)
+    def _tell(self, done: float, found: Any) -> None:
+        self.done = done
+        if found.fun < self.loss:
+            self.loss, self.best = float(found.fun), self.plan(found.x)
+        self.watch(min(1.0, done / self.work), self.best, self.loss)

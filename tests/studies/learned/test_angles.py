@@ -1,9 +1,11 @@
+"""Free angles of plans."""
+
 import numpy as np
 import pytest
 
-from diabat.circuits import PlanGradient, TrotterPlan, plan_betas, reference_probabilities
+from diabat.circuits import TrotterPlan, plan_betas, reference_probabilities
 from diabat.studies.learned import canonical
-from diabat.studies.learned.objective import doubled, from_plan, of_gradient, ramp_start, to_plan
+from diabat.studies.learned.objective import doubled, from_plan, ramp_start, to_plan
 
 H, J = np.array([[0.7, -0.4, 0.2]]), np.array([[0, 0.5, -0.3], [0.5, 0, 0.8], [-0.3, 0.8, 0]])
 
@@ -32,12 +34,6 @@ def test_packing_and_unpacking_are_inverse(shared: bool) -> None:
 def test_two_kinds_of_angles_are_not_shared() -> None:
     with pytest.raises(ValueError, match=r"^shared: expected a plan with equal field and coupling angles"):
         from_plan(TrotterPlan([1.0], [2.0], [3.0]), shared=True)  # type: ignore[arg-type]  # lists
-
-
-def test_a_shared_angle_collects_both_derivatives() -> None:
-    gradient = PlanGradient([], np.array([1.0]), np.array([10.0]), np.array([100.0]))
-    assert of_gradient(gradient, shared=True).tolist() == [11, 100]
-    assert of_gradient(gradient, shared=False).tolist() == [1, 10, 100]
 
 
 def test_ramps_look_like_an_anneal_and_follow_the_generator() -> None:

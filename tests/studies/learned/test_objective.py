@@ -1,17 +1,20 @@
+"""The loss of a plan, and its gradient."""
+
 import numpy as np
 import pytest
 from learned_fakes import AnswerEngine, central_difference, exact_answer, independent_answer
 
 from diabat.circuits import AerEngine, Batch, NativeEngine, TrotterPlan
 from diabat.circuits.schedules import FloatArray
-from diabat.studies.learned import Instances, Objective, random_instances
+from diabat.studies.learned import AnnealOptions, Instances, Objective
 
+OPTIONS = AnnealOptions(strengths=(0.5, 1.0), spins=(3, 4), instances=3, weights=(3.0, 1.0))
 PLAN = TrotterPlan(np.ones(2), np.ones(2), np.ones(2))
 
 
 def instances() -> list[Instances]:
     """Two strengths, two sizes, one entry with shared couplings."""
-    drawn = random_instances((0.5, 1.0), (3, 4), 3, seed=0, weights=(3, 1))
+    drawn = OPTIONS.training(seed=0)
     entry = drawn[0]
     shared = Batch(entry.batch.fields, entry.batch.couplings[0])
     return [Instances("shared", 0.5, shared, entry.probability, entry.correlation), *drawn]
@@ -39,23 +42,21 @@ def test_exact_answers_cost_nothing_and_the_j_0_answer_costs_one(pair_weight: fl
 
 
 def test_each_family_and_strength_counts_by_its_weight() -> None:
-    drawn = random_instances((0.5, 1.0), (3, 4), 3, seed=0, weights=(3, 1))
+    drawn = OPTIONS.training(seed=0)
     answers = [exact_answer(e) if e.strength == 0.5 else independent_answer(e) for e in drawn]
     assert Objective(drawn, AnswerEngine(answers)).loss(PLAN) == pytest.approx(1 / 4, rel=1e-12)
 
 
 def test_the_loss_is_relative_to_the_effect_of_the_couplings() -> None:
-    [entry] = random_instances((0.5,), (3,), 4, seed=0)
+    [entry] = AnnealOptions(strengths=(0.5,), spins=(3,), instances=4).training(seed=0)
     halfway = type(exact_answer(entry))((entry.probability + entry.independent_probability) / 2)
     assert Objective([entry], AnswerEngine([halfway])).loss(PLAN) == pytest.approx(1 / 4, rel=1e-12)
 
 
 def test_what_cannot_be_learned_is_refused() -> None:
-    [entry] = random_instances((0.5,), (3,), 4, seed=0)
+    [entry] = AnnealOptions(strengths=(0.5,), spins=(3,), instances=4).training(seed=0)
     with pytest.raises(ValueError, match=r"^instances: expected at least one, got none"):
         Objective([], NativeEngine())
-    with pytest.raises(ValueError, match=r"^pair_weight: expected a finite number >= 0, got -1"):
-        Objective([entry], NativeEngine(), pair_weight=-1)
     with pytest.raises(ValueError, match=r"^engine: expected one with an exact gradient, got 'aer'"):
         Objective([entry], AerEngine())
     batch = Batch(entry.batch.fields, np.zeros((3, 3)))

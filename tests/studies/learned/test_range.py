@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from diabat.circuits import NativeEngine, PlanRange, TrotterPlan, available_plans, builtin_plan
-from diabat.studies.learned import random_instances, trained_range, wide_instances
+from diabat.studies.learned import AnnealOptions, trained_range
 
 
 def alone(plan: TrotterPlan, fields: np.ndarray) -> np.ndarray:
@@ -36,9 +36,13 @@ def test_one_spin_is_right_within_the_stated_range_and_no_further(name: str) -> 
 def test_the_stated_range_is_the_measured_one(name: str) -> None:
     plan, metadata = builtin_plan(name)
     made = metadata["ensemble"]
-    seen = random_instances(made["strengths"], made["num_spins"], made["instances"], seed=metadata["seed"])
-    if "--wide-fields 6" in metadata["command"]:
-        seen += wide_instances(6.0, made["num_spins"], made["instances"], seed=metadata["seed"])
+    options = AnnealOptions(
+        strengths=made["strengths"],
+        spins=made["num_spins"],
+        instances=made["instances"],
+        wide_fields=6.0 if "--wide-fields 6" in metadata["command"] else None,
+    )
+    seen = options.training(metadata["seed"])
     measured = trained_range(plan, seen, NativeEngine())
     assert PlanRange.of_metadata(metadata) == measured
     assert measured.max_field <= max(float(np.abs(entry.batch.fields).max()) for entry in seen) + 0.005
@@ -56,7 +60,7 @@ def test_couplings_end_the_range_where_their_error_begins() -> None:
     """A plan without turn by couplings answers J = 0: its error at row norm r is first order in r."""
     plan = builtin_plan("boltzmann-16")[0]
     deaf = TrotterPlan(plan.field_angles, 0 * plan.coupling_angles, plan.mixer_angles)
-    seen = random_instances((0.3, 0.6, 1.0), (4, 6), 64, seed=1)
+    seen = AnnealOptions(strengths=(0.3, 0.6, 1.0), spins=(4, 6)).training(seed=1)
     full, short = (trained_range(p, seen, NativeEngine()) for p in (plan, deaf))
     assert short.max_field == full.max_field
     assert short.max_row_norm < 0.5 * full.max_row_norm
@@ -66,19 +70,3 @@ def test_couplings_end_the_range_where_their_error_begins() -> None:
     assert missed[rows > short.max_row_norm].mean() > 0.05
     small = [e for e in seen if e.strength == 0.3]
     assert np.mean([np.abs(e.independent_probability - e.probability).mean() for e in small]) < 0.05
-
-
-def test_wide_instances_are_uniform_and_held_out_ones_are_others() -> None:
-    (entry,) = wide_instances(6.0, (4,), 500, seed=3)
-    fields = entry.batch.fields
-    assert 5.9 < np.abs(fields).max() < 6.0
-    # 2000 uniform fields: the standard error of the share inside |h| < 3 is 0.011; 5 of them.
-    assert abs((np.abs(fields) < 3).mean() - 0.5) < 0.056
-    assert abs(np.sqrt((entry.batch.couplings[:, 0, 1] ** 2).mean()) - 0.25) < 5 * 0.25 / 1000**0.5
-    (again,) = wide_instances(6.0, (4,), 500, seed=3)
-    np.testing.assert_array_equal(again.batch.fields, fields)
-    (other,) = wide_instances(6.0, (4,), 500, seed=3, held_out=True)
-    assert not np.isin(other.batch.fields, fields).any()
-    for bad in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="max_field: expected a finite number > 0, got "):
-            wide_instances(bad, (4,), 2, seed=0)

@@ -55,15 +55,14 @@ class Evaluation(Report):
     adapters: dict[str, str] = field(default_factory=dict)
 
     labels: ClassVar[tuple[Column, ...]] = (
-        Column("set", title="questions", narrow=True),
+        Column("set", title="questions"),
         Column(
             "state",
             "off: the model as it is; all heads: no head salient; random (N): N salient groups of equal size; else the "
             "folder of an adapter",
             title="state",
-            narrow=True,
         ),
-        Column("samples", "number of questions", title="n", form="d"),
+        Column("samples", "number of questions", title="n"),
     )
     columns: ClassVar[tuple[Column, ...]] = (
         Column(
@@ -71,24 +70,21 @@ class Evaluation(Report):
             "share of questions whose right choice scores highest, or whose answer matches exactly; standard error, or "
             "for random groups the standard deviation over the groups",
             title="accuracy, %",
-            narrow="accur. %",
             show=_with_error("accuracy", ".2f", 100),
         ),
         Column(
             "accuracy_difference",
             "accuracy minus that of off on the same questions, and the standard error of the paired difference",
             title="difference",
-            narrow="diff.",
             show=_with_error("accuracy_difference", "+.2f", 100),
         ),
-        Column("mcnemar_p", "exact two-sided p of McNemar's test", title="p", form=".3g"),
-        Column("v", "mean value and its standard error, errors as of accuracy", title="v", narrow=True,
+        Column("mcnemar_p", "exact two-sided p of McNemar's test", title="p"),
+        Column("v", "mean value and its standard error, errors as of accuracy", title="v",
                show=_with_error("v", ".3f")),
         Column(
             "v_difference",
             "v minus that of off on the same questions, and its standard error",
             title="v difference",
-            narrow="diff.",
             show=_with_error("v_difference", "+.3f"),
         ),
         Column(
@@ -101,7 +97,6 @@ class Evaluation(Report):
         Column("ranked", "number of calibrations that are ranked"),
         Column("value", "name of the value v"),
     )  # fmt: skip
-    groups: ClassVar[tuple[str, ...]] = ("set",)
 
     @property
     def title(self) -> str:

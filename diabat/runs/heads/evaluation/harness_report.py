@@ -57,30 +57,26 @@ class HarnessReport(Report):
     categories: dict[str, list[str]] = field(default_factory=dict)
 
     labels: ClassVar[tuple[Column, ...]] = (
-        Column("task", "task or group of lm-eval, or a category of tasks", title="task", narrow=True),
-        Column("metric", "metric of lm-eval, and its filter if there is one", title="metric", narrow=True),
+        Column("task", "task or group of lm-eval, or a category of tasks", title="task"),
+        Column("metric", "metric of lm-eval, and its filter if there is one", title="metric"),
         Column(
             "state",
             "off: the model as it is; calibrated; else the folder of an adapter",
             title="state",
-            narrow=True,
         ),
-        Column("samples", "number of documents", title="n", form="d"),
+        Column("samples", "number of documents", title="n"),
     )
     columns: ClassVar[tuple[Column, ...]] = (
         Column(
             "score",
             "score and its standard error",
             title="score",
-            narrow=True,
             show=_with_error("score", ".4f"),
         ),
         Column(
             "chance",
             "score of guessing: mean over documents of the share of right choices; none for generated text",
             title="chance",
-            narrow=True,
-            form=".4f",
         ),
         Column(
             "difference",
@@ -88,7 +84,6 @@ class HarnessReport(Report):
             "sum over documents; of a category the mean over its tasks whose score is a mean over documents, positive "
             "if better, with tasks taken as given and documents as drawn",
             title="difference",
-            narrow="diff.",
             show=_with_error("difference", "+.4f"),
         ),
         Column(
@@ -98,12 +93,9 @@ class HarnessReport(Report):
             title="relative, %",
             show=_with_error("relative", "+.2f", 100),
         ),
-        Column(
-            "mcnemar_p", "exact two-sided p of McNemar's test, for scores of 0 and 1", title="p", form=".3g"
-        ),
+        Column("mcnemar_p", "exact two-sided p of McNemar's test, for scores of 0 and 1", title="p"),
         Column("tasks", "tasks of a category, and the metric of each"),
     )
-    groups: ClassVar[tuple[str, ...]] = ("task",)
 
     @property
     def title(self) -> str:

@@ -15,7 +15,7 @@ from diabat.attention.heads.decoder import forward_logits
 from diabat.attention.heads.pretrained import attention_modules, pretrained_model
 from diabat.attention.heads.samples import read_samples
 from diabat.checks import ArgumentError
-from diabat.drawing import new_figure, save_figure
+from diabat.plots import new_figure, save_figure
 from diabat.runs.heads.evaluation.states import State, entered
 from diabat.runs.heads.questions.sets import QuestionSet
 

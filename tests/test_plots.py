@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from diabat.drawing import draw_line, legend_below, new_figure, save_figure
+from diabat.plots import draw_line, legend_below, new_figure, save_figure
 
 
 def test_a_figure_that_cannot_be_drawn_leaves_the_old_one(tmp_path: Path) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from diabat.circuits.problem import spin_table
 from diabat.ising import Ising
 from diabat.samplers.answers import Samples
+from diabat.samplers.base import Sampler, UnsupportedError
+from diabat.samplers.registry import sampler
 
 MAX_SPINS = 16
 # 2^24 doubles are 128 MiB; a fidelity report holds a few such tables at once.
@@ -36,24 +38,38 @@ def all_states(n: int) -> Tensor:
     return torch.from_numpy(spin_table(n))
 
 
+def law_of(backend: Sampler, ising: Ising) -> Tensor | None:
+    """As :func:`states_of`; None if the backend gives no law, or there are too many states."""
+    if not (isinstance(backend, StateBackend) and countable(ising)):
+        return None
+    try:
+        return states_of(backend, ising)
+    except UnsupportedError:  # a processor provides only reads
+        return None
+
+
+def boltzmann(ising: Ising) -> Tensor:
+    """Exact probability of every state at β = 1, float64 [*batch, 2^n]."""
+    exact = sampler("exact")
+    assert isinstance(exact, StateBackend)
+    return states_of(exact, ising.detach().to(torch.float64))
+
+
+@torch.no_grad()
 def states_of(backend: StateBackend, ising: Ising) -> Tensor:
     """Probability of every state, float64 [*batch, 2^n]; invisible spins are -1.
 
     Invisible spins are passed to the backend without field and coupling.  They are then independent and unbiased:
     the states in which they are -1 have the law of the other spins, divided by 2^hidden.
     """
-    if ising.visible is None:
-        return backend.state_probabilities(ising).detach().double().cpu()
-    p = backend.state_probabilities(decoupled(ising)).detach().double().cpu()
-    hidden = ~ising.visible_mask.cpu()
-    up = all_states(ising.num_spins) > 0
-    # float64 [*batch, 2^n]: number of hidden spins that are +1 in the state
-    wrong = hidden.double() @ up.double().T > 0
+    p = backend.state_probabilities(_decoupled(ising)).double().cpu()
+    hidden, up = ~ising.visible_mask.cpu(), all_states(ising.num_spins) > 0
+    wrong = hidden.double() @ up.double().T > 0  # [*batch, 2^n]: a hidden spin is +1 in the state
     return p.masked_fill(wrong, 0.0) * 2.0 ** hidden.sum(-1, keepdim=True)
 
 
-def decoupled(ising: Ising) -> Ising:
-    """Return the problems with every spin visible, but no field and no coupling on the invisible ones."""
+def _decoupled(ising: Ising) -> Ising:
+    """The problems with every spin visible, but no field and no coupling on the invisible ones."""
     if ising.visible is None:
         return ising
     v = ising.visible.to(ising.fields)
@@ -89,30 +105,14 @@ def total_variation(q: Tensor, p: Tensor) -> Tensor:
     return (q - p).abs().sum(-1) / 2
 
 
-def kl_divergence(q: Tensor, p: Tensor) -> Tensor:
-    """KL(q ‖ p) = Σ q log(q/p) in nats, [*batch]; with p the exact law it is finite for reads q."""
-    ratio = torch.where(q > 0, q / p.clamp(min=torch.finfo(p.dtype).tiny), 1.0)
-    return (q * ratio.log()).sum(-1)
+def mean_deviation(p: Tensor, num_reads: int) -> Tensor:
+    """E|q - p| of the frequency q of an event of probability p in N independent reads, float64.
 
-
-def perfect_reads(p: Tensor, num_reads: int, *, seed: int, replicates: int = 4) -> tuple[float, float]:
-    """Mean total variation and KL of independent reads from p itself: the plug-in bias of both.
-
-    Args:
-        p: Exact distribution, float64 [*batch, 2^n].
-        num_reads: Reads per problem.
-        seed: Seed of the simulated reads.
-        replicates: Simulations that are averaged.
-
-    Returns:
-        Total variation and KL, averaged over problems and replicates.
+    2 ν/N · C(N, ν) p^ν (1 - p)^(N - ν + 1) with ν = floor(N p) + 1 (De Moivre 1730).  Half its sum over states is the
+    total variation that reads of the exact law would show.
     """
-    rng = np.random.default_rng(seed)
-    # numpy wants probabilities that sum to 1 within 1e-12.
-    law = (p / p.sum(-1, keepdim=True)).reshape(-1, p.shape[-1])
-    found = []
-    for _ in range(replicates):
-        q = torch.from_numpy(rng.multinomial(num_reads, law.numpy()) / num_reads)
-        found.append((float(total_variation(q, law).mean()), float(kl_divergence(q, law).mean())))
-    tv, kl = np.mean(found, axis=0).tolist()
-    return tv, kl
+    p = p.detach().double().clamp(0, 1)
+    v = (num_reads * p).floor() + 1
+    rest = num_reads - v + 1
+    ways = math.lgamma(num_reads + 1) - torch.lgamma(v) - torch.lgamma(rest)
+    return 2 / num_reads * (ways + torch.xlogy(v, p) + torch.xlogy(rest, 1 - p)).exp()

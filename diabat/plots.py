@@ -1,0 +1,190 @@
+"""Figures in one style: lines with error bars, bars, heat maps; drawn without global state, and saved whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diabat.files import create_file, naming, replacing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FloatArray = NDArray[np.float64]
+
+# The palette of Okabe and Ito, for colour-blind readers; markers distinguish lines in grey print.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+REFERENCE: Mapping[str, Any] = {"color": "0.45", "marker": "", "linewidth": 1.3, "zorder": 2}
+"""Style of a line to compare with."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a panel.
+
+    Attributes:
+        x: Places of the points.
+        y: Their heights; a point without one (None) is left out.
+        label: Text in the legend; empty for a line that is not in it.
+        look: Index of colour and marker.
+        errors: Half lengths of error bars.
+        style: Options of :meth:`matplotlib.axes.Axes.errorbar` in place of those of the look.
+    """
+
+    x: Sequence[float] | FloatArray
+    y: Sequence[float | None] | FloatArray
+    label: str = ""
+    look: int = 0
+    errors: Sequence[float] | FloatArray | None = None
+    style: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes.
+
+    Attributes:
+        lines: What is drawn.
+        bars: Heights by name, in place of points; None for no bar.  Each has its value above it.
+        settings: Arguments of :meth:`matplotlib.axes.Axes.set`, e.g. title, xlabel, yscale.  Ticks are written as
+            plain numbers, and replace those between them.
+    """
+
+    lines: Sequence[Line] = ()
+    bars: Mapping[str, float | None] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def lines(
+    panels: Sequence[Sequence[Panel]],
+    path: str | Path,
+    *,
+    title: str = "",
+    size: tuple[float, float] = (3.6, 3.3),
+    share_y: bool = True,
+    legend: Literal["below", "inside"] = "below",
+) -> Path:
+    """Draw rows of panels with lines or bars.
+
+    Args:
+        panels: Rows of equally many panels.
+        path: Output file; the suffix chooses the format (png, pdf, svg).
+        title: Line above the figure.
+        size: Width and height of a panel in inches.
+        share_y: Whether all panels have one vertical axis; those below each other share the horizontal one.
+        legend: One for all panels below them, each label once, or one inside each panel.
+
+    Returns:
+        The path.
+    """
+    count = len(panels[0])
+    figure = new_figure(size[0] * count + 1.0, size[1] * len(panels) + 0.6)
+    axes = figure.subplots(len(panels), count, sharex="col", sharey=share_y, squeeze=False)
+    for row, of_row in zip(axes, panels, strict=True):
+        for axis, panel in zip(row, of_row, strict=True):
+            draw_panel(axis, panel)
+            if share_y:
+                axis.label_outer()
+            if legend == "inside" and axis.get_legend_handles_labels()[0]:
+                axis.legend(frameon=False, fontsize="small")
+    if legend == "below":
+        legend_below(figure, axes.T.flat, max(2, 2 * count))
+    if title:
+        figure.suptitle(title, fontsize=10)
+    return save_figure(figure, path)
+
+
+def draw_panel(axis: Axes, panel: Panel) -> None:
+    """Draw lines and bars, and write ticks as plain numbers."""
+    for line in panel.lines:
+        y = np.array(line.y, dtype=float)  # None is NaN
+        points = np.flatnonzero(~np.isnan(y))
+        if len(points):
+            errors = None if line.errors is None else np.array(line.errors)[points]
+            style = {"yerr": errors, "label": line.label or "_", **line.style}
+            draw_line(axis, np.array(line.x)[points], y[points], line.look, **style)
+    if panel.bars:
+        colours = [COLOURS[look % len(COLOURS)] for look in range(len(panel.bars))]
+        heights = [float("nan") if height is None else height for height in panel.bars.values()]
+        drawn = axis.bar(range(len(heights)), heights, 0.7, color=colours, zorder=3)
+        behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+        names = ["" if height is None else f"{height:.2g}" for height in panel.bars.values()]
+        axis.bar_label(drawn, names, padding=2, fontsize="small", zorder=4, bbox=behind)
+        turned: dict[str, Any] = {
+            "rotation": 30,
+            "ha": "right",
+            "rotation_mode": "anchor",
+            "fontsize": "small",
+        }
+        axis.set_xticks(range(len(colours)), list(panel.bars), **turned)
+    settings = dict(panel.settings)
+    ticks = {name: settings.pop(f"{name}ticks") for name in "xy" if f"{name}ticks" in settings}
+    axis.set(**settings)
+    for name, places in ticks.items():
+        getattr(axis, f"set_{name}ticks")([], minor=True)
+        getattr(axis, f"set_{name}ticks")(places, [f"{place:.4g}" for place in places])
+    tidy(axis, "y" if panel.bars else "both")
+
+
+def draw_line(axis: Axes, x: Any, y: Any, look: int, **options: Any) -> None:
+    """Draw a line; ``look`` is the index of its colour and marker.  Markers are not clipped at the edge of the axes.
+
+    Args:
+        axis: The axes.
+        x: Places of the points.
+        y: Their heights.
+        look: Index of colour and marker.
+        options: Those of :meth:`matplotlib.axes.Axes.errorbar`.
+    """
+    look %= len(COLOURS)
+    style = {"color": COLOURS[look], "marker": MARKERS[look], "markersize": 5, "linewidth": 1.6}
+    axis.errorbar(x, y, **{**style, "capsize": 3, "clip_on": False, "zorder": 3, **options})
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Create an empty figure of this size in inches, without pyplot and its global state."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Figure, path: str | Path) -> Path:
+    """Write the figure atomically; the suffix of the path chooses the format (png, pdf, svg)."""
+    path, drawn = Path(path), BytesIO()
+    with naming(path):
+        figure.savefig(drawn, dpi=160, format=path.suffix.removeprefix(".") or None)
+    with replacing(path) as temporary:
+        create_file(temporary, drawn.getvalue())
+    return path
+
+
+def tidy(axis: Axes, grid: Literal["both", "x", "y"] | None = "both") -> None:
+    """Draw a light grid behind the data, and remove the frame above and to the right."""
+    if grid is not None:
+        axis.grid(visible=True, which="major", axis=grid, color="0.9", linewidth=0.8)
+        axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def legend_below(figure: Figure, axes: Iterable[Axes], columns: int) -> None:
+    """Draw one legend below all axes, each label once; no legend if nothing has a label."""
+    entries: dict[Any, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    if entries:
+        columns = min(len(entries), columns)
+        figure.legend(
+            entries.values(), entries.keys(), loc="outside lower center", ncols=columns, frameon=False
+        )

@@ -1,0 +1,295 @@
+r"""Predicted and fitted inverse temperatures of a diabatic anneal, over annealing times.
+
+With ℓ(β) the mean of log P(s_j | rest) over the states of the sampler and visible spins, in nats, the goodness of the
+fitted law β̂ is
+
+    explained = (ℓ(β̂) - ℓ(0))/(ℓ_q - ℓ(0)),   ℓ(0) = -log 2,   ℓ_q = Σ_s q(s) log q(s_j | rest),
+
+1 if and only if the sampler's own conditionals q are those of the fitted Boltzmann law.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diabat.checks import ArgumentError, check_count, check_positive
+from diabat.circuits import AnnealingSchedule
+from diabat.ising import Ising
+from diabat.plots import REFERENCE, Line, Panel, lines
+from diabat.progress import new_bar
+from diabat.samplers.anneals import find_schedule
+from diabat.samplers.base import Sampler
+from diabat.samplers.dqa import DQASampler
+from diabat.samplers.pseudolikelihood import Term, fit_betas, fit_state_betas, log_pseudolikelihood
+from diabat.samplers.seeds import draw_seed
+from diabat.studies import states
+from diabat.studies.ensembles import sk
+from diabat.studies.report import Column, Report, Row, with_error
+
+_LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class CalibrationOptions:
+    """A schedule, annealing times, and the random problems of a calibration.
+
+    Attributes:
+        schedule: Name of a built-in schedule, or path of a CSV file with columns s, A_GHz, B_GHz.
+        protocol: ``fast`` or ``standard``, of a built-in schedule (None for ``fast``) or of a CSV file with several.
+        times_ns: Annealing times in ns.
+        engine: Engine of the backend ``dqa``.
+        steps: Trotter steps at every time; None chooses them for each time.
+        spins: Number n of spins of each problem.
+        strength: g > 0, dimensionless: h ~ N(0, g), J ~ N(0, g/√n).
+        instances: Different J; confidence intervals are over these, and with one there are none.
+        queries: Different h for each J.
+        num_reads: Reads per problem behind the fits; None fits exact state probabilities, n <= 16.
+    """
+
+    schedule: str = "Advantage2_system1"
+    protocol: Literal["fast", "standard"] | None = None
+    times_ns: tuple[float, ...] = (2.0, 5.0, 7.0, 10.0, 20.0)
+    engine: str = "native"
+    steps: int | None = None
+    spins: int = 6
+    strength: float = 0.3
+    instances: int = 8
+    queries: int = 4
+    num_reads: int | None = None
+
+    def __post_init__(self) -> None:
+        times = list(self.times_ns)
+        if not times or not all(math.isfinite(time) and time > 0 for time in times):
+            raise ArgumentError("times_ns", f"expected positive finite times in ns, got {times}.")
+        check_positive("strength", self.strength)
+        for name in ("spins", "instances", "queries"):
+            check_count(name, getattr(self, name))
+        check_count("num_reads", self.num_reads, optional=True)
+
+
+def _beta(key: str, meaning: str, title: str) -> tuple[Column, Column]:
+    margin = f"{key}_margin"
+    return (
+        Column(key, meaning, title, lambda row: with_error(row[key], row[margin])),
+        Column(margin, f"half length of its {100 * _LEVEL:g} % confidence interval over instances"),
+    )
+
+
+@dataclass(frozen=True)
+class CalibrationReport(Report):
+    """Calibration of one schedule.
+
+    Attributes:
+        rows: One for each annealing time, ascending; keys as in ``definitions()``.
+        label: Name and protocol of the schedule.
+        options: What was asked for.
+        seed: Seed of problems and reads.
+    """
+
+    label: str
+    options: CalibrationOptions
+    seed: int
+
+    labels = (Column("annealing_time_ns", "annealing time in ns", "t_a\nns"),)
+    columns = (
+        Column("steps", "Trotter steps", "steps"),
+        Column("predicted_beta_h", "beta_h = 2 pi int B sin(2 pi int A) of the schedule (A, B in GHz, t in ns), "
+               "weak fields", "β_h\npredicted"),
+        *_beta("fitted_beta_h", "predicted_beta_h times the scale of the fields by maximum pseudo-likelihood",
+               "β_h\nfitted"),
+        Column("predicted_beta_J", "beta_J = 2 pi int B sin(4 pi int A), weak couplings", "β_J\npredicted"),
+        *_beta("fitted_beta_J", "predicted_beta_J times the scale of the couplings, fitted together with beta_h",
+               "β_J\nfitted"),
+        Column("tv_before", "total variation to the target (beta = 1), predicted betas programmed; mean over "
+               "problems", "TV\nbefore"),
+        Column("tv_after", "the same with the fitted betas programmed", "TV\nafter"),
+        Column("tv_own", "total variation between the sampler and Boltzmann at the fitted betas; no beta reduces it",
+               "TV\nown β"),
+        Column("explained", "share of the pseudo-likelihood gain over random spins that the fitted Boltzmann law "
+               "explains; 1 is all"),
+    )  # fmt: skip
+
+    @property
+    def title(self) -> str:
+        """Lines above the table: the schedule, and the problems."""
+        of, reads = self.options, self.options.num_reads
+        source = "exact laws" if reads is None else f"{reads} reads each"
+        problems = f"{of.instances} J x {of.queries} h, {source}; ± {100 * _LEVEL:g} % over J"
+        return f"{self.label}\nSK n = {of.spins}, g = {of.strength:g}, {problems}"
+
+    def plot(self, path: str | Path) -> Path:
+        """Draw β_h and β_J, their ratios to the prediction, and the distance to the target, against annealing time."""
+        of = {
+            key: np.array([row[key] for row in self.rows], dtype=float) for key in self.rows[0]
+        }  # None is NaN
+        times = of["annealing_time_ns"]
+        axis: dict[str, Any] = {"xscale": "log", "xticks": times, "xlabel": "annealing time $t_a$ (ns)"}
+        axis["xlim"] = ends = (0.85 * times[0], 1.18 * times[-1])
+        betas, ratios = [], [Line(ends, (1, 1), style=REFERENCE)]
+        for look, term, name, style, shift in (  # the fits nearly coincide: an open square around a dot
+            (
+                1,
+                "J",
+                r"couplings $\beta_J$",
+                {"markersize": 8, "fillstyle": "none", "linestyle": "none"},
+                1.015,
+            ),
+            (0, "h", r"fields $\beta_h$", {"markersize": 4, "linestyle": "none"}, 0.985),
+        ):
+            predicted, fitted = of[f"predicted_beta_{term}"], of[f"fitted_beta_{term}"]
+            margin = np.nan_to_num(of[f"fitted_beta_{term}_margin"])
+            betas.append(Line(times, predicted, f"{name}, predicted", look, style={"marker": "."}))
+            betas.append(Line(times, fitted, f"{name}, fitted", look, margin, style))
+            ratios.append(Line(shift * times, fitted / predicted, name, look, margin / predicted, style))
+        low, high = (f(of["predicted_beta_h"].tolist() + of["predicted_beta_J"].tolist()) for f in (min, max))
+        ticks = [digit * 10.0**power for power in range(-3, 5) for digit in (1, 2, 5)]
+        ticks = [tick for tick in ticks if 0.6 * low < tick < 1.2 * high]
+        grey = {"color": "0.4", "linestyle": ":"}
+        distances = [
+            Line(times, of["tv_before"], r"to the target, predicted $\beta$ programmed", 0),
+            Line(times, of["tv_after"], r"to the target, fitted $\beta$ programmed", 1),
+            Line(times, of["tv_own"], r"to Boltzmann at its own fitted $\beta$", 2, style=grey),
+        ]
+        logarithmic = {"yscale": "log", "yticks": ticks} if len(times) > 1 else {}
+        panels = [
+            Panel(betas, settings={**axis, **logarithmic, "ylabel": r"inverse temperature $\beta$"}),
+            Panel(ratios, settings={**axis, "ylabel": "fitted / predicted"}),
+            Panel(
+                distances,
+                settings={**axis, "ylim": (0, None), "ylabel": "total variation, mean over problems"},
+            ),
+        ]
+        title = self.title.replace("\n", "; ")
+        return lines([panels], path, title=title, size=(4.2, 3.6), share_y=False, legend="inside")
+
+
+def calibrate(
+    options: CalibrationOptions | None = None, *, seed: int = 0, progress: bool = False
+) -> CalibrationReport:
+    """Compare predicted with fitted inverse temperatures of a diabatic anneal.
+
+    SK problems with h ~ N(0, g), J ~ N(0, g/√n) are programmed as h/β_h, J/β_J with the predicted values.  The scale
+    fitted to the result, times the predicted value, is the fitted value.  It decreases with g; the prediction holds
+    for weak problems.  Intervals are over instances (Student's t, instances - 1 degrees of freedom): they cover the
+    fit to infinitely many instances of this ensemble.
+
+    Args:
+        options: Schedule, times and problems; None for the defaults.
+        seed: Seed of problems and reads.
+        progress: Show a progress bar with the time left on standard error.
+
+    Raises:
+        ValueError: If an option is out of range, or the states cannot be had without reads.
+    """
+    of, seed = options or CalibrationOptions(), draw_seed(seed)
+    schedule = find_schedule(of.schedule, of.protocol)
+    if not isinstance(schedule, AnnealingSchedule):
+        raise ArgumentError(
+            "schedule",
+            f"expected an annealing schedule, which runs at any annealing time, got '{of.schedule}': a plan of angles, "
+            "which has none.",
+        )
+    sizes = {"num_spins": of.spins, "instances": of.instances, "queries": of.queries}
+    (ensemble,) = sk([of.strength], **sizes, seed=seed)
+    anneal: dict[str, Any] = {"engine": of.engine, "schedule": schedule, "steps": of.steps}
+    times = sorted(set(of.times_ns))
+    try:
+        backends = [DQASampler(**anneal, annealing_time_ns=t, calibration="predicted") for t in times]
+    except ArgumentError as refused:
+        known = refused.argument != "annealing_time_ns"
+        raise ArgumentError(refused.argument if known else "times_ns", refused.reason) from refused
+    with new_bar(shown=progress) as bar:
+        rows = [
+            _row(backend, ensemble.ising, of.num_reads, seed)
+            for backend in bar.track(backends, description="annealing times")
+        ]
+    return CalibrationReport(rows, f"{schedule.name} ({schedule.protocol})", of, seed)
+
+
+def _row(backend: DQASampler, ising: Ising, num_reads: int | None, seed: int) -> Row:
+    anneal, fit = backend.anneal, measure(backend, ising, num_reads=num_reads, seed=seed)
+    row: Row = {"annealing_time_ns": anneal.annealing_time_ns, "steps": anneal.plan.steps}
+    for key, predicted in zip(("beta_h", "beta_J"), anneal.betas, strict=True):
+        row[f"predicted_{key}"] = predicted
+        for part in (key, f"{key}_margin"):
+            scale = fit.pop(part)
+            row[f"fitted_{part}"] = None if scale is None else predicted * scale
+    return row | fit
+
+
+def measure(backend: Sampler, ising: Ising, *, num_reads: int | None = None, seed: int = 0) -> Row:
+    """Fit a sampler's inverse temperatures, and measure what programming them gains.
+
+    Args:
+        backend: Any sampler.  Distances require its state probabilities; they are those of the law itself, also if the
+            fit is made from reads.
+        ising: The problems, fields [instances, ..., n]; problems of one instance vary together.
+        num_reads: Reads per problem behind the fit; None fits the state probabilities.
+        seed: Seed of the reads.
+
+    Returns:
+        beta_h and beta_J relative to the problems (1 is right), beta_h_margin and beta_J_margin, half their confidence
+        intervals, and the distances and goodness of the report; None where there is no fit, no interval or no law.
+
+    Raises:
+        ValueError: If ``num_reads`` is None and the sampler has no state probabilities or the problems are too large.
+    """
+    law, shape = states.law_of(backend, ising), ising.batch_shape
+    groups = torch.arange(shape[0]).reshape(-1, *[1] * (len(shape) - 1))
+    if num_reads is not None:
+        samples = backend.sample(ising, num_reads, seed=seed)
+        fit = fit_betas(ising, samples.spins, samples.weights, groups=groups)
+    elif law is not None:
+        fit = fit_state_betas(ising, law, groups=groups)
+    else:
+        why = f"'{backend.name}' does not provide state probabilities here"
+        if not states.countable(ising):
+            why = f"the states of {ising.num_problems} problems of {ising.num_spins} spins are too many"
+        raise ArgumentError("num_reads", f"expected a number of reads, got none; {why}.")
+    row: Row = dict.fromkeys(("tv_before", "tv_after", "tv_own", "explained"))
+    terms: tuple[tuple[str, Term], ...] = (("beta_h", "field"), ("beta_J", "coupling"))
+    for name, term in terms:
+        ends = fit.interval(term, _LEVEL)
+        row |= {name: getattr(fit, term), f"{name}_margin": None if ends is None else (ends[1] - ends[0]) / 2}
+    if law is None:
+        return row
+    target = states.boltzmann(ising)
+    row["tv_before"] = _distance(law, target)
+    if fit.exists:
+        row["tv_own"] = _distance(law, states.boltzmann(rescaled(ising, *fit.scales)))
+        row["explained"] = _explained(ising, law, fit.scales)
+    if fit.exists and all(fit.scales):
+        after = states.law_of(backend, rescaled(ising, *(1 / scale for scale in fit.scales)))
+        row["tv_after"] = None if after is None else _distance(after, target)
+    return row
+
+
+def rescaled(ising: Ising, h: float, J: float, K: float = 1.0) -> Ising:
+    """The problems with their fields, couplings and three-body terms multiplied by these factors, float64."""
+    terms = zip((h, J, K), (ising.fields, ising.couplings, ising.three_body), strict=True)
+    fields, couplings, cubic = (None if x is None else factor * x.detach().double() for factor, x in terms)
+    assert fields is not None
+    return Ising(fields, couplings, ising.visible, cubic, check=False)
+
+
+def _explained(ising: Ising, law: Tensor, scales: tuple[float, float, float]) -> float | None:
+    """Share of the gain over random spins that the fitted law explains; None for a law without any."""
+    table = states.all_states(ising.num_spins)
+    fitted = log_pseudolikelihood(ising, table, law.movedim(-1, 0), scales)
+    own, index = 0.0, torch.arange(law.shape[-1])
+    for j in range(ising.num_spins):  # an invisible spin is -1 in every state of the law, and adds log 1
+        given_rest = torch.where(law > 0, law / (law + law[..., index ^ (1 << j)]), 1.0)
+        own += float((law * given_rest.log()).sum()) / max(1, int(ising.visible_mask.sum()))
+    gain = own + math.log(2)
+    return (fitted + math.log(2)) / gain if gain > 0 else None
+
+
+def _distance(q: Tensor, p: Tensor) -> float:
+    return float(states.total_variation(q, p).mean())

@@ -1,0 +1,295 @@
+"""How far backends are from the exact law, on problems of growing coupling strength."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from diabat.checks import ArgumentError, check_count
+from diabat.ising import Ising
+from diabat.plots import REFERENCE, Line, Panel, lines
+from diabat.samplers.answers import Moments
+from diabat.samplers.base import Sampler
+from diabat.samplers.pseudolikelihood import BetaFit, fit_betas, fit_state_betas
+from diabat.samplers.registry import sampler
+from diabat.samplers.seeds import draw_seed
+from diabat.studies import states
+from diabat.studies.comparison import LABELS, compare, is_analytic, timed
+from diabat.studies.ensembles import DEFAULT_STRENGTHS, Ensemble, ferromagnet, sk
+from diabat.studies.report import Column, Report, Row, formatted
+
+# Mean errors of reads of the exact law scatter by some percent about the floor.
+_NOISE = 1.25
+_SMALLEST = 1e-6
+
+
+@dataclass(frozen=True)
+class FidelityOptions:
+    """Random problems on which backends or gradients are compared, and reads: the section ``fidelity``.
+
+    Attributes:
+        ensembles: Families of random problems.
+        strengths: Coupling strengths g, dimensionless (divided by temperature).
+        sizes: Numbers n of spins.
+        instances: Different couplings per strength and size.
+        queries: Different fields per instance.
+        num_reads: Reads per problem of backends that sample.
+    """
+
+    ensembles: tuple[Literal["sk", "ferromagnet"], ...] = ("sk", "ferromagnet")
+    strengths: tuple[float, ...] = DEFAULT_STRENGTHS
+    sizes: tuple[int, ...] = (8,)
+    instances: int = 8
+    queries: int = 4
+    num_reads: int = 1000
+
+    def __post_init__(self) -> None:
+        for size in self.sizes:
+            check_count("sizes", size)
+        for name in ("instances", "queries", "num_reads"):
+            check_count(name, getattr(self, name))
+
+    def problems(self, seed: int) -> list[Ensemble]:
+        """The ensembles, named by their size if there are several sizes."""
+        found = []
+        for n in self.sizes:
+            for family in self.ensembles:
+                if family == "sk":
+                    sizes = {"instances": self.instances, "queries": self.queries}
+                    made = sk(self.strengths, num_spins=n, **sizes, seed=seed)
+                else:
+                    queries = self.instances * self.queries
+                    made = ferromagnet(self.strengths, num_spins=n, queries=queries, seed=seed)
+                several = len(self.sizes) > 1
+                found += [replace(one, name=f"{one.name} n={n}") if several else one for one in made]
+        return found
+
+
+def _tv(row: Row) -> str:
+    floor = row["tv_floor"]
+    return formatted(row["tv"]) + ("" if floor is None else f" ({formatted(floor)})")
+
+
+@dataclass(frozen=True)
+class FidelityReport(Report):
+    """Fidelity of several backends.
+
+    Attributes:
+        rows: One for each ensemble, strength and backend; keys as in ``definitions()``, and ``refused`` with the
+            backend's error message if it does not support the problems.
+        num_reads: Reads per problem of sampling backends.
+        seed: Seed of all draws.
+    """
+
+    num_reads: int
+    seed: int
+
+    labels = LABELS
+    columns = (
+        Column("num_reads", "reads per problem; null for backends that compute their moments"),
+        Column("marginal_mean", "mean |P(s=+1) - exact| over visible spins of all problems", "|ΔP|"),
+        Column("marginal_max", "largest of the same"),
+        Column("marginal_floor", "marginal_mean that independent exact reads would show at this number of reads"),
+        Column("pair_mean", "mean |<s_j s_k> - exact| over visible pairs"),
+        Column("attention_mean", "mean error of the normalised attention weights"),
+        Column("tv", "total variation to the exact distribution over states, mean over problems", "TV", _tv),
+        Column("tv_floor", "tv that independent exact reads would show at this number of reads"),
+        Column("beta_h", "scale of the fields by maximum pseudo-likelihood; 1 is right", "β_h"),
+        Column("beta_J", "scale of the couplings, fitted together with beta_h; 1 is right", "β_J"),
+        Column("beta_K", "scale of the three-body terms"),
+        Column("independent_error", "marginal_mean of the J = 0 answer"),
+        Column("capture", "coupling capture 1 - marginal_mean/independent_error: 1 all, 0 none of the couplings' "
+               "effect", "capture"),
+        Column("us_per_query", "wall time of one call, without compilation, divided by its problems, in microseconds",
+               "µs"),
+    )  # fmt: skip
+
+    @property
+    def title(self) -> str:
+        """Line above the table."""
+        sampled = any(row.get("tv_floor") is not None for row in self.rows)
+        return "Fidelity against exact" + " (in brackets: exact reads)" * sampled
+
+    def summary(self) -> str:
+        """Summarise which backends have the smallest errors, and which are within read noise.
+
+        Backends that answered every problem are ranked by their mean error.  A row of a sampled backend is within
+        read noise if its mean error is at most 1.25 times that of the same number of exact reads.
+        """
+        answered: dict[str, list[Row]] = {}
+        for row in self.rows:
+            answered.setdefault(row["backend"], []).append(row)
+        refusing = [name for name, own in answered.items() if any(row["refused"] is not None for row in own)]
+        ranked = {name: own for name, own in answered.items() if name not in refusing}
+        errors = {name: sum(row["marginal_mean"] for row in own) / len(own) for name, own in ranked.items()}
+        sampled = {k: v for k, v in ranked.items() if all(row["marginal_floor"] is not None for row in v)}
+        parts = {
+            "Mean |ΔP| over all problems, best first": [
+                f"{name} ({errors[name]:.2g})" for name in sorted(errors, key=errors.__getitem__)
+            ],
+            "Within read noise": [_within_noise(name, own) for name, own in sampled.items()],
+            "Not ranked, as they refused some problems": refusing,
+        }
+        return " ".join(f"{what}: {', '.join(names)}." for what, names in parts.items() if names)
+
+    def plot(self, path: str | Path) -> Path:
+        """Draw the mean error against coupling strength: one panel for each ensemble, one line for each backend.
+
+        An ensemble of a single strength, such as a trained layer, is a panel of bars.  The dashed grey line is the
+        J = 0 answer; the dotted one is the error that exact reads would show.  Errors below 1e-6 are rounding and are
+        drawn at 1e-6.
+
+        Raises:
+            ValueError: If every backend refused every problem.
+        """
+        rows = [row for row in self.rows if row["refused"] is None]
+        if not rows:
+            raise ArgumentError("report", "expected one with values, got one in which every backend refused.")
+        looks = {name: look for look, name in enumerate(dict.fromkeys(row["backend"] for row in rows))}
+        panels = {row["ensemble"]: [r for r in rows if r["ensemble"] == row["ensemble"]] for row in rows}
+        drawn = [_panel(name, own, looks) for name, own in panels.items()]
+        least = ", at least $10^{-6}$" * any(row["marginal_mean"] < _SMALLEST for row in rows)
+        first = {**drawn[0].settings, "ylabel": f"mean |error| of P(s = +1){least}"}
+        return lines([[replace(drawn[0], settings=first), *drawn[1:]]], path)
+
+
+def _within_noise(name: str, rows: list[Row]) -> str:
+    count = sum(row["marginal_mean"] <= _NOISE * row["marginal_floor"] for row in rows)
+    return f"{name} in {'every row' if count == len(rows) else f'{count} of {len(rows)} rows'}"
+
+
+def _panel(name: str, rows: list[Row], looks: Mapping[str, int]) -> Panel:
+    """Errors of one ensemble, as lines or, for a single strength, as bars; and grey lines to compare with."""
+    strengths = sorted({row["strength"] for row in rows})
+    alone, ends = len(strengths) == 1, (-0.6, len(looks) - 0.4)
+    grey = []
+    for key, label, dashes in (("independent_error", "J = 0", "--"), ("marginal_floor", "exact reads", ":")):
+        level = {row["strength"]: max(row[key], _SMALLEST) for row in rows if row[key] is not None}
+        x, at = (ends, strengths * 2) if alone else (strengths, strengths)
+        grey.append(Line(x, [level.get(g) for g in at], label, style={**REFERENCE, "linestyle": dashes}))
+    errors = {(row["backend"], row["strength"]): max(row["marginal_mean"], _SMALLEST) for row in rows}
+    if alone:
+        bars = {backend: errors.get((backend, strengths[0])) for backend in looks}
+        title = f"{name}, g = {strengths[0]:.2g}"
+        return Panel(grey, bars, {"title": title, "yscale": "log", "xlim": ends})
+    own = [Line(strengths, [errors.get((b, g)) for g in strengths], b, look) for b, look in looks.items()]
+    return Panel([*own, *grey], settings={"title": name, "yscale": "log", "xlabel": "coupling strength g"})
+
+
+def fidelity_report(
+    backends: Mapping[str, Sampler],
+    ensembles: Iterable[Ensemble],
+    *,
+    num_reads: int = 1000,
+    seed: int = 0,
+    progress: bool = False,
+    reference: Sampler | None = None,
+) -> FidelityReport:
+    """Compare backends with exact enumeration.
+
+    Args:
+        backends: Samplers by the name that the report shows.
+        ensembles: Problems, e.g. ``[*sk(), *ferromagnet()]``.
+        num_reads: Reads per problem for backends whose moments are sampled.
+        seed: Seed of all draws.
+        progress: Show a progress bar with the time left on standard error.
+        reference: An exact backend; None means ``exact``.
+
+    Returns:
+        One row for each ensemble and backend, also if the backend refuses the ensemble (key ``refused``).
+
+    Raises:
+        FidelityError: If an ensemble has no exact answer.  Raised before any backend runs.
+        ValueError: If there is nothing to compare, or ``num_reads`` or ``seed`` is out of range.
+    """
+    check_count("num_reads", num_reads)
+    seed = draw_seed(seed)
+
+    reference = sampler("exact") if reference is None else reference
+    if not reference.capabilities.exact:
+        raise ArgumentError("reference", f"expected an exact sampler, got '{reference.name}'.")
+
+    def truth(case: Ensemble) -> _Truth:
+        ising = case.ising.detach().to(torch.float64)
+        moments = reference.moments(ising, correlations=True)
+        alone = _errors(torch.sigmoid(2 * ising.fields), moments.probability, ising.visible_mask)[0]
+        return _Truth(moments, states.law_of(reference, ising), alone)
+
+    def score(backend: Sampler, ising: Ising, exact: _Truth) -> list[Row]:
+        return [_score(backend, ising, exact, num_reads, seed)]
+
+    return FidelityReport(compare(backends, ensembles, truth, score, progress=progress), num_reads, seed)
+
+
+class _Truth(NamedTuple):
+    """Exact moments with pair correlations, the law over states if there are few, and the error of the J = 0 answer."""
+
+    moments: Moments
+    law: Tensor | None
+    independent_error: float
+
+
+def _score(backend: Sampler, ising: Ising, truth: _Truth, num_reads: int, seed: int) -> Row:
+    """All metrics of one backend, as in the columns of the report; None if one does not apply.
+
+    Calls ``sample`` if the moments of the backend are sampled, ``moments`` if they are analytic.
+    """
+    able, mask, reads = backend.capabilities, ising.visible_mask, None
+    fit, exact, alone = BetaFit(), truth.moments, truth.independent_error
+    if able.samples and not is_analytic(backend):
+        reads = num_reads
+        seconds, samples = timed(lambda: backend.sample(ising, num_reads, seed=seed))
+        got = samples.moments(correlations=True, dtype=torch.float64)
+        law = states.states_of_samples(samples) if states.countable(ising) else None
+        fit = fit_betas(ising, samples.spins, samples.weights)
+    else:
+        seconds, got = timed(lambda: backend.moments(ising, seed=seed))
+        if able.correlations:
+            got = backend.moments(ising, correlations=True, seed=seed)
+        law = states.law_of(backend, ising)
+        if law is None and able.law == "mean-field" and states.countable(ising):
+            law = states.states_of_marginals(got.probability)  # its law is the product of its marginals
+        if law is not None:
+            fit = fit_state_betas(ising, law)
+    row: Row = {
+        "num_reads": reads,
+        "independent_error": alone,
+        "us_per_query": 1e6 * seconds / ising.num_problems,
+    }
+    row["marginal_mean"], row["marginal_max"] = _errors(got.probability, exact.probability, mask)
+    # Couplings without any effect (no J, or no field) have no share that could be captured.
+    row["capture"] = None if alone < 1e-12 else 1 - row["marginal_mean"] / alone
+    row["attention_mean"] = _errors(_attention(got), _attention(exact), mask)[0]
+    row |= dict.fromkeys(("marginal_floor", "pair_mean", "tv", "tv_floor"))
+    if reads is not None:
+        row["marginal_floor"] = _mean(states.mean_deviation(exact.probability, reads)[mask])
+    if got.correlation is not None and exact.correlation is not None:
+        pairs = (mask[..., :, None] & mask[..., None, :]).triu(1)
+        row["pair_mean"] = _errors(got.correlation, exact.correlation, pairs)[0]
+    if truth.law is not None and law is not None:
+        row["tv"] = _mean(states.total_variation(law, truth.law))
+    if truth.law is not None and reads is not None:
+        row["tv_floor"] = _mean(states.mean_deviation(truth.law, reads).sum(-1) / 2)
+    names = ("beta_h", "beta_h_error", "beta_J", "beta_J_error", "beta_K", "beta_K_error")
+    return row | dict(zip(names, astuple(fit), strict=False))  # further fields say how the fit was made
+
+
+def _attention(moments: Moments) -> Tensor:
+    """Normalised weights α_j/Σα, float64 [*batch, n], smoothed where sampled; 0 where nothing is visible."""
+    alpha = moments.smoothed_probability.detach().double()
+    return alpha / alpha.sum(-1, keepdim=True).clamp(min=torch.finfo(alpha.dtype).tiny)
+
+
+def _errors(got: Tensor, exact: Tensor, mask: Tensor) -> tuple[float, float]:
+    """Mean and largest |got - exact| where the mask is set; 0 if it is set nowhere."""
+    size = (got.detach().double() - exact.detach().double())[mask].abs()
+    return _mean(size), float(size.max()) if size.numel() else 0.0
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.mean()) if values.numel() else 0.0

@@ -1,0 +1,246 @@
+"""Options of a learned anneal, and its training and held-out problems with exact answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diabat.checks import ArgumentError, check_count
+from diabat.circuits.engines.engine import Batch
+from diabat.circuits.grids import MAX_STEPS
+from diabat.circuits.schedules import FloatArray
+from diabat.ising import Ising, pack_couplings
+from diabat.samplers.exact import ExactSampler
+from diabat.studies.ensembles import Ensemble, sk
+
+MAX_SPINS = 16
+HELD_OUT_STRENGTHS, HELD_OUT_SPINS = (0.3, 0.6, 1.0), (6, 8, 10)
+RANDOM = ("strengths", "weights", "spins", "instances", "wide_fields", "wide_weight")
+"""Options of random problems."""
+
+
+@dataclass(frozen=True)
+class AnnealOptions:
+    """A plan with free angles (a learned anneal), its training problems, and the search: the section ``anneal``.
+
+    Attributes:
+        layers: Layers of the plan.
+        shared: The same angles for fields and couplings.
+        pair_weight: Weight of pair correlations in the loss; 0 counts only marginals.
+        strengths: Strengths g of random problems, h ~ N(0, g), J ~ N(0, g/√n).
+        weights: Weight of each strength in the loss; None for equal ones.
+        spins: Numbers of spins n of random problems.
+        instances: Random problems for each n and g.
+        wide_fields: Also train on fields uniform up to this size, J ~ N(0, 0.5/√n).
+        wide_weight: Weight of these problems; None for 1.
+        run: Folder of a training run, whose fields and couplings take the place of random problems.
+        start: Begin with this plan, a shipped name or a file.
+        restarts: Starts at every number of layers.
+        iterations: L-BFGS iterations of each start.
+        polish: Further iterations for the best one.
+        held_out: Held-out problems for each row of the error table.
+
+    Raises:
+        ValueError: A value out of range, or keys of random problems beside ``run``.
+    """
+
+    layers: int = 8
+    shared: bool = False
+    pair_weight: float = 0.2
+    strengths: tuple[float, ...] = (0.3, 0.6, 1.0, 1.5)
+    weights: tuple[float, ...] | None = None
+    spins: tuple[int, ...] = (4, 5)
+    instances: int = 64
+    wide_fields: float | None = None
+    wide_weight: float | None = None
+    run: Path | None = None
+    start: str | None = None
+    restarts: int = 8
+    iterations: int = 200
+    polish: int = 1000
+    held_out: int = 100
+
+    def __post_init__(self) -> None:
+        check_count("layers", self.layers, most=MAX_STEPS)
+        for name in ("restarts", "iterations", "held_out", "instances"):
+            check_count(name, getattr(self, name))
+        check_count("polish", self.polish, least=0)
+        _check_all("pair_weight", [self.pair_weight], least=0)
+        for option in fields(self) if self.run is not None else ():
+            if option.name in RANDOM and (got := getattr(self, option.name)) != option.default:
+                raise ArgumentError(
+                    option.name, f"cannot be combined with run, which provides the problems, got {got}."
+                )
+        _check_all("strengths", self.strengths)
+        for n in self.spins:
+            check_count("spins", n, least=2, most=MAX_SPINS)
+        if not self.spins:
+            raise ArgumentError("spins", "expected at least one, got none.")
+        if self.weights is not None:
+            _check_all("weights", self.weights, least=0)
+            if len(self.weights) != len(self.strengths) or not sum(self.weights):
+                wanted = f"{len(self.strengths)} numbers, one for each strength, not all 0"
+                raise ArgumentError("weights", f"expected {wanted}, got {list(self.weights)}.")
+        for name in ("wide_fields", "wide_weight"):
+            if getattr(self, name) is not None:
+                _check_all(name, [getattr(self, name)])
+        if self.wide_weight is not None and self.wide_fields is None:
+            raise ArgumentError(
+                "wide_weight", f"must be combined with wide_fields, got {self.wide_weight:g} without it."
+            )
+
+    def training(self, seed: int) -> list[Instances]:
+        """Random problems for training."""
+        weights, entries = self.weights or [1.0] * len(self.strengths), []
+        drawn = random_problems(self.strengths, self.spins, self.instances, seed=seed)
+        for i, ensemble in enumerate(drawn):  # by size, then by strength
+            entries += with_moments(ensemble, weight=weights[i % len(weights)])
+        if self.wide_fields is not None:
+            for ensemble in wide_problems(self.wide_fields, self.spins, self.instances, seed=seed):
+                entries += with_moments(ensemble, weight=self.wide_weight or 1.0)
+        return entries
+
+    def judging(self, seed: int) -> list[Ensemble]:
+        """Random problems that are never used for training."""
+        sizes, count = HELD_OUT_SPINS, self.held_out
+        found = random_problems(HELD_OUT_STRENGTHS, sizes, count, seed=seed, held_out=True)
+        if self.wide_fields is not None:
+            found += wide_problems(self.wide_fields, sizes, count, seed=seed, held_out=True)
+        return found
+
+
+def _check_all(name: str, values: Iterable[float], least: float | None = None) -> None:
+    """Refuse an empty list, and a number that is not finite or not > 0 (or >= ``least``)."""
+    bound, numbers = "> 0" if least is None else f">= {least:g}", list(values)
+    if not numbers:
+        raise ArgumentError(name, "expected at least one, got none.")
+    for x in numbers:
+        if not (math.isfinite(x) and (x > 0 if least is None else x >= least)):
+            raise ArgumentError(name, f"expected a finite number {bound}, got {x!r}.")
+
+
+@dataclass(frozen=True, eq=False)
+class Instances:
+    """Problems of one size with their exact moments, as numpy arrays.
+
+    Attributes:
+        name: Family; the loss is measured relative to each family and strength.
+        strength: g of the family, dimensionless.
+        batch: Programmed fields and couplings: those of the law, as they are.
+        probability: Exact P(s_j = +1), float64 [Q, n].
+        correlation: Exact <s_j s_k>, float64 [Q, n, n] with 1 on the diagonal.
+        weight: Weight of the family and strength in the loss.
+    """
+
+    name: str
+    strength: float
+    batch: Batch
+    probability: FloatArray
+    correlation: FloatArray
+    weight: float = 1.0
+
+    @property
+    def independent_probability(self) -> FloatArray:
+        """The J = 0 answer σ(2h), float64 [Q, n]."""
+        return np.exp(-np.logaddexp(0.0, -2.0 * self.batch.fields))
+
+
+def random_problems(
+    strengths: Sequence[float], num_spins: Sequence[int], instances: int, *, seed: int, held_out: bool = False
+) -> list[Ensemble]:
+    """Sherrington-Kirkpatrick problems h ~ N(0, g), J ~ N(0, g/√n), each with its own J; one ensemble for each n and g.
+
+    g and g/√n are standard deviations.  Held-out problems are never used for training, whatever the seeds.
+    """
+    found = []
+    for n in num_spins:
+        words = np.random.SeedSequence([seed, int(held_out), n]).generate_state(1, np.uint64)
+        found += sk(strengths, num_spins=n, instances=instances, queries=1, seed=int(words[0] >> 1))
+    return found
+
+
+def wide_problems(
+    max_field: float, num_spins: Sequence[int], instances: int, *, seed: int, held_out: bool = False
+) -> list[Ensemble]:
+    """Problems with fields of every size: h uniform in [-max_field, max_field], J ~ N(0, 0.5/√n); one for each n.
+
+    A plan is a trigonometric polynomial in the fields: beyond the fields it was trained on, P(s) does not stay
+    saturated.  Held-out problems are never used for training, whatever the seeds.
+    """
+    found, g = [], 0.5
+    for n in num_spins:
+        # A fourth word of the seed; seeds of `random_problems` have three words.
+        random = np.random.default_rng([seed, int(held_out), n, 1])
+        h = torch.from_numpy(random.uniform(-max_field, max_field, (instances, 1, n)))
+        J = torch.from_numpy(random.standard_normal((instances, 1, n * (n - 1) // 2)))
+        found.append(Ensemble(f"|h| < {max_field:g}", g, Ising(h, pack_couplings(J, n) * (g / math.sqrt(n)))))
+    return found
+
+
+def with_moments(ensemble: Ensemble, *, weight: float = 1.0) -> list[Instances]:
+    """Solve problems exactly: one entry for each number of visible spins from 1 up; invisible ones are left out.
+
+    Raises:
+        ValueError: Three-body terms, for which a plan has no angles, or more than 16 visible spins.
+    """
+    ising, name = ensemble.ising.detach().to(torch.float64), ensemble.name
+    if ising.three_body is not None:
+        raise ArgumentError(
+            "ensemble", f"expected only fields and couplings, got three-body terms in '{name}'."
+        )
+    batch, n = ising.batch_shape, ising.num_spins
+    mask = ising.visible_mask.reshape(-1, n)
+    most = int(mask.sum(-1).max())
+    if most > MAX_SPINS:
+        got = f"got {most} in '{name}'; every step of the training costs 2^n."
+        raise ArgumentError("ensemble", f"expected at most {MAX_SPINS} visible spins, {got}")
+    moments = ExactSampler().moments(ising, correlations=True)
+    assert moments.correlation is not None
+    J = ising.fields.new_zeros(n, n) if ising.couplings is None else ising.couplings
+    values = ising.fields, J.expand(*batch, n, n), moments.probability, moments.correlation
+    flat = [value.flatten(0, len(batch) - 1) for value in values]
+    found = []
+    for size in range(1, most + 1):
+        rows = (mask.sum(-1) == size).nonzero()[:, 0]
+        if not len(rows):
+            continue
+        spins = mask[rows].nonzero()[:, 1].view(-1, size)
+        h, J, P, C = (_selected(value, rows, spins) for value in flat)
+        J = J[0] if bool((J[0] == J).all()) else J  # couplings are repeated only if there are several
+        problems = Batch(h.numpy(), J.numpy())
+        found.append(Instances(name, ensemble.strength, problems, P.numpy(), C.numpy(), weight))
+    return found
+
+
+def _selected(value: Tensor, rows: Tensor, spins: Tensor) -> Tensor:
+    """Some rows of values [Q, n] or [Q, n, n], and in each row its spins, [rows, size] or [rows, size, size]."""
+    if value.ndim == 2:
+        return value[rows[:, None], spins]
+    return value[rows[:, None, None], spins[:, :, None], spins[:, None, :]]
+
+
+def split_windows(ensemble: Ensemble) -> tuple[Ensemble, Ensemble]:
+    """Split the queries of trained attention by windows, the first axis, into a training half and a held-out half.
+
+    Raises:
+        ValueError: Fewer than two windows.
+    """
+    ising, batch = ensemble.ising, ensemble.ising.batch_shape
+    if not batch or batch[0] < 2:
+        raise ArgumentError("ensemble", f"expected at least two windows to divide, got {batch[:1].numel()}.")
+
+    def part(which: int) -> Ensemble:
+        h, J, K = (
+            None if term is None else term.expand(*batch, *term.shape[term.ndim - order :])[which::2]
+            for order, term in enumerate((ising.fields, ising.couplings, ising.three_body), start=1)
+        )
+        assert h is not None
+        return replace(ensemble, ising=Ising(h, J, ising.visible_mask[which::2], K, check=False))
+
+    return part(0), part(1)
