@@ -18,7 +18,6 @@ from diabat.tasks import TASKS, ExampleKind
 from diabat.training.options import PROTOCOLS, TrainOptions
 
 Gradient = Literal["auto", "exact", "straight_through", "linear_response", "covariance", "adjoint"]
-_SECTIONS = ("task", "model", "sampler", "training", "fidelity", "calibration", "anneal")
 _MOST_THREADS = 1024
 """Largest number of threads; torch would start more of them until memory is full."""
 
@@ -83,11 +82,19 @@ class Config(BaseModel):
         return self
 
 
+_SECTIONS: dict[str, Any] = {
+    name: field.default
+    for name, field in Config.model_fields.items()
+    if dataclasses.is_dataclass(field.default)
+}
+"""Sections whose keys are the fields of a dataclass, with their defaults."""
+
+
 def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
     """Fill in the defaults of the task: model, sampler and published training; and the seed of the training."""
     # A section whose keys are all commented out is read as null and means its defaults; a backend that an
     # override sets to null is left out.
-    filled = {k: v for k, v in document.items() if v is not None or k not in _SECTIONS}
+    filled = {k: v for k, v in document.items() if v is not None or k not in (*_SECTIONS, "sampler")}
     if isinstance(fidelity := filled.get("fidelity"), dict) and isinstance(
         named := fidelity.get("backends"), dict
     ):
@@ -129,15 +136,11 @@ def valid_keys(document: dict[str, Any]) -> list[str]:
     """All dotted keys that a document with these choices of task and backends may have."""
     keys = list(Config.model_fields)
     task, model = chosen(document)
-    sections: dict[str, Any] = {
+    named: dict[str, Any] = {
         "model": MODELS.get(model, MODELS["transformer"]),
-        "training": TrainOptions,
         "task": TASKS.get(task, TASKS["brackets"]),
-        "fidelity": FidelitySection,
-        "calibration": CalibrationOptions,
-        "anneal": AnnealOptions,
     }
-    for section, options in sections.items():
+    for section, options in (_SECTIONS | named).items():
         keys += [f"{section}.{field.name}" for field in dataclasses.fields(options)]
     fidelity = document.get("fidelity")
     labelled = fidelity.get("backends") if isinstance(fidelity, dict) else None
