@@ -22,7 +22,7 @@ from benchmarks.games import peak_megabytes
 from benchmarks.measure import report
 from diabat.attention.games.tables import all_coalitions
 from diabat.attention.heads import Dividends
-from diabat.attention.heads.players import key_value_groups
+from diabat.attention.heads.decoder import key_value_groups
 from diabat.attention.heads.replay import Replay
 
 PLAYERS, ROUNDS, BATCHES = 8, 3, (16, 64)
@@ -45,7 +45,7 @@ def decoder(layers: int, width: int, length: int) -> Any:
 
 def table(replay: Replay, tokens: Tensor, masks: Tensor, batch: int, *, whole: bool) -> Tensor:
     """Last logits of coalitions, by replay or by whole passes."""
-    with replay.switch.opened():
+    with replay.ablation.applied():
         if whole:
             parts = [replay.direct(tokens, part, LAST) for part in masks.split(batch)]
         else:
@@ -68,7 +68,7 @@ def speed(layers: int) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     masks, rows = all_coalitions(PLAYERS), []
     for width, length in SHAPES:
-        replay, tokens = Replay(decoder(layers, width, length), "uniform", 1e-5), torch.arange(length)
+        replay, tokens = Replay(decoder(layers, width, length), "mean", 1e-5), torch.arange(length)
         replay.groups = key_value_groups(replay.decoder.sites, layers // 2)
         alone = table(replay, tokens, masks, 1, whole=True)
         ways = [(1, True), *((batch, whole) for batch in BATCHES for whole in (False, True))]
@@ -133,7 +133,7 @@ def dividends(layers: int) -> list[dict[str, Any]]:
 def one(layers: int, batch: int, width: int, length: int) -> None:
     """Print CPU seconds of replay at one batch size, and its peak memory above that of the model."""
     torch.set_num_threads(1)
-    replay = Replay(decoder(layers, width, length), "uniform", 1e-5)
+    replay = Replay(decoder(layers, width, length), "mean", 1e-5)
     tokens, masks = torch.arange(length), all_coalitions(PLAYERS)
     replay.groups = key_value_groups(replay.decoder.sites, layers - 1)
     table(replay, tokens, masks[:1], 1, whole=False)

@@ -22,7 +22,7 @@ from torch.profiler import profile
 from benchmarks.heads import decoder
 from benchmarks.measure import report
 from diabat.attention.games.tables import all_coalitions
-from diabat.attention.heads.players import key_value_groups
+from diabat.attention.heads.decoder import key_value_groups
 from diabat.attention.heads.replay import Replay
 
 
@@ -212,10 +212,10 @@ def sizes_of(model: Any) -> Sizes:
 
 def peak_bytes(model: Any, rows: int, tokens: int) -> int:
     """Largest sum of what is allocated at a time while a batch of coalitions of the second layer is replayed."""
-    replay, ids = Replay(model, "uniform", 1e-5), torch.arange(tokens)
+    replay, ids = Replay(model, "mean", 1e-5), torch.arange(tokens)
     replay.groups = key_value_groups(replay.decoder.sites, 1)
     present = all_coalitions(len(replay.groups))[:rows]
-    with replay.switch.opened():
+    with replay.ablation.applied():
         states = replay.prefix(ids)
         replay.suffix(states, ids, present[:1], torch.tensor([-1]))
         with profile(profile_memory=True) as profiler:

@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.measure import report, seconds
 from benchmarks.small_decoder import draw_batch, trained_decoder
 from diabat.attention.heads import HeadInteractions, LayerInteraction
-from diabat.attention.heads.interaction.coupling import AGGREGATIONS
+from diabat.attention.heads.couplings import AGGREGATIONS
 
 BASES = 5
 

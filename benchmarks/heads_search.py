@@ -63,7 +63,7 @@ def game(model: Any, layers: list[int], samples: int, seed: int) -> HeadCoalitio
     asked = []
     for _ in range(samples):
         tokens, following = repeated(1, generator)
-        asked.append({"input_ids": tokens[0], "choices": list(range(WORDS)), "label": int(following)})
+        asked.append({"input_ids": tokens[0], "choices": list(range(WORDS)), "answer": int(following)})
     return HeadCoalitions(model, asked, layer=layers, batch_size=128)
 
 

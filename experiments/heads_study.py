@@ -172,8 +172,8 @@ def dividends(place: Place, sizes: Sizes) -> list[Row]:
         top = found.largest()
         rows.append({
             "players": list(max_dividend(found)), "w": float(found.value[top]),
-            "error": float(found.standard_error[top]), "frequency": float(found.argmax_frequency()[top]),
-            "intersection": list(common(found, share=1)), "sums": found.order_sums()[0].tolist(),
+            "error": float(found.standard_error[top]), "frequency": float(found.selection_frequency()[top]),
+            "intersection": list(common(found, share=1)), "sums": found.size_sums()[0].tolist(),
             "v(N) - v(∅)": float(tables.mean(0)[-1] - tables.mean(0)[0]),
             **explained(all_coalitions(HEADS), tables, place.seed),
         })  # fmt: skip

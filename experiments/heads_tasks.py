@@ -48,7 +48,7 @@ class Questions:
         """The questions as `HeadCoalitions` takes them."""
         choices = list(CHOICES[self.task])
         return [
-            {"input_ids": tokens, "choices": choices, "label": choices[label]}
+            {"input_ids": tokens, "choices": choices, "answer": choices[label]}
             for tokens, label in zip(self.tokens, self.labels.tolist(), strict=True)
         ]
 

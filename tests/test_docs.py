@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from diabat.cli import app
 from diabat.cli.arguments import config_and_overrides
 from diabat.config import load_config
-from diabat.config.game import load_game_config
 from diabat.config.loading import apply_overrides, make_config
 from diabat.config.yaml_files import parse_yaml
+from diabat.runs.heads.options import AnalysisOptions, CalibrationOptions, read_options
 from diabat.samplers import available_backends
 from diabat.testing import ConformanceError
 
@@ -161,8 +161,9 @@ def test_commands_parse(place: str, line: str, tmp_path: Path, monkeypatch: pyte
         command = command.commands[name]
     values = command.make_context(line, arguments).params  # refuses unknown options and missing arguments
     config, changes = config_and_overrides(values.get("config"), values.get("overrides"))
-    if values.get("training"):
-        load_game_config(values["training"], changes)
+    if "options" in values:
+        kind: Any = AnalysisOptions if "data" in values else CalibrationOptions
+        read_options(kind, values["options"] or ())
     elif config is None:
         make_config(apply_overrides({}, changes))
     elif "/" not in config:  # else the folder of a run

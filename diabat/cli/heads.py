@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from diabat.cli import (
-    heads_analyse,
-    heads_calibrate,
-    heads_evaluate,
-    heads_interaction,
-    heads_templates,
-    heads_train,
-)
+from diabat.cli import heads_analyse, heads_calibrate
 
 app = typer.Typer(
     help="Games on the attention heads of decoders, and their calibration.",
@@ -20,7 +13,3 @@ app = typer.Typer(
 )
 app.command("analyse")(heads_analyse.analyse_heads)
 app.command("calibrate")(heads_calibrate.calibrate_heads)
-app.command("evaluate")(heads_evaluate.evaluate_heads)
-app.command("interaction")(heads_interaction.measure_heads)
-app.command("templates")(heads_templates.show_templates)
-app.command("train")(heads_train.train_heads)

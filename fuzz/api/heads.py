@@ -30,10 +30,7 @@ def calibration(dice: Dice) -> None:
     if dice.chance(0.7):
         given[name] = _salient(dice) if name == "salient" and dice.chance(0.8) else dice.pick(VALUES)
     with naming(name):
-        if dice.chance(0.3):
-            made = Calibration.of_groups(**given, heads_per_group=dice.integer(1, 3))
-        else:
-            made = Calibration(**given)
+        made = Calibration(**given)
     again = Calibration.from_dict(json.loads(json.dumps(made.as_dict())))
     demand(again == made, f"round trip: expected {made}, got {again}")
     maps, visible = _maps(dice)
@@ -96,7 +93,7 @@ def samples(dice: Dice) -> None:
         _check(sample)
 
 
-_GOOD = {"input_ids": [1, 2, 3], "choices": [4, 5], "label": 5}
+_GOOD = {"input_ids": [1, 2, 3], "choices": [4, 5], "answer": 5}
 
 
 def _sample(dice: Dice) -> dict[str, Any]:
@@ -108,16 +105,18 @@ def _sample(dice: Dice) -> dict[str, Any]:
         [["good", "bad"], [4, 5], [[4, 5], [6]], [0, 1], ["yes", "yes"], [], ["", "a"], [4, "good"], [None],
          [[]], ["good", ["bad"]], (3, 4), [torch.tensor([1]), 2], torch.tensor([1, 2])]
     )  # fmt: skip
-    found: dict[str, Any] = {"text": text} if dice.chance(0.5) else {"input_ids": ids}
+    found: dict[str, Any] = {"prompt": text} if dice.chance(0.5) else {"input_ids": ids}
     if dice.chance(0.8):
         found |= {
             "choices": choices,
-            "label": dice.pick(["good", " bad ", 0, 1, 5, 4, [4, 5], -1, True, 2**70]),
+            "answer": dice.pick(["good", " bad ", 0, 1, 5, 4, [4, 5], -1, True, 2**70]),
         }
-    if dice.chance(0.3):
-        found["answers"] = dice.pick([["good"], "good", [], [1], ("a", "b")])
+    elif dice.chance(0.3):
+        found["answer"] = dice.pick([["good"], "good", [], [1], ("a", "b")])
     if dice.chance(0.4):
-        found[dice.pick(["text", "input_ids", "choices", "label", "answers", "other"])] = dice.pick(VALUES)
+        found[dice.pick(["prompt", "messages", "input_ids", "choices", "answer", "other"])] = dice.pick(
+            VALUES
+        )
     if dice.chance(0.1) and found:
         del found[dice.pick(list(found))]
     return found
@@ -129,9 +128,9 @@ def _check(sample: Sample) -> None:
         demand(bool(((ids >= 0) & (ids < VOCABULARY)).all()), f"tokens: expected ids in range, got {ids}")
     if sample.choices:
         demand(
-            isinstance(sample.label, int) and 0 <= sample.label < len(sample.choices),
-            f"label: expected one of the choices, got {sample.label!r}",
+            isinstance(sample.answer, int) and 0 <= sample.answer < len(sample.choices),
+            f"answer: expected one of the choices, got {sample.answer!r}",
         )
     else:
-        demand(sample.label is None, f"label: expected None without choices, got {sample.label!r}")
-    demand(all(isinstance(answer, str) for answer in sample.answers), "answers: expected texts")
+        demand(sample.answer is None, f"answer: expected None without choices, got {sample.answer!r}")
+    demand(all(isinstance(text, str) for text in sample.texts), "answer: expected texts")

@@ -20,8 +20,6 @@ KINDS: dict[Callable[[Dice, Path], None], float] = {
     readers.configuration: 12,
     readers.analysis: 8,
     readers.questions: 6,
-    readers.template: 6,
-    readers.texts: 6,
     checkpoints.checkpoint: 16,
     checkpoints.record: 3,
     heads.calibration: 8,

@@ -1,12 +1,10 @@
 """Damaged files of games on heads: calibrations beside a model, and stores of values.
 
-A change of a store must be detected.  With a new checksum for the changed content, any answer that the content gives is
-correct, but another exception is not.
+Neither has a checksum: a calibration is the one that its file describes, and values are finite.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
 from functools import cache
@@ -25,8 +23,8 @@ from fuzz.files.mutations import damaged, other_header, tampered
 from fuzz.outcome import demand, naming
 
 _SAMPLES = (
-    {"input_ids": [1, 2, 3, 4], "choices": [5, 6, 7], "label": 6},
-    {"input_ids": [9, 8, 7], "choices": [11, 12], "label": 12},
+    {"input_ids": [1, 2, 3, 4], "choices": [5, 6, 7], "answer": 6},
+    {"input_ids": [9, 8, 7], "choices": [11, 12], "answer": 12},
 )
 SETTINGS = (
     Calibration({0: [1], 1: ()}),
@@ -76,14 +74,8 @@ def stores() -> tuple[bytes, bytes]:
         return whole.read_bytes(), part.read_bytes()
 
 
-@cache
-def table() -> torch.Tensor:
-    """Values of the undamaged game."""
-    return _game(None).sample_table()
-
-
 def store(dice: Dice, folder: Path) -> None:
-    """A store of values: the values of the game, or a sentence with its name."""
+    """A store of values: finite values of the game, or a sentence with its name."""
     path = folder / "some-values.safetensors"
     content, how = dice.pick(stores()), dice.pick(["bytes", "header", "tensors"])
     if how == "bytes":
@@ -91,22 +83,18 @@ def store(dice: Dice, folder: Path) -> None:
     else:
         content = other_header(dice, content) if how == "header" else _other_tensors(dice, content)
     path.write_bytes(content)
-    layer = dice.weighted({0: 9, 1: 1})
     with naming(path.name):
-        game = _game(path, layer)
-    demand(layer == 0 or how == "tensors", "store: expected a refusal of the values of another layer")
+        game = _game(path)
     values = game.sample_table()
     demand(bool(values.isfinite().all()), f"values: expected finite numbers, got {values}")
-    difference = float((values - table()).abs().max())
-    demand(how == "tensors" or difference < 1e-5, f"values: expected those of the game, off by {difference}")
 
 
-def _game(path: Path | None, layer: int = 0) -> HeadCoalitions:
-    return HeadCoalitions(decoder(), _SAMPLES, layer=layer, store=path)
+def _game(path: Path) -> HeadCoalitions:
+    return HeadCoalitions(decoder(), _SAMPLES, layer=0, store=path)
 
 
 def _other_tensors(dice: Dice, content: bytes) -> bytes:
-    """The file with one tensor changed, and the checksum of what it then holds."""
+    """The file with one tensor changed."""
     from safetensors.numpy import load, save
 
     tensors: dict[str, Any] = load(content)
@@ -114,11 +102,6 @@ def _other_tensors(dice: Dice, content: bytes) -> bytes:
     tensors[name] = _other(dice, name, tensors[name])
     if dice.chance(0.1):
         tensors.pop(dice.pick(list(tensors)))
-    if dice.chance(0.9) and {"identity", "keys", "values"} <= set(tensors):
-        parts = [tensors[key] for key in ("identity", "keys", "values")]
-        shapes = f"{parts[1].shape}{parts[2].shape}".encode()
-        mark = hashlib.sha256(b"".join((shapes, *(part.tobytes() for part in parts)))).digest()
-        tensors["sha256"] = np.frombuffer(mark, dtype=np.uint8)
     return save({key: np.ascontiguousarray(tensor) for key, tensor in tensors.items()})
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from diabat.circuits import builtin_plan
 from diabat.circuits.plan_file import save_plan
 from diabat.config.loading import load_config, shipped_configs, to_plain, to_yaml
-from diabat.runs.heads.questions.template import shipped_templates
 
 YAML = (
     "fields: [0.5, -1.0, 0.0]\ncouplings: [[0, 1, 0.8], [1, 2, -0.3]]\nvisible: [true, true, false]\nbeta: 1.0\n",
@@ -79,10 +78,10 @@ def analyses() -> tuple[bytes, ...]:
     """Analyses of heads: all coalitions of two layers, and those of at most two players of a joint game."""
     import torch
 
+    from diabat.attention.heads import DividendSummary
     from diabat.files import to_json
-    from diabat.runs.heads.analysis.folder import Analysis
-    from diabat.runs.heads.analysis.request import Data, Request
-    from diabat.studies.heads import measure_game
+    from diabat.runs.heads.analysis import Analysis
+    from diabat.runs.heads.options import AnalysisOptions
 
     class Game:
         """Random values of three players."""
@@ -99,11 +98,16 @@ def analyses() -> tuple[bytes, ...]:
             return self.sample_table()[:, (masks.long() << torch.arange(3)).sum(-1)]
 
     found = []
-    for games, order in (([(0,), (1,)], None), ([(0, 2)], 2)):
-        facts = tuple(measure_game(Game(layers), order=order, resamples=20) for layers in games)  # type: ignore[arg-type]
-        data = (Data(name="q", source={"file": "q.jsonl"}, samples=5, sha256="0" * 64),)
-        request = Request(model="tiny", data=data, options={"value": "log_odds"}, calibration=None)
-        analysis = Analysis(request=request, model={"dtype": "float32"}, versions={}, games=facts)
+    for layers, size in (([(0,), (1,)], None), ([(0, 2)], 2)):
+        games = tuple(DividendSummary.of(Game(of), max_size=size, resamples=20) for of in layers)  # type: ignore[arg-type]
+        facts = {
+            "model": "tiny",
+            "digest": {"dtype": "x"},
+            "data": "q.jsonl",
+            "value": "log_odds",
+            "versions": {},
+        }
+        analysis = Analysis(**facts, options=AnalysisOptions(max_size=size), games=games)  # type: ignore[arg-type]
         found.append(to_json(analysis.model_dump(mode="json")))
     return tuple(found)
 
@@ -112,30 +116,12 @@ def analyses() -> tuple[bytes, ...]:
 def questions() -> tuple[bytes, ...]:
     """Files of questions: with choices, of token ids, with answers."""
     films = [
-        {"text": f"Review: film {k}. Sentiment: ", "choices": ["good", "bad"], "label": "good"}
+        {"prompt": f"Review: film {k}. Sentiment: ", "choices": ["good", "bad"], "answer": "good"}
         for k in range(3)
     ]
-    ids = [{"input_ids": [k, 5, 6], "choices": [3, [4, 7]], "label": 1, "origin": None} for k in range(3)]
+    ids = [{"input_ids": [k, 5, 6], "choices": [3, [4, 7]], "answer": 1, "origin": None} for k in range(3)]
     answers = [
-        {"text": "Q: where? A:", "answers": ["Paris", "in Paris"]},
-        {"text": "Q: é? A:", "answers": ["x"]},
+        {"prompt": "Q: where? A:", "answer": ["Paris", "in Paris"]},
+        {"messages": [{"role": "user", "content": "é?"}], "answer": "x"},
     ]
     return tuple("".join(json.dumps(row) + "\n" for row in rows).encode() for rows in (films, ids, answers))
-
-
-@cache
-def templates() -> tuple[bytes, ...]:
-    """The shipped templates."""
-    return tuple(path.read_bytes() for path in shipped_templates().values())
-
-
-@cache
-def texts() -> tuple[bytes, ...]:
-    """Texts as token ids in JSON lines, with and without labels."""
-    plain = (
-        {"input_ids": [1, 2, 3, 4]},
-        {"input_ids": [5, 6], "labels": [-100, 6]},
-        {"input_ids": [7, 8, 9]},
-    )
-    with_prompt = ({"input_ids": [1, 2, 3], "labels": [-100, -100, 3]},)
-    return tuple("\n".join(map(json.dumps, lines)).encode() for lines in (plain, with_prompt))

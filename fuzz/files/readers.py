@@ -6,14 +6,11 @@ import json
 from pathlib import Path
 
 import diabat
-from diabat.attention.heads.interaction.targets import counted_tokens
 from diabat.config.loading import load_config, make_config, to_yaml
 from diabat.config.yaml_files import parse_yaml
 from diabat.ising import Ising
 from diabat.problem_files import read_problem
-from diabat.runs.heads.questions.files import read_questions
-from diabat.runs.heads.questions.template import Skipped, read_template
-from diabat.runs.heads.texts import batches_of, read_texts
+from diabat.runs.heads.questions import read_questions
 from diabat.testing.problems import make_problem
 from fuzz.api.analytic import check_range
 from fuzz.dice import Dice
@@ -92,8 +89,9 @@ def configuration(dice: Dice, folder: Path) -> None:
 
 def analysis(dice: Dice, folder: Path) -> None:
     """An analysis of heads: salient groups of its players, or a sentence with its name."""
-    from diabat.runs.heads.analysis.choice import METHODS, Method, calibration_of, choose
-    from diabat.runs.heads.analysis.folder import read_analysis
+    from diabat.runs.heads.analysis import read_analysis
+    from diabat.runs.heads.calibration import calibration_of, salient_groups
+    from diabat.runs.heads.options import CalibrationOptions
 
     content = dice.pick(originals.analyses())
     if dice.chance(0.5):
@@ -104,69 +102,28 @@ def analysis(dice: Dice, folder: Path) -> None:
     path.write_bytes(content)
     with naming(path.name):
         found = read_analysis(path)
-    choices = choose(found, Method(dice.pick(list(METHODS)), evaluations=8))
-    for choice, game in zip(choices, found.games, strict=True):
+    options = CalibrationOptions(dice.pick(["max_dividend", "common", "surrogate"]), evaluations=8)
+    groups = salient_groups(found, options)
+    for group, game in zip(groups, found.games, strict=True):
         demand(
-            set(choice.heads) <= {head for group in game.players for head in group},
+            set(group.heads) <= {head for player in game.players for head in player},
             "heads: expected some of them",
         )
-    calibration_of(choices)
-
-
-# Columns that the shipped templates read.
-_ROW = {
-    **dict.fromkeys(
-        ("sentence", "text", "premise", "hypothesis", "question", "passage", "ctx", "goal"), "some text"
-    ),
-    **{"sol1": "so", "sol2": "not so", "choice1": "one", "choice2": "two", "title": "T", "context": "a text"},
-    **{
-        "label_text": "positive",
-        "answer": True,
-        "answerKey": "B",
-        "question_stem": "what",
-        "endings": ["a", "b"],
-    },
-    **{"choices": {"text": ["x", "y"], "label": ["A", "B"]}, "answers": {"text": ["z"]}, "earlier": []},
-    **{"label": "1", "coarse_label": "ABBR"},
-}
+    calibration_of(groups, options)
 
 
 def questions(dice: Dice, folder: Path) -> None:
-    """A file of questions: labels among the choices, or a sentence with its name."""
+    """A file of questions: answers among the choices, or a sentence with its name."""
     content = damaged(dice, dice.pick(originals.questions()), originals.questions())
     path = folder / "some.jsonl"
     path.write_bytes(content)
     with naming(path.name):
         found = read_questions(path)
-    for question in found:
-        demand(("text" in question) != ("input_ids" in question), "question: expected a text or token ids")
-        if "choices" in question:
-            label = question["label"]
+    for place, question in found.items():
+        demand(path.name in place, f"place: expected the name of the file, got {place}")
+        if question.get("choices"):
+            answer = question["answer"]
             demand(
-                label in question["choices"] or label in range(len(question["choices"])),
-                "label: expected a choice",
+                answer in question["choices"] or answer in range(len(question["choices"])),
+                "answer: expected a choice",
             )
-
-
-def template(dice: Dice, folder: Path) -> None:
-    """A template: a question of a row with a label among its choices, or a sentence with its name."""
-    content = damaged(dice, dice.pick(originals.templates()), originals.templates())
-    path = folder / "some.yaml"
-    path.write_bytes(content)
-    with naming(path.name):
-        read = read_template(path)
-    try:
-        question = read.question(_ROW)
-    except Skipped:
-        return
-    demand("answers" in question or question["label"] in question["choices"], "label: expected a choice")
-
-
-def texts(dice: Dice, folder: Path) -> None:
-    """Texts of a head interaction: batches in which every row has a target, or a sentence with the name of the file."""
-    path = folder / "some-texts.jsonl"
-    path.write_bytes(damaged(dice, dice.pick(originals.texts()), originals.texts()))
-    with naming(path.name):
-        found = read_texts(path, None, 64)
-    for batch in batches_of(found, 2):
-        demand(bool(counted_tokens(batch).any(1).all()), "labels: expected a target in every text")

@@ -278,13 +278,6 @@ def test_settings_that_make_no_sense_are_refused(options: dict[str, Any], senten
         Calibration(**{"salient": {0: ()}, **options})
 
 
-def test_players_stand_for_their_heads() -> None:
-    setting = Calibration.of_groups({2: [1], 0: []}, 3, alpha=0.2)
-    assert setting == Calibration({0: (), 2: (3, 4, 5)}, alpha=0.2)
-    with pytest.raises(ArgumentError, match="heads_per_group: expected an integer >= 1, got 0"):
-        Calibration.of_groups({0: [0]}, 0)
-
-
 def test_a_calibration_survives_its_dictionary() -> None:
     setting = Calibration({7: [2, 1], 10: {0}}, 0.05, 0.3, "prompt", "uniform")
     content = setting.as_dict()

@@ -48,7 +48,7 @@ def test_questions_are_labelled_rightly(task: str, reach: str) -> None:
         assert part.tokens.shape[1] == (2 * length + 2 if task == "retrieval" else length + 3)
         assert [answer(task, tokens) for tokens in part.tokens.tolist()] == part.labels.tolist()
         for sample, label in zip(part.samples(), part.labels.tolist(), strict=True):
-            assert sample["label"] == sample["choices"][label]
+            assert sample["answer"] == sample["choices"][label]
 
 
 def test_heads_of_the_first_layer_begin_at_the_token_before() -> None:

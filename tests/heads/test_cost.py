@@ -19,7 +19,7 @@ from benchmarks.heads_cost import (
     sizes_of,
 )
 from diabat.attention.games.tables import all_coalitions
-from diabat.attention.heads.players import key_value_groups
+from diabat.attention.heads.decoder import key_value_groups
 from diabat.attention.heads.replay import Replay
 
 PUBLISHED = {  # billions, on the cards of the models
@@ -56,9 +56,9 @@ def test_flops_are_those_that_are_counted(layer: int, replay: bool) -> None:
     sizes, tokens, batch = Sizes(64, 96, 4, 8, 4, 50), 20, 6
     model = build(sizes)
     model.set_attn_implementation("eager")
-    game, ids, last = Replay(model, "uniform", 1e-5), torch.arange(tokens), torch.tensor([-1])
+    game, ids, last = Replay(model, "mean", 1e-5), torch.arange(tokens), torch.tensor([-1])
     game.groups = key_value_groups(game.decoder.sites, layer)
-    with game.switch.opened(), FlopCounterMode(display=False) as counter:
+    with game.ablation.applied(), FlopCounterMode(display=False) as counter:
         states = game.prefix(ids) if replay else None
         for present in all_coalitions(4).split(batch):
             if states is None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diabat.attention import games
-from diabat.attention.heads import Dividends, harsanyi_dividends, low_order_coalitions
+from diabat.attention.heads import Dividends, harsanyi_dividends, small_coalitions
 
 F64 = torch.float64
 
@@ -63,7 +63,7 @@ def test_a_toy_with_dividends_in_closed_form() -> None:
     expected[0] = 0
     found = Dividends.of_tables((product + 7)[None])
     torch.testing.assert_close(found.value, expected, rtol=0, atol=1e-12)
-    low = Dividends.of_low_order((product + 7)[None, codes(low_order_coalitions(5, 3))], 5, 3)
+    low = Dividends.of_small((product + 7)[None, codes(small_coalitions(5, 3))], 5, 3)
     torch.testing.assert_close(low.value, expected[codes(low.coalitions)], rtol=0, atol=1e-12)
 
 
@@ -76,23 +76,23 @@ def test_a_game_of_two_alliances() -> None:
     assert found[[9, 22]].tolist() == [2, -1]
 
 
-@pytest.mark.parametrize(("n", "order"), [(1, 1), (5, 1), (6, 2), (7, 3), (6, 5), (5, 5), (12, 4)])
-def test_low_orders_are_those_of_the_full_table(n: int, order: int) -> None:
+@pytest.mark.parametrize(("n", "size"), [(1, 1), (5, 1), (6, 2), (7, 3), (6, 5), (5, 5), (12, 4)])
+def test_small_coalitions_are_those_of_the_full_table(n: int, size: int) -> None:
     v = tables(2, n)
     full = Dividends.of_tables(v)
-    masks = low_order_coalitions(n, order)
-    assert len(masks) == sum(math.comb(n, k) for k in range(order + 1))
+    masks = small_coalitions(n, size)
+    assert len(masks) == sum(math.comb(n, k) for k in range(size + 1))
     assert len(torch.unique(codes(masks))) == len(masks)
-    assert int(masks.sum(-1).max()) == order
-    low = Dividends.of_low_order(v[:, codes(masks)], n, order)
+    assert int(masks.sum(-1).max()) == size
+    low = Dividends.of_small(v[:, codes(masks)], n, size)
     torch.testing.assert_close(low.by_sample, full.by_sample[:, codes(masks)], rtol=0, atol=1e-12)
     torch.testing.assert_close(low.standard_error, full.standard_error[codes(masks)])
 
 
-def test_counts_of_the_low_orders_of_many_players() -> None:
-    assert len(low_order_coalitions(16, 3)) == 697
-    assert len(low_order_coalitions(24, 3)) == 2325
-    assert not low_order_coalitions(70, 2)[0].any()
+def test_counts_of_the_small_coalitions_of_many_players() -> None:
+    assert len(small_coalitions(16, 3)) == 697
+    assert len(small_coalitions(24, 3)) == 2325
+    assert not small_coalitions(70, 2)[0].any()
 
 
 @pytest.mark.parametrize("n", [6, 12])
@@ -110,10 +110,10 @@ def test_against_shapiq(n: int) -> None:
     torch.testing.assert_close(ours.value, found, rtol=0, atol=1e-12)
 
 
-def test_sums_by_order() -> None:
+def test_sums_by_size() -> None:
     v = tables(5, 6)
     found = Dividends.of_tables(v)
-    sums, errors = found.order_sums()
+    sums, errors = found.size_sums()
     assert sums.shape == (7,)
     assert float(sums.sum()) == pytest.approx(float((v[:, -1] - v[:, 0]).mean()), abs=1e-12)
     pairs = found.by_sample[:, found.sizes == 2].sum(1)
@@ -143,12 +143,12 @@ def test_frequency_of_the_largest_dividend() -> None:
     by_sample[:6, 1] = 1
     by_sample[6:, 6] = 1
     found = Dividends(games.all_coalitions(3), by_sample)
-    frequency = found.argmax_frequency(resamples=20_000, seed=1)
+    frequency = found.selection_frequency(resamples=20_000, seed=1)
     expected = sum(math.comb(9, k) * (1 / 3) ** k * (2 / 3) ** (9 - k) for k in range(5, 10))
     assert float(frequency[6]) == pytest.approx(expected, abs=0.01)
     assert float(frequency.sum()) == pytest.approx(1)
-    assert torch.equal(frequency, found.argmax_frequency(resamples=20_000, seed=1))
-    assert float(found.argmax_frequency(least_size=2, resamples=50)[1]) == 0
+    assert torch.equal(frequency, found.selection_frequency(resamples=20_000, seed=1))
+    assert float(found.selection_frequency(min_size=2, resamples=50)[1]) == 0
     assert float(frequency[0]) == 0
 
 
@@ -156,7 +156,7 @@ def test_the_largest_dividend_of_a_least_size() -> None:
     by_sample = torch.tensor([[0.0, 3, 1, 2, 1, 0, 0, -1]], dtype=F64)
     found = Dividends(games.all_coalitions(3), by_sample)
     assert [found.largest(), found.largest(2), found.largest(3)] == [1, 3, 7]
-    with pytest.raises(ValueError, match="least_size: expected at most 3, got 4"):
+    with pytest.raises(ValueError, match="min_size: expected at most 3, got 4"):
         found.largest(4)
 
 
@@ -166,14 +166,14 @@ def test_the_largest_dividend_of_a_least_size() -> None:
         (lambda: Dividends.of_tables(torch.zeros(3, 6)), r"table: expected shape \[..., 2\^n\]"),
         (lambda: Dividends.of_tables(torch.zeros(8)), "tables: expected one row per sample"),
         (lambda: Dividends.of_tables(torch.zeros(2, 8).long()), "table: expected a floating tensor"),
-        (lambda: Dividends.of_low_order(torch.zeros(2, 5), 4, 2), r"values: expected shape \[samples, 11\]"),
-        (lambda: Dividends.of_low_order(torch.zeros(0, 11), 4, 2), "values: expected one row per sample"),
-        (lambda: Dividends.of_low_order([1.0], 4, 2), "values: expected a floating tensor, got list"),  # type: ignore[arg-type]
-        (lambda: low_order_coalitions(4, 5), "order: expected at most 4, got 5"),
-        (lambda: low_order_coalitions(4, 0), "order: expected an integer >= 1"),
-        (lambda: low_order_coalitions(64, 6), "order: expected at most 1048576 coalitions, got 83278001"),
+        (lambda: Dividends.of_small(torch.zeros(2, 5), 4, 2), r"values: expected shape \[samples, 11\]"),
+        (lambda: Dividends.of_small(torch.zeros(0, 11), 4, 2), "values: expected one row per sample"),
+        (lambda: Dividends.of_small([1.0], 4, 2), "values: expected a floating tensor, got list"),  # type: ignore[arg-type]
+        (lambda: small_coalitions(4, 5), "max_size: expected at most 4, got 5"),
+        (lambda: small_coalitions(4, 0), "max_size: expected an integer >= 1"),
+        (lambda: small_coalitions(64, 6), "max_size: expected at most 65536 coalitions, got 83278001"),
         (
-            lambda: Dividends.of_tables(torch.zeros(2, 8)).argmax_frequency(resamples=0),
+            lambda: Dividends.of_tables(torch.zeros(2, 8)).selection_frequency(resamples=0),
             "resamples: expected an ",
         ),
     ],

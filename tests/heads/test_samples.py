@@ -1,4 +1,4 @@
-"""What a sample says, and what is none."""
+"""What a sample says, and how its text and choices become tokens."""
 
 from __future__ import annotations
 
@@ -7,38 +7,64 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_decoders import VOCABULARY
 
 from diabat.attention.heads.samples import digest, read_samples
 
-from .tiny_models import VOCABULARY, tokenizer
+from .games import bpe
 
 
 def read(*given: Any, words: Any = None) -> Any:
     return read_samples(given, words, VOCABULARY)
 
 
-def test_choices_are_tokenised_behind_the_text() -> None:
-    """White space at the end of the text goes to the choice."""
-    words = tokenizer()
-    spaced, bare = read(
-        {"text": "the man : ", "choices": ["good", "bad"], "label": "bad"},
-        {"text": "the man :", "choices": [" good", " bad"], "label": "bad"},
-        words=words,
+@pytest.mark.parametrize(
+    ("prompt", "choices", "kept"),
+    [
+        ("the man : ", ["good", "bad"], "the man :"),  # " good" is one token
+        ("the man :", [" good", " bad"], "the man :"),
+        ("answer\n", ["good", "bad"], "answer\n"),  # a line break stays with the prompt
+        ("answer : \n", ["good", "bad"], "answer : \n"),
+        ("answer\n ", ["good", "bad"], "answer\n"),
+        ("answer\n", [[4, 5], "bad"], "answer\n"),
+        ("the man : ", [], "the man : "),
+    ],
+)
+def test_white_space_stays_with_the_prompt_where_the_tokens_allow_it(
+    prompt: str, choices: list[Any], kept: str
+) -> None:
+    words = bpe()
+    answer = {"answer": 1} if choices else {}
+    (sample,) = read({"prompt": prompt, "choices": choices, **answer}, words=words)
+    assert words.decode(sample.tokens) == kept
+    for given, tokens in zip(choices, sample.choices, strict=True):
+        if isinstance(given, str):
+            whole = torch.cat((sample.tokens, tokens))
+            assert whole.tolist() == words(prompt + given)["input_ids"]
+        else:
+            assert tokens.tolist() == given
+    first = [int(tokens[0]) for tokens in sample.choices]
+    assert len(set(first)) == len(first)  # what log_odds needs
+
+
+def test_a_chat_is_written_by_its_template() -> None:
+    words = bpe(chat=True)
+    chat = [{"role": "user", "content": "the man"}]
+    begun = [*chat, {"role": "assistant", "content": "a dog"}]
+    asked, continued = read(
+        {"messages": chat, "choices": ["good", "bad"], "answer": "bad"}, {"messages": begun}, words=words
     )
-    assert torch.equal(spaced.tokens, bare.tokens)
-    for ours, theirs in zip(spaced.choices, bare.choices, strict=True):
-        assert torch.equal(ours, theirs)
-    whole = torch.cat((spaced.tokens, spaced.choices[0]))
-    assert words.decode(whole) == "the man : good"
-    assert spaced.label == bare.label == 1
+    assert words.decode(asked.tokens) == "<s>man\nthe man\nanswer\n"
+    assert asked.tokens.tolist().count(words.bos_token_id) == 1
+    assert [words.decode(choice) for choice in asked.choices] == ["good", "bad"]
+    assert words.decode(continued.tokens) == "<s>man\nthe man\nanswer\na dog"
 
 
 @pytest.mark.parametrize(
-    ("choices", "label", "position"),
+    ("choices", "answer", "position"),
     [
         ([7, 9, 12], 9, 1),
         ([7, 9, 12], 2, 2),
-        ([1, 0], 0, None),
         ([0, 1], 1, 1),
         ([[3, 4], [5]], [5], 1),
         ([[3, 4], [5]], 1, 1),
@@ -48,95 +74,80 @@ def test_choices_are_tokenised_behind_the_text() -> None:
         ([np.array([3, 4]), np.array([5])], np.array([5]), 1),
     ],
 )
-def test_a_label_is_a_choice_or_its_position(choices: Any, label: Any, position: int | None) -> None:
-    sample = {"input_ids": [1, 2], "choices": choices, "label": label}
-    if position is None:
-        with pytest.raises(
-            ValueError, match=r"label: expected a label that means one choice, got 0, which is"
-        ):
-            read(sample)
-    else:
-        assert read(sample, words=tokenizer())[0].label == position
+def test_an_answer_is_a_choice_or_its_position(choices: Any, answer: Any, position: int) -> None:
+    (sample,) = read({"input_ids": [1, 2], "choices": choices, "answer": answer}, words=bpe())
+    assert sample.answer == position
+    assert sample.texts == ()
 
 
-def test_input_ids_may_be_a_tensor() -> None:
-    (sample,) = read({"input_ids": torch.tensor([1, 2, 3], dtype=torch.int32)})
-    assert sample.tokens.dtype == torch.int64
-    assert sample.label is None
-    assert sample.choices == ()
+def test_what_may_be_left_out() -> None:
+    plain, free, several = read(
+        {"input_ids": torch.tensor([1, 2, 3], dtype=torch.int32)},
+        {"input_ids": [1], "answer": "good"},
+        {"input_ids": [1], "answer": ["good", "bad"]},
+    )
+    assert plain.tokens.dtype == torch.int64
+    assert (plain.choices, plain.answer, plain.texts) == ((), None, ())
+    assert (free.texts, several.texts) == (("good",), ("good", "bad"))
 
 
 def test_a_checksum_tells_samples_apart() -> None:
-    base = {"input_ids": [1, 2], "choices": [3, 4], "label": 3}
-    others = [base | {"input_ids": [1, 3]}, base | {"choices": [4, 3]}, base | {"label": 4}]
-    marks = {digest(read(sample)) for sample in (base, *others)}
-    assert len(marks) == 4
+    base = {"input_ids": [1, 2], "choices": [3, 4], "answer": 3}
+    others = [base | {"input_ids": [1, 3]}, base | {"choices": [4, 3]}, base | {"answer": 4}]
+    free = {"input_ids": [1, 2], "answer": "good"}
+    samples = [base, *others, free, free | {"answer": "bad"}]
+    assert len({digest(read(sample)) for sample in samples}) == 6
     assert digest(read(base)) == digest(read(base | {"note": "unread"}))
 
 
-@pytest.mark.parametrize(
-    ("sample", "sentence"),
-    [
-        ("text", r"samples\[0\]: expected a dict, got str"),
-        ({"choices": [1]}, r"samples\[0\]: expected either 'text' or 'input_ids', got choices"),
-        ({"text": "a", "input_ids": [1]}, r"samples\[0\]: expected either 'text' or 'input_ids'"),
-        (
-            {"text": "the man"},
-            r"tokenizer: expected that of the model, since samples\[0\] is a text, got None",
-        ),
-        ({"input_ids": []}, r"samples\[0\].input_ids: expected token ids \[T\] with T >= 1"),
-        ({"input_ids": [[1]]}, r"samples\[0\].input_ids: expected token ids \[T\]"),
-        ({"input_ids": [1.5]}, r"samples\[0\].input_ids: expected token ids \[T\] .* float32"),
-        ({"input_ids": "ab"}, r"samples\[0\].input_ids: expected token ids, got 'ab'"),
-        ({"input_ids": [1, 40]}, r"samples\[0\].input_ids: expected token ids in 0 .. 39"),
-        (
-            {"input_ids": [1], "choices": [2, 41], "label": 2},
-            r"samples\[0\].choices\[1\]: expected token ids in 0",
-        ),
-        ({"input_ids": [1], "choices": "ab", "label": 0}, r"samples\[0\].choices: expected a list, got str"),
-        ({"input_ids": [1], "choices": ["a", "b"], "label": 0}, "tokenizer: expected that of the model"),
-        (
-            {"input_ids": [1], "choices": [2, 3]},
-            r"samples\[0\].label: expected one of the choices or its position",
-        ),
-        (
-            {"input_ids": [1], "choices": [12, 13], "label": 5},
-            r"samples\[0\].label: expected one of the choices \[12, 13\] or its position, got 5",
-        ),
-        (
-            {"input_ids": [1], "choices": [12, 13], "label": True},
-            r"samples\[0\].label: expected one of the choices",
-        ),
-        ({"input_ids": [1], "answers": [1]}, r"samples\[0\].answers: expected a list of texts"),
-    ],
-)
-def test_what_is_no_sample_is_refused(sample: Any, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        read(sample)
+IDS = {"input_ids": [1]}
+WRONG: dict[str, tuple[Any, str]] = {
+    "no dict": ("text", "samples[0]: expected a dict, got str."),
+    "nothing": ({"choices": [1]}, "samples[0]: expected one of prompt, messages and input_ids, got choices."),
+    "both": ({"prompt": "a", "input_ids": [1]}, "samples[0]: expected one of prompt, messages and input_ids, got "),
+    "no text": ({"prompt": 3}, "samples[0].prompt: expected a text, got int."),
+    "no chat": ({"messages": "hello"}, "samples[0].messages: expected a list of messages, got 'hello'."),
+    "no role": ({"messages": [{"content": "x"}]}, "samples[0].messages: expected role and content, got {'content': "),
+    "no ids": ({"input_ids": []}, "samples[0].input_ids: expected token ids [T] with T >= 1, got [0] of "),
+    "matrix": ({"input_ids": [[1]]}, "samples[0].input_ids: expected token ids [T] with T >= 1, got [1, 1] of int64."),
+    "floats": ({"input_ids": [1.5]}, "samples[0].input_ids: expected token ids [T] with T >= 1, got [1] of float32."),
+    "letters": ({"input_ids": "ab"}, "samples[0].input_ids: expected token ids, got 'ab'."),
+    "range": ({"input_ids": [1, VOCABULARY]}, "samples[0].input_ids: expected token ids in 0 .. 47, got [1, 48]."),
+    "choice range": (IDS | {"choices": [2, 99], "answer": 2}, "samples[0].choices[1]: expected token ids in 0 .. 47"),
+    "choices": (IDS | {"choices": "ab", "answer": 0}, "samples[0].choices: expected a list, got str."),
+    "no answer": (IDS | {"choices": [2, 3]}, "samples[0].answer: expected one of the choices [2, 3] or its position, "),
+    "other": (IDS | {"choices": [12, 13], "answer": 5}, "samples[0].answer: expected one of the choices [12, 13] or "),
+    "flag": (IDS | {"choices": [12, 13], "answer": True}, "samples[0].answer: expected one of the choices"),
+    "two": (IDS | {"choices": [1, 0], "answer": 0}, "samples[0].answer: expected an answer that means one choice"),
+    "free": (IDS | {"answer": [1]}, "samples[0].answer: expected a text or a list of texts, got [1]."),
+    "merged": ({"prompt": "the m", "choices": ["s", "an"], "answer": 0}, "samples[0].choices[1]: expected a choice "
+               "whose tokens follow those of the text, got 'an', which merges with its end; end"),
+    "surrogate": ({"prompt": "the \ud800"}, "samples[0].prompt: expected text without surrogates, got 'the \\ud800'."),
+    "in a choice": (IDS | {"choices": ["a", "\ud800"], "answer": 0}, "samples[0].choices[1]: expected text without"),
+    "no template": ({"messages": [{"role": "user", "content": "x"}]}, "samples[0].messages: expected a chat that the "
+                    "tokenizer has a template for, got: "),
+}  # fmt: skip
 
 
-def test_a_choice_that_merges_with_the_text_is_refused() -> None:
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_sample_is_refused(name: str) -> None:
+    sample, sentence = WRONG[name]
+    with pytest.raises(ValueError, match=r"^samples") as caught:
+        read(sample, words=bpe())
+    assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.parametrize("sample", [{"prompt": "the man"}, IDS | {"choices": ["a", "b"], "answer": 0}])
+def test_a_text_needs_a_tokenizer(sample: Any) -> None:
     with pytest.raises(
-        ValueError, match=r"choices\[1\]: expected a choice whose tokens follow .* end the text with"
+        ValueError, match=r"^tokenizer: expected that of the model, since samples\[0\].* is a text"
     ):
-        read({"text": "the m", "choices": ["s", "an"], "label": 0}, words=tokenizer())
-
-
-@pytest.mark.parametrize(
-    ("sample", "where"),
-    [
-        ({"text": "the \ud800"}, "text"),
-        ({"text": "the", "choices": ["good", "\ud800"], "label": 0}, r"choices\[1\]"),
-        ({"input_ids": [1], "choices": ["good", "\ud800"], "label": 0}, r"choices\[1\]"),
-    ],
-)
-def test_text_that_no_tokenizer_takes_is_refused(sample: Any, where: str) -> None:
-    sentence = rf"samples\[0\]\.{where}: expected text without surrogates, got '.*\\ud800'"
-    with pytest.raises(ValueError, match=sentence):
-        read(sample, words=tokenizer())
+        read(sample)
 
 
 def test_samples_are_a_sequence() -> None:
     for wrong in ({"input_ids": [1]}, "text", b"text", 3, torch.tensor(1), np.array(1.0)):
         with pytest.raises(ValueError, match="samples: expected a sequence of dicts"):
             read_samples(wrong, None, VOCABULARY)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="samples: expected at least one, got none"):
+        read()

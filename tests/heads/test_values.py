@@ -7,19 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_decoders import GROUPS, VOCABULARY, decoder
 from torch import Tensor
 
 from diabat.attention.heads import AnswerF1, HeadCoalitions
 from diabat.attention.heads.values import f1, log_odds
 
-from .tiny_models import GROUPS, model, tokenizer
+from .games import bpe
 
 ALL = torch.ones(1, GROUPS, dtype=torch.bool)
 
 
 @pytest.fixture(scope="module")
 def llama() -> Any:
-    return model("llama")
+    return decoder("llama")
 
 
 def log_probabilities(built: Any, tokens: list[int]) -> Tensor:
@@ -39,7 +40,7 @@ def test_log_odds_stay_finite_where_the_probability_rounds_to_one() -> None:
 
 
 def test_option_values_sum_over_all_tokens_of_an_option(llama: Any) -> None:
-    sample = {"input_ids": [5, 6, 7, 8], "choices": [[3, 4], [3, 9, 2], [11]], "label": 1}
+    sample = {"input_ids": [5, 6, 7, 8], "choices": [[3, 4], [3, 9, 2], [11]], "answer": 1}
     scores = []
     for option in ([3, 4], [3, 9, 2], [11]):
         logp = log_probabilities(llama, [5, 6, 7, 8, *option])
@@ -52,12 +53,20 @@ def test_option_values_sum_over_all_tokens_of_an_option(llama: Any) -> None:
 
 
 def test_single_tokens_have_the_same_log_odds_either_way(llama: Any) -> None:
-    sample = {"input_ids": [5, 6, 7, 8], "choices": [3, 4, 11], "label": 11}
+    sample = {"input_ids": [5, 6, 7, 8], "choices": [3, 4, 11], "answer": 11}
     first, options = (
         HeadCoalitions(llama, [sample], layer=1, value=value).table()
         for value in ("log_odds", "option_log_odds")
     )
     torch.testing.assert_close(first, options, rtol=0, atol=5e-6)
+
+
+def test_log_odds_look_at_the_first_tokens_of_the_choices(llama: Any) -> None:
+    single, several = (
+        HeadCoalitions(llama, [{"input_ids": [5, 6, 7], "choices": choices, "answer": 1}], layer=1).table()
+        for choices in ([3, 9, 11], [[3, 4], [9, 2], [11]])
+    )
+    assert torch.equal(single, several)
 
 
 def test_perplexity_is_that_of_the_text(llama: Any) -> None:
@@ -73,7 +82,7 @@ def test_perplexity_is_that_of_the_text(llama: Any) -> None:
 
 def test_a_function_gets_all_logits_and_the_sample_as_given(llama: Any) -> None:
     def value(z: Tensor, sample: Any) -> Tensor:
-        assert z.shape[1:] == (4, 40)
+        assert z.shape[1:] == (4, VOCABULARY)
         return z[:, -1, sample["wanted"]]
 
     game = HeadCoalitions(llama, [{"input_ids": [5, 6, 7, 8], "wanted": 9}], layer=1, value=value)
@@ -85,31 +94,8 @@ def test_a_function_gets_all_logits_and_the_sample_as_given(llama: Any) -> None:
         wrong.value(ALL)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "qwen2"])
-def test_generated_answers_in_a_batch_are_those_one_by_one(name: str) -> None:
-    """With a cache, and rows that differ after the first token; against generation without a cache."""
-    from diabat.attention.games import all_coalitions
-    from diabat.attention.heads.players import key_value_groups
-    from diabat.attention.heads.replay import Replay
-
-    built = model(name, seed=2)
-    built.generation_config.eos_token_id = None
-    replay = Replay(built, "uniform", 1e-5)
-    replay.groups = key_value_groups(replay.decoder.sites, [0, 2])
-    tokens, masks = torch.tensor([5, 6, 7, 8, 2]), all_coalitions(2 * GROUPS)[::17]
-    with replay.switch.opened():
-        written = replay.generate(tokens, masks, 8)
-        for row, mask in zip(written, masks, strict=True):
-            sequence = tokens
-            for token in row:
-                z = replay.direct(sequence, mask[None], torch.tensor([-1]))[0, 0]
-                assert int(z.argmax()) == int(token)
-                sequence = torch.cat((sequence, token[None]))
-    assert len(torch.unique(written, dim=0)) > 1
-
-
 def test_f1_of_a_game(llama: Any) -> None:
-    words = tokenizer()
+    words = bpe()
     with torch.no_grad():
         prompt = torch.tensor([[5, 6, 7]])
         own = llama.eval().generate(
@@ -117,10 +103,10 @@ def test_f1_of_a_game(llama: Any) -> None:
             pad_token_id=0,
         )  # fmt: skip
     text = words.decode(own[0, 3:], skip_special_tokens=True)
-    sample = {"input_ids": [5, 6, 7], "answers": ["something else", text]}
+    sample = {"input_ids": [5, 6, 7], "answer": ["something else", text]}
     game = HeadCoalitions(llama, [sample], layer=1, value=AnswerF1(words, 4))
     assert float(game.value(ALL)) == 1
-    with pytest.raises(ValueError, match=r"samples\[0\].answers: expected one answer or more for value='f1'"):
+    with pytest.raises(ValueError, match=r"samples\[0\].answer: expected one text or more for value='f1'"):
         HeadCoalitions(llama, [{"input_ids": [5]}], layer=1, value="f1", tokenizer=words)
 
 
@@ -145,18 +131,18 @@ def test_f1_of_words(text: str, answer: str, expected: float) -> None:
     [
         (
             "log_odds",
-            {"choices": [[3, 4], [3, 5]], "label": 0},
+            {"choices": [[3, 4], [3, 5]], "answer": 0},
             "start with different tokens, got token 3 .* 0 and 1",
         ),
         (
             "log_odds",
-            {"choices": [3], "label": 3},
-            r"samples\[0\].choices: expected 2 or more with a label, got 1",
+            {"choices": [3], "answer": 3},
+            r"samples\[0\].choices: expected 2 or more with an answer, got 1",
         ),
-        ("log_odds", {}, r"samples\[0\].choices: expected 2 or more with a label, got 0"),
+        ("log_odds", {}, r"samples\[0\].choices: expected 2 or more with an answer, got 0"),
         (
             "option_log_odds",
-            {"choices": [3, [3]], "label": 1},
+            {"choices": [3, [3]], "answer": 1},
             r"samples\[0\].choices: expected different choices",
         ),
         ("option_log_likelihood", {}, r"samples\[0\].choices: expected 1 or more"),

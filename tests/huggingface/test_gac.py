@@ -172,7 +172,7 @@ def test_sums_go_with_their_cache() -> None:
 def test_half_precision_is_rounded_after_calibration(dtype: torch.dtype) -> None:
     """Sums, thresholds and shares are those of the softmax in float32."""
     module = torch.nn.Module()
-    setattr(module, gac.STATE, gac.CalibratedHeads(SETTING, tuple(range(4)), 0))
+    setattr(module, mathematics.CALIBRATED, gac.CalibratedHeads(SETTING, tuple(range(4)), 0))
     query, key, value = (torch.randn(2, 4, 60, 16).to(dtype) for _ in range(3))
     visible = torch.ones(60, 60, dtype=torch.bool).tril().expand(2, 1, 60, 60)
     mask = torch.zeros(2, 1, 60, 60, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
@@ -254,7 +254,7 @@ def test_games_on_heads_play_on_the_calibrated_model(name: str) -> None:
     """The value of all players is that of the model as it stands, calibrated or not."""
     model = decoder(name, num_attention_heads=4)
     tokens, choices = prompts()["input_ids"][0], [3, 9, 27]
-    sample = {"input_ids": tokens, "choices": choices, "label": 9}
+    sample = {"input_ids": tokens, "choices": choices, "answer": 9}
     plain = HeadCoalitions(model, [sample], layer=1).table()
     enable_gac(model, Calibration({2: ()}, alpha=0.0))
     calibrated = HeadCoalitions(model, [sample], layer=1).table()

@@ -28,6 +28,8 @@ from diabat.checks import ArgumentError, check_choice, check_count, is_number
 
 ROWS = ("running", "prompt")
 REDISTRIBUTIONS = ("proportional", "uniform")
+CALIBRATED = "diabat_calibrated"
+"""Attribute of an attention module that is calibrated, with its calibration."""
 
 
 @dataclass(frozen=True)
@@ -68,25 +70,6 @@ class Calibration:
             object.__setattr__(self, name, float(value))
         check_choice("rows", self.rows, ROWS)
         check_choice("redistribution", self.redistribution, REDISTRIBUTIONS)
-
-    @classmethod
-    def of_groups(
-        cls, salient: Mapping[int, Collection[int]], heads_per_group: int, **options: Any
-    ) -> Calibration:
-        """Name the salient players instead of their heads: player g is heads g·m .. g·m + m - 1.
-
-        Args:
-            salient: For each layer its salient players, for instance key/value heads.
-            heads_per_group: m, the query heads of a player.
-            options: The other arguments of `Calibration`.
-        """
-        check_count("heads_per_group", heads_per_group)
-        checked = cls(salient, **options)
-        heads = {
-            layer: [g * heads_per_group + i for g in groups for i in range(heads_per_group)]
-            for layer, groups in checked.salient.items()
-        }
-        return cls(heads, **options)
 
     def as_dict(self) -> dict[str, Any]:
         """The arguments as JSON can hold them; layers become strings."""

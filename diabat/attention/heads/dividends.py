@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from diabat.attention.games.tables import all_coalitions, num_players
 from diabat.checks import ArgumentError, ArgumentTypeError, check_count
 
 _CHUNK = 1 << 24
-_MOST_COALITIONS = 1 << 20
+_MOST_COALITIONS = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,21 +48,21 @@ class Dividends:
         return cls(all_coalitions(n), harsanyi_dividends(values - values[:, :1]))
 
     @classmethod
-    def of_low_order(cls, values: Tensor, num_players: int, order: int) -> Dividends:
-        """Dividends of all coalitions of at most ``order`` players from their values, floating [samples, M].
+    def of_small(cls, values: Tensor, num_players: int, max_size: int) -> Dividends:
+        """Dividends of all coalitions of at most ``max_size`` players from their values, floating [samples, M].
 
         Exact: w(S) depends on the values of the subsets of S only.
 
         Args:
-            values: In the order of :func:`low_order_coalitions`.
+            values: In the order of :func:`small_coalitions`.
             num_players: n.
-            order: k.
+            max_size: k.
 
         Raises:
             TypeError: If it is not a floating tensor.
-            ValueError: If its shape is another, or the order is out of range.
+            ValueError: If its shape is another, or the size is out of range.
         """
-        coalitions = low_order_coalitions(num_players, order)
+        coalitions = small_coalitions(num_players, max_size)
         if not isinstance(values, Tensor) or not values.is_floating_point():
             got = values.dtype if isinstance(values, Tensor) else type(values).__name__
             raise ArgumentTypeError("values", f"expected a floating tensor, got {got}.")
@@ -72,8 +71,13 @@ class Dividends:
                 "values", f"expected shape [samples, {len(coalitions)}], got {list(values.shape)}."
             )
         _check_samples("values", values)
-        values = values.double()
-        return cls(coalitions, _low_order(values - values[:, :1], num_players, order))
+        sign = 1 - 2 * (coalitions.sum(-1) % 2).double()
+        signed = (values.double() - values.double()[:, :1]) * sign  # (-1)^|T| (v(T) - v(∅))
+        outside, member = (~coalitions).float(), coalitions.float().T
+        parts = outside.split(max(1, _CHUNK // len(coalitions)))
+        # Over all T without a player outside S.
+        sums = torch.cat([signed @ (part @ member == 0).double().T for part in parts], 1)
+        return cls(coalitions, sums * sign)
 
     @property
     def value(self) -> Tensor:
@@ -90,19 +94,19 @@ class Dividends:
         """Number of players |S|, int64 [M]."""
         return self.coalitions.sum(-1)
 
-    def largest(self, least_size: int = 1) -> int:
-        """Position of the largest dividend among coalitions of at least ``least_size`` players.
+    def largest(self, min_size: int = 1) -> int:
+        """Position of the largest dividend among coalitions of at least ``min_size`` players.
 
         Raises:
             ValueError: If there is none of that size.
         """
-        return int(self._at_least(least_size, self.value).argmax())
+        return int(self._at_least(min_size, self.value).argmax())
 
-    def argmax_frequency(self, *, least_size: int = 1, resamples: int = 1000, seed: int = 0) -> Tensor:
-        """How often each coalition has the largest dividend when samples are drawn anew, float64 [M], sum 1.
+    def selection_frequency(self, *, min_size: int = 1, resamples: int = 1000, seed: int = 0) -> Tensor:
+        """Share of bootstrap resamples in which each coalition has the largest dividend, float64 [M], sum 1.
 
         Args:
-            least_size: Coalitions of fewer players do not compete.
+            min_size: Coalitions of fewer players do not compete.
             resamples: Bootstrap resamples, each of as many samples as there are.
             seed: The same seed gives the same resamples.
 
@@ -119,12 +123,12 @@ class Dividends:
             drawn = torch.randint(samples, (rounds, samples), generator=generator)
             weights = torch.zeros(rounds, samples, dtype=torch.float64)
             weights.scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float64))
-            winners = self._at_least(least_size, weights @ self.by_sample).argmax(-1)
+            winners = self._at_least(min_size, weights @ self.by_sample).argmax(-1)
             frequency += torch.bincount(winners, minlength=count).double() / resamples
         return frequency
 
-    def order_sums(self) -> tuple[Tensor, Tensor]:
-        """Σ_{|S|=k} w(S) for k = 0 .. n (or the order), and their standard errors, float64 [k + 1] each.
+    def size_sums(self) -> tuple[Tensor, Tensor]:
+        """Σ_{|S|=k} w(S) for k = 0 .. n (or the largest size), and their standard errors, float64 [k + 1] each.
 
         Of a full table they sum to v(N) - v(∅).
         """
@@ -133,63 +137,27 @@ class Dividends:
         sums = self.by_sample @ member
         return sums.mean(0), standard_error(sums)
 
-    def _at_least(self, least_size: int, values: Tensor) -> Tensor:
-        check_count("least_size", least_size, most=int(self.sizes.max()))
-        return values.masked_fill(self.sizes < least_size, -torch.inf)
+    def _at_least(self, min_size: int, values: Tensor) -> Tensor:
+        check_count("min_size", min_size, most=int(self.sizes.max()))
+        return values.masked_fill(self.sizes < min_size, -torch.inf)
 
 
-def low_order_coalitions(num_players: int, order: int) -> Tensor:
-    """Masks of all coalitions of at most ``order`` players, bool [M, n]: by size, then by their largest players.
+def small_coalitions(num_players: int, max_size: int) -> Tensor:
+    """Masks of all coalitions of at most ``max_size`` players, bool [M, n], by size.
 
     Raises:
-        ValueError: If the order is not in 1 .. n, or there are more than 2^20 such coalitions.
+        ValueError: If the size is not in 1 .. n, or there are more than 2^16 such coalitions.
     """
     check_count("num_players", num_players)
-    check_count("order", order, most=num_players)
-    count = sum(math.comb(num_players, size) for size in range(order + 1))
+    check_count("max_size", max_size, most=num_players)
+    count = sum(math.comb(num_players, size) for size in range(max_size + 1))
     if count > _MOST_COALITIONS:
-        raise ArgumentError(
-            "order",
-            f"expected at most {_MOST_COALITIONS} coalitions, got {count} of up to {order} of {num_players} players.",
-        )
-    masks = torch.zeros(count, num_players, dtype=torch.bool)
-    start = 1
-    for size in range(1, order + 1):
-        members = _members(num_players, size)
-        masks[start : start + len(members)].scatter_(1, members, True)
-        start += len(members)
-    return masks
-
-
-def _low_order(values: Tensor, n: int, order: int) -> Tensor:
-    """Dividends [..., M] of values [..., M] in the order of :func:`low_order_coalitions`."""
-    starts = [sum(math.comb(n, size) for size in range(k)) for k in range(order + 2)]
-    result = torch.zeros_like(values)
-    for size in range(order + 1):
-        members = _members(n, size)
-        block = result[..., starts[size] : starts[size + 1]]
-        for kept in range(size + 1):
-            for chosen in combinations(range(size), kept):
-                at = starts[kept] + _rank(members[:, list(chosen)])
-                block.add_(values[..., at], alpha=(-1) ** (size - kept))
-    return result
-
-
-def _members(n: int, size: int) -> Tensor:
-    """Members of the coalitions of one size, ascending, int64 [C(n, size), size], ordered by largest member."""
-    if not size:
-        return torch.zeros(1, 0, dtype=torch.int64)
-    lexicographic = torch.combinations(torch.arange(n), size)
-    return (n - 1 - lexicographic).flip(1).flip(0)
-
-
-def _rank(members: Tensor) -> Tensor:
-    """Position of coalitions [M, size] among those of their size: Σ_i C(c_i, i + 1) (combinatorial number system)."""
-    rank = torch.zeros(len(members), dtype=torch.int64)
-    for place, column in enumerate(members.T):
-        binomials = torch.tensor([math.comb(c, place + 1) for c in range(int(column.max()) + 1)])
-        rank += binomials[column]
-    return rank
+        raise ArgumentError("max_size", f"expected at most {_MOST_COALITIONS} coalitions, got {count}.")
+    masks = [torch.zeros(1, num_players, dtype=torch.bool)]
+    for size in range(1, max_size + 1):
+        members = torch.combinations(torch.arange(num_players), size)
+        masks.append(masks[0].expand(len(members), -1).scatter(1, members, True))
+    return torch.cat(masks)
 
 
 def _check_samples(name: str, values: Tensor) -> None:

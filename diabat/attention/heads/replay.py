@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.heads.attention import Absent, Switch
-from diabat.attention.heads.decoder import Decoder, find_decoder, forward_logits, greedy, states_of
-from diabat.attention.heads.players import Groups
+from diabat.attention.heads.ablation import Ablation, Kind
+from diabat.attention.heads.decoder import Decoder, Groups, find_decoder, forward_logits
+from diabat.checks import ArgumentError
 from diabat.samplers.base import UnsupportedError
 
 
@@ -25,17 +25,18 @@ class Replay:
 
     Args:
         model: A causal language model of transformers.
-        absent: What an absent head gives.
-        epsilon: ε of ``absent="scaled"``.
+        ablation: What an absent head gives: ``mean``, ``scaled`` or ``zero``.
+        epsilon: ε of ``scaled``.
 
     Attributes:
+        ablation: The model with its heads ablated, while that is applied.
         decoder: Its blocks and their attention.
         groups: The players; set before anything is evaluated.
     """
 
-    def __init__(self, model: Any, absent: Absent, epsilon: float) -> None:
-        self.switch = Switch(model, absent, epsilon)
-        self.decoder: Decoder = find_decoder(self.switch)
+    def __init__(self, model: Any, ablation: Kind, epsilon: float) -> None:
+        self.ablation = Ablation(model, ablation, epsilon)
+        self.decoder: Decoder = find_decoder(self.ablation)
         self.groups: Groups = ()
         self._checked: Groups = ()
 
@@ -47,15 +48,15 @@ class Replay:
     def prefix(self, tokens: Tensor) -> Tensor:
         """States [1, T, D] that the first layer with a player receives for tokens [T]."""
         caught: list[Tensor] = []
-        self.switch.present = {}
+        self.ablation.present = {}
         first = self.decoder.blocks[self.first]
 
         def catch(block: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-            caught.append(states_of(block, arguments, named))
+            caught.append(_states(block, arguments, named))
 
         with ExitStack() as stack:
             stack.callback(first.register_forward_pre_hook(catch, with_kwargs=True).remove)
-            stack.enter_context(passing_on(self.decoder.blocks[self.first :]))
+            stack.enter_context(_passing_on(self.decoder.blocks[self.first :]))
             self._logits(tokens[None], torch.tensor([-1]))
         return caught[0]
 
@@ -83,12 +84,14 @@ class Replay:
 
         with ExitStack() as stack:
             stack.callback(first.register_forward_pre_hook(put, with_kwargs=True).remove)
-            stack.enter_context(passing_on(self.decoder.blocks[: self.first]))
+            stack.enter_context(_passing_on(self.decoder.blocks[: self.first]))
             return self.direct(tokens, present, keep)
 
     def direct(self, tokens: Tensor, present: Tensor, keep: Tensor) -> Tensor:
         """Logits as of :meth:`suffix`, by whole forward passes."""
-        self._place(present, alike=True)
+        self._place(present)
+        # All rows are copies of one sequence until the first player acts.
+        self.ablation.alike = self.decoder.sites[self.first].module
         return self._logits(tokens.expand(len(present), -1), keep)
 
     def check(self, tokens: Tensor) -> None:
@@ -109,17 +112,38 @@ class Replay:
             raise UnsupportedError(
                 "model",
                 "expected blocks that receive the states of the block before and nothing else from it, got "
-                f"{type(self.switch.model).__name__}, whose replay differs from the whole pass.",
+                f"{type(self.ablation.model).__name__}, whose replay differs from the whole pass.",
             )
         self._checked = self.groups
 
     def generate(self, tokens: Tensor, present: Tensor, max_new_tokens: int) -> Tensor:
-        """Tokens that coalitions write greedily behind tokens [T], [C, <= max_new_tokens]; with a cache, no replay."""
-        self._place(present, alike=False)
-        rows = tokens.expand(len(present), -1)
-        return greedy(self.switch.model, rows, torch.ones_like(rows), max_new_tokens)
+        """Tokens that coalitions write greedily behind tokens [T], [C, <= max_new_tokens]; with a cache, no replay.
 
-    def _place(self, present: Tensor, *, alike: bool) -> None:
+        What follows an end is padding.
+
+        Raises:
+            ArgumentError: If the model is configured to generate with another cache than the dynamic one.
+        """
+        self._place(present)
+        self.ablation.alike = None
+        model = self.ablation.model
+        cache = model.generation_config.cache_implementation
+        if cache not in (None, "dynamic", "dynamic_full"):
+            raise ArgumentError(
+                "model", f"expected a dynamic cache, got generation_config.cache_implementation = {cache!r}."
+            )
+        rows = tokens.expand(len(present), -1).to(model.device)
+        written = model.generate(
+            input_ids=rows,
+            attention_mask=torch.ones_like(rows),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            num_beams=1,
+            pad_token_id=_padding_token(model.generation_config),
+        )
+        return written[:, len(tokens) :]
+
+    def _place(self, present: Tensor) -> None:
         """Tell every layer with players which of its heads the rows of the next batch have."""
         masks: dict[nn.Module, Tensor] = {}
         for player, group in enumerate(self.groups):
@@ -128,17 +152,31 @@ class Replay:
                 if site.module not in masks:
                     masks[site.module] = torch.ones(len(present), site.heads, dtype=torch.bool)
                 masks[site.module][:, head] = present[:, player]
-        device = self.switch.model.device
-        self.switch.present = {module: mask.to(device) for module, mask in masks.items()}
-        # All rows are copies of one sequence until the first player acts.
-        self.switch.alike = self.decoder.sites[self.first].module if alike else None
+        device = self.ablation.model.device
+        self.ablation.present = {module: mask.to(device) for module, mask in masks.items()}
 
     def _logits(self, tokens: Tensor, keep: Tensor) -> Tensor:
-        return forward_logits(self.switch.model, self.decoder.head, tokens, keep)
+        return forward_logits(self.ablation.model, self.decoder.head, tokens, keep)
+
+
+def _padding_token(options: Any) -> int:
+    """The token that pads: the model's own, else its end of text, which decoding leaves out as well, else 0."""
+    ends = options.eos_token_id if isinstance(options.eos_token_id, list) else [options.eos_token_id]
+    return next((token for token in (options.pad_token_id, *ends) if token is not None), 0)
+
+
+def _states(block: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+    """Hidden states among the arguments of a block."""
+    states = arguments[0] if arguments else named.get("hidden_states")
+    if not isinstance(states, Tensor):
+        raise UnsupportedError(
+            "model", f"expected blocks that take hidden states first, got {type(block).__name__}."
+        )
+    return states
 
 
 @contextmanager
-def passing_on(blocks: tuple[nn.Module, ...]) -> Iterator[None]:
+def _passing_on(blocks: tuple[nn.Module, ...]) -> Iterator[None]:
     """Make blocks return the states that they get; what stood in their place (hooks of accelerate) is put back."""
     before = [block.__dict__.get("forward") for block in blocks]
     try:

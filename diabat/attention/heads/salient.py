@@ -13,13 +13,13 @@ from diabat.attention.heads.dividends import Dividends
 from diabat.checks import ArgumentError, is_number
 
 
-def max_dividend(dividends: Dividends, least_size: int = 1) -> tuple[int, ...]:
-    r"""Players of argmax_S w(S), |S| >= ``least_size`` (eq. 7).  Without a least size it is mostly one player.
+def max_dividend(dividends: Dividends, min_size: int = 1) -> tuple[int, ...]:
+    r"""Players of argmax_S w(S), |S| >= ``min_size`` (GAC, eq. 7); without a size it is mostly one player.
 
     Raises:
         ValueError: If there is no coalition of that size.
     """
-    return _players(dividends.coalitions[dividends.largest(least_size)].tolist())
+    return _players(dividends.coalitions[dividends.largest(min_size)].tolist())
 
 
 def common(dividends: Dividends, share: float = 0.5) -> tuple[int, ...]:
@@ -29,7 +29,7 @@ def common(dividends: Dividends, share: float = 0.5) -> tuple[int, ...]:
     coalitions is taken, then the one with the smallest players first.
 
     Args:
-        dividends: Of all coalitions, or of those up to an order.
+        dividends: Of all coalitions, or of those up to a size.
         share: q, 0 < q <= 1.
 
     Returns:

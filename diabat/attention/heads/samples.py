@@ -1,4 +1,14 @@
-"""Samples of a game on heads: token ids, the choices that may follow them, and which one is right."""
+"""Samples of a game on heads: token ids, the choices that may follow them, and which one is right.
+
+A sample is a dict with one of
+
+    prompt       a text
+    messages     a chat, [{"role": "user", "content": ...}, ...], written by the chat template of the tokenizer
+    input_ids    token ids
+
+and optionally ``choices`` (texts or token ids) with ``answer`` (a choice or its position), or ``answer`` alone: the
+text that would be right, or a list of them.  Other keys are kept for values that know them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +23,7 @@ from torch import Tensor
 
 from diabat.checks import ArgumentError, is_integer
 
-KEYS = ("text", "input_ids", "choices", "label", "answers")
+KINDS = ("prompt", "messages", "input_ids")
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,24 +33,24 @@ class Sample:
     Attributes:
         tokens: int64 [T], T >= 1.
         choices: Token ids of every choice, each int64 [>= 1]; empty if there are none.
-        label: Position of the right choice; None if there are no choices.
-        answers: Texts that would be right, for values of generated answers.
+        answer: Position of the right choice; None if there are no choices.
+        texts: Texts that would be right, for values of generated answers.
         given: The sample as it was given.
     """
 
     tokens: Tensor
     choices: tuple[Tensor, ...]
-    label: int | None
-    answers: tuple[str, ...]
+    answer: int | None
+    texts: tuple[str, ...]
     given: Mapping[str, Any]
 
 
 def read_samples(samples: Iterable[Mapping[str, Any]], tokenizer: Any, vocabulary: int) -> tuple[Sample, ...]:
-    """Read samples, dicts of ``text`` or ``input_ids``, and optionally ``choices`` with ``label``, and ``answers``.
+    """Read samples; see the module.
 
-    Choices that follow ``text`` are tokenised behind it: white space at the end of the text goes to the choice, as
-    "Sentiment: " with "positive" is written " positive" by most tokenisers.  Behind ``input_ids`` a choice is
-    tokenised by itself.  Other keys are kept for values that know them.
+    Choices that follow a text are tokenised behind it.  White space at the end of the text stays there if the tokens of
+    every choice then follow those of the text, as behind a line break; else it goes to the choices, as most tokenizers
+    write "Answer: " with "yes" as "Answer:" with " yes".  Behind ``input_ids`` a choice is tokenised by itself.
 
     Args:
         samples: At least one.
@@ -53,9 +63,7 @@ def read_samples(samples: Iterable[Mapping[str, Any]], tokenizer: Any, vocabular
     # Tensors of no dimensions are iterable by their type.
     if isinstance(samples, Mapping | str | bytes | Tensor | np.ndarray) or not isinstance(samples, Iterable):
         raise ArgumentError("samples", f"expected a sequence of dicts, got {type(samples).__name__}.")
-    read = tuple(
-        _read(given, tokenizer, vocabulary, f"samples[{index}]") for index, given in enumerate(samples)
-    )
+    read = tuple(_read(given, tokenizer, vocabulary, f"samples[{k}]") for k, given in enumerate(samples))
     if not read:
         raise ArgumentError("samples", "expected at least one, got none.")
     return read
@@ -65,77 +73,139 @@ def digest(samples: Iterable[Sample]) -> str:
     """Return a checksum of what samples say, for files that must belong to them."""
     content = hashlib.sha256()
     for sample in samples:
-        parts = [sample.tokens.tolist(), [c.tolist() for c in sample.choices], sample.label, sample.answers]
+        parts = [sample.tokens.tolist(), [c.tolist() for c in sample.choices], sample.answer, sample.texts]
         content.update(repr(parts).encode())
     return content.hexdigest()
 
 
-def _read(given: Mapping[str, Any], tokenizer: Any, vocabulary: int, name: str) -> Sample:
+def check_sample(given: Any, name: str) -> None:
+    """Check what can be checked without a tokenizer.
+
+    Raises:
+        ArgumentError: If it is no sample; ``name`` is what the message calls it.
+    """
     if not isinstance(given, Mapping):
         raise ArgumentError(name, f"expected a dict, got {type(given).__name__}.")
-    if ("text" in given) == ("input_ids" in given):
-        keys = ", ".join(map(str, given)) or "neither"
-        raise ArgumentError(name, f"expected either 'text' or 'input_ids', got {keys}.")
-    choices: Sequence[Any] = given.get("choices", ())
+    if sum(kind in given for kind in KINDS) != 1:
+        got = ", ".join(map(str, given)) or "no key"
+        raise ArgumentError(name, f"expected one of prompt, messages and input_ids, got {got}.")
+    if "prompt" in given:
+        _check_text(given["prompt"], f"{name}.prompt")
+    elif "messages" in given:
+        messages = given["messages"]
+        if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
+            raise ArgumentError(f"{name}.messages", f"expected a list of messages, got {messages!r:.60}.")
+        for message in messages:
+            if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+                raise ArgumentError(f"{name}.messages", f"expected role and content, got {message!r:.60}.")
+            _check_text(message["content"], f"{name}.messages")
+    else:
+        _ids(given["input_ids"], f"{name}.input_ids")
+    choices = given.get("choices", ())
     if isinstance(choices, str) or not isinstance(choices, Sequence):
         raise ArgumentError(f"{name}.choices", f"expected a list, got {type(choices).__name__}.")
-    if "text" in given:
-        tokens, parts = _tokenise(given["text"], choices, tokenizer, name)
+    for k, choice in enumerate(choices):
+        place = f"{name}.choices[{k}]"
+        _check_text(choice, place) if isinstance(choice, str) else _choice_ids(choice, place)
+    if len(choices):
+        _position(given, f"{name}.answer")
     else:
+        _texts(given, f"{name}.answer")
+
+
+def _read(given: Any, tokenizer: Any, vocabulary: int, name: str) -> Sample:
+    check_sample(given, name)
+    choices: Sequence[Any] = given.get("choices", ())
+    if "input_ids" in given:
         tokens = _ids(given["input_ids"], f"{name}.input_ids")
         parts = [_choice(c, tokenizer, f"{name}.choices[{k}]") for k, c in enumerate(choices)]
+    else:
+        tokens, parts = _tokenised(given, choices, tokenizer, name)
     for what, ids in (("input_ids", tokens), *((f"choices[{k}]", c) for k, c in enumerate(parts))):
         if bool(((ids < 0) | (ids >= vocabulary)).any()):
             raise ArgumentError(
                 f"{name}.{what}", f"expected token ids in 0 .. {vocabulary - 1}, got {ids.tolist()}."
             )
-    label = label_position(given, choices, name) if len(choices) else None
-    return Sample(tokens, tuple(parts), label, _answers(given, name), given)
+    answer = _position(given, f"{name}.answer") if len(choices) else None
+    texts = () if len(choices) else _texts(given, f"{name}.answer")
+    return Sample(tokens, tuple(parts), answer, texts, given)
 
 
-def _tokenise(text: Any, choices: Sequence[Any], tokenizer: Any, name: str) -> tuple[Tensor, list[Tensor]]:
-    if not isinstance(text, str):
-        raise ArgumentError(f"{name}.text", f"expected a text, got {type(text).__name__}.")
+def _tokenised(
+    given: Mapping[str, Any], choices: Sequence[Any], tokenizer: Any, name: str
+) -> tuple[Tensor, list[Tensor]]:
+    """Tokens of a text or a chat, and those of the choices behind it."""
     _require(tokenizer, name)
-    stem = text.rstrip() if any(isinstance(choice, str) for choice in choices) else text
-    space = text[len(stem) :]
-    tokens = _ids(_encoded(stem, tokenizer, f"{name}.text"), f"{name}.text")
-    parts = []
-    for k, choice in enumerate(choices):
-        if not isinstance(choice, str):
-            parts.append(_choice(choice, tokenizer, f"{name}.choices[{k}]"))
-            continue
-        whole = _encoded(stem + space + choice, tokenizer, f"{name}.choices[{k}]")
-        whole = _ids(whole, f"{name}.choices[{k}]")
-        if not torch.equal(whole[: len(tokens)], tokens):
-            raise ArgumentError(
-                f"{name}.choices[{k}]",
-                f"expected a choice whose tokens follow those of the text, got {choice!r}, which merges with its "
-                "end; end the text with a space.",
-            )
-        parts.append(_ids(whole[len(tokens) :], f"{name}.choices[{k}]"))
-    return tokens, parts
+    special = "prompt" in given  # a chat has its special tokens from the template
+    text = given["prompt"] if special else _chat(given["messages"], tokenizer, name)
+    written = {k: choice for k, choice in enumerate(choices) if isinstance(choice, str)}
+    kept = len(text)
+    while True:
+        tokens = _encoded(text[:kept], tokenizer, add_special_tokens=special)
+        found = {k: _encoded(text + c, tokenizer, add_special_tokens=special) for k, c in written.items()}
+        merged = [
+            k for k, whole in found.items() if whole[: len(tokens)] != tokens or len(whole) == len(tokens)
+        ]
+        if not merged or not text[:kept] or not text[kept - 1].isspace():
+            break
+        kept -= 1  # white space that the tokenizer writes with a choice
+    if merged:
+        raise ArgumentError(
+            f"{name}.choices[{merged[0]}]",
+            f"expected a choice whose tokens follow those of the text, got {choices[merged[0]]!r}, which merges with "
+            "its end; end the text with a space.",
+        )
+    place = f"{name}.{'prompt' if special else 'messages'}"
+    following = {k: whole[len(tokens) :] for k, whole in found.items()}
+    parts = [
+        _choice_ids(following.get(k, choice), f"{name}.choices[{k}]") for k, choice in enumerate(choices)
+    ]
+    return _ids(tokens, place), parts
+
+
+def _chat(messages: Sequence[Mapping[str, Any]], tokenizer: Any, name: str) -> str:
+    """A chat as text; a last message of the assistant is what the model continues."""
+    begun = messages[-1]["role"] == "assistant"
+    try:
+        return tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=not begun, continue_final_message=begun
+        )
+    # Jinja raises what the template says, and transformers a ValueError where there is none.
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ArgumentError(
+            f"{name}.messages", f"expected a chat that the tokenizer has a template for, got: {reason:.120}"
+        ) from None
 
 
 def _choice(choice: Any, tokenizer: Any, name: str) -> Tensor:
     if isinstance(choice, str):
         _require(tokenizer, name)
-        choice = _encoded(choice, tokenizer, name, add_special_tokens=False)
+        return _ids(_encoded(choice, tokenizer, add_special_tokens=False), name)
+    return _choice_ids(choice, name)
+
+
+def _choice_ids(choice: Any, name: str) -> Tensor:
     return _ids([choice] if isinstance(choice, int) else choice, name)
 
 
-def _encoded(text: str, tokenizer: Any, name: str, **options: Any) -> Any:
-    """Token ids of a text."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ArgumentError(name, f"expected text without surrogates, got {text!a:.60}.") from None
-    return tokenizer(text, **options)["input_ids"]
+def _encoded(text: str, tokenizer: Any, **options: Any) -> list[int]:
+    found: list[int] = tokenizer(text, **options)["input_ids"]
+    return found
 
 
 def _require(tokenizer: Any, name: str) -> None:
     if tokenizer is None:
         raise ArgumentError("tokenizer", f"expected that of the model, since {name} is a text, got None.")
+
+
+def _check_text(text: Any, name: str) -> None:
+    if not isinstance(text, str):
+        raise ArgumentError(name, f"expected a text, got {type(text).__name__}.")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ArgumentError(name, f"expected text without surrogates, got {text!a:.60}.") from None
 
 
 def _ids(value: Any, name: str) -> Tensor:
@@ -150,39 +220,35 @@ def _ids(value: Any, name: str) -> Tensor:
     return ids.to("cpu", torch.int64)
 
 
-def label_position(given: Mapping[str, Any], choices: Sequence[Any], name: str) -> int:
-    """Position of the label: it may be the choice itself or its position."""
-    if "label" not in given:
-        raise ArgumentError(f"{name}.label", "expected one of the choices or its position, got none.")
-    label = given["label"]
-    named = [k for k, choice in enumerate(choices) if _same(choice, label)]
-    position = is_integer(label) and 0 <= label < len(choices)
-    found = {*named, *([label] if position else [])}
-    if not found:
+def _position(given: Mapping[str, Any], name: str) -> int:
+    """Position of the answer: it may be the choice itself or its position."""
+    choices: Sequence[Any] = given["choices"]
+    answer: Any = given.get("answer")
+    found = {k for k, choice in enumerate(choices) if _same(choice, answer)}
+    if is_integer(answer) and 0 <= answer < len(choices):
+        found.add(int(answer))
+    if len(found) == 1:
+        return found.pop()
+    if found:
         raise ArgumentError(
-            f"{name}.label", f"expected one of the choices {list(choices)} or its position, got {label!r}."
-        )
-    if len(found) > 1:
-        raise ArgumentError(
-            f"{name}.label",
-            f"expected a label that means one choice, got {label!r}, which is choices {sorted(found)} of "
+            name,
+            f"expected an answer that means one choice, got {answer!r}, which is choices {sorted(found)} of "
             f"{list(choices)}.",
         )
-    return int(found.pop())
+    raise ArgumentError(name, f"expected one of the choices {list(choices)} or its position, got {answer!r}.")
 
 
-def _same(choice: Any, label: Any) -> bool:
-    if isinstance(choice, str) and isinstance(label, str):
-        return choice.strip() == label.strip()
-    if isinstance(choice, Tensor | np.ndarray) and type(choice) is type(label):
-        return torch.equal(torch.as_tensor(choice), torch.as_tensor(label))
-    return type(choice) is type(label) and bool(choice == label)
+def _same(choice: Any, answer: Any) -> bool:
+    if isinstance(choice, str) and isinstance(answer, str):
+        return choice.strip() == answer.strip()
+    if isinstance(choice, Tensor | np.ndarray) and type(choice) is type(answer):
+        return torch.equal(torch.as_tensor(choice), torch.as_tensor(answer))
+    return type(choice) is type(answer) and bool(choice == answer)
 
 
-def _answers(given: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    answers = given.get("answers", ())
-    if isinstance(answers, str):
-        answers = (answers,)
-    if not isinstance(answers, Sequence) or not all(isinstance(answer, str) for answer in answers):
-        raise ArgumentError(f"{name}.answers", f"expected a list of texts, got {answers!r:.60}.")
-    return tuple(answers)
+def _texts(given: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    answer = given.get("answer", ())
+    texts = (answer,) if isinstance(answer, str) else answer
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise ArgumentError(name, f"expected a text or a list of texts, got {answer!r:.60}.")
+    return tuple(texts)

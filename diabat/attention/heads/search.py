@@ -51,8 +51,8 @@ class Surrogate:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """What a search found.
+class SearchResult:
+    """The best coalition that a search evaluated.
 
     Attributes:
         players: The best coalition that was evaluated.
@@ -114,7 +114,7 @@ def surrogate(
     rounds: int = 4,
     num_reads: int = 200,
     seed: int | None = None,
-) -> Found:
+) -> SearchResult:
     r"""Search argmax_S v(S) - λ|S| with a fixed number of evaluations of v.
 
     Half of them are coalitions of all sizes, to which the model is fitted; the rest are what the sampler proposes, the
@@ -135,7 +135,11 @@ def surrogate(
         UnsupportedError: If the sampler does not support such problems, or does not sample.
         ValueError: If an argument is out of range.
     """
-    _check(value, num_players, sampler, penalty)
+    if not callable(value):
+        raise ArgumentTypeError("value", f"expected a function of masks, got {type(value).__name__}.")
+    if not is_number(penalty) or not 0 <= penalty < float("inf"):
+        raise ArgumentError("penalty", f"expected a number >= 0, got {penalty!r}.")
+    check_count("num_players", num_players)
     check_count("evaluations", evaluations, least=8)
     check_count("rounds", rounds)
     check_count("num_reads", num_reads)
@@ -150,19 +154,12 @@ def surrogate(
         proposals = _propose(model, sampler, penalty, num_reads, (start + round_) % 2**63)
         known.add(proposals, room)
     # What proposals that were known already left over goes to coalitions near the best and at random.
-    known.add(_near(known.best(penalty)), evaluations - len(known.values))
+    known.add(_near(known.masks[known.best(penalty)]), evaluations - len(known.values))
     known.add(_random(num_players, 4 * evaluations, start + 1), evaluations - len(known.values))
-    best = known.best(penalty)
-    v = float(known.values[known.index(best)])
-    return Found(
-        tuple(best.nonzero()[:, 0].tolist()),
-        v - penalty * int(best.sum()),
-        v,
-        len(known.values),
-        fit_surrogate(known.masks, known.values),
-        known.masks,
-        known.values,
-    )
+    at, model = known.best(penalty), fit_surrogate(known.masks, known.values)
+    best, v = known.masks[at], float(known.values[at])
+    players, objective = tuple(best.nonzero()[:, 0].tolist()), v - penalty * int(best.sum())
+    return SearchResult(players, objective, v, len(known.values), model, known.masks, known.values)
 
 
 class _Evaluated:
@@ -170,46 +167,63 @@ class _Evaluated:
 
     def __init__(self, value: Callable[[Tensor], Tensor], n: int) -> None:
         self._value = value
-        self._at: dict[bytes, int] = {}
+        self._known: set[bytes] = set()
         self.masks = torch.zeros(0, n, dtype=torch.bool)
         self.values = torch.zeros(0, dtype=torch.float64)
-
-    def index(self, mask: Tensor) -> int:
-        return self._at[mask.numpy().tobytes()]
 
     def add(self, masks: Tensor, room: int) -> None:
         """Evaluate the first ``room`` that are new."""
         fresh: list[Tensor] = []
         for mask in masks:
             key = mask.numpy().tobytes()
-            if len(fresh) < room and key not in self._at:
-                self._at[key] = len(self._at)
+            if len(fresh) < room and key not in self._known:
+                self._known.add(key)
                 fresh.append(mask)
         if fresh:
             self.masks = torch.cat((self.masks, torch.stack(fresh)))
             self.values = torch.cat((self.values, self._value(torch.stack(fresh)).detach().cpu().double()))
 
-    def best(self, penalty: float) -> Tensor:
-        return self.masks[int((self.values - penalty * self.masks.sum(-1).double()).argmax())]
+    def best(self, penalty: float) -> int:
+        """Position of the largest v(S) - λ|S|."""
+        return int((self.values - penalty * self.masks.sum(-1).double()).argmax())
 
 
 def _propose(model: Surrogate, sampler: Sampler, penalty: float, num_reads: int, seed: int) -> Tensor:
     """Coalitions that a sampler draws from the model of v - λ|S|, different ones, the best first."""
-    fields = model.fields - penalty / 2
-    n = len(fields)
-    pairs = torch.triu_indices(n, n, offset=1)
+    drawn = low_energy_states(model.fields - penalty / 2, model.couplings, sampler, num_reads, seed)
+    score = model.value(drawn) - penalty * drawn.sum(-1).double()
+    return drawn[score.argsort(descending=True, stable=True)]
+
+
+def low_energy_states(
+    fields: Tensor, couplings: Tensor, sampler: Sampler, num_reads: int, seed: int
+) -> Tensor:
+    """Different states, True for spin +1, that a sampler draws from an Ising model at two temperatures, bool [M, n].
+
+    None if all fields and couplings are 0, so that every state is as good.
+
+    Args:
+        fields: h, float64 [n].
+        couplings: J, [n, n], symmetric with zero diagonal.
+        sampler: Any that draws samples.
+        num_reads: Reads at each temperature.
+        seed: Same seed, same states.
+
+    Raises:
+        TypeError: If the sampler is none.
+        UnsupportedError: If it does not support such problems, or does not sample.
+    """
+    if not isinstance(sampler, Sampler):
+        raise ArgumentTypeError(
+            "sampler", f"expected a Sampler, as diabat.sampler('tempering') gives it, got {sampler!r:.60}."
+        )
     # Of uniform spins the exponent has this standard deviation.
-    spread = float((fields.square().sum() + model.couplings[pairs[0], pairs[1]].square().sum()).sqrt())
+    spread = float((fields.square().sum() + couplings.square().sum() / 2).sqrt())
     if not spread:
-        return torch.zeros(0, n, dtype=torch.bool)
-    drawn = []
-    for target in _SPREADS:
-        scale = target / spread
-        problem = Ising(scale * fields, scale * model.couplings)
-        drawn.append(sampler.sample(problem, num_reads, seed=seed).spins.cpu() > 0)
-    different = torch.unique(torch.cat(drawn), dim=0)
-    score = model.value(different) - penalty * different.sum(-1).double()
-    return different[score.argsort(descending=True, stable=True)]
+        return torch.zeros(0, len(fields), dtype=torch.bool)
+    problems = [Ising(target / spread * fields, target / spread * couplings) for target in _SPREADS]
+    drawn = [sampler.sample(problem, num_reads, seed=seed).spins.cpu() > 0 for problem in problems]
+    return torch.unique(torch.cat(drawn), dim=0)
 
 
 def _ridge(X: Tensor, y: Tensor) -> Tensor:
@@ -239,15 +253,3 @@ def _near(best: Tensor) -> Tensor:
 def _random(n: int, count: int, seed: int) -> Tensor:
     """Coalitions whose size is uniform on 0 .. n."""
     return sized_coalitions(torch.ones(n, dtype=torch.bool), count, seed, stratified=True)
-
-
-def _check(value: Callable[[Tensor], Tensor], num_players: int, sampler: Sampler, penalty: float) -> None:
-    if not callable(value):
-        raise ArgumentTypeError("value", f"expected a function of masks, got {type(value).__name__}.")
-    if not isinstance(sampler, Sampler):
-        raise ArgumentTypeError(
-            "sampler", f"expected a Sampler, as diabat.sampler('tempering') gives it, got {sampler!r:.60}."
-        )
-    check_count("num_players", num_players)
-    if not is_number(penalty) or not 0 <= penalty < float("inf"):
-        raise ArgumentError("penalty", f"expected a number >= 0, got {penalty!r}.")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from diabat.attention.heads.attention import NAME as COALITIONS
+from diabat.attention.heads.ablation import NAME as ABLATION
 from diabat.attention.heads.pretrained import attention_modules, register_attention
 from diabat.checks import ArgumentError
 from diabat.compute.memory import require_memory
@@ -135,7 +135,7 @@ class BoltzmannMixin:
         self, attn_implementation: str | None, *args: Any, **kwargs: Any
     ) -> str:
         # The last one calls the attention that the model had before.
-        if attn_implementation not in (None, NAME, COALITIONS):
+        if attn_implementation not in (None, NAME, ABLATION):
             raise UnsupportedError(
                 "attn_implementation",
                 f"expected {NAME!r} for {type(self).__name__}, since others ignore the couplings, "

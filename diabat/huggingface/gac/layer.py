@@ -14,15 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diabat.attention.heads.attention import eager
-from diabat.attention.heads.calibration import Calibration, ColumnSums, calibrate
+from diabat.attention.heads.ablation import eager
+from diabat.attention.heads.calibration import CALIBRATED, Calibration, ColumnSums, calibrate
 from diabat.extras import extra
 from diabat.huggingface.masks import refuse_others, repeated, visible_keys
 from diabat.samplers.base import UnsupportedError
 
 NAME = "gac"
-STATE = "diabat_calibrated"
-"""Attribute of an attention module that is calibrated."""
 CACHE = "diabat_cache"
 """Argument in which the hook of such a module hands on the cache."""
 SUMS = "diabat_column_sums"
@@ -69,7 +67,7 @@ def gac_attention(
     c(x) = softcap tanh(x / softcap), as Gemma 2 has it; c(x) = x without a soft cap.
 
     Args:
-        module: The attention module; `STATE` holds its calibration.
+        module: The attention module; `CALIBRATED` holds its calibration.
         query: [B, H, Q, D].
         key: Past and present, [B, H_kv, K, D] with H a multiple of H_kv.
         value: Likewise.
@@ -85,7 +83,7 @@ def gac_attention(
     Raises:
         UnsupportedError: The model wants more of its attention than this, or the cache does not fit.
     """
-    state: CalibratedHeads | None = vars(module).get(STATE)
+    state: CalibratedHeads | None = vars(module).get(CALIBRATED)
     if state is None:
         capped = {} if softcap is None else {"softcap": softcap}
         return eager(module)(

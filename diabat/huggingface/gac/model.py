@@ -10,12 +10,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from diabat.attention.heads.calibration import Calibration
+from diabat.attention.heads.calibration import CALIBRATED, Calibration
 from diabat.attention.heads.pretrained import attention_modules, pretrained_model, register_attention
 from diabat.checks import ArgumentError
 from diabat.huggingface.gac.layer import (
     NAME,
-    STATE,
     CalibratedHeads,
     gac_attention,
     hand_on_cache,
@@ -74,7 +73,7 @@ def enable_gac(model: nn.Module, calibration: Calibration) -> None:
     if calibration.rows == "prompt" and head is not None:
         handles.append(head.register_forward_pre_hook(_refuse_several))
     for layer, (module, heads) in chosen.items():
-        setattr(module, STATE, CalibratedHeads(calibration, heads, layer))
+        setattr(module, CALIBRATED, CalibratedHeads(calibration, heads, layer))
         handles.append(module.register_forward_pre_hook(hand_on_cache, with_kwargs=True))
     # Beam search calls this one instead of the cache's own if there is one.
     base._reorder_cache = partial(reorder_cache, getattr(base, "_reorder_cache", None))
@@ -93,7 +92,7 @@ def disable_gac(model: nn.Module) -> None:
     for handle in enabled.handles:
         handle.remove()
     for module in base.modules():
-        vars(module).pop(STATE, None)
+        vars(module).pop(CALIBRATED, None)
     del base._reorder_cache  # the attribute of the object; that of its class is there again
     delattr(base, _ENABLED)
     base.set_attn_implementation(enabled.former)

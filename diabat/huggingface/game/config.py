@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from diabat.attention.heads.game_lora.losses import Target, Weighting
-from diabat.attention.heads.game_lora.schedule import three_phases
+from diabat.attention.heads.balancing import three_phases
+from diabat.attention.heads.losses import Target, Weighting
 from diabat.checks import ArgumentError, check_choice, check_count, check_positive, is_integer, is_number
 
 Loss = Literal["ldb", "abt", "disagreement", "entropy"]

@@ -9,22 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.heads.game_lora.losses import (
+from diabat.attention.heads.couplings import (
+    coupling_of_sums,
+    gradient_sums,
+    interaction,
+    weight_coupling,
+)
+from diabat.attention.heads.losses import (
     cross_head_barlow_twins,
     disagreement,
     log_det_barrier,
     negative_entropy,
     pair_weights,
 )
-from diabat.attention.heads.interaction.coupling import (
-    coupling_of_sums,
-    gradient_sums,
-    interaction,
-    weight_coupling,
-)
-from diabat.attention.heads.interaction.outputs import HeadOutputs
-from diabat.attention.heads.interaction.targets import counted_tokens
+from diabat.attention.heads.outputs import HeadOutputs
 from diabat.attention.heads.pretrained import pretrained_model
+from diabat.attention.heads.targets import counted_tokens
 from diabat.checks import ArgumentError
 from diabat.huggingface.game.config import GameOptions, Rho
 from diabat.huggingface.game.gradients import mean_over_ranks

@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.heads.game_lora.bargaining import nash_weights
-from diabat.attention.heads.game_lora.schedule import RunningScale
-from diabat.attention.heads.interaction.coupling import interaction_strength
-from diabat.attention.heads.interaction.outputs import HeadOutputs
+from diabat.attention.heads.balancing import RunningScale, nash_weights
+from diabat.attention.heads.couplings import interaction_strength
+from diabat.attention.heads.outputs import HeadOutputs
 from diabat.checks import ArgumentError, check_count, check_flag, check_positive
 from diabat.huggingface.game.config import GameOptions
 from diabat.huggingface.game.gradients import TaskGradients, mean_over_ranks

@@ -1,5 +1,1 @@
-"""Games on the heads of Hugging Face decoders, from the command line: questions, templates, evaluation."""
-
-from diabat.runs.heads.questions.sets import QuestionSet, read_question_sets
-
-__all__ = ["QuestionSet", "read_question_sets"]
+"""Games on the heads of a decoder from the command line: dividends of every layer, and the calibration that follows."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from diabat.attention.heads.players import Head
-from diabat.studies.heads.measure import LEVEL, GameFacts
+from diabat.attention.heads.decoder import Head
+from diabat.attention.heads.salient import max_dividend
+from diabat.attention.heads.summary import LEVEL, DividendSummary
 from diabat.studies.report import Column, Report, Row
 
 
@@ -18,8 +19,8 @@ def _largest(row: Row) -> str:
 
 
 def _frequency(row: Row) -> str:
-    # Another coalition wins as often or more often.
-    return f"{row['argmax_frequency']:.2f}" + ("?" if row["argmax_frequency"] < 0.5 else "")
+    # Another coalition is selected as often or more often.
+    return f"{row['selection_frequency']:.2f}" + ("?" if row["selection_frequency"] < 0.5 else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class HeadsReport(Report):
     """Dividends of the games of one model.
 
     Attributes:
-        rows: One per game; keys as in :data:`diabat.studies.heads.COLUMNS`.
+        rows: One per game; keys as in ``definitions()``.
         heading: What was analysed.
         analysis: Everything that is known: plain values.
     """
@@ -38,15 +39,15 @@ class HeadsReport(Report):
     labels = (Column("layers", "layers of the players, counted from 0", "layer"),)
     columns = (
         Column("players", "number of players n", "n"),
-        Column("value_of_none", "v of no player, mean over samples", "v(∅)"),
-        Column("value_of_all", "v of all players: the value of the model as it stands", "v(N)"),
+        Column("v_empty", "v of no player, mean over samples", "v(∅)"),
+        Column("v_full", "v of all players: the value of the model as it stands", "v(N)"),
         Column("coalition", "players of the largest dividend w(S), counted from 0", "largest"),
         Column("heads", "their heads", "heads"),
         Column("dividend", "their dividend w(S) of the mean over samples; the table adds ± its standard error", "w",
                show=_largest),
         Column("dividend_error", "its standard error; null with one sample"),
-        Column("argmax_frequency", "how often this coalition has the largest dividend when samples are drawn anew; "
-               "? marks less than half", "argmax\nfrequency", show=_frequency),
+        Column("selection_frequency", "share of bootstrap resamples of the samples in which this coalition has the "
+               "largest dividend; ? marks less than half", "bootstrap\nfrequency", show=_frequency),
         Column("singles", "sum of the dividends of single players", "Σw\n|S| = 1"),
         Column("pairs", "sum of those of two players", "Σw\n|S| = 2"),
         Column("larger", "v(N) - v(∅) less both: sum of those of three and more", "Σw\n|S| > 2"),
@@ -61,12 +62,11 @@ class HeadsReport(Report):
         return self.heading
 
     @classmethod
-    def of_games(cls, games: Sequence[GameFacts], heading: str, analysis: dict[str, Any]) -> HeadsReport:
+    def of_games(
+        cls, games: Sequence[DividendSummary], heading: str, analysis: dict[str, Any]
+    ) -> HeadsReport:
         """Build the report of some games."""
         return cls(rows=[_row(game) for game in games], heading=heading, analysis=analysis)
-
-
-COLUMNS = HeadsReport.definitions()
 
 
 def shown_layers(layers: Sequence[int]) -> str:
@@ -98,24 +98,23 @@ def _runs(numbers: Sequence[int]) -> str:
     return ", ".join(parts)
 
 
-def _row(game: GameFacts) -> Row:
+def _row(game: DividendSummary) -> Row:
     mean = game.mean_dividends
-    at = mean.largest()
-    players = game.salient["max_dividend"]
-    sums = (*game.order_sums, 0.0, 0.0)
+    at, players = mean.largest(), max_dividend(mean)
+    sums = (*game.size_sums, 0.0, 0.0)
     return {
         "layers": shown_layers(game.layers),
         "players": len(game.players),
-        "value_of_none": game.value_of_none,
-        "value_of_all": game.value_of_all,
+        "v_empty": game.v_empty,
+        "v_full": game.v_full,
         "coalition": shown_players(players),
         "heads": shown_heads(game.heads(players)),
         "dividend": game.dividends[at],
         "dividend_error": game.standard_errors[at],
-        "argmax_frequency": game.frequency(at, 1),
+        "selection_frequency": game.frequency(at),
         "singles": sums[1],
         "pairs": sums[2],
-        "larger": game.value_of_all - game.value_of_none - sums[1] - sums[2],
+        "larger": game.v_full - game.v_empty - sums[1] - sums[2],
         "positive": game.positive,
         "negative": game.negative,
     }

@@ -1,0 +1,235 @@
+"""How the heads of a trained decoder interact: couplings, and the information that their outputs share.
+
+    result = HeadInteractions(model, layers=[19]).measure(batches)
+    result[19].omega, result[19].rho, result[19].G, result[19].gamma
+
+Players are query heads, also where they share a key/value head.  The equations are in
+:mod:`diabat.attention.heads.couplings` and :mod:`diabat.attention.heads.information`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import add
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from diabat.attention.heads.ablation import evaluating
+from diabat.attention.heads.couplings import (
+    AGGREGATIONS,
+    Aggregation,
+    coupling_of_sums,
+    gradient_sums,
+    interaction,
+    interaction_strength,
+    reachable_coupling,
+    weight_coupling,
+    written_coupling,
+)
+from diabat.attention.heads.information import (
+    HeadInformation,
+    diagonal_correlation,
+    head_information,
+)
+from diabat.attention.heads.outputs import HeadOutputs
+from diabat.attention.heads.targets import counted_tokens, total_cross_entropy
+from diabat.checks import ArgumentError, ArgumentTypeError, check_choice, check_flag
+
+Batch = Mapping[str, Any]
+_TARGETS = ("labels", "shift_labels", "num_items_in_batch")
+
+
+@dataclass(frozen=True, eq=False)
+class LayerInteraction:
+    """The interaction of the H query heads of one layer; matrices are float64 [H, H] on the CPU.
+
+    Attributes:
+        layer: Position of the block.
+        tokens: How many tokens were counted.
+        cross_entropy: Mean over them, in nats.
+        omega: ω, cosines of the output slices (eq. 4).
+        rho: ρ, cosines of the gradients at the head outputs (eq. 5).
+        written: ω', cosines of what the heads write; the same in every basis of a head.
+        reachable: ρ', cosines of the gradients that the heads can reach; the same in every basis of a head.
+        diagonal_correlation: Mean correlation of equal features of two heads.
+        information: Total correlation, free riding and redundancy of the head outputs; None if it was not wanted, or
+            there are not more tokens than features.
+    """
+
+    layer: int
+    tokens: int
+    cross_entropy: float
+    omega: Tensor
+    rho: Tensor
+    written: Tensor
+    reachable: Tensor
+    diagonal_correlation: Tensor
+    information: HeadInformation | None
+
+    @property
+    def G(self) -> Tensor:  # noqa: N802 - the paper's name
+        """G = ω ∘ ρ (eq. 6)."""
+        return interaction(self.omega, self.rho)
+
+    @property
+    def gamma(self) -> float:
+        """Γ = ‖G - I‖_F."""
+        return float(interaction_strength(self.G))
+
+    @property
+    def invariant_G(self) -> Tensor:  # noqa: N802
+        """ω' ∘ ρ', the same in every basis of a head."""
+        return interaction(self.written, self.reachable)
+
+    @property
+    def invariant_gamma(self) -> float:
+        """‖ω' ∘ ρ' - I‖_F."""
+        return float(interaction_strength(self.invariant_G))
+
+
+Interactions = dict[int, LayerInteraction]
+"""Interactions by layer."""
+
+
+class HeadInteractions:
+    """Measure how the heads of a decoder interact on batches of texts.
+
+    Args:
+        model: A causal language model of transformers, or a PEFT model around one; see :class:`HeadOutputs`.
+        layers: Positions of blocks, counted from 0; None for all.
+        aggregation: How the tokens make ρ: ``concatenated``, ``per_token`` or ``mean_gradient``; the couplings ω' and
+            ρ' are always those of concatenated tokens.
+        information: Compute the information that heads share, an eigendecomposition of [H d, H d] per layer.
+
+    Raises:
+        ValueError: If a layer or an option is out of range.
+        UnsupportedError: If the model is not one that can be measured; see :class:`HeadOutputs`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        layers: Sequence[int] | None = None,
+        *,
+        aggregation: Aggregation = "concatenated",
+        information: bool = True,
+    ) -> None:
+        check_choice("aggregation", aggregation, AGGREGATIONS)
+        check_flag("information", information)
+        self.outputs = HeadOutputs(model, layers)
+        self.aggregation, self.information = aggregation, information
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Positions of the blocks."""
+        return self.outputs.layers
+
+    def measure(
+        self, batches: Batch | Iterable[Batch], progress: Callable[[int], None] | None = None
+    ) -> Interactions:
+        """Measure one batch, or several as if they were one.
+
+        Padded tokens and those without a target are left out.  The model runs in evaluation mode and is left as it
+        was found, with its gradients.
+
+        Args:
+            batches: ``input_ids``, ``labels``, and optionally ``attention_mask`` and what else the model takes, as a
+                data collator of Hugging Face returns them; or several of these.
+            progress: Called with the number of batches done after each.
+
+        Returns:
+            Interactions by layer.
+
+        Raises:
+            ValueError: If there is no batch, one has no target, or a gradient is not finite.
+        """
+        if not isinstance(batches, Iterable):
+            raise ArgumentTypeError(
+                "batches", f"expected a mapping or several, got {type(batches).__name__}."
+            )
+        sums: dict[int, _Sums] = {}
+        with _measured(self.outputs.model):
+            for done, batch in enumerate([batches] if isinstance(batches, Mapping) else batches, 1):
+                for layer, added in self._sums(batch):
+                    former = sums.get(layer)
+                    sums[layer] = added if former is None else _Sums(*map(add, former, added))
+                if progress is not None:
+                    progress(done)
+        if not sums:
+            raise ArgumentError("batches", "expected one batch or more, got none.")
+        return {layer: self._result(layer, found) for layer, found in sums.items()}
+
+    def _sums(self, batch: Batch) -> Iterator[tuple[int, _Sums]]:
+        """Sums of every layer over the counted tokens of a batch."""
+        model = self.outputs.model
+        counted = counted_tokens(batch).to(model.device)
+        inputs = {
+            key: value.to(model.device) if isinstance(value, Tensor) else value
+            for key, value in batch.items()
+            if key not in _TARGETS
+        }
+        with self.outputs.capture() as captured:
+            logits = model(**inputs, use_cache=False).logits
+        # The sum, so that every token has the same weight in all batches.
+        loss = total_cross_entropy(logits, batch, counted)
+        gradients = captured.gradients(loss, retain_graph=False)
+        for layer, found in gradients.items():
+            outputs = captured.outputs(layer).detach()
+            o = outputs[counted.to(outputs.device)].double().flatten(1)  # [N, H d]
+            g, r = (part[counted.to(part.device)].double() for part in (found.heads, found.residual))
+            if not bool(torch.isfinite(g).all() & torch.isfinite(r).all()):
+                raise ArgumentError(
+                    "batch",
+                    f"expected finite gradients at the heads, got others in layer {layer}; use dtype=float32.",
+                )
+            rho = gradient_sums(g, self.aggregation)
+            yield layer, _Sums(len(o), float(loss.detach()), o.sum(0), o.T @ o, rho, r.T @ r)
+
+    def _result(self, layer: int, sums: _Sums) -> LayerInteraction:
+        slices = self.outputs.slices(layer).detach()
+        heads, tokens = len(slices), sums.tokens
+        mean = sums.mean / tokens
+        covariance = (sums.moments - tokens * mean[:, None] * mean) / max(tokens - 1, 1)
+        information = None
+        if self.information and tokens > len(covariance) + 1:
+            information = head_information(covariance, heads, tokens)
+        return LayerInteraction(
+            layer,
+            tokens,
+            sums.cross_entropy / tokens,
+            weight_coupling(slices).cpu(),
+            coupling_of_sums(sums.gradients, self.aggregation).cpu(),
+            written_coupling(slices, sums.moments).cpu(),
+            reachable_coupling(slices, sums.residual).cpu(),
+            diagonal_correlation(covariance, heads).cpu(),
+            information,
+        )
+
+
+class _Sums(NamedTuple):
+    """Sums over the counted tokens of one layer, float64."""
+
+    tokens: int
+    cross_entropy: float
+    mean: Tensor  # Σ o, [H d]
+    moments: Tensor  # Σ o oᵀ, [H d, H d]
+    gradients: Tensor  # what ρ is made of
+    residual: Tensor  # Σ r rᵀ, [hidden, hidden]
+
+
+@contextmanager
+def _measured(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and no parameter in the graph; put back afterwards."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        with evaluating(model), torch.enable_grad():
+            yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)

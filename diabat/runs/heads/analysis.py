@@ -1,0 +1,215 @@
+"""Dividends of the heads of a decoder, layer by layer: computed with the values in a store, and kept as JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ValidationError
+
+import diabat
+from diabat.attention.games.tables import MAX_PLAYERS
+from diabat.attention.heads.coalitions import HeadCoalitions
+from diabat.attention.heads.model_digest import ROUNDED, model_digest
+from diabat.attention.heads.summary import DividendSummary, summary_coalitions
+from diabat.checks import ArgumentError, check_count
+from diabat.config.sections import STRICT
+from diabat.extras import extra
+from diabat.files import parse_json, read_file, replace_file, to_json
+from diabat.huggingface.gac.config import load_gac, stored_calibration
+from diabat.huggingface.loading import DTYPES, check_adapter, load_adapter, load_decoder
+from diabat.progress import new_bar
+from diabat.runs.heads.options import AnalysisOptions
+from diabat.runs.heads.questions import default_value, read_questions
+
+FILE = "analysis.json"
+STORE = "values.safetensors"
+_MAX_BYTES = 1 << 30
+# Seconds over which the speed is averaged: a batch of coalitions of a large model takes many.
+_WINDOW = 600.0
+
+
+class Analysis(BaseModel):
+    """Content of ``analysis.json``.
+
+    Attributes:
+        model: The model as it was named.
+        digest: What tells it from others, of :mod:`diabat.attention.heads.model_digest`.
+        data: File of the questions.
+        value: Name of the value.
+        options: How it was analysed.
+        versions: Of the libraries.
+        games: One per layer, or one.
+    """
+
+    model_config = STRICT
+
+    format: Literal["diabat-heads"] = "diabat-heads"
+    version: Literal[1] = 1
+    model: str
+    digest: dict[str, str]
+    data: str
+    value: str
+    options: AnalysisOptions
+    versions: dict[str, str]
+    games: tuple[DividendSummary, ...]
+
+    @property
+    def heading(self) -> str:
+        """What was analysed, in two lines."""
+        calibrated = "" if self.options.calibration is None else ", calibrated"
+        adapted = "" if self.options.adapter is None else f", adapter {self.options.adapter}"
+        facts = f"{self.data} ({self.games[0].samples}); {self.value}, ablation {self.options.ablation}"
+        return f"{self.model}{adapted}{calibrated}\n{facts}"
+
+
+def analyse(
+    model: str, data: Path, folder: Path, options: AnalysisOptions, *, progress: bool = False
+) -> Analysis:
+    """Dividends of the heads of a model on the questions of a file, one game per layer.
+
+    The folder keeps the values of every question and coalition, from which the same analysis goes on, and the result.
+
+    Args:
+        model: A folder, or a name on the hub.
+        data: JSON lines; see :mod:`diabat.runs.heads.questions`.
+        folder: New, or that of an analysis of the same model, questions, value and ablation.
+        options: Layers, players, value and the like.
+        progress: Show a bar on standard error.
+
+    Raises:
+        ArgumentError: If a file is not valid, an option does not suit the model, a question not the value, or the
+            folder holds values of another model or other questions.
+        UnsupportedError: If the attention of the model cannot be switched, or its parameters have another dtype.
+        OSError: If a file cannot be read or written.
+        ImportError: If the extra ``hf`` is not installed.
+    """
+    # Whatever can be refused without a model.
+    if folder.exists() and not folder.is_dir():
+        raise ArgumentError("output", f"expected a folder, got the file '{folder}'.")
+    questions = read_questions(data, options.count, options.seed)
+    if options.calibration is not None:
+        stored_calibration(options.calibration)
+    if options.adapter is not None:
+        check_adapter(options.adapter)
+    loaded, tokenizer = load_decoder(
+        model, dtype=options.dtype, device=options.device, local_files_only=options.local_files_only
+    )
+    if options.adapter is not None:
+        loaded = load_adapter(loaded, options.adapter)
+    if options.calibration is not None:
+        load_gac(loaded, options.calibration)
+    value = options.value or default_value(next(iter(questions.values())))
+    with _naming_questions(list(questions)):
+        game = HeadCoalitions(
+            loaded,
+            questions.values(),
+            value=value,
+            tokenizer=tokenizer,
+            ablation=options.ablation,
+            epsilon=options.epsilon,
+            batch_size=options.batch_size,
+            dtype=DTYPES[options.dtype],
+            store=folder / STORE,
+        )
+    games = _games(game, options)
+    folder.mkdir(parents=True, exist_ok=True)
+    analysis = Analysis(
+        model=model,
+        digest=model_digest(loaded, ("weights", *ROUNDED)),
+        data=str(data),
+        value=value,
+        options=options,
+        versions={"diabat": diabat.__version__, "torch": str(torch.__version__),
+                  "transformers": extra("transformers").__version__},
+        games=tuple(_summaries(games, options, progress)),
+    )  # fmt: skip
+    replace_file(folder / FILE, to_json(analysis.model_dump(mode="json")))
+    return analysis
+
+
+def read_analysis(path: Path) -> Analysis:
+    """Read the result of an analysis from its folder or its file.
+
+    Raises:
+        ArgumentError: There is none, or the file is none of ours.
+        OSError: It cannot be read.
+    """
+    file = path / FILE if path.is_dir() else path
+    if not file.exists():
+        raise ArgumentError("analysis", f"expected a finished analysis, got '{path}' without {FILE}.")
+    content = read_file(file, _MAX_BYTES)
+    try:
+        parse_json(content)  # stricter about keys and numbers than the next
+        return Analysis.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ArgumentError(
+            "analysis", f"expected one of heads in {file}, got {place}: {first['msg']}."
+        ) from None
+    except ValueError as error:  # also what is no JSON or no text
+        raise ArgumentError("analysis", f"expected JSON in {file}, got {error}.") from None
+
+
+def _games(game: HeadCoalitions, options: AnalysisOptions) -> list[HeadCoalitions]:
+    """The games that are asked for, with the questions and the store of one."""
+    size = options.heads_per_player
+    if options.players is not None:
+        games = [game.of(players=options.players)]
+    else:
+        games = [game.of(options.layers, heads_per_player=size)]  # also refuses a layer that is given twice
+        if not options.joint:
+            games = [game.of(layer, heads_per_player=size) for layer in options.layers or game.layers]
+    for one in games:
+        most = one.num_players
+        check_count("max_size", options.max_size, most=most, optional=True)
+        if options.max_size is None and most > MAX_PLAYERS:
+            raise ArgumentError(
+                "max_size", f"expected 3, for example, for a game of {most} players, got none."
+            )
+    return games
+
+
+def _summaries(
+    games: list[HeadCoalitions], options: AnalysisOptions, progress: bool
+) -> Iterator[DividendSummary]:
+    """Evaluate one game after the other, with one bar; a deep layer takes fewer blocks."""
+    with new_bar(percent=True, window=_WINDOW, shown=progress) as bar:
+        work = [_work(game, options) for game in games]
+        task, before = bar.add_task("", total=sum(work)), 0
+        for game, planned in zip(games, work, strict=True):
+            layers = sorted({layer for group in game.groups for layer, _ in group})
+            bar.update(
+                task, description=f"layer {layers[0]}" if len(layers) == 1 else f"{len(layers)} layers"
+            )
+            game.progress = lambda done, total, start=before, planned=planned: bar.update(
+                task, completed=start + planned * done / total
+            )
+            yield DividendSummary.of(
+                game, max_size=options.max_size, resamples=options.resamples, seed=options.seed
+            )
+            before += planned
+            bar.update(task, completed=before)
+
+
+def _work(game: HeadCoalitions, options: AnalysisOptions) -> int:
+    """Blocks that the evaluations of a game run, up to a factor."""
+    first = min(layer for group in game.groups for layer, _ in group)
+    return len(summary_coalitions(game.num_players, options.max_size)) * (max(game.layers) + 1 - first)
+
+
+@contextmanager
+def _naming_questions(places: list[str]) -> Iterator[None]:
+    """Report errors about a sample with its file and line."""
+    try:
+        yield
+    except ArgumentError as error:
+        found = re.fullmatch(r"samples\[(\d+)\](.*)", error.argument or "", re.DOTALL)
+        if found is None:
+            raise
+        raise ArgumentError(f"{places[int(found[1])]}{found[2]}", error.reason) from error

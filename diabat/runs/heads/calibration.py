@@ -1,0 +1,113 @@
+"""The salient group of every analysed layer, and the calibration that leaves it alone; no model is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from diabat.attention.heads.calibration import Calibration
+from diabat.attention.heads.decoder import Head
+from diabat.attention.heads.salient import common, max_dividend
+from diabat.attention.heads.search import surrogate
+from diabat.attention.heads.summary import DividendSummary
+from diabat.checks import ArgumentError
+from diabat.runs.heads.analysis import Analysis
+from diabat.runs.heads.options import CalibrationOptions
+from diabat.samplers.registry import sampler
+
+
+@dataclass(frozen=True)
+class SalientGroup:
+    """The salient group of one game.
+
+    Attributes:
+        layers: Layers that are calibrated.
+        players: The group.
+        heads: Its heads (layer, head) in these layers.
+        dividend: w of the group; None if the analysis does not have it.
+        dividend_error: Its standard error.
+        selection_frequency: With ``max_dividend``, the share of bootstrap resamples in which the group has the largest
+            dividend; None with other methods.
+        value: v of the group; None if the analysis does not have all coalitions.
+    """
+
+    layers: tuple[int, ...]
+    players: tuple[int, ...]
+    heads: tuple[Head, ...]
+    dividend: float | None
+    dividend_error: float | None
+    selection_frequency: float | None
+    value: float | None
+
+
+def salient_groups(analysis: Analysis, options: CalibrationOptions) -> list[SalientGroup]:
+    """Choose the salient group of every game.
+
+    Raises:
+        ArgumentError: If a layer was not analysed, or the method does not apply.
+    """
+    known = sorted({layer for game in analysis.games for layer in game.layers})
+    wanted = known if options.layers is None else options.layers
+    for layer in wanted:
+        if layer not in known:
+            raise ArgumentError("layers", f"expected layers that were analysed, {known}, got {layer}.")
+    found = []
+    for game in analysis.games:
+        here = tuple(layer for layer in game.layers if layer in wanted)
+        if here:
+            found.append(_described(game, here, _players(game, options), options))
+    return found
+
+
+def calibration_of(groups: Sequence[SalientGroup], options: CalibrationOptions) -> Calibration:
+    """The calibration of all heads outside the salient groups."""
+    salient = {
+        layer: [head for at, head in group.heads if at == layer] for group in groups for layer in group.layers
+    }
+    return Calibration(salient, options.alpha, options.beta, options.rows, options.redistribution)
+
+
+def _players(game: DividendSummary, options: CalibrationOptions) -> tuple[int, ...]:
+    if options.method == "max_dividend":
+        return max_dividend(game.mean_dividends, options.min_size)
+    if options.method == "common":
+        return common(game.mean_dividends, options.share)
+    table = game.table
+    if table is None:
+        raise ArgumentError(
+            "method",
+            f"expected max_dividend or common for dividends of at most {game.max_size} players, got surrogate, which "
+            "needs the values of all coalitions; analyse again without max_size.",
+        )
+    bits = 1 << torch.arange(len(game.players))
+    return surrogate(
+        lambda masks: table[(masks * bits).sum(-1)],
+        len(game.players),
+        sampler(options.sampler),
+        penalty=options.penalty,
+        evaluations=options.evaluations,
+        seed=options.seed,
+    ).players
+
+
+def _described(
+    game: DividendSummary, layers: tuple[int, ...], players: tuple[int, ...], options: CalibrationOptions
+) -> SalientGroup:
+    mask = torch.zeros(len(game.players), dtype=torch.bool)
+    mask[list(players)] = True
+    heads = tuple(head for head in game.heads(players) if head[0] in layers)
+    places = (game.coalitions == mask).all(-1).nonzero()[:, 0].tolist()
+    if not places:  # larger than those that were evaluated
+        return SalientGroup(layers, players, heads, None, None, None, None)
+    at, table = places[0], game.table
+    return SalientGroup(
+        layers,
+        players,
+        heads,
+        game.dividends[at],
+        game.standard_errors[at],
+        game.frequency(at, options.min_size) if options.method == "max_dividend" else None,
+        None if table is None else float(table[at]),
+    )

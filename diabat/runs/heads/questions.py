@@ -1,0 +1,58 @@
+"""Questions from JSON lines: ``prompt``, ``messages`` or ``input_ids``, with ``choices`` and ``answer``."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from diabat.attention.heads.samples import check_sample
+from diabat.checks import ArgumentError
+from diabat.files import parse_json, read_file
+
+_MAX_BYTES = 1 << 30
+
+
+def read_questions(path: Path, count: int | None = None, seed: int = 0) -> dict[str, dict[str, Any]]:
+    """Read a file of one JSON object per line; empty lines are skipped.
+
+    Args:
+        path: The file, UTF-8.
+        count: Questions that are drawn without replacement; None for all, in their order.
+        seed: Of what is drawn.
+
+    Returns:
+        Questions by their place, "'file.jsonl', line 3".
+
+    Raises:
+        ArgumentError: If the file is not UTF-8, has no question, or a line is none; the message has its number.
+        OSError: If it cannot be read.
+    """
+    try:
+        text = read_file(path, _MAX_BYTES).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ArgumentError(
+            "data", f"expected UTF-8 text in '{path}', got other bytes at {error.start}."
+        ) from None
+    questions = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            place = f"'{path}', line {number}"
+            try:
+                questions[place] = parse_json(line)
+            except ValueError as error:
+                reason = error.args[0] if type(error) is ValueError else "no valid JSON"
+                raise ArgumentError(place, f"expected a JSON object, got {reason}.") from None
+            check_sample(questions[place], place)
+    if not questions:
+        raise ArgumentError("data", f"expected questions in '{path}', one JSON object per line, got none.")
+    if count is not None and count < len(questions):
+        questions = dict(random.Random(seed).sample(list(questions.items()), count))
+    return questions
+
+
+def default_value(question: dict[str, Any]) -> str:
+    """The value that a question is meant for."""
+    if "choices" in question:
+        return "log_odds"
+    return "f1" if "answer" in question else "perplexity"

@@ -1,1 +1,0 @@
-"""Questions for games on heads: from files, templates and data sets."""

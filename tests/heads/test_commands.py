@@ -1,0 +1,353 @@
+"""``diabat heads analyse`` and ``calibrate``: files, results against the library, and refusals that name the key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_decoders import adapted, decoder, tokenizer
+from typer.testing import CliRunner, Result
+
+from diabat.attention.games import all_coalitions
+from diabat.attention.heads import Calibration, DividendSummary, HeadCoalitions, common, max_dividend
+from diabat.cli import app
+from diabat.huggingface import disable_gac, enable_gac, load_gac, save_gac
+from diabat.runs.heads.analysis import read_analysis
+
+FILMS = {
+    "good film": "good",
+    "the plot was dull": "bad",
+    "a fine book": "good",
+    "not very good": "bad",
+    "bad": "bad",
+}
+QUESTIONS = [
+    {"prompt": f"Review: {text} Sentiment: ", "choices": ["good", "bad", "fine"], "answer": answer}
+    for text, answer in FILMS.items()
+]
+
+
+def write(path: Path, lines: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, questions, calibrations, an adapter and the analysis of all layers."""
+    folder = tmp_path_factory.mktemp("place")
+    decoder().save_pretrained(folder / "model")
+    tokenizer().save_pretrained(folder / "model")
+    write(folder / "q.jsonl", QUESTIONS)
+    adapted(decoder()).save_pretrained(folder / "adapter")
+    for seed, name in enumerate(("beside", "other")):
+        model = decoder(seed=seed)
+        enable_gac(model, Calibration({1: [0, 1]}))
+        (folder / name).mkdir()
+        save_gac(model, folder / name)
+    found = analyse(folder, "--output", folder / "done")
+    assert found.exit_code == 0, found.stderr
+    return folder
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["heads", *map(str, arguments)])
+
+
+def analyse(place: Path, *arguments: str | Path, model: str = "model", data: str = "q.jsonl") -> Result:
+    return run("analyse", place / model, place / data, "--no-progress", *arguments)
+
+
+def of_library(model: Any = None, **options: Any) -> HeadCoalitions:
+    return HeadCoalitions(model or decoder(), QUESTIONS, tokenizer=tokenizer(), **options)
+
+
+def test_the_result_is_that_of_the_library(place: Path) -> None:
+    found = read_analysis(place / "done")
+    assert {path.name for path in (place / "done").iterdir()} == {
+        "analysis.json",
+        "values.safetensors",
+        "dividends.png",
+    }
+    assert (found.model, found.value) == (str(place / "model"), "log_odds")
+    for layer, game in enumerate(found.games):
+        expected = of_library(layer=layer)
+        assert game.players == expected.groups
+        torch.testing.assert_close(game.table, expected.table(), rtol=0, atol=2e-6)
+        frequency = expected.dividends().selection_frequency(min_size=2)
+        assert dict(game.selection_frequency[1]) == {k: f for k, f in enumerate(frequency.tolist()) if f}
+
+
+def test_table_and_json(place: Path) -> None:
+    result = analyse(place, "--output", place / "done", "layers=[1,2]", "seed=0")
+    assert "bootstrap" in result.stdout
+    assert f"Analysis: {place / 'done'}" in result.stdout
+    assert result.stderr == ""
+    found = json.loads(analyse(place, "--output", place / "done", "--json").stdout)
+    assert [row["layers"] for row in found["rows"]] == ["0", "1", "2"]
+    assert found["analysis"] == json.loads((place / "done" / "analysis.json").read_text())
+    assert "selection_frequency" in found["definitions"]
+
+
+def test_a_second_run_evaluates_nothing_and_a_changed_model_is_refused(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finished analysis is held against the model, too: the weights of the folder may have changed."""
+    (tmp_path / "model").mkdir()
+    for file in (place / "model").iterdir():
+        (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
+    write(tmp_path / "q.jsonl", QUESTIONS)
+    assert analyse(tmp_path, "--output", tmp_path / "out").exit_code == 0
+    before = (tmp_path / "out" / "analysis.json").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.delattr(HeadCoalitions, "_fill")
+        assert analyse(tmp_path, "--output", tmp_path / "out").exit_code == 0
+    assert (tmp_path / "out" / "analysis.json").read_bytes() == before
+    decoder(seed=1).save_pretrained(tmp_path / "model")
+    result = analyse(tmp_path, "--output", tmp_path / "out")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: --output: expected values of this game, got ")
+    assert "with another weights; name another file" in result.stderr
+
+
+def test_options_reach_the_game(place: Path, tmp_path: Path) -> None:
+    options = (
+        "joint=true",
+        "layers=[0,2]",
+        "max_size=2",
+        "ablation=zero",
+        "value=option_log_odds",
+        "count=3",
+        "seed=5",
+    )
+    assert analyse(place, "--output", tmp_path / "a", *options).exit_code == 0
+    (game,) = read_analysis(tmp_path / "a").games
+    assert (game.layers, game.max_size, game.samples, len(game.players)) == ((0, 2), 2, 3, 8)
+    assert analyse(place, "--output", tmp_path / "b", "players=[[[0,0],[1,1]],[[2,3]]]").exit_code == 0
+    (game,) = read_analysis(tmp_path / "b").games
+    assert game.players == (((0, 0), (1, 1)), ((2, 3),))
+    torch.testing.assert_close(game.table, of_library(players=game.players).table(), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("option", ["calibration", "adapter"])
+def test_calibrated_and_adapted_models_are_analysed(place: Path, tmp_path: Path, option: str) -> None:
+    given = f"{option}={place / ('beside' if option == 'calibration' else 'adapter')}"
+    result = analyse(place, given, "--output", tmp_path, "layers=[2]")
+    assert result.exit_code == 0, result.stderr
+    model = decoder() if option == "calibration" else adapted(decoder())
+    if option == "calibration":
+        enable_gac(model, Calibration({1: [0, 1]}))
+    expected = of_library(model, layer=2).table()
+    torch.testing.assert_close(read_analysis(tmp_path).games[0].table, expected, rtol=0, atol=2e-6)
+    assert ("calibrated" if option == "calibration" else "adapter ") in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ({"prompt": "the film is", "answer": ["good", "fine"]}, "f1"),
+        ({"prompt": "the film is good"}, "perplexity"),
+        ({"input_ids": [4, 5, 6]}, "perplexity"),
+    ],
+)
+def test_the_value_follows_from_the_questions(place: Path, tmp_path: Path, line: Any, value: str) -> None:
+    write(tmp_path / "x.jsonl", [line, line])
+    found = run(
+        "analyse", place / "model", tmp_path / "x.jsonl", "layers=[2]", "--output", tmp_path / "o", "--json"
+    )
+    assert found.exit_code == 0, found.stderr
+    assert json.loads(found.stdout)["analysis"]["value"] == value
+
+
+def test_an_interrupt_says_how_to_continue(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = DividendSummary.of
+
+    def interrupted(game: HeadCoalitions, **options: Any) -> Any:
+        if game.groups[0][0][0] == 1:
+            raise KeyboardInterrupt
+        return before(game, **options)
+
+    monkeypatch.setattr(DividendSummary, "of", interrupted)
+    result = analyse(place, "--output", tmp_path / "a")
+    assert result.exit_code == 130
+    assert f"The values so far are in '{tmp_path / 'a'}'; repeat the command to continue." in result.stderr
+    assert (tmp_path / "a" / "values.safetensors").exists()
+
+
+def test_files_are_checked_before_a_model_is_loaded(place: Path, tmp_path: Path) -> None:
+    bad = write(tmp_path / "bad.jsonl", [QUESTIONS[0], {**QUESTIONS[0], "answer": "great"}])
+    cases: list[tuple[Path, list[str], str]] = [
+        (
+            bad,
+            [],
+            f"'{bad}', line 2.answer: expected one of the choices ['good', 'bad', 'fine'] or its position, got",
+        ),
+        (tmp_path / "none.jsonl", [], f"'{tmp_path / 'none.jsonl'}': No such file or directory."),
+        (place / "q.jsonl", [f"adapter={tmp_path}"], "adapter: expected a folder with adapter_config.json"),
+        (
+            place / "q.jsonl",
+            [f"calibration={tmp_path}"],
+            f"{tmp_path / 'gac.json'}: no such file, expected a calibrat",
+        ),
+    ]
+    assert "--output: expected a folder, got the file" in run("analyse", "m", bad, "--output", bad).stderr
+    for data, options, sentence in cases:
+        result = run("analyse", "no/such-model", data, *options, "--output", tmp_path / "o")
+        assert result.exit_code in (1, 2)
+        assert result.stderr.startswith(f"Error: {sentence}"), result.stderr
+        assert not (tmp_path / "o").exists()
+
+
+LINES: dict[str, tuple[bytes, str]] = {
+    "not JSON": (b'{"prompt": "a"}\n\n{', "line 3: expected a JSON object, got no valid JSON."),
+    "a list": (b"[1]", "line 1: expected a dict, got list."),
+    "twice": (b'{"prompt": "a", "prompt": "b"}', "line 1: expected a JSON object, got the key 'prompt' is"),
+    "nothing": (b"\n \n", "DATA: expected questions in "),
+    "latin": (b'{"prompt": "\xe9"}', "DATA: expected UTF-8 text in "),
+    "surrogate": (b'{"prompt": "\\ud800"}', "line 1.prompt: expected text without surrogates"),
+    "alike": (b'{"prompt": "a film ", "choices": ["good film", "good book"], "answer": 0}', "line 1.choices: expected "
+              "choices that start with different tokens, got token 10 at the start of choices 0 and 1; use "
+              "value=option_log_odds."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_line_that_is_no_question_is_refused_with_its_number(
+    place: Path, tmp_path: Path, name: str
+) -> None:
+    content, sentence = LINES[name]
+    (tmp_path / "x.jsonl").write_bytes(content)
+    result = run(
+        "analyse", place / "model", tmp_path / "x.jsonl", "--output", tmp_path / "o", "--no-progress"
+    )
+    assert result.exit_code in (1, 2)
+    assert sentence in result.stderr, result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_the_file_holds_the_salient_groups_and_is_loaded(place: Path, tmp_path: Path) -> None:
+    options = ("alpha=0.2", "beta=0.3", "redistribution=uniform", "rows=prompt", "--output", tmp_path)
+    found = json.loads(run("calibrate", place / "done", *options, "--json").stdout)
+    assert found["path"] == str(tmp_path / "gac.json")
+    expected = {}
+    for layer, group in enumerate(found["groups"]):
+        dividends = of_library(layer=layer).dividends()
+        assert group["players"] == list(max_dividend(dividends))
+        assert group["selection_frequency"] == float(dividends.selection_frequency()[dividends.largest()])
+        expected[layer] = [head for player in group["players"] for head in (2 * player, 2 * player + 1)]
+    model = decoder()
+    calibration = load_gac(model, tmp_path)
+    disable_gac(model)
+    assert calibration == Calibration(expected, 0.2, 0.3, "prompt", "uniform")
+
+
+@pytest.mark.parametrize(
+    "options", [["min_size=2"], ["method=common", "share=0.3"], ["method=surrogate", "penalty=0.02"]]
+)
+def test_methods_choose_what_the_library_chooses(place: Path, tmp_path: Path, options: list[str]) -> None:
+    found = json.loads(run("calibrate", place / "done", "--output", tmp_path, *options, "--json").stdout)
+    assert found["options"]["method"] == (
+        "max_dividend" if len(options) == 1 else options[0].removeprefix("method=")
+    )
+    for layer, group in enumerate(found["groups"]):
+        game = of_library(layer=layer)
+        if "surrogate" in options[0]:  # all 16 coalitions are looked at
+            objective = game.table() - 0.02 * all_coalitions(4).sum(-1)
+            expected = tuple(all_coalitions(4)[int(objective.argmax())].nonzero()[:, 0].tolist())
+        else:
+            dividends = game.dividends()
+            expected = common(dividends, 0.3) if "common" in options[0] else max_dividend(dividends, 2)
+        assert group["players"] == list(expected)
+        assert (group["selection_frequency"] is None) == (len(options) == 2)
+        mask = torch.zeros(4, dtype=torch.bool)
+        mask[list(expected)] = True
+        assert group["value"] == pytest.approx(float(game.value(mask)), abs=2e-6)
+
+
+def test_layers_of_a_joint_game_may_be_left_out(place: Path, tmp_path: Path) -> None:
+    assert (
+        analyse(place, "--output", tmp_path / "a", "joint=true", "layers=[1,2]", "max_size=2").exit_code == 0
+    )
+    salient = {}
+    for name, layers in (("all", []), ("2", ["layers=[2]"])):
+        done = run("calibrate", tmp_path / "a", *layers, "--output", tmp_path / f"{name}.json", "--json")
+        salient[name] = json.loads(done.stdout)["calibration"]["salient"]
+    assert set(salient["all"]) == {"1", "2"}
+    assert salient["2"] == {"2": salient["all"]["2"]}
+
+
+def test_uncertain_groups_are_marked_and_files_replaced_with_force_only(place: Path, tmp_path: Path) -> None:
+    content = json.loads((place / "done" / "analysis.json").read_text())
+    for often in (0.4, 0.6):
+        for game in content["games"]:
+            game["selection_frequency"] = [[[k, often] for k in range(16)]] * 4
+        (tmp_path / "x.json").write_text(json.dumps(content))
+        shown = run("calibrate", tmp_path / "x.json", "--output", tmp_path / f"{often}.json").stdout
+        assert ("? More often than not, another coalition" in shown) == ("0.40?" in shown) == (often < 0.5)
+    assert (
+        f"Calibration: {tmp_path / 'gac.json'}"
+        in run("calibrate", place / "done", "--output", tmp_path).stdout
+    )
+    before = (tmp_path / "gac.json").read_bytes()
+    again = run("calibrate", place / "done", "--output", tmp_path, "beta=0.5")
+    assert (again.exit_code, (tmp_path / "gac.json").read_bytes()) == (2, before)
+    assert "--force to replace it" in again.stderr
+    assert run("calibrate", place / "done", "--output", tmp_path, "beta=0.5", "--force").exit_code == 0
+    assert (tmp_path / "gac.json").read_bytes() != before
+
+
+WRONG: dict[str, tuple[list[str], str]] = {
+    "layer": (["analyse", "layers=[3]"], "layers: expected a layer with attention, 0 .. 2, got 3."),
+    "twice": (["analyse", "layers=[1,1]"], "layers: expected different layers, got [1, 1]."),
+    "text": (["analyse", "layers=1-"], "layers: expected a list, got '1-' (string)."),
+    "key": (["analyse", "layer=[1]"], "layer: unknown key. Did you mean 'layers'?"),
+    "many": (["analyse", "joint=true", "heads_per_player=1"], "max_size: expected 3, for example, for a game of 24"),
+    "size": (["analyse", "max_size=9"], "max_size: expected at most 4, got 9."),
+    "divisor": (["analyse", "heads_per_player=3"], "heads_per_player: expected a divisor of 8"),
+    "players": (["analyse", "players=[[[0,0]],[[0,0],[1,1]]]"], "players: expected groups without a common head"),
+    "both": (["analyse", "players=[[[0,0]]]", "joint=true"], "joint: expected none with players"),
+    "ablation": (["analyse", "ablation=gone"], "ablation: expected 'mean', 'scaled' or 'zero', got 'gone' (string)."),
+    "epsilon": (["analyse", "epsilon=0"], "epsilon: expected a number > 0.0, got 0 (integer)."),
+    "value": (["analyse", "value=loss"], "value: expected one of log_odds"),
+    "dtype": (["analyse", "dtype=int8"], "dtype: expected 'float32', 'bfloat16' or 'float16'"),
+    "device": (["analyse", "device=nowhere"], "device: expected a device"),
+    "gac": (["analyse", "calibration={}/other"], "calibration: expected the calibration of this model"),
+    "alpha": (["calibrate", "alpha=1.5"], "alpha: expected a number <= 1.0, got 1.5 (number)."),
+    "rows": (["calibrate", "rows=all"], "rows: expected 'running' or 'prompt', got 'all' (string)."),
+    "method": (["calibrate", "method=best"], "method: expected 'max_dividend', 'common' or 'surrogate'"),
+    "analysed": (["calibrate", "layers=[3]"], "layers: expected layers that were analysed, [0, 1, 2], got 3."),
+    "least": (["calibrate", "min_size=5"], "min_size: expected at most 4, got 5."),
+    "share": (["calibrate", "method=common", "share=0"], "share: expected a number > 0.0, got 0 (integer)."),
+    "sampler": (["calibrate", "method=surrogate", "sampler=exakt"], "sampler: expected"),
+    "suffix": (["calibrate", "--output", "gac.txt"], "--output: expected a file ending in .json"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_refusals_name_the_key(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (command, *options), sentence = WRONG[name]
+    given = [place / "model", place / "q.jsonl"] if command == "analyse" else [place / "done"]
+    named = [] if "--output" in options else ["--output", "a" if command == "analyse" else "a.json"]
+    result = run(command, *given, *named, *(option.format(place) for option in options))
+    assert (result.exit_code, result.stdout) == (2, ""), result.stderr
+    assert result.stderr.startswith(f"Error: {sentence}"), result.stderr
+    assert result.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_analysis_or_model_is_refused(place: Path, tmp_path: Path) -> None:
+    result = run("calibrate", tmp_path / "nowhere", "--output", tmp_path / "x.json")
+    assert result.stderr.startswith("Error: ANALYSIS: expected a finished analysis")
+    (tmp_path / "analysis.json").write_text('{"format": "diabat-heads"}')
+    assert "ANALYSIS: expected one of heads in" in run("calibrate", tmp_path).stderr
+    result = analyse(place, "--output", tmp_path / "a", "local_files_only=true", model="nowhere")
+    assert result.stderr.startswith("Error: MODEL: expected")
+    assert not (tmp_path / "a").exists()

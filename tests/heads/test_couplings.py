@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diabat.attention.heads.couplings import (
+    AGGREGATIONS,
+    Aggregation,
+    coupling_of_sums,
+    gradient_coupling,
+    gradient_sums,
+    interaction,
+    interaction_strength,
+    reachable_coupling,
+    weight_coupling,
+    written_coupling,
+)
+from diabat.checks import ArgumentError
+
+
+def test_two_heads_by_hand() -> None:
+    W = torch.tensor([[[1.0, 0.0], [0.0, 2.0]], [[2.0, 0.0], [0.0, -0.5]]])  # [2, hidden 2, d 2]
+    g = torch.tensor([[[3.0, 0.0], [0.0, 4.0]], [[1.0, 1.0], [1.0, 0.0]]])  # [2 tokens, 2, d 2]
+    omega = (2 - 1) / math.sqrt(5 * 4.25)
+    rho = (0 + 1) / math.sqrt((9 + 2) * (16 + 1))
+    assert float(weight_coupling(W)[0, 1]) == pytest.approx(omega, abs=1e-12)
+    assert float(gradient_coupling(g)[0, 1]) == pytest.approx(rho, abs=1e-12)
+    G = interaction(weight_coupling(W), gradient_coupling(g))
+    assert float(interaction_strength(G)) == pytest.approx(math.sqrt(2) * omega * rho, abs=1e-12)
+    per_token = (0 + 1 / math.sqrt(2)) / 2
+    assert float(gradient_coupling(g, aggregation="per_token")[0, 1]) == pytest.approx(per_token, abs=1e-12)
+    mean = (4 * 1 + 1 * 4) / math.sqrt((16 + 1) * (1 + 16))
+    assert float(gradient_coupling(g, aggregation="mean_gradient")[0, 1]) == pytest.approx(mean, abs=1e-12)
+    written = written_coupling(
+        W, torch.eye(4)
+    )  # outputs of variance 1 without correlation: nothing in common
+    torch.testing.assert_close(written, torch.eye(2, dtype=torch.float64))
+    assert torch.allclose(reachable_coupling(W, torch.eye(2)), torch.ones(2, 2, dtype=torch.float64))
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    heads=st.integers(2, 9),
+    size=st.integers(1, 5),
+    tokens=st.integers(1, 7),
+    dead=st.booleans(),
+    scale=st.sampled_from([1e-30, 1.0, 1e6]),
+)
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_couplings_are_positive_semidefinite(
+    aggregation: Aggregation, seed: int, heads: int, size: int, tokens: int, dead: bool, scale: float
+) -> None:
+    g = torch.Generator().manual_seed(seed)
+    W = torch.randn(heads, 6, size, generator=g)
+    gradients = scale * torch.randn(tokens, heads, size, generator=g)
+    W[1] = W[0]  # singular
+    if dead:
+        W[0], gradients[:, -1] = 0, 0
+    G = interaction(weight_coupling(W), gradient_coupling(gradients, aggregation=aggregation))
+    assert float(torch.linalg.eigvalsh(G)[0]) >= -1e-12
+    assert torch.allclose(G.diagonal(), torch.ones(heads, dtype=torch.float64))
+    outputs = torch.randn(tokens, heads * size, generator=g).double()
+    residual = torch.randn(tokens, 6, generator=g).double()
+    invariant = interaction(
+        written_coupling(W, outputs.T @ outputs), reachable_coupling(W, residual.T @ residual)
+    )
+    assert float(torch.linalg.eigvalsh(invariant)[0]) >= -1e-12
+    if dead:
+        identity = torch.eye(heads, dtype=torch.float64)
+        assert torch.allclose(G[-1], identity[-1], rtol=0, atol=1e-15)
+        assert torch.allclose(invariant[0], identity[0], rtol=0, atol=1e-15)
+
+
+def test_absolute_cosines_are_not_positive_semidefinite() -> None:
+    """Why |cos| is not an option: three vectors at 60° and 120°."""
+    v = torch.tensor([[1.0, 0.0], [0.5, math.sqrt(3) / 2], [-0.5, math.sqrt(3) / 2], [0.0, 1.0]])
+    cosine = v @ v.T
+    assert float(torch.linalg.eigvalsh(cosine)[0]) > -1e-6
+    assert float(torch.linalg.eigvalsh(cosine.abs())[0]) < -0.1
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_gradients_of_the_couplings(aggregation: Aggregation) -> None:
+    W = torch.randn(3, 4, 2, dtype=torch.float64, requires_grad=True)
+    g = torch.randn(5, 3, 2, dtype=torch.float64, requires_grad=True)
+    torch.autograd.gradcheck(weight_coupling, (W,))
+    torch.autograd.gradcheck(lambda x: gradient_coupling(x, aggregation=aggregation), (g,))
+    torch.autograd.gradcheck(lambda w, x: interaction_strength(
+        interaction(weight_coupling(w), gradient_coupling(x, aggregation=aggregation))
+    ), (W, g))  # fmt: skip
+    M = torch.randn(6, 6, dtype=torch.float64)
+    torch.autograd.gradcheck(lambda w: written_coupling(w, M @ M.T), (W,))
+    S = torch.randn(4, 4, dtype=torch.float64)
+    torch.autograd.gradcheck(lambda w: reachable_coupling(w, S @ S.T), (W,))
+
+
+def test_a_dead_head_has_finite_gradients() -> None:
+    W = torch.randn(3, 4, 2, dtype=torch.float64)
+    W[1] = 0
+    W.requires_grad_()
+    weight_coupling(W).sum().backward()
+    assert W.grad is not None
+    assert bool(torch.isfinite(W.grad).all())
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_sums_of_batches_are_those_of_their_tokens(aggregation: Aggregation) -> None:
+    g = torch.randn(2, 7, 4, 3)
+    parts = sum(gradient_sums(row, aggregation) for row in g)
+    assert isinstance(parts, torch.Tensor)
+    whole = gradient_coupling(g, aggregation=aggregation)
+    torch.testing.assert_close(coupling_of_sums(parts, aggregation), whole)
+    padded = torch.cat((g, 100 * torch.randn(2, 3, 4, 3)), 1)
+    counted = torch.arange(10).expand(2, 10) < 7
+    torch.testing.assert_close(gradient_coupling(padded, counted, aggregation), whole)
+
+
+def test_written_and_reachable_couplings_are_cosines_of_vectors() -> None:
+    W, o = torch.randn(3, 5, 2, dtype=torch.float64), torch.randn(8, 3, 2, dtype=torch.float64)
+    r = torch.randn(8, 5, dtype=torch.float64)
+    flat = o.flatten(1)
+    u = torch.einsum("hcd,nhd->nhc", W, o)
+    torch.testing.assert_close(written_coupling(W, flat.T @ flat), gradient_coupling(u))
+    P = W @ torch.linalg.pinv(W)
+    v = torch.einsum("hce,ne->nhc", P, r)
+    torch.testing.assert_close(reachable_coupling(W, r.T @ r), gradient_coupling(v))
+
+
+def test_a_basis_inside_a_head_moves_the_paper_s_couplings_only() -> None:
+    W, o = torch.randn(3, 5, 2, dtype=torch.float64), torch.randn(8, 3, 2, dtype=torch.float64)
+    r = torch.randn(8, 5, dtype=torch.float64)
+    M = torch.randn(3, 2, 2, dtype=torch.float64)
+    W_M, o_M = W @ torch.linalg.inv(M), torch.einsum("hde,nhe->nhd", M, o)
+    u = [x.flatten(1) for x in (o, o_M)]
+    torch.testing.assert_close(written_coupling(W_M, u[1].T @ u[1]), written_coupling(W, u[0].T @ u[0]))
+    torch.testing.assert_close(reachable_coupling(W_M, r.T @ r), reachable_coupling(W, r.T @ r))
+    assert not torch.allclose(weight_coupling(W_M), weight_coupling(W), atol=0.05)
+
+
+def test_a_rank_deficient_slice_reaches_its_columns_only() -> None:
+    W = torch.zeros(2, 3, 2)
+    W[0, 0] = torch.tensor([1.0, 2.0])  # rank one: the first axis
+    W[1] = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+    r = torch.tensor([[3.0, 4.0, 7.0]])
+    assert float(reachable_coupling(W, r.T @ r)[0, 1]) == pytest.approx(9 / (3 * 5))
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: weight_coupling(torch.ones(3, 4)), r"slices: expected a floating tensor \[H, hidden, d\]"),
+        (lambda: gradient_coupling(torch.ones(2, 3, 4, dtype=torch.int64)), "gradients: expected a floating"),
+        (
+            lambda: gradient_coupling(torch.ones(2, 3, 4), torch.ones(3, dtype=torch.bool)),
+            "counted: expected one",
+        ),
+        (
+            lambda: gradient_coupling(torch.ones(2, 3, 4), torch.zeros(2, dtype=torch.bool)),
+            "one token or more",
+        ),
+        (
+            lambda: gradient_sums(torch.ones(2, 3), "mean"),  # type: ignore[arg-type]
+            "aggregation: expected one of conc",
+        ),
+        (
+            lambda: written_coupling(torch.ones(2, 3, 4), torch.eye(6)),
+            r"moments: expected \[8, 8\], got \[6, 6\]",
+        ),
+        (lambda: reachable_coupling(torch.ones(2, 3, 4), torch.eye(4)), r"moments: expected \[3, 3\]"),
+        (lambda: interaction(torch.eye(2), torch.eye(3)), "rho: expected the shape of omega"),
+    ],
+)
+def test_bad_input(call: Any, match: str) -> None:
+    with pytest.raises(ArgumentError, match=match):
+        call()

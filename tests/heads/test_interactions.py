@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tiny_decoders import GROUPS, HEADS, LAYERS, adapted, decoder
+from torch import Tensor
+
+from diabat.attention.heads import HeadInteractions
+from diabat.attention.heads.couplings import (
+    AGGREGATIONS,
+    Aggregation,
+    gradient_coupling,
+    weight_coupling,
+)
+from diabat.attention.heads.interactions import LayerInteraction
+from diabat.checks import ArgumentError
+
+from .test_outputs import F64, NAMES, batch
+
+
+def same(found: LayerInteraction, expected: LayerInteraction, tolerance: float) -> None:
+    for name in ("omega", "rho", "written", "reachable", "diagonal_correlation"):
+        torch.testing.assert_close(vars(found)[name], vars(expected)[name], rtol=0, atol=tolerance, msg=name)
+    assert found.cross_entropy == pytest.approx(expected.cross_entropy, abs=tolerance)
+    assert found.tokens == expected.tokens
+
+
+@pytest.mark.parametrize("peft", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_interactions_from_their_definitions(name: str, peft: bool) -> None:
+    """Against a forward by hand: the head outputs and residual gradients of a model without hooks of ours."""
+    model = decoder(name, dtype=F64)
+    model = adapted(model) if peft else model
+    inputs = batch()
+    result = HeadInteractions(model, layers=[1]).measure(inputs)[1]
+    assert result.G.shape == (HEADS, HEADS)  # query heads, of which two share a key/value head
+    assert result.tokens == 3 * 8
+    kept: dict[str, Tensor] = {}
+    key = "attn.c_proj" if name == "gpt2" else "self_attn.o_proj"
+    module: Any = next(m for n, m in model.named_modules() if n.endswith(f"1.{key}"))
+
+    def keep(_: Any, arguments: Any, written: Tensor) -> None:
+        kept["o"], kept["y"] = arguments[0], written
+        written.retain_grad()
+        arguments[0].retain_grad()
+
+    hook = module.register_forward_hook(keep)
+    model.eval()
+    log_p = model(inputs["input_ids"]).logits.log_softmax(-1)
+    (-log_p[:, :-1].gather(-1, inputs["labels"][:, 1:, None]).sum()).backward()
+    hook.remove()
+    o, y = kept["o"], kept["y"]
+    assert o.grad is not None
+    assert y.grad is not None
+    size = o.shape[-1] // HEADS
+    W = module.base_layer.weight + module.get_delta_weight("default") if peft else module.weight
+    W = W.T if name == "gpt2" else W
+    slices = W.unflatten(1, (HEADS, size)).transpose(0, 1)
+    torch.testing.assert_close(result.omega, weight_coupling(slices.detach()))
+    g = o.grad[:, :-1].unflatten(-1, (HEADS, size))
+    torch.testing.assert_close(result.rho, gradient_coupling(g), rtol=0, atol=1e-6)
+    u = torch.einsum("hcd,bthd->bthc", slices, o[:, :-1].unflatten(-1, (HEADS, size))).detach()
+    torch.testing.assert_close(result.written, gradient_coupling(u), rtol=0, atol=1e-6)
+    P = slices @ torch.linalg.pinv(slices)
+    v = torch.einsum("hce,bte->bthc", P, y.grad[:, :-1]).detach()
+    torch.testing.assert_close(result.reachable, gradient_coupling(v), rtol=0, atol=1e-6)
+    assert result.gamma == pytest.approx(float((result.omega * result.rho - torch.eye(HEADS)).norm()))
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_interaction_matrices_are_positive_semidefinite(name: str, aggregation: Aggregation) -> None:
+    for seed in range(3):
+        model = decoder(name, seed=seed)
+        for found in HeadInteractions(model, aggregation=aggregation).measure(batch(seed=seed)).values():
+            for matrix in (
+                found.omega,
+                found.rho,
+                found.G,
+                found.written,
+                found.reachable,
+                found.invariant_G,
+            ):
+                assert float(torch.linalg.eigvalsh(matrix)[0]) >= -1e-6
+                torch.testing.assert_close(matrix.diagonal(), torch.ones(HEADS, dtype=torch.float64))
+
+
+def rotated(model: Any, name: str, *, orthogonal: bool) -> Any:
+    """The same function with another basis in each value head: W_V -> M W_V, W_O -> W_O M⁻¹."""
+    changed = copy.deepcopy(model)
+    g = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for layer in range(LAYERS):
+            if name == "gpt2":
+                attention = changed.transformer.h[layer].attn
+                value, bias = attention.c_attn.weight[:, 64:].T, attention.c_attn.bias[64:]
+                output, groups = attention.c_proj.weight.T, HEADS
+            else:
+                attention = changed.model.layers[layer].self_attn
+                value, bias, output = attention.v_proj.weight, None, attention.o_proj.weight
+                groups = GROUPS
+            size = len(value) // groups
+            per_head = HEADS // groups
+            for group in range(groups):
+                M = torch.randn(size, size, generator=g, dtype=torch.float64)
+                M = torch.linalg.qr(M)[0] if orthogonal else M + 2 * torch.eye(size)
+                rows = slice(group * size, (group + 1) * size)
+                value[rows] = M @ value[rows]
+                if bias is not None:
+                    bias[rows] = M @ bias[rows]
+                for head in range(group * per_head, (group + 1) * per_head):
+                    columns = slice(head * size, (head + 1) * size)
+                    output[:, columns] = output[:, columns] @ torch.linalg.inv(M)
+    return changed
+
+
+@pytest.mark.parametrize("orthogonal", [True, False])
+@pytest.mark.parametrize(
+    ("name", "tolerance"), [("gpt2", 1e-9), ("llama", 1e-5)]
+)  # llama's norms are in float32
+def test_gauge(name: str, tolerance: float, orthogonal: bool) -> None:
+    model = decoder(name, dtype=F64)
+    other = rotated(model, name, orthogonal=orthogonal)
+    inputs = batch(8, 12)
+    with torch.no_grad():
+        logits = [m.eval()(inputs["input_ids"]).logits for m in (model, other)]
+    torch.testing.assert_close(logits[0], logits[1], rtol=0, atol=tolerance)
+    before, after = (HeadInteractions(m).measure(inputs) for m in (model, other))
+    moved = 0.0
+    for layer in before:
+        one, two = before[layer], after[layer]
+        torch.testing.assert_close(two.written, one.written, rtol=0, atol=tolerance)
+        torch.testing.assert_close(two.reachable, one.reachable, rtol=0, atol=tolerance)
+        assert two.invariant_gamma == pytest.approx(one.invariant_gamma, abs=5 * tolerance)
+        assert one.information is not None
+        assert two.information is not None
+        assert two.information.total_correlation == pytest.approx(
+            one.information.total_correlation, abs=100 * tolerance
+        )
+        moved = max(moved, abs(two.gamma - one.gamma))
+    # In llama two heads share M, which keeps their inner products if M is orthogonal; across groups it does not.
+    assert moved > 0.01
+
+
+def test_several_batches_are_one_large_one() -> None:
+    model = decoder("gpt2", dtype=F64)
+    inputs = batch(6, 12)
+    inputs["labels"][0, :5] = -100  # other counts in the two halves
+    halves = [{key: value[rows] for key, value in inputs.items()} for rows in (slice(0, 2), slice(2, 6))]
+    done: list[int] = []
+    for aggregation in AGGREGATIONS:
+        interactions = HeadInteractions(model, layers=[0, 2], aggregation=aggregation)
+        parts, whole = interactions.measure(iter(halves), done.append), interactions.measure(inputs)
+        assert list(parts) == [0, 2]
+        for layer, found in parts.items():
+            same(found, whole[layer], 1e-10)
+            assert found.information is not None
+    assert done == [1, 2] * 3
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_does_not_count(side: str) -> None:
+    model = decoder()
+    inputs = batch(2, 12)
+    row = {key: value[:1, :7] for key, value in inputs.items()}
+    alone = [row, {key: value[1:] for key, value in inputs.items()}]
+    padded = {key: value.clone() for key, value in inputs.items()}
+    keep, hide = (slice(0, 7), slice(7, 12)) if side == "right" else (slice(5, 12), slice(0, 5))
+    padded["input_ids"][0, keep], padded["labels"][0, keep] = row["input_ids"][0], row["labels"][0]
+    padded["attention_mask"][0, hide] = 0  # with labels there, which do not count either
+    padded["position_ids"] = (padded["attention_mask"].cumsum(1) - 1).clamp_min(0)
+    for aggregation in AGGREGATIONS:
+        interactions = HeadInteractions(model, layers=[0, 1], aggregation=aggregation)
+        found, expected = interactions.measure(padded), interactions.measure(alone)
+        for layer in (0, 1):
+            same(found[layer], expected[layer], 2e-5)
+
+
+def test_prompts_do_not_count() -> None:
+    model = decoder()
+    inputs = batch(2, 12)
+    inputs["labels"][:, :8] = -100
+    found = HeadInteractions(model, layers=[2]).measure(inputs)[2]
+    assert found.tokens == 2 * 4
+    assert found.information is None  # 8 tokens, 32 features
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = adapted(decoder()).train()
+    model.base_model.model.model.layers[0].eval()
+    modes = [m.training for m in model.modules()]
+    trained = [p.requires_grad for p in model.parameters()]
+    loss = model(**batch()).loss
+    loss.backward()
+    before = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    with torch.no_grad():  # a measurement inside an evaluation loop
+        HeadInteractions(model).measure(batch(seed=1))
+    assert [m.training for m in model.modules()] == modes
+    assert [p.requires_grad for p in model.parameters()] == trained
+    for parameter, grad in zip(model.parameters(), before, strict=True):
+        assert (parameter.grad is None) == (grad is None)
+        assert grad is None or torch.equal(parameter.grad, grad)
+
+
+def test_information_can_be_left_out() -> None:
+    found = HeadInteractions(decoder("gpt2"), layers=[1], information=False).measure(batch(8, 12))
+    assert found[1].information is None
+
+
+def test_gradients_that_are_not_finite_are_refused() -> None:
+    model = decoder()
+    with torch.no_grad():
+        model.model.layers[2].mlp.down_proj.weight[0, 0] = torch.inf
+    with pytest.raises(ArgumentError, match="finite gradients at the heads"):
+        HeadInteractions(model).measure(batch())
+
+
+def test_bad_input() -> None:
+    model = decoder()
+    with pytest.raises(ArgumentError, match="aggregation: expected one of"):
+        HeadInteractions(model, aggregation="abs")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="information: expected True or False"):
+        HeadInteractions(model, information=1)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="model of transformers"):
+        HeadInteractions(torch.nn.Linear(2, 2))
+    interactions = HeadInteractions(model)
+    with pytest.raises(ArgumentError, match="one batch or more"):
+        interactions.measure([])
+    with pytest.raises(ArgumentError, match="a mapping or several, got int"):
+        interactions.measure(3)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="labels"):
+        interactions.measure({"input_ids": batch()["input_ids"]})

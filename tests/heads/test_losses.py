@@ -1,0 +1,187 @@
+"""Losses on heads: by hand, by gradcheck, and wrong forms of them that must be told apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from diabat.attention.heads.losses import (
+    cross_head_barlow_twins,
+    disagreement,
+    log_det_barrier,
+    negative_entropy,
+    pair_weights,
+)
+from diabat.checks import ArgumentError
+
+
+def coupling(heads: int = 4, seed: int = 0) -> Tensor:
+    """A positive semi-definite matrix with a unit diagonal, of low rank."""
+    vectors = torch.randn(heads, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    unit = vectors / vectors.norm(dim=1, keepdim=True)
+    return unit @ unit.T
+
+
+def outputs(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def naive_barlow_twins(values: Tensor, weights: Tensor, mask: Tensor, target: float) -> float:
+    """Eq. 29-32 in loops."""
+    tokens = values[mask]
+    count, heads, size = tokens.shape
+    z = (tokens - tokens.mean(0)) / (tokens.std(0, correction=0) + 1e-5)
+    terms = []
+    for i in range(heads):
+        for j in range(i + 1, heads):
+            c = sum(torch.outer(z[n, i], z[n, j]) for n in range(count)) / count
+            terms.append(float(weights[i, j] * ((c - target * torch.eye(size)) ** 2).sum()))
+    return sum(terms) / len(terms)
+
+
+def test_log_det_barrier_of_two_heads_by_hand() -> None:
+    g = torch.tensor([[1.0, 0.6], [0.6, 1.0]])
+    assert log_det_barrier(g).item() == pytest.approx(-math.log(1.01**2 - 0.36), abs=1e-7)
+    assert log_det_barrier(g).dtype == torch.float64
+
+
+def test_log_det_barrier_keeps_the_gradient_of_a_singular_matrix() -> None:
+    """Two heads that are copies: d/dG = -(G + εI)⁻¹, whose largest eigenvalue is 1/ε; a clamp at ε has 0 there."""
+    g = torch.ones(2, 2, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(log_det_barrier(g), g)
+    wanted = -torch.linalg.inv(torch.ones(2, 2).double() + 0.01 * torch.eye(2).double())
+    torch.testing.assert_close(gradient, wanted)
+    assert torch.linalg.eigvalsh(gradient).min() == pytest.approx(-100)
+
+
+def test_log_det_barrier_gradient() -> None:
+    g = coupling().requires_grad_()
+    symmetric: Callable[[Tensor], Tensor] = lambda m: log_det_barrier((m + m.T) / 2)  # noqa: E731
+    assert torch.autograd.gradcheck(symmetric, g)
+    factor = torch.linalg.slogdet(coupling() + 0.01 * torch.eye(4).double())
+    assert log_det_barrier(g).item() == pytest.approx(-factor.logabsdet.item(), abs=1e-10)
+
+
+@pytest.mark.parametrize("target", ["identity", "zero"])
+def test_barlow_twins_of_two_heads_by_hand(target: str) -> None:
+    """One feature each: C is the correlation r of the two, the loss w (r - 1)² or w r²."""
+    a, b = torch.tensor([1.0, 2.0, 4.0, 5.0]), torch.tensor([2.0, 1.0, 4.0, 3.0])
+    r = torch.corrcoef(torch.stack([a, b]))[0, 1].item()
+    values = torch.stack([a, b], 1).view(1, 4, 2, 1)
+    weights = torch.full((2, 2), 0.5)
+    wanted = 0.5 * ((r - 1) ** 2 if target == "identity" else r**2)
+    found = cross_head_barlow_twins(values, weights, target=target)  # type: ignore[arg-type]
+    assert found.item() == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize("target", ["identity", "zero"])
+def test_barlow_twins_agrees_with_loops_and_has_a_gradient(target: str) -> None:
+    values, weights = outputs(2, 5, 3, 2), pair_weights(coupling(3))
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    mask[0, :2] = False
+    wanted = naive_barlow_twins(values, weights, mask, float(target == "identity"))
+    found = cross_head_barlow_twins(values, weights, mask, target)  # type: ignore[arg-type]
+    assert found.item() == pytest.approx(wanted, rel=1e-9)
+    values.requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda v: cross_head_barlow_twins(v, weights, mask, target),  # type: ignore[arg-type]
+        values,
+    )
+
+
+WRONG: dict[str, Callable[[Tensor, Tensor, Tensor], float]] = {
+    "padding counted": lambda v, w, m: naive_barlow_twins(v, w, torch.ones_like(m), 1.0),
+    "zero for identity": lambda v, w, m: naive_barlow_twins(v, w, m, 0.0),
+    "weights transposed in sign": lambda v, w, m: naive_barlow_twins(v, 2 - w, m, 1.0),
+    "sum for mean": lambda v, w, m: 3 * naive_barlow_twins(v, w, m, 1.0),
+    "heads as tokens": lambda v, w, m: naive_barlow_twins(v.transpose(1, 2), w, m[:, :3], 1.0),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_forms_are_told_apart(name: str) -> None:
+    values, weights = outputs(2, 3, 3, 2), pair_weights(coupling(3, seed=4))
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    mask[0, 0] = False
+    found = cross_head_barlow_twins(values, weights, mask).item()
+    assert found != pytest.approx(WRONG[name](values, weights, mask), rel=1e-3)
+
+
+def test_padding_has_no_influence_and_no_gradient() -> None:
+    values = outputs(2, 6, 3, 2)
+    mask = torch.ones(2, 6, dtype=torch.bool)
+    mask[:, :2] = False
+    other = torch.where(mask[..., None, None], values, torch.full_like(values, 1e3)).requires_grad_()
+    for loss in (cross_head_barlow_twins(other, None, mask), disagreement(other, mask)):
+        (gradient,) = torch.autograd.grad(loss, other)
+        assert not gradient[~mask].any()
+        assert gradient[mask].any()
+    assert cross_head_barlow_twins(values, None, mask) == cross_head_barlow_twins(other, None, mask)
+
+
+def test_a_feature_without_variance_gives_no_nan() -> None:
+    values = outputs(1, 8, 2, 3)
+    values[..., 0] = 1.0
+    values.requires_grad_()
+    loss = cross_head_barlow_twins(values)
+    (gradient,) = torch.autograd.grad(loss, values)
+    assert torch.isfinite(loss)
+    assert torch.isfinite(gradient).all()
+
+
+def test_weights_by_hand() -> None:
+    g = torch.tensor([[1.0, 0.25], [0.25, 1.0]], requires_grad=True)
+    soft = math.log1p(math.exp(-15.99 * 0.25))
+    assert pair_weights(g)[0, 1].item() == pytest.approx(0.929 + 0.071 * soft, abs=1e-6)
+    soft = math.log1p(math.exp(15.99 * (0.25 - 0.1)))
+    inverse = pair_weights(g, "inverse", threshold=0.1)
+    assert inverse[0, 1].item() == pytest.approx(0.929 + 0.071 * soft, abs=1e-6)
+    assert not inverse.requires_grad
+    assert pair_weights(g, "uniform").eq(1).all()
+    # The spread that the adaptive weights have on [0, 1].
+    ends = pair_weights(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))[0]
+    assert ends.tolist() == pytest.approx([0.9782, 0.929], abs=1e-4)
+
+
+def test_baselines_by_hand() -> None:
+    values = torch.tensor([[[[3.0, 0.0], [0.0, 2.0]], [[1.0, 0.0], [5.0, 0.0]]]])
+    # Orthogonal heads give 2/4, equal directions 4/4.
+    assert disagreement(values).item() == pytest.approx((0.5 + 1) / 2)
+    logits = torch.tensor([[[0.0, 0.0], [math.log(3), 0.0]]])
+    wanted = 0.75 * math.log(0.75) + 0.25 * math.log(0.25)
+    assert negative_entropy(logits).item() == pytest.approx((wanted - math.log(2)) / 2)
+    assert torch.autograd.gradcheck(disagreement, outputs(1, 3, 2, 2).requires_grad_())
+    assert torch.autograd.gradcheck(negative_entropy, outputs(1, 3, 4).requires_grad_())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: log_det_barrier(torch.ones(1, 1)), r"coupling: expected \[H, H\] with two or more heads"),
+        (lambda: log_det_barrier(torch.tensor([[1.0, 2], [2, 1]])), "expected a positive semi-definite G"),
+        (lambda: log_det_barrier(torch.eye(2), 0.0), "epsilon: expected a positive finite number, got 0.0"),
+        (lambda: cross_head_barlow_twins(torch.ones(1, 3, 1, 2)), "outputs: expected .* two or more heads"),
+        (
+            lambda: cross_head_barlow_twins(torch.ones(1, 3, 2, 2), mask=torch.zeros(1, 3)),
+            "mask: expected 2 or more tokens that count, got 0",
+        ),
+        (
+            lambda: cross_head_barlow_twins(torch.ones(1, 3, 2, 2), mask=torch.ones(3, 1)),
+            r"mask: expected \[1, 3\], got \[3, 1\]",
+        ),
+        (
+            lambda: cross_head_barlow_twins(torch.ones(1, 3, 2, 2), torch.ones(3, 3)),
+            r"weights: expected \[2, 2\], got \[3, 3\]",
+        ),
+        (lambda: cross_head_barlow_twins(torch.ones(1, 3, 2, 2), target="one"), "target: expected one of"),  # type: ignore[arg-type]
+        (lambda: pair_weights(torch.eye(2), "adaptiv"), "Did you mean 'adaptive'"),  # type: ignore[arg-type]
+        (lambda: negative_entropy(torch.ones(2, 2)), r"logits: expected \[B, T, V\], got \[2, 2\]"),
+    ],
+)
+def test_refusals(call: Callable[[], Tensor], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        call()

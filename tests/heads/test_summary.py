@@ -1,0 +1,169 @@
+"""Summaries of games whose dividends are given: significance, frequencies, and the table and figure of them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diabat.attention.games.tables import inverse_mobius
+from diabat.attention.heads import Dividends, DividendSummary, max_dividend
+from diabat.attention.heads.summary import significant, summary_coalitions
+from diabat.drawing import save_figure
+from diabat.studies.heads import HeadsReport, figure, plot_dividends
+from diabat.studies.heads.figure import expected_noise
+from diabat.studies.heads.report import shown_heads, shown_players
+
+
+class TableGame:
+    """A game of given values [samples, 2^n] of one layer, as a summary uses it."""
+
+    def __init__(self, values: Tensor, layer: int = 0) -> None:
+        self._values = values
+        self.num_players = (values.shape[1] - 1).bit_length()
+        self.groups = tuple(((layer, head),) for head in range(self.num_players))
+
+    def sample_table(self) -> Tensor:
+        return self._values
+
+    def sample_values(self, masks: Tensor) -> Tensor:
+        return self._values[:, (masks.long() << torch.arange(self.num_players)).sum(-1)]
+
+
+def summary(dividends: Tensor, max_size: int | None = None, layer: int = 0) -> DividendSummary:
+    """Of a game with these dividends by sample, [samples, 2^n]."""
+    game: Any = TableGame(inverse_mobius(dividends), layer)
+    return DividendSummary.of(game, max_size=max_size, resamples=50)
+
+
+def noisy(n: int, planted: dict[int, float], samples: int = 40, seed: int = 0, noise: float = 0.1) -> Tensor:
+    """Dividends by sample with some that are not zero."""
+    generator = torch.Generator().manual_seed(seed)
+    w = noise * torch.randn(samples, 1 << n, generator=generator, dtype=torch.float64)
+    for at, value in planted.items():
+        w[:, at] += value
+    return w
+
+
+def test_planted_dividends_are_found() -> None:
+    dividends = noisy(4, {0: 3.0, 0b0101: 1.0, 0b1000: 0.5, 0b0011: -0.7})
+    game, table = summary(dividends), inverse_mobius(dividends)
+    assert max_dividend(game.mean_dividends) == (0, 2)
+    assert game.frequency(0b0101) == game.frequency(0b0101, 2) == 1
+    assert game.frequency(0b1000) == 0
+    assert game.v_empty == pytest.approx(float(table[:, 0].mean()))
+    assert game.v_empty_error == pytest.approx(float(table[:, 0].std() / 40**0.5))
+    assert game.v_full == pytest.approx(float(table[:, -1].mean()))
+    assert (game.positive, game.negative) == (2, 1)
+    assert game.table is not None
+    torch.testing.assert_close(game.table, table.mean(0))
+    torch.testing.assert_close(game.errors[1:], dividends[:, 1:].std(0) / 40**0.5)
+    assert sum(game.size_sums) == pytest.approx(game.v_full - game.v_empty)
+
+
+def test_the_same_up_to_a_size() -> None:
+    dividends = noisy(5, {0b00110: 1.0})
+    whole, part = summary(dividends), summary(dividends, max_size=2)
+    assert len(summary_coalitions(5, 2)) == 1 + 5 + 10 + 1
+    assert len(summary_coalitions(5, 5)) == len(summary_coalitions(5, None)) == 32
+    assert max_dividend(part.mean_dividends) == max_dividend(whole.mean_dividends) == (1, 2)
+    assert part.v_full == pytest.approx(whole.v_full, abs=1e-12)
+    assert part.size_sums == pytest.approx(whole.size_sums[:3])
+    assert part.table is None
+    row, of_whole = HeadsReport.of_games([part, whole], "x", {}).rows
+    assert row["larger"] == pytest.approx(of_whole["larger"])  # also where larger coalitions are not known
+
+
+def test_one_sample_has_no_errors() -> None:
+    game = summary(noisy(3, {5: 1.0}, samples=1))
+    assert set(game.standard_errors) == {None}
+    assert (game.v_full_error, game.positive, game.negative) == (None, 0, 0)
+    assert bool(game.errors.isinf().all())
+    assert HeadsReport.of_games([game], "x", {}).rows[0]["dividend_error"] is None
+
+
+def test_noise_is_seldom_significant() -> None:
+    """alpha: under pure noise Benjamini-Hochberg finds anything in at most 5 % of games; N = 400 games.
+
+    More than 29 in place of 20 has probability 0.02 at exactly 5 %.
+    """
+    found = sum(
+        sum(significant(Dividends.of_tables(inverse_mobius(noisy(4, {}, samples=20, seed=seed))))) > 0
+        for seed in range(400)
+    )
+    assert found <= 29
+
+
+def test_rounding_is_not_significant() -> None:
+    """The same value of all coalitions but one: dividends of the others are 0 up to rounding."""
+    values = torch.full((10, 16), 0.1, dtype=torch.float64) * torch.arange(1, 11)[:, None]
+    values[:, 1::2] += 1 / 3
+    assert significant(Dividends.of_tables(values)) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"dividends": (0.0,)}, "dividends: expected 8 entries, got 1"),
+        ({"size_sums": ()}, "size_sums: expected 4 entries, got 0"),
+        ({"selection_frequency": (((8, 1.0),),) * 3}, "selection_frequency: expected positions below 8"),
+        ({"max_size": 4}, "max_size: expected at most 3, got 4"),
+        ({"players": ()}, "players: expected an integer >= 1"),
+    ],
+)
+def test_a_summary_whose_parts_do_not_fit_is_refused(change: Any, sentence: str) -> None:
+    parts = asdict(summary(noisy(3, {})))
+    with pytest.raises(ValueError, match=sentence):
+        DividendSummary(**parts | change)
+
+
+def test_the_row_of_a_game() -> None:
+    game = summary(noisy(4, {0b0101: 1.0}), layer=3)
+    (row,) = HeadsReport.of_games([game], "x", {}).rows
+    assert (row["coalition"], row["heads"], row["layers"], row["players"]) == ("{0, 2}", "0, 2", "3", 4)
+    assert row["dividend"] == game.dividends[5]
+    assert row["singles"] + row["pairs"] + row["larger"] == pytest.approx(game.v_full - game.v_empty)
+    assert set(row) == set(HeadsReport.definitions())
+    unsure = HeadsReport.of_games([summary(noisy(4, {}, samples=6))], "x", {})
+    cell = next(column for column in HeadsReport.columns if column.key == "selection_frequency")
+    assert cell.cell(unsure.rows[0], narrow=False).endswith("?")
+
+
+def test_coalitions_and_heads_in_few_characters() -> None:
+    assert shown_players(()) == "∅"
+    assert shown_players((0, 1, 4, 5, 6)) == "{0, 1, 4-6}"
+    assert shown_heads([(3, 0), (3, 1), (3, 2), (3, 9)]) == "0-2, 9"
+    assert shown_heads([(3, 0), (5, 9), (3, 1)]) == "3: 0, 1; 5: 9"
+
+
+def test_the_noise_that_is_expected() -> None:
+    """Quantiles of normal variables; 64 draws of 255, ± .2 is 4 standard errors of the extremes."""
+    count = 255
+    noise = expected_noise(torch.full((count,), 2.0, dtype=torch.float64))
+    shares = 1 - (torch.arange(count, dtype=torch.float64) + 0.5) / count
+    torch.testing.assert_close(noise / 2, torch.special.ndtri(shares), rtol=0, atol=0.2)
+    assert bool((noise.diff() <= 0).all())
+
+
+def test_the_figure_has_a_panel_per_game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+
+    def save(given: Any, path: Path) -> Path:
+        drawn.append(given)
+        return save_figure(given, path)
+
+    monkeypatch.setattr(figure, "save_figure", save)
+    games = [summary(noisy(4, {5: 1.0, 8: -0.5}, seed=layer), layer=layer) for layer in range(5)]
+    plot_dividends([*games, summary(noisy(3, {5: 1.0}, samples=1))], tmp_path / "w.svg", title="of a test")
+    panels = [axis for axis in drawn[0].axes if axis.get_visible()]
+    assert [axis.get_title() for axis in panels[:2]] == [
+        f"layer {k}: largest {{0, 2}} (100 %)" for k in range(2)
+    ]
+    line = next(one for one in panels[1].lines if one.get_label() == "dividend")
+    assert line.get_ydata().tolist() == sorted(games[1].dividends[1:], reverse=True)
+    assert [one.get_label() for one in panels[5].lines[1:]] == ["dividend"]  # no errors, no noise
+    assert (tmp_path / "w.svg").stat().st_size > 10_000

@@ -1,0 +1,235 @@
+"""The store of a game: it resumes, and answers for no other model, samples or options."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.numpy import load, save
+from tiny_decoders import DECODERS, adapted, decoder
+
+from diabat.attention.games import all_coalitions
+from diabat.attention.heads import Calibration, HeadCoalitions
+from diabat.attention.heads.model_digest import ROUNDED, differences, model_digest
+from diabat.huggingface import disable_gac, enable_gac
+
+from .games import questions
+
+FIELDS = ("weights", *ROUNDED)
+
+
+def game(path: Path, model: Any = None, count: int = 2, **changes: Any) -> HeadCoalitions:
+    settings = {"layer": 1, "store": path, "samples": questions(count), **changes}
+    return HeadCoalitions(model or decoder(), **settings)
+
+
+def test_a_store_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "values.safetensors"
+    expected = HeadCoalitions(decoder(), questions(3), layer=1).table()
+
+    def stop(done: int, total: int) -> None:
+        if done > 16:  # in the second sample
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        game(path, count=3, batch_size=8, progress=stop).table()
+    rest: list[tuple[int, int]] = []
+    again = game(path, count=3, progress=lambda *done: rest.append(done))
+    torch.testing.assert_close(again.table(), expected, rtol=0, atol=2e-6)
+    assert rest[-1] == (24, 24)  # of 48
+    other = game(path, count=3, layer=2, progress=lambda *done: rest.append(done))
+    other.table()
+    assert rest[-1] == (45, 45)  # the coalition of all heads is known
+    assert torch.equal(game(path, count=3, progress=lambda *done: rest.append(done)).table(), again.table())
+    assert rest[-1] == (45, 45)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+KILLED = """
+import os, signal, sys, torch
+sys.path[:0] = [{tests!r}]
+from pathlib import Path
+from heads.test_value_cache import game
+from diabat.attention.heads import value_cache
+torch.set_num_threads(1)
+value_cache._SECONDS_BETWEEN_SAVES = 0.0
+before, count = value_cache.ValueCache.put, 0
+
+def put(self, *given):
+    global count
+    count += 1
+    if count > 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    before(self, *given)
+
+value_cache.ValueCache.put = put
+game(Path({path!r}), batch_size=5).table()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no kill -9 there")
+def test_a_killed_game_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    path, other = tmp_path / "killed", tmp_path / "whole"
+    code = KILLED.format(tests=str(Path(__file__).parents[1]), path=str(path))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    rest: list[tuple[int, int]] = []
+    game(path, batch_size=5, progress=lambda *n: rest.append(n)).table()
+    assert rest[-1] == (32 - 16 - 5, 11)  # four batches of the first sample and one of the second were saved
+    game(other, batch_size=5).table()
+    assert path.read_bytes() == other.read_bytes()
+
+
+def scaled(model: Any) -> Any:
+    """The same adapter with twice its weight."""
+    for module in model.modules():
+        if hasattr(module, "lora_A"):
+            module.scaling["default"] *= 2
+    return model
+
+
+def changed(model: Any, change: Callable[[Any], object]) -> Any:
+    with torch.no_grad():
+        change(model)
+    return model
+
+
+MODELS: dict[str, tuple[Callable[[], Any], str]] = {
+    "weights": (lambda: decoder(seed=4), "weights"),
+    "one weight": (lambda: changed(decoder(), lambda m: m.lm_head.weight[7, 7].add_(1e-6)), "weights"),
+    "rotary frequencies": (
+        lambda: changed(decoder(), lambda m: m.model.rotary_emb.inv_freq.mul_(0.5)),
+        "weights",
+    ),
+    "rotary base": (
+        lambda: decoder(rope_parameters={"rope_type": "default", "rope_theta": 500.0}),
+        "configuration",
+    ),
+    "sliding window": (lambda: decoder("mistral", sliding_window=3), "configuration"),
+    "dtype": (lambda: decoder(dtype=torch.bfloat16), "dtype"),
+    "adapter": (lambda: adapted(decoder()), "adapters"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_store_of_another_model_is_refused(tmp_path: Path, name: str) -> None:
+    """Each changes v by far more than rounding, but leaves what a coarser identity would look at."""
+    kind = "mistral" if name == "sliding window" else "llama"
+    game(tmp_path / "v", decoder(kind)).value(all_coalitions(4)[3:4])
+    make, what = MODELS[name]
+    with pytest.raises(
+        ValueError, match=f"store: expected values of this game, got .*{what}.*; name another file"
+    ):
+        game(tmp_path / "v", make(), dtype=None)
+
+
+def test_an_adapter_with_another_scale_or_weights_is_another_model(tmp_path: Path) -> None:
+    model = adapted(decoder())
+    table = game(tmp_path / "v", model).table()
+    scaled(model)
+    assert float((HeadCoalitions(model, questions(2), layer=1).table() - table).abs().max()) > 0.01
+    with pytest.raises(
+        ValueError, match=r"store: expected values of this game, got .* with another adapters;"
+    ):
+        game(tmp_path / "v", model)
+    scales = model_digest(model)
+    with torch.no_grad():
+        model.base_model.model.model.layers[1].self_attn.o_proj.lora_B["default"].weight += 1e-6
+    assert [name for name, mark in model_digest(model).items() if mark != scales[name]] == ["adapters"]
+    with model.disable_adapter():
+        assert model_digest(model, FIELDS) == model_digest(decoder(), FIELDS)
+    assert model_digest(adapted(decoder()))["weights"] == model_digest(decoder())["weights"]
+
+
+def test_a_store_of_another_calibration_is_refused(tmp_path: Path) -> None:
+    model = decoder()
+    for beta in (0.1, 0.5):
+        enable_gac(model, Calibration({1: [0]}, beta=beta))
+        if beta == 0.1:
+            game(tmp_path / "v", model).table()
+        else:
+            with pytest.raises(ValueError, match="with another attention"):
+                game(tmp_path / "v", model)
+    disable_gac(model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"ablation": "zero"}, "ablation"),
+        ({"ablation": "scaled"}, "ablation"),
+        ({"value": "option_log_odds"}, "value"),
+        ({"samples": questions(2, seed=5)}, "samples"),
+    ],
+)
+def test_a_store_of_another_game_is_refused(tmp_path: Path, changes: Any, what: str) -> None:
+    game(tmp_path / "v").value(all_coalitions(4)[3:4])
+    with pytest.raises(ValueError, match=f"store: expected values of this game, got .* with another {what};"):
+        game(tmp_path / "v", **changes)
+
+
+def test_large_embeddings_have_a_digest() -> None:
+    """50,257 x 768 entries are more than a float32 can count: the first digest indexed beyond the end."""
+    model = decoder("gpt2", vocab_size=50_257, hidden_size=768, num_attention_heads=12, num_hidden_layers=1)
+    assert model.get_input_embeddings().weight.numel() > 1 << 24
+    before = model_digest(model)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[-1, -1] += 1
+    assert differences(model, before) == ["weights"]
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_saved_model_has_the_same_digest_in_every_dtype(name: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = decoder(name)
+    saved = model_digest(model, FIELDS)
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        model(torch.zeros(1, 20, dtype=torch.int64))
+    assert model_digest(model, FIELDS) == saved
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+        assert differences(loaded, saved) == []
+        assert differences(model, model_digest(loaded, FIELDS)) == []
+        with torch.no_grad():
+            loaded.lm_head.weight[3] += 0.1
+        assert differences(loaded, saved) == ["weights"]
+
+
+def test_a_model_that_is_not_in_memory_has_no_store(tmp_path: Path) -> None:
+    model = decoder()
+    model.model.layers[0].mlp.to("meta")
+    assert model_digest(model)["weights"] == ""
+    assert differences(model, model_digest(decoder(), FIELDS)) == []
+    model = decoder()
+    cache = HeadCoalitions(model, questions(1), layer=1)
+    model.model.layers[0].mlp.to("meta")
+    with pytest.raises(ValueError, match="store: expected a model whose weights are in memory"):
+        cache._identity()
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"\x08\0\0\0\0\0\0\0{}      "])
+def test_a_file_that_is_no_store_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "v").write_bytes(content)
+    with pytest.raises(ValueError, match="store: expected a file of values of samples"):
+        game(tmp_path / "v")
+
+
+@pytest.mark.parametrize("name", ["keys", "values"])
+def test_tensors_of_other_shapes_are_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "v"
+    game(path).table()
+    kept = load(path.read_bytes())
+    path.write_bytes(save({**kept, name: kept[name][:, :1].copy()}))
+    with pytest.raises(
+        ValueError, match=r"store: expected a file of values of samples, got .* of other shapes"
+    ):
+        game(path)
