@@ -1,0 +1,168 @@
+"""The scripts on heads, end to end on small decoders; those of lm-eval only where it is installed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_decoders import WORDS, adapted, decoder, tokenizer
+
+pytest.importorskip("peft", reason="the extra 'hf' is not installed")
+pytest.importorskip("datasets", reason="the extra 'hf' is not installed")
+
+from diabat.attention.heads import Calibration
+from diabat.config.loading import apply_overrides
+from diabat.config.yaml_files import read_mapping
+from diabat.huggingface import disable_gac, enable_gac, save_gac
+from experiments.heads import train
+
+# Of peft, datasets and lm-eval.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    decoder().save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def lines(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def words(count: int, seed: int) -> str:
+    generator = torch.Generator().manual_seed(seed)
+    return " ".join(WORDS[k] for k in torch.randint(4, len(WORDS), (count,), generator=generator).tolist())
+
+
+def test_training_saves_an_adapter_and_resumes(model: Path, tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    texts = lines(tmp_path / "texts.jsonl", [{"text": words(20, seed)} for seed in range(20)])
+    config = read_mapping(Path(train.__file__).parent / "game-lora.yaml")
+    changes = [
+        f"model={model}", "data.path=json", f"data.data_files={texts}", "data.streaming=false", "length=16",
+        "game.layers=[1]", "lora.r=4", "peak=1", "range=20", "trainer.max_steps=4", "trainer.use_cpu=true",
+        "trainer.save_steps=2", "trainer.gradient_accumulation_steps=1",
+        "trainer.dataloader_pin_memory=false", f"output={tmp_path / 'out'}", "trainer.disable_tqdm=true",
+    ]  # fmt: skip
+    settings = apply_overrides(config, changes)
+    assert train.train(settings).state.global_step == 4
+    saved: Any = PeftModel.from_pretrained(decoder(), tmp_path / "out" / "adapter")
+    layers = saved.base_model.model.model.layers
+    scales = [layer.self_attn.o_proj.scaling["default"] * 4 for layer in layers]
+    assert scales == pytest.approx(train.triangular_alphas(3, 1, 32, 20))
+    whole = {name: p.clone() for name, p in saved.named_parameters() if "lora_B" in name}
+    assert any(bool(p.any()) for p in whole.values())
+    shutil.rmtree(tmp_path / "out" / "checkpoint-4")
+    train.train(settings, resume=True)
+    again = PeftModel.from_pretrained(decoder(), tmp_path / "out" / "adapter")
+    assert max(float((p - whole[n]).abs().max()) for n, p in again.named_parameters() if n in whole) < 1e-6
+    with pytest.raises(SystemExit):
+        train.main([str(Path(train.__file__).parent / "game-lora.yaml"), *changes])
+
+
+def test_alphas_of_the_triangle() -> None:
+    alphas = train.triangular_alphas(24, 19, 32, 50)
+    assert sum(alphas) / 24 == pytest.approx(32)
+    assert max(alphas) == alphas[19] == pytest.approx(min(alphas) + 50)
+    assert alphas[:20] == sorted(alphas[:20])
+
+
+def test_texts_are_packed_in_order() -> None:
+    texts = [
+        {"text": f"{WORDS[4]} {WORDS[5]} {WORDS[6]}"},
+        {"text": f"{WORDS[7]} {WORDS[8]}"},
+        {"text": WORDS[9]},
+    ]
+    rows = [row["input_ids"].tolist() for row in train.PackedTexts(texts, "text", tokenizer(), 4)]
+    assert rows == [[4, 5, 6, 2], [7, 8, 2, 9]]
+
+
+ARC = "Generate the correct answer to the following question."
+OPTIONS = ["good film", "bad book", "fine"]
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    """Tasks that include those of the folder, on local rows of the form of the hub's."""
+    pytest.importorskip("lm_eval", reason="the extra 'eval' is not installed")
+    from experiments.heads.evaluate import TASKS
+
+    rows: dict[str, list[dict[str, Any]]] = {
+        "arce": [{"question": words(5, k), "answerKey": "ABC"[k % 3],
+                  "choices": {"text": OPTIONS, "label": ["A", "B", "C"]}} for k in range(8)],
+        "boolq": [{"passage": words(9, k), "question": words(4, k + 20), "answer": k % 2 == 0} for k in range(8)],
+        "squad": [{"title": "film", "context": words(6, k // 2), "question": words(3, k),
+                   "answers": {"text": [WORDS[5 + k]], "answer_start": [0]}} for k in range(4)],
+    }  # fmt: skip
+    for name, given in rows.items():
+        data, split = lines(tmp_path / f"{name}.json", given), "test" if name == "arce" else "validation"
+        (tmp_path / f"{name}.yaml").write_text(
+            f"include: {TASKS / name}.yaml\ntask: local_{name}\ndataset_path: json\ndataset_name: null\n"
+            f"dataset_kwargs:\n  data_files: {{{split}: {data}, train: {data}}}\n"
+        )
+    return tmp_path
+
+
+def test_evaluation_with_calibration_and_adapter(
+    model: Path, local: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from experiments.heads import evaluate
+
+    calibrated = decoder()
+    enable_gac(calibrated, Calibration({0: [], 1: [0, 1]}, alpha=0.05, beta=0.1))
+    save_gac(calibrated, tmp_path)
+    disable_gac(calibrated)
+    adapted(decoder()).save_pretrained(tmp_path / "adapter")
+    evaluate.main([
+        str(model), "--tasks", "local_arce", "local_boolq", "local_squad", "--task-folder", str(local), "--json",
+        "--calibration", str(tmp_path / "gac.json"), "--adapter", str(tmp_path / "adapter"), "--batch-size", "4",
+    ])  # fmt: skip
+    found = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    rows = {(row["task"], row["state"]): row for row in found["rows"]}
+    states = ("off", str(tmp_path / "gac.json"), str(tmp_path / "adapter"))
+    assert set(rows) == {(f"local_{task}", state) for task in ("arce", "boolq", "squad") for state in states}
+    assert rows["local_arce", "off"]["documents"] == 8
+    calibration = evaluate.measure(
+        str(model), ["local_arce"], calibration=tmp_path / "gac.json", folder=local, batch_size=1
+    )
+    assert rows["local_arce", states[1]]["score"] == calibration["local_arce", "acc"].mean()
+    right = 0
+    for k in range(8):  # the model by itself
+        prompt, choices = f"{ARC}\n{words(5, k)}\n" + "\n".join(OPTIONS) + "\nAnswer:", []
+        for option in OPTIONS:
+            tokens = torch.tensor([tokenizer()(f"{prompt} {option}")["input_ids"]])
+            with torch.no_grad():
+                logs = decoder()(tokens).logits[0, :-1].log_softmax(-1).gather(1, tokens[0, 1:, None])
+            choices.append(float(logs[-len(option.split()) :].sum()))
+        right += choices.index(max(choices)) == k % 3
+    assert rows["local_arce", "off"]["score"] == right / 8
+
+
+def test_differences_are_paired() -> None:
+    evaluate = pytest.importorskip("experiments.heads.evaluate", exc_type=ImportError)
+    import numpy as np
+
+    before, after = np.array([1.0, 0, 0, 1, 0]), np.array([1.0, 1, 1, 1, 0])
+    row = evaluate.compare({"off": {("t", "acc"): before}, "on": {("t", "acc"): after}})[1]
+    assert (row["score"], row["difference"], row["p"]) == (pytest.approx(0.8), pytest.approx(0.4), 0.5)
+    assert row["error"] == pytest.approx((after - before).std(ddof=1) / 5**0.5)
+
+
+def test_questions_of_a_task_are_samples_of_a_game(local: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from diabat.attention.heads.samples import read_samples
+    from experiments.heads import questions
+
+    for task, kind in (("local_arce", "choices"), ("local_squad", "answer")):
+        questions.main([task, "--task-folder", str(local), "--count", "3"])
+        found = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+        assert len(found) == 3
+        samples = read_samples(found, tokenizer(), len(WORDS))
+        assert all(sample.choices if kind == "choices" else sample.texts for sample in samples)
