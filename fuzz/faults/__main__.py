@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from fuzz.faults import game, kills, surprises
+from fuzz.faults import game, heads, kills, repeated, surprises
 from fuzz.faults.session import session
 from fuzz.faults.sweep import OPTIONS, WAYS, count, half_way, sweep
 from fuzz.tiny import tiny_train
@@ -71,11 +71,14 @@ def _kills(folder: Path, given: argparse.Namespace) -> Iterator[tuple[str, int, 
     yield "kill -9", given.kills, (("killed", lost) for lost in kills.kills(folder, given.kills, given.seed))
 
 
-def _game(folder: Path, given: argparse.Namespace) -> Iterator[tuple[str, int, Iterable[Case]]]:
-    folder.mkdir()
-    game.train(folder / "warm", resume=False)
-    yield from game.sweep(folder, given.how or WAYS, given.every)
-    yield "GAME-LoRA, kill -9", given.kills, game.kills(folder, given.kills, given.seed)
+def _repeated(work: repeated.Work) -> Callable[..., Iterator]:
+    def part(folder: Path, given: argparse.Namespace) -> Iterator[tuple[str, int, Iterable[Case]]]:
+        folder.mkdir()
+        work.run(folder / "warm", resume=False)
+        yield from repeated.sweep(work, folder, given.how or WAYS, given.every)
+        yield f"{work.name}, kill -9", given.kills, repeated.kills(work, folder, given.kills, given.seed)
+
+    return part
 
 
 PARTS = {
@@ -83,7 +86,8 @@ PARTS = {
     "kills": _kills,
     "torchrun": _plain("a worker of torchrun killed", kills.torchrun, 2),
     "nan": _plain("NaN in the data", surprises.not_a_number, 3),
-    "game": _game,
+    "game": _repeated(game.WORK),
+    "heads": _repeated(heads.WORK),
 }
 
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 # Checkpoints that are written under their own name: what a kill leaves is half of one.
 CARELESS = """
@@ -41,8 +43,9 @@ def test_a_short_sweep_loses_nothing() -> None:
     assert done.stdout.endswith("Nothing was lost.\n")
 
 
-def test_a_training_with_game_lora_loses_nothing() -> None:
-    done = faults("--only", "game", "--every", "60", "--kills", "2")
+@pytest.mark.parametrize(("part", "every"), [("game", "60"), ("heads", "6")])
+def test_work_with_decoders_loses_nothing(part: str, every: str) -> None:
+    done = faults("--only", part, "--every", every, "--kills", "2")
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     assert done.stdout.endswith("Nothing was lost.\n")
 
