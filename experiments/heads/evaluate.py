@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 from diabat.huggingface import load_gac
+from diabat.huggingface.loading import check_adapter
 from experiments.common import Row, parser, report
 
 TASKS = Path(__file__).parent / "tasks"
@@ -43,6 +44,8 @@ def measure(
     dtype: str = "float32",
 ) -> Scores:
     """Scores of single documents by task."""
+    if adapter is not None:
+        check_adapter(adapter)
     loaded = HFLM(
         model,
         attn_implementation="gac",  # without a calibration the same as eager, to the bit
@@ -98,7 +101,9 @@ def main(arguments: list[str] | None = None) -> None:
     command.add_argument("--tasks", nargs="+", required=True)
     command.add_argument("--calibration", type=Path, action="append", default=[])
     command.add_argument("--adapter", type=Path, action="append", default=[])
-    command.add_argument("--task-folder", type=Path, default=TASKS)
+    command.add_argument(
+        "--task-folder", type=Path, default=TASKS, help="of YAML files; !function in them runs Python"
+    )
     command.add_argument("--limit", type=int)
     command.add_argument("--batch-size", type=int, default=16)
     command.add_argument("--dtype", default="float32")

@@ -110,7 +110,7 @@ def test_a_second_run_evaluates_nothing_and_a_changed_model_is_refused(
     result = analyse(tmp_path, "--output", tmp_path / "out")
     assert result.exit_code == 2
     assert result.stderr.startswith("Error: --output: expected values of this game, got ")
-    assert "with another weights; name another file" in result.stderr
+    assert "with other weights; name another file" in result.stderr
 
 
 def test_options_reach_the_game(place: Path, tmp_path: Path) -> None:

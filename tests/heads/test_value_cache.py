@@ -135,9 +135,7 @@ def test_an_adapter_with_another_scale_or_weights_is_another_model(tmp_path: Pat
     table = game(tmp_path / "v", model).table()
     scaled(model)
     assert float((HeadCoalitions(model, questions(2), layer=1).table() - table).abs().max()) > 0.01
-    with pytest.raises(
-        ValueError, match=r"store: expected values of this game, got .* with another adapters;"
-    ):
+    with pytest.raises(ValueError, match=r"store: expected values of this game, got .* with other adapters;"):
         game(tmp_path / "v", model)
     scales = model_digest(model)
     with torch.no_grad():
@@ -155,7 +153,7 @@ def test_a_store_of_another_calibration_is_refused(tmp_path: Path) -> None:
         if beta == 0.1:
             game(tmp_path / "v", model).table()
         else:
-            with pytest.raises(ValueError, match="with another attention"):
+            with pytest.raises(ValueError, match="with other attention"):
                 game(tmp_path / "v", model)
     disable_gac(model)
 
@@ -171,7 +169,7 @@ def test_a_store_of_another_calibration_is_refused(tmp_path: Path) -> None:
 )
 def test_a_store_of_another_game_is_refused(tmp_path: Path, changes: Any, what: str) -> None:
     game(tmp_path / "v").value(all_coalitions(4)[3:4])
-    with pytest.raises(ValueError, match=f"store: expected values of this game, got .* with another {what};"):
+    with pytest.raises(ValueError, match=f"store: expected values of this game, got .* with other {what};"):
         game(tmp_path / "v", **changes)
 
 

@@ -86,7 +86,7 @@ class ValueCache:
         if names:
             raise ArgumentError(
                 "store",
-                f"expected values of this game, got {path} with another {', '.join(names)}; name another file.",
+                f"expected values of this game, got {path} with other {', '.join(names)}; name another file.",
             )
         column = {key.tobytes(): index for index, key in enumerate(keys)}
         fits = keys.dtype == np.uint8 and keys.shape == (len(column), self._width)
