@@ -1,4 +1,4 @@
-"""Γ of a trained decoder by aggregation and in other bases of its heads, and the time of a measurement.
+"""Γ of a trained decoder by aggregation of its tokens and in other bases of its heads, and the time of a measurement.
 
 python -m benchmarks.heads_interaction [--json] [--steps 400]
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -15,7 +16,16 @@ from torch import Tensor
 from benchmarks.measure import report, seconds
 from benchmarks.small_decoder import draw_batch, trained_decoder
 from diabat.attention.heads import HeadInteractions, LayerInteraction
-from diabat.attention.heads.couplings import AGGREGATIONS
+from diabat.attention.heads.couplings import (
+    cosines,
+    gradient_coupling,
+    interaction,
+    interaction_strength,
+    normalised,
+    weight_coupling,
+)
+from diabat.attention.heads.outputs import HeadOutputs
+from diabat.attention.heads.targets import counted_tokens, total_cross_entropy
 
 BASES = 5
 
@@ -47,18 +57,18 @@ def gauges(model: Any, batches: list[dict[str, Tensor]]) -> list[dict[str, Any]]
     with torch.no_grad():
         logits = [m(batches[0]["input_ids"]).logits for m in (model, *others)]
     moved = max(float((one - logits[0]).abs().max()) for one in logits[1:])
-    own = {name: HeadInteractions(model, aggregation=name).measure(batches) for name in AGGREGATIONS}
+    own, found_in = aggregated(model, batches), HeadInteractions(model).measure(batches)
     changed = [HeadInteractions(m).measure(batches) for m in others]
     rows = []
-    for layer, found in own["concatenated"].items():
+    for layer, found in found_in.items():
         gammas = [c[layer].gamma for c in changed]
         invariant = [abs(c[layer].invariant_gamma - found.invariant_gamma) for c in changed]
         total = total_correlation(found)
         correlation = [abs(total_correlation(c[layer]) - total) for c in changed]
-        least = min(float(torch.linalg.eigvalsh(m[layer].G)[0]) for m in own.values())
+        least = min(float(torch.linalg.eigvalsh(G)[0]) for G in own[layer].values())
         rows.append({
             "layer": layer,
-            **{f"Γ {name}": m[layer].gamma for name, m in own.items()},
+            **{f"Γ {name}": float(interaction_strength(G)) for name, G in own[layer].items()},
             "Γ rotated": f"{min(gammas[:BASES]):.3f} .. {max(gammas[:BASES]):.3f}",
             "Γ stretched": f"{min(gammas[BASES:]):.3f} .. {max(gammas[BASES:]):.3f}",
             "Γ'": found.invariant_gamma,
@@ -69,6 +79,26 @@ def gauges(model: Any, batches: list[dict[str, Tensor]]) -> list[dict[str, Any]]
             "least eigenvalue of G": least,
         })  # fmt: skip
     return rows
+
+
+def aggregated(model: Any, batches: list[dict[str, Tensor]]) -> dict[int, dict[str, Tensor]]:
+    """G of every layer with ρ of concatenated tokens, the mean cosine of tokens, and the cosine of mean gradients."""
+    outputs, gradients = HeadOutputs(model), defaultdict(list)
+    for batch in batches:
+        counted = counted_tokens(batch)
+        with outputs.capture() as captured:
+            logits = model(batch["input_ids"], use_cache=False).logits
+        found = captured.gradients(total_cross_entropy(logits, batch, counted), retain_graph=False)
+        for layer, one in found.items():
+            gradients[layer].append(one.heads[counted].double())
+    result = {}
+    for layer, parts in gradients.items():
+        g = torch.cat(parts)  # [N, H, d]
+        rho = {"concatenated": gradient_coupling(g), "per_token": normalised(cosines(g).sum(0)),
+               "mean_gradient": cosines(g.sum(0))}  # fmt: skip
+        omega = weight_coupling(outputs.slices(layer).detach())
+        result[layer] = {name: interaction(omega, one) for name, one in rho.items()}
+    return result
 
 
 def total_correlation(found: LayerInteraction) -> float:

@@ -20,8 +20,8 @@ from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 import diabat
-from diabat.attention.heads.communities import communities, numbered, symmetric
 from experiments.common import parser, report
+from experiments.heads.communities import communities, numbered, symmetric
 
 Clustering = Callable[[Tensor], Tensor]
 """Labels int64 [H] of a matrix [H, H], for example ``lambda G: biclusters(G, 4)``."""

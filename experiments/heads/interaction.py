@@ -18,11 +18,11 @@ from torch import Tensor
 
 import diabat
 from diabat.attention.heads import HeadInteractions
-from diabat.attention.heads.communities import communities
 from diabat.drawing import new_figure, save_figure
 from diabat.huggingface.loading import load_adapter, load_decoder
 from experiments.common import Row, parser, report
 from experiments.heads.coalitions import within_against_between
+from experiments.heads.communities import communities
 
 MATRICES = ("omega", "rho", "G", "written", "reachable")
 
@@ -59,7 +59,7 @@ def _padded(rows: list[tuple[list[int], list[int]]]) -> dict[str, Tensor]:
 
 def measure(model: Any, batches: list[dict[str, Tensor]], given: argparse.Namespace) -> list[Row]:
     """One row per layer."""
-    interactions = HeadInteractions(model, given.layers, aggregation=given.aggregation)
+    interactions = HeadInteractions(model, given.layers)
     even, odd, every = (interactions.measure(part) for part in (batches[::2], batches[1::2], batches))
     rows = []
     for layer, found in every.items():
@@ -116,7 +116,6 @@ def main(arguments: list[str] | None = None) -> None:
     command.add_argument("--layers", type=int, nargs="+")
     command.add_argument("--batch-size", type=int, default=8)
     command.add_argument("--max-length", type=int, default=1024)
-    command.add_argument("--aggregation", default="concatenated")
     command.add_argument("--sampler", default="tempering", help="backend that finds communities")
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--figure", type=Path)

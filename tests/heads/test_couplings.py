@@ -9,13 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diabat.attention.heads.couplings import (
-    AGGREGATIONS,
-    Aggregation,
-    coupling_of_sums,
     gradient_coupling,
-    gradient_sums,
+    gradient_products,
     interaction,
     interaction_strength,
+    normalised,
     reachable_coupling,
     weight_coupling,
     written_coupling,
@@ -32,10 +30,6 @@ def test_two_heads_by_hand() -> None:
     assert float(gradient_coupling(g)[0, 1]) == pytest.approx(rho, abs=1e-12)
     G = interaction(weight_coupling(W), gradient_coupling(g))
     assert float(interaction_strength(G)) == pytest.approx(math.sqrt(2) * omega * rho, abs=1e-12)
-    per_token = (0 + 1 / math.sqrt(2)) / 2
-    assert float(gradient_coupling(g, aggregation="per_token")[0, 1]) == pytest.approx(per_token, abs=1e-12)
-    mean = (4 * 1 + 1 * 4) / math.sqrt((16 + 1) * (1 + 16))
-    assert float(gradient_coupling(g, aggregation="mean_gradient")[0, 1]) == pytest.approx(mean, abs=1e-12)
     written = written_coupling(
         W, torch.eye(4)
     )  # outputs of variance 1 without correlation: nothing in common
@@ -51,9 +45,8 @@ def test_two_heads_by_hand() -> None:
     dead=st.booleans(),
     scale=st.sampled_from([1e-30, 1.0, 1e6]),
 )
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_couplings_are_positive_semidefinite(
-    aggregation: Aggregation, seed: int, heads: int, size: int, tokens: int, dead: bool, scale: float
+    seed: int, heads: int, size: int, tokens: int, dead: bool, scale: float
 ) -> None:
     g = torch.Generator().manual_seed(seed)
     W = torch.randn(heads, 6, size, generator=g)
@@ -61,7 +54,7 @@ def test_couplings_are_positive_semidefinite(
     W[1] = W[0]  # singular
     if dead:
         W[0], gradients[:, -1] = 0, 0
-    G = interaction(weight_coupling(W), gradient_coupling(gradients, aggregation=aggregation))
+    G = interaction(weight_coupling(W), gradient_coupling(gradients))
     assert float(torch.linalg.eigvalsh(G)[0]) >= -1e-12
     assert torch.allclose(G.diagonal(), torch.ones(heads, dtype=torch.float64))
     outputs = torch.randn(tokens, heads * size, generator=g).double()
@@ -84,14 +77,13 @@ def test_absolute_cosines_are_not_positive_semidefinite() -> None:
     assert float(torch.linalg.eigvalsh(cosine.abs())[0]) < -0.1
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_gradients_of_the_couplings(aggregation: Aggregation) -> None:
+def test_gradients_of_the_couplings() -> None:
     W = torch.randn(3, 4, 2, dtype=torch.float64, requires_grad=True)
     g = torch.randn(5, 3, 2, dtype=torch.float64, requires_grad=True)
     torch.autograd.gradcheck(weight_coupling, (W,))
-    torch.autograd.gradcheck(lambda x: gradient_coupling(x, aggregation=aggregation), (g,))
+    torch.autograd.gradcheck(gradient_coupling, (g,))
     torch.autograd.gradcheck(lambda w, x: interaction_strength(
-        interaction(weight_coupling(w), gradient_coupling(x, aggregation=aggregation))
+        interaction(weight_coupling(w), gradient_coupling(x))
     ), (W, g))  # fmt: skip
     M = torch.randn(6, 6, dtype=torch.float64)
     torch.autograd.gradcheck(lambda w: written_coupling(w, M @ M.T), (W,))
@@ -108,16 +100,10 @@ def test_a_dead_head_has_finite_gradients() -> None:
     assert bool(torch.isfinite(W.grad).all())
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_sums_of_batches_are_those_of_their_tokens(aggregation: Aggregation) -> None:
+def test_sums_of_batches_are_those_of_their_tokens() -> None:
     g = torch.randn(2, 7, 4, 3)
-    parts = sum(gradient_sums(row, aggregation) for row in g)
-    assert isinstance(parts, torch.Tensor)
-    whole = gradient_coupling(g, aggregation=aggregation)
-    torch.testing.assert_close(coupling_of_sums(parts, aggregation), whole)
-    padded = torch.cat((g, 100 * torch.randn(2, 3, 4, 3)), 1)
-    counted = torch.arange(10).expand(2, 10) < 7
-    torch.testing.assert_close(gradient_coupling(padded, counted, aggregation), whole)
+    parts = gradient_products(g[0]) + gradient_products(g[1])
+    torch.testing.assert_close(normalised(parts), gradient_coupling(g))
 
 
 def test_written_and_reachable_couplings_are_cosines_of_vectors() -> None:
@@ -155,18 +141,7 @@ def test_a_rank_deficient_slice_reaches_its_columns_only() -> None:
     [
         (lambda: weight_coupling(torch.ones(3, 4)), r"slices: expected a floating tensor \[H, hidden, d\]"),
         (lambda: gradient_coupling(torch.ones(2, 3, 4, dtype=torch.int64)), "gradients: expected a floating"),
-        (
-            lambda: gradient_coupling(torch.ones(2, 3, 4), torch.ones(3, dtype=torch.bool)),
-            "counted: expected one",
-        ),
-        (
-            lambda: gradient_coupling(torch.ones(2, 3, 4), torch.zeros(2, dtype=torch.bool)),
-            "one token or more",
-        ),
-        (
-            lambda: gradient_sums(torch.ones(2, 3), "mean"),  # type: ignore[arg-type]
-            "aggregation: expected one of conc",
-        ),
+        (lambda: gradient_coupling(torch.ones(0, 3, 4)), "one token or more"),
         (
             lambda: written_coupling(torch.ones(2, 3, 4), torch.eye(6)),
             r"moments: expected \[8, 8\], got \[6, 6\]",

@@ -69,9 +69,6 @@ def test_definitions_by_log_determinants() -> None:
         assert float(found.redundancy[i]) == pytest.approx(float(redundancy), abs=1e-8)
     total = 0.5 * (sum(float(log_det([i])) for i in everyone) - float(log_det(everyone)))
     assert found.total_correlation == pytest.approx(total, abs=1e-8)
-    assert found.free_riders(float(found.free_riding[2])) == tuple(
-        i for i in everyone if found.free_riding[i] >= found.free_riding[2]
-    )
 
 
 def test_information_does_not_depend_on_the_basis_inside_a_head() -> None:

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from diabat.attention.heads import HeadInteractions
 from diabat.attention.heads.couplings import (
-    AGGREGATIONS,
-    Aggregation,
     gradient_coupling,
     weight_coupling,
 )
@@ -70,12 +68,11 @@ def test_interactions_from_their_definitions(name: str, peft: bool) -> None:
     assert result.gamma == pytest.approx(float((result.omega * result.rho - torch.eye(HEADS)).norm()))
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_interaction_matrices_are_positive_semidefinite(name: str, aggregation: Aggregation) -> None:
+def test_interaction_matrices_are_positive_semidefinite(name: str) -> None:
     for seed in range(3):
         model = decoder(name, seed=seed)
-        for found in HeadInteractions(model, aggregation=aggregation).measure(batch(seed=seed)).values():
+        for found in HeadInteractions(model).measure(batch(seed=seed)).values():
             for matrix in (
                 found.omega,
                 found.rho,
@@ -151,14 +148,13 @@ def test_several_batches_are_one_large_one() -> None:
     inputs["labels"][0, :5] = -100  # other counts in the two halves
     halves = [{key: value[rows] for key, value in inputs.items()} for rows in (slice(0, 2), slice(2, 6))]
     done: list[int] = []
-    for aggregation in AGGREGATIONS:
-        interactions = HeadInteractions(model, layers=[0, 2], aggregation=aggregation)
-        parts, whole = interactions.measure(iter(halves), done.append), interactions.measure(inputs)
-        assert list(parts) == [0, 2]
-        for layer, found in parts.items():
-            same(found, whole[layer], 1e-10)
-            assert found.information is not None
-    assert done == [1, 2] * 3
+    interactions = HeadInteractions(model, layers=[0, 2])
+    parts, whole = interactions.measure(iter(halves), done.append), interactions.measure(inputs)
+    assert list(parts) == [0, 2]
+    for layer, found in parts.items():
+        same(found, whole[layer], 1e-10)
+        assert found.information is not None
+    assert done == [1, 2]
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -172,11 +168,10 @@ def test_padding_does_not_count(side: str) -> None:
     padded["input_ids"][0, keep], padded["labels"][0, keep] = row["input_ids"][0], row["labels"][0]
     padded["attention_mask"][0, hide] = 0  # with labels there, which do not count either
     padded["position_ids"] = (padded["attention_mask"].cumsum(1) - 1).clamp_min(0)
-    for aggregation in AGGREGATIONS:
-        interactions = HeadInteractions(model, layers=[0, 1], aggregation=aggregation)
-        found, expected = interactions.measure(padded), interactions.measure(alone)
-        for layer in (0, 1):
-            same(found[layer], expected[layer], 2e-5)
+    interactions = HeadInteractions(model, layers=[0, 1])
+    found, expected = interactions.measure(padded), interactions.measure(alone)
+    for layer in (0, 1):
+        same(found[layer], expected[layer], 2e-5)
 
 
 def test_prompts_do_not_count() -> None:
@@ -220,8 +215,6 @@ def test_gradients_that_are_not_finite_are_refused() -> None:
 
 def test_bad_input() -> None:
     model = decoder()
-    with pytest.raises(ArgumentError, match="aggregation: expected one of"):
-        HeadInteractions(model, aggregation="abs")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="information: expected True or False"):
         HeadInteractions(model, information=1)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="model of transformers"):

@@ -23,15 +23,10 @@ diagonal.  A vector of zeros has no direction: its row is that of the identity.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from diabat.checks import ArgumentError, check_choice
-
-Aggregation = Literal["concatenated", "per_token", "mean_gradient"]
-AGGREGATIONS: tuple[Aggregation, ...] = ("concatenated", "per_token", "mean_gradient")
+from diabat.checks import ArgumentError
 
 
 def weight_coupling(slices: Tensor) -> Tensor:
@@ -40,61 +35,28 @@ def weight_coupling(slices: Tensor) -> Tensor:
     return cosines(slices.flatten(1))
 
 
-def gradient_coupling(
-    gradients: Tensor, counted: Tensor | None = None, aggregation: Aggregation = "concatenated"
-) -> Tensor:
-    r"""ρ of gradients at the head outputs (eq. 5), float64 [H, H].
+def gradient_coupling(gradients: Tensor) -> Tensor:
+    r"""ρ of gradients at the head outputs, ∂CE/∂o [..., H, d], one row per token (eq. 5), float64 [H, H].
 
-        concatenated    Σ_t g_i(t)·g_j(t) / √(Σ_t |g_i(t)|² Σ_t |g_j(t)|²)
-        per_token       mean over t of cos(g_i(t), g_j(t))
-        mean_gradient   cos(Σ_t g_i(t), Σ_t g_j(t))
+        ρ_ij = Σ_t g_i(t)·g_j(t) / √(Σ_t |g_i(t)|² Σ_t |g_j(t)|²)
 
     |cos|, and means of g_i·g_j over means of |g_i||g_j|, are not positive semidefinite and are not offered.
+    """
+    return normalised(gradient_products(gradients))
 
-    Args:
-        gradients: ∂CE/∂o, [..., H, d], one row per token.
-        counted: Which tokens count, bool [...]; None for all.
-        aggregation: Over tokens.
+
+def gradient_products(gradients: Tensor) -> Tensor:
+    """Σ_t g_i(t)·g_j(t) of gradients [..., H, d], float64 [H, H]: those of several batches are added.
 
     Raises:
-        ValueError: If the shapes differ, no token counts, or the aggregation is unknown.
+        ValueError: If there is no token.
     """
-    if counted is not None:
-        if not isinstance(gradients, Tensor) or counted.shape != gradients.shape[:-2]:
-            raise ArgumentError("counted", f"expected one entry per token, got {list(counted.shape)}.")
-        gradients = gradients[counted.to(gradients.device)]
-    return coupling_of_sums(gradient_sums(gradients, aggregation), aggregation)
-
-
-def gradient_sums(gradients: Tensor, aggregation: Aggregation = "concatenated") -> Tensor:
-    """Sums over tokens that ρ is made of, float64: those of several batches are added.
-
-    Args:
-        gradients: [..., H, d].
-        aggregation: Over tokens.
-
-    Returns:
-        [H, H], inner products or cosines; [H, d] for ``mean_gradient``.
-
-    Raises:
-        ValueError: If there is no token, or the aggregation is unknown.
-    """
-    check_choice("aggregation", aggregation, AGGREGATIONS)
     _check(gradients, "gradients", "[..., H, d]", 2)
     g = gradients.flatten(0, -3) if gradients.ndim > 2 else gradients[None]  # [N, H, d]
     if not len(g):
         raise ArgumentError("gradients", "expected one token or more, got none.")
-    if aggregation == "mean_gradient":
-        return g.double().sum(0)
-    if aggregation == "per_token":
-        return cosines(g).sum(0)
     rows = g.double().transpose(0, 1).flatten(1)  # [H, N d]
     return rows @ rows.T
-
-
-def coupling_of_sums(sums: Tensor, aggregation: Aggregation = "concatenated") -> Tensor:
-    """ρ of the sums that :func:`gradient_sums` returns."""
-    return cosines(sums) if aggregation == "mean_gradient" else normalised(sums)
 
 
 def written_coupling(slices: Tensor, moments: Tensor) -> Tensor:

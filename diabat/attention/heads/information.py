@@ -41,10 +41,6 @@ class HeadInformation:
     redundancy: Tensor
     bias: float
 
-    def free_riders(self, tau: float) -> tuple[int, ...]:
-        """Heads with I(Z_i; Z_<i) >= τ (definition 2.8)."""
-        return tuple((self.free_riding >= tau).nonzero()[:, 0].tolist())
-
 
 def head_information(covariance: Tensor, heads: int, samples: int | None = None) -> HeadInformation:
     r"""Total correlation and what single heads contribute to it.

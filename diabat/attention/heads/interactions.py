@@ -20,12 +20,10 @@ from torch import Tensor, nn
 
 from diabat.attention.heads.ablation import evaluating
 from diabat.attention.heads.couplings import (
-    AGGREGATIONS,
-    Aggregation,
-    coupling_of_sums,
-    gradient_sums,
+    gradient_products,
     interaction,
     interaction_strength,
+    normalised,
     reachable_coupling,
     weight_coupling,
     written_coupling,
@@ -37,7 +35,7 @@ from diabat.attention.heads.information import (
 )
 from diabat.attention.heads.outputs import HeadOutputs
 from diabat.attention.heads.targets import counted_tokens, total_cross_entropy
-from diabat.checks import ArgumentError, ArgumentTypeError, check_choice, check_flag
+from diabat.checks import ArgumentError, ArgumentTypeError, check_flag
 
 Batch = Mapping[str, Any]
 _TARGETS = ("labels", "shift_labels", "num_items_in_batch")
@@ -101,8 +99,6 @@ class HeadInteractions:
     Args:
         model: A causal language model of transformers, or a PEFT model around one; see :class:`HeadOutputs`.
         layers: Positions of blocks, counted from 0; None for all.
-        aggregation: How the tokens make ρ: ``concatenated``, ``per_token`` or ``mean_gradient``; the couplings ω' and
-            ρ' are always those of concatenated tokens.
         information: Compute the information that heads share, an eigendecomposition of [H d, H d] per layer.
 
     Raises:
@@ -115,13 +111,11 @@ class HeadInteractions:
         model: Any,
         layers: Sequence[int] | None = None,
         *,
-        aggregation: Aggregation = "concatenated",
         information: bool = True,
     ) -> None:
-        check_choice("aggregation", aggregation, AGGREGATIONS)
         check_flag("information", information)
         self.outputs = HeadOutputs(model, layers)
-        self.aggregation, self.information = aggregation, information
+        self.information = information
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -186,8 +180,8 @@ class HeadInteractions:
                     "batch",
                     f"expected finite gradients at the heads, got others in layer {layer}; use dtype=float32.",
                 )
-            rho = gradient_sums(g, self.aggregation)
-            yield layer, _Sums(len(o), float(loss.detach()), o.sum(0), o.T @ o, rho, r.T @ r)
+            products = gradient_products(g)
+            yield layer, _Sums(len(o), float(loss.detach()), o.sum(0), o.T @ o, products, r.T @ r)
 
     def _result(self, layer: int, sums: _Sums) -> LayerInteraction:
         slices = self.outputs.slices(layer).detach()
@@ -202,7 +196,7 @@ class HeadInteractions:
             tokens,
             sums.cross_entropy / tokens,
             weight_coupling(slices).cpu(),
-            coupling_of_sums(sums.gradients, self.aggregation).cpu(),
+            normalised(sums.gradients).cpu(),
             written_coupling(slices, sums.moments).cpu(),
             reachable_coupling(slices, sums.residual).cpu(),
             diagonal_correlation(covariance, heads).cpu(),
@@ -217,7 +211,7 @@ class _Sums(NamedTuple):
     cross_entropy: float
     mean: Tensor  # Σ o, [H d]
     moments: Tensor  # Σ o oᵀ, [H d, H d]
-    gradients: Tensor  # what ρ is made of
+    gradients: Tensor  # Σ g_i·g_j, [H, H]
     residual: Tensor  # Σ r rᵀ, [hidden, hidden]
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from diabat.attention.heads.couplings import (
-    coupling_of_sums,
-    gradient_sums,
+    gradient_products,
     interaction,
+    normalised,
     weight_coupling,
 )
 from diabat.attention.heads.losses import (
@@ -199,7 +199,7 @@ class StepCouplings:
         """
         sums = self._mean_sums() if self.fresh else self.last
         return {
-            layer: interaction(weight_coupling(self._heads.slices(layer)), coupling_of_sums(sums[layer]))
+            layer: interaction(weight_coupling(self._heads.slices(layer)), normalised(sums[layer]))
             for layer in self._heads.projections
         }
 
@@ -213,7 +213,7 @@ class StepCouplings:
 
     def _add(self, layer: int, gradient: Tensor, mask: Tensor | None) -> None:
         rows = gradient.detach().unflatten(-1, (self._heads.projections[layer].heads, -1))  # [B, T, H, d]
-        products = gradient_sums(rows if mask is None else rows[mask])
+        products = gradient_products(rows if mask is None else rows[mask])
         self._sums[layer] = self._sums[layer] + products if layer in self._sums else products
 
     def _mean_sums(self) -> dict[int, Tensor]:

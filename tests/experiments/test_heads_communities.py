@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 import diabat
-from diabat.attention.heads.communities import communities, modularity
 from diabat.checks import ArgumentError
 from diabat.samplers.base import UnsupportedError
+from experiments.heads.communities import communities, modularity
 
 
 def planted(labels: Tensor, strength: float, seed: int = 0, noise: float = 0.02) -> Tensor:
