@@ -18,8 +18,8 @@ from torch import Tensor
 
 import diabat
 from diabat.attention.heads import HeadInteractions
-from diabat.drawing import new_figure, save_figure
 from diabat.huggingface.loading import load_adapter, load_decoder
+from diabat.plots import new_figure, save_figure
 from experiments.common import Row, parser, report
 from experiments.heads.coalitions import within_against_between
 from experiments.heads.communities import communities

@@ -13,7 +13,7 @@ from torch import Tensor
 from diabat.attention.games.tables import inverse_mobius
 from diabat.attention.heads import Dividends, DividendSummary, max_dividend
 from diabat.attention.heads.summary import significant, summary_coalitions
-from diabat.drawing import save_figure
+from diabat.plots import save_figure
 from diabat.studies.heads import HeadsReport, figure, plot_dividends
 from diabat.studies.heads.figure import expected_noise
 from diabat.studies.heads.report import shown_heads, shown_players
@@ -130,7 +130,7 @@ def test_the_row_of_a_game() -> None:
     assert set(row) == set(HeadsReport.definitions())
     unsure = HeadsReport.of_games([summary(noisy(4, {}, samples=6))], "x", {})
     cell = next(column for column in HeadsReport.columns if column.key == "selection_frequency")
-    assert cell.cell(unsure.rows[0], narrow=False).endswith("?")
+    assert cell.cell(unsure.rows[0]).endswith("?")
 
 
 def test_coalitions_and_heads_in_few_characters() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diabat.attention.heads.salient import max_dividend
 from diabat.attention.heads.summary import DividendSummary
-from diabat.drawing import COLOURS, legend_below, new_figure, save_figure, tidy
+from diabat.plots import COLOURS, legend_below, new_figure, save_figure, tidy
 from diabat.studies.heads.report import shown_layers, shown_players
 
 if TYPE_CHECKING:
