@@ -34,7 +34,6 @@ KERNELS = [
     "samplers.exact.own_kernel",
     "samplers.exact.row_kernel",
     "samplers.mean_field.kernel",
-    "samplers.mean_field.lane_kernel",
     "samplers.tempering.kernel",
     "samplers.tempering.sweep",
 ]

@@ -1,155 +1,214 @@
-"""Damped iteration of batches with torch: any device, any number of spins, three-body terms.
-
-Problems that have converged are dropped, so that the slowest ones iterate alone.
-"""
+"""The rule of :class:`diabat.samplers.mean_field.MeanFieldSampler` with torch: any device and size, edges, K."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from diabat.edges import Edges
 from diabat.ising import Ising
+from diabat.samplers.folding import batched_cotangent
+from diabat.samplers.mean_field import rules as rule
+from diabat.samplers.mean_field.rules import Found, Rules
+
+Product = Callable[[Tensor], Tensor]
 
 
-class Iterated(NamedTuple):
-    """Result of the iteration.
+def tangent(ising: Ising, m: Tensor, share: float = 1) -> Product:
+    """The product of v with J + K m, the derivative of the local field; or with J + ``share`` K m."""
+    more = None
+    if ising.three_body is not None:
+        more = share * torch.einsum("...jkl,...l->...jk", ising.three_body, m)
 
-    Attributes:
-        magnetization: m, [*batch, n]; 0 for invisible spins.
-        iterations: int32 [*batch].
-        residual: max |tanh(h + J m) - m| before the last step, float64 [*batch].
-    """
+    def product(v: Tensor) -> Tensor:
+        J = ising.matrix
+        if ising.edges is not None:
+            out = ising.edges.local_fields(v)
+        elif J is None:
+            out = torch.zeros_like(v)
+        elif J.ndim == 2 or (J.shape[-3] == 1 and v.ndim >= J.ndim - 1):  # all with the same J at once
+            out = v @ (J if J.ndim == 2 else J.squeeze(-3)).mT
+        else:
+            out = (J @ v[..., None])[..., 0]
+        return out if more is None else out + (more @ v[..., None])[..., 0]
 
-    magnetization: Tensor
-    iterations: Tensor
-    residual: Tensor
+    return product
 
 
 def local_field(ising: Ising, m: Tensor) -> Tensor:
     """h_j + Σ_k J_jk m_k + ½ Σ_kl K_jkl m_k m_l, with m = 0 on invisible spins; differentiable."""
-    local = ising.fields
-    if ising.edges is not None:
-        local = local + ising.edges.local_fields(m)
-    elif ising.matrix is not None:
-        local = local + _pair_field(ising.matrix, m)
-    if ising.three_body is not None:
-        local = local + torch.einsum("...jkl,...k,...l->...j", ising.three_body, m, m) / 2
-    return local
+    return ising.fields + tangent(ising, m, 0.5)(m)
 
 
-def _pair_field(J: Tensor, m: Tensor) -> Tensor:
-    """Σ_k J_jk m_k; problems with the same J in one matrix product."""
-    if J.ndim == 2:
-        return m @ J.mT
-    if J.shape[-3] == 1 and m.ndim >= J.ndim - 1:
-        return m @ J.squeeze(-3).mT
-    return (J @ m[..., None])[..., 0]
+def slopes(m: Tensor, visible: Tensor) -> Tensor:
+    """√D = √(1 - m²), 0 on invisible spins."""
+    return torch.addcmul(visible.to(m), m, m, value=-1).clamp(min=0).sqrt()
 
 
-def iterate(ising: Ising, damping: float, tolerance: float, most: int) -> Iterated:
-    """Iterate m <- (1 - damping) m + damping tanh(h + J m) from m = 0, each problem until it has converged.
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return torch.linalg.vecdot(a, b)[..., None]
 
-    Args:
-        ising: Problems without a graph.
-        damping: Weight of the new value.
-        tolerance: A problem stops when no magnetization changes by more than this.
-        most: Largest number of iterations.
+
+def _longest(values: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(values, torch.inf, -1, keepdim=True)
+
+
+def conjugate_gradients(
+    product: Product, root: Tensor, right: Tensor, accuracy: float, steps: int = rule.MOST_STEPS
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Solve A z = b, A = 1 - √D J √D with the product of J (Hestenes and Stiefel, 1952).
+
+    Returns:
+        z, [*batch, n]; whether the last direction has no positive curvature, where z stops short of it, and whether the
+        residual is within the accuracy, relative to b, bool [*batch, 1]; and that direction, [*batch, n].
     """
-    batch, n, device = ising.batch_shape, ising.num_spins, ising.fields.device
-    m = ising.fields.new_zeros(ising.num_problems, n)
-    counts = torch.zeros(len(m), dtype=torch.int32, device=device)
-    residuals = torch.zeros(len(m), dtype=torch.float64, device=device)
-    part = _Part.of(ising)
-    for count in range(1, most + 1):
-        moving = part.step(damping, tolerance)
-        alive = int(moving.sum())
-        if 2 * alive <= moving.numel() or count == most:
-            m[part.rows], residuals[part.rows] = part.m, part.residual
-            counts[part.rows] = part.counts
-            if not alive or count == most:
-                break
-            part = part.kept(moving)
-    return Iterated(m.reshape(*batch, n), counts.reshape(batch), residuals.reshape(batch))
+    p = rest = right
+    z, zero, square = torch.zeros_like(right), right.new_zeros(()), _dot(right, right)
+    limit, hidden = accuracy**2 * square, batched_cotangent(right)
+    active, bent = square > limit, square < 0
+    for _ in range(2 * right.shape[-1] if hidden else steps):
+        if not hidden and not bool(active.any()):
+            break
+        image = torch.addcmul(p, root, product(root * p), value=-1)
+        curvature = _dot(p, image)
+        sound = active & (curvature > rule.LEAST_CURVATURE * _dot(p, p))
+        bent, active = bent | (active ^ sound), sound
+        pace = torch.where(active, square / curvature, zero)
+        z, rest = torch.addcmul(z, pace, p), torch.addcmul(rest, pace, image, value=-1)
+        left = _dot(rest, rest)
+        p = torch.where(active, torch.addcmul(rest, left / square, p), p)
+        square, active = torch.where(active, left, square), active & (left > limit)
+    return z, bent, ~(bent | active), p
 
 
-class _Part:
-    """Problems that still iterate, in C groups of Q with the same couplings.
+def respond(product: Product, root: Tensor, u: Tensor, *limits: Any) -> Tensor:
+    """(1 - D J)⁻¹ u = u + √D A⁻¹ √D J u, [*batch, n]; to rounding, or to limits of `conjugate_gradients`."""
+    limits, unit = limits or (10 * torch.finfo(u.dtype).eps,), unit_of(u)
+    return u + root * unit * conjugate_gradients(product, root, root * product(u / unit), *limits)[0]
+
+
+def unit_of(u: Tensor) -> Tensor:
+    """The largest |number| of each problem: squares of very small ones would be 0."""
+    return _longest(u).clamp(min=1e-37)
+
+
+class Response(torch.autograd.Function):
+    """Identity on the local field x, whose derivative is that of the fixed point.
+
+    x = h + J tanh(x) + ... gives dx = (1 - J D)⁻¹ (dh + dJ m), so that a cotangent u of x becomes (1 - D J)⁻¹ u.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, product: Product, root: Tensor) -> Tensor:
+        """Copy x."""
+        ctx.product = product
+        ctx.save_for_backward(root)
+        return local.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        """Multiply the cotangent of x."""
+        return respond(ctx.product, *ctx.saved_tensors, *cotangents), None, None
+
+
+def fixed_points(ising: Ising, rules: Rules) -> Found:
+    """The fixed points of a batch, as tensors [*batch, n] and [*batch]."""
+    h, count, stop = ising.fields, 0, min(rule.FIRST_CUT, rules.most)
+    kinds = (h.dtype, h.dtype, torch.int32, torch.float64, torch.bool)
+    found = Found(*(h.new_zeros(h.shape if k < 2 else h.shape[:-1], dtype=d) for k, d in enumerate(kinds)))
+    batch = _Batch(ising, rules)
+    while True:
+        batch.iterate(count, stop)
+        ended = batch.residual <= rules.tolerance
+        bent, solved, p = batch.test(ended)
+        facts = (batch.counts, batch.residual, ended & solved)
+        answers = (batch.m + batch.change, batch.local, *(fact[..., 0] for fact in facts))
+        for values, answer in zip(found, answers, strict=True):
+            values.view(-1, *answer.shape[2:])[batch.rows] = answer.to(values.dtype)
+        waiting = ~ended | bent
+        if stop == rules.most or not bool(waiting.any()):
+            return found
+        side = torch.where(_dot(batch.change, p) < 0, -rule.PUSH, rule.PUSH)
+        batch.m = torch.where(bent, batch.m + side * p / _longest(p), batch.m)
+        batch.keep(waiting[..., 0])
+        count, stop = stop, min(2 * stop, rules.most)
+
+
+class _Batch:
+    """Problems that iterate, in C groups of Q with the same couplings.
 
     Attributes:
         ising: The problems; fields [C, Q, n], J [C, 1, n, n] or [n, n], or edges with values [C, 1, E] or [E].
-        visible: bool [C, Q, n].
         rows: Index of each problem in the flat batch, int64 [C, Q].
-        m: Magnetizations, [C, Q, n].
-        moving: Whether a problem has not converged, bool [C, Q].
-        counts: Iterations of each problem, int32 [C, Q].
-        residual: Last residual of each problem, float64 [C, Q].
+        m, local, change: m, h + J m + ½ K m m, and g, [C, Q, n].
+        damping, counts, residual: d, iterations and max |g|, [C, Q, 1].
     """
 
-    def __init__(self, ising: Ising, rows: Tensor, m: Tensor, counts: Tensor, residual: Tensor) -> None:
-        self.ising, self.visible, self.rows = ising, ising.visible_mask, rows
-        self.m, self.counts, self.residual = m, counts, residual
-        self.moving = torch.ones_like(rows, dtype=torch.bool)
-
-    @classmethod
-    def of(cls, ising: Ising) -> _Part:
-        """All problems of a batch, at m = 0."""
-        n, distinct, device = ising.num_spins, ising.num_couplings, ising.fields.device
+    def __init__(self, ising: Ising, rules: Rules) -> None:
+        n, distinct, lead, self.rules = ising.num_spins, ising.num_couplings, ising.lead, rules
         # Leading dimensions broadcast, so every J belongs to as many problems.
-        rows = ising.coupling_index().argsort(stable=True).reshape(distinct, -1).to(device)
-        J, K, edges = ising.matrix, ising.three_body, ising.edges
-        if edges is not None:
-            shape = (distinct, 1) if distinct > 1 else ()
-            values = edges.values.expand(*ising.lead, edges.count)
-            edges = edges.with_values(values.reshape(*shape, edges.count))
-        if distinct > 1:
-            lead = ising.lead
-            J = None if J is None else J.expand(*lead, n, n).reshape(distinct, 1, n, n)
-            K = None if K is None else K.expand(*lead, n, n, n).reshape(distinct, 1, n, n, n)
-        else:
-            J = None if J is None else J.reshape(n, n)
-            K = None if K is None else K.reshape(n, n, n)
-        fields = ising.fields.reshape(-1, n)[rows]
-        visible = ising.visible_mask.reshape(-1, n)[rows]
-        counts = torch.zeros_like(rows, dtype=torch.int32)
-        residual = torch.zeros_like(rows, dtype=torch.float64)
-        return cls(
-            Ising(fields, J if edges is None else edges, visible, K, check=False),
-            rows,
-            torch.zeros_like(fields),
-            counts,
-            residual,
-        )
+        self.rows = ising.coupling_index().argsort(stable=True).reshape(distinct, -1).to(ising.fields.device)
+        shape = (distinct, 1) if distinct > 1 else ()
 
-    def step(self, damping: float, tolerance: float) -> Tensor:
-        """One iteration of the problems that have not converged; returns which of them still have not."""
-        moving = self.moving
-        new = torch.where(self.visible, torch.tanh(local_field(self.ising, self.m)), 0)
-        residual = (new - self.m).abs().amax(-1).double()
-        self.m = torch.where(moving[..., None], torch.lerp(self.m, new, damping), self.m)
-        self.residual = torch.where(moving, residual, self.residual)
-        self.counts = self.counts + moving
-        self.moving = moving & (self.residual > tolerance)
-        return self.moving
+        def regrouped(t: Tensor, order: int) -> Tensor:
+            own = t.shape[t.ndim - order :]
+            return t.expand(*lead, *own).reshape(*shape, *own)
 
-    def kept(self, moving: Tensor) -> _Part:
-        """The groups and places with a problem that still moves."""
-        groups, places = moving.any(1).nonzero()[:, 0], moving.any(0).nonzero()[:, 0]
+        h, visible = ising.fields.reshape(-1, n)[self.rows], ising.visible_mask.reshape(-1, n)[self.rows]
+        self.ising, self.m = _changed(ising, h, visible, regrouped), torch.zeros_like(h)
+        self.local, self.change, self.residual = h, h, h[..., :1]
+        self.damping, self.counts = torch.full_like(h[..., :1], rules.damping), torch.zeros_like(h[..., :1])
 
-        def cut(values: Tensor) -> Tensor:
-            return values[groups][:, places]
+    def keep(self, waiting: Tensor) -> None:
+        """Drop the groups and places without a problem that waits."""
+        groups, places = waiting.any(1).nonzero()[:, 0], waiting.any(0).nonzero()[:, 0]
+        kept = (self.ising.fields, self.ising.visible_mask, self.rows, self.m, self.damping, self.counts)
+        h, visible, self.rows, self.m, self.damping, self.counts = (t[groups][:, places] for t in kept)
+        one = len(waiting) == 1
+        self.ising = _changed(self.ising, h, visible, lambda t, order: t if one else t[groups])
 
-        J, K, edges = self.ising.matrix, self.ising.three_body, self.ising.edges
-        if len(moving) > 1:
-            J, K = (None if t is None else t[groups] for t in (J, K))
-            edges = None if edges is None else edges.with_values(edges.values[groups])
-        part = _Part(
-            Ising(cut(self.ising.fields), J if edges is None else edges, cut(self.visible), K, check=False),
-            cut(self.rows),
-            cut(self.m),
-            cut(self.counts),
-            cut(self.residual),
-        )
-        part.moving = cut(moving)
-        return part
+    def iterate(self, count: int, stop: int) -> None:
+        """Iterate every problem from iteration ``count`` to ``stop``."""
+        ising, m, damping, tolerance = self.ising, self.m, self.damping, self.rules.tolerance
+        mask, half, one = ising.visible_mask.to(m), *m.new_tensor([0.5, 1.0])
+        local = ising.fields if count == 0 else local_field(ising, m)
+        change = torch.tanh(local) * mask - m
+        square, residual, before = _dot(change, change), _longest(change), torch.inf * one
+        active = residual > tolerance
+        while count < stop and bool(active.any()):
+            pace, step = damping * active, change
+            if count % rule.EVERY == 0:
+                rate = residual / before
+                wanted = active & (residual < rule.NEAR) & (residual < before)
+                wanted = wanted & (residual * rate**rule.SLOW > tolerance)
+                if bool(wanted.any()):
+                    u, root, limits = change * wanted, slopes(m + change, mask), (rule.ACCURACY, rule.STEPS)
+                    far = respond(tangent(ising, m + change), root, u, *limits)
+                    reach = rule.REACH * damping * residual / (1 - rate)
+                    pace = torch.where(wanted, (reach / _longest(far)).clamp(max=1), pace)
+                    step, square = torch.where(wanted, far, step), torch.where(wanted, torch.inf, square)
+            m = torch.addcmul(m, pace, step)
+            local = local_field(ising, m)
+            new = torch.tanh(local) * mask - m
+            damping = damping * torch.where(_dot(new, change) < -rule.OVERSHOOT * square, half, one)
+            self.counts = self.counts + active
+            change, square, before, residual = new, _dot(new, new), residual, _longest(new)
+            active, count = residual > tolerance, count + 1
+        self.m, self.local, self.change, self.damping, self.residual = m, local, change, damping, residual
+
+    def test(self, ended: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What `conjugate_gradients` says about A at points within the tolerance."""
+        m, visible = self.m + self.change, self.ising.visible_mask
+        u = torch.as_tensor(rule.probe(m.shape[-1])).to(m) * (visible & ended)
+        return conjugate_gradients(tangent(self.ising, m), slopes(m, visible), u, rule.TEST)[1:]
+
+
+def _changed(ising: Ising, h: Tensor, visible: Tensor, change: Callable[[Tensor, int], Tensor]) -> Ising:
+    """The problem with other fields and mask, and changed values of J and K, tensors of this order for each J."""
+    J, K = ising.held_couplings, ising.three_body
+    if J is not None:
+        J = J.with_values(change(J.values, 1)) if isinstance(J, Edges) else change(J, 2)
+    return Ising(h, J, visible, None if K is None else change(K, 3), check=False)

@@ -1,8 +1,7 @@
-"""Compiled fixed points of m = tanh(h + J m), problem after problem; imported on first use.
+"""Compiled fixed points of m = tanh(h + J m) by the rule of :mod:`.rules`; imported on first use.
 
-The spins of one problem are the lanes of a few vectors, so a problem stops as soon as it has converged, whatever the
-others do.  Where the damped iteration is slow, Newton steps take over (`_newton`).  Problems of few spins are solved by
-:mod:`diabat.samplers.mean_field.lane_kernel`.
+A block has one problem per lane and a vector per spin, or one problem whose spins are spread over the lanes.  The code
+is the same but for `_spin`, `_total` and `_longest`, and nothing in a lane depends on other problems.
 """
 
 from __future__ import annotations
@@ -10,49 +9,41 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from diabat.compute.jit import inlined, inner, jit
 from diabat.compute.simd import (
     add,
     address,
     constant,
+    divide,
     entry,
     fma,
     fnma,
+    item,
     largest,
     load,
     mul,
+    set_item,
+    skip,
     splat,
     store,
     sub,
     where_less,
 )
-from diabat.compute.simd_functions import tanh
+from diabat.compute.simd_functions import square_root, sum_of, tanh
+from diabat.samplers.mean_field import rules as rule
+from diabat.samplers.mean_field.rules import Found, Rules
 
-# Vectors over spins in the scratch.
-_VECTORS = 11
-# Products J m are summed in so many chains, since a processor can add before the last sum is finished.
-CHAINS = 4
-# Iterations before the first Newton step: the first ones say nothing about the rate of convergence.
-_FIRST_STEP = 12
-# A Newton step costs as much as about this many iterations, and half as many as there are spins.
-_STEP_COST = 8
-# After so many iterations, and every so many from then on, a problem that oscillates halves its damping.
-PATIENCE, WINDOW = 128, 16
-# A Newton step is not trusted far from the fixed point: largest residual, and factor by which it must reduce it.
-LARGEST_RESIDUAL, REDUCTION = 0.1, 0.25
-# Smallest pivot of I - √D J √D; at 0 the fixed point is not stable.
-LEAST_PIVOT = 1e-6
+# Spins and rows that a product takes at once.
+_SPINS, _ROWS = 4, 2
+# Rows of `Work.facts`: iterations, damping, residual; 1 for problems that are unfinished, and where A is definite.
+_COUNTS, _DAMPING, _RESIDUAL, _OPEN, _STABLE, _FACTS = range(6)
+_VECTORS = 12
 
 
 class Problems(NamedTuple):
-    """A batch.
-
-    Attributes:
-        fields: h, [N, n].
-        couplings: J, symmetric with zero diagonal, [C, n, n].
-        which: Couplings of each problem, int64 [N].
-        visible: bool [N, n].
-    """
+    """A batch: fields [N, n], couplings [C, n, n], couplings of each problem int64 [N], visible spins uint8 [N, n]."""
 
     fields: Any
     couplings: Any
@@ -60,349 +51,388 @@ class Problems(NamedTuple):
     visible: Any
 
 
-class Rules(NamedTuple):
-    """Options of the iteration: damping in (0, 1], tolerance, and the largest number of iterations."""
+class Shape(NamedTuple):
+    """Form of a block.
 
-    damping: float
-    tolerance: float
-    most: int
+    Attributes:
+        spread: None for one problem per lane, True for one problem over all lanes.
+        lanes: Numbers in a vector.
+        size: Problems.  Spin j of the problem in a lane is number j · size + lane of an array.
+        width: Spins for which J has room.
+        spins: Spins of these problems, in complete products.
+        rows: Vectors that hold one number per spin.
+    """
+
+    spread: Any
+    lanes: int
+    size: int
+    width: int
+    spins: int
+    rows: int
 
 
 class Work(NamedTuple):
-    """Scratch of one thread, V vectors for n spins; arrays start on a cache line.
+    """Scratch of one thread: addresses of vectors.
 
     Attributes:
-        J: Rows of J, padded with zeros to whole vectors, [n (up to CHAINS - 1 more) · V, lanes].
-        system: I - √D J √D, rows like J, [n · V, lanes].
-        h, m, local, mask, change, past, kept: One number per spin, [V, lanes]; ``mask`` is 1 on visible spins,
-            ``past`` an earlier ``change``, ``kept`` an earlier ``m``.
-        zero: Zeros, [V, lanes].
-        root: √D, [V, lanes].
-        right: Right-hand side and solution, [V, lanes].
-        rest: The solution for the system, [V, lanes].
+        J: J_jk of spin k and the spins j in row r, at r · width + k.
+        h, mask, m, local, change, root: The iteration: ``mask`` is 1 on visible spins, ``change`` g, ``root`` √D.
+        solution, rest, direction, scaled, image: Conjugate gradients: z, b - A z, p, √D p, and products.
+        probe: u.
+        facts: Numbers of each problem.
     """
 
     J: Any
-    system: Any
     h: Any
+    mask: Any
     m: Any
     local: Any
-    mask: Any
     change: Any
-    past: Any
-    kept: Any
-    zero: Any
     root: Any
-    right: Any
+    solution: Any
     rest: Any
+    direction: Any
+    scaled: Any
+    image: Any
+    probe: Any
+    facts: Any
+
+
+def extent(used: int, lanes: int, spread: Any) -> Any:
+    """Spins in complete products, and vectors for them."""
+    spins = -(-used // _SPINS) * _SPINS
+    if spread is None:
+        return spins, spins
+    return spins, -(-used // (_ROWS * lanes)) * _ROWS
+
+
+_extent = inner(extent)
+
+
+def work_rows(n: int, lanes: int, spread: Any) -> int:
+    """Vectors of scratch for n spins."""
+    spins, rows = extent(n, lanes, spread)
+    return rows * (spins + _VECTORS) + _FACTS
 
 
 @inner
-def _rows(n: int) -> int:
-    """Rows of J that a product with m reads."""
-    return -(-n // CHAINS) * CHAINS
-
-
-@inner
-def _last_of(visible: Any) -> int:
-    """Number of spins up to the last visible one: those behind it take no part."""
-    n = len(visible)
-    while n > 0 and not visible[n - 1]:
-        n -= 1
-    return n
-
-
-def work_rows(n: int, lanes: int) -> int:
-    """Rows of scratch for n spins."""
-    vectors, rows = -(-n // lanes), -(-n // CHAINS) * CHAINS
-    return (rows + n + _VECTORS) * vectors
-
-
-@inner
-def work_of(scratch: Any, n: int) -> Work:
-    """Divide scratch [rows, lanes], and clear it."""
-    lanes = scratch.shape[1]
-    vectors, rows = -(-n // lanes), _rows(n)
+def _work_of(scratch: Any, s: Shape) -> Work:
+    """Divide scratch [vectors, lanes], and clear it."""
     scratch[:] = 0
-    first = rows * vectors
-    s = scratch[first + n * vectors :]
-    v = vectors
+    J, r = address(scratch), s.rows
+    v = skip(J, r * s.width)
     return Work(
-        scratch[:first], scratch[first : first + n * vectors],
-        s[:v], s[v : 2 * v], s[2 * v : 3 * v], s[3 * v : 4 * v], s[4 * v : 5 * v], s[5 * v : 6 * v],
-        s[6 * v : 7 * v], s[7 * v : 8 * v], s[8 * v : 9 * v], s[9 * v : 10 * v], s[10 * v : 11 * v],
+        J, v, skip(v, r), skip(v, 2 * r), skip(v, 3 * r), skip(v, 4 * r), skip(v, 5 * r), skip(v, 6 * r),
+        skip(v, 7 * r), skip(v, 8 * r), skip(v, 9 * r), skip(v, 10 * r), skip(v, 11 * r), skip(v, 12 * r),
     )  # fmt: skip
 
 
 @inner
-def _take_couplings(couplings: Any, J: Any, flat: int) -> None:
-    """Copy the symmetric part of J [n, n] into the rows of the scratch, a flat array."""
-    n, half = couplings.shape[0], couplings.dtype.type(0.5)
-    for k in range(n):
-        for j in range(n):
-            J[k * flat + j] = half * (couplings[k, j] + couplings[j, k])
+def _spin(values: Any, k: int, spread: Any) -> Any:
+    """Spin k of each problem, in its lanes."""
+    if spread is None:
+        return load(values, k)
+    return entry(values, k)
 
 
 @inner
-def _local_fields(J: Any, h: Any, m: Any, local: Any, rows: int, vectors: int) -> None:
-    """Local = h + J m."""
-    for v in range(vectors):
-        a = load(h, v)
-        zero = constant(a, 0.0)
-        b, c, d = zero, zero, zero
-        for k in range(0, rows, CHAINS):
-            row = k * vectors + v
-            a = fma(load(J, row), entry(m, k), a)
-            b = fma(load(J, row + vectors), entry(m, k + 1), b)
-            c = fma(load(J, row + 2 * vectors), entry(m, k + 2), c)
-            d = fma(load(J, row + 3 * vectors), entry(m, k + 3), d)
-        store(local, v, add(add(a, b), add(c, d)))
+def _total(x: Any, spread: Any) -> Any:
+    """Sum over the lanes of each problem."""
+    if spread is None:
+        return x
+    return splat(sum_of(x))
 
 
 @inner
-def _changes(local: Any, m: Any, mask: Any, change: Any, vectors: int) -> Any:
-    """Change = tanh(local) - m on visible spins; returns the largest in size."""
-    most = constant(load(m, 0), 0.0)
-    for v in range(vectors):
-        old = load(m, v)
-        new = mul(tanh(load(local, v)), load(mask, v))
-        difference, back = sub(new, old), sub(old, new)
-        store(change, v, difference)
-        size = where_less(difference, back, back, difference)
+def _longest(values: Any, s: Shape) -> Any:
+    """The largest |number| of each problem."""
+    zero = constant(load(values, 0), 0.0)
+    most = zero
+    for r in range(s.rows):
+        x = load(values, r)
+        size = where_less(x, zero, sub(zero, x), x)
         most = where_less(most, size, size, most)
-    return largest(most)
+    if s.spread is None:
+        return most
+    return splat(largest(most))
 
 
 @inner
-def _moved(m: Any, change: Any, weight: Any, vectors: int) -> None:
-    """M += weight · change."""
-    factor = splat(weight)
-    for v in range(vectors):
-        store(m, v, fma(factor, load(change, v), load(m, v)))
+def _product(work: Work, s: Shape, v: Any) -> None:
+    """``image`` = J v; sums in four chains, since a processor can add before the last sum is finished."""
+    zero, spread = constant(load(v, 0), 0.0), s.spread
+    for r in range(0, s.rows, _ROWS):
+        one, other = skip(work.J, r * s.width), skip(work.J, (r + 1) * s.width)
+        a, b, c, d = zero, zero, zero, zero
+        e, f, g, i = zero, zero, zero, zero
+        for k in range(0, s.spins, _SPINS):
+            w, x = _spin(v, k, spread), _spin(v, k + 1, spread)
+            y, z = _spin(v, k + 2, spread), _spin(v, k + 3, spread)
+            a, b = fma(load(one, k), w, a), fma(load(one, k + 1), x, b)
+            c, d = fma(load(one, k + 2), y, c), fma(load(one, k + 3), z, d)
+            e, f = fma(load(other, k), w, e), fma(load(other, k + 1), x, f)
+            g, i = fma(load(other, k + 2), y, g), fma(load(other, k + 3), z, i)
+        store(work.image, r, add(add(a, b), add(c, d)))
+        store(work.image, r + 1, add(add(e, f), add(g, i)))
 
 
 @inner
-def _copied(values: Any, to: Any, vectors: int) -> None:
-    """To = values; for assignments of arrays numba compiles the text of its error, which takes 3 s."""
-    for v in range(vectors):
-        store(to, v, load(values, v))
+def _changed(work: Work, s: Shape) -> Any:
+    """Update ``local`` = h + ``image`` and g = tanh(local) - m on visible spins; max |g|, g·g, and g·(g before)."""
+    square = constant(load(work.h, 0), 0.0)
+    back = square
+    for r in range(s.rows):
+        local, past = add(load(work.h, r), load(work.image, r)), load(work.change, r)
+        change = sub(mul(tanh(local), load(work.mask, r)), load(work.m, r))
+        store(work.local, r, local)
+        store(work.change, r, change)
+        square, back = fma(change, change, square), fma(change, past, back)
+    square, never = _total(square, s.spread), constant(square, math.inf)
+    residual = where_less(square, never, _longest(work.change, s), never)  # infinite for NaN
+    return residual, square, _total(back, s.spread)
+
+
+@inner
+def _take_slopes(work: Work, s: Shape) -> None:
+    """√D of the magnetizations tanh(h + J m), 0 on other than visible spins."""
+    zero = constant(load(work.h, 0), 0.0)
+    for r in range(s.rows):
+        m = add(load(work.m, r), load(work.change, r))
+        inside = fnma(m, m, load(work.mask, r))
+        store(work.root, r, square_root(where_less(zero, inside, inside, zero)))
+
+
+@inner
+def _solve(work: Work, s: Shape, accuracy: float, steps: int) -> Any:
+    """Solve A z = ``rest`` as `iteration.conjugate_gradients` does; its flags, 1 for true."""
+    zero = constant(load(work.h, 0), 0.0)
+    one, bent, square = constant(zero, 1.0), zero, zero
+    for r in range(s.rows):
+        x = load(work.rest, r)
+        store(work.direction, r, x)
+        store(work.scaled, r, mul(load(work.root, r), x))
+        store(work.solution, r, zero)
+        square = fma(x, x, square)
+    square = _total(square, s.spread)
+    limit = fma(constant(zero, accuracy * accuracy), square, constant(zero, 1e-37))
+    active = where_less(limit, square, one, zero)
+    for _ in range(steps):
+        if not largest(active) > 0:
+            break
+        _product(work, s, work.scaled)
+        curvature, length = zero, zero
+        for r in range(s.rows):
+            p = load(work.direction, r)
+            image = fnma(load(work.root, r), load(work.image, r), p)
+            store(work.image, r, image)
+            curvature, length = fma(p, image, curvature), fma(p, p, length)
+        curvature, length = _total(curvature, s.spread), _total(length, s.spread)
+        sound = where_less(mul(constant(zero, rule.LEAST_CURVATURE), length), curvature, active, zero)
+        bent = add(bent, sub(active, sound))
+        pace, left = where_less(zero, sound, divide(square, curvature), zero), zero
+        for r in range(s.rows):
+            store(work.solution, r, fma(pace, load(work.direction, r), load(work.solution, r)))
+            rest = fnma(pace, load(work.image, r), load(work.rest, r))
+            store(work.rest, r, rest)
+            left = fma(rest, rest, left)
+        left = _total(left, s.spread)
+        ratio = divide(left, square)
+        for r in range(s.rows):
+            old = load(work.direction, r)
+            p = where_less(zero, sound, fma(ratio, old, load(work.rest, r)), old)
+            store(work.direction, r, p)
+            store(work.scaled, r, mul(load(work.root, r), p))
+        square = where_less(zero, sound, left, square)
+        active = where_less(limit, square, sound, zero)
+    return bent, where_less(zero, bent, zero, where_less(square, limit, one, zero))  # 0 for NaN
+
+
+@inner
+def _respond(work: Work, s: Shape, wanted: Any, accuracy: float, steps: int) -> None:
+    """``image`` = (1 - D J)⁻¹ u = u + √D A⁻¹ √D J u with u = ``change``, where ``wanted`` is 1."""
+    _product(work, s, work.change)
+    for r in range(s.rows):
+        store(work.rest, r, mul(wanted, mul(load(work.root, r), load(work.image, r))))
+    _solve(work, s, accuracy, steps)
+    for r in range(s.rows):
+        store(work.image, r, fma(load(work.root, r), load(work.solution, r), load(work.change, r)))
 
 
 @inlined
-def _eliminated(work: Work, n: int) -> bool:
-    """Eliminate I - √D J √D and the right-hand side ``rest``.
+def _iterate(work: Work, s: Shape, rules: Rules, count: int, stop: int) -> None:
+    """Iterate the problems of a block from iteration ``count`` to ``stop``."""
+    damping = load(work.facts, _DAMPING)
+    zero, one, half = constant(damping, 0.0), constant(damping, 1.0), constant(damping, 0.5)
+    tolerance, never = constant(zero, rules.tolerance), constant(zero, math.inf)
+    _product(work, s, work.m)
+    residual, square, _ = _changed(work, s)
+    active, before, counts = where_less(tolerance, residual, one, zero), never, constant(zero, count)
+    while count < stop and largest(active) > 0:
+        newton = zero
+        if count % rule.EVERY == 0:
+            newton = _newton(work, s, active, before, residual, damping, tolerance)
+        pace = mul(damping, active)
+        for r in range(s.rows):
+            old = load(work.m, r)
+            new = fma(pace, load(work.change, r), old)
+            store(work.m, r, where_less(zero, newton, fma(newton, load(work.image, r), old), new))
+        _product(work, s, work.m)
+        before, past = residual, where_less(zero, newton, never, square)
+        residual, square, back = _changed(work, s)
+        turned = where_less(back, mul(constant(zero, -rule.OVERSHOOT), past), half, one)
+        count, counts, damping = count + 1, add(counts, active), mul(damping, turned)
+        active = where_less(tolerance, residual, one, zero)
+    store(work.facts, _COUNTS, counts)
+    store(work.facts, _DAMPING, damping)
+    store(work.facts, _RESIDUAL, residual)
+    store(work.facts, _OPEN, active)
 
-    Returns:
-        Whether the matrix is positive definite: it then needs no pivots other than those on the diagonal.
-    """
-    vectors, lanes = work.h.shape
-    flat, J, S, root = vectors * lanes, address(work.J), address(work.system), address(work.root)
-    roots, w, system = work.root.reshape(flat), work.rest.reshape(flat), work.system.reshape(work.system.size)
+
+@inlined
+def _newton(
+    work: Work, s: Shape, active: Any, before: Any, residual: Any, damping: Any, tolerance: Any
+) -> Any:
+    """Find Newton steps, in ``image``; the part of the step that is taken, 0 for problems that take none."""
+    zero, one, rate = constant(residual, 0.0), constant(residual, 1.0), divide(residual, before)
+    fourth = mul(mul(rate, rate), mul(rate, rate))
+    wanted = where_less(residual, constant(zero, rule.NEAR), active, zero)
+    wanted = where_less(residual, before, wanted, zero)
+    wanted = where_less(tolerance, mul(residual, mul(fourth, fourth)), wanted, zero)
+    if not largest(wanted) > 0:
+        return zero
+    _take_slopes(work, s)
+    _respond(work, s, wanted, rule.ACCURACY, rule.STEPS)
+    reach = divide(mul(mul(constant(zero, rule.REACH), damping), residual), sub(one, rate))
+    longest = _longest(work.image, s)
+    return mul(wanted, where_less(reach, longest, divide(reach, longest), one))
+
+
+@inlined
+def _test(work: Work, s: Shape, final: bool) -> None:
+    """Test the points within the tolerance, and push those that are saddles unless this is the end."""
+    active = load(work.facts, _OPEN)
+    zero, one = constant(active, 0.0), constant(active, 1.0)
+    ended = sub(one, active)
+    _take_slopes(work, s)
+    for r in range(s.rows):
+        store(work.rest, r, mul(mul(ended, load(work.probe, r)), load(work.mask, r)))
+    bent, solved = _solve(work, s, rule.TEST, rule.MOST_STEPS)
+    store(work.facts, _STABLE, mul(ended, solved))
+    if final or not largest(bent) > 0:
+        return
+    store(work.facts, _OPEN, add(active, bent))
+    down = zero
+    for r in range(s.rows):
+        down = fma(load(work.direction, r), load(work.change, r), down)
+    push = divide(constant(zero, rule.PUSH), _longest(work.direction, s))
+    push = where_less(_total(down, s.spread), zero, sub(zero, push), push)
+    push = where_less(zero, bent, push, zero)
+    for r in range(s.rows):
+        store(work.m, r, fma(push, load(work.direction, r), load(work.m, r)))
+
+
+@inlined
+def _fill(
+    work: Work, s: Shape, problems: Problems, block: Any, coupling: Any, damping: float, found: Found
+) -> int:
+    """Take problems into the lanes: new ones, or with ``damping`` 0 as `_give` has left them; spins up to the last."""
+    n, kind, used = problems.fields.shape[1], problems.fields.dtype.type, s.width - s.width
+    fields, visible, J = address(problems.fields), address(problems.visible), address(problems.couplings)
+    m, zero = address(found.magnetization), constant(load(work.h, 0), 0.0)
+    for r in range(s.rows):  # lanes without a problem have no visible spin
+        store(work.h, r, zero)
+        store(work.mask, r, zero)
+        store(work.m, r, zero)
+    for lane in range(len(block)):
+        i, c = block[lane], problems.which[block[lane]]
+        for j in range(n):
+            at, source = j * s.size + lane, i * n + j
+            set_item(work.h, at, item(fields, source))
+            set_item(work.mask, at, kind(item(visible, source)))
+            if item(visible, source):
+                used = max(used, j + 1)
+            if damping == 0:
+                set_item(work.m, at, item(m, source))
+        for q in range(lane, s.lanes, s.size):
+            set_item(work.facts, _DAMPING * s.lanes + q, kind(damping if damping > 0 else found.residual[i]))
+        if c != coupling[lane]:
+            coupling[lane] = c
+            apart = 1 if s.size == 1 else s.lanes * s.width
+            for first in range(0, n, s.lanes):  # reads, and writes of spread spins, of complete cache lines
+                at = first * s.size * s.width + lane
+                for k in range(n):
+                    for j in range(first, min(n, first + s.lanes)):
+                        both = item(J, (c * n + j) * n + k) + item(J, (c * n + k) * n + j)
+                        set_item(work.J, at + k * s.lanes + (j - first) * apart, kind(0.5) * both)
+    return used
+
+
+@inlined
+def _give(work: Work, s: Shape, i: int, lane: int, waits: bool, found: Found) -> None:
+    """Write the results of a lane, or what `_fill` reads."""
+    n, end = found.local.shape[1], found.local.dtype.type(not waits)
+    magnetization, local = address(found.magnetization), address(found.local)
     for j in range(n):
-        for v in range(vectors):
-            row = j * vectors + v
-            store(S, row, mul(mul(splat(-roots[j]), load(J, row)), load(root, v)))
-        system[j * flat + j] += 1
-    for k in range(n):
-        pivot = system[k * flat + k]
-        if not pivot > LEAST_PIVOT:
-            return False
-        inverse = work.h.dtype.type(1) / pivot
-        for i in range(k + 1, n):
-            f = system[i * flat + k] * inverse
-            if f == 0:  # hidden spins, and pairs without coupling
-                continue
-            factor = splat(f)
-            for v in range(k // lanes, vectors):
-                row = i * vectors + v
-                store(S, row, fnma(factor, load(S, k * vectors + v), load(S, row)))
-            w[i] -= f * w[k]
-    return True
-
-
-@inner
-def solve_stable(work: Work, n: int) -> bool:
-    """Replace ``right`` = u by (I - D J)⁻¹ u = u + √D (I - √D J √D)⁻¹ √D J u, D = ``root``².
-
-    Returns:
-        Whether I - √D J √D is positive definite, i.e. the fixed point with this D is stable; if not, ``right`` is
-        undefined.
-    """
-    vectors, lanes = work.h.shape
-    rows, flat = _rows(n), vectors * lanes
-    J, root = address(work.J), address(work.root)
-    right, rest = address(work.right), address(work.rest)
-    w, system = work.rest.reshape(flat), work.system.reshape(work.system.size)
-    _local_fields(J, address(work.zero), right, rest, rows, vectors)
-    for v in range(vectors):
-        store(rest, v, mul(load(rest, v), load(root, v)))
-    if not _eliminated(work, n):
-        return False
-    for k in range(n - 1, -1, -1):
-        w[k] /= system[k * flat + k]
-        for i in range(k):
-            w[i] -= system[i * flat + k] * w[k]
-    for v in range(vectors):
-        store(right, v, fma(load(root, v), load(rest, v), load(right, v)))
-    return True
+        at = j * s.size + lane
+        change = item(work.change, at) * item(work.mask, at)
+        set_item(magnetization, i * n + j, item(work.m, at) + end * change)
+        set_item(local, i * n + j, item(work.local, at))
+    found.iterations[i] = item(work.facts, _COUNTS * s.lanes + lane)
+    found.residual[i] = item(work.facts, (_DAMPING if waits else _RESIDUAL) * s.lanes + lane)
+    found.converged[i] = item(work.facts, _STABLE * s.lanes + lane) > 0
 
 
 @inlined
-def _take_slopes(work: Work) -> None:
-    """Root = √D of the magnetizations m + change = tanh(h + J m), 0 on other than visible spins."""
-    flat = work.h.size
-    m, change, root, mask = (
-        work.m.reshape(flat),
-        work.change.reshape(flat),
-        work.root.reshape(flat),
-        work.mask.reshape(flat),
-    )
-    for j in range(flat):
-        new = m[j] + change[j]
-        root[j] = math.sqrt(max(0.0, 1 - new * new)) * mask[j]
-
-
-@inlined
-def _newton(work: Work, n: int, reach: Any) -> bool:
-    """Move m to the solution of the linearised equation, unless it is farther than ``reach`` or unstable."""
-    flat = work.h.size
-    m, u = work.m.reshape(flat), work.right.reshape(flat)
-    _take_slopes(work)
-    _copied(address(work.change), address(work.right), len(work.h))
-    if not solve_stable(work, n):
-        return False
-    for j in range(n):
-        if not abs(u[j]) <= reach:
-            return False
-    _copied(address(work.m), address(work.kept), len(work.h))
-    for j in range(n):
-        m[j] += u[j]
-    return True
-
-
-@inner
-def _turned(work: Work) -> bool:
-    """Whether the change points against the one before."""
-    total = 0.0
-    for v in range(work.change.shape[0]):
-        for q in range(work.change.shape[1]):
-            total += work.change[v, q] * work.past[v, q]
-    return total < 0
-
-
-@inlined
-def _fixed_point(work: Work, rules: Rules, n: int) -> Any:
-    """Iterate m from 0; returns the number of iterations and the last residual max |tanh(h + J m) - m|.
-
-    If the residual r falls by a rate q, the damped iteration would travel about r d / (1 - q) further.  A Newton step
-    of at most twice that length leads to the same fixed point; it is undone if the residual does not fall.
-    """
-    J, h, m, local = address(work.J), address(work.h), address(work.m), address(work.local)
-    mask, change = address(work.mask), address(work.change)
-    vectors, rows = len(work.h), _rows(n)
-    weight = rules.damping
-    work.m[:] = 0
-    residual, before, tried, wait, count = math.inf, math.inf, False, _FIRST_STEP, 0
-    last = math.inf
-    while count < rules.most and residual > rules.tolerance:
-        _local_fields(J, h, m, local, rows, vectors)
-        found = float(_changes(local, m, mask, change, vectors))
-        count += 1
-        if tried:
-            tried = False
-            if found > REDUCTION * residual and found > rules.tolerance:
-                # Not in the range of the linearised equation: continue from where it started.
-                _copied(address(work.kept), m, vectors)
-                wait = 2 * count
-                _local_fields(J, h, m, local, rows, vectors)
-                found = float(_changes(local, m, mask, change, vectors))
-        before, residual = residual, found
-        if wait <= count < rules.most and rules.tolerance < residual < min(LARGEST_RESIDUAL, before):
-            rate = residual / before
-            left = math.log(rules.tolerance / residual) / math.log(rate)
-            if left > _STEP_COST + n / 2 and _newton(work, n, 2 * weight * residual / (1 - rate)):
-                tried = True
-                continue
-        if count >= PATIENCE - 1 and (count + 1) % WINDOW == 0:
-            _copied(change, address(work.past), vectors)
-        elif count >= PATIENCE and count % WINDOW == 0:
-            if residual > 0.5 * last and _turned(work):
-                weight *= 0.5
-            last = residual
-        _moved(m, change, work.h.dtype.type(weight), vectors)
-    return count, residual
+def _answer(work: Work, s: Shape, block: Any, accuracy: float, u: Any) -> None:
+    """Take u to (1 - D J)⁻¹ u."""
+    n, zero = u.shape[1], constant(load(work.h, 0), 0.0)
+    for r in range(s.rows):
+        store(work.change, r, zero)
+    _take_slopes(work, s)
+    for lane in range(len(block)):
+        for j in range(n):
+            set_item(work.change, j * s.size + lane, u[block[lane], j])
+    _respond(work, s, constant(zero, 1.0), accuracy, rule.MOST_STEPS)
+    for lane in range(len(block)):
+        for j in range(min(n, s.spins)):
+            u[block[lane], j] = item(work.image, j * s.size + lane)
 
 
 @jit
-def fixed_points(
-    first: int,
-    end: int,
-    problems: Problems,
-    scratch: Any,
-    rules: Rules,
-    m: Any,
-    local: Any,
-    counts: Any,
-    residuals: Any,
+def run(
+    problems: Problems, queue: Any, scratch: Any, probe: Any, spread: Any, rules: Rules, found: Found, u: Any
 ) -> None:
-    """Solve problems ``first`` to ``end``.
+    """Solve the problems of a ``queue`` (int64, overwritten), and fill ``found``; or take u to (1 - D J)⁻¹ u there.
 
-    Args:
-        first: The first problem.
-        end: The end of the problems.
-        problems: All problems.
-        scratch: Scratch, see `work_rows`.
-        rules: Options.
-        m: Filled with the magnetizations, [N, n].
-        local: Filled with h + J m, [N, n].
-        counts: Filled with the iterations of each problem, int32 [N].
-        residuals: Filled with the residual of each problem, float64 [N].
+    Scratch has `work_rows`; ``probe`` is u of the test, [n].  For right-hand sides u, [N, n], 0 on other than visible
+    spins, the tolerance is the relative residual of conjugate gradients.
     """
-    n = problems.fields.shape[1]
-    work = work_of(scratch, n)
-    flat, last = work.h.size, -1
-    J, h, m_rows = address(work.J), address(work.h), address(work.m)
-    h_flat, mask, J_flat = work.h.reshape(flat), work.mask.reshape(flat), work.J.reshape(work.J.size)
-    m_flat, out = work.m.reshape(flat), work.local.reshape(flat)
-    fields, visible, which = problems.fields, problems.visible, problems.which
-    for i in range(first, end):
+    n, lanes, left = problems.fields.shape[1], scratch.shape[1], len(queue)
+    width, rows = _extent(n, lanes, spread)
+    size = lanes if spread is None else 1
+    room = Shape(spread, lanes, size, width, width, rows)
+    work, coupling = _work_of(scratch, room), np.full(size, -1)
+    for lane in range(size):
         for j in range(n):
-            h_flat[j], mask[j] = fields[i, j], visible[i, j]
-        if which[i] != last:
-            last = which[i]
-            _take_couplings(problems.couplings[last], J_flat, flat)
-        used = _last_of(visible[i])
-        counts[i], residuals[i] = _fixed_point(work, rules, used)
-        _local_fields(J, h, m_rows, address(work.local), _rows(used), len(work.h))
-        for j in range(n):
-            m[i, j], local[i, j] = m_flat[j], out[j]
-
-
-@jit
-def responses(first: int, end: int, problems: Problems, scratch: Any, m: Any, u: Any, stable: Any) -> None:
-    """Replace u by (I - D J)⁻¹ u, D = diag(1 - m²) on visible spins, for problems ``first`` to ``end``.
-
-    Args:
-        first: The first problem.
-        end: The end of the problems.
-        problems: All problems.
-        scratch: Scratch, see `work_rows`.
-        m: Magnetizations, [N, n].
-        u: Right-hand sides, [N, n]; unchanged where ``stable`` is false.
-        stable: Filled: whether the problem is solved, bool [N].
-    """
-    n = problems.fields.shape[1]
-    work = work_of(scratch, n)
-    flat, last = work.h.size, -1
-    root, right, J_flat = work.root.reshape(flat), work.right.reshape(flat), work.J.reshape(work.J.size)
-    for i in range(first, end):
-        if problems.which[i] != last:
-            last = problems.which[i]
-            _take_couplings(problems.couplings[last], J_flat, flat)
-        for j in range(n):
-            inside = max(0.0, 1 - m[i, j] * m[i, j]) if problems.visible[i, j] else 0.0
-            root[j], right[j] = math.sqrt(inside), u[i, j]
-        stable[i] = solve_stable(work, _last_of(problems.visible[i]))
-        if stable[i]:
-            for j in range(n):
-                u[i, j] = right[j]
+            set_item(work.probe, j * size + lane, probe[j])
+    count, stop = 0, min(rule.FIRST_CUT, rules.most)
+    while left > 0:
+        waiting = 0
+        for start in range(0, left, size):
+            block = queue[start : min(left, start + size)]
+            damping = rules.damping if u is None and count == 0 else 0.0
+            used = _fill(work, room, problems, block, coupling, damping, found)
+            spins, rows = _extent(used, lanes, spread)
+            s = Shape(spread, lanes, size, width, spins, rows)
+            if u is not None:
+                _answer(work, s, block, rules.tolerance, u)
+                continue
+            _iterate(work, s, rules, count, stop)
+            _test(work, s, stop == rules.most)
+            for lane in range(len(block)):
+                i, waits = block[lane], stop < rules.most and item(work.facts, _OPEN * lanes + lane) > 0
+                _give(work, s, i, lane, waits, found)
+                if waits:
+                    queue[waiting] = i
+                    waiting += 1
+        left, count, stop = waiting, stop, min(2 * stop, rules.most)
