@@ -45,15 +45,12 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.relative_windows --batch 16
 	$(BIN)/python -m benchmarks.tempering
 	$(BIN)/python -m benchmarks.sparse
-	$(BIN)/python -m benchmarks.tempering_errors
-	$(BIN)/python -m benchmarks.tempering_pilot
 	$(BIN)/python -m benchmarks.ground_states
 	$(BIN)/python -m benchmarks.banded
 	$(BIN)/python -m benchmarks.games
 	$(BIN)/python -m benchmarks.heads
 	$(BIN)/python -m benchmarks.game_lora
 	$(BIN)/python -m benchmarks.boltzmann_huggingface
-	$(BIN)/python -m benchmarks.heads_search
 	$(BIN)/python -m benchmarks.executor
 	$(BIN)/python -m benchmarks.aer
 	$(BIN)/python -m benchmarks.dqa

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.small_decoder import draw_batch, trained_decoder
 from diabat.attention.heads import HeadInteractions
 from experiments.common import Row, parser, report
+from experiments.small_decoder import draw_batch, trained_decoder
 
 Batch = dict[str, Tensor]
 

@@ -36,7 +36,7 @@ from experiments.dqa_problems import (
     sk_problems,
     swept,
 )
-from experiments.dqa_steps import CONVERGENCE, steps
+from experiments.dqa_steps import CONVERGENCE, defaults, steps
 
 STRENGTHS, SIZES, BOUND, ERROR = (0.1, 0.2, 0.3, 0.6, 1.0, 1.5, 2.0), (6, 8), 0.02, "Mean |ΔP| of marginals"
 READS = "1000 exact reads"
@@ -266,7 +266,7 @@ def noise() -> Titled:
 
 SECTIONS: dict[str, Callable[[], Titled]] = {
     "boltzmann": without_fields, "strength": strength, "fields": fields, "time": times, "steps": steps,
-    "schedule": schedules, "refine": refine, "noise": noise,
+    "defaults": defaults, "schedule": schedules, "refine": refine, "noise": noise,
 }  # fmt: skip
 
 

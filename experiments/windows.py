@@ -2,26 +2,24 @@
 
 The far weight is what each layer gives to keys before the last 16, mean over heads and queries that have such keys.
 
-python -m benchmarks.longer_sequences FOLDER [--json]      # --output of experiments.reproduce windows-shakespeare
+    python -m experiments.windows FOLDER [--json]      # --output of experiments.reproduce windows-shakespeare
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import report
 from diabat.config import load_config
 from diabat.models import Transformer
 from diabat.runs import Run, evaluate_run, load_run
 from diabat.tasks import Task
 from diabat.training import is_finished
 from diabat.training.folder import METRICS
+from experiments.common import Row, parser, report
 
 FACTOR, WINDOW, SEQUENCES = 4, 16, 40
 
@@ -44,7 +42,7 @@ def far_weight(run: Run) -> str:
     return ", ".join(found)
 
 
-def row(folder: Path) -> dict[str, Any] | None:
+def row(folder: Path) -> Row | None:
     """Losses in nats per character; characters of training per second of processor time, validation included.
 
     None for a run that is not finished.
@@ -71,10 +69,12 @@ def row(folder: Path) -> dict[str, Any] | None:
 
 def main() -> None:
     """Print a row for every finished run."""
-    (root,) = (Path(argument) for argument in sys.argv[1:] if argument != "--json")
-    runs = sorted(path.parent for path in root.glob("reproduce-windows-shakespeare/*/config.json"))
+    command = parser(__doc__)
+    command.add_argument("folder", type=Path)
+    options = command.parse_args()
+    runs = sorted(path.parent for path in options.folder.glob("reproduce-windows-shakespeare/*/config.json"))
     rows = [found for found in map(row, runs) if found is not None]
-    report("Windows of 16 keys on Tiny Shakespeare", rows)
+    report("Windows of 16 keys on Tiny Shakespeare", rows, as_json=options.json)
 
 
 if __name__ == "__main__":

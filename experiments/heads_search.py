@@ -1,21 +1,20 @@
 """Search of good coalitions of heads in a trained decoder: three samplers against random search and the best of all.
 
-python -m benchmarks.heads_search [--json] [--seeds 3] [table | many]
+python -m experiments.heads_search [--seeds 3] [--json]
 """
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import diabat
-from benchmarks.measure import report
 from diabat.attention.games.draws import sized_coalitions
 from diabat.attention.games.tables import all_coalitions
 from diabat.attention.heads import HeadCoalitions, fit_surrogate, surrogate
+from experiments.common import Row, parser, report
 
 WORDS, LENGTH, LAYERS, HEADS = 20, 8, 4, 8
 PENALTY, EVALUATIONS, SAMPLERS = 0.3, 200, ("tempering", "dqa", "exact")
@@ -29,7 +28,7 @@ def repeated(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def decoder(seed: int) -> tuple[Any, float]:
-    """A Llama of four layers trained to go on with what it saw, and its accuracy."""
+    """A Llama of four layers trained to continue the repetition, and its accuracy."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
@@ -59,6 +58,7 @@ def decoder(seed: int) -> tuple[Any, float]:
 
 
 def game(model: Any, layers: list[int], samples: int, seed: int) -> HeadCoalitions:
+    """The game of heads of layers on samples of its own seed."""
     generator = torch.Generator().manual_seed(seed + 1000)
     asked = []
     for _ in range(samples):
@@ -67,7 +67,7 @@ def game(model: Any, layers: list[int], samples: int, seed: int) -> HeadCoalitio
     return HeadCoalitions(model, asked, layer=layers, batch_size=128)
 
 
-def table(seeds: int) -> list[dict[str, Any]]:
+def table(seeds: int) -> list[Row]:
     """16 players of two layers: the part of the way from an average coalition to the best of all 2^16."""
     masks, powers, rows = all_coalitions(16), torch.arange(16), []
     sizes = masks.sum(-1).double()
@@ -80,7 +80,7 @@ def table(seeds: int) -> list[dict[str, Any]]:
         def value(some: Tensor, v: Tensor = v) -> Tensor:
             return v[(some.long() << powers).sum(-1)]
 
-        row: dict[str, Any] = {"seed": seed, "accuracy": accuracy, "best": best, "mean": mean}
+        row: Row = {"seed": seed, "accuracy": accuracy, "best": best, "mean": mean}
         for name in SAMPLERS:
             found = [
                 surrogate(
@@ -102,13 +102,13 @@ def table(seeds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def many(seeds: int) -> list[dict[str, Any]]:
+def many(seeds: int) -> list[Row]:
     """24 players of three layers, 200 evaluations: two samplers, random coalitions of all sizes, and greedy removal."""
     rows = []
     for seed in range(seeds):
         model, _ = decoder(seed)
         players = game(model, [1, 2, 3], 8, seed)
-        row: dict[str, Any] = {"seed": seed}
+        row: Row = {"seed": seed}
         for name in ("tempering", "exact"):  # an anneal of 24 qubits takes minutes
             row[name] = surrogate(
                 players.value, 24, diabat.sampler(name), penalty=PENALTY, evaluations=EVALUATIONS, seed=seed
@@ -137,25 +137,15 @@ def greedy(players: HeadCoalitions) -> tuple[float, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sections", nargs="*", help="table, many; both if none is named")
-    parser.add_argument("--json", action="store_true", help="one line of JSON per table")
-    parser.add_argument("--seeds", type=int, default=3)
-    arguments = parser.parse_args()
+    """Print both tables."""
+    command = parser(__doc__)
+    command.add_argument("--seeds", type=int, default=3)
+    options = command.parse_args()
     torch.set_num_threads(1)
-    sections = {
-        "table": (
-            "16 players, λ = 0.3, 200 evaluations: share of the way from the mean to the best of all",
-            table,
-        ),
-        "many": ("24 players, λ = 0.3, 200 evaluations: v(S) - λ|S| found", many),
-    }
-    unknown = set(arguments.sections) - sections.keys()
-    if unknown:
-        parser.error(f"sections: expected some of {', '.join(sections)}, got {', '.join(sorted(unknown))}")
-    for name in arguments.sections or sections:
-        title, measure = sections[name]
-        report(title, measure(arguments.seeds))
+    title = f"λ = {PENALTY}, {EVALUATIONS} evaluations"
+    share = "share of the way from the mean to the best of all"
+    report(f"16 players, {title}: {share}", table(options.seeds), as_json=options.json)
+    report(f"24 players, {title}: v(S) - λ|S| found", many(options.seeds), as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A trained NeuroGame classifier with marginals from every backend: errors against exact, and the accuracy.
 
-python -m benchmarks.neurogame_backends RUN [--pairs 500] [--tokens 20] [--json]
+    python -m experiments.neurogame_marginals RUN [--pairs 500] [--tokens 20] [--json]
 
 RUN is the folder of a run with ``model.pooling=neurogame``.  Of its test set the first pairs of at most ``--tokens``
 tokens are taken.  Every backend gets the same token states and the same coalitions, hence the same Ising models; only
@@ -9,7 +9,6 @@ the marginals differ.  Times include the pooling, the classifier and the explana
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -18,11 +17,11 @@ import torch
 from torch import Tensor
 
 import diabat
-from benchmarks.measure import report
 from diabat.attention.neurogame import PAPER_MEAN_FIELD, NeuroGameAttention
 from diabat.models import PairClassifier
 from diabat.runs import load_run
 from diabat.samplers import Sampler
+from experiments.common import Row, parser, report
 
 BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
     "exact": ("exact", {}),
@@ -33,36 +32,6 @@ BACKENDS: dict[str, tuple[str, dict[str, Any]]] = {
     "dqa, boltzmann-8": ("dqa", {"schedule": "boltzmann-8", "precision": "single"}),
 }
 SEED, BATCH = 0, 32
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("run")
-    parser.add_argument("--pairs", type=int, default=500)
-    parser.add_argument("--tokens", type=int, default=20)
-    parser.add_argument(
-        "--backends", nargs="+", choices=list(BACKENDS), default=list(BACKENDS), metavar="NAME"
-    )
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    run = load_run(arguments.run)
-    if not (isinstance(run.model, PairClassifier) and isinstance(run.model.pooling, NeuroGameAttention)):
-        parser.error(f"RUN: expected a run with NeuroGame pooling, got '{arguments.run}'.")
-    split = run.task.validation if run.task.test is None else run.task.test
-    chosen = (split.lengths <= arguments.tokens).nonzero()[: arguments.pairs, 0]
-    if not len(chosen):
-        parser.error(f"--tokens: expected pairs of at most {arguments.tokens} tokens, got none.")
-    states = list(_states(run.model, split, chosen[split.lengths[chosen].argsort(stable=True)]))
-    rows, reference = [], None
-    for name in arguments.backends:
-        backend, options = BACKENDS[name]
-        alpha, right, cpu = _answers(run.model, states, diabat.sampler(backend, **options))
-        reference = alpha if reference is None else reference
-        rows.append(_row(name, alpha, right, cpu, reference))
-    title = f"NeuroGame pooling, {len(chosen)} pairs of at most {arguments.tokens} tokens"
-    report(f"{title}; errors of P(s = +1) against {arguments.backends[0]}", rows)
 
 
 @torch.no_grad()
@@ -92,16 +61,40 @@ def _answers(
     return torch.cat(alphas).double(), correct, 1e3 * cpu / len(correct)
 
 
-def _row(name: str, alpha: Tensor, right: Tensor, cpu: float, reference: Tensor) -> dict[str, Any]:
+def _row(name: str, alpha: Tensor, right: Tensor, cpu: float, reference: Tensor) -> Row:
     error = (alpha - reference).abs()
     return {
         "backend": name,
         "mean error": float(error.mean()),
         "99th percentile": float(error.quantile(0.99)) if error.numel() < 1 << 24 else float("nan"),
         "largest": float(error.max()),
-        "accuracy": f"{float(right.double().mean()):.4f}",
+        "accuracy": float(right.double().mean()),
         "CPU ms per pair": cpu,
     }
+
+
+def main() -> None:
+    """Print a row for every backend."""
+    command = parser(__doc__)
+    command.add_argument("run")
+    command.add_argument("--pairs", type=int, default=500)
+    command.add_argument("--tokens", type=int, default=20)
+    options = command.parse_args()
+    run = load_run(options.run)
+    if not (isinstance(run.model, PairClassifier) and isinstance(run.model.pooling, NeuroGameAttention)):
+        command.error(f"RUN: expected a run with NeuroGame pooling, got '{options.run}'.")
+    split = run.task.validation if run.task.test is None else run.task.test
+    chosen = (split.lengths <= options.tokens).nonzero()[: options.pairs, 0]
+    if not len(chosen):
+        command.error(f"--tokens: expected pairs of at most {options.tokens} tokens, got none.")
+    states = list(_states(run.model, split, chosen[split.lengths[chosen].argsort(stable=True)]))
+    rows, reference = list[Row](), None
+    for name, (backend, chosen_options) in BACKENDS.items():
+        alpha, right, cpu = _answers(run.model, states, diabat.sampler(backend, **chosen_options))
+        reference = alpha if reference is None else reference
+        rows.append(_row(name, alpha, right, cpu, reference))
+    title = f"NeuroGame pooling, {len(chosen)} pairs of at most {options.tokens} tokens; errors against exact"
+    report(title, rows, as_json=options.json, formats={"accuracy": ".4f"})
 
 
 if __name__ == "__main__":
