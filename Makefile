@@ -35,26 +35,10 @@ format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Time every case beside its peers, in one report; see python -m benchmarks --help for a part of it.
 bench: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
-	$(BIN)/python -m benchmarks.growth
-	$(BIN)/python -m benchmarks.calls --only one engine layers
-	$(BIN)/python -m benchmarks.exact
-	$(BIN)/python -m benchmarks.training_step
-	$(BIN)/python -m benchmarks.small_layers
-	$(BIN)/python -m benchmarks.relative_windows --batch 16
-	$(BIN)/python -m benchmarks.tempering
-	$(BIN)/python -m benchmarks.sparse
-	$(BIN)/python -m benchmarks.ground_states
-	$(BIN)/python -m benchmarks.banded
-	$(BIN)/python -m benchmarks.games
-	$(BIN)/python -m benchmarks.heads
-	$(BIN)/python -m benchmarks.game_lora
-	$(BIN)/python -m benchmarks.boltzmann_huggingface
-	$(BIN)/python -m benchmarks.executor
-	$(BIN)/python -m benchmarks.aer
-	$(BIN)/python -m benchmarks.dqa
-	$(BIN)/python -m benchmarks.compiling
+	$(BIN)/python -m benchmarks
 
 # Random calls and damaged files; every finding is printed with the command that replays it.
 fuzz: $(VENV)/.installed

@@ -1,1 +1,1 @@
-"""Measurements behind docs/results.md; each module runs on its own: python -m benchmarks.exact."""
+"""One table of timed cases, one runner, one report: ``python -m benchmarks --help``."""

@@ -1,368 +1,289 @@
-"""The tempering backend against dwave-samplers, OpenJij, and the Ising layer of dwave-pytorch-plugin.
-
-python -m benchmarks.tempering [--json] [--rounds 7] [--only updates effective automatic query layer modes]
-
-Dense problems, h ~ 0.3 N(0, 1), J ~ N(0, 1)/√n, beta = 1 unless a column says otherwise.  Times are CPU seconds of one
-thread, best of the rounds, all samplers in turn.  The peers run at fixed temperature from a model that is built before
-the clock starts; OpenJij where it is installed.  Times to solution are in ``benchmarks/ground_states.py``.
-"""
+"""``tempering`` and ``refine`` on dense couplings: spin updates, effective samples, queries, ground states."""
 
 from __future__ import annotations
 
-import os
+import math
 import time
 from collections.abc import Callable
-from functools import partial
-from importlib.util import find_spec
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
-
-os.environ["OMP_NUM_THREADS"] = "1"  # before OpenJij is loaded
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import diabat
-from benchmarks.measure import run_sections
-from diabat.ising import Ising, pack_couplings, to_bqm
+from benchmarks import peers
+from benchmarks.case import Build, Case, Peer, Work
+from benchmarks.problems import couplings, one, problem, reads, regular
+from diabat.ising import Ising, to_bqm
+from diabat.samplers import Capabilities, Samples
+from diabat.testing import ReferenceSampler
 
-Peer = Callable[[Any, int, int], Any]
-"""Runs a BQM: (model, reads, sweeps) -> dimod SampleSet."""
-
-
-def problem(n: int, queries: int = 1, *, seed: int = 0, beta: float = 1.0) -> Ising:
-    generator = torch.Generator().manual_seed(seed)
-    J = pack_couplings(beta * torch.randn(n * (n - 1) // 2, generator=generator) / n**0.5, n)
-    return Ising(beta * 0.3 * torch.randn(queries, n, generator=generator), J)
+SWEEPS = 32
 
 
-def dwave() -> Peer:
-    """dwave-samplers' simulated annealing, held at beta = 1."""
-    from dwave.samplers import SimulatedAnnealingSampler
-
-    sampler = SimulatedAnnealingSampler()
-
-    def run(bqm: Any, reads: int, sweeps: int) -> Any:
-        return sampler.sample(bqm, num_reads=reads, beta_schedule_type="custom", beta_schedule=[1.0] * sweeps)
-
-    return run
+def cases() -> list[Case]:
+    """All of them."""
+    return [*updates(), *effective(), *automatic(), *queries(), *ground_states(), *refine()]
 
 
-def openjij() -> Peer:
-    """OpenJij's simulated annealing, held at beta = 1; without a seed, which would make all reads equal."""
-    import openjij
+def updates() -> list[Case]:
+    """Updates of one spin at a fixed temperature: reads and averages of many chains."""
 
-    sampler = openjij.SASampler()
+    def shape(n: int) -> tuple[int, int]:
+        """Chains and sweeps."""
+        return (512, 1000) if n <= 64 else (256, 25600 // n)
 
-    def run(bqm: Any, reads: int, sweeps: int) -> Any:
-        return sampler.sample(bqm, num_reads=reads, schedule=[(1.0, sweeps)], sparse=False)
+    def dense(n: int, beta: float) -> Ising:
+        return one(problem(n, g=beta))
 
-    return run
+    def drawn(n: int, beta: float, replicas: int) -> Work:
+        chains, sweeps = shape(n)
+        call = reads(dense(n, beta), chains // replicas, sweeps, num_replicas=replicas).call
+        return Work(call, n * sweeps * chains)
 
+    def averaged(n: int, beta: float) -> Work:
+        chains, sweeps = shape(n)
+        sampler = tempering(num_replicas=1, burn_in=1, sweeps=sweeps, num_chains=chains)
+        return Work(partial(sampler.moments, dense(n, beta), seed=1), n * sweeps * chains)
 
-PEERS = {"dwave-samplers": dwave}
-if find_spec("openjij"):
-    PEERS["OpenJij"] = openjij
-
-
-def cpu_seconds(call: Callable[[], Any]) -> float:
-    start = time.process_time()
-    call()
-    return time.process_time() - start
-
-
-def best(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Least CPU seconds of each call; the calls take turns, after one round of warming up."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds + 1):
-        for name, call in calls.items():
-            times[name].append(cpu_seconds(call))
-    return {name: min(found[1:]) for name, found in times.items()}
-
-
-def updates(rounds: int) -> list[dict[str, Any]]:
-    """Spin updates per second of calls as a user makes them; of the peers by the difference of two lengths.
-
-    So the conversion of a model, which takes most of a short call of OpenJij at n = 1024, does not count.
-    """
-    rows = []
-    for n in (16, 64, 256, 1024):
-        chains, sweeps = (512, 1000) if n <= 64 else (256, 25600 // n)
-        for beta in (1.0, 3.0):
-            ising = problem(n, beta=beta)
-            bqm = to_bqm(Ising(ising.fields[0], ising.couplings))
-            plain, tempered = (
-                diabat.sampler("tempering", num_replicas=r, burn_in=sweeps, threads=1) for r in (1, 8)
-            )
-            seconds = best(
-                {
-                    "diabat, plain": partial(plain.sample, ising, chains, seed=1),
-                    "diabat, 8 replicas": partial(tempered.sample, ising, chains // 8, seed=1),
-                },
-                rounds,
-            )
-            rate = {name: n * sweeps * chains / s / 1e6 for name, s in seconds.items()}
-            averaging = diabat.sampler(
-                "tempering", num_replicas=1, burn_in=1, sweeps=sweeps, num_chains=chains, threads=1
-            )
-            averaged = best({"": partial(averaging.moments, ising, seed=1)}, rounds)[""]
-            rate["diabat, moments"] = n * sweeps * chains / averaged / 1e6
-            rate |= {name: _peer_rate(make(), bqm, n, rounds) for name, make in PEERS.items()}
-            fastest = max(rate[name] for name in PEERS)
-            rows += [
-                {"n": n, "beta": beta, "sampler": name, "M updates/s": r, "to the faster peer": r / fastest}
-                for name, r in rate.items()
-            ]
-    return rows
-
-
-def _peer_rate(run: Peer, model: Any, n: int, rounds: int) -> float:
-    """Million spin updates per second of 16 reads, from the time of sweeps beyond the first 50."""
-    more = max(100, 200_000 // n)
-    short, long = (partial(run, model, 16, sweeps) for sweeps in (50, 50 + more))
     found = []
-    for _ in range(rounds):
-        first = cpu_seconds(short)
-        found.append(cpu_seconds(long) - first)
-    return n * 16 * more / min(found) / 1e6
+    for beta in (1.0, 3.0):
+        compared = annealed(partial(dense, beta=beta), lambda n: max(100, 200_000 // n), 0.5)
+        ways: dict[str, Build] = {
+            "plain chains": partial(drawn, beta=beta, replicas=1),
+            "averages": partial(averaged, beta=beta),
+            "8 replicas": partial(drawn, beta=beta, replicas=8),
+        }
+        for name, build in ways.items():
+            theirs = compared if name == "plain chains" else {}
+            case = f"tempering/updates, beta = {beta:g}, {name}"
+            found.append(Case(case, build, (16, 64, 256, 1024), "n", "update", theirs))
+    return found
 
 
-def effective(rounds: int) -> list[dict[str, Any]]:
-    """Effective samples per second: Σ p(1 - p)/Σ (error of the marginals)² over 32 problems, n = 16, per CPU second."""
-    ising = problem(16, 32)
-    exact = diabat.sampler("exact").moments(Ising(ising.fields.double(), _double(ising))).probability
-    variance = float((exact * (1 - exact)).sum())
-    models = [to_bqm(Ising(h, ising.couplings)) for h in ising.fields]
-    burn, reads = 32, 2000
+def tempering(**options: Any) -> diabat.Sampler:
+    """The backend on one thread."""
+    return diabat.sampler("tempering", threads=1, **options)
 
-    def error_of(probability: Tensor) -> float:
-        return float(((probability.double() - exact) ** 2).sum())
 
-    def moments(**options: Any) -> Callable[[int], Tensor]:
-        sampler = diabat.sampler("tempering", burn_in=burn, threads=1, **options)
+def annealed(
+    ising: Callable[[Any], Ising], sweeps: Callable[[Any], int], target: float | None = None, count: int = 16
+) -> dict[str, Peer]:
+    """Updates of one spin by the simulated annealing of others at beta = 1; the first 50 sweeps do not count."""
+
+    def build(size: Any, run: peers.Annealing) -> Work:
+        model, more, few = to_bqm(ising(size)), sweeps(size), [1.0] * 50
+        long = few + [1.0] * more
+        work = count * more * model.num_variables
+        return Work(lambda: run(model, count, long), work, less=lambda: run(model, count, few))
+
+    return {
+        name: Peer(partial(build, run=run), target, module) for name, (run, module) in peers.ANNEALERS.items()
+    }
+
+
+def effective() -> list[Case]:
+    """Time of an effective sample of the marginals of 32 problems, n = 16, at beta = 1."""
+    ising, burn, count = problem(16, 32), 32, 2000
+
+    def averages(**options: Any) -> Callable[[int], Tensor]:
+        sampler = tempering(burn_in=burn, sweeps=512, **options)
         return lambda seed: sampler.moments(ising, seed=seed).probability
 
-    def one_by_one(**options: Any) -> Callable[[int], Tensor]:
-        sampler = diabat.sampler("tempering", burn_in=burn, threads=1, **options)
-        return lambda seed: torch.stack(
-            [sampler.moments(Ising(h, ising.couplings), seed=seed).probability for h in ising.fields]
-        )
+    def alone(seed: int) -> Tensor:
+        sampler = tempering(burn_in=burn, sweeps=512, num_replicas=1, num_chains=64)
+        parts = [sampler.moments(Ising(h, ising.couplings), seed=seed) for h in ising.fields]
+        return torch.stack([part.probability for part in parts])
 
-    def independent(seed: int) -> Tensor:
-        sampler = diabat.sampler("tempering", num_replicas=1, burn_in=burn, threads=1)
-        return sampler.sample(ising, reads, seed=seed).moments().probability
+    def by_read(seed: int) -> Tensor:
+        sampler = tempering(num_replicas=1, burn_in=burn)
+        return sampler.sample(ising, count, seed=seed).moments().probability
 
-    def peer(run: Peer) -> Callable[[int], Tensor]:
-        def probabilities(seed: int) -> Tensor:
-            found = []
-            for model in models:
-                drawn = run(model, reads, burn)
-                order = [list(drawn.variables).index(j) for j in range(16)]
-                counts = drawn.record.num_occurrences
-                up = (drawn.record.sample[:, order] > 0) * counts[:, None]
-                found.append(torch.from_numpy(up.sum(0) / counts.sum()))
-            return torch.stack(found)
-
-        return probabilities
-
-    calls = {
-        "diabat, time averages of 64 chains": moments(num_replicas=1, num_chains=64, sweeps=512),
-        "the same, one problem per call": one_by_one(num_replicas=1, num_chains=64, sweeps=512),
-        "the same, Metropolis": moments(num_replicas=1, num_chains=64, sweeps=512, method="metropolis"),
-        "diabat, 4 replicas": moments(num_replicas=4, num_chains=16, sweeps=512),
-        "diabat, num_replicas='auto'": moments(num_replicas="auto", num_chains=64, sweeps=512),
-        "diabat, a chain per read": independent,
-        **{f"{name}, a chain per read": peer(make()) for name, make in PEERS.items()},
+    ways: dict[str, Callable[[int], Tensor]] = {
+        "averages of 64 chains": averages(num_replicas=1, num_chains=64),
+        "the same, auto": averages(num_replicas="auto", num_chains=64),
+        "the same, Metropolis": averages(num_replicas=1, num_chains=64, method="metropolis"),
+        "the same, one problem per call": alone,
+        "4 replicas": averages(num_replicas=4, num_chains=16),
+        "a chain per read": by_read,
     }
-    rows = []
-    for name, call in calls.items():
-        call(0)
-        times, squares = [], []
-        for r in range(rounds):
-            start = time.process_time()
-            p = call(1 + r)
-            times.append(time.process_time() - start)
-            squares.append(error_of(p))
-        samples = variance / float(np.mean(squares))
-        rows.append(
-            {
-                "sampler": name,
-                "CPU s": min(times),
-                "root mean square error": float(np.mean(squares) / exact.numel()) ** 0.5,
-                "effective samples per problem": samples,
-                "effective samples/s": samples * len(models) / min(times),
-            }
-        )
-    slowest = max(row["effective samples/s"] for row in rows if row["sampler"].split(",")[0] in PEERS)
-    return [row | {"to the better peer": row["effective samples/s"] / slowest} for row in rows]
+    models = [to_bqm(Ising(h, ising.couplings)) for h in ising.fields]
 
+    def peer(run: peers.Annealing, _: str) -> Work:
+        def estimate(seed: int) -> Tensor:
+            return torch.stack([shares(run(model, count // 4, [1.0] * burn)) for model in models])
 
-def _double(ising: Ising) -> Tensor:
-    assert ising.couplings is not None
-    return ising.couplings.double()
+        return informative(estimate, ising)
 
-
-def layer(rounds: int) -> list[dict[str, Any]]:
-    """An attention layer's queries: 64 x n queries that share J, 16 reads of 32 sweeps each."""
-    rows = []
-    for n in (8, 16, 64):
-        queries = 64 * n
-        ising = problem(n, queries)
-        sampler = diabat.sampler("tempering", num_replicas=1, burn_in=32, threads=1)
-        averaging = diabat.sampler(
-            "tempering", num_replicas=1, burn_in=16, sweeps=16, num_chains=16, threads=1
-        )
-        few = 64 if n < 64 else 8
-        plugin, inputs = _plugin(ising, few)
-
-        def reads(sampler: diabat.Sampler = sampler, ising: Ising = ising) -> Tensor:
-            return sampler.sample(ising, 16, seed=1).moments().probability
-
-        seconds = best(
-            {
-                "reads": reads,
-                "averages": partial(averaging.moments, ising, seed=1),
-                "plugin": partial(plugin, *inputs),
-            },
-            rounds,
-        )
-        rows.append(
-            {
-                "n": n,
-                "queries": queries,
-                "diabat, 16 reads [µs per query]": seconds["reads"] / queries * 1e6,
-                "diabat, averages [µs per query]": seconds["averages"] / queries * 1e6,
-                "dwave-pytorch-plugin [µs per query]": seconds["plugin"] / few * 1e6,
-                "ratio": seconds["plugin"] / few / (seconds["reads"] / queries),
-            }
-        )
-    return rows
-
-
-def _plugin(ising: Ising, queries: int) -> tuple[Any, tuple[Tensor, Tensor]]:
-    """The plugin's Ising layer over dwave-samplers' annealing at beta = 1, and its inputs."""
-    from dwave.plugins.torch.nn.modules.ising import Ising as Layer
-    from dwave.samplers import SimulatedAnnealingSampler
-
-    assert ising.couplings is not None
-    n = ising.num_spins
-    first, second = np.triu_indices(n, 1)
-    parameters = {
-        "num_reads": 16,
-        "beta_schedule_type": "custom",
-        "beta_schedule": [1.0] * 32,
+    compared = {
+        name: Peer(partial(peer, run), 1 / 10, module) for name, (run, module) in peers.ANNEALERS.items()
     }
-    made = Layer(
-        nodes=range(n),
-        edges=list(zip(first.tolist(), second.tolist(), strict=True)),
-        sampler=SimulatedAnnealingSampler(),
-        sample_params=parameters,
-        beta=1.0,
+    build: Build = lambda name: informative(ways[name], ising)  # noqa: E731
+    return [Case("tempering/effective samples", build, list(ways), "", "sample", compared)]
+
+
+def shares(drawn: Any) -> Tensor:
+    """P(s = +1) of the variables 0, 1, ... in a dimod SampleSet."""
+    order = [list(drawn.variables).index(j) for j in range(len(drawn.variables))]
+    up = (drawn.record.sample[:, order] > 0) * drawn.record.num_occurrences[:, None]
+    return torch.from_numpy(up.sum(0) / drawn.record.num_occurrences.sum())
+
+
+def informative(estimate: Callable[[int], Tensor], ising: Ising, seeds: int = 5) -> Work:
+    """An estimate (seed) of the marginals; a unit is an effective sample of a problem, Σ p(1 - p)/Σ error²."""
+    exact = (
+        diabat.sampler("exact").moments(Ising(ising.fields.double(), couplings(ising).double())).probability
     )
-    pairs = -ising.couplings[first, second].expand(queries, -1)  # the plugin minimises
-    return made, (-ising.fields[:queries], pairs)
+    squares = [float((estimate(seed).double() - exact).square().sum()) for seed in range(1, 1 + seeds)]
+    samples = float((exact * (1 - exact)).sum()) / float(np.mean(squares))
+    return Work(lambda: estimate(1), samples * ising.num_problems)
 
 
-def modes(rounds: int) -> list[dict[str, Any]]:
-    """Frustrated problems at beta = 3, n = 16: a few deep modes that plain chains do not leave."""
-    rows = []
-    for seed in (5, 30, 44, 45):
-        ising = problem(16, seed=seed, beta=3.0)
-        exact = diabat.sampler("exact").moments(ising)
-        assert exact.log_partition is not None
-        for replicas in (1, 8):
-            sampler = diabat.sampler(
-                "tempering", num_replicas=replicas, num_chains=64, burn_in=512, sweeps=1024, threads=1
-            )
-            call = partial(sampler.moments, ising, seed=1)
-            cpu = best({"": call}, max(1, rounds // 3))[""]
-            found = call()
-            assert found.standard_error is not None
-            error = (found.probability - exact.probability).abs()
-            row = {
-                "seed": seed,
-                "replicas": replicas,
-                "largest error": float(error.max()),
-                "in standard errors": float((error / found.standard_error).max()),
-                "error bar there": float(
-                    found.standard_error.flatten()[(error / found.standard_error).argmax()]
-                ),
-                "R-hat": found.info["rhat_max"],
-                "effective reads": float(found.info["effective_sample_size"].mean()),
-                "CPU ms": cpu * 1e3,
-                "log Z": "-",
-            }
-            if found.log_partition is not None:
-                off = float(found.log_partition - exact.log_partition)
-                row["log Z"] = f"{off:+.3f} ± {float(found.info['log_partition_error']):.3f}"
-            rows.append(row)
-    return rows
+def automatic() -> list[Case]:
+    """``num_replicas="auto"`` against plain chains and 8 replicas: effective samples of 64 problems with a J each."""
+
+    def build(g: float, replicas: int | str, sweeps: int) -> Work:
+        ising = problem(16, 64, g=g, own=True)
+        sampler = tempering(num_replicas=replicas, sweeps=sweeps)
+        return informative(lambda seed: sampler.moments(ising, seed=seed).probability, ising)
+
+    found = []
+    for sweeps in (64, 1024):
+        of: dict[Any, Build] = {k: partial(build, replicas=k, sweeps=sweeps) for k in ("auto", 1, 8)}
+        compared = {"plain chains": Peer(of[1]), "8 replicas": Peer(of[8])}
+        name = f"tempering/auto, {sweeps} sweeps"
+        found.append(Case(name, of["auto"], (0.5, 1.0, 2.0, 3.0), "g", "sample", compared))
+    return found
 
 
-def automatic(rounds: int) -> list[dict[str, Any]]:
-    """Plain chains, 8 replicas and ``auto``: effective samples per CPU second of 64 problems with a J each, n = 16.
+def queries() -> list[Case]:
+    """One query from tensors to reads; the queries of a layer from tensors to probabilities; 16 reads of 32 sweeps."""
 
-    Two lengths: that of a call with the defaults, and 1024 sweeps after 64.
-    """
-    rows = []
-    for beta in (0.5, 1.0, 1.5, 2.0, 3.0):
-        draw = torch.Generator().manual_seed(1)
-        J = torch.stack([pack_couplings(beta * torch.randn(120, generator=draw) / 4, 16) for _ in range(64)])
-        ising = Ising(beta * 0.3 * torch.randn(64, 16, generator=draw), J)
-        exact = diabat.sampler("exact").moments(Ising(ising.fields.double(), _double(ising))).probability
-        variance = float((exact * (1 - exact)).sum())
-        for sweeps in (64, 1024):
-            for replicas in (1, 8, "auto"):
-                sampler = diabat.sampler("tempering", num_replicas=replicas, sweeps=sweeps, threads=1)
-                sampler.moments(ising, seed=0)
-                times, squares, share, largest = [], [], 0.0, 0.0
-                for seed in range(1, 1 + rounds):
-                    start = time.process_time()
-                    found = sampler.moments(ising, seed=seed)
-                    times.append(time.process_time() - start)
-                    error = found.probability.double() - exact
-                    squares.append(float((error**2).sum()))
-                    largest = max(largest, float(error.abs().max()))
-                    share = float((torch.as_tensor(found.info["num_replicas"]) == 1).double().mean())
-                rows.append(
-                    {
-                        "beta": beta,
-                        "sweeps": sweeps,
-                        "replicas": replicas,
-                        "plain problems": share,
-                        "CPU ms": min(times) * 1e3,
-                        "effective samples/s": 64 * variance / float(np.mean(squares)) / min(times),
-                        "largest error": largest,
-                    }
-                )
-    return rows
+    def from_tensors(replicas: int) -> Callable[[], Any]:
+        ising, sampler = one(problem(8)), tempering(num_replicas=replicas, burn_in=SWEEPS)
+        return lambda: sampler.sample(Ising(ising.fields, ising.matrix), 16, seed=1)
+
+    def layer(n: int) -> Work:
+        ising, sampler = problem(n, 64 * n), tempering(num_replicas=1, burn_in=SWEEPS)
+        return Work(lambda: sampler.sample(ising, 16, seed=1).moments(), 64 * n)
+
+    def plugin(n: int) -> Work:
+        return peers.plugin_layer(problem(n, 64), 64 if n < 64 else 8)
+
+    compared = {"dwave-pytorch-plugin": Peer(plugin, 1 / 10, "dwave.plugins.torch")}
+    return [
+        Case("tempering/one query", from_tensors, (1, 8), "replicas", target={1: 150e-6}),
+        Case("tempering/queries of a layer", layer, (8, 16, 64), "n", "query", compared, target={8: 20e-6}),
+    ]
 
 
-def one_query(rounds: int) -> list[dict[str, Any]]:
-    """One query, n = 8: 16 reads of 32 sweeps from tensors to reads, µs of a call."""
-    ising = problem(8)
-    assert ising.couplings is not None
-    fields, couplings = ising.fields[0], ising.couplings
-    rows = []
-    for replicas in (1, 8):
-        sampler = diabat.sampler("tempering", num_replicas=replicas, burn_in=32, threads=1)
-
-        def call(sampler: diabat.Sampler = sampler) -> None:
-            for _ in range(200):
-                sampler.sample(Ising(fields, couplings), 16, seed=1)
-
-        rows.append({"replicas": replicas, "µs": best({"": call}, rounds)[""] / 200 * 1e6})
-    return rows
+Solver = Callable[[Ising, int, int], Tensor]
+"""Problem without fields, numbers of runs and of sweeps -> the lowest energy of every run."""
 
 
-SECTIONS = {
-    "updates": ("Spin updates", updates),
-    "effective": ("Effective samples of the marginals", effective),
-    "automatic": ("Fewer replicas where plain chains mix", automatic),
-    "query": ("One query", one_query),
-    "layer": ("Layer queries", layer),
-    "modes": ("Deep modes", modes),
-}
+def ground_states() -> list[Case]:
+    """Time to find the ground state of ±1 couplings with 99 %: t max(1, ln 0.01 / ln(1 - p)), t and p of a run."""
 
-if __name__ == "__main__":
-    run_sections(__doc__, SECTIONS)
+    def annealing(sampler: Any, **options: Any) -> Solver:
+        def solve(ising: Ising, runs: int, sweeps: int) -> Tensor:
+            found = sampler().sample(to_bqm(ising), num_reads=runs, num_sweeps=sweeps, **options).record
+            return torch.from_numpy(np.repeat(found.energy, found.num_occurrences).copy())
+
+        return solve
+
+    def dwave() -> Any:
+        from dwave.samplers import SimulatedAnnealingSampler
+
+        return SimulatedAnnealingSampler()
+
+    def openjij() -> Any:
+        from openjij import SASampler
+
+        return SASampler()
+
+    compared = {
+        "dwave-samplers": Peer(partial(to_solution, annealing(dwave)), 0.5, "dwave.samplers"),
+        "OpenJij": Peer(partial(to_solution, annealing(openjij)), 0.5, "openjij"),
+    }
+    kinds = ("dense, n = 64", "dense, n = 128", "3-regular, n = 128")
+    return [Case("tempering/ground state", partial(to_solution, lowest), kinds, "", "solution", compared)]
+
+
+@cache
+def signs(kind: str, seed: int) -> tuple[Ising, float]:
+    """±1 on all pairs or on a 3-regular graph, without fields; the lowest energy that many long runs find."""
+    n, draw = int(kind.rpartition(" ")[2]), torch.Generator().manual_seed(seed)
+    J = torch.zeros(n, n)
+    j, k = (
+        torch.triu_indices(n, n, 1) if kind.startswith("dense") else torch.from_numpy(regular(n, seed=seed)).T
+    )
+    J[j, k] = 2.0 * torch.randint(0, 2, (len(j),), generator=draw) - 1
+    ising = Ising(torch.zeros(n), J + J.T)
+    return ising, float(lowest(ising, 100, 3000).min())
+
+
+def lowest(ising: Ising, runs: int, sweeps: int) -> Tensor:
+    """One chain of 8 replicas for each copy of the problem, up to beta = 3/√degree; the lowest of all sweeps."""
+    J = couplings(ising)
+    copies = Ising(torch.zeros(runs, len(J)), 3.0 / float((J != 0).sum(1).double().mean()) ** 0.5 * J)
+    found = tempering(burn_in=sweeps, track_lowest=True).sample(copies, 1, seed=sweeps).lowest().spins
+    return Ising(copies.fields, J).energy(found)
+
+
+def to_solution(solve: Solver, kind: str, runs: int = 50, instances: int = 5) -> Work:
+    """Runs of instances at their best numbers of sweeps; the time of a unit is the median time to solution."""
+    chosen: list[tuple[float, float, Ising, int]] = []
+    for seed in range(instances):
+        ising, ground = signs(kind, seed)
+        solve(ising, 2, 10)
+        tried = []
+        for sweeps in (30, 100, 300, 1000):
+            start = time.process_time()
+            share = float((solve(ising, runs, sweeps) < ground + 0.5).double().mean())
+            seconds = time.process_time() - start
+            needed = math.inf if share == 0 else max(1.0, math.log(0.01) / math.log1p(-min(share, 0.99)))
+            tried.append((seconds / runs * needed, seconds, ising, sweeps))
+        chosen.append(min(tried, key=lambda one: one[0]))
+    of_unit = float(np.median([best for best, *_ in chosen]))
+    seconds = sum(seconds for _, seconds, *_ in chosen)
+    return Work(lambda: [solve(ising, runs, sweeps) for *_, ising, sweeps in chosen], seconds / of_unit)
+
+
+class Given(ReferenceSampler):
+    """A base that costs next to nothing: the same reads at every call."""
+
+    name = "given"
+
+    def __init__(self, spins: Tensor) -> None:
+        super().__init__()
+        self.spins = spins
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of enumeration, for any number of spins."""
+        return replace(super().capabilities, max_spins=None)
+
+    def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+        return Samples(self.spins, ising.visible_mask)
+
+
+def refine() -> list[Case]:
+    """Sweeps over given reads of 64 problems."""
+
+    def build(n: int, count: int, sweeps: int) -> Callable[[], Any]:
+        spins = 2 * torch.randint(0, 2, (count, 64, n), dtype=torch.int8) - 1
+        backend = diabat.sampler("refine", sampler=Given(spins), sweeps=sweeps)
+        return partial(backend.sample, problem(n, 64, h=1.0), count, seed=1)
+
+    return [
+        Case(
+            f"refine/{count} reads, sweeps: {sweeps}",
+            partial(build, count=count, sweeps=sweeps),
+            (8, 16, 32, 64),
+        )
+        for count in (100, 1000)
+        for sweeps in (1, 10)
+    ]

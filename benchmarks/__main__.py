@@ -1,0 +1,117 @@
+"""Time the cases of the table, beside their peers or beside another checkout.
+
+python -m benchmarks                                    # all of them, about 15 minutes
+python -m benchmarks --only exact '^tempering/one'      # cases whose names match one of these regular expressions
+python -m benchmarks --only growth --figures docs/images
+python -m benchmarks --only llama --against ../before   # the same cases with diabat of that checkout, in turn
+
+CPU time of one thread, median of five rounds in which a case and its peers take turns; a time is of one unit of work.
+A ratio is our time over that of the peer; 1/20 means that the peer takes 20 times as long.  A spread is the slowest
+round over the fastest: where it exceeds 1.3, the machine had other work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before OpenJij is loaded
+
+import torch
+
+from benchmarks import figures, report
+from benchmarks.case import Case
+from benchmarks.children import compare, run
+from benchmarks.runner import EFFORTS, OURS, Row, measure
+from diabat.progress import new_bar
+
+
+def load_cases() -> dict[str, Case]:
+    """Return all cases by name."""
+    from benchmarks import anneals, computed, games, growth, huggingface, layers, sparse, startup, tempering
+
+    subjects = (computed, tempering, sparse, anneals, layers, games, huggingface, startup, growth)
+    cases = [case for subject in subjects for case in subject.cases()]
+    return {case.name: case for case in cases}
+
+
+def child(effort: str, peers: str, jobs: str) -> None:
+    """Measure the cases of :func:`benchmarks.children.in_child`, and print their rows as JSON."""
+    prepare()
+    cases = load_cases()
+    rows = [
+        row
+        for name, sizes in json.loads(jobs)
+        for row in measure(cases[name], sizes, EFFORTS[effort], peers=json.loads(peers))
+    ]
+    print(json.dumps([asdict(row) for row in rows]))
+
+
+def prepare() -> None:
+    """One thread; random fields leave the range of a learned plan, which is no matter here."""
+    from diabat.circuits import OutOfRangeWarning
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", OutOfRangeWarning)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure, print and draw; 1 if a case failed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="PATTERN", default=[""], help="cases that match one of them"
+    )
+    parser.add_argument("--quick", action="store_true", help="half of the sizes, three short rounds")
+    parser.add_argument("--against", type=Path, metavar="PATH", help="another checkout in place of the peers")
+    parser.add_argument("--json", action="store_true", help="one JSON document in place of tables")
+    parser.add_argument("--figures", type=Path, metavar="FOLDER", help="draw growth-FIGURE.png there")
+    options = parser.parse_args(words)
+    cases = load_cases()
+    chosen = [case for name, case in cases.items() if any(re.search(p, name) for p in options.only)]
+    if not chosen:
+        parser.error(
+            f"--only: expected patterns of some of {', '.join(cases)}, got {', '.join(options.only)}."
+        )
+    if options.against and not (options.against / "diabat" / "__init__.py").exists():
+        parser.error(f"--against: expected a checkout of diabat, got {options.against}.")
+    prepare()
+    effort, rows = EFFORTS["quick" if options.quick else "full"], list[Row]()
+    with new_bar() as bar:
+        task = bar.add_task("", total=sum(len(effort.of(case.sizes)) for case in chosen))
+        for subject, group in groupby(chosen, lambda case: case.name.partition("/")[0]):
+            bar.update(task, description=subject)
+            found = []
+            for row in timed(list(group), options):
+                found.append(row)
+                bar.advance(task)
+            rows += found
+            if not options.json:
+                report.show(subject, cases, found)
+    if options.figures:
+        figures.draw(cases, rows, options.figures)
+    print(report.as_json(rows) if options.json else report.summary(cases, rows))
+    return int(any(OURS in row.errors for row in rows))
+
+
+def timed(cases: Sequence[Case], options: argparse.Namespace) -> Iterator[Row]:
+    """Measure the cases of a subject."""
+    effort = "quick" if options.quick else "full"
+    if options.against:
+        yield from compare(cases, options.against.resolve(), effort)
+        return
+    for case in cases:
+        yield from run(case, effort)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

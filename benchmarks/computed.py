@@ -1,0 +1,200 @@
+"""``exact``, ``mean_field`` and ``banded`` against first implementations in torch, and one problem by every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import diabat
+from benchmarks import peers
+from benchmarks.case import Build, Case, Peer, Work
+from benchmarks.problems import couplings, differentiated, gradients, in_a_band, moments, problem
+from diabat.ising import Ising
+
+QUERIES = 512
+
+
+def cases() -> list[Case]:
+    """All of them."""
+    return [*small(), *exact(), *variants(), *causal(), *mean_field(), *banded()]
+
+
+def small() -> list[Case]:
+    """One problem of 8 spins by each backend: a problem that is built, and from its tensors."""
+    few = {"num_replicas": 1, "num_chains": 16, "burn_in": 16, "sweeps": 16}
+    options: dict[str, tuple[str, dict[str, Any]]] = {
+        "exact": ("exact", {}),
+        "mean_field": ("mean_field", {}),
+        "dqa": ("dqa", {}),
+        "dqa, boltzmann-8": ("dqa", {"schedule": "boltzmann-8"}),
+        "tempering": ("tempering", {}),
+        "tempering, 16 chains, 16 + 16 sweeps": ("tempering", few),
+        "banded, all pairs": ("banded", {}),
+        "refine of dqa, 1000 reads": ("refine", {"sampler": "dqa"}),
+        "dimod, annealing, 1000 reads": ("dimod", {}),
+    }
+
+    def built(name: str) -> Work:
+        backend, chosen = options[name]
+        return moments(backend, problem(8, h=1.0), **chosen)
+
+    def from_tensors(name: str) -> Callable[[], Any]:
+        backend, chosen = options[name]
+        sampler, ising = diabat.sampler(backend, **chosen), problem(8, h=1.0)
+        return lambda: sampler.moments(Ising(ising.fields, ising.matrix), seed=1)
+
+    targets = {"exact": 40e-6, "mean_field": 150e-6, "dqa, boltzmann-8": 120e-6}
+    return [
+        Case("one problem/of 8 spins", built, list(options), "backend"),
+        Case("one problem/from tensors", from_tensors, list(options)[:6], "backend", target=targets),
+    ]
+
+
+def exact() -> list[Case]:
+    """Batches that share one J, against a softmax that keeps its tables of J and against products of matrices."""
+
+    def batch(n: int) -> Ising:
+        return problem(n, QUERIES if n <= 16 else 64, h=1.0)
+
+    def large(n: int) -> Work:
+        return moments("exact", problem(n, 64 if n < 30 else 8, h=1.0))
+
+    both = {
+        "softmax": Peer(lambda n: peers.enumeration(batch(n)), {16: 1 / 100, 20: 1 / 250}),
+        "half-split": Peer(lambda n: peers.half_split_moments(batch(n))),
+    }
+    by_autograd = {"half-split": Peer(lambda n: peers.half_split_gradients(batch(n)))}
+    sizes = (4, 8, 12, 16, 20)
+    return [
+        Case("exact/batch", lambda n: moments("exact", batch(n)), sizes, "n", "query", both),
+        Case("exact/gradients", lambda n: gradients("exact", batch(n)), sizes[:4], "n", "query", by_autograd),
+        Case("exact/large", large, (24, 30), "n", "query", fresh=True),
+    ]
+
+
+def variants() -> list[Case]:
+    """Correlations against marginals alone; a J of their own against a shared one."""
+
+    def shared(n: int) -> Ising:
+        return problem(n, QUERIES, h=1.0)
+
+    def own(n: int) -> Ising:
+        return problem(n, QUERIES, h=1.0, own=True)
+
+    def solved(n: int, way: Callable[[Ising], Work], make: Callable[[int], Ising]) -> Work:
+        return way(make(n))
+
+    pairs = partial(moments, "exact", correlations=True)
+    ways: dict[str, Callable[[Ising], Work]] = {
+        "forward": partial(moments, "exact"), "gradients": partial(gradients, "exact"), "correlations": pairs,
+    }  # fmt: skip
+    without = {"without": Peer(lambda n: moments("exact", shared(n)), 1.5)}
+    found = [Case("exact/correlations", lambda n: pairs(shared(n)), (4, 8, 12, 16), "n", "query", without)]
+    for name, way in ways.items():
+        compared = {"shared J": Peer(partial(solved, way=way, make=shared), dict.fromkeys((4, 8, 12), 1.5))}
+        build: Build = partial(solved, way=way, make=own)
+        found.append(Case(f"exact/own J, {name}", build, (4, 8, 12, 16), "n", "query", compared))
+    return found
+
+
+def causal() -> list[Case]:
+    """Forward and backward through causal windows of 16 positions, 64 sequences, against two first implementations."""
+    T, sequences = 16, 64
+    mask = torch.ones(T, T, dtype=torch.bool).tril()
+
+    def windows() -> Ising:
+        flat = problem(T, sequences * T, h=1.0)
+        return Ising(flat.fields.reshape(sequences, T, T), flat.couplings, mask)
+
+    def prefixes(h: Tensor, J: Tensor) -> Tensor:
+        """2^(i+1) states for position i."""
+        rows = [peers.softmax_marginals(h[:, i, : i + 1], J[: i + 1, : i + 1]) for i in range(T)]
+        return torch.stack([torch.nn.functional.pad(row, (0, T - row.shape[1])) for row in rows], 1)
+
+    def masked(h: Tensor, J: Tensor) -> Tensor:
+        """2^T states for every position."""
+        seen = mask.to(h)
+        rows = [peers.softmax_marginals(h[:, i] * seen[i], J * seen[i][:, None] * seen[i]) for i in range(T)]
+        return torch.stack(rows, 1) * seen
+
+    def by(probabilities: Any) -> Build:
+        return lambda _: Work(differentiated(probabilities, windows()).call)
+
+    compared = {"2^T states": Peer(by(masked), 1 / 30), "2^(i+1) states": Peer(by(prefixes))}
+    return [
+        Case(
+            "exact/causal window",
+            lambda _: Work(gradients("exact", windows()).call),
+            (T,),
+            "T",
+            peers=compared,
+        )
+    ]
+
+
+def mean_field() -> list[Case]:
+    """Against plain iteration in torch, of the whole batch until its last problem has converged."""
+
+    def batch(n: int) -> Ising:
+        return problem(n, 64, g=0.4, h=1.0)
+
+    iteration = {"iteration in torch": Peer(lambda n: peers.fixed_point(batch(n)))}
+    sizes = (8, 16, 32, 64, 256, 512, 1024)
+    return [
+        Case(
+            "mean_field/64 problems",
+            lambda n: moments("mean_field", batch(n)),
+            sizes,
+            "n",
+            "problem",
+            iteration,
+        ),
+        Case("mean_field/gradients", lambda n: gradients("mean_field", batch(n)), sizes[:5], "n", "problem"),
+    ]
+
+
+def banded() -> list[Case]:
+    """64 of 512 spins by the width of the band; causal windows; the width at which enumeration is left."""
+
+    def sequences(width: int) -> Ising:
+        flat = in_a_band(16 * 128, 128, width)
+        return Ising(flat.fields.reshape(16, 128, 128), flat.couplings, torch.ones(128, 128).bool().tril())
+
+    def by_autograd(width: int) -> Work:
+        """Twice through log Z, in float64."""
+        ising = in_a_band(64, 512, width)
+        h, J = (t.double().requires_grad_() for t in (ising.fields, couplings(ising)))
+        v = torch.randn(h.shape, generator=torch.Generator().manual_seed(1))
+
+        def run() -> tuple[Tensor, ...]:
+            log_z = peers.transfer_matrix_log_z(h, J, width).sum()
+            (p,) = torch.autograd.grad(log_z, h, create_graph=True)
+            return torch.autograd.grad((v * (1 + p) / 2).sum(), (h, J))
+
+        return Work(run, 64)
+
+    def whole(make: Callable[[int], Ising], by: Any) -> Build:
+        return lambda width: Work(by("banded", make(width), bandwidth=width).call)
+
+    def long(width: int) -> Ising:
+        return in_a_band(64, 512, width)
+
+    enumeration = {"exact": Peer(lambda w: Work(moments("exact", in_a_band(64, 16, w)).call))}
+    autograd = {"autograd in torch": Peer(lambda w: Work(by_autograd(w).call), 1 / 20, last=8)}
+    return [
+        Case("banded/64 of 512 spins", whole(long, moments), (4, 8, 10), "w"),
+        Case("banded/64 of 512 spins, gradients", whole(long, gradients), (4, 8, 10), "w", peers=autograd),
+        Case("banded/16 windows of 128", whole(sequences, moments), (8,), "w"),
+        Case("banded/16 windows of 128, gradients", whole(sequences, gradients), (8,), "w"),
+        Case(
+            "banded/64 of 16 spins",
+            whole(lambda w: in_a_band(64, 16, w), moments),
+            (2, 4, 8),
+            "w",
+            peers=enumeration,
+        ),
+    ]

@@ -1,0 +1,223 @@
+"""Attention layers: against softmax attention, training steps, compiled and mapped layers, long sequences, decoding."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, stack_module_state, vmap
+
+import diabat
+from benchmarks import peers
+from benchmarks.case import Build, Call, Case, Peer, Work
+from benchmarks.growth import layer, step
+from diabat.models import Transformer, TransformerOptions
+
+SYMBOLS, BATCH, LENGTH, FEATURES, HEADS = 61, 64, 512, 64, 8
+KINDS: dict[str, dict[str, Any]] = {
+    "probability": {},
+    "odds": {"weights": "odds"},
+    "far odds": {"weights": "odds", "far": "independent"},
+    "fields and mixing": {"mode": "h"},
+}
+
+
+def cases() -> list[Case]:
+    """All of them."""
+    return [*one_layer(), *training(), *compiled(), *mapped(), *long_sequences(), *padded(), *decoding()]
+
+
+def one_layer() -> list[Case]:
+    """Width 32, one head: 64 sequences forward, and one sequence of 8 tokens by each backend."""
+
+    def forward(T: int, backend: str, sequences: int = BATCH) -> Call:
+        made, x = layer(backend, T, 32), torch.randn(sequences, T, 32)
+        return torch.no_grad()(partial(made, x))
+
+    def softmax(T: int) -> Call:
+        return torch.no_grad()(partial(peers.Softmax(32), torch.randn(BATCH, T, 32)))
+
+    compared = {"softmax": Peer(softmax)}
+    backends = ("exact", "mean_field", "dqa", "tempering")
+    return [
+        *(
+            Case(f"layer/forward, {name}", partial(forward, backend=name), (8, 16), "T", peers=compared)
+            for name in backends[:2]
+        ),
+        Case("layer/one sequence, forward", lambda name: forward(8, name, 1), backends, ""),
+        Case("layer/one sequence, gradients", lambda name: step(layer(name, 8, 32), 8, 1, 32), backends, ""),
+    ]
+
+
+def model(
+    mode: str, window: int, sampler: str = "exact", **options: Any
+) -> tuple[Transformer, Tensor, Tensor]:
+    """The paper's Tiny Shakespeare model, and a batch of random symbols and targets."""
+    torch.manual_seed(0)
+    made = Transformer(TransformerOptions(mode=mode, **options), SYMBOLS, SYMBOLS, window, sampler)
+    return made, torch.randint(SYMBOLS, (BATCH, window)), torch.randint(SYMBOLS, (BATCH, window))
+
+
+def training() -> list[Case]:
+    """A step of the paper's model with AdamW against the same with softmax."""
+
+    def build(window: int, mode: str, sampler: str = "exact") -> Call:
+        made, symbols, targets = model(mode, window, sampler)
+        optimizer = torch.optim.AdamW(made.parameters(), lr=1e-3)
+
+        def run() -> None:
+            loss = nn.functional.cross_entropy(made(symbols).flatten(0, 1), targets.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(made.parameters(), 1.0)
+            optimizer.step()
+
+        return run
+
+    softmax = partial(build, mode="softmax")
+    targets = {"exact": {8: 1.2, 16: 1.6}, "mean_field": None}
+    return [
+        Case(
+            f"training step/{name}", partial(build, mode="h+J", sampler=name), (4, 8, 12, 16), "T", "step",
+            {"softmax": Peer(softmax, target)},
+        )
+        for name, target in targets.items()
+    ]  # fmt: skip
+
+
+def compiled() -> list[Case]:
+    """Forward and backward of the same model by ``torch.compile``, without its caches, against eager mode."""
+
+    def build(window: int, sampler: str, compiling: bool = True) -> Call:
+        os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+        made, symbols, targets = model("h+J", window, sampler, dropout=0.0)
+        called: Any = torch.compile(made, fullgraph=True) if compiling else made
+
+        def run() -> None:
+            torch.manual_seed(1)  # of the reads
+            nn.functional.cross_entropy(called(symbols).flatten(0, 1), targets.flatten()).backward()
+
+        return run
+
+    return [
+        Case(
+            f"torch.compile/{name}", partial(build, sampler=name), (8, 16) if name == "exact" else (8,), "T", "step",
+            {"eager": Peer(partial(build, sampler=name, compiling=False), 1.0)}, fresh=True,
+        )
+        for name in ("exact", "banded", "mean_field", "tempering", "dqa")
+    ]  # fmt: skip
+
+
+def mapped() -> list[Case]:
+    """Gradients of eight layers by vmap over their stacked parameters, against a loop."""
+
+    def build(sampler: str, loop: bool = False) -> Call:
+        torch.manual_seed(0)
+        layers = [diabat.BoltzmannAttention(FEATURES, 1, 8, sampler=sampler) for _ in range(8)]
+        parameters, buffers = stack_module_state(layers)
+        x = torch.randn(BATCH, 8, FEATURES)
+
+        def loss(p: Any, b: Any) -> Tensor:
+            y: Tensor = functional_call(layers[0], (p, b), (x,))
+            return y.square().mean()
+
+        if loop:
+            return lambda: [grad(loss)(dict(m.named_parameters()), dict(m.named_buffers())) for m in layers]
+        return lambda: vmap(grad(loss))(parameters, buffers)
+
+    compared = {"loop": Peer(partial(build, loop=True), 1.0)}
+    return [Case("vmap/eight layers", build, ("exact", "banded", "mean_field"), "", peers=compared)]
+
+
+def relative(window: int, heads: int, **options: Any) -> diabat.BoltzmannAttention:
+    """A layer of relative windows."""
+    return layer("exact", window, FEATURES, heads, relative=True, **options)
+
+
+def long_sequences() -> list[Case]:
+    """Attention proper, without projections: 512 tokens, one head, forward and backward, against causal softmax."""
+
+    def inputs(batch: int) -> list[Tensor]:
+        torch.manual_seed(0)
+        return [torch.randn(batch, LENGTH, FEATURES, requires_grad=True) for _ in range(3)]
+
+    def coupled(window: int, batch: int, options: dict[str, Any]) -> Work:
+        made = relative(window, 1, **options)
+        made.output = nn.Identity()  # type: ignore[assignment]  # leaves attention proper
+        q, k, v = inputs(batch)
+        leaves = [q, k, v, *(p for p in (made.coupling_pairs,) if p is not None)]
+        cotangent = torch.randn(batch, LENGTH, FEATURES)
+        return Work(
+            lambda: torch.autograd.grad(made._attend(q, k, v, None)[0], leaves, cotangent), batch * LENGTH
+        )
+
+    def softmax(_: int, batch: int) -> Work:
+        qkv, cotangent = inputs(batch), torch.randn(batch, 1, LENGTH, FEATURES)
+        q, k, v = (t[:, None] for t in qkv)
+
+        def run() -> Any:
+            y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return torch.autograd.grad(y, qkv, cotangent, retain_graph=True)
+
+        return Work(run, batch * LENGTH)
+
+    targets = {name: {8: 1.0, 12: 1.0, 16: 4.0} for name in ("probability", "odds")}
+    return [
+        Case(
+            f"long sequences/{name}, batch {batch}", partial(coupled, batch=batch, options=options), (8, 12, 16), "T",
+            "token", {"softmax": Peer(partial(softmax, batch=batch), targets.get(name))},
+        )
+        for batch in (1, 16)
+        for name, options in KINDS.items()
+    ]  # fmt: skip
+
+
+def padded() -> list[Case]:
+    """16 sequences with up to half of their positions padded on the left, another mask at every step; per position."""
+
+    def build(window: int, padding: bool) -> Work:
+        made, x = relative(window, 1), torch.randn(16, LENGTH, FEATURES)
+
+        def masks() -> Iterator[Tensor | None]:
+            while True:
+                hidden = torch.arange(LENGTH) < torch.randint(LENGTH // 2, (16, 1))
+                yield hidden if padding else None
+
+        drawn = masks()
+        return Work(lambda: made(x, next(drawn)).sum().backward(), 16 * LENGTH)
+
+    without = {"without padding": Peer(partial(build, padding=False), 1.1)}
+    return [
+        Case("long sequences/left padding", partial(build, padding=True), (8, 12, 16), "T", "token", without)
+    ]
+
+
+def decoding() -> list[Case]:
+    """One token after another through a layer of 8 heads with its projections, after prompts of two lengths."""
+
+    def build(window: int, length: int, options: dict[str, Any]) -> Callable[[], None]:
+        made, x = relative(window, HEADS, **options), torch.randn(1, length, FEATURES)
+        softmax = diabat.BoltzmannAttention(
+            FEATURES, HEADS, window, relative=True, mode="softmax", far=made.far
+        )
+        with torch.no_grad():
+            state = softmax.prefill(x)[1]
+
+        @torch.no_grad()
+        def run() -> None:
+            nonlocal state
+            state = made.step(x[:, 0], state)[1]
+
+        return run
+
+    kinds: dict[str, Build] = {}
+    for name in ("probability", "odds", "far odds"):
+        for length in (64, 4096):
+            kinds[f"{name}, after {length}"] = partial(build, length=length, options=KINDS[name])
+    return [
+        Case(f"decoding/{name}", way, (8, 12, 16), "T", "token", target=1.5e-3) for name, way in kinds.items()
+    ]

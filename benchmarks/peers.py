@@ -1,0 +1,294 @@
+"""What we compare with: first implementations in torch, and other programs; each from what is built to the call."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.case import Call, Work
+from benchmarks.problems import couplings, differentiated
+from diabat.circuits import TrotterPlan
+from diabat.ising import Ising, to_bqm
+
+
+def all_states(n: int) -> Tensor:
+    """The states of n spins, [2^n, n]."""
+    return ((torch.arange(2**n)[:, None] >> torch.arange(n)) & 1).float() * 2 - 1
+
+
+def softmax_marginals(h: Tensor, J: Tensor) -> Tensor:
+    """P(s = +1) by a softmax over all 2^n states, [..., n]."""
+    states = all_states(h.shape[-1])
+    energy = torch.einsum("xj,jk,xk->x", states, J, states) / 2
+    return torch.softmax(h @ states.T + energy, -1) @ ((states + 1) / 2)
+
+
+def enumeration(ising: Ising) -> Work:
+    """The same; states and energies of the couplings are kept between calls."""
+    states, J = all_states(ising.num_spins), couplings(ising)
+    energy, up = torch.einsum("xj,jk,xk->x", states, J, states) / 2, (states + 1) / 2
+    return Work(lambda: torch.softmax(ising.fields @ states.T + energy, -1) @ up, ising.num_problems)
+
+
+def half_split(n: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """P(s = +1) from h [..., n] and J: Z = Σ_xy A_x W_xy C_y over the states of both halves; the states are kept."""
+    a = n // 2
+    left, right = all_states(a), all_states(n - a)
+    left_up, right_up = (left + 1) / 2, (right + 1) / 2
+
+    def probabilities(h: Tensor, J: Tensor) -> Tensor:
+        in_left, in_right = ((left @ J[:a, :a]) * left).sum(-1) / 2, ((right @ J[a:, a:]) * right).sum(-1) / 2
+        W = (left @ J[:a, a:] @ right.T + in_left[:, None] + in_right).exp_()
+        A, C = (h[..., :a] @ left.T).exp(), (h[..., a:] @ right.T).exp()
+        from_left, from_right = A * (C @ W.T), (A @ W) * C
+        up = torch.cat((from_left @ left_up, from_right @ right_up), -1)
+        return up / from_left.sum(-1, keepdim=True)
+
+    return probabilities
+
+
+def half_split_moments(ising: Ising) -> Work:
+    """Marginals; a unit is a problem."""
+    solve = half_split(ising.num_spins)
+    return Work(lambda: solve(ising.fields, couplings(ising)), ising.num_problems)
+
+
+def half_split_gradients(ising: Ising) -> Work:
+    """Marginals and their gradient by autograd."""
+    return differentiated(half_split(ising.num_spins), ising)
+
+
+def fixed_point(ising: Ising, tolerance: float = 1e-6) -> Work:
+    """M = tanh(h + J m) by iterating the batch until no m moves by more than the tolerance; 500 times at most."""
+    h, J = ising.fields, couplings(ising)
+
+    def run() -> Tensor:
+        m = torch.tanh(h)
+        for _ in range(500):
+            m, last = torch.tanh(h + m @ J), m
+            if (m - last).abs().max() < tolerance:
+                break
+        return (1 + m) / 2
+
+    return Work(run, ising.num_problems)
+
+
+def transfer_matrix_log_z(h: Tensor, J: Tensor, width: int) -> Tensor:
+    """Logarithm of Z [batch] by the transfer matrix in a few lines of torch; m = ∂ log Z/∂h by autograd."""
+    index = torch.arange(1 << width)
+    signs = (2 * ((index[:, None] >> torch.arange(width)) & 1) - 1).to(h)
+    message = h.new_zeros(len(h), 1 << width)
+    for t in range(h.shape[1] - 1, -1, -1):
+        reach = min(t, width)
+        row = F.pad(J[t, t - reach : t].flip(0), (0, width - reach))
+        local = h[:, t, None] + signs @ row
+        down, up = message[:, 0::2].repeat(1, 2), message[:, 1::2].repeat(1, 2)
+        message = torch.logaddexp(up + local, down - local)
+    return message[:, 0]
+
+
+class Softmax(nn.Module):
+    """Causal attention of one head with torch's fused softmax, and projections."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend, [B, T, width]."""
+        return self.output(self.mix(self.query(x), self.key(x), self.value(x)))
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Mixed values, [B, T, width]."""
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class ShortLayer(Softmax):
+    """Boltzmann attention as a user would write it: softmax over all 2^T states, pairs of the visible positions."""
+
+    def __init__(self, width: int, window: int) -> None:
+        super().__init__(width)
+        states = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=window)))
+        j, k = torch.triu_indices(window, window, 1)
+        visible = torch.ones(window, window).tril()
+        self.couplings = nn.Parameter(torch.zeros(len(j)))
+        self.states, self.pairs, self.up = states, states[:, j] * states[:, k], (states > 0).float()
+        self.visible, self.visible_pairs = visible, visible[:, j] * visible[:, k]
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Mixed values, [B, T, width]."""
+        h = q @ k.mT / math.sqrt(q.shape[-1]) * self.visible
+        exponent = h @ self.states.T + (self.visible_pairs * self.couplings) @ self.pairs.T
+        alpha = (exponent.softmax(-1) @ self.up) * self.visible
+        return alpha / alpha.sum(-1, keepdim=True) @ v
+
+
+Annealing = Callable[[Any, int, list[float]], Any]
+"""Runs a BQM: (model, reads, inverse temperatures of the sweeps) -> dimod SampleSet."""
+
+
+def dwave(model: Any, reads: int, betas: list[float]) -> Any:
+    """Simulated annealing of dwave-samplers."""
+    from dwave.samplers import SimulatedAnnealingSampler
+
+    options = {"beta_schedule_type": "custom", "beta_schedule": betas}
+    return SimulatedAnnealingSampler().sample(model, num_reads=reads, **options)
+
+
+def openjij(model: Any, reads: int, betas: list[float]) -> Any:
+    """Simulated annealing of OpenJij; without a seed, which would make all reads equal."""
+    from openjij import SASampler
+
+    sparse = model.num_interactions < model.num_variables**2 / 4
+    schedule = [(beta, len(list(same))) for beta, same in itertools.groupby(betas)]
+    return SASampler().sample(model, num_reads=reads, schedule=schedule, sparse=sparse)
+
+
+ANNEALERS: dict[str, tuple[Annealing, str]] = {
+    "dwave-samplers": (dwave, "dwave.samplers"),
+    "OpenJij": (openjij, "openjij"),
+}
+
+
+def annealed(annealing: Annealing, ising: Ising, reads: int = 16, sweeps: int = 32) -> Work:
+    """Reads at beta = 1 of one problem after another, from models that are built; a unit is a problem."""
+    h = ising.fields.reshape(-1, ising.num_spins)
+    models = [to_bqm(Ising(row, ising.held_couplings)) for row in h]
+    return Work(lambda: [annealing(model, reads, [1.0] * sweeps) for model in models], len(models))
+
+
+def thrml(ising: Ising, reads: int = 16, sweeps: int = 32) -> Call:
+    """THRML's block Gibbs sampling: one colour of the graph at a time, compiled by jax before the clock starts."""
+    import jax
+    import networkx as nx
+    from thrml import Block, SamplingSchedule, SpinNode, sample_states
+    from thrml.models import IsingEBM, IsingSamplingProgram, hinton_init
+
+    edges = ising.edges
+    assert edges is not None
+    graph = nx.Graph()
+    graph.add_nodes_from(range(ising.num_spins))
+    graph.add_edges_from(edges.index.tolist())
+    colour = nx.coloring.greedy_color(graph)
+    nodes = [SpinNode() for _ in range(ising.num_spins)]
+    groups: list[list[Any]] = [[] for _ in range(1 + max(colour.values()))]
+    for spin, node in enumerate(nodes):
+        groups[colour[spin]].append(node)
+    blocks = [Block(group) for group in groups]
+    model = IsingEBM(
+        nodes,
+        [(nodes[j], nodes[k]) for j, k in edges.index.tolist()],
+        jax.numpy.asarray(ising.fields.numpy()),
+        jax.numpy.asarray(edges.values.numpy()),
+        jax.numpy.asarray(1.0),
+    )
+    program = IsingSamplingProgram(model, blocks, clamped_blocks=[])
+    schedule = SamplingSchedule(n_warmup=sweeps - 1, n_samples=1, steps_per_sample=1)
+
+    def run(key: Any) -> Any:
+        start = hinton_init(key, model, blocks, (reads,))
+        keys = jax.random.split(key, reads)
+        return jax.vmap(lambda k, s: sample_states(k, program, schedule, s, [], [Block(nodes)]))(keys, start)
+
+    compiled = jax.jit(run)
+    return lambda: jax.block_until_ready(compiled(jax.random.key(1)))
+
+
+def plugin_layer(ising: Ising, queries: int) -> Work:
+    """The Ising layer of dwave-pytorch-plugin on some queries: 16 reads of 32 sweeps; a unit is a query."""
+    from dwave.plugins.torch.nn.modules.ising import Ising as Layer
+    from dwave.samplers import SimulatedAnnealingSampler
+
+    first, second = np.triu_indices(ising.num_spins, 1)
+    layer = Layer(
+        nodes=range(ising.num_spins),
+        edges=list(zip(first.tolist(), second.tolist(), strict=True)),
+        sampler=SimulatedAnnealingSampler(),
+        sample_params={"num_reads": 16, "beta_schedule_type": "custom", "beta_schedule": [1.0] * 32},
+        beta=1.0,
+    )
+    pairs = -couplings(ising)[first, second].expand(queries, -1)  # the plugin minimises
+    return Work(lambda: layer(-ising.fields[:queries], pairs), queries)
+
+
+def qulacs_anneal(plan: TrotterPlan, fields: np.ndarray, J: np.ndarray) -> Call:
+    """Marginals of one anneal by qulacs: a diagonal gate and n rotations per step, built before the clock starts."""
+    from qulacs import QuantumCircuit, QuantumState
+    from qulacs.gate import DiagonalMatrix
+
+    n = len(fields)
+    states = all_states(n).double().numpy()
+    field, pair = states @ fields, np.einsum("xj,jk,xk->x", states, J, states) / 2
+    circuit = QuantumCircuit(n)
+    for j in range(n):
+        circuit.add_H_gate(j)
+    for b, c, a in zip(plan.field_angles, plan.coupling_angles, plan.mixer_angles, strict=True):
+        circuit.add_gate(DiagonalMatrix(list(range(n)), np.exp(0.5j * (b * field + c * pair))))
+        for j in range(n):
+            circuit.add_RX_gate(j, a)  # qulacs rotates by exp(i a X / 2)
+    state = QuantumState(n)
+
+    def run() -> np.ndarray:
+        state.set_zero_state()
+        circuit.update_quantum_state(state)
+        return np.abs(state.get_vector()) ** 2 @ ((states + 1) / 2)
+
+    return run
+
+
+def aer_gates(plan: TrotterPlan, fields: np.ndarray, J: np.ndarray) -> Work:
+    """A circuit of rz, rzz and rx gates built and run by Aer for each row of fields; a unit is a row."""
+    from qiskit_aer import AerSimulator
+    from qiskit_aer.library import SaveProbabilities
+
+    from diabat.circuits import anneal_circuit
+
+    simulator = AerSimulator(method="statevector", max_parallel_threads=1)
+
+    def run() -> None:
+        circuits = [anneal_circuit(plan, row, J) for row in fields]
+        for circuit in circuits:
+            circuit.append(SaveProbabilities(len(J)), circuit.qubits)
+        simulator.run(circuits, shots=1).result()
+
+    return Work(run, len(fields))
+
+
+def shapiq_mobius(table: Tensor) -> Call:
+    """The Möbius transform of a table of all coalitions, [2^n], by shapiq."""
+    import shapiq
+
+    n, values = len(table).bit_length() - 1, table.numpy()
+    powers = 1 << np.arange(n)
+    return lambda: shapiq.ExactComputer(lambda masks: values[masks.astype(int) @ powers], n)(
+        "Moebius", order=n
+    )
+
+
+def algorithm_1(V: Tensor, count: int, temperature: float, sampled: int = 24) -> Work:
+    """Lines 38 to 47 of Algorithm 1 of NeuroGame on some pairs, every norm from vectors; a unit is V [batch, n, d].
+
+    The lines on single tokens, 2 % of the work at n = 128, are left out.
+    """
+    batch, n, _ = V.shape
+    drawn = torch.randint(n, (sampled, 2), generator=torch.Generator().manual_seed(0)).tolist()
+
+    def pair(i: int, j: int) -> Tensor:
+        weights, terms = [], []
+        for _ in range(count):
+            inside, norms = torch.rand(n) < 0.5, []
+            for with_i, with_j in ((False, False), (True, False), (False, True), (True, True)):
+                inside[i], inside[j] = with_i, with_j
+                norms.append(float(V[0, inside].sum(0).norm()))
+            terms.append(norms[3] - norms[1] - norms[2] + norms[0])
+            weights.append(norms[0] / temperature)
+        return torch.softmax(torch.tensor(weights), 0) @ torch.tensor(terms)
+
+    return Work(lambda: [pair(i, (j + (i == j)) % n) for i, j in drawn], sampled / (batch * n * (n - 1) / 2))

@@ -1,0 +1,104 @@
+"""Problems, and what our backends do with them."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import diabat
+from benchmarks.case import Work
+from diabat.ising import Ising, pack_couplings, pair_indices
+
+
+def problem(
+    n: int, queries: int = 1, *, h: float = 0.3, g: float = 1.0, own: bool = False, dtype: Any = torch.float32
+) -> Ising:
+    """Fields [queries, n] ~ g N(0, h²), and J ~ g N(0, 1/n) of all pairs, shared by the queries or their own."""
+    generator = torch.Generator().manual_seed(0)
+    J = pack_couplings(torch.randn(*([queries] * own), n * (n - 1) // 2, generator=generator) / n**0.5, n)
+    return Ising((g * h * torch.randn(queries, n, generator=generator)).to(dtype), (g * J).to(dtype))
+
+
+def in_a_band(queries: int, n: int, width: int) -> Ising:
+    """Fields N(0, 1), one J ~ N(0, 1/(2w)) within the band."""
+    g = torch.Generator().manual_seed(0)
+    pairs = torch.randn(len(pair_indices(n, width)[0]), generator=g) / (2 * width) ** 0.5
+    return Ising(torch.randn(queries, n, generator=g), pack_couplings(pairs, n, width))
+
+
+def regular(n: int, degree: int = 3, seed: int = 0) -> np.ndarray:
+    """Edges of a random regular graph."""
+    import networkx as nx
+
+    return np.array(nx.random_regular_graph(degree, n, seed=seed).edges())
+
+
+def zephyr(m: int, tiles: int = 4) -> tuple[int, np.ndarray]:
+    """Number of spins and edges of the Zephyr graph Z(m, t) (Boothby, King and Raymond, D-Wave 2021).
+
+    Qubit (u, w, k, j, z) is a line of orientation u at offset w; it meets the lines w' = 2z + j and 2z + j + 1 of the
+    other orientation.  It is coupled to those that it meets, to the next one on its line, and to the other j.
+    """
+    qubits = list(product((0, 1), range(2 * m + 1), range(tiles), (0, 1), range(m)))
+    number = {qubit: i for i, qubit in enumerate(qubits)}
+    edges = []
+    for (u, w, k, j, z), i in number.items():
+        near = [(u, w, k, j, z + 1), (u, w, k, 1, z) if j == 0 else (u, w, k, 0, z + 1)]
+        if u == 0:
+            # Lines of the other orientation that meet this one: 2z' + j' is w or w - 1.
+            ends = [((w - back) % 2, (w - back) // 2) for back in (0, 1)]
+            meeting = product((2 * z + j, 2 * z + j + 1), range(tiles), ends)
+            near += [(1, at, other, *end) for at, other, end in meeting]
+        edges += [(i, number[qubit]) for qubit in near if qubit in number]
+    return len(qubits), np.array(edges)
+
+
+def on_graph(n: int, edges: np.ndarray) -> Ising:
+    """One problem, h ~ N(0, 0.3²), J ~ N(0, 1/degree) on edges."""
+    generator = torch.Generator().manual_seed(0)
+    J = torch.randn(len(edges), generator=generator) / (2 * len(edges) / n) ** 0.5
+    return Ising(0.3 * torch.randn(n, generator=generator), diabat.Edges(edges, J))
+
+
+def one(ising: Ising) -> Ising:
+    """The first problem of a batch, without the dimension of the batch."""
+    return Ising(ising.fields[0], ising.couplings)
+
+
+def couplings(ising: Ising) -> Tensor:
+    """J, of a problem that has one."""
+    assert ising.couplings is not None
+    return ising.couplings
+
+
+def moments(backend: str, ising: Ising, *, correlations: bool = False, **options: Any) -> Work:
+    """Marginals by a backend; a unit is a problem."""
+    sampler = diabat.sampler(backend, **options)
+    return Work(partial(sampler.moments, ising, correlations=correlations, seed=1), ising.num_problems)
+
+
+def gradients(backend: str, ising: Ising, **options: Any) -> Work:
+    """Marginals, and the gradient of a linear form of them in h and J; a unit is a problem."""
+    sampler = diabat.sampler(backend, **options)
+    return differentiated(
+        lambda h, J: sampler.moments(Ising(h, J, ising.visible, check=False), seed=1).probability, ising
+    )
+
+
+def differentiated(probabilities: Any, ising: Ising) -> Work:
+    """The gradient of a linear form of probabilities (h, J) in h and J; a unit is a problem."""
+    h, J = ising.fields.clone().requires_grad_(), couplings(ising).clone().requires_grad_()
+    v = torch.randn(h.shape, generator=torch.Generator().manual_seed(1)).to(h)
+    return Work(lambda: torch.autograd.grad((v * probabilities(h, J)).sum(), (h, J)), ising.num_problems)
+
+
+def reads(ising: Ising, number: int = 16, sweeps: int = 32, **options: Any) -> Work:
+    """Reads by tempering on one thread, one chain for each and no replicas unless given; a unit is a problem."""
+    options = {"num_replicas": 1, "burn_in": sweeps, "threads": 1, **options}
+    sampler = diabat.sampler("tempering", **options)
+    return Work(partial(sampler.sample, ising, number, seed=1), ising.num_problems)
