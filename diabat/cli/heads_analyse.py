@@ -65,8 +65,6 @@ def analyse_heads(
     require_writable(figure)
     plot_dividends(found.games, figure, title=found.heading)
     report = HeadsReport.of_games(found.games, found.heading, found.model_dump(mode="json"))
-    if as_json:
-        typer.echo(report.to_json())
-    else:
-        print_report(report)
-        typer.echo(f"\nAnalysis: {folder}\nFigure: {figure}")
+    print_report(report, figure, as_json=as_json)
+    if not as_json:
+        typer.echo(f"Analysis: {folder}")
