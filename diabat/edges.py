@@ -74,7 +74,7 @@ class Edges:
             raise ArgumentError(
                 "couplings",
                 f"edges are expanded into a matrix for up to {DENSE_SPINS} spins, got {n}; "
-                "use 'tempering', 'mean_field', 'refine' or 'dimod', which take edges.",
+                "use 'tempering', 'mean_field', 'refine', 'dimod' or 'banded', which take edges.",
             )
         j, k = self.index.T
         flat = self.values.new_zeros(*self.lead, n * n)

@@ -417,10 +417,12 @@ def pair_indices(
     n: int, reach: int | None = None, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
     """Indices of all pairs j < k of n spins with k - j <= reach, in row-major order."""
-    j, k = torch.triu_indices(n, n, offset=1, device=device)
-    if reach is None:
+    if reach is None or reach >= n - 1:
+        j, k = torch.triu_indices(n, n, offset=1, device=device)
         return j, k
-    inside = k - j <= reach
+    j = torch.arange(n, device=device)[:, None].expand(n, reach)
+    k = j + torch.arange(1, reach + 1, device=device)
+    inside = k < n
     return j[inside], k[inside]
 
 

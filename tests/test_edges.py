@@ -205,7 +205,7 @@ def test_a_matrix_is_formed_up_to_a_number_of_spins() -> None:
             act()
 
 
-@pytest.mark.parametrize("backend", ["banded", "dqa", "exact", "distributed"])
+@pytest.mark.parametrize("backend", ["dqa", "exact", "distributed"])
 def test_large_problems_are_refused_by_backends_that_take_no_edges(backend: str) -> None:
     n = 100_000
     ising = Ising(torch.zeros(n), diabat.Edges([(0, n - 1)], [1.0]))
@@ -214,10 +214,10 @@ def test_large_problems_are_refused_by_backends_that_take_no_edges(backend: str)
         diabat.sampler(backend).moments(ising, seed=0)
 
 
-@pytest.mark.parametrize("backend", ["mean_field", "tempering"])
+@pytest.mark.parametrize("backend", ["banded", "mean_field", "tempering"])
 def test_backends_that_take_edges_form_no_matrix(backend: str) -> None:
     n = DENSE_SPINS + 1
-    ising = Ising(torch.zeros(n), diabat.Edges([(0, n - 1)], [1.0]))
+    ising = Ising(torch.zeros(n), diabat.Edges([(n - 2, n - 1)], [1.0]))
     assert diabat.sampler(backend).moments(ising, seed=0).probability.shape == (n,)
 
 
@@ -238,7 +238,7 @@ def test_many_spins_without_couplings_form_no_matrix(backend: str, J: diabat.Edg
     assert float(p.mean()) == pytest.approx(1 / (1 + np.exp(-0.2)), abs=0.01)
 
 
-@pytest.mark.parametrize("backend", ["banded", "dqa", "exact"])
+@pytest.mark.parametrize("backend", ["dqa", "exact"])
 def test_small_problems_are_expanded(backend: str) -> None:
     ising = sparse_problem((2,), 8, 12, couplings=0.2)
     options = {"schedule": "boltzmann-8"} if backend == "dqa" else {}

@@ -246,6 +246,17 @@ def test_empty_and_infinite_bqms_are_refused() -> None:
         from_bqm(dimod.BinaryQuadraticModel({0: math.inf}, {}, 0.0, "SPIN"))
 
 
+@pytest.mark.parametrize(("j", "k"), [(3, 5), (2, 290), (290, 2), (270, 290)])
+def test_large_matrices_are_checked_everywhere(j: int, k: int) -> None:
+    """300 spins are checked in blocks; a difference within rounding is accepted."""
+    J = symmetric(300)
+    J[j, k] *= 1 + 4e-7
+    Ising(torch.zeros(300), J)
+    J[j, k] += 0.1
+    with pytest.raises(IsingError, match=rf"expected a symmetric matrix, .* at \[{min(j, k)}, {max(j, k)}\]"):
+        Ising(torch.zeros(300), J)
+
+
 @pytest.mark.parametrize(("pack", "order"), [(pack_couplings, 2), (pack_three_body, 3)])
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 @pytest.mark.parametrize("lead", [(), (2,), (2, 1)])

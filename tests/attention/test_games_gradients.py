@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from largest_tensor import LargestTensor
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from diabat.attention import games
 from diabat.attention.games import pair_tile, pairs, predecessors
@@ -184,21 +184,6 @@ def test_half_precision_is_computed_in_float32() -> None:
     value = games.sample_shapley(games.NormGame(V), 8, seed=1).value
     assert value.dtype == torch.float32
     assert torch.equal(value, games.sample_shapley(games.NormGame(V.float()), 8, seed=1).value)
-
-
-class LargestTensor(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operation returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for value in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(value, Tensor):
-                self.numel = max(self.numel, value.untyped_storage().nbytes() // value.element_size())
-        return out
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "gibbs"])

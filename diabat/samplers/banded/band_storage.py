@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diabat.ising import Ising
+from diabat.edges import Edges, no_edges
+from diabat.ising import Ising, flat_index, pair_indices
+from diabat.samplers.base import UnsupportedError
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,47 +55,86 @@ class Layout:
 
 def band_layout(ising: Ising, width: int) -> Layout:
     """Lay out a batch with bandwidth ``width``; couplings outside the band are ignored."""
-    n, total = ising.num_spins, ising.num_problems
-    device = ising.fields.device
-    w = max(1, min(width, n - 1))
+    n, w, device = ising.num_spins, max(1, width), ising.fields.device
+    edges = _edges_within(ising, width)
     lengths, pattern, orders = _patterns(ising)
-    J = ising.couplings
-    which = ising.coupling_index().to(device)
-    if len(orders) == 1:
-        keys, tables = torch.arange(ising.num_couplings, device=device), which
-    else:
-        keys, tables = torch.unique(which * len(orders) + pattern, return_inverse=True)
-    if J is None:
-        bands = ising.fields.new_zeros(len(keys), n, w)
-    else:
-        bands = _bands(J.reshape(-1, n, n), keys // len(orders), orders[keys % len(orders)], w, width)
+    tables = flat_index(edges.lead, ising.batch_shape).to(device)
+    keys = torch.arange(edges.lead.numel(), device=device)
+    if len(orders) > 1:
+        keys, tables = torch.unique(tables * len(orders) + pattern, return_inverse=True)
+    j, k = orders.argsort(1)[keys % len(orders)][:, edges.index.T].unbind(1)  # places of the spins, [K, E]
+    behind = (j - k).abs()
+    # Invisible spins move apart, and may leave the band; nothing is before the first spin: J is 0 at [0, 0].
+    inside = behind <= w
+    values = edges.values.reshape(edges.lead.numel(), edges.count)[keys // len(orders)]
+    flat = torch.where(inside, torch.maximum(j, k) * w + behind - 1, 0)
+    bands = values.new_zeros(len(keys), n * w).scatter(1, flat, torch.where(inside, values, 0))
     live = torch.arange(n, device=device) < lengths[:, None]
     places = None if len(orders) == 1 else orders[pattern]
-    flat = ising.fields.reshape(total, n)
-    ordered = flat if places is None else flat.gather(1, places)
-    return Layout(torch.where(live, ordered, 0), bands, tables, lengths, places, live)
+    h = ising.fields.reshape(-1, n)
+    ordered = h if places is None else h.gather(1, places)
+    fields = torch.where(live, ordered, 0)
+    return Layout(fields, bands.reshape(-1, n, w), tables, lengths, places, live)
 
 
-def bandwidth_of(couplings: Tensor | None) -> int:
-    """Largest |j - k| with J_jk != 0; 0 without couplings."""
-    if couplings is None:
-        return 0
-    used = (couplings != 0).flatten(0, -3).any(0) if couplings.ndim > 2 else couplings != 0
-    j, k = used.nonzero(as_tuple=True)
-    return int((j - k).abs().max()) if len(j) else 0
+def band_width(ising: Ising, bandwidth: int | None) -> int:
+    """The given bandwidth, or the largest distance of two coupled spins.
+
+    Couplings that are differentiated count as coupled even if they are 0: the edges, or all pairs of a matrix.
+
+    Raises:
+        UnsupportedError: If there is a coupling outside a given bandwidth.
+    """
+    n, J = ising.num_spins, ising.held_couplings
+    if J is None:
+        return min(bandwidth or 0, n - 1)
+    if bandwidth is None and torch.is_grad_enabled() and _values(J).requires_grad:
+        return _range(J.index) if isinstance(J, Edges) else n - 1
+    coupled = _coupled(J)
+    if bandwidth is None:
+        return _range(coupled)
+    far = coupled[_distance(coupled) > bandwidth].sort(1).values
+    if len(far):
+        j, k = far[(far[:, 0] * n + far[:, 1]).argmin()].tolist()
+        raise UnsupportedError(
+            "couplings",
+            f"sampler 'banded' expects J_jk = 0 for |j - k| > bandwidth = {bandwidth}, "
+            f"got a coupling of spins {j} and {k}.",
+        )
+    return min(bandwidth, n - 1)
 
 
-def beyond_band(couplings: Tensor, width: int) -> tuple[int, int] | None:
-    """First pair j < k with k - j > width and J_jk != 0; None if there is none."""
-    n = couplings.shape[-1]
-    if width >= n - 1:
-        return None
-    used = couplings.detach().triu(width + 1) != 0
-    used = used.flatten(0, -3).any(0) if used.ndim > 2 else used
-    if not bool(used.any()):
-        return None
-    j, k = used.nonzero()[0].tolist()
-    return j, k
+def _edges_within(ising: Ising, width: int) -> Edges:
+    """The couplings at distances of at most ``width``, as edges."""
+    J = ising.held_couplings
+    if J is None:
+        return no_edges(ising.fields)
+    if isinstance(J, Edges):
+        near = _distance(J.index) <= width
+        return J if bool(near.all()) else Edges(J.index[near], J.values[..., near])
+    j, k = pair_indices(ising.num_spins, width, J.device)
+    # The mean of both entries, so that the gradient of a symmetric J is symmetric.
+    upper, lower = J[..., torch.cat((j, k)), torch.cat((k, j))].chunk(2, -1)
+    return Edges(torch.stack((j, k), 1), (upper + lower) / 2)
+
+
+def _values(J: Tensor | Edges) -> Tensor:
+    return J.values if isinstance(J, Edges) else J
+
+
+def _coupled(J: Tensor | Edges) -> Tensor:
+    """Pairs of spins with J_jk != 0 for any of the leading dimensions, int64 [E, 2]."""
+    if isinstance(J, Edges):
+        return J.index[(J.values.detach() != 0).reshape(J.lead.numel(), J.count).any(0)]
+    return (J.detach().flatten(0, -3).any(0) if J.ndim > 2 else J.detach()).nonzero()
+
+
+def _distance(pairs: Tensor) -> Tensor:
+    return (pairs[:, 0] - pairs[:, 1]).abs()
+
+
+def _range(pairs: Tensor) -> int:
+    return int(_distance(pairs).max()) if len(pairs) else 0
 
 
 def _patterns(ising: Ising) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,16 +160,3 @@ def _patterns(ising: Ising) -> tuple[Tensor, Tensor, Tensor]:
         orders = torch.cat((identity, torch.argsort((~masks).to(torch.uint8), dim=1, stable=True)))
     flat = [t.expand(batch).reshape(-1) for t in (lengths, pattern)]
     return flat[0], flat[1], orders
-
-
-def _bands(J: Tensor, which: Tensor, orders: Tensor, w: int, width: int) -> Tensor:
-    """J_{o(t), o(t-1-d)} through the symmetric part of J, so that the gradient of a symmetric J is symmetric."""
-    n = orders.shape[1]
-    t = torch.arange(n, device=J.device)
-    earlier = t[:, None] - 1 - torch.arange(w, device=J.device)  # [n, w]
-    j = orders[:, :, None].expand(-1, -1, w)
-    k = orders[:, earlier.clamp(min=0)]
-    c = which[:, None, None]
-    # Compaction can move spins from outside the band into it: they have no coupling.
-    inside = (earlier >= 0) & ((j - k).abs() <= width)
-    return torch.where(inside, (J[c, j, k] + J[c, k, j]) / 2, 0)

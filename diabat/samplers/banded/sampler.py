@@ -10,7 +10,7 @@ import torch
 from diabat.checks import ArgumentError, check_choice, check_positive, is_integer
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Samples
-from diabat.samplers.banded.band_storage import Layout, band_layout, bandwidth_of, beyond_band
+from diabat.samplers.banded.band_storage import Layout, band_layout, band_width
 from diabat.samplers.banded.engines import BandEngine, BandProbabilities, BandTensors, NativeBand, TorchBand
 from diabat.samplers.banded.native import scratch_bytes
 from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
@@ -44,6 +44,7 @@ class BandedSampler(Sampler):
     name = "banded"
     capabilities = Capabilities(
         exact=True,
+        edges=True,
         log_partition=True,
         gradients=("exact", "straight_through", "linear_response", "covariance"),
     )
@@ -118,26 +119,11 @@ class BandedSampler(Sampler):
 
     def _prepare(self, ising: Ising, effort: float) -> tuple[BandEngine, Layout, int]:
         """Engine, problems and bandwidth; ``effort`` is the time relative to that of the marginals."""
-        width = self._width(ising)
-        distinct = 1 if ising.couplings is None else ising.couplings.shape[:-2].numel()
+        width = band_width(ising, self.bandwidth)
         self._refuse_excess(
-            ising.num_spins, width, problems=ising.num_problems, distinct=distinct, effort=effort
+            ising.num_spins, width, problems=ising.num_problems, distinct=ising.num_couplings, effort=effort
         )
         return self._engine(ising.fields.device), band_layout(ising, width), width
-
-    def _width(self, ising: Ising) -> int:
-        J, n = ising.couplings, ising.num_spins
-        if self.bandwidth is None:
-            trained = J is not None and J.requires_grad and torch.is_grad_enabled()
-            return n - 1 if trained else bandwidth_of(J)
-        if J is not None and (pair := beyond_band(J, self.bandwidth)) is not None:
-            j, k = pair
-            raise UnsupportedError(
-                "couplings",
-                f"sampler 'banded' expects J_jk = 0 for |j - k| > bandwidth = {self.bandwidth}, "
-                f"got a coupling of spins {j} and {k}.",
-            )
-        return min(self.bandwidth, n - 1)
 
     def _engine(self, device: torch.device) -> BandEngine:
         budget = int(self.memory_budget_mb * 2**20)
@@ -153,10 +139,10 @@ class BandedSampler(Sampler):
         self, n: int, width: int, *, problems: int = 1, distinct: int = 1, effort: float = 1.0
     ) -> None:
         """Refuse problems that need more time than ``max_seconds`` or more memory than ``memory_budget_mb``."""
-        states = 2.0 ** max(1, width)
+        states = 2.0 ** min(max(1, width), 500)  # more would overflow, and is refused anyway
         seconds = _SECONDS_PER_STATE * max(_LANES, problems) * n * states * effort
         memory = 16.0 * (n + 4) * distinct * states
-        if width < 40:  # wider bands would overflow, and are refused anyway
+        if width < 40:  # likewise
             memory += scratch_bytes(n, max(1, width), tangent=True, keep=effort > 1)
         if seconds > self.max_seconds or memory > self.memory_budget_mb * 2**20:
             raise UnsupportedError(
