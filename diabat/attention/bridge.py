@@ -129,7 +129,7 @@ class GradientBridge:
     def __call__(
         self,
         fields: Tensor,
-        couplings: Tensor | None,
+        couplings: Tensor | Edges | None,
         visible: Tensor | None,
         three_body: Tensor | None = None,
         seed: int | None = None,
@@ -138,7 +138,7 @@ class GradientBridge:
 
         Args:
             fields: h, [*batch, n].
-            couplings: J, [*lead, n, n], or None.
+            couplings: J, [*lead, n, n], edges if it `takes_edges`, or None.
             visible: bool, broadcastable to [*batch, n], or None.
             three_body: K, [*lead, n, n, n], or None.
             seed: Seed of a bridge that draws; None takes one from torch's global generator.
@@ -146,6 +146,7 @@ class GradientBridge:
         if torch.jit.is_tracing():  # type: ignore[attr-defined]  # not exported by name
             refuse_trace()
         if torch.compiler.is_compiling() and self._name is not None:
+            assert not isinstance(couplings, Edges)
             parameters = list(self.sampler.parameters())
             return compiled_probabilities(
                 Terms(fields, couplings, three_body, visible), parameters, self._name, seed
@@ -153,8 +154,18 @@ class GradientBridge:
         seed = draw_seed(seed) if self.draws else None
         return self.probabilities(Ising(fields, couplings, visible, three_body, check=False), seed)
 
+    @property
+    def takes_edges(self) -> bool:
+        """Whether edges and a matrix give the same bits, and edges are not expanded."""
+        able = self.sampler.capabilities
+        return self.estimator == "exact" and able.exact and able.edges and not torch.compiler.is_compiling()
+
     def log_odds(
-        self, fields: Tensor, couplings: Tensor | None, visible: Tensor | None, three_body: Tensor | None
+        self,
+        fields: Tensor,
+        couplings: Tensor | Edges | None,
+        visible: Tensor | None,
+        three_body: Tensor | None,
     ) -> Tensor:
         """Log-odds of a problem without validating it, for a bridge that does not draw; arguments as in a call."""
         ising = Ising(fields, couplings, visible, three_body, check=False)

@@ -19,7 +19,8 @@ from diabat.attention.normalisation import masked_softmax, normalised_weights
 from diabat.attention.odds import log_odds, odds_fields
 from diabat.checks import ArgumentError, check_choice, check_count, is_integer
 from diabat.compute.memory import require_memory
-from diabat.ising import pack_couplings, pack_three_body
+from diabat.edges import Edges
+from diabat.ising import pack_couplings, pack_three_body, pair_indices
 from diabat.samplers.base import Sampler
 
 MODES = ("softmax", "h+J", "h", "J", "h+K", "J+K", "h+J+K", "K")
@@ -81,7 +82,7 @@ class CoupledHeads(IsingLayer):
         zeros = partial(torch.zeros, device=device, dtype=dtype)
         self.coupling_pairs = nn.Parameter(zeros(num_heads, pairs)) if "J" in terms else None
         self.coupling_triples = nn.Parameter(zeros(num_heads, triples)) if "K" in terms else None
-        self._recorded: tuple[Tensor, Tensor | None] | None = None
+        self._recorded: tuple[Tensor, Tensor | Edges | None] | None = None
 
     def couplings(self, length: int | None = None) -> Tensor | None:
         """Symmetric J over the first ``length`` positions, or the last slots of a relative layer, [H, 1, T, T].
@@ -92,6 +93,17 @@ class CoupledHeads(IsingLayer):
             return None
         part = self._part(length)
         return pack_couplings(self.coupling_pairs, self.window, self.bandwidth)[:, None, part, part]
+
+    def _band(self, length: int) -> Edges:
+        """The same couplings as edges, with values [H, 1, E]."""
+        pairs = self.coupling_pairs
+        assert pairs is not None
+        index = torch.stack(pair_indices(self.window, self.bandwidth, pairs.device), 1)
+        if length == self.window:
+            return Edges(index, pairs[:, None])
+        index = index - (self._part(length).start or 0)
+        inside = ((index >= 0) & (index < length)).all(1)
+        return Edges(index[inside], pairs[:, None, inside])
 
     def three_body(self, length: int | None = None) -> Tensor | None:
         """Symmetric K over the same positions, [H, 1, T, T, T]; None in modes without K."""
@@ -116,7 +128,8 @@ class CoupledHeads(IsingLayer):
             raise RuntimeError(
                 "no Boltzmann forward pass has been made yet; call the layer on an input first."
             )
-        return self._recorded
+        fields, J = self._recorded
+        return fields, J.matrix(fields.shape[-1]) if isinstance(J, Edges) else J
 
     def _weights(self, q: Tensor, k: Tensor, visible: Tensor, bias: Tensor | None = None) -> Tensor:
         """Normalised weights [B, H, L, T], in float32 where queries and keys are of half precision.
@@ -189,16 +202,20 @@ class CoupledHeads(IsingLayer):
         """Give J the gradient 0 rather than none, which some wrappers and optimisers treat differently."""
         return values if self.coupling_pairs is None else values + 0 * self.coupling_pairs.sum()
 
-    def _terms(self, fields: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def _terms(self, fields: Tensor) -> tuple[Tensor | Edges | None, Tensor | None]:
         """J and K in the precision of the fields; recorded with the fields."""
         length = fields.shape[-1]
+        if self.bandwidth is not None and self.coupling_pairs is not None and self._bridge.takes_edges:
+            band = self._band(length).mapped(lambda values: values.to(fields))
+            self._record(fields.detach(), band.mapped(Tensor.detach))
+            return band, None
         J, K = (
             None if t is None else t.to(fields) for t in (self.couplings(length), self.three_body(length))
         )
         self._record(fields.detach(), None if J is None else J.detach())
         return J, K
 
-    def _record(self, fields: Tensor, couplings: Tensor | None) -> None:
+    def _record(self, fields: Tensor, couplings: Tensor | Edges | None) -> None:
         """Keep the problems of this pass for `last_fields_and_couplings`."""
         self._recorded = (fields, couplings)
 

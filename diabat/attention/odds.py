@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from diabat.attention.bridge import GradientBridge
+from diabat.edges import Edges
 
 
 def log_odds(
     bridge: GradientBridge,
     fields: Tensor,
-    couplings: Tensor | None,
+    couplings: Tensor | Edges | None,
     visible: Tensor,
     three_body: Tensor | None,
     seed: int | None = None,
@@ -32,7 +33,7 @@ def log_odds(
     Args:
         bridge: Sampler and estimator.
         fields: h, [*batch, n].
-        couplings: J, [*lead, n, n], or None.
+        couplings: J, [*lead, n, n], edges, or None.
         visible: bool, broadcastable to [*batch, n].
         three_body: K, [*lead, n, n, n], or None.
         seed: Seed of a bridge that draws; None takes one from torch's global generator.

@@ -58,7 +58,7 @@ def _flipped(ising: Ising) -> Ising:
     if K is not None:
         both = K.reshape(*(1,) * (fields.ndim + 2 - K.ndim), *K.shape)
         K = torch.stack((both, -both))
-    return Ising(torch.stack((fields, -fields)), ising.couplings, ising.visible, K, check=False)
+    return Ising(torch.stack((fields, -fields)), ising.held_couplings, ising.visible, K, check=False)
 
 
 def _log_ratio(up: Tensor, down: Tensor) -> Tensor:

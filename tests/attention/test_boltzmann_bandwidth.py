@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from largest_tensor import LargestTensor
 
-from diabat.attention import BoltzmannAttention
+from diabat.attention import BoltzmannAttention, BoltzmannMultiheadAttention
 from diabat.samplers import UnsupportedError
 from diabat.samplers.banded import BandedSampler
 from diabat.samplers.exact import ExactSampler
@@ -94,6 +95,22 @@ def test_shorter_sequences_and_long_windows() -> None:
     short.load_state_dict(state)
     assert (layer(inputs(8)) - short(inputs(8))).abs().max() < 1e-12
     assert torch.isfinite(layer(inputs(256, batch=1))).all()
+
+
+def test_a_band_is_not_expanded() -> None:
+    """Two queries of 1,000 keys: no tensor of 1,000 x 1,000 numbers, forward or backward."""
+    layer = BoltzmannMultiheadAttention(8, 2, window=1000, sampler="banded", bandwidth=2)
+    x = inputs(1000, batch=1).float().transpose(0, 1)
+    with LargestTensor() as largest:
+        out, _ = layer(x[:2], x, x)
+        out.square().sum().backward()
+    assert largest.numel <= 2 * 1000 * 8
+    assert layer.coupling_pairs is not None
+    assert layer.coupling_pairs.grad is not None
+    assert layer.coupling_pairs.grad.abs().sum() > 0
+    J = layer.last_fields_and_couplings()[1]
+    assert J is not None
+    assert torch.equal(J, layer.couplings())
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [

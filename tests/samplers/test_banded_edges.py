@@ -8,6 +8,7 @@ from largest_tensor import LargestTensor
 from torch import Tensor
 
 import diabat
+from diabat.edges import DENSE_SPINS
 from diabat.ising import Ising, pair_indices
 from diabat.samplers import UnsupportedError
 from diabat.samplers.banded import BandedSampler
@@ -94,3 +95,11 @@ def test_an_edge_outside_the_band_is_named() -> None:
     far = diabat.Edges([(0, 99_999)], [1.0])
     with pytest.raises(UnsupportedError, match="got a bandwidth of 99999 with 100000 spins"):
         BandedSampler().moments(Ising(torch.zeros(100_000), far))
+
+
+def test_log_odds_form_no_matrix() -> None:
+    n = DENSE_SPINS + 1
+    chain = diabat.Edges(torch.stack((torch.arange(n - 1), torch.arange(1, n)), 1), torch.full((n - 1,), 0.3))
+    ising, sampler = Ising(torch.full((n,), 0.2), chain), BandedSampler(bandwidth=1)
+    odds = sampler.differentiable_log_odds(ising)
+    torch.testing.assert_close(odds, sampler.moments(ising).probability.logit(), rtol=1e-5, atol=1e-5)
