@@ -297,9 +297,9 @@ def test_what_would_not_fit_is_refused_with_its_size() -> None:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"bandwidth": -1}, r"^bandwidth: expected None or an integer >= 0, got -1\.$"),
-    ({"bandwidth": True}, r"^bandwidth: expected None or an integer >= 0, got True\.$"),
-    ({"bandwidth": 2.0}, r"^bandwidth: expected None or an integer >= 0, got 2\.0\.$"),
+    ({"bandwidth": -1}, r"^bandwidth: expected an integer >= 0 or None, got -1\.$"),
+    ({"bandwidth": True}, r"^bandwidth: expected an integer >= 0 or None, got True\.$"),
+    ({"bandwidth": 2.0}, r"^bandwidth: expected an integer >= 0 or None, got 2\.0\.$"),
     ({"engine": "nativ"}, r"^engine: .* got 'nativ'\. Did you mean 'native'\?$"),
     ({"memory_budget_mb": 0}, r"^memory_budget_mb: expected a positive finite number, got 0\.$"),
     ({"max_seconds": float("nan")}, r"^max_seconds: expected a positive finite number, got nan\.$"),

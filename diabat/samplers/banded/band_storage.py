@@ -8,12 +8,14 @@ stays a band), and the pattern gets a separate band.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from diabat.edges import Edges, no_edges
 from diabat.ising import Ising, flat_index, pair_indices
+from diabat.samplers.banded.native import BandProblems
 from diabat.samplers.base import UnsupportedError
 
 
@@ -22,18 +24,12 @@ class Layout:
     """Flat problems, N of them with up to n spins.
 
     Attributes:
-        fields: h of the visible spins in order, then zeros, [N, n]; differentiable.
-        bands: J_{t,t-1-d} at [k, t, d], [K, n, w]; differentiable.
-        tables: int64 [N], index of each problem's couplings among the K.
-        lengths: int64 [N], number of visible spins.
+        problems: The visible spins in order, as tensors; fields and bands are differentiable.
         places: int64 [N, n], spin at each place of the order; None if all problems are prefixes.
         live: True for places with a spin, bool [N, n].
     """
 
-    fields: Tensor
-    bands: Tensor
-    tables: Tensor
-    lengths: Tensor
+    problems: BandProblems
     places: Tensor | None
     live: Tensor
 
@@ -62,19 +58,21 @@ def band_layout(ising: Ising, width: int) -> Layout:
     keys = torch.arange(edges.lead.numel(), device=device)
     if len(orders) > 1:
         keys, tables = torch.unique(tables * len(orders) + pattern, return_inverse=True)
-    j, k = orders.argsort(1)[keys % len(orders)][:, edges.index.T].unbind(1)  # places of the spins, [K, E]
+    at, values = edges.index.T, edges.values.reshape(edges.lead.numel(), edges.count)
+    if len(orders) > 1:
+        at, values = orders.argsort(1)[keys % len(orders)].T[at].mT, values[keys // len(orders)]
+    j, k = at  # places of the spins, [E] or [K, E]
     behind = (j - k).abs()
     # Invisible spins move apart, and may leave the band; nothing is before the first spin: J is 0 at [0, 0].
     inside = behind <= w
-    values = edges.values.reshape(edges.lead.numel(), edges.count)[keys // len(orders)]
-    flat = torch.where(inside, torch.maximum(j, k) * w + behind - 1, 0)
+    flat = torch.where(inside, torch.maximum(j, k) * w + behind - 1, 0).expand_as(values)
     bands = values.new_zeros(len(keys), n * w).scatter(1, flat, torch.where(inside, values, 0))
     live = torch.arange(n, device=device) < lengths[:, None]
     places = None if len(orders) == 1 else orders[pattern]
     h = ising.fields.reshape(-1, n)
     ordered = h if places is None else h.gather(1, places)
     fields = torch.where(live, ordered, 0)
-    return Layout(fields, bands.reshape(-1, n, w), tables, lengths, places, live)
+    return Layout(BandProblems(fields, bands.reshape(-1, n, w), tables, lengths), places, live)
 
 
 def band_width(ising: Ising, bandwidth: int | None) -> int:
@@ -86,7 +84,7 @@ def band_width(ising: Ising, bandwidth: int | None) -> int:
         UnsupportedError: If there is a coupling outside a given bandwidth.
     """
     n, J = ising.num_spins, ising.held_couplings
-    if J is None:
+    if J is None or (bandwidth is not None and bandwidth >= n - 1):
         return min(bandwidth or 0, n - 1)
     if bandwidth is None and torch.is_grad_enabled() and _values(J).requires_grad:
         return _range(J.index) if isinstance(J, Edges) else n - 1
@@ -101,7 +99,7 @@ def band_width(ising: Ising, bandwidth: int | None) -> int:
             f"sampler 'banded' expects J_jk = 0 for |j - k| > bandwidth = {bandwidth}, "
             f"got a coupling of spins {j} and {k}.",
         )
-    return min(bandwidth, n - 1)
+    return bandwidth
 
 
 def _edges_within(ising: Ising, width: int) -> Edges:
@@ -112,10 +110,17 @@ def _edges_within(ising: Ising, width: int) -> Edges:
     if isinstance(J, Edges):
         near = _distance(J.index) <= width
         return J if bool(near.all()) else Edges(J.index[near], J.values[..., near])
-    j, k = pair_indices(ising.num_spins, width, J.device)
+    index, both = _pairs(ising.num_spins, width, J.device)
     # The mean of both entries, so that the gradient of a symmetric J is symmetric.
-    upper, lower = J[..., torch.cat((j, k)), torch.cat((k, j))].chunk(2, -1)
-    return Edges(torch.stack((j, k), 1), (upper + lower) / 2)
+    upper, lower = J[..., both[:, 0], both[:, 1]].chunk(2, -1)
+    return Edges(index, (upper + lower) / 2)
+
+
+@lru_cache(maxsize=8)
+def _pairs(n: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Pairs j < k in the band, [E, 2], and the same in both orders, [2E, 2]."""
+    index = torch.stack(pair_indices(n, width, device), 1)
+    return index, torch.cat((index, index.flip(1)))
 
 
 def _values(J: Tensor | Edges) -> Tensor:

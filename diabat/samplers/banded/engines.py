@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -24,50 +24,23 @@ _FLOAT64, _LOGARITHMS = 1, 2
 _NUMBERS_PER_STATE = 30
 
 
-class BandTensors(NamedTuple):
-    """Problems as in :class:`diabat.samplers.banded.native.BandProblems`, as tensors."""
-
-    fields: Tensor
-    bands: Tensor
-    tables: Tensor
-    lengths: Tensor
-
-
-class BandEngine(Protocol):
-    """Interface of the engines; problems have no autograd graph, and results have the dtype of the fields."""
-
-    name: str
-
-    def arithmetic(self, problems: BandTensors) -> Arithmetic:
-        """Type of the numbers that store the messages."""
-
-    def marginals(self, problems: BandTensors) -> tuple[Tensor, Tensor]:
-        """P(s = +1) [N, n] and log Z [N]."""
-
-    def gradient(self, problems: BandTensors, p: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """dL/dh [N, n] and dL/dJ [K, n, w] of L = Σ v P + Σ u log Z."""
-
-    def pairs(self, problems: BandTensors) -> Tensor:
-        """<s_j s_k>, [N, n, n]."""
-
-    def reads(self, problems: BandTensors, num_reads: int, seed: int) -> Tensor:
-        """Independent draws, int8 [R, N, n]."""
-
-
 class TorchBand:
-    """float64 logarithms on the device of the fields; queries are divided into parts that fit the memory budget."""
+    """float64 logarithms on the device of the fields; queries are divided into parts that fit the memory budget.
+
+    Problems are tensors without an autograd graph, and results have the dtype of the fields.
+    """
 
     name = "torch"
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
 
-    def arithmetic(self, problems: BandTensors) -> Arithmetic:
-        """Logarithms, which cannot overflow."""
+    def arithmetic(self, problems: BandProblems) -> Arithmetic:
+        """Type of the numbers that store the messages: logarithms cannot overflow."""
         return "logarithms"
 
-    def marginals(self, problems: BandTensors) -> tuple[Tensor, Tensor]:
-        """As `BandEngine.marginals`."""
+    def marginals(self, problems: BandProblems) -> tuple[Tensor, Tensor]:
+        """P(s = +1) [N, n] and log Z [N]."""
         found = []
         for part in self._parts(problems):
             chain = self._chain(problems, part)
@@ -75,8 +48,8 @@ class TorchBand:
         p, log_z = (torch.cat(parts).to(problems.fields) for parts in zip(*found, strict=True))
         return p, log_z
 
-    def gradient(self, problems: BandTensors, p: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """As `BandEngine.gradient`."""
+    def gradient(self, problems: BandProblems, p: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """dL/dh [N, n] and dL/dJ [K, n, w] of L = Σ v P + Σ u log Z."""
         of_fields = []
         of_couplings = torch.zeros_like(problems.bands, dtype=torch.float64)
         for part in self._parts(problems):
@@ -86,16 +59,16 @@ class TorchBand:
             of_couplings.index_add_(0, problems.tables[part], J)
         return torch.cat(of_fields).to(problems.fields), of_couplings.to(problems.bands)
 
-    def pairs(self, problems: BandTensors) -> Tensor:
-        """As `BandEngine.pairs`."""
+    def pairs(self, problems: BandProblems) -> Tensor:
+        """<s_j s_k>, [N, n, n]."""
         found = [band_torch.pairs(self._chain(problems, part)) for part in self._parts(problems)]
         return torch.cat(found).to(problems.fields)
 
-    def reads(self, problems: BandTensors, num_reads: int, seed: int) -> Tensor:
-        """As `BandEngine.reads`."""
+    def reads(self, problems: BandProblems, num_reads: int, seed: int) -> Tensor:
+        """Independent draws, int8 [R, N, n]."""
         return self.draw(problems, num_reads, stream_keys(seed, len(problems.fields)))
 
-    def draw(self, problems: BandTensors, num_reads: int, keys: NDArray[np.uint64]) -> Tensor:
+    def draw(self, problems: BandProblems, num_reads: int, keys: NDArray[np.uint64]) -> Tensor:
         """Independent draws, int8 [R, N, n], from the streams ``keys`` [N]."""
         total, n = problems.fields.shape
         device = problems.fields.device
@@ -110,19 +83,19 @@ class TorchBand:
                 spins[:, part, t] = torch.where(plus & chain.live[:, t], 1, -1).to(torch.int8)
         return spins
 
-    def _parts(self, problems: BandTensors, num_reads: int = 0) -> list[slice]:
+    def _parts(self, problems: BandProblems, num_reads: int = 0) -> list[slice]:
         total, n = problems.fields.shape
         # The odds, as many numbers again for the backward pass or pairs; and a uniform, a window and spins per read.
         one = 8 * (2 * (n + 4) << problems.bands.shape[2]) + num_reads * 32
         step = max(1, self.budget_bytes // one)
         return [slice(i, i + step) for i in range(0, total, step)]
 
-    def _chain(self, problems: BandTensors, part: slice) -> band_torch.Chain:
+    def _chain(self, problems: BandProblems, part: slice) -> band_torch.Chain:
         fields, bands, tables, lengths = problems
         return band_torch.chain(fields[part].double(), bands.double(), tables[part], lengths[part])
 
 
-class NativeBand:
+class NativeBand(TorchBand):
     """Compiled code: float32 or float64 as the fields; float64 or logarithms if messages exceed that range.
 
     The arithmetic is chosen per problem: strong problems do not slow down the others.
@@ -130,32 +103,29 @@ class NativeBand:
 
     name = "native"
 
-    def __init__(self, budget_bytes: int) -> None:
-        self._wide = TorchBand(budget_bytes)
-
-    def arithmetic(self, problems: BandTensors) -> Arithmetic:
+    def arithmetic(self, problems: BandProblems) -> Arithmetic:
         """The narrowest that holds all messages of every problem."""
         return _KINDS[int(_needed(_arrays(problems), 0).max())]
 
-    def marginals(self, problems: BandTensors) -> tuple[Tensor, Tensor]:
-        """As `BandEngine.marginals`."""
+    def marginals(self, problems: BandProblems) -> tuple[Tensor, Tensor]:
+        """As `TorchBand.marginals`."""
         p, log_z = torch.zeros_like(problems.fields), problems.fields.new_zeros(len(problems.fields))
         for kind, rows, _, part in _parts(problems):
             if kind == _LOGARITHMS:
-                p[rows], log_z[rows] = self._wide.marginals(part)
+                p[rows], log_z[rows] = super().marginals(part)
             else:
                 found = band_native.marginals(_arrays(part), _KINDS[kind], torch.get_num_threads())
                 p[rows], log_z[rows] = (torch.from_numpy(one).to(p) for one in found)
         return p, log_z
 
-    def gradient(self, problems: BandTensors, p: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """As `BandEngine.gradient`."""
+    def gradient(self, problems: BandProblems, p: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """As `TorchBand.gradient`."""
         h = torch.zeros_like(problems.fields)
         J = torch.zeros_like(problems.bands, dtype=torch.float64)
         for kind, rows, tables, part in _parts(problems):
             given = tuple(t[rows].detach() for t in (p, v, u))
             if kind == _LOGARITHMS:
-                h[rows], of_tables = self._wide.gradient(part, *given)
+                h[rows], of_tables = super().gradient(part, *given)
             else:
                 cotangents = (t.numpy() for t in given)
                 threads = torch.get_num_threads()
@@ -165,26 +135,26 @@ class NativeBand:
             J[tables] += of_tables
         return h, J.to(problems.bands)
 
-    def pairs(self, problems: BandTensors) -> Tensor:
-        """As `BandEngine.pairs`."""
+    def pairs(self, problems: BandProblems) -> Tensor:
+        """As `TorchBand.pairs`."""
         total, n = problems.fields.shape
         out = problems.fields.new_zeros(total, n, n)
         for kind, rows, _, part in _parts(problems):
             if kind == _LOGARITHMS:
-                out[rows] = self._wide.pairs(part)
+                out[rows] = super().pairs(part)
             else:
                 found = band_native.pairs(_arrays(part), _KINDS[kind], torch.get_num_threads())
                 out[rows] = torch.from_numpy(found).to(out)
         return out
 
-    def reads(self, problems: BandTensors, num_reads: int, seed: int) -> Tensor:
-        """As `BandEngine.reads`."""
+    def reads(self, problems: BandProblems, num_reads: int, seed: int) -> Tensor:
+        """As `TorchBand.reads`."""
         keys = stream_keys(seed, len(problems.fields))
         spins = torch.empty(num_reads, *problems.fields.shape, dtype=torch.int8)
         for kind, rows, _, part in _parts(problems, least=_FLOAT64):
             own = keys[rows.numpy()] if isinstance(rows, Tensor) else keys
             if kind == _LOGARITHMS:
-                spins[:, rows] = self._wide.draw(part, num_reads, own)
+                spins[:, rows] = super().draw(part, num_reads, own)
             else:
                 found = band_native.reads(_arrays(part), torch.get_num_threads(), num_reads, own)
                 spins[:, rows] = torch.from_numpy(found)
@@ -197,10 +167,10 @@ class _Part(NamedTuple):
     kind: int
     rows: Tensor | slice
     tables: Tensor | slice
-    problems: BandTensors
+    problems: BandProblems
 
 
-def _parts(problems: BandTensors, least: int = 0) -> Iterator[_Part]:
+def _parts(problems: BandProblems, least: int = 0) -> Iterator[_Part]:
     """Split problems by the arithmetic that they need, at least ``least``; one part if it is the same for all."""
     kinds = torch.from_numpy(_needed(_arrays(problems), least))
     present = kinds.unique().tolist()
@@ -211,7 +181,7 @@ def _parts(problems: BandTensors, least: int = 0) -> Iterator[_Part]:
         rows = (kinds == kind).nonzero()[:, 0]
         # Tables of the other problems may be out of range.
         tables, own = problems.tables[rows].unique(return_inverse=True)
-        part = BandTensors(problems.fields[rows], problems.bands[tables], own, problems.lengths[rows])
+        part = BandProblems(problems.fields[rows], problems.bands[tables], own, problems.lengths[rows])
         yield _Part(kind, rows, tables, part)
 
 
@@ -225,7 +195,7 @@ def _needed(arrays: BandProblems, least: int) -> NDArray[np.int64]:
     return np.where(narrow, 0, np.where(fitting(arrays, np.float64), _FLOAT64, _LOGARITHMS))
 
 
-def _arrays(problems: BandTensors) -> BandProblems:
+def _arrays(problems: BandProblems) -> BandProblems:
     return BandProblems(*(t.detach().contiguous().numpy() for t in problems))
 
 
@@ -241,10 +211,10 @@ class BandProbabilities(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, fields: Tensor, bands: Tensor, tables: Tensor, lengths: Tensor, engine: BandEngine
+        ctx: Any, fields: Tensor, bands: Tensor, tables: Tensor, lengths: Tensor, engine: TorchBand
     ) -> tuple[Tensor, Tensor]:
         """Solve the problems; keep the marginals."""
-        p, log_z = engine.marginals(BandTensors(fields, bands, tables, lengths))
+        p, log_z = engine.marginals(BandProblems(fields, bands, tables, lengths))
         p.clamp_(max=1)  # rounding can exceed 1
         ctx.save_for_backward(fields, bands, tables, lengths, p)
         ctx.engine = engine
@@ -257,17 +227,17 @@ class BandProbabilities(torch.autograd.Function):
         refuse_batched_cotangent(*cotangents)
         if torch.is_grad_enabled():
             return (
-                *_smooth_gradient(BandTensors(*problem), ctx.needs_input_grad, *cotangents),
+                *_smooth_gradient(BandProblems(*problem), ctx.needs_input_grad, *cotangents),
                 None,
                 None,
                 None,
             )
-        of_fields, of_bands = ctx.engine.gradient(BandTensors(*problem), p, *cotangents)
+        of_fields, of_bands = ctx.engine.gradient(BandProblems(*problem), p, *cotangents)
         return of_fields, of_bands, None, None, None
 
 
 def _smooth_gradient(
-    problems: BandTensors, wanted: tuple[bool, ...], v: Tensor, u: Tensor
+    problems: BandProblems, wanted: tuple[bool, ...], v: Tensor, u: Tensor
 ) -> list[Tensor | None]:
     """The same gradients by torch operations in float64, which are differentiable."""
     # Separate leaves: v may also depend on h and J, but is held fixed here.

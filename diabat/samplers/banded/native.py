@@ -7,8 +7,7 @@ separate one.  The result of a block depends on its lanes only, and threads proc
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +26,8 @@ _MARK_BYTES = 1 << 25
 _RANGE = {np.dtype(np.float32): (80.0, 40.0), np.dtype(np.float64): (640.0, 600.0)}
 
 
-@dataclass(frozen=True, eq=False)
-class BandProblems:
-    """Problems with couplings to the w previous spins.
+class BandProblems(NamedTuple):
+    """Problems with couplings to the w previous spins: arrays here, tensors in the engines.
 
     Attributes:
         fields: h, [N, n], zero from the length of a problem on.
@@ -38,10 +36,10 @@ class BandProblems:
         lengths: int64 [N], spins of each problem.
     """
 
-    fields: Array
-    bands: Array
-    tables: Integers
-    lengths: Integers
+    fields: Any
+    bands: Any
+    tables: Any
+    lengths: Any
 
 
 def marginals(problems: BandProblems, dtype: Any, threads: int) -> tuple[Array, Array]:

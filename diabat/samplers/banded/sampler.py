@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import torch
 
-from diabat.checks import ArgumentError, check_choice, check_positive, is_integer
+from diabat.checks import check_choice, check_count, check_positive
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.banded.band_storage import Layout, band_layout, band_width
-from diabat.samplers.banded.engines import BandEngine, BandProbabilities, BandTensors, NativeBand, TorchBand
-from diabat.samplers.banded.native import scratch_bytes
+from diabat.samplers.banded.engines import BandProbabilities, NativeBand, TorchBand
+from diabat.samplers.banded.native import BandProblems, scratch_bytes
 from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
 from diabat.samplers.options import amend
 
@@ -58,7 +58,7 @@ class BandedSampler(Sampler):
         memory_budget_mb: float = 1024.0,
         max_seconds: float = 600.0,
     ) -> None:
-        check_bandwidth(bandwidth)
+        check_count("bandwidth", bandwidth, least=0, optional=True)
         check_choice("engine", engine, ENGINES)
         check_positive("memory_budget_mb", memory_budget_mb)
         check_positive("max_seconds", max_seconds)
@@ -85,30 +85,25 @@ class BandedSampler(Sampler):
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         engine, layout, width = self._prepare(ising, ising.num_spins / 2 if correlations else 1)
-        problems = _tensors(layout)
-        result: Any = BandProbabilities.apply(*problems, engine)
+        result: Any = BandProbabilities.apply(*layout.problems, engine)
         p, log_z = result
         shape, pairs = ising.fields.shape, None
+        held = BandProblems(*(t.detach() for t in layout.problems))
         if correlations:
-            pairs = layout.per_pair(engine.pairs(_detached(problems))).reshape(*shape, shape[-1])
+            pairs = layout.per_pair(engine.pairs(held)).reshape(*shape, shape[-1])
         return Moments(
             probability=layout.per_spin(p).reshape(shape),
             visible=ising.visible_mask,
             correlation=pairs,
             log_partition=log_z.reshape(ising.batch_shape),
-            info={
-                "engine": engine.name,
-                "arithmetic": engine.arithmetic(_detached(problems)),
-                "bandwidth": width,
-            },
+            info={"engine": engine.name, "arithmetic": engine.arithmetic(held), "bandwidth": width},
         )
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         engine, layout, width = self._prepare(ising, 1 + num_reads / 2**4)
-        problems = _tensors(layout)
-        spins = layout.per_spin(engine.reads(problems, num_reads, seed), fill=-1)
+        spins = layout.per_spin(engine.reads(layout.problems, num_reads, seed), fill=-1)
         # Reads are drawn in float64 at least.
-        wide = engine.arithmetic(problems) == "logarithms"
+        wide = engine.arithmetic(layout.problems) == "logarithms"
         info = {
             "effective_beta": 1.0,
             "engine": engine.name,
@@ -117,7 +112,7 @@ class BandedSampler(Sampler):
         }
         return Samples(spins.reshape(num_reads, *ising.fields.shape), ising.visible_mask, info=info)
 
-    def _prepare(self, ising: Ising, effort: float) -> tuple[BandEngine, Layout, int]:
+    def _prepare(self, ising: Ising, effort: float) -> tuple[TorchBand, Layout, int]:
         """Engine, problems and bandwidth; ``effort`` is the time relative to that of the marginals."""
         width = band_width(ising, self.bandwidth)
         self._refuse_excess(
@@ -125,7 +120,7 @@ class BandedSampler(Sampler):
         )
         return self._engine(ising.fields.device), band_layout(ising, width), width
 
-    def _engine(self, device: torch.device) -> BandEngine:
+    def _engine(self, device: torch.device) -> TorchBand:
         budget = int(self.memory_budget_mb * 2**20)
         if self.engine == "torch" or (self.engine == "auto" and device.type != "cpu"):
             return TorchBand(budget)
@@ -152,17 +147,3 @@ class BandedSampler(Sampler):
                 f"{problems} problems, which need about {seconds:.3g} s and {memory / 2**20:.3g} MB; "
                 "give a smaller bandwidth or use a sampling backend.",
             )
-
-
-def check_bandwidth(bandwidth: int | None) -> None:
-    """Raise ValueError unless a bandwidth is None or an integer of at least 0."""
-    if bandwidth is not None and (not is_integer(bandwidth) or bandwidth < 0):
-        raise ArgumentError("bandwidth", f"expected None or an integer >= 0, got {bandwidth!r}.")
-
-
-def _tensors(layout: Layout) -> BandTensors:
-    return BandTensors(layout.fields, layout.bands, layout.tables, layout.lengths)
-
-
-def _detached(problems: BandTensors) -> BandTensors:
-    return BandTensors(*(t.detach() for t in problems))
