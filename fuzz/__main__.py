@@ -1,27 +1,163 @@
-"""``python -m fuzz``: the API, then the files; ``make fuzz``."""
+"""``python -m fuzz``: every property for its share of some minutes, in a process of its own; ``make fuzz``."""
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
+import importlib
+import itertools
+import multiprocessing
 import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing import connection
+from pathlib import Path
+from typing import IO, Any
 
-from fuzz import campaign
+import torch
+from hypothesis import Verbosity
 
-SHARES = {"fuzz.api": 0.4, "fuzz.files": 0.6}
+from fuzz.properties import PROPERTIES, Outcome, run
+
+SEEDS = 10_000_000
+"""Run k of a campaign with seed s has the seed s * SEEDS + k."""
+_FORK = multiprocessing.get_context("fork")
 
 
-def main() -> int:
-    """Run both campaigns; return 1 if any of them found anything."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the properties; return 1 if there is a finding."""
     options = argparse.ArgumentParser(prog="python -m fuzz")
     options.add_argument("--minutes", type=float, default=10.0, help="time to use")
-    options.add_argument("--seed", type=int, default=0, help="seed of the campaigns")
+    options.add_argument("--seed", type=int, default=0, help="seed of the campaign, or of the replay")
     options.add_argument("--workers", type=int, default=2, help="processes")
-    given = options.parse_args()
-    found = 0
-    for module, share in SHARES.items():
-        common = ["--seed", str(given.seed), "--workers", str(given.workers)]
-        found |= campaign.main(module, [*common, "--minutes", str(share * given.minutes)])
-    return found
+    options.add_argument(
+        "--only", nargs="+", metavar="NAME", help="properties, or modules such as fuzz.files"
+    )
+    options.add_argument("--replay", metavar="NAME", help="one run of a property here, with all its examples")
+    given = options.parse_args(arguments)
+    load()
+    if given.replay:
+        outcome = run(given.replay, given.seed, verbosity=Verbosity.verbose)
+        print(report([outcome]))
+        return int(bool(outcome.finding))
+    names = [name for name in PROPERTIES if not given.only or _selected(name, given.only)]
+    share = 60 * given.minutes * given.workers / max(len(names), given.workers)
+    found: list[Outcome] = []
+    for outcome in outcomes(names, given.seed * SEEDS, share, given.workers):
+        found.append(outcome)
+        if sys.stderr.isatty():
+            left = (len(names) - len(found)) * share / given.workers / 60
+            print(
+                f"\r{len(found)} of {len(names)} properties, {left:.1f} min left ",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
+    print(report(found))
+    return int(any(outcome.finding for outcome in found))
+
+
+def load() -> None:
+    """Define all properties."""
+    torch.set_num_threads(1)
+    here = Path(__file__).parent
+    for path in sorted((*here.glob("calls/*.py"), *here.glob("files/*.py"))):
+        importlib.import_module(f"fuzz.{path.parent.name}.{path.stem}")
+
+
+def _selected(name: str, chosen: Sequence[str]) -> bool:
+    return any(name == one or PROPERTIES[name].__module__.startswith(one) for one in chosen)
+
+
+def outcomes(
+    names: Sequence[str],
+    seed: int,
+    seconds: float,
+    workers: int,
+    *,
+    limit: float = 60.0,
+    memory_mb: int = 4096,
+) -> Iterator[Outcome]:
+    """Run every property for some seconds in a forked process; a crash, a hang and a full memory are findings.
+
+    Args:
+        names: Of the properties.
+        seed: Of the first run; each property is run with the next ones until its time is over.
+        seconds: Time of a property.
+        workers: Number of processes at once.
+        limit: Seconds of one example.
+        memory_mb: Address space of a process beyond that at its start.
+    """
+    waiting = iter(names)
+    running: dict[Any, tuple[Outcome, Any, IO[str]]] = {}
+    while True:
+        for name in itertools.islice(waiting, workers - len(running)):
+            log: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the process runs)
+            receiver, writer = _FORK.Pipe(duplex=False)
+            process = _FORK.Process(target=_serve, args=(writer, name, seed, seconds, limit, memory_mb, log))
+            process.start()
+            writer.close()
+            running[receiver] = Outcome(name, seed=seed - 1), process, log
+        if not running:
+            return
+        for ready in connection.wait(list(running)):
+            reader: Any = ready
+            outcome, process, log = running[reader]
+            try:
+                running[reader] = reader.recv(), process, log
+                continue
+            except EOFError:
+                process.join()
+                del running[reader]
+            if process.exitcode:
+                log.seek(0)
+                outcome.seed += 1
+                outcome.finding = f"the process ended with exit code {process.exitcode}\n{log.read()}"
+            log.close()
+            reader.close()
+            yield outcome
+
+
+def _serve(
+    writer: Any, name: str, seed: int, seconds: float, limit: float, memory_mb: int, log: IO[str]
+) -> None:
+    faulthandler.enable(log)
+    _limit_memory(memory_mb)
+    total, end = Outcome(name), time.monotonic() + seconds
+    for number in itertools.count(seed):
+        one = run(name, number, begins=lambda: faulthandler.dump_traceback_later(limit, exit=True, file=log))
+        faulthandler.cancel_dump_traceback_later()
+        answers, sentences = total.answers + one.answers, total.sentences + one.sentences
+        total = Outcome(name, answers, sentences, one.finding, number)
+        writer.send(total)
+        if one.finding or time.monotonic() > end:
+            return
+
+
+def _limit_memory(memory_mb: int) -> None:
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (ImportError, OSError):  # neither Windows nor macOS has it
+        return
+    limit = pages * resource.getpagesize() + (memory_mb << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def report(found: Sequence[Outcome]) -> str:
+    """The counts of every property, and every finding with the command that replays it."""
+    row = "  {:<24}{:>10}{:>12}{:>10}"
+    lines = [row.format("", "answers", "sentences", "findings")]
+    totals = Outcome("all", sum(o.answers for o in found), sum(o.sentences for o in found))
+    for o in (*found, totals):
+        number = sum(bool(one.finding) for one in found) if o is totals else bool(o.finding)
+        lines.append(row.format(o.name, o.answers, o.sentences, number))
+    for o in found:
+        if o.finding:
+            lines.append(f"\n{o.name}: {o.finding}\n    python -m fuzz --replay {o.name} --seed {o.seed}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

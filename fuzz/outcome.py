@@ -1,4 +1,4 @@
-"""Outcome of a case: an answer, a refusal in one sentence, or a finding."""
+"""What a check may end in: an answer, a refusal in one sentence, or a finding, which is everything else."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
+
+from hypothesis.errors import HypothesisException
 
 import diabat
 from diabat.tasks.data import DataError
@@ -32,43 +33,25 @@ def demand(condition: bool, sentence: str) -> None:
         raise Wrong(sentence)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a case ended.
-
-    Attributes:
-        kind: ``answer``, ``sentence`` or ``finding``.
-        case: What was tried, e.g. ``law exact``.
-        text: The refusal, or what is wrong.
-        place: Where a finding was raised; findings of one place are reported together.
-    """
-
-    kind: Literal["answer", "sentence", "finding"]
-    case: str
-    text: str = ""
-    place: str = ""
-
-
-def judge(name: str, case: Callable[[], None]) -> Outcome:
-    """Run a case and return its outcome; a warning that is not a sentence is a finding."""
+def judge(check: Callable[[], None]) -> Literal["answer", "sentence"]:
+    """Run a check; what it raises is a finding unless it is a refusal, and a warning must be a sentence."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            case()
-        except Wrong as wrong:
-            return Outcome("finding", name, str(wrong), f"{name}: {str(wrong).partition(':')[0]}")
+            check()
+        except (Wrong, HypothesisException):
+            raise
         except Exception as error:
             if flaw := refusal_flaw(error):
-                return Outcome("finding", name, f"{flaw}: {_described(error)}", f"{name}: {_place(error)}")
-            return Outcome("sentence", name, str(error))
+                error.add_note(flaw)
+                raise
+            return "sentence"
     for warning in caught:
         text = str(warning.message)
         if not issubclass(warning.category, UserWarning) or not text.endswith("."):
-            shown = f"{warning.category.__name__}: {text} ({warning.filename}:{warning.lineno})"
-            return Outcome(
-                "finding", name, f"a warning that is not a sentence: {shown}", f"{name}: {text[:40]}"
-            )
-    return Outcome("answer", name)
+            where = f"{warning.category.__name__}: {text} ({warning.filename}:{warning.lineno})"
+            raise Wrong(f"warning: expected a sentence, got {where}")
+    return "answer"
 
 
 @contextmanager
@@ -78,7 +61,7 @@ def naming(word: str) -> Iterator[None]:
         yield
     except REFUSALS as error:
         if word not in str(error) and not refusal_flaw(error):
-            raise Wrong(f"refusal without the name '{word}': {_described(error)}") from error
+            raise Wrong(f"refusal without the name '{word}': {error}") from error
         raise
 
 
@@ -99,13 +82,3 @@ def _on_purpose(trace: TracebackType | None) -> bool:
         return False
     line = linecache.getline(frames[-1].filename, frames[-1].lineno or 0)
     return line.lstrip().startswith("raise")
-
-
-def _place(error: BaseException) -> str:
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(PACKAGE)]
-    where = f"{Path(frames[-1].filename).relative_to(PACKAGE)}:{frames[-1].lineno}" if frames else "?"
-    return f"{type(error).__name__} at {where}"
-
-
-def _described(error: BaseException) -> str:
-    return f"{_place(error)}: {' '.join(str(error).split())[:300]}"

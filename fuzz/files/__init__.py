@@ -1,1 +1,1 @@
-"""Damaged files: problems, plans, schedules, configurations and checkpoints."""
+"""Damaged files and folders: what can be read gives finite answers, and the rest is refused by name."""

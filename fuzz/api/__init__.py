@@ -1,1 +1,0 @@
-"""Random calls of the library, compared with enumeration in float64."""

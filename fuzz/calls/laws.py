@@ -1,0 +1,187 @@
+"""Analytic backends: ``exact`` and ``banded`` against enumeration, ``mean_field`` against its fixed point."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+import diabat
+from diabat.ising import Ising
+from diabat.samplers import Moments, Sampler
+from diabat.samplers.base import UnsupportedError
+from diabat.testing.oracle import brute_force, brute_force_exponents, brute_force_states, state_table
+from fuzz.outcome import demand
+from fuzz.problems import EXTREME, SEEDS, first, largest, mostly, normal, one_in, parts, problems, reach
+from fuzz.properties import holds
+
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
+GRADIENT = {torch.float32: 1e-4, torch.float64: 1e-7}
+ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-14}
+"""Of an exponent of 1, where it is formed in the dtype of the fields."""
+BANDED = {"engine": st.sampled_from(["auto", "native", "torch"])}
+
+
+@holds
+def exact(draw: st.DrawFn) -> None:
+    """P, correlations, log Z and gradients are those of enumeration."""
+    ising, options = draw(problems(extreme=True)), {"memory_budget_mb": 0.001} if draw(one_in(10)) else {}
+    _agrees(draw, diabat.sampler("exact", **options), ising, refusable=largest(ising) > EXTREME)
+
+
+@holds
+def banded(draw: st.DrawFn) -> None:
+    """The same of ``banded``, unless couplings are outside the given band."""
+    ising = draw(mostly(problems(extreme=True, three_body=False), problems(), 20))
+    options = draw(st.fixed_dictionaries(BANDED, optional={"bandwidth": st.integers(0, 4)}))
+    outside = ising.three_body is not None or "bandwidth" in options
+    _agrees(draw, diabat.sampler("banded", **options), ising, refusable=outside or largest(ising) > EXTREME)
+
+
+def _agrees(draw: st.DrawFn, sampler: Sampler, ising: Ising, *, refusable: bool) -> None:
+    try:
+        moments = sampler.moments(ising, correlations=draw(st.booleans()))
+    except UnsupportedError as error:
+        demand(refusable, f"refused a problem of this range: {error}")
+        raise
+    law, sure, span = brute_force(ising), ~near_tie(ising), total(ising)
+    tolerance = TOLERANCE[ising.fields.dtype] + ROUNDING[torch.float64] * span
+    if sampler.name == "banded":
+        tolerance += ROUNDING[ising.fields.dtype] * span
+    in_range(moments, ising)
+    for name, factor in (("probability", 1.0), ("correlation", 2.0), ("log_partition", 0.0)):
+        got, want = getattr(moments, name), getattr(law, name)
+        if got is not None:
+            scale = factor or max(1.0, float(want.abs().nan_to_num(posinf=0.0).max()))
+            rows = sure if factor else torch.ones_like(sure)
+            close(got[rows], want.to(got.dtype)[rows], tolerance * scale, name)  # log Z may be beyond it
+    if span < 1e3:
+        alone = sampler.moments(first(ising)).probability
+        close(
+            moments.probability[(0,) * len(ising.batch_shape)],
+            alone,
+            2 * tolerance,
+            "the first problem alone",
+        )
+    if bool(sure.all()):
+        v, bound = normal(draw(SEEDS), *ising.fields.shape), GRADIENT[ising.fields.dtype] + tolerance
+        gradient_agrees(moments.probability, ising, v, bound, getattr(sampler, "bandwidth", None))
+
+
+def total(ising: Ising) -> float:
+    """Largest sum of |c|, |h|, |J| and |K| of a problem; rounding errors are proportional to it."""
+    sums = [t.detach().double().abs().flatten(-order).sum(-1).max() for order, t in parts(ising)]
+    return float(sum(sums)) + (0.0 if ising.offset is None else float(ising.offset.detach().abs().max()))
+
+
+def near_tie(ising: Ising) -> Tensor:
+    """Problems in which a state is below the best one by less than the rounding error, but not equal to it."""
+    exponent, rounding = brute_force_exponents(ising), 1e-13 * total(ising)
+    gap = exponent.max(-1, keepdim=True).values - exponent
+    return ((gap > 0) & (gap < 60 + 100 * rounding)).any(-1) & (rounding >= 1e-9)
+
+
+def in_range(moments: Moments, ising: Ising) -> None:
+    """Shapes and dtypes as promised; 0 <= P <= 1, and 0 where invisible; no NaN anywhere."""
+    p, like = moments.probability, ising.fields
+    demand(p.shape == like.shape, f"shape: expected {list(like.shape)}, got {list(p.shape)}")
+    demand(p.dtype == like.dtype, f"dtype: expected {like.dtype}, got {p.dtype}")
+    demand(bool(((p >= 0) & (p <= 1)).all()), f"range of P: expected 0 .. 1, got {p}")
+    demand(not bool((p[~moments.visible] != 0).any()), "invisible spins: expected P = 0")
+    for name in ("correlation", "standard_error"):
+        value = getattr(moments, name)
+        demand(value is None or bool(value.isfinite().all()), f"{name}: expected finite numbers, got {value}")
+    log_z = moments.log_partition  # that of the largest fields is beyond their dtype
+    sound = log_z is None or not bool(log_z.isnan().any() or (log_z == -torch.inf).any())
+    demand(sound, f"log_partition: expected numbers, got {log_z}")
+
+
+def close(got: Tensor, want: Tensor, bound: float, what: str) -> None:
+    """Demand equal numbers within a bound; infinite ones may be equal."""
+    got, want = got.detach().double(), want.detach().double()
+    error = torch.where(got == want, 0.0, (got - want).abs())
+    worst = float(error.max()) if error.numel() else 0.0
+    demand(worst <= bound, f"{what}: expected an error of {bound:.1e} at most, got {worst:.1e}")
+
+
+def finite(tensor: Tensor | None, what: str) -> None:
+    """Demand finite numbers, if there are any."""
+    demand(tensor is None or bool(tensor.isfinite().all()), f"{what}: expected finite numbers, got {tensor}")
+
+
+def gradient_agrees(p: Tensor, ising: Ising, v: Tensor, bound: float, bandwidth: int | None = None) -> None:
+    """The gradient of Σ v P is that of the law; couplings outside a given band are not parameters."""
+    wanted = [(order, tensor) for order, tensor in parts(ising) if tensor.requires_grad]
+    if not wanted or not p.requires_grad:  # without a visible spin P may depend on nothing
+        return
+    found = torch.autograd.grad((p * v).sum(), [t for _, t in wanted], allow_unused=True, retain_graph=True)
+    for (order, tensor), g in zip(wanted, found, strict=True):
+        want = _gradient(ising, tensor, order, v)
+        if bandwidth is not None and order == 2:
+            want = want.tril(bandwidth).triu(-bandwidth)
+        finite(g, "gradient")
+        scale = max(1.0, float(want.abs().max()))
+        close(
+            torch.zeros_like(want) if g is None else g, want, bound * scale, f"gradient in {'hJK'[order - 1]}"
+        )
+
+
+def _gradient(ising: Ising, tensor: Tensor, order: int, v: Tensor) -> Tensor:
+    """Covariances of f = Σ_j v_j [s_j = +1] with products of spins, spread over their equal entries."""
+    p, s, seen = brute_force_states(ising), state_table(ising.num_spins), ising.visible_mask
+    f = torch.where(seen, v, 0.0) @ (s > 0).double().T
+    letters = "jkl"[:order]
+    products = f"...x,{','.join('x' + letter for letter in letters)}->...{letters}"
+    g = torch.einsum(products, p * (f - (p * f).sum(-1, keepdim=True)), *[s] * order)
+    index = torch.meshgrid(*[torch.arange(ising.num_spins)] * order, indexing="ij")
+    for axis in index:
+        g = g * seen[..., axis]
+    for a, b in combinations(index, 2):
+        g = g.masked_fill(a == b, 0)
+    return (g / (1, 2, 6)[order - 1]).sum_to_size(tensor.shape)
+
+
+@holds
+def mean_field(draw: st.DrawFn) -> None:
+    """M = tanh(h + J m + ½ K m m) where it has converged, and the gradient of that."""
+    ising, damping = draw(problems()), draw(st.none() | st.sampled_from([0.3, 0.7, 1.0]))
+    options = {} if damping is None else {"damping": damping}
+    moments = diabat.sampler("mean_field", **options).moments(ising)
+    in_range(moments, ising)
+    p, seen = moments.probability.detach().double(), ising.visible_mask
+    local, effective = _local(ising, torch.where(seen, 2 * p - 1, 0))
+    # How far the residual of the iteration and the rounding of exponents may carry.
+    most = reach(ising)
+    bound = 1e-6 * (1 + min(most, 1e6)) ** 2 + ROUNDING[ising.fields.dtype] * float(local.abs().max())
+    converged = bool(moments.info["converged"])
+    if converged and bound < 0.1:
+        close(p, torch.where(seen, torch.sigmoid(2 * local), 0), bound, "fixed point")
+    if not ising.fields.requires_grad:
+        return
+    v = normal(draw(SEEDS), *ising.fields.shape)
+    (g,) = torch.autograd.grad((moments.probability * v).sum(), [ising.fields])
+    finite(g, "gradient")
+    if not converged or most > 1e3 or ising.fields.dtype != torch.float64:
+        return
+    # ∂L/∂h = (1 - D J)⁻¹ 2 P (1 - P) v with D = 4 P (1 - P), where that is well conditioned.
+    D = torch.where(seen, 4 * p * (1 - p), 0)
+    system = (torch.eye(p.shape[-1]) - D[..., None] * effective).numpy()
+    if (condition := float(np.linalg.cond(system).max())) < 1e4:
+        want = torch.from_numpy(np.linalg.solve(system, (D / 2 * v)[..., None].numpy())[..., 0])
+        close(g, want, 1e-5 * condition * (1 + most) ** 2 * max(1.0, float(want.abs().max())), "gradient")
+
+
+def _local(ising: Ising, m: Tensor) -> tuple[Tensor, Tensor]:
+    """Local fields h + J m + ½ K m m, and their derivative in m, in float64."""
+    n = ising.num_spins
+    local, effective = ising.fields.detach().double(), torch.zeros(*m.shape, n, dtype=torch.float64)
+    if ising.couplings is not None:
+        J = ising.couplings.detach().double()
+        local, effective = local + (J @ m[..., None])[..., 0], effective + J
+    if ising.three_body is not None:
+        KM = torch.einsum("...jkl,...l->...jk", ising.three_body.detach().double(), m)
+        local, effective = local + (KM @ m[..., None])[..., 0] / 2, effective + KM
+    return local, effective

@@ -1,0 +1,196 @@
+"""``spin_probabilities`` under every estimator and transform, and the layers of attention."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import diabat
+from diabat.attention.coupled import SELF_MODES
+from diabat.ising import Ising
+from diabat.samplers.base import Estimator, UnsupportedError
+from diabat.testing.oracle import ReferenceSampler
+from fuzz.calls.laws import GRADIENT, TOLERANCE, close, finite, gradient_agrees, near_tie, total
+from fuzz.outcome import demand
+from fuzz.problems import DTYPES, SEEDS, mostly, normal, one_in, parts, problems, reach, scales
+from fuzz.properties import holds
+
+BACKENDS: dict[str, dict[str, Any]] = {
+    "exact": {},
+    "banded": {},
+    "mean_field": {},
+    "dqa": {"schedule": "boltzmann-4"},
+    "tempering": {"num_replicas": 2, "sweeps": 8, "burn_in": 8},
+    "refine": {"sampler": "exact", "num_reads": 50},
+}
+ANALYTIC = st.sampled_from(["exact", "banded", "mean_field"])
+
+
+@holds
+def estimators(draw: st.DrawFn) -> None:
+    """Every estimator of every backend: P in 0 .. 1, a finite gradient, and the exact one if it claims that."""
+    name, any_of = draw(st.sampled_from([*BACKENDS])), st.sampled_from(get_args(Estimator))
+    sampler = diabat.sampler(name, **BACKENDS[name])
+    able = sampler.capabilities
+    gradient = draw(mostly(st.sampled_from(["auto", *able.gradients]), any_of))
+    ising = draw(problems(spins=7, most=1.0, three_body=able.three_body) | problems(spins=7))
+    p = diabat.spin_probabilities(
+        ising.fields, ising.held_couplings, sampler, gradient=gradient,
+        visible=ising.visible, three_body=ising.three_body, seed=draw(SEEDS),
+        num_reads=draw(st.sampled_from([None, None, None, 2, 64])),
+    )  # fmt: skip
+    demand(p.shape == ising.fields.shape, f"P: expected {list(ising.fields.shape)}, got {list(p.shape)}")
+    demand(bool(((p >= 0) & (p <= 1)).all()), f"P: expected 0 .. 1, got {p}")
+    wanted = [tensor for _, tensor in parts(ising) if tensor.requires_grad]
+    if not wanted or not p.requires_grad:
+        return
+    v = normal(draw(SEEDS), *ising.fields.shape)
+    for g in torch.autograd.grad((p * v).sum(), wanted, allow_unused=True, retain_graph=True):
+        finite(g, "gradient")
+    if name == "exact" and gradient in ("exact", "auto") and not bool(near_tie(ising).any()):
+        dtype = ising.fields.dtype
+        gradient_agrees(p, ising, v, GRADIENT[dtype] + TOLERANCE[dtype] + 1e-14 * total(ising))
+
+
+@holds
+def transforms(draw: st.DrawFn) -> None:
+    """``grad``, ``vmap`` and second derivatives of torch are those of autograd, of the batch and of differences."""
+    sampler, seed = diabat.sampler(draw(ANALYTIC)), draw(SEEDS)
+    ising = draw(problems(spins=5, most=1.0, three_body=False)).dense().detach()
+    J, seen, dtype = ising.couplings, ising.visible_mask, ising.fields.dtype
+    v, direction, step = normal(seed, *seen.shape).to(dtype), normal(seed + 1, *seen.shape), 1e-4
+
+    def value(h: Tensor) -> Tensor:
+        return (diabat.spin_probabilities(h, J, sampler, visible=seen, check=False) * v).sum()
+
+    h = ising.fields.clone().requires_grad_()
+    (g,) = torch.autograd.grad(value(h), [h], create_graph=True)
+    close(torch.func.grad(value)(ising.fields), g, GRADIENT[dtype], "func.grad")
+    if ising.batch_shape and (J is None or J.ndim == 2):
+        mapped = torch.func.vmap(
+            lambda h, v: diabat.spin_probabilities(h, J, sampler, visible=v, check=False)
+        )
+        batch = diabat.spin_probabilities(ising.fields, J, sampler, visible=seen)
+        close(mapped(ising.fields, seen), batch, 10 * TOLERANCE[dtype], "vmap")
+    if dtype == torch.float64 and g.requires_grad and _continuous(sampler.name, ising):
+        (second,) = torch.autograd.grad((g * direction).sum(), [h], allow_unused=True)
+        high, low = (torch.func.grad(value)(ising.fields + sign * step * direction) for sign in (1, -1))
+        second = torch.zeros_like(h) if second is None else second
+        close(second, (high - low) / (2 * step), 1e-4 * (1 + float(v.abs().max())), "second derivative")
+
+
+def _continuous(name: str, ising: Ising) -> bool:
+    """Whether P is a continuous function of the fields; strong couplings give mean field several fixed points."""
+    return name != "mean_field" or reach(ising) < 0.9
+
+
+@holds
+def flips(draw: st.DrawFn) -> None:
+    """Another sign of some spins, in h, J and K, only exchanges their P with 1 - P."""
+    name = draw(ANALYTIC | st.just("dqa"))
+    ising = draw(problems(spins=7, most=3.0, three_body=name in ("exact", "mean_field"))).dense().detach()
+    g = torch.where(normal(draw(SEEDS), ising.num_spins) > 0, 1, -1).to(ising.fields.dtype)
+    J = None if ising.couplings is None else ising.couplings * g * g[:, None]
+    K = None if ising.three_body is None else ising.three_body * g * g[:, None] * g[:, None, None]
+    sampler = diabat.sampler(name, **BACKENDS[name])
+    p = sampler.moments(ising, seed=1).probability
+    q = sampler.moments(Ising(ising.fields * g, J, ising.visible, K), seed=1).probability
+    want = torch.where((g < 0) & ising.visible_mask, 1 - p, p)
+    if _continuous(name, ising):
+        bound = 1e-6 * (1 + total(ising)) if p.dtype == torch.float64 else 1e-3
+        close(q, want, bound, "P of flipped spins")
+
+
+def possible(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a layer without those that its mode excludes."""
+    biased = options["mode"] == "softmax" or "h" in options["mode"].split("+")
+    changes = {"weights": "probability"} if options["mode"] == "J-self" else {}
+    return {name: value for name, value in options.items() if biased or name != "offset_bias"} | changes
+
+
+_COMMON = {
+    "mode": st.sampled_from(SELF_MODES),
+    "window": st.integers(1, 6),
+    "weights": st.sampled_from(["probability", "odds"]),
+    "rotary": st.booleans(),
+}
+_ABSOLUTE = {"sampler": ANALYTIC | st.just("dqa"), "causal": st.booleans()}
+_RELATIVE = {
+    "relative": st.just(True),
+    "far": st.sampled_from(["none", "independent"]),
+    "sampler": st.sampled_from(["exact", "exact", "mean_field"]),
+    "offset_bias": one_in(5),
+}
+_LAYERS = (st.fixed_dictionaries(_COMMON | _ABSOLUTE) | st.fixed_dictionaries(_COMMON | _RELATIVE)).map(
+    possible
+)
+
+
+@holds
+def attention(draw: st.DrawFn) -> None:
+    """Weights of any mode sum to 1 or are 0; steps, a smaller batch and enumeration give the same output."""
+    options, heads, length = draw(_LAYERS), draw(st.sampled_from([1, 2])), draw(st.integers(1, 12))
+    layer = diabat.BoltzmannAttention(4 * heads, heads, **options)
+    x, padding = _inputs(draw, layer, length if layer.relative else min(length, layer.window), draw(DTYPES))
+    y, weights = layer(x, key_padding_mask=padding, need_weights=True)
+    shape, sums = (2, heads, x.shape[1], x.shape[1]), weights.detach().double().sum(-1)
+    demand(tuple(weights.shape) == shape, f"weights: expected {shape}, got {tuple(weights.shape)}")
+    off = float(torch.minimum((sums - 1).abs(), sums).max())
+    demand(off < 1e-5, f"weights: expected sums of 1 or 0, got {sums}")
+    _differentiable(y, layer, x)
+    if padding is not None:
+        shown = weights.detach()[padding[:, None, None].expand(shape)]
+        demand(not bool((shown != 0).any()), "weights: expected 0 for padding")
+    if x.dtype == torch.float32:
+        return
+    most = 1e-5 * (1 + float(y.detach().abs().max()))
+    if options["sampler"] != "dqa":  # its self-couplings take reads
+        alone = layer(x[:1], key_padding_mask=None if padding is None else padding[:1])
+        close(alone, y[:1], most, "the first sequence alone")
+    if layer.relative and padding is None:
+        with torch.no_grad():
+            last, state = layer.step(x[:, 0])
+            for i in range(1, x.shape[1]):
+                last, state = layer.step(x[:, i], state)
+        close(last, y[:, -1], most, "step")
+    if options["sampler"] in ("exact", "banded"):
+        enumerated = {"sampler": ReferenceSampler(analytic=True), "gradient": "straight_through"}
+        try:
+            other = diabat.BoltzmannAttention(layer.embed_dim, heads, **options | enumerated).to(x.dtype)
+        except UnsupportedError:  # this mode needs what only backends have
+            return
+        other.load_state_dict(layer.state_dict())
+        close(other(x, key_padding_mask=padding), y, most, "output by enumeration")
+
+
+@holds
+def pooling(draw: st.DrawFn) -> None:
+    """``NeuroGameAttention`` has finite outputs and gradients."""
+    heads = draw(st.sampled_from([1, 2]))
+    layer = diabat.NeuroGameAttention(
+        4 * heads, heads, sampler=draw(st.sampled_from(["mean_field", "exact"]))
+    )
+    x, padding = _inputs(draw, layer, draw(st.integers(1, 6)), torch.float32)
+    z = layer(x, key_padding_mask=padding)
+    demand(tuple(z.shape) == (2, 4 * heads), f"output: expected {(2, 4 * heads)}, got {tuple(z.shape)}")
+    _differentiable(z, layer, x)
+
+
+def _inputs(draw: st.DrawFn, layer: Any, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Scale the parameters of the layer; inputs of any strength, and perhaps padding."""
+    scale, strength, seed = draw(scales(0.1, 10)), draw(scales(1e-3, 1e2)), draw(SEEDS)
+    with torch.no_grad():
+        for parameter in layer.to(dtype).parameters():
+            parameter.mul_(scale).add_(0.1 * torch.randn_like(parameter))
+    x = (strength * normal(seed, 2, length, layer.embed_dim)).to(dtype).requires_grad_()
+    return x, normal(seed + 1, 2, length) > 0.3 if draw(one_in(3)) else None
+
+
+def _differentiable(y: Tensor, layer: nn.Module, x: Tensor) -> None:
+    finite(y, "output")
+    y.sum().backward()
+    for tensor in (x, *layer.parameters()):
+        finite(tensor.grad, "gradient")

@@ -1,0 +1,186 @@
+"""Reads of every backend that draws them, and averages over reads, by exact tests; anneals by a plain evolution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+import diabat
+from diabat.circuits import available_schedules
+from diabat.circuits.problem import reference_probabilities
+from diabat.ising import Ising
+from diabat.samplers import Sampler, Samples
+from diabat.testing.oracle import brute_force, state_table
+from diabat.testing.statistics import event_pvalues, spin_and_pair_events
+from fuzz.calls.laws import close, finite, in_range, near_tie
+from fuzz.outcome import demand
+from fuzz.problems import SEEDS, largest, normal, problems, scales
+from fuzz.properties import holds
+
+ALPHA, CASES = 1e-3, 100_000
+"""Probability that a campaign of so many statistical examples rejects a correct sampler."""
+_MILD, _RESOLVED = 0.5, 30.0
+"""Couplings up to which the burn-in of tempering leaves nothing to see, and phases keep the digits of double."""
+_TOLERANCE = {"double": 1e-8, "single": 2e-3}
+TEMPERING = st.fixed_dictionaries(
+    {
+        "num_replicas": st.sampled_from([1, 2, 8, "auto"]),
+        "method": st.sampled_from(["heat_bath", "metropolis"]),
+        "order": st.sampled_from(["sequential", "random"]),
+        "track_lowest": st.booleans(),
+    }
+)
+_ENGINES = {
+    "engine": st.sampled_from(["native", "torch"]),
+    "precision": st.sampled_from(["double", "single"]),
+}
+_PLANS = {"schedule": st.sampled_from(["boltzmann-4", "boltzmann-8", "boltzmann-8-wide"])}
+_SCHEDULES = {
+    "schedule": st.sampled_from(available_schedules()),
+    "annealing_time_ns": scales(0.5, 8),
+    "steps": st.integers(1, 40),
+    "order": st.sampled_from(["strang", "first"]),
+    "grid": st.sampled_from(["uniform", "adaptive"]),
+}
+ANNEALS = st.fixed_dictionaries(_ENGINES | _PLANS) | st.fixed_dictionaries(_ENGINES | _SCHEDULES)
+
+
+@holds
+def reads(draw: st.DrawFn) -> None:
+    """Independent reads follow the law of Boltzmann."""
+    sampler = diabat.sampler(draw(st.sampled_from(["exact", "banded"])))
+    if draw(st.booleans()):
+        sampler = diabat.sampler("refine", sampler="exact", sweeps=draw(st.integers(0, 3)))
+    ising = draw(problems(spins=7, three_body=sampler.name != "banded"))
+    samples = _drawn(draw, sampler, ising)
+    if largest(ising) < 1e6:  # beyond, float32 or a sum in float64 decides ties
+        _follows(samples, ising, sure=~near_tie(ising))
+
+
+@holds
+def tempering(draw: st.DrawFn) -> None:
+    """So do those of chains; of strong couplings only the form is checked."""
+    options, ising = draw(TEMPERING), draw(problems(spins=6, most=_MILD / 5) | problems(spins=6))
+    samples = _drawn(draw, diabat.sampler("tempering", **options), ising)
+    if samples.tracked is not None:
+        _form(samples.tracked[None], ising, 1)
+        energy, tracked = samples.energy.double(), ising.energy(samples.tracked).double()
+        slack = 1e-4 * (1 + energy.abs().max())
+        demand(bool((tracked <= energy.amin(0) + slack).all()), "tracked: expected no read of lower energy")
+    if largest(ising) < _MILD:
+        _follows(samples, ising)
+
+
+@holds
+def tempering_averages(draw: st.DrawFn) -> None:
+    """Averages over 16 chains are as far from the law as their own standard error says (Student's t, 15 degrees)."""
+    ising = draw(problems(spins=6, most=_MILD / 5) | problems(spins=6))
+    replicas, sweeps = draw(st.sampled_from([1, 4, "auto"])), draw(st.sampled_from([16, 64]))
+    sampler = diabat.sampler("tempering", num_replicas=replicas, sweeps=sweeps)
+    moments = sampler.moments(ising, correlations=draw(st.booleans()), seed=draw(SEEDS))
+    in_range(moments, ising)
+    if largest(ising) < _MILD:
+        assert moments.standard_error is not None
+        seen = ising.visible_mask
+        distance = (moments.probability.double() - brute_force(ising).probability).detach().abs()[seen]
+        z = distance / moments.standard_error.double()[seen].clamp_min(1e-7)
+        _plausible(2 * stats.t.sf(z.numpy(), 15), "averages of chains")
+
+
+@holds
+def anneals(draw: st.DrawFn) -> None:
+    """Moments of every engine are those of a plain evolution of state vectors, and reads follow them."""
+    options: dict[str, Any] = draw(ANNEALS)
+    most, sampler = draw(st.sampled_from([3.0, 3.0, 1e4])), diabat.sampler("dqa", **options)
+    ising = draw(problems(spins=7, most=most, three_body=False))
+    moments = sampler.moments(ising, correlations=draw(st.booleans()), seed=1)
+    in_range(moments, ising)
+    samples = _drawn(draw, sampler, ising)
+    if largest(ising) > _RESOLVED:
+        return
+    law = _evolved(sampler, ising)
+    tolerance = _TOLERANCE[options["precision"]] + (1e-5 if ising.fields.dtype == torch.float32 else 0.0)
+    close(moments.probability, law[0], tolerance, "probability of the evolution")
+    if moments.correlation is not None:
+        close(moments.correlation, law[1], 2 * tolerance, "correlation of the evolution")
+    if options["precision"] == "double":
+        _follows(samples, ising, law)
+
+
+@holds
+def anneal_gradient(draw: st.DrawFn) -> None:
+    """The adjoint gradient is a finite difference of the moments."""
+    options, ising = draw(ANNEALS), draw(problems(spins=4, most=2.0, three_body=False, gradients=False))
+    sampler, shape, seed = diabat.sampler("dqa", **options), ising.fields.shape, draw(SEEDS)
+    v, direction, step = normal(seed, *shape), normal(seed + 1, *shape), 1e-5
+    found = sampler.adjoint(ising, v, seed=1)
+    demand(found.fields.shape == shape, f"gradient: expected {list(shape)}, got {list(found.fields.shape)}")
+    finite(found.fields, "gradient in h")
+    finite(found.couplings, "gradient in J")
+    if ising.fields.dtype == torch.float64 and options["precision"] == "double":
+        ends = [
+            Ising(ising.fields + sign * step * direction, ising.couplings, ising.visible) for sign in (1, -1)
+        ]
+        high, low = ((sampler.moments(end).probability * v).sum() for end in ends)
+        slope = (high - low) / (2 * step)
+        close((found.fields * direction).sum(), slope, 1e-4 * max(1.0, abs(float(slope))), "slope")
+
+
+def _drawn(draw: st.DrawFn, sampler: Sampler, ising: Ising) -> Samples:
+    """Reads of the promised form, the same ones from the same seed."""
+    num_reads, seed = draw(st.sampled_from([1, 2, 50, 400])), draw(SEEDS)
+    samples = sampler.sample(ising, num_reads, seed=seed)
+    _form(samples.spins, ising, num_reads)
+    again = sampler.sample(ising, num_reads, seed=seed).spins
+    demand(torch.equal(samples.spins, again), "seed: expected the same reads from the same seed")
+    return samples
+
+
+def _form(spins: Tensor, ising: Ising, num_reads: int) -> None:
+    shape = (num_reads, *ising.fields.shape)
+    demand(tuple(spins.shape) == shape, f"shape: expected {shape}, got {tuple(spins.shape)}")
+    demand(spins.dtype == torch.int8, f"dtype: expected int8, got {spins.dtype}")
+    demand(bool((spins.abs() == 1).all()), "spins: expected -1 and +1")
+    demand(bool((spins[:, ~ising.visible_mask] == -1).all()), "invisible spins: expected -1")
+
+
+def _follows(samples: Samples, ising: Ising, law: Any = None, sure: Tensor | None = None) -> None:
+    """Binomial tests of every spin and pair, with Bonferroni's correction over them and over the campaign."""
+    exact: Any = brute_force(ising)
+    p, correlation = law or (exact.probability, exact.correlation)
+    seen = samples.visible if sure is None else samples.visible & sure[..., None]
+    j, k = torch.triu_indices(ising.num_spins, ising.num_spins, offset=1)
+    used = torch.cat([seen, seen[..., j] & seen[..., k]], -1)
+    expected = torch.cat([p, (1 + correlation[..., j, k]) / 2], -1)
+    # Rounding of a certain event must not make a read impossible.
+    events = torch.cat(spin_and_pair_events(samples.spins), -1)
+    _plausible(event_pvalues(samples, events, expected.clamp(1e-12, 1 - 1e-12))[used.numpy()], "reads")
+
+
+def _plausible(pvalues: np.ndarray, subject: str) -> None:
+    worst = float(np.min(pvalues)) * np.size(pvalues) if np.size(pvalues) else 1.0
+    demand(worst > ALPHA / CASES, f"law of {subject}: p = {worst:.1e} over {np.size(pvalues)} comparisons")
+
+
+def _evolved(sampler: Any, ising: Ising) -> tuple[Tensor, Tensor]:
+    """P(s_j = +1) and <s_j s_k> problem by problem, of the visible spins alone."""
+    n, betas = ising.num_spins, sampler.betas
+    fields = ising.fields.detach().double().reshape(-1, n)
+    J = torch.zeros(n, n) if ising.couplings is None else ising.couplings.detach()
+    J = J.double().expand(*ising.batch_shape, n, n).reshape(-1, n, n)
+    p, pairs = torch.zeros(fields.shape, dtype=torch.float64), torch.zeros(J.shape, dtype=torch.float64)
+    for row, seen in enumerate(ising.visible_mask.reshape(-1, n)):
+        if bool(seen.any()):
+            h = (fields[row, seen] / betas.beta_h).numpy()[None]
+            states = reference_probabilities(sampler.plan, h, (J[row][seen][:, seen] / betas.beta_J).numpy())[
+                0
+            ]
+            s = state_table(int(seen.sum())).numpy()
+            p[row, seen] = torch.from_numpy(states @ (s > 0))
+            pairs[row][seen[:, None] & seen] = torch.from_numpy((s.T * states) @ s).reshape(-1)
+    return p.reshape(ising.fields.shape), pairs.reshape(*ising.fields.shape, n)

@@ -1,0 +1,224 @@
+"""Files of decoders: calibrations, values and analyses of heads, states of GAME-LoRA, folders of models and adapters.
+
+None has a checksum of its own.  Sizes of a decoder are left alone, since they only say how much memory transformers
+takes.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from diabat.attention.heads import Calibration, HeadCoalitions
+from diabat.files import to_json
+from diabat.huggingface import (
+    GameLoss,
+    GameOptions,
+    convert,
+    disable_gac,
+    enable_gac,
+    load_adapter,
+    load_decoder,
+    load_gac,
+    save_gac,
+)  # fmt: skip
+from diabat.huggingface.boltzmann.config import FOLDER_SAMPLERS
+from diabat.huggingface.gac import enabled_calibration
+from diabat.runs.heads.analysis import FILE, STORE, read_analysis
+from diabat.runs.heads.calibration import calibration_of, salient_groups
+from diabat.runs.heads.options import CalibrationOptions
+from fuzz.decoders import HEADS, LAYERS, QUESTIONS, VOCABULARY, analyse, decoder
+from fuzz.files.mutations import damaged, other_tensors, tampered
+from fuzz.outcome import REFUSALS, demand, naming
+from fuzz.properties import holds
+
+Files = dict[str, bytes]
+_SETTINGS = (
+    Calibration({0: [1], 1: ()}),
+    Calibration({1: range(HEADS)}, alpha=0.05, beta=0.3, rows="prompt", redistribution="uniform"),
+)
+
+
+@cache
+def _calibrations() -> list[bytes]:
+    found, model = [], decoder()
+    with tempfile.TemporaryDirectory() as folder:
+        for setting in _SETTINGS:
+            enable_gac(model, setting)
+            found.append(save_gac(model, folder).read_bytes())
+    disable_gac(model)
+    return found
+
+
+@holds
+def gac_file(draw: st.DrawFn, folder: Path) -> None:
+    """``gac.json``: the calibration that it describes, or a sentence with its name, and the model as it was."""
+    content = draw(damaged(_calibrations(), is_json=True))
+    (folder / "gac.json").write_bytes(content)
+    model, found = decoder(), None
+    try:
+        with naming("gac.json"):
+            found = load_gac(model, folder)
+    finally:
+        on = enabled_calibration(model)
+        disable_gac(model)
+        demand(on == found, f"calibration: expected {found} enabled, got {on}")
+    described = Calibration.from_dict(json.loads(content)["calibration"])
+    demand(found == described, f"calibration: expected {described}, got {found}")
+
+
+@cache
+def _analysed(name: str) -> bytes:
+    """A file that an analysis of two layers writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        analyse(Path(folder) / "run")
+        return (Path(folder) / "run" / name).read_bytes()
+
+
+@holds
+def store(draw: st.DrawFn, folder: Path) -> None:
+    """A store of values: finite values of the same game, or a sentence with its name."""
+    from safetensors.numpy import load
+
+    content, path = draw(other_tensors([_analysed(STORE)])), folder / "some-values.safetensors"
+    path.write_bytes(content)
+    with naming(path.name):
+        game = HeadCoalitions(decoder(), QUESTIONS, layer=0, store=path)
+    found, want = (json.loads(load(one)["identity"].tobytes()) for one in (content, _analysed(STORE)))
+    demand(found == want, f"store: expected a refusal of another game, {found}")
+    values = game.sample_table()
+    demand(bool(values.isfinite().all()), f"values: expected finite numbers, got {values}")
+
+
+@holds
+def analysis(draw: st.DrawFn, folder: Path) -> None:
+    """An analysis of heads: salient groups of its players, or a sentence with its name."""
+    path = folder / FILE
+    path.write_bytes(draw(damaged([_analysed(FILE)], is_json=True)))
+    with naming(path.name):
+        found = read_analysis(path)
+    method: Any = draw(st.sampled_from(["max_dividend", "common", "surrogate"]))
+    options = CalibrationOptions(method, evaluations=8)
+    groups = salient_groups(found, options)
+    for group, game in zip(groups, found.games, strict=True):
+        heads = {head for player in game.players for head in player}
+        demand(set(group.heads) <= heads, f"heads: expected some of {heads}, got {group.heads}")
+    calibration_of(groups, options)
+
+
+@cache
+def _losses() -> tuple[GameLoss, ...]:
+    """Losses around the decoder, one step old."""
+    several: Any = {"losses": ["ldb", "abt", "entropy"], "combination": "sum", "rho": "last_step"}
+    choices = GameOptions(layers=[0]), GameOptions(layers=list(range(LAYERS)), **several)
+    found = tuple(GameLoss(decoder().train(), options, total_steps=10) for options in choices)
+    for game in found:
+        _go_on(game)
+        game.step()
+    return found
+
+
+@holds
+def game_state(draw: st.DrawFn) -> None:
+    """A state of GAME-LoRA: a sentence and the losses as they were, or a state to go on with finite numbers."""
+    game = draw(st.sampled_from(_losses()))
+    before = game.state_dict()
+    try:
+        try:
+            with naming("game_state"):
+                game.load_state_dict(draw(tampered(before)))
+        except REFUSALS:
+            demand(game.state_dict() == before, "refusal: expected the state as it was")
+            raise
+        _go_on(game)  # or a sentence: products that no gradients have
+    finally:
+        game.load_state_dict(before)
+
+
+def _go_on(game: GameLoss) -> None:
+    """One backward pass of a small batch; gradients must be finite."""
+    model = decoder().train()
+    tokens = torch.arange(12).reshape(2, 6) % VOCABULARY
+    batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens}
+    try:
+        with game.capture(batch):
+            cross_entropy = model(**batch).loss
+        loss = game.loss(cross_entropy)
+        loss.backward()
+        demand(bool(loss.isfinite()), f"loss: expected a finite number, got {loss}")
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        demand(all(bool(g.isfinite().all()) for g in gradients), "gradients: expected finite numbers")
+    finally:
+        model.zero_grad()
+        model.eval()
+
+
+def _saved(model: Any) -> Files:
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+@cache
+def _converted() -> Files:
+    return _saved(convert(decoder.__wrapped__(), window=3, sampler="mean_field"))
+
+
+@cache
+def _adapted() -> Files:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], modules_to_save=["lm_head"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft reads a property that transformers renames
+        return _saved(get_peft_model(decoder.__wrapped__(), config))
+
+
+@holds
+def model_folder(draw: st.DrawFn, folder: Path) -> None:
+    """A model with couplings: one of the backends that only compute and logits, or a sentence."""
+    config = json.loads(_converted()["config.json"])
+    names = st.sampled_from(["dimod", "dqa", "distributed", "refine", "os:system", "", None, ["exact"]])
+    named = names.map(lambda name: config["boltzmann"] | {"sampler": name})
+    settings = (tampered(config["boltzmann"]) | named).map(lambda changed: config | {"boltzmann": changed})
+    _write(draw, folder, _converted(), "config.json", settings)
+    with naming(""):
+        model, _ = load_decoder(str(folder))
+    samplers = {part.sampler.name for part in model.modules() if hasattr(part, "sampler")}
+    demand(samplers <= set(FOLDER_SAMPLERS), f"sampler: expected {FOLDER_SAMPLERS}, got {samplers}")
+    with torch.no_grad():
+        model(torch.tensor([[1, 2, 3, 4, 5]]))
+
+
+@holds
+def adapter(draw: st.DrawFn, folder: Path) -> None:
+    """An adapter: plain LoRA on the model, or a sentence that names it."""
+    name = "adapter_config.json"
+    _write(draw, folder, _adapted(), name, tampered(json.loads(_adapted()[name])))
+    with naming("adapter"):
+        model = load_adapter(decoder.__wrapped__(), folder)
+    demand(not model.peft_config["default"].megatron_config, "adapter: expected no megatron_config")
+    with torch.no_grad():
+        model(torch.tensor([[1, 2, 3, 4, 5]]))
+
+
+def _write(draw: st.DrawFn, folder: Path, files: Files, config: str, settings: st.SearchStrategy) -> None:
+    """Write the files with other settings or other weights."""
+    if draw(st.booleans()):
+        name = next(name for name in files if name.endswith(".safetensors"))
+        files = files | {name: draw(other_tensors([files[name]]))}
+    else:
+        changed = draw(settings)
+        try:
+            files = files | {config: to_json(changed)}
+        except (ValueError, TypeError):  # NaN, which JSON does not hold
+            files = files | {config: json.dumps(changed).encode()}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)

@@ -1,0 +1,161 @@
+"""Files that people write: problems of three formats, plans, schedules, configurations, questions on heads."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import dimod
+import torch
+from hypothesis import strategies as st
+
+import diabat
+from diabat.circuits import builtin_plan
+from diabat.circuits.plan_file import save_plan
+from diabat.config.loading import load_config, make_config, shipped_configs, to_plain, to_yaml
+from diabat.config.yaml_files import parse_yaml
+from diabat.ising import to_bqm
+from diabat.problem_files import read_problem
+from diabat.runs.heads.questions import read_questions
+from diabat.testing.problems import make_problem
+from fuzz.calls.laws import in_range
+from fuzz.files.mutations import damaged
+from fuzz.outcome import demand, naming
+from fuzz.properties import holds
+
+_MOST_SPINS = 14
+YAML = (
+    "fields: [0.5, -1.0, 0.0]\ncouplings: [[0, 1, 0.8], [1, 2, -0.3]]\nvisible: [true, true, false]\nbeta: 1.0\n",
+    "fields: [1e-3, 2, 3]\ncouplings: [[0, 1, 2], [1, 0, 3], [2, 3, 0]]\n",
+    "# a comment\nfields:\n  - 0.1\n  - 0.2\n  - 0.3\n  - 0.4\nthree_body:\n  - [0, 1, 2, 0.1]\n  - [1, 2, 3, -0.5]\n",
+    '{fields: [0.5], beta: 2.0}\n',
+)  # fmt: skip
+COO = (
+    "# vartype=SPIN\n0 0 -1.000000\n0 1 0.500000\n1 1 0.250000\n1 2 -0.750000\n2 2 0.500000\n",
+    "# vartype=BINARY\n0 0 1e-3\n0 7 +2.5E-1\n3 7 -1\n",
+)
+
+
+def _written() -> Sequence[bytes]:
+    return [text.encode() for text in (*YAML, *COO)]
+
+
+@cache
+def _models() -> Sequence[bytes]:
+    """Models of dimod, with offsets."""
+    models = [
+        dimod.BinaryQuadraticModel({0: -1.0, 1: 0.25, 2: 0.5}, {(0, 1): 0.5, (1, 2): -0.75}, 0.25, "SPIN"),
+        dimod.BinaryQuadraticModel({"a": 1.0, ("x", 1): 2.0}, {("a", ("x", 1)): -1.0}, 1.5, "BINARY"),
+        dimod.BinaryQuadraticModel(
+            {j: 0.1 * j for j in range(6)}, {(j, j + 1): 1.0 for j in range(5)}, 0, "SPIN"
+        ),
+    ]
+    return [json.dumps(model.to_serializable()).encode() for model in models]
+
+
+@holds
+def problem_file(draw: st.DrawFn, folder: Path) -> None:
+    """A problem of any format: moments in range, and the energies of dimod, offset included; or its name."""
+    content = draw(damaged(_written()) | damaged(_models(), is_json=True))
+    path = folder / "some.problem"
+    path.write_bytes(content)
+    with naming(path.name):
+        found = read_problem(path)
+    ising = found.ising
+    demand(len(found.labels) == ising.num_spins, "labels: expected one for each spin")
+    if ising.num_spins > _MOST_SPINS:
+        return
+    in_range(diabat.sampler("exact").moments(ising, correlations=True), ising)
+    if ising.three_body is None and not ising.batch_shape:
+        spins = torch.ones(ising.num_spins, dtype=torch.int8)
+        want, energy = to_bqm(ising).energy(dict(enumerate(spins.tolist()))), float(ising.energy(spins))
+        demand(abs(energy - want) <= 1e-9 * (1 + abs(want)), f"energy: expected {want}, got {energy}")
+
+
+@cache
+def _plans() -> Sequence[bytes]:
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("boltzmann-4", "boltzmann-8"):
+            save_plan(Path(folder) / name, *builtin_plan(name))
+            found.append((Path(folder) / name).read_bytes())
+    return found
+
+
+@cache
+def _schedules() -> Sequence[bytes]:
+    """Schedules as tables: plain, and with solver and protocol."""
+    rows = [(k / 12, 6 * (1 - k / 12) ** 3, 8 * (k / 12) ** 2) for k in range(13)]
+    plain = "s,A_GHz,B_GHz\n" + "".join(f"{s:.6f},{a:.6f},{b:.6f}\n" for s, a, b in rows)
+    named = "# made up\nsolver,protocol,s,A_GHz,B_GHz\n"
+    named += "".join(f"mine,{p},{s:.4g},{a:.4g},{b:.4g}\n" for p in ("fast", "standard") for s, a, b in rows)
+    return plain.encode(), named.encode()
+
+
+@holds
+def plan(draw: st.DrawFn, folder: Path) -> None:
+    """A plan: an anneal with moments in range, or a sentence."""
+    _anneal(folder / "some-plan.json", draw(damaged(_plans(), is_json=True)), {})
+
+
+@holds
+def schedule(draw: st.DrawFn, folder: Path) -> None:
+    """A table of a schedule: the same."""
+    options = {"annealing_time_ns": 1.0, "protocol": None}
+    _anneal(folder / "some-schedule.csv", draw(damaged(_schedules())), options)
+
+
+def _anneal(path: Path, content: bytes, options: dict[str, Any]) -> None:
+    path.write_bytes(content)
+    # What is read is refused with the name of the file; what the engine cannot run, with that of the plan.
+    with naming(path.stem):
+        sampler = diabat.sampler("dqa", schedule=str(path), **options)
+    ising = make_problem((2,), 3)
+    in_range(sampler.moments(ising, correlations=True), ising)
+
+
+@cache
+def _configurations() -> Sequence[bytes]:
+    """Shipped configurations as they are, resolved, and as JSON."""
+    found = [path.read_bytes() for path in shipped_configs().values()]
+    for name in ("demo-dqa", "fidelity", "sick-neurogame"):
+        config = load_config(name)
+        found += [to_yaml(config).encode(), json.dumps(to_plain(config), indent=1).encode()]
+    return found
+
+
+@holds
+def configuration(draw: st.DrawFn, folder: Path) -> None:
+    """A configuration: equal to itself after a round trip, or a sentence."""
+    path = folder / "some.yaml"
+    path.write_bytes(draw(damaged(_configurations())))
+    config = load_config(path)
+    again = make_config(parse_yaml(to_yaml(config), "again"))
+    demand(again == config, "round trip: expected an equal configuration")
+
+
+def _questions() -> Sequence[bytes]:
+    """With choices, of token ids, with texts, and of chats."""
+    films = [{"prompt": f"Film {k}. Good? ", "choices": ["good", "bad"], "answer": "good"} for k in range(3)]
+    ids = [{"input_ids": [k, 5, 6], "choices": [3, [4, 7]], "answer": 1, "origin": None} for k in range(3)]
+    texts = [{"prompt": "Q: where? A:", "answer": ["Paris", "in Paris"]}]
+    chats = [{"messages": [{"role": "user", "content": "é?"}], "answer": "x"}]
+    return ["".join(json.dumps(row) + "\n" for row in rows).encode() for rows in (films, ids, texts + chats)]
+
+
+@holds
+def questions(draw: st.DrawFn, folder: Path) -> None:
+    """A file of questions: answers among the choices, or a sentence with its name."""
+    path = folder / "some.jsonl"
+    path.write_bytes(draw(damaged(_questions())))
+    with naming(path.name):
+        found = read_questions(path)
+    for place, question in found.items():
+        demand(path.name in place, f"place: expected the name of the file, got {place}")
+        if choices := question.get("choices"):
+            answer = question["answer"]
+            demand(answer in choices or answer in range(len(choices)), "answer: expected a choice")
