@@ -1,1 +1,1 @@
-"""Trainings with disk failures, kills, or NaN in the data: nothing saved may be lost."""
+"""Work whose disk fails, that is killed, or whose data are not finite: nothing saved may be lost."""

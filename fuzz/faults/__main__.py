@@ -3,107 +3,165 @@
 from __future__ import annotations
 
 import argparse
+import math
+import random
+import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, get_args
 
 import torch
+from torch import Tensor
 
-from fuzz.faults import game, heads, kills, repeated, surprises
-from fuzz.faults.session import session
-from fuzz.faults.sweep import OPTIONS, WAYS, count, half_way, sweep
-from fuzz.tiny import tiny_train
+from fuzz.faults.disk import Disk, How
+from fuzz.faults.session import saved_step, session
+from fuzz.faults.torchrun import torchrun
+from fuzz.faults.works import WORKS, Work, difference, train
+from fuzz.tiny import tiny_model, tiny_task, tiny_train
 
-Case = tuple[str, str]
-"""How the session with the fault ended, and what was lost, if anything."""
+WAYS: tuple[How, ...] = get_args(How)
+PARTS = (*WORKS, "torchrun", "nan")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the selected parts; return 1 if anything was lost."""
     options = argparse.ArgumentParser(prog="python -m fuzz.faults")
     options.add_argument("--only", action="append", choices=PARTS, help="one of the parts; may be repeated")
-    options.add_argument("--every", type=int, default=1, help="sweep every so manieth operation only")
+    options.add_argument("--every", type=int, help="sweep every so manieth operation only")
     options.add_argument("--how", action="append", choices=WAYS, help="one of the ways; may be repeated")
-    options.add_argument("--kills", type=int, default=50, help="number of kills")
+    options.add_argument("--kills", type=int, default=50, help="number of kills of each work")
     options.add_argument("--seed", type=int, default=0, help="seed of the moments of the kills")
     given = options.parse_args(arguments)
     torch.set_num_threads(1)
     findings = []
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        tiny_train(Path(folder) / "warm")  # compiled and imported before anything is forked
+        train(Path(folder) / "warm")  # compiled and imported before anything is forked
         for part in given.only or PARTS:
-            for name, total, cases in PARTS[part](Path(folder) / part, given):
-                findings += _tell(name, total, cases)
+            here = Path(folder) / part
+            here.mkdir()
+            if part in WORKS:
+                findings += _work(part, WORKS[part], here, given)
+            else:
+                cases = torchrun(here) if part == "torchrun" else not_a_number(here)
+                findings += _tell(part, (("seen", lost) for lost in cases))
     print("\n".join(findings) or "Nothing was lost.")
     return int(bool(findings))
 
 
-def _sweep(folder: Path, given: argparse.Namespace) -> Iterator[tuple[str, int, Iterable[Case]]]:
-    folder.mkdir()
-    session(folder / "straight", **OPTIONS)
-    begun = half_way(folder / "half")
-    for kind, base in (("new run", None), ("resumed run", begun)):
-        operations = count(folder / "work", base)
-        print(f"{kind}: {len(operations)} operations: {_counts(operations)}")
-        moments = range(1, len(operations) + 1, given.every)
+def _work(name: str, work: Work, folder: Path, given: argparse.Namespace) -> Iterator[str]:
+    """Sweep a new session and one that goes on from a kill at two thirds of it; then kills at random moments."""
+    work.run(folder / "warm")
+    straight, run, half = folder / "straight", folder / "run", folder / "half"
+    begun = time.monotonic()
+    session(straight, work.run)
+    seconds = time.monotonic() - begun
+    for kind, base in (("new", None), ("resumed", half)):
+        _anew(run, base)
+        counted = session(run, work.run, disk=Disk(run))
+        if counted.kind != "done":
+            raise RuntimeError(f"a session without faults failed: {counted.text}")
+        total = len(counted.operations)
+        print(f"{name}, {kind}: {total} operations: {_counts(counted.operations)}")
         for how in given.how or WAYS:
-            cases = sweep(folder / "work", folder / "straight", how, iter(moments), base)
-            yield f"{kind}, {how}", len(moments), cases
+            moments = range(1, total + 1, given.every or work.every)
+            yield from _tell(f"{name}, {kind}, {how}", _sweep(work, run, straight, how, moments, base))
+        if base is None:
+            _anew(half, None)
+            session(half, work.run, disk=Disk(half, max(1, 2 * total // 3), "killed"))
+    yield from _tell(f"{name}, kill -9", _kills(work, run, straight, given, seconds))
+
+
+def _sweep(
+    work: Work, run: Path, straight: Path, how: How, moments: range, base: Path | None
+) -> Iterator[tuple[str, str]]:
+    """For each operation that fails: the ending of the session, and what was lost, if anything."""
+    for moment in moments:
+        _anew(run, base)
+        ending = session(run, work.run, disk=Disk(run, moment, how))
+        lost = work.lost(run, ending) or _resumed(work, run, straight)
+        yield ending.kind, lost and f"operation {moment} ({ending.fault}): {lost}"
+
+
+def _resumed(work: Work, run: Path, straight: Path) -> str:
+    again = session(run, work.run)
+    return f"does not resume: {again.text}" if again.kind != "done" else work.difference(run, straight)
+
+
+def _kills(
+    work: Work, run: Path, straight: Path, given: argparse.Namespace, seconds: float
+) -> Iterator[tuple[str, str]]:
+    """Kill sessions in one folder at random moments until one of them finishes, then in a new one."""
+    moments = random.Random(given.seed)
+    _anew(run, None)
+    for _ in range(given.kills):
+        ending = session(run, work.run, kill_after=moments.uniform(0, 1.2 * seconds))
+        lost = work.lost(run, ending)
+        if ending.kind != "killed":
+            lost = lost or _resumed(work, run, straight)
+            _anew(run, None)
+        yield ending.kind, lost
+    yield "last", _resumed(work, run, straight)
+
+
+def _anew(folder: Path, base: Path | None) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    if base is not None and base.exists():
+        shutil.copytree(base, folder)
+
+
+def not_a_number(folder: Path) -> Iterator[str]:
+    """One example of the training or of the validation data becomes NaN; then the data are corrected."""
+    straight = folder / "straight"
+    session(straight, train)
+    for split, value in (("train", math.nan), ("validation", math.nan), ("train", math.inf)):
+        run = folder / f"{split}-{value}"
+        session(run, partial(train, max_steps=3))
+        step = saved_step(run)
+        bad = session(run, partial(_poisoned, split=split, value=value))
+        if bad.kind != "sentence" or not any(word in bad.text for word in ("finite", "nan", "inf", "NaN")):
+            yield f"{split}: expected a sentence that names values that are not finite, got {bad.kind}: {bad.text}"
+        if saved_step(run) < step:
+            yield f"{split}: step {step} is gone"
+        again = session(run, train)
+        yield difference(run, straight) if again.kind == "done" else f"does not resume: {again.text}"
+
+
+def _poisoned(folder: Path, *, split: str, value: float) -> None:
+    """Train with one example whose features are not finite: the last one of the split."""
+    task = tiny_task()
+    model = tiny_model(task, seed=99)
+    bad = (task.train if split == "train" else task.validation).inputs[-1]
+
+    def poison(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        if inputs[0].shape[-1] != len(bad) or model.training != (split == "train"):
+            return output
+        return torch.where((inputs[0] == bad).all(-1)[:, None, None], value, output)
+
+    model.symbols.register_forward_hook(poison)
+    tiny_train(folder, resume=True, model=model, max_epochs=2)
 
 
 def _counts(names: Iterable[str]) -> str:
     return ", ".join(f"{number} {name}" for name, number in Counter(names).most_common())
 
 
-def _plain(name: str, run: Callable[..., Iterator[str]], total: int) -> Callable[..., Iterator]:
-    def part(folder: Path, given: argparse.Namespace) -> Iterator[tuple[str, int, Iterable[Case]]]:
-        folder.mkdir()
-        yield name, total, (("seen", lost) for lost in run(folder))
-
-    return part
-
-
-def _kills(folder: Path, given: argparse.Namespace) -> Iterator[tuple[str, int, Iterable[Case]]]:
-    folder.mkdir()
-    yield "kill -9", given.kills, (("killed", lost) for lost in kills.kills(folder, given.kills, given.seed))
-
-
-def _repeated(work: repeated.Work) -> Callable[..., Iterator]:
-    def part(folder: Path, given: argparse.Namespace) -> Iterator[tuple[str, int, Iterable[Case]]]:
-        folder.mkdir()
-        work.run(folder / "warm", resume=False)
-        yield from repeated.sweep(work, folder, given.how or WAYS, given.every)
-        yield f"{work.name}, kill -9", given.kills, repeated.kills(work, folder, given.kills, given.seed)
-
-    return part
-
-
-PARTS = {
-    "sweep": _sweep,
-    "kills": _kills,
-    "torchrun": _plain("a worker of torchrun killed", kills.torchrun, 2),
-    "nan": _plain("NaN in the data", surprises.not_a_number, 3),
-    "game": _repeated(game.WORK),
-    "heads": _repeated(heads.WORK),
-}
-
-
-def _tell(name: str, total: int, cases: Iterable[Case]) -> list[str]:
-    """Run cases with progress and the time left on standard error; print their counts, return the findings."""
+def _tell(name: str, cases: Iterable[tuple[str, str]]) -> list[str]:
+    """Run cases with progress on standard error; print their counts, return the findings."""
     begun, endings, findings = time.monotonic(), Counter[str](), []
     for number, (ending, lost) in enumerate(cases, 1):
         endings[ending] += 1
         if lost:
             findings.append(f"{name}, case {number}: {lost}")
-        left = (time.monotonic() - begun) / number * (total - number)
         if sys.stderr.isatty():
-            print(f"\r{name}: {number}/{total}, {left:.0f} s left ", end="", file=sys.stderr, flush=True)
-    seconds = time.monotonic() - begun
+            print(f"\r{name}: {number} ", end="", file=sys.stderr, flush=True)
+    took = time.monotonic() - begun
     print(
-        f"{name}: {sum(endings.values())} faults ({_counts(endings)}), {len(findings)} findings, {seconds:.0f} s"
+        f"{name}: {sum(endings.values())} faults ({_counts(endings)}), {len(findings)} findings, {took:.0f} s"
     )
     return findings
 

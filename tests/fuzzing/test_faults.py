@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Checkpoints that are written under their own name: what a kill leaves is half of one.
+# Files that are written under their own name: what a kill leaves is half of one.
 CARELESS = """
 import sys
-from diabat.training import checkpoint
+import {module} as writer
 def careless(path, content):
     with open(path, "wb") as file:
         file.write(content)
-checkpoint.replace_file = careless
+writer.replace_file = careless
 from fuzz.faults.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -36,24 +36,34 @@ def faults(*arguments: str, script: str | None = None) -> subprocess.CompletedPr
     )
 
 
-def test_a_short_sweep_loses_nothing() -> None:
-    done = faults("--only", "sweep", "--every", "40", "--only", "nan")
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert re.search(r"new run: \d{3} operations: \d+ open", done.stdout)
-    assert done.stdout.endswith("Nothing was lost.\n")
-
-
-@pytest.mark.parametrize(("part", "every"), [("game", "60"), ("heads", "6")])
-def test_work_with_decoders_loses_nothing(part: str, every: str) -> None:
+@pytest.mark.parametrize("part", ["training", "heads", "models", "game"])
+def test_a_short_sweep_loses_nothing(part: str) -> None:
+    every = {"training": "40", "heads": "4", "models": "9", "game": "60"}[part]
     done = faults("--only", part, "--every", every, "--kills", "2")
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert re.search(rf"{part}, new: \d+ operations: \d+ ", done.stdout)
     assert done.stdout.endswith("Nothing was lost.\n")
 
 
-def test_the_sweep_notices_a_checkpoint_that_is_not_atomic() -> None:
-    done = faults("--only", "sweep", "--how", "killed", "--every", "9", script=CARELESS)
-    assert done.returncode == 1
-    assert "does not load" in done.stdout or "does not resume" in done.stdout
+def test_data_that_are_not_finite_lose_nothing() -> None:
+    assert faults("--only", "nan").stdout.endswith("Nothing was lost.\n")
+
+
+@pytest.mark.parametrize(
+    ("part", "module", "every", "text"),
+    [
+        ("training", "diabat.training.checkpoint", "9", "does not load|does not resume"),
+        ("heads", "diabat.runs.heads.analysis", "1", "analysis.json does not load"),
+        ("models", "diabat.huggingface.gac.config", "1", "gac.json does not load"),
+    ],
+)
+def test_the_sweep_notices_what_is_not_written_atomically(
+    part: str, module: str, every: str, text: str
+) -> None:
+    program = CARELESS.format(module=module)
+    done = faults("--only", part, "--how", "killed", "--every", every, "--kills", "0", script=program)
+    assert done.returncode == 1, done.stdout
+    assert re.search(text, done.stdout)
 
 
 def test_the_operation_that_fails_is_the_one_asked_for(tmp_path: Path) -> None:

@@ -1,0 +1,150 @@
+"""What is stopped and repeated: a training, an analysis of heads, GAME-LoRA, and saving models."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diabat.checks import ArgumentError
+from diabat.training import TrainingError, load_model
+from diabat.training.folder import LATEST
+from fuzz.decoders import VOCABULARY, analyse, decoder
+from fuzz.faults.session import Ending, saved_step
+from fuzz.outcome import REFUSALS, refusal_flaw
+from fuzz.tiny import tiny_train
+
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work that goes on in its folder after a fault, and ends as if there had been none.
+
+    Attributes:
+        run: Begins, or goes on with, the work in a folder.
+        lost: What a fault has lost before the work goes on, from the folder and the ending; empty if nothing.
+        difference: The first difference of two folders of finished work; empty if there is none.
+        every: Sweep each so manieth operation only, unless another number is asked for.
+    """
+
+    run: Callable[[Path], Any]
+    difference: Callable[[Path, Path], str]
+    lost: Callable[[Path, Ending], str] = lambda folder, ending: ""
+    every: int = 4
+
+
+def train(folder: Path, **options: Any) -> None:
+    """Six steps, four checkpoints, and two validations."""
+    tiny_train(folder, resume=folder.exists(), **{"max_epochs": 2, **options})
+
+
+def _lost(folder: Path, ending: Ending) -> str:
+    """The checkpoint loads and is not older than it was, and errors are sentences."""
+    if ending.kind == "raw":
+        return f"an error that is not a sentence: {ending.text}"
+    if ending.step >= 0 or (folder / LATEST).exists():
+        try:
+            load_model(folder, "latest")
+        except TrainingError as error:
+            return f"the checkpoint does not load: {error}"
+    return f"step {ending.step} is gone" if saved_step(folder) < ending.step else ""
+
+
+def difference(folder: Path, straight: Path) -> str:
+    """Describe the first bitwise difference of two runs, except times; empty if there is none."""
+    if _metrics(folder) != _metrics(straight):
+        return "metrics.jsonl differs"
+    for which in ("latest", "best"):
+        a, b = load_model(folder, which), load_model(straight, which)
+        if a.keys() != b.keys() or not all(torch.equal(a[name], b[name]) for name in a):
+            return f"the {which} weights differ"
+    left = [path.name for path in folder.rglob(".tmp-*")]
+    return f"left over: {', '.join(left)}" if left else ""
+
+
+def _metrics(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in ("wall_s", "cpu_s")} for line in lines]
+
+
+def _train_with_game(folder: Path) -> None:
+    """Three steps of GAME-LoRA, from the newest whole checkpoint, and the adapter."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import PrinterCallback, TrainingArguments
+
+    from diabat.huggingface import GameOptions, GameTrainer
+
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj", "o_proj"], lora_dropout=0.1)
+    model = get_peft_model(decoder.__wrapped__(), lora)
+    tokens = torch.randint(1, VOCABULARY, (4 * STEPS, 6))
+    rows = [{"input_ids": row, "labels": row} for row in tokens]
+    args = TrainingArguments(
+        str(folder / "run"), max_steps=STEPS, per_device_train_batch_size=2, save_steps=1, save_total_limit=2,
+        report_to=[], use_cpu=True, disable_tqdm=True, dataloader_pin_memory=False, logging_strategy="no",
+    )  # fmt: skip
+    trainer = GameTrainer(model, args, train_dataset=rows, game=GameOptions(layers=[0]))
+    trainer.remove_callback(PrinterCallback)
+    try:
+        trainer.train(resume_from_checkpoint=True)
+    except ArgumentError as error:
+        if "finished" not in str(error):
+            raise
+    trainer.save_model(str(folder / "adapter"))
+
+
+def _save_model(folder: Path) -> None:
+    """A converted model and the calibration of its heads."""
+    from diabat.attention.heads import Calibration
+    from diabat.huggingface import convert, disable_gac, enable_gac, save_gac
+
+    convert(decoder.__wrapped__(), window=3, sampler="mean_field").save_pretrained(folder / "model")
+    plain = decoder.__wrapped__()
+    plain.save_pretrained(folder / "plain")
+    enable_gac(plain, Calibration({0: [1]}))
+    save_gac(plain, folder / "plain")
+    disable_gac(plain)
+
+
+def _unreadable(folder: Path, ending: Ending) -> str:
+    """Models load or are refused in a sentence, and what is written whole or not at all is whole."""
+    from diabat.huggingface import load_decoder, load_gac
+    from diabat.runs.heads.analysis import read_analysis
+
+    for name, load in {
+        "analysis.json": lambda: read_analysis(folder / "analysis.json"),
+        "model/model.safetensors": lambda: load_decoder(str(folder / "model")),
+        "plain/gac.json": lambda: load_gac(load_decoder(str(folder / "plain"))[0], folder / "plain"),
+    }.items():
+        if (folder / name).exists():
+            try:
+                load()
+            except REFUSALS as error:
+                if (flaw := refusal_flaw(error)) or name != "model/model.safetensors":
+                    return f"{name} does not load: {flaw} {error}"
+    return ""
+
+
+def _same(*names: str) -> Callable[[Path, Path], str]:
+    def differing(folder: Path, straight: Path) -> str:
+        differ = [n for n in names if (folder / n).read_bytes() != (straight / n).read_bytes()]
+        return f"{', '.join(differ)} differs" if differ else ""
+
+    return differing
+
+
+WORKS = {
+    "training": Work(train, difference, _lost, every=1),
+    "heads": Work(analyse, _same("analysis.json"), _unreadable),
+    "game": Work(_train_with_game, _same("adapter/adapter_model.safetensors")),
+    "models": Work(
+        _save_model, _same("model/model.safetensors", "model/config.json", "plain/gac.json"), _unreadable
+    ),
+}
