@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from hypothesis import Verbosity
 
 from fuzz.properties import PROPERTIES, Outcome, run
 
@@ -38,22 +37,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = options.parse_args(arguments)
     load()
     if given.replay:
-        outcome = run(given.replay, given.seed, verbosity=Verbosity.verbose)
-        print(report([outcome]))
-        return int(bool(outcome.finding))
-    names = [name for name in PROPERTIES if not given.only or _selected(name, given.only)]
-    share = 60 * given.minutes * given.workers / max(len(names), given.workers)
-    found: list[Outcome] = []
-    for outcome in outcomes(names, given.seed * SEEDS, share, given.workers):
-        found.append(outcome)
-        if sys.stderr.isatty():
+        found = [run(given.replay, given.seed, verbose=True)]
+    else:
+        names = [name for name in PROPERTIES if not given.only or _selected(name, given.only)]
+        share = 60 * given.minutes * given.workers / max(len(names), given.workers)
+        found = []
+        for outcome in outcomes(names, given.seed * SEEDS, share, given.workers):
+            found.append(outcome)
             left = (len(names) - len(found)) * share / given.workers / 60
-            print(
-                f"\r{len(found)} of {len(names)} properties, {left:.1f} min left ",
-                end="",
-                file=sys.stderr,
-                flush=True,
-            )
+            if sys.stderr.isatty():
+                print(
+                    f"\r{len(found)} of {len(names)}, {left:.1f} min left ",
+                    end="",
+                    file=sys.stderr,
+                    flush=True,
+                )
     print(report(found))
     return int(any(outcome.finding for outcome in found))
 
@@ -79,15 +77,9 @@ def outcomes(
     limit: float = 60.0,
     memory_mb: int = 4096,
 ) -> Iterator[Outcome]:
-    """Run every property for some seconds in a forked process; a crash, a hang and a full memory are findings.
+    """Run every property for some seconds, with seeds from the first one on, each in a forked process.
 
-    Args:
-        names: Of the properties.
-        seed: Of the first run; each property is run with the next ones until its time is over.
-        seconds: Time of a property.
-        workers: Number of processes at once.
-        limit: Seconds of one example.
-        memory_mb: Address space of a process beyond that at its start.
+    A crash, an example that takes longer than the limit in seconds, and a full memory are findings.
     """
     waiting = iter(names)
     running: dict[Any, tuple[Outcome, Any, IO[str]]] = {}
@@ -106,17 +98,16 @@ def outcomes(
             outcome, process, log = running[reader]
             try:
                 running[reader] = reader.recv(), process, log
-                continue
             except EOFError:
                 process.join()
+                if process.exitcode:
+                    log.seek(0)
+                    outcome.finding = f"the process ended with exit code {process.exitcode}\n{log.read()}"
+                    outcome.seed += 1
+                for file in (reader, log):
+                    file.close()
                 del running[reader]
-            if process.exitcode:
-                log.seek(0)
-                outcome.seed += 1
-                outcome.finding = f"the process ended with exit code {process.exitcode}\n{log.read()}"
-            log.close()
-            reader.close()
-            yield outcome
+                yield outcome
 
 
 def _serve(
@@ -124,15 +115,17 @@ def _serve(
 ) -> None:
     faulthandler.enable(log)
     _limit_memory(memory_mb)
-    total, end = Outcome(name), time.monotonic() + seconds
-    for number in itertools.count(seed):
-        one = run(name, number, begins=lambda: faulthandler.dump_traceback_later(limit, exit=True, file=log))
+    total, end = Outcome(name, seed=seed - 1), time.monotonic() + seconds
+    while not total.finding and (total.seed < seed or time.monotonic() < end):
+        one = run(
+            name,
+            total.seed + 1,
+            begins=lambda: faulthandler.dump_traceback_later(limit, exit=True, file=log),
+        )
         faulthandler.cancel_dump_traceback_later()
         answers, sentences = total.answers + one.answers, total.sentences + one.sentences
-        total = Outcome(name, answers, sentences, one.finding, number)
+        total = Outcome(name, answers, sentences, one.finding, one.seed)
         writer.send(total)
-        if one.finding or time.monotonic() > end:
-            return
 
 
 def _limit_memory(memory_mb: int) -> None:
@@ -150,10 +143,9 @@ def report(found: Sequence[Outcome]) -> str:
     """The counts of every property, and every finding with the command that replays it."""
     row = "  {:<24}{:>10}{:>12}{:>10}"
     lines = [row.format("", "answers", "sentences", "findings")]
-    totals = Outcome("all", sum(o.answers for o in found), sum(o.sentences for o in found))
-    for o in (*found, totals):
-        number = sum(bool(one.finding) for one in found) if o is totals else bool(o.finding)
-        lines.append(row.format(o.name, o.answers, o.sentences, number))
+    lines += [row.format(o.name, o.answers, o.sentences, int(bool(o.finding))) for o in found]
+    counts = ((o.answers, o.sentences, bool(o.finding)) for o in found)
+    lines.append(row.format("all", *map(sum, zip(*counts, strict=True))))
     for o in found:
         if o.finding:
             lines.append(f"\n{o.name}: {o.finding}\n    python -m fuzz --replay {o.name} --seed {o.seed}")

@@ -12,9 +12,8 @@ from diabat.ising import Ising, from_bqm, to_bqm
 from diabat.samplers.ocean import OceanSampler
 from diabat.testing.oracle import brute_force, brute_force_exponents, brute_force_states, state_table
 from fuzz.calls.laws import TOLERANCE, close, in_range, total
-from fuzz.outcome import demand
 from fuzz.problems import SEEDS, first, normal, problems, scales
-from fuzz.properties import holds
+from fuzz.properties import demand, holds
 
 
 @holds

@@ -13,9 +13,8 @@ from diabat.attention.heads.samples import Sample, read_samples
 from fuzz.calls.laws import close
 from fuzz.calls.mistakes import VALUES
 from fuzz.decoders import VOCABULARY, tokenizer
-from fuzz.outcome import demand, naming
 from fuzz.problems import SEEDS, mostly, normal, one_in
-from fuzz.properties import holds
+from fuzz.properties import demand, holds, naming
 
 _HEADS = st.lists(st.integers(-1, 9) | VALUES, max_size=3) | st.just({1, 2}) | VALUES
 _LAYERS = st.integers(0, 7) | st.sampled_from(["", "x", None, 0.5, (0,), 10**30])

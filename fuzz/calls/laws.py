@@ -14,9 +14,8 @@ from diabat.ising import Ising
 from diabat.samplers import Moments, Sampler
 from diabat.samplers.base import UnsupportedError
 from diabat.testing.oracle import brute_force, brute_force_exponents, brute_force_states, state_table
-from fuzz.outcome import demand
 from fuzz.problems import EXTREME, SEEDS, first, largest, mostly, normal, one_in, parts, problems, reach
-from fuzz.properties import holds
+from fuzz.properties import demand, holds
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9}
 GRADIENT = {torch.float32: 1e-4, torch.float64: 1e-7}

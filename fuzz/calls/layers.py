@@ -14,9 +14,8 @@ from diabat.ising import Ising
 from diabat.samplers.base import Estimator, UnsupportedError
 from diabat.testing.oracle import ReferenceSampler
 from fuzz.calls.laws import GRADIENT, TOLERANCE, close, finite, gradient_agrees, near_tie, total
-from fuzz.outcome import demand
 from fuzz.problems import DTYPES, SEEDS, mostly, normal, one_in, parts, problems, reach, scales
-from fuzz.properties import holds
+from fuzz.properties import demand, holds
 
 BACKENDS: dict[str, dict[str, Any]] = {
     "exact": {},

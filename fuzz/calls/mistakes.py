@@ -16,8 +16,7 @@ import diabat
 from diabat.ising import Ising
 from diabat.samplers.registry import backend_factory
 from fuzz.calls.laws import finite, in_range
-from fuzz.outcome import demand, naming
-from fuzz.properties import holds
+from fuzz.properties import demand, holds, naming
 
 ODD: tuple[Any, ...] = (
     0, 1, -1, 2, 3, 7, 0.5, 1.0, -0.5, 1e-300, 1e300, 10**30, -(10**30), 2**31, 2**63, 2**64,

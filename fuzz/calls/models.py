@@ -19,9 +19,8 @@ from fuzz.calls.laws import close
 from fuzz.calls.layers import possible
 from fuzz.calls.mistakes import VALUES, tensors
 from fuzz.decoders import VOCABULARY, decoder
-from fuzz.outcome import demand, naming
 from fuzz.problems import SEEDS, mostly, normal, one_in, scales
-from fuzz.properties import holds
+from fuzz.properties import demand, holds, naming
 
 _MODELS = {
     "num_heads": st.sampled_from([1, 2]),

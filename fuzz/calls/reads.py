@@ -18,9 +18,8 @@ from diabat.samplers import Sampler, Samples
 from diabat.testing.oracle import brute_force, state_table
 from diabat.testing.statistics import event_pvalues, spin_and_pair_events
 from fuzz.calls.laws import close, finite, in_range, near_tie
-from fuzz.outcome import demand
 from fuzz.problems import SEEDS, largest, normal, problems, scales
-from fuzz.properties import holds
+from fuzz.properties import demand, holds
 
 ALPHA, CASES = 1e-3, 100_000
 """Probability that a campaign of so many statistical examples rejects a correct sampler."""

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--seed", type=int, default=0, help="seed of the moments of the kills")
     given = options.parse_args(arguments)
     torch.set_num_threads(1)
-    findings = []
+    findings: list[str] = []
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         train(Path(folder) / "warm")  # compiled and imported before anything is forked
         for part in given.only or PARTS:

@@ -9,7 +9,6 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 try:
@@ -24,7 +23,6 @@ CALLS = (
     "open", "write", "fsync", "rename", "replace", "unlink", "remove", "mkdir", "rmdir", "truncate", "ftruncate",
     "listdir", "scandir",
 )  # fmt: skip
-_NEED_SPACE = ("write", "fsync", "mkdir", "close")
 
 
 class Disk:
@@ -47,47 +45,46 @@ class Disk:
 
     def watch(self) -> None:
         """Start to intercept file operations."""
-        calls = {name: self._watched(name, getattr(os, name)) for name in CALLS}
-        _replace(os, **calls, close=self._closer(os.close))
-        opener = self._opener(io.open)
-        _replace(builtins, open=opener)
-        _replace(io, open=opener)
+        for name in CALLS:
+            setattr(os, name, self._watched(name, getattr(os, name)))
+        real_close, real_open = os.close, io.open
+
+        def close(fd: int) -> None:
+            self.forget(fd)
+            real_close(fd)
+
+        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            if not self._ours(file):
+                return real_open(file, mode, *args, **kwargs)
+            writes = any(letter in mode for letter in "wax+")
+            self.happens("open", needs_space=writes)
+            handle = real_open(file, mode, *args, **kwargs)
+            if writes:
+                self._descriptors.add(handle.fileno())
+            return _Written(handle, self) if writes else handle
+
+        os.close = close
+        builtins.open = io.open = opened
         if fcntl is not None:
-            _replace(fcntl, flock=self._watched("flock", fcntl.flock))
+            fcntl.flock = self._watched("flock", fcntl.flock)
 
     def _watched(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not self._ours(*args[:2], kwargs.get("dir_fd"), kwargs.get("src_dir_fd")):
                 return real(*args, **kwargs)
             makes = name == "open" and len(args) > 1 and bool(args[1] & os.O_CREAT)
-            self.happens(name, half=lambda: self._half(name, args), needs_space=makes or name in _NEED_SPACE)
+            half = (
+                (lambda: self._write(args[0], bytes(args[1])[: len(args[1]) // 2]))
+                if name == "write"
+                else None
+            )
+            self.happens(name, half, needs_space=makes or name in ("write", "fsync", "mkdir"))
             result = real(*args, **kwargs)
             if name == "open":
                 self._descriptors.add(result)
             return result
 
         return call
-
-    def _opener(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            if not self._ours(file):
-                return real(file, mode, *args, **kwargs)
-            writes = any(letter in mode for letter in "wax+")
-            self.happens("open", needs_space=writes)
-            handle = real(file, mode, *args, **kwargs)
-            if not writes:
-                return handle
-            self._descriptors.add(handle.fileno())
-            return _Written(handle, self)
-
-        return opened
-
-    def _closer(self, real: Callable[[int], None]) -> Callable[[int], None]:
-        def close(descriptor: int) -> None:
-            self.forget(descriptor)
-            real(descriptor)
-
-        return close
 
     def forget(self, descriptor: int) -> None:
         """Remove a closed file descriptor; the system may reuse its number."""
@@ -100,33 +97,20 @@ class Disk:
             if isinstance(target, int | str | os.PathLike)
         )
 
-    def _half(self, name: str, args: tuple[Any, ...]) -> None:
-        if name == "write":
-            self._write(args[0], bytes(args[1])[: len(args[1]) // 2])
-
-    def happens(
-        self, name: str, *, half: Callable[[], None] = lambda: None, needs_space: bool = False
-    ) -> None:
+    def happens(self, name: str, half: Callable[[], Any] | None = None, *, needs_space: bool = False) -> None:
         """Count an operation; fail if it is the selected one, after ``half`` of it."""
         self.operations.append(name)
         now = len(self.operations)
         if now == self.moment:
             self.before()
-            half()
-            self._fail()
-        if self.how == "full" and self.moment and now > self.moment and needs_space:
-            self._fail()
-
-    def _fail(self) -> None:
+            if half is not None:
+                half()
+        elif not (self.how == "full" and 0 < self.moment < now and needs_space):
+            return
         if self.how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         code = errno.ENOSPC if self.how == "full" else errno.EIO
         raise OSError(code, os.strerror(code))
-
-
-def _replace(module: ModuleType, **functions: Callable[..., Any]) -> None:
-    for name, function in functions.items():
-        setattr(module, name, function)
 
 
 class _Written:
@@ -140,7 +124,7 @@ class _Written:
             self._handle.write(content[: len(content) // 2])
             self._handle.flush()
 
-        self._disk.happens("write", half=half, needs_space=True)
+        self._disk.happens("write", half, needs_space=True)
         return self._handle.write(content)
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from diabat.training import CheckpointError
 from diabat.training.checkpoint import read_checkpoint
 from diabat.training.folder import LATEST
 from fuzz.faults.disk import Disk
-from fuzz.outcome import refusal_flaw
+from fuzz.properties import refusal_flaw
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,7 @@ class Ending:
 def session(
     folder: Path, run: Callable[[Path], Any], *, disk: Disk | None = None, kill_after: float | None = None
 ) -> Ending:
-    """Run some work in a folder, on from where it is if there is anything, in a forked process.
-
-    Args:
-        folder: Of the work.
-        run: The work.
-        disk: What happens to its files.
-        kill_after: Seconds until it is killed.
-    """
+    """Run some work in a folder, on from where it is, with these faults of the disk, or killed after some seconds."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -16,7 +16,7 @@ from diabat.training import TrainingError, load_model
 from diabat.training.folder import LATEST
 from fuzz.decoders import VOCABULARY, analyse, decoder
 from fuzz.faults.session import Ending, saved_step
-from fuzz.outcome import REFUSALS, refusal_flaw
+from fuzz.properties import REFUSALS, refusal_flaw
 from fuzz.tiny import tiny_train
 
 STEPS = 3

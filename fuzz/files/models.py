@@ -36,8 +36,7 @@ from diabat.runs.heads.calibration import calibration_of, salient_groups
 from diabat.runs.heads.options import CalibrationOptions
 from fuzz.decoders import HEADS, LAYERS, QUESTIONS, VOCABULARY, analyse, decoder
 from fuzz.files.mutations import damaged, other_tensors, tampered
-from fuzz.outcome import REFUSALS, demand, naming
-from fuzz.properties import holds
+from fuzz.properties import REFUSALS, demand, holds, naming
 
 Files = dict[str, bytes]
 _SETTINGS = (

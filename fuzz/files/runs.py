@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from diabat.training import load_model
 from diabat.training.folder import LATEST
 from fuzz.files.mutations import damaged, other_tensors
-from fuzz.outcome import REFUSALS, demand, refusal_flaw
-from fuzz.properties import holds
+from fuzz.properties import REFUSALS, demand, holds, refusal_flaw
 from fuzz.tiny import tiny_train
 
 

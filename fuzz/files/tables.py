@@ -24,8 +24,7 @@ from diabat.runs.heads.questions import read_questions
 from diabat.testing.problems import make_problem
 from fuzz.calls.laws import in_range
 from fuzz.files.mutations import damaged
-from fuzz.outcome import demand, naming
-from fuzz.properties import holds
+from fuzz.properties import demand, holds, naming
 
 _MOST_SPINS = 14
 YAML = (

@@ -16,9 +16,8 @@ import fuzz.__main__ as campaign
 from diabat.ising import Ising, IsingError
 from diabat.samplers import Moments
 from diabat.samplers.exact import ExactSampler
-from fuzz.outcome import demand, judge, naming
 from fuzz.problems import problems
-from fuzz.properties import PROPERTIES, Outcome, run
+from fuzz.properties import PROPERTIES, Outcome, demand, judge, naming, run
 
 campaign.load()
 NAMES = tuple(PROPERTIES)
