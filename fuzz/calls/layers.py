@@ -103,36 +103,27 @@ def flips(draw: st.DrawFn) -> None:
         close(q, want, bound, "P of flipped spins")
 
 
-def possible(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of a layer without those that its mode excludes."""
-    biased = options["mode"] == "softmax" or "h" in options["mode"].split("+")
-    changes = {"weights": "probability"} if options["mode"] == "J-self" else {}
-    return {name: value for name, value in options.items() if biased or name != "offset_bias"} | changes
-
-
-_COMMON = {
-    "mode": st.sampled_from(SELF_MODES),
-    "window": st.integers(1, 6),
-    "weights": st.sampled_from(["probability", "odds"]),
-    "rotary": st.booleans(),
-}
-_ABSOLUTE = {"sampler": ANALYTIC | st.just("dqa"), "causal": st.booleans()}
-_RELATIVE = {
-    "relative": st.just(True),
-    "far": st.sampled_from(["none", "independent"]),
-    "sampler": st.sampled_from(["exact", "exact", "mean_field"]),
-    "offset_bias": one_in(5),
-}
-_LAYERS = (st.fixed_dictionaries(_COMMON | _ABSOLUTE) | st.fixed_dictionaries(_COMMON | _RELATIVE)).map(
-    possible
-)
+def _layer(draw: st.DrawFn) -> tuple[dict[str, Any], Any]:
+    """Options of a layer, and the layer."""
+    options: dict[str, Any] = {"mode": draw(st.sampled_from(SELF_MODES)), "window": draw(st.integers(1, 6))}
+    options |= {"weights": draw(st.sampled_from(["probability", "odds"])), "rotary": draw(st.booleans())}
+    if draw(st.booleans()):
+        options |= {"sampler": draw(ANALYTIC | st.just("dqa")), "causal": draw(st.booleans())}
+    else:
+        options |= {"sampler": draw(st.sampled_from(["exact", "exact", "mean_field"])), "relative": True}
+        options["far"] = draw(st.sampled_from(["none", "independent"]))
+        options["offset_bias"] = options["mode"] in ("softmax", "h", "h+J") and draw(one_in(4))
+    if options["mode"] == "J-self":
+        options["weights"] = "probability"
+    heads = draw(st.sampled_from([1, 2]))
+    return options, diabat.BoltzmannAttention(4 * heads, heads, **options)
 
 
 @holds
 def attention(draw: st.DrawFn) -> None:
     """Weights of any mode sum to 1 or are 0; steps, a smaller batch and enumeration give the same output."""
-    options, heads, length = draw(_LAYERS), draw(st.sampled_from([1, 2])), draw(st.integers(1, 12))
-    layer = diabat.BoltzmannAttention(4 * heads, heads, **options)
+    (options, layer), length = _layer(draw), draw(st.integers(1, 12))
+    heads = layer.embed_dim // 4
     x, padding = _inputs(draw, layer, length if layer.relative else min(length, layer.window), draw(DTYPES))
     y, weights = layer(x, key_padding_mask=padding, need_weights=True)
     shape, sums = (2, heads, x.shape[1], x.shape[1]), weights.detach().double().sum(-1)

@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import diabat
+from diabat.attention.heads.samples import Sample, read_samples
 from diabat.ising import Ising
 from diabat.samplers.registry import backend_factory
 from fuzz.calls.laws import finite, in_range
+from fuzz.decoders import VOCABULARY, tokenizer
+from fuzz.problems import mostly, one_in
 from fuzz.properties import demand, holds, naming
 
 ODD: tuple[Any, ...] = (
@@ -64,120 +67,118 @@ BACKENDS = ("exact", "banded", "mean_field", "tempering", "dqa", "refine", "dimo
 _TINY: dict[str, dict[str, Any]] = {
     "tempering": {"burn_in": 2, "sweeps": 2},
     "dqa": {"annealing_time_ns": 1.0},
-    "refine": {"sampler": "exact"},
 }
-_OPTIONS = [
-    (name, option) for name in BACKENDS for option in inspect.signature(backend_factory(name)).parameters
-]
-# Values of them that are valid and would take too long.
-_LONG = {
-    "sweeps",
-    "burn_in",
-    "num_chains",
-    "num_reads",
-    "thin",
-    "max_iterations",
-    "threads",
-    "steps",
-    "max_workers",
-}
+_TINY |= {"refine": {"sampler": "exact"}}
+_OPTIONS = [(name, one) for name in BACKENDS for one in inspect.signature(backend_factory(name)).parameters]
 _PROBLEM = Ising(torch.tensor([[0.3, -0.2], [0.1, 0.0]]), torch.tensor([[0.0, 0.4], [0.4, 0.0]]))
 
 
 @holds
 def options(draw: st.DrawFn) -> None:
-    """One option of a backend."""
-    (backend, name), value = draw(st.sampled_from(_OPTIONS)), draw(VALUES)
+    """One option of a backend, of any value, or one that it does not have."""
+    backend, name = draw(
+        mostly(st.sampled_from(_OPTIONS), st.tuples(st.sampled_from(BACKENDS), st.just("engin")))
+    )
+    value = draw(VALUES)
     with naming(name):
         sampler = diabat.sampler(backend, **{**_TINY.get(backend, {}), name: value})
+    demand(name != "engin", "unknown option: expected a refusal, got a sampler")
     demand(bool(repr(sampler)), "repr: expected some text")
-    long = isinstance(value, int | float) and value > 1e4 and name in _LONG
+    long = isinstance(value, int | float) and value > 1e4  # a valid number that would take too long
     if not long and backend not in ("distributed", "dimod"):  # they start processes, or need an account
         in_range(sampler.moments(_PROBLEM, seed=1), _PROBLEM)
 
 
-@holds
-def unknown_options(draw: st.DrawFn) -> None:
-    """An option that no backend has."""
-    name = draw(
-        st.sampled_from(["beta", "num_read", "sweep", "steps_", "x", "engin", "bandwith", "temperature"])
-    )
-    with naming(name):
-        diabat.sampler(draw(st.sampled_from(BACKENDS)), **{name: draw(VALUES)})
-    demand(False, f"unknown option: expected a refusal of '{name}', got a sampler")
+def _solved(**arguments: Any) -> Tensor:
+    ising = Ising(**arguments)
+    moments = diabat.sampler("exact").moments(ising)
+    in_range(moments, ising)
+    return moments.probability
+
+
+def _built(kind: Any, length: int) -> Callable[..., Tensor]:
+    def call(**arguments: Any) -> Tensor:
+        layer = kind(**arguments)
+        return layer(torch.randn(1, length, layer.embed_dim))
+
+    return call
 
 
 _SHAPES = {"fields": (3, 4), "couplings": (4, 4), "visible": (3, 4), "three_body": (4, 4, 4), "offset": (3,)}
-
-
-@holds
-def arguments_of_problems(draw: st.DrawFn) -> None:
-    """One argument of a problem."""
-    name = draw(st.sampled_from([*_SHAPES]))
-    good = {name: torch.zeros(shape) for name, shape in _SHAPES.items()} | {
-        "visible": torch.ones(3, 4).bool()
-    }
-    # Fields that fit nothing else may be the fault of the others.
-    with naming(name if name != "fields" else ""):
-        ising = Ising(**{**good, name: draw(tensors(*_SHAPES[name]))})
-    in_range(diabat.sampler("exact").moments(ising), ising)
-
-
-def _attention(**changes: Any) -> Tensor:
-    layer = diabat.BoltzmannAttention(
-        **{"embed_dim": 4, "num_heads": 1, "window": 4, "relative": True} | changes
-    )
-    return layer(torch.randn(1, 1, layer.embed_dim))
-
-
-def _pool(**changes: Any) -> Tensor:
-    given: dict[str, Any] = {"embed_dim": 4, "num_heads": 1, "sampler": "mean_field"} | changes
-    layer = diabat.NeuroGameAttention(**given)
-    return layer(torch.randn(1, 3, layer.embed_dim))
-
-
-_LAYER = (
-    "embed_dim",
-    "num_heads",
-    "window",
-    "mode",
-    "sampler",
-    "causal",
-    "relative",
-    "far",
-    "weights",
-    "rotary",
-)
-_MATRIX = tensors(2, 2)
-_CALLS: list[tuple[str, st.SearchStrategy[Any], Callable[[Any, Any], Tensor]]] = [
-    ("num_reads", SMALL, lambda sampler, v: sampler.sample(_PROBLEM, v, seed=1).spins),
-    ("seed", VALUES, lambda sampler, v: sampler.sample(_PROBLEM, 3, seed=v).spins),
-    ("ising", VALUES, lambda sampler, v: sampler.moments(v).probability),
-    ("fields", _MATRIX, lambda sampler, v: diabat.spin_probabilities(v, None, sampler)),
+_GOOD: dict[str, Any] = {name: torch.zeros(shape) for name, shape in _SHAPES.items()}
+_LAYER = {"embed_dim": 4, "num_heads": 1}
+_ATTENTION = {"window": 4, "mode": "h+J", "sampler": "exact", "causal": True, "relative": True, "far": "none"}
+_MATRIX, _X = {"spins": tensors(2, 2)}, {"x": tensors(2, 3, 4)}
+Case = tuple[Callable[..., Tensor], dict[str, Any], dict[str, st.SearchStrategy[Any]]]
+_CASES: tuple[Case, ...] = (
+    (_solved, _GOOD | {"visible": None}, {name: tensors(*shape) for name, shape in _SHAPES.items()}),
+    (_built(diabat.BoltzmannAttention, 1), _LAYER | _ATTENTION, dict.fromkeys(_LAYER | _ATTENTION, SMALL)),
     (
-        "gradient",
-        VALUES,
-        lambda sampler, v: diabat.spin_probabilities(_PROBLEM.fields, None, sampler, gradient=v),
+        _built(diabat.NeuroGameAttention, 3),
+        _LAYER | {"sampler": "exact"},
+        dict.fromkeys([*_LAYER, "sampler"], SMALL),
     ),
-    ("sampler", VALUES, lambda _, v: diabat.spin_probabilities(_PROBLEM.fields, None, v)),
-    ("spins", _MATRIX, lambda _, v: _PROBLEM.energy(v).nan_to_num()),  # NaN has the energy NaN
-    ("spins", _MATRIX, lambda _, v: _PROBLEM.clamp(v).without_constants().fields),
-    ("", tensors(2, 3, 4), lambda _, v: diabat.BoltzmannAttention(4, 1, 4)(v)),
-    ("", tensors(2, 3, 4), lambda _, v: diabat.NeuroGameAttention(4, 1)(v)),
-    *((name, SMALL, lambda _, v, name=name: _attention(**{name: v})) for name in _LAYER),
-    *(
-        (name, SMALL, lambda _, v, name=name: _pool(**{name: v}))
-        for name in ("embed_dim", "num_heads", "sampler")
-    ),
-]
+    (diabat.BoltzmannAttention(4, 1, 4), {}, _X),
+    (diabat.NeuroGameAttention(4, 1), {}, _X),
+    (lambda spins: _PROBLEM.energy(spins).nan_to_num(), {}, _MATRIX),  # NaN has the energy NaN
+    (lambda spins: _PROBLEM.clamp(spins).without_constants().fields, {}, _MATRIX),
+)
 
 
 @holds
-def arguments_of_calls(draw: st.DrawFn) -> None:
-    """One argument of a backend, a method of a problem, or a layer."""
-    backend = draw(st.sampled_from(["exact", "banded", "tempering", "dqa", "refine"]))
-    name, bad, call = _CALLS[draw(st.integers(0, len(_CALLS) - 1))]
-    sampler, value = diabat.sampler(backend, **_TINY.get(backend, {})), draw(bad)
-    with naming(name):
-        found = call(sampler, value)
+def arguments(draw: st.DrawFn) -> None:
+    """One argument of a problem, a backend, the gradient bridge or a layer, of any value and type."""
+    name = draw(st.sampled_from(["exact", "banded", "tempering", "dqa", "refine"]))
+    sampler = diabat.sampler(name, **_TINY.get(name, {}))
+    numbers = {"num_reads": SMALL, "seed": VALUES}
+    bridge = {"fields": tensors(2, 2), "gradient": VALUES, "sampler": VALUES}
+    fitting = {"fields": _PROBLEM.fields, "couplings": None, "sampler": sampler}
+    cases: tuple[Case, ...] = (
+        (lambda **given: sampler.sample(_PROBLEM, **given).spins, {"num_reads": 3, "seed": 1}, numbers),
+        (lambda ising: sampler.moments(ising).probability, {}, {"ising": VALUES}),
+        (diabat.spin_probabilities, fitting, bridge),
+        *_CASES,
+    )
+    call, good, bad = draw(st.sampled_from(cases))
+    name = draw(st.sampled_from([*bad]))
+    # An input, or fields that fit nothing else, may be the fault of the others.
+    with naming("" if name == "x" or (name == "fields" and call is _solved) else name):
+        found = call(**{**good, name: draw(bad[name])})
     finite(found, "result")
+
+
+_TEXTS = st.sampled_from(["the man sleeps. Answer: ", "the man", "good ", "", "  ", "\x00", "a\nb", "\ud800"])
+_IDS = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=4)
+_ODD_IDS = st.sampled_from([torch.tensor([4, 5]), [], [[1]], [-1], [VOCABULARY], [2**70], [True], range(3)])
+_CHOICES = st.lists(st.sampled_from(["good", "bad", "", 4, 5, [4, 5], [6], [], None, ["a"]]), max_size=3)
+_ANSWERS = st.sampled_from([5, "good", " bad ", 0, 1, 4, [4, 5], -1, True, 2**70, ["good"], [], ("a", "b")])
+_KEYS = st.sampled_from(["prompt", "messages", "input_ids", "choices", "answer", "other"])
+_QUESTION = {"input_ids": [1, 2, 3], "choices": [4, 5], "answer": 5}
+
+
+@holds
+def samples(draw: st.DrawFn) -> None:
+    """A question with any keys and values: tokens, choices and answer in range, or a sentence that says which."""
+    given: Any = {"prompt": draw(_TEXTS)}
+    if draw(st.booleans()):
+        given = {"input_ids": draw(mostly(_IDS, _ODD_IDS))}
+    if draw(st.booleans()):
+        given |= {"choices": draw(mostly(st.just([4, 5]), _CHOICES, 2)), "answer": draw(_ANSWERS)}
+    if draw(one_in(3)):
+        given[draw(_KEYS)] = draw(VALUES)
+    if draw(one_in(20)):
+        given = draw(VALUES)
+    words = tokenizer() if draw(st.booleans()) else None
+    with naming("samples" if words else ""):  # without a tokenizer it may be what is missing
+        read = read_samples([_QUESTION, given] if draw(one_in(5)) else [given], words, VOCABULARY)
+    for sample in read:
+        _in_range(sample)
+
+
+def _in_range(sample: Sample) -> None:
+    for ids in (sample.tokens, *sample.choices):
+        demand(ids.dtype == torch.int64 and ids.ndim == 1 and len(ids) > 0, f"tokens: got {ids}")
+        demand(bool(((ids >= 0) & (ids < VOCABULARY)).all()), f"tokens: expected ids in range, got {ids}")
+    places = range(len(sample.choices)) if sample.choices else [None]
+    demand(sample.answer in places, f"answer: expected one of {places}, got {sample.answer!r}")
+    demand(all(isinstance(text, str) for text in sample.texts), "answer: expected texts")

@@ -86,7 +86,7 @@ def store(draw: st.DrawFn, folder: Path) -> None:
     """A store of values: finite values of the same game, or a sentence with its name."""
     from safetensors.numpy import load
 
-    content, path = draw(other_tensors([_analysed(STORE)])), folder / "some-values.safetensors"
+    content, path = draw(other_tensors(_analysed(STORE))), folder / "some-values.safetensors"
     path.write_bytes(content)
     with naming(path.name):
         game = HeadCoalitions(decoder(), QUESTIONS, layer=0, store=path)
@@ -212,7 +212,7 @@ def _write(draw: st.DrawFn, folder: Path, files: Files, config: str, settings: s
     """Write the files with other settings or other weights."""
     if draw(st.booleans()):
         name = next(name for name in files if name.endswith(".safetensors"))
-        files = files | {name: draw(other_tensors([files[name]]))}
+        files = files | {name: draw(other_tensors(files[name]))}
     else:
         changed = draw(settings)
         try:

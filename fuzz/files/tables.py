@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import dimod
 import torch
@@ -85,31 +84,22 @@ def _plans() -> Sequence[bytes]:
     return found
 
 
-@cache
 def _schedules() -> Sequence[bytes]:
     """Schedules as tables: plain, and with solver and protocol."""
-    rows = [(k / 12, 6 * (1 - k / 12) ** 3, 8 * (k / 12) ** 2) for k in range(13)]
-    plain = "s,A_GHz,B_GHz\n" + "".join(f"{s:.6f},{a:.6f},{b:.6f}\n" for s, a, b in rows)
-    named = "# made up\nsolver,protocol,s,A_GHz,B_GHz\n"
-    named += "".join(f"mine,{p},{s:.4g},{a:.4g},{b:.4g}\n" for p in ("fast", "standard") for s, a, b in rows)
-    return plain.encode(), named.encode()
-
-
-@holds
-def plan(draw: st.DrawFn, folder: Path) -> None:
-    """A plan: an anneal with moments in range, or a sentence."""
-    _anneal(folder / "some-plan.json", draw(damaged(_plans(), is_json=True)), {})
+    rows = [f"{k / 12:.6f},{6 * (1 - k / 12) ** 3:.6f},{8 * (k / 12) ** 2:.6f}\n" for k in range(13)]
+    named = [f"mine,{protocol},{row}" for protocol in ("fast", "standard") for row in rows]
+    head = "s,A_GHz,B_GHz\n"
+    return (head + "".join(rows)).encode(), ("# made up\nsolver,protocol," + head + "".join(named)).encode()
 
 
 @holds
 def schedule(draw: st.DrawFn, folder: Path) -> None:
-    """A table of a schedule: the same."""
-    options = {"annealing_time_ns": 1.0, "protocol": None}
-    _anneal(folder / "some-schedule.csv", draw(damaged(_schedules())), options)
-
-
-def _anneal(path: Path, content: bytes, options: dict[str, Any]) -> None:
-    path.write_bytes(content)
+    """A plan or a table of a schedule: an anneal with moments in range, or a sentence."""
+    path, content, options = folder / "some-plan.json", damaged(_plans(), is_json=True), {}
+    if draw(st.booleans()):
+        path, content = folder / "some-schedule.csv", damaged(_schedules())
+        options = {"annealing_time_ns": 1.0, "protocol": None}
+    path.write_bytes(draw(content))
     # What is read is refused with the name of the file; what the engine cannot run, with that of the plan.
     with naming(path.stem):
         sampler = diabat.sampler("dqa", schedule=str(path), **options)
