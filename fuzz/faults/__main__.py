@@ -69,32 +69,24 @@ def _work(name: str, work: Work, folder: Path, given: argparse.Namespace) -> Ite
         print(f"{name}, {kind}: {total} operations: {_counts(counted.operations)}")
         for how in given.how or WAYS:
             moments = range(1, total + 1, given.every or work.every)
-            yield from _tell(f"{name}, {kind}, {how}", _sweep(work, run, straight, how, moments, base))
+            yield from _tell(f"{name}, {kind}, {how}", _sweep(work, run, (how, moments), base))
         if base is None:
             _anew(half, None)
             session(half, work.run, disk=Disk(half, max(1, 2 * total // 3), "killed"))
-    yield from _tell(f"{name}, kill -9", _kills(work, run, straight, given, seconds))
+    yield from _tell(f"{name}, kill -9", _kills(work, run, given, seconds))
 
 
-def _sweep(
-    work: Work, run: Path, straight: Path, how: How, moments: range, base: Path | None
-) -> Iterator[tuple[str, str]]:
+def _sweep(work: Work, run: Path, disk: tuple[How, range], base: Path | None) -> Iterator[tuple[str, str]]:
     """For each operation that fails: the ending of the session, and what was lost, if anything."""
+    how, moments = disk
     for moment in moments:
         _anew(run, base)
         ending = session(run, work.run, disk=Disk(run, moment, how))
-        lost = work.lost(run, ending) or _resumed(work, run, straight)
+        lost = work.lost(run, ending) or _resumed(work, run)
         yield ending.kind, lost and f"operation {moment} ({ending.fault}): {lost}"
 
 
-def _resumed(work: Work, run: Path, straight: Path) -> str:
-    again = session(run, work.run)
-    return f"does not resume: {again.text}" if again.kind != "done" else work.difference(run, straight)
-
-
-def _kills(
-    work: Work, run: Path, straight: Path, given: argparse.Namespace, seconds: float
-) -> Iterator[tuple[str, str]]:
+def _kills(work: Work, run: Path, given: argparse.Namespace, seconds: float) -> Iterator[tuple[str, str]]:
     """Kill sessions in one folder at random moments until one of them finishes, then in a new one."""
     moments = random.Random(given.seed)
     _anew(run, None)
@@ -102,10 +94,19 @@ def _kills(
         ending = session(run, work.run, kill_after=moments.uniform(0, 1.2 * seconds))
         lost = work.lost(run, ending)
         if ending.kind != "killed":
-            lost = lost or _resumed(work, run, straight)
+            lost = lost or _resumed(work, run)
             _anew(run, None)
         yield ending.kind, lost
-    yield "last", _resumed(work, run, straight)
+    yield "last", _resumed(work, run)
+
+
+def _resumed(work: Work, run: Path) -> str:
+    again = session(run, work.run)
+    return (
+        work.difference(run, run.with_name("straight"))
+        if again.kind == "done"
+        else f"does not resume: {again.text}"
+    )
 
 
 def _anew(folder: Path, base: Path | None) -> None:
