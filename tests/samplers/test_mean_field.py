@@ -410,3 +410,19 @@ def test_what_it_does_not_do_is_refused() -> None:
 def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MeanFieldSampler(**options)
+
+
+@pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.parametrize("seed", range(8))
+def test_hidden_spins_do_not_choose_the_side_of_a_saddle(seed: int, order: int) -> None:
+    """Without fields m = 0 is a saddle; with hidden spins before the visible ones it is left as without them."""
+    g, n = torch.Generator().manual_seed(seed), 6
+    h, J = torch.zeros(n), pack_couplings(1.5 * torch.randn(15, generator=g), n)
+    K = pack_three_body(torch.randn(20, generator=g), n) if order == 3 else None
+    backend = MeanFieldSampler()
+    for first in range(1, n - 1):
+        kept = torch.arange(n) >= first
+        full = backend.moments(Ising(h, J, kept, K)).probability[first:]
+        part = (slice(first, None),)
+        alone = backend.moments(Ising(h[part], J[2 * part], None, None if K is None else K[3 * part]))
+        torch.testing.assert_close(full, alone.probability, rtol=0, atol=1e-4)

@@ -202,7 +202,8 @@ class _Batch:
     def test(self, ended: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What `conjugate_gradients` says about A at points within the tolerance."""
         m, visible = self.m + self.change, self.ising.visible_mask
-        u = torch.as_tensor(rule.probe(m.shape[-1])).to(m) * (visible & ended)
+        # By the rank among visible spins: what is hidden does not choose the side of a saddle.
+        u = torch.as_tensor(rule.probe(m.shape[-1])).to(m)[visible.cumsum(-1) - 1] * (visible & ended)
         return conjugate_gradients(tangent(self.ising, m), slopes(m, visible), u, rule.TEST)[1:]
 
 

@@ -333,7 +333,14 @@ def _test(work: Work, s: Shape, final: bool) -> None:
 
 @inlined
 def _fill(
-    work: Work, s: Shape, problems: Problems, block: Any, coupling: Any, damping: float, found: Found
+    work: Work,
+    s: Shape,
+    problems: Problems,
+    block: Any,
+    coupling: Any,
+    damping: float,
+    found: Found,
+    probe: Any,
 ) -> int:
     """Take problems into the lanes: new ones, or with ``damping`` 0 as `_give` has left them; spins up to the last."""
     n, kind, used = problems.fields.shape[1], problems.fields.dtype.type, s.width - s.width
@@ -344,13 +351,15 @@ def _fill(
         store(work.mask, r, zero)
         store(work.m, r, zero)
     for lane in range(len(block)):
-        i, c = block[lane], problems.which[block[lane]]
+        i, c, rank = block[lane], problems.which[block[lane]], lane - lane
         for j in range(n):
             at, source = j * s.size + lane, i * n + j
             set_item(work.h, at, item(fields, source))
             set_item(work.mask, at, kind(item(visible, source)))
             if item(visible, source):
                 used = max(used, j + 1)
+                set_item(work.probe, at, probe[rank])
+                rank += 1
             if damping == 0:
                 set_item(work.m, at, item(m, source))
         for q in range(lane, s.lanes, s.size):
@@ -404,24 +413,21 @@ def run(
 ) -> None:
     """Solve the problems of a ``queue`` (int64, overwritten), and fill ``found``; or take u to (1 - D J)⁻¹ u there.
 
-    Scratch has `work_rows`; ``probe`` is u of the test, [n].  For right-hand sides u, [N, n], 0 on other than visible
-    spins, the tolerance is the relative residual of conjugate gradients.
+    Scratch has `work_rows`; ``probe`` is u of the test on visible spins, [n].  For right-hand sides u, [N, n], 0 on
+    other than visible spins, the tolerance is the relative residual of conjugate gradients.
     """
     n, lanes, left = problems.fields.shape[1], scratch.shape[1], len(queue)
     width, rows = _extent(n, lanes, spread)
     size = lanes if spread is None else 1
     room = Shape(spread, lanes, size, width, width, rows)
     work, coupling = _work_of(scratch, room), np.full(size, -1)
-    for lane in range(size):
-        for j in range(n):
-            set_item(work.probe, j * size + lane, probe[j])
     count, stop = 0, min(rule.FIRST_CUT, rules.most)
     while left > 0:
         waiting = 0
         for start in range(0, left, size):
             block = queue[start : min(left, start + size)]
             damping = rules.damping if u is None and count == 0 else 0.0
-            used = _fill(work, room, problems, block, coupling, damping, found)
+            used = _fill(work, room, problems, block, coupling, damping, found, probe)
             spins, rows = _extent(used, lanes, spread)
             s = Shape(spread, lanes, size, width, spins, rows)
             if u is not None:

@@ -55,5 +55,5 @@ class Found(NamedTuple):
 
 @cache
 def probe(n: int) -> NDArray[np.float64]:
-    """The direction u of the test of A: the same random numbers from 0 to 2 at every call, [n]."""
+    """The direction u of the test of A on visible spins: the same random numbers from 0 to 2 at every call, [n]."""
     return np.random.default_rng(0).uniform(0, 2, n)
