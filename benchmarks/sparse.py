@@ -123,15 +123,8 @@ def files() -> list[Case]:
         ising = on_graph(n, regular(n))
         write_problem(path, Ising(ising.fields.double(), ising.edges))
         words = [
-            "sample",
-            str(path),
-            "--sampler",
-            "tempering",
-            "--option",
-            "num_replicas=1",
-            "--seed",
-            "1",
-            "--json",
+            *("sample", str(path), "--json"),
+            *("sampler.backend=tempering", "sampler.num_replicas=1", "seed=1"),
         ]
 
         def run() -> None:

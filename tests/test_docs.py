@@ -17,11 +17,10 @@ from typer.testing import CliRunner
 
 from diabat.cli import app
 from diabat.cli.arguments import config_and_overrides
-from diabat.config import load_config
+from diabat.config import load_config, shipped_configs
 from diabat.config.loading import apply_overrides, make_config
 from diabat.config.yaml_files import parse_yaml
 from diabat.runs.heads.options import AnalysisOptions, CalibrationOptions, read_options
-from diabat.samplers import available_backends
 from diabat.testing import ConformanceError
 
 ROOT = Path(__file__).parent.parent
@@ -164,12 +163,10 @@ def test_commands_parse(place: str, line: str, tmp_path: Path, monkeypatch: pyte
     if "options" in values:
         kind: Any = AnalysisOptions if "data" in values else CalibrationOptions
         read_options(kind, values["options"] or ())
-    elif config is None:
+    elif (config := config or (name if name in shipped_configs() else None)) is None:
         make_config(apply_overrides({}, changes))
     elif "/" not in config:  # else the folder of a run
         load_config(config, changes)
-    if values.get("sampler"):
-        assert values["sampler"] in available_backends()
 
 
 @named(PAGES)

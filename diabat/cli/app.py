@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -14,13 +15,13 @@ from diabat.cli import (
     config,
     evaluate,
     explain,
-    fidelity,
-    heads,
+    heads_analyse,
+    heads_calibrate,
     predict,
     sample,
     train,
 )
-from diabat.cli.failures import handled
+from diabat.cli.failures import Command, handled
 from diabat.cli.studies import study
 from diabat.compute.loading import preparing
 from diabat.progress import compiling_bar
@@ -68,28 +69,65 @@ def options(
     """
 
 
-app.command("backends")(backends.show_backends)
-app.command("sample")(sample.sample_problem)
-app.command("train")(train.train_model)
-app.command("evaluate")(evaluate.evaluate_model)
-app.command("predict")(predict.predict_pairs_of_file)
-app.command("explain")(explain.explain_prediction)
-app.command("fidelity")(fidelity.compare_backends)
-app.command("calibrate")(
-    study(
+COMMANDS: dict[str, Callable[..., None]] = {
+    "backends": backends.show_backends,
+    "sample": sample.sample_problem,
+    "train": train.train_model,
+    "evaluate": evaluate.evaluate_model,
+    "predict": predict.predict_pairs_of_file,
+    "explain": explain.explain_prediction,
+    "fidelity": study(
+        "fidelity",
+        """Compare sampling backends with exact marginals.
+
+        The section fidelity names the backends and the random problems; fidelity.checkpoint=RUN adds the fields and
+        couplings of a trained model.
+        """,
+        default="fidelity",
+    ),
+    "gradients": study(
+        "gradients",
+        """Compare gradients through sampling backends with exact ones, for every estimator.
+
+        The section fidelity names the backends and the problems, as for 'diabat fidelity'.
+        """,
+        default="gradients",
+    ),
+    "calibrate": study(
         "calibration",
-        "diabat.studies.calibration:calibrate",
         """Compare predicted with fitted inverse temperatures of an anneal.
 
         Random problems are annealed with h/beta_h and J/beta_J programmed as the schedule predicts, and both are
         fitted to the result by maximum pseudo-likelihood.  The section calibration names schedule and problems.
         """,
-    )
-)
-app.command("warm-up")(backends.compile_kernels)
-app.add_typer(anneal.app, name="anneal")
-app.add_typer(config.app, name="config")
-app.add_typer(heads.app, name="heads")
+    ),
+    "warm-up": backends.compile_kernels,
+    "anneal learn": anneal.learn,
+    "anneal show": anneal.show,
+    "anneal export": anneal.export,
+    "config show": config.show_config,
+    "config list": config.list_configs,
+    "heads analyse": heads_analyse.analyse_heads,
+    "heads calibrate": heads_calibrate.calibrate_heads,
+}
+_GROUPS = {
+    "anneal": "Learned anneals: train, look at and export plans.",
+    "config": "Look at configurations.",
+    "heads": "Games on the attention heads of decoders, and their calibration.",
+}
+
+
+def _add_commands() -> None:
+    groups = {"": app}
+    for words, function in COMMANDS.items():
+        group, _, name = words.rpartition(" ")
+        if group not in groups:
+            groups[group] = typer.Typer(help=_GROUPS[group], no_args_is_help=True, rich_markup_mode=None)
+            app.add_typer(groups[group], name=group)
+        groups[group].command(name, cls=Command)(function)
+
+
+_add_commands()
 
 
 def main() -> None:

@@ -1,19 +1,22 @@
-"""Arguments and options that several commands share, and options as overrides of a configuration."""
+"""Arguments and options that several commands share, and how they become a configuration."""
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from diabat.config import Config
+
 ConfigArgument = Annotated[
-    str,
+    str | None,
     typer.Argument(
-        metavar="CONFIG",
-        help="A YAML file, or the name of a shipped configuration (see 'diabat config list').",
+        metavar="[CONFIG]",
+        help="A YAML file, the folder of a run, or a shipped configuration (see 'diabat config list').",
+        show_default=False,
     ),
 ]
 OverridesArgument = Annotated[
@@ -23,6 +26,12 @@ OverridesArgument = Annotated[
 RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="Folder of a run, or one of its checkpoints.")
 ]
+ProblemArgument = Annotated[
+    Path, typer.Argument(metavar="PROBLEM", help="dimod JSON, COO text, or YAML; - reads standard input.")
+]
+BetaOption = Annotated[float | None, typer.Option(help="Inverse temperature beta of the law exp(-beta E).")]
+FigureOption = Annotated[Path | None, typer.Option(help="Write the figure: .png, .pdf or .svg.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
 TrustOption = Annotated[
     bool,
     typer.Option(
@@ -42,8 +51,20 @@ def config_and_overrides(config: str | None, overrides: list[str] | None) -> tup
     return config, changes
 
 
-def as_overrides(options: dict[str, Any]) -> list[str]:
-    """Overrides of the keys whose options are given, that is not None."""
-    # JSON is YAML, in which a folder named "1e3" stays one.
-    given = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
-    return [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
+def load(
+    config: str | None, overrides: list[str] | None, *, trust: bool = False, default: str | None = None
+) -> Config:
+    """The configuration that a command names with its overrides.
+
+    Args:
+        config: Its first argument, which is an override if the configuration is left out.
+        overrides: Its other arguments.
+        trust: As for :func:`diabat.config.load_config`.
+        default: Shipped configuration in place of one that is left out; None for the defaults alone.
+    """
+    from diabat.config import load_config, make_config
+    from diabat.config.loading import apply_overrides
+
+    name, changes = config_and_overrides(config, overrides)
+    name = name or default
+    return load_config(name, changes, trust=trust) if name else make_config(apply_overrides({}, changes))

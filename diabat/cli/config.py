@@ -6,27 +6,23 @@ from pathlib import Path
 
 import typer
 
-from diabat.cli.arguments import ConfigArgument, JsonOption, OverridesArgument
+from diabat.cli.arguments import ConfigArgument, JsonOption, OverridesArgument, load
 from diabat.cli.output import print_json, print_table
 
-app = typer.Typer(help="Look at configurations.", no_args_is_help=True, rich_markup_mode=None)
 
-
-@app.command("show")
 def show_config(
-    config: ConfigArgument, overrides: OverridesArgument = None, as_json: JsonOption = False
+    config: ConfigArgument = None, overrides: OverridesArgument = None, as_json: JsonOption = False
 ) -> None:
     """Print the resolved configuration: file, overrides and every default."""
-    from diabat.config import load_config, to_plain, to_yaml
+    from diabat.config import to_plain, to_yaml
 
-    resolved = load_config(config, overrides or (), trust=True)  # which builds nothing
+    resolved = load(config, overrides, trust=True)  # which builds nothing
     if as_json:
         print_json(to_plain(resolved))
     else:
         typer.echo(to_yaml(resolved), nl=False)
 
 
-@app.command("list")
 def list_configs(as_json: JsonOption = False) -> None:
     """List the configurations shipped with diabat, with a description and the time on one core."""
     from diabat.config import shipped_configs

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from diabat.checks import ArgumentError
-from diabat.cli.arguments import JsonOption, RunArgument, TrustOption, as_overrides
-from diabat.cli.failures import importing, naming
+from diabat.cli.arguments import FigureOption, JsonOption, OverridesArgument, RunArgument, TrustOption
+from diabat.cli.failures import importing
 from diabat.cli.figures import require_writable
 from diabat.cli.output import print_json, print_table
 
@@ -22,22 +19,20 @@ if TYPE_CHECKING:
 SplitOption = Annotated[
     str | None, typer.Option(help="train, validation or test; default test if there is one.")
 ]
-FigureOption = Annotated[Path | None, typer.Option(help="Write confusion matrix and reliability diagram.")]
-DataOption = Annotated[Path | None, typer.Option(help="The data file or folder, if it has moved.")]
 
 
 def evaluate_model(
     run: RunArgument,
+    overrides: OverridesArgument = None,
     split: SplitOption = None,
     figure: FigureOption = None,
-    data: DataOption = None,
     trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Evaluate the best weights of a run, or the weights of a checkpoint.
+    """Evaluate the best weights of a run, or the weights of a checkpoint; task.data=PATH if its data have moved.
 
-    Classifiers of sentence pairs report accuracy, F1, precision, recall and calibration; other models report the
-    metric of their task.
+    Classifiers of sentence pairs report accuracy, F1, precision, recall and calibration, and draw confusion matrix and
+    reliability diagram; other models report the metric of their task.
     """
     with importing():
         from diabat.runs import evaluate_run, load_run
@@ -45,16 +40,12 @@ def evaluate_model(
 
     if figure is not None:
         require_writable(figure)
-    with naming_data(data):
-        loaded = load_run(run, as_overrides({"task.data": data}), trust=trust)
-    if split is None:
-        split = "test" if "test" in loaded.task.sets else "validation"
-    with naming({"split": "--split"}):
-        result = evaluate_run(loaded, split)
+    loaded = load_run(run, overrides or (), trust=trust)
+    result = evaluate_run(loaded, split or ("test" if "test" in loaded.task.sets else "validation"))
     if figure is not None:
         if result.scores is None:
             raise ArgumentError(
-                "--figure", f"expected a classifier of sentence pairs, got the task '{result.task}'."
+                "figure", f"expected a classifier of sentence pairs, got the task '{result.task}'."
             )
         plot_scores(result.scores, figure)
     if as_json:
@@ -63,29 +54,6 @@ def evaluate_model(
     _print(result)
     if figure is not None:
         typer.echo(f"Figure: {figure}")
-
-
-@contextmanager
-def naming_data(data: Path | None) -> Iterator[None]:
-    """Report errors about the key of the data as --data, which can name the new location of a run's data."""
-    from diabat.config import ConfigError
-    from diabat.tasks import DataError
-
-    try:
-        yield
-    except ConfigError as error:
-        if data is None or error.argument != "task.data" or "unknown key" not in error.reason:
-            raise
-        raise ConfigError(
-            "--data", f"expected a task that reads data, got '{data}' for one without."
-        ) from error
-    except DataError as error:
-        if data is not None or "--data" in str(error):
-            raise
-        raise DataError(
-            f"{str(error).removesuffix('.')}; if the data of the run have moved, give their file or folder with "
-            "--data PATH."
-        ) from error
 
 
 def _print(result: Evaluation) -> None:

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from diabat.checks import ArgumentError
-from diabat.cli.arguments import JsonOption, RunArgument, TrustOption, as_overrides
-from diabat.cli.explain_decoder import explain_text
-from diabat.cli.failures import importing, naming
+from diabat.cli.arguments import FigureOption, JsonOption, RunArgument, TrustOption
+from diabat.cli.explain_decoder import print_decoder
+from diabat.cli.failures import importing
 from diabat.cli.figures import require_writable
 from diabat.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from diabat.models.explanation import PairExplanation
-    from diabat.tasks import ExampleKind
 
 NAMED = 0.1
 """Default of the smallest |J_ij|/γ that is named: such a coupling alone makes a correlation of tanh(0.1), 0.1."""
 
-TextsArgument = Annotated[
+_KINDS = {
+    "pairs": (2, "two texts, premise and hypothesis, for a run of a classifier of sentence pairs"),
+    "sequences": (1, "one text in quotation marks for a run of a decoder"),
+}
+"""Number of texts of a model, and what they are."""
+
+WordsArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="PREMISE HYPOTHESIS | TEXT", help="Two sentences for a classifier, one text for a decoder."
+        metavar="(PREMISE HYPOTHESIS | TEXT) [KEY=VALUE]...",
+        help="Two sentences for a classifier, one text for a decoder; then overrides of the run.",
     ),
 ]
 PositionOption = Annotated[
@@ -38,39 +43,21 @@ TopOption = Annotated[int, typer.Option(min=0, help="Interactions, keys and corr
 SizeOption = Annotated[
     float | None,
     typer.Option(
-        "--at-least",
         min=0.0,
         help=f"Smallest |J_ij|/γ of a pair that is named (default {NAMED}); of a decoder smallest |C_jk| "
         "(default 0).",
     ),
 ]
-DataOption = Annotated[Path | None, typer.Option(help="The data of a decoder's task, if they have moved.")]
-WeightingOption = Annotated[
-    str | None, typer.Option(help="gibbs or uniform coalitions instead of those of the run (NeuroGame).")
-]
-CoalitionsOption = Annotated[
-    int | None, typer.Option(min=1, help="Number of coalitions instead of that of the run (NeuroGame).")
-]
-SeedOption = Annotated[
-    int | None, typer.Option(min=0, help="Seed of coalitions and reads instead of the run's.")
-]
-FigureOption = Annotated[
-    Path | None, typer.Option(help="Write weights, and interactions or correlations, as a figure.")
-]
 
 
 def explain_prediction(
     run: RunArgument,
-    texts: TextsArgument,
+    text: WordsArgument,
     position: PositionOption = None,
     layer: LayerOption = None,
     head: HeadOption = None,
     top: TopOption = 8,
     at_least: SizeOption = None,
-    weighting: WeightingOption = None,
-    coalitions: CoalitionsOption = None,
-    seed: SeedOption = None,
-    data: DataOption = None,
     figure: FigureOption = None,
     trust: TrustOption = False,
     as_json: JsonOption = False,
@@ -78,102 +65,62 @@ def explain_prediction(
     """Explain the prediction of a trained classifier for two sentences, or a trained decoder over a text.
 
     Of a classifier: weights, Shapley values and interactions of tokens.  They are estimates from random coalitions:
-    repeat with another --seed, or with more --coalitions, to see how far they can be trusted.  The prediction is that
-    of the same coalitions.
+    repeat with another training.seed, or with more model.eval_coalitions, to see how far they can be trusted.  The
+    prediction is that of the same coalitions.
 
     Of a decoder: the attention of one query and the connected correlations of its spins; for every position the
     entropy of the weights, the effective number of positions, and what is predicted.
     """
     with importing():
-        from diabat.runs import examples_of_run
+        from diabat.models.figures import plot_decoder, plot_explanation
+        from diabat.runs import examples_of_run, explain_decoder_run, explain_run
 
-    kind = examples_of_run(run, trust=trust)
-    _require_texts(kind, texts)
-    _require_options(
-        kind,
-        pairs={"--weighting": weighting, "--coalitions": coalitions},
-        sequences={"--position": position, "--layer": layer, "--data": data},
-    )
+    kind = examples_of_run(run)
+    count, what = _KINDS[kind]
+    texts, overrides = text[:count], text[count:]
+    more = [word for word in overrides if "=" not in word]
+    if len(texts) < count or more:
+        raise ArgumentError("text", f"expected {what}, got {len(texts) + len(more)}.")
     if figure is not None:
         require_writable(figure)
-    if kind == "pairs":
-        at_least = NAMED if at_least is None else at_least
-        overrides = as_overrides({"model.weighting": weighting, "model.eval_coalitions": coalitions})
-        _explain_pair(run, texts, overrides, head, top, at_least, seed, figure, trust, as_json)
-        return
-    explain_text(
-        run,
-        texts[0],
-        position=position,
-        layer=layer,
-        head=head,
-        top=top,
-        at_least=at_least or 0.0,
-        seed=seed,
-        data=data,
-        figure=figure,
-        trust=trust,
-        as_json=as_json,
-    )
-
-
-def _require_texts(kind: ExampleKind, texts: list[str]) -> None:
-    """Refuse a number of texts that the model does not take."""
-    wanted = {
-        "pairs": (2, "two texts, premise and hypothesis, for a run of a classifier of sentence pairs"),
-        "sequences": (1, "one text in quotation marks for a run of a decoder"),
-    }
-    from diabat.config.errors import ConfigError  # help needs no pydantic
-
-    count, what = wanted[kind]
-    if len(texts) != count:
-        raise ConfigError("TEXT", f"expected {what}, got {len(texts)}.")
-
-
-def _require_options(kind: ExampleKind, **options: dict[str, Any]) -> None:
-    """Refuse options of the other kind of models."""
-    wanted = {"pairs": "a run of a classifier of sentence pairs", "sequences": "a run of a decoder"}
-    for other in options.keys() - {kind}:
-        for option, value in options[other].items():
+    if kind == "sequences":
+        decoder = explain_decoder_run(run, texts[0], overrides, position=position, trust=trust)
+        layers, heads = decoder.attention.shape[:2]
+        layer, head, at_least = _index("layer", layer, layers), _index("head", head, heads), at_least or 0.0
+        if figure is not None:
+            plot_decoder(decoder, figure, layer=layer, head=head, at_least=at_least)
+        if as_json:
+            print_json({**vars(decoder), "effective": decoder.effective})
+            return
+        print_decoder(decoder, layer, head, top, at_least)
+    else:
+        for name, value in {"position": position, "layer": layer}.items():
             if value is not None:
-                raise ArgumentError(option, f"expected {wanted[other]}, got {wanted[kind]}.")
-
-
-def _explain_pair(
-    run: Path,
-    texts: list[str],
-    overrides: list[str],
-    head: int | None,
-    top: int,
-    at_least: float,
-    seed: int | None,
-    figure: Path | None,
-    trust: bool,
-    as_json: bool,
-) -> None:
-    from diabat.models.figures import plot_explanation
-    from diabat.runs import explain_run
-
-    with naming({"model.weighting": "--weighting"}):
-        explanation = explain_run(run, texts[0], texts[1], overrides, seed=seed, trust=trust)
-    if overrides and explanation.pooling != "neurogame":
-        option = "--weighting" if overrides[0].startswith("model.weighting") else "--coalitions"
-        raise ArgumentError(
-            option, f"expected a run with neurogame pooling, got {explanation.pooling} pooling."
+                raise ArgumentError(name, "expected a run of a decoder, got a run of a classifier.")
+        pair, at_least = (
+            explain_run(run, texts[0], texts[1], overrides, trust=trust),
+            NAMED if at_least is None else at_least,
         )
-    if head is not None and head >= len(explanation.alpha):
-        raise ArgumentError("--head", f"expected a head in 0 .. {len(explanation.alpha) - 1}, got {head}.")
-    if figure is not None:
-        plot_explanation(explanation, figure, head=head, at_least=at_least)
-    if as_json:
-        print_json({"predicted": explanation.predicted, **vars(explanation)})
-        return
-    _print(explanation, head, top, at_least)
+        if head is not None:
+            _index("head", head, len(pair.alpha))
+        if figure is not None:
+            plot_explanation(pair, figure, head=head, at_least=at_least)
+        if as_json:
+            print_json({"predicted": pair.predicted, **vars(pair)})
+            return
+        _print_pair(pair, head, top, at_least)
     if figure is not None:
         typer.echo(f"Figure: {figure}")
 
 
-def _print(explanation: PairExplanation, head: int | None, top: int, at_least: float) -> None:
+def _index(name: str, index: int | None, count: int) -> int | None:
+    """Check the index of a layer or head; the only one needs none."""
+    if index is not None and index >= count:
+        raise ArgumentError(name, f"expected a {name} in 0 .. {count - 1}, got {index}.")
+    return 0 if count == 1 else index
+
+
+def _print_pair(explanation: PairExplanation, head: int | None, top: int, at_least: float) -> None:
     from diabat.models.explanation import selected
     from diabat.studies.report import formatted
 
@@ -190,9 +137,10 @@ def _print(explanation: PairExplanation, head: int | None, top: int, at_least: f
         "λ": explanation.gate,
     }
     there = {name: selected(value, head) for name, value in quantities.items() if value is not None}
+    named = list(zip(explanation.tokens, explanation.sides, strict=True))
     rows = [
-        (token, side, *(formatted(float(value[i]), ".4f") for value in there.values()))
-        for i, (token, side) in enumerate(zip(explanation.tokens, explanation.sides, strict=True))
+        (*names, *(formatted(float(value[i]), ".4f") for value in there.values()))
+        for i, names in enumerate(named)
     ]
     which = "mean over heads" if head is None else f"head {head}"
     print_table(
@@ -200,26 +148,16 @@ def _print(explanation: PairExplanation, head: int | None, top: int, at_least: f
     )
     if explanation.interactions is None or not top:
         return
-    strongest = explanation.strongest(top, head, at_least)
     found = [
-        (*_named(explanation, i), *_named(explanation, j), formatted(J, "+.4f"), _kind(J))
-        for i, j, J in strongest
+        (*named[i], *named[j], formatted(J, "+.4f"), "together" if J > 0 else "one or the other")
+        for i, j, J in explanation.strongest(top, head, at_least)
     ]
-    columns = ("token", "side", "and token", "of side", "J/γ", "active")
     if found:
-        print_table(
-            f"Strongest interactions, |J_ij|/γ of at least {at_least:g}", columns, found, right=["J/γ"]
-        )
+        columns = ("token", "side", "and token", "of side", "J/γ", "active")
+        title = f"Strongest interactions, |J_ij|/γ of at least {at_least:g}"
+        print_table(title, columns, found, right=["J/γ"])
     else:
         typer.echo(f"No interaction with |J_ij|/γ of at least {at_least:g}.")
-
-
-def _named(explanation: PairExplanation, place: int) -> tuple[str, str]:
-    return explanation.tokens[place], explanation.sides[place]
-
-
-def _kind(J: float) -> str:
-    return "together" if J > 0 else "one or the other"
 
 
 def _shown(value: Any) -> str:

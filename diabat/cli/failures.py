@@ -7,12 +7,13 @@ import signal
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 from diabat.checks import ArgumentError
 
@@ -58,20 +59,20 @@ def _say(message: Warning | str, *place: Any, **further: Any) -> None:
     typer.echo(f"Warning: {' '.join(str(message).split())}", err=True)
 
 
-@contextmanager
-def naming(options: Mapping[str, str], error: type[ArgumentError] = ArgumentError) -> Iterator[None]:
-    """Report errors about the library's arguments with the options of the command line.
+class Command(TyperCommand):
+    """A command that reports an error about an argument of its own name as one about its option: wrong usage."""
 
-    Args:
-        options: The option of each argument; errors about other arguments are unchanged.
-        error: Type of the error raised instead.
-    """
-    try:
-        yield
-    except ArgumentError as refused:
-        if refused.argument is not None and refused.argument in options:
-            raise error(options[refused.argument], refused.reason) from refused
-        raise
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except ArgumentError as error:
+            from diabat.config.errors import ConfigError  # help needs no pydantic
+
+            named = {p.name: p.opts[0] if p.opts[0][0] == "-" else str(p.name).upper() for p in self.params}
+            if isinstance(error, ConfigError) or error.argument not in named:
+                raise
+            raise ConfigError(named[error.argument], error.reason) from error
 
 
 @contextmanager
@@ -115,11 +116,6 @@ def sentence(error: Exception) -> str:
 
 
 def _code(error: Exception) -> int:
-    # Imported here: help needs no pydantic.
-    from diabat.config.errors import ConfigError
+    from diabat.config.errors import ConfigError  # help needs no pydantic
 
-    # A refusal that begins with an option of the command line is about how the command was used.
-    usage = isinstance(error, ConfigError) or (
-        isinstance(error, ArgumentError) and (error.argument or "").startswith("--")
-    )
-    return USAGE if usage else FAILURE
+    return USAGE if isinstance(error, ConfigError) else FAILURE

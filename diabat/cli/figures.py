@@ -6,37 +6,32 @@ import errno
 import os
 from pathlib import Path
 
+from diabat.checks import ArgumentError
+
 FIGURES = (".png", ".pdf", ".svg")
 
 
 def require_writable(
-    path: Path,
-    option: str = "--figure",
-    suffixes: tuple[str, ...] = FIGURES,
-    *,
-    new: bool = False,
+    path: Path, name: str = "figure", suffixes: tuple[str, ...] = FIGURES, *, new: bool = False
 ) -> None:
     """Fail before the computation rather than after it; missing folders are made.
 
     Args:
         path: The file to write.
-        option: The option or argument that names it on the command line.
+        name: The option, argument or key that names it.
         suffixes: Supported suffixes.
         new: Refuse a file that already exists.
 
     Raises:
-        ConfigError: If the suffix is not supported, the path is a folder, the file cannot be written, or it already
+        ArgumentError: If the suffix is not supported, the path is a folder, the file cannot be written, or it already
             exists and ``new``.
     """
-    from diabat.config.errors import ConfigError  # help needs no pydantic
-
     if path.suffix not in suffixes or path.is_dir():
         kind = "the folder " * path.is_dir()
-        raise ConfigError(option, f"expected a file ending in {', '.join(suffixes)}, got {kind}'{path}'.")
+        raise ArgumentError(name, f"expected a file ending in {', '.join(suffixes)}, got {kind}'{path}'.")
     if new and path.exists():
-        raise ConfigError(
-            option, f"expected a new file, or --force to replace it, got '{path}', which already exists."
-        )
+        got = f"got '{path}', which already exists."
+        raise ArgumentError(name, f"expected a new file, or --force to replace it, {got}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Files are replaced by renaming, which requires write permission for the folder.
@@ -45,4 +40,4 @@ def require_writable(
     except OSError as error:
         # A file in the place of the folder is reported as one that exists.
         reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
-        raise ConfigError(option, f"expected a file that can be written, got '{path}' ({reason}).") from error
+        raise ArgumentError(name, f"expected a file that can be written, got '{path}' ({reason}).") from error

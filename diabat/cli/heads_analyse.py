@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from diabat.cli.arguments import JsonOption, ProgressOption
-from diabat.cli.failures import Interrupted, importing, naming
+from diabat.cli.failures import Interrupted, importing
 from diabat.cli.figures import require_writable
 from diabat.cli.output import print_report
 
@@ -50,14 +50,14 @@ def analyse_heads(
     folder = output or Path("runs") / f"heads-{Path(model).name}"
     figure = folder / "dividends.png"
     with importing():
-        from diabat.config.errors import ConfigError
+        from diabat.config.errors import of_section
         from diabat.runs.heads.analysis import STORE, analyse
         from diabat.runs.heads.options import AnalysisOptions, read_options
         from diabat.studies.heads import HeadsReport, plot_dividends
 
     chosen = read_options(AnalysisOptions, options or ())
     try:
-        with naming({**{name: name for name in vars(chosen)}, **NAMES}, ConfigError):
+        with of_section("", NAMES):
             found = analyse(model, data, folder, chosen, progress=progress)
     except KeyboardInterrupt as error:
         saved = f"The values so far are in '{folder}'; repeat the command to continue."

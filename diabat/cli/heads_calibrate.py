@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diabat.cli.arguments import JsonOption
-from diabat.cli.failures import importing, naming
+from diabat.cli.arguments import ForceOption, JsonOption
+from diabat.cli.failures import importing
 from diabat.cli.figures import require_writable
 from diabat.cli.heads_analyse import OptionsArgument
 from diabat.cli.output import print_json, print_table
@@ -26,7 +26,6 @@ OutputOption = Annotated[
         show_default=False,
     ),
 ]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 
 
 def calibrate_heads(
@@ -42,16 +41,16 @@ def calibrate_heads(
     """
     path = output or (analysis if analysis.is_dir() else analysis.parent)
     path = path / "gac.json" if path.is_dir() or not path.suffix else path
-    require_writable(path, "--output", (".json",), new=not force)
+    require_writable(path, "output", (".json",), new=not force)
     with importing():
-        from diabat.config.errors import ConfigError
+        from diabat.config.errors import of_section
         from diabat.huggingface.gac.config import write_gac
         from diabat.runs.heads.analysis import read_analysis
         from diabat.runs.heads.calibration import calibration_of, salient_groups
         from diabat.runs.heads.options import CalibrationOptions, read_options
 
     chosen = read_options(CalibrationOptions, options or ())
-    with naming({"analysis": "ANALYSIS", **{name: name for name in vars(chosen)}}, ConfigError):
+    with of_section("", {"analysis": "ANALYSIS"}):
         found = read_analysis(analysis)
         groups = salient_groups(found, chosen)
         calibration = calibration_of(groups, chosen)

@@ -8,28 +8,39 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diabat.cli.arguments import JsonOption, ProgressOption, RunArgument, TrustOption
-from diabat.cli.failures import importing, naming
+from diabat.cli.arguments import (
+    ForceOption,
+    JsonOption,
+    OverridesArgument,
+    ProgressOption,
+    RunArgument,
+    TrustOption,
+)
+from diabat.cli.failures import importing
 from diabat.cli.figures import require_writable
 from diabat.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from diabat.runs.predict import Predictions
 
-DataOption = Annotated[
-    Path, typer.Option(help="The pairs: .jsonl, .tsv (.txt) or .csv with columns premise and hypothesis.")
+PairsArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="PAIRS",
+        help="File of pairs: .jsonl, .tsv (.txt) or .csv with columns premise and hypothesis.",
+    ),
 ]
 OutputOption = Annotated[
     Path | None, typer.Option(help="Write predictions to this .jsonl or .tsv file instead of to stdout.")
 ]
 PremiseOption = Annotated[str | None, typer.Option(help="Column of the first sentence.")]
 HypothesisOption = Annotated[str | None, typer.Option(help="Column of the second sentence.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
 
 
 def predict_pairs_of_file(
     run: RunArgument,
-    data: DataOption,
+    pairs: PairsArgument,
+    overrides: OverridesArgument = None,
     output: OutputOption = None,
     premise: PremiseOption = None,
     hypothesis: HypothesisOption = None,
@@ -48,29 +59,30 @@ def predict_pairs_of_file(
         from diabat.runs import load_classifier
         from diabat.runs.predict import (
             SUFFIXES,
-            columns_of,
             json_lines,
             predict_pairs,
             read_unlabelled,
             require_table,
             write_predictions,
         )
+        from diabat.tasks.nli_files import Columns
 
     if output is not None:
-        require_writable(output, "--output", SUFFIXES, new=not force)
-    classifier = load_classifier(run, trust=trust)
-    pairs, split = read_unlabelled(data, classifier, columns_of(classifier, premise, hypothesis))
+        require_writable(output, "output", SUFFIXES, new=not force)
+    classifier = load_classifier(run, overrides or (), trust=trust)
+    own = classifier.columns
+    columns = Columns(premise or own.premise, hypothesis or own.hypothesis)
+    read, split = read_unlabelled(pairs, classifier, columns)
     if output is not None and output.suffix == ".tsv":
-        with naming({"output": "--output"}):
-            require_table(pairs)
+        require_table(read)
     with new_bar(shown=progress) as bar:
-        task = bar.add_task("pairs", total=len(pairs))
-        found = predict_pairs(classifier, pairs, split, lambda done: bar.advance(task, done))
+        task = bar.add_task("pairs", total=len(read))
+        found = predict_pairs(classifier, read, split, lambda done: bar.advance(task, done))
     if output is not None:
         write_predictions(found, output)
     if as_json:
         rows = None if output is not None else list(found.rows())
-        summary = {"run": run, "data": data, "output": output, "pairs": len(pairs), "counts": found.counts}
+        summary = {"run": run, "data": pairs, "output": output, "pairs": len(read), "counts": found.counts}
         print_json(summary | {"classes": found.classes, "predictions": rows})
     elif output is None:
         sys.stdout.writelines(f"{line}\n" for line in json_lines(found))

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from diabat.checks import ArgumentError
-from diabat.cli.arguments import JsonOption, TrustOption, as_overrides
-from diabat.cli.failures import importing, naming
+from diabat.cli.arguments import (
+    BetaOption,
+    ConfigArgument,
+    JsonOption,
+    OverridesArgument,
+    ProblemArgument,
+    TrustOption,
+    load,
+)
+from diabat.cli.failures import importing
 from diabat.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -25,41 +32,10 @@ if TYPE_CHECKING:
 
 _SHOWN_STATES = 20
 
-ProblemArgument = Annotated[
-    Path,
-    typer.Argument(metavar="PROBLEM", help="dimod JSON, COO text, or YAML; - reads standard input."),
-]
-OverridesArgument = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...",
-        help="Dotted overrides, e.g. sampler.backend=tempering sampler.sweeps=256.",
-    ),
-]
-SamplerOption = Annotated[
-    str | None, typer.Option(help="Backend; see 'diabat backends'. exact if left out.", show_default=False)
-]
-ConfigOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="CONFIG", help="Take the section sampler of this file, run or shipped configuration."
-    ),
-]
-BackendOptions = Annotated[
-    list[str] | None,
-    typer.Option("--option", metavar="KEY=VALUE", help="Short for sampler.KEY=VALUE; may be repeated."),
-]
 ReadsOption = Annotated[
     int | None, typer.Option(min=1, help="Estimate from this many reads, not from the backend's own moments.")
 ]
-SeedOption = Annotated[
-    int | None,
-    typer.Option(
-        min=0, max=2**63 - 1, help="Same seed, same reads; drawn and reported if left out.", metavar="INTEGER"
-    ),
-]
-BetaOption = Annotated[float | None, typer.Option(help="Inverse temperature beta of the law exp(-beta E).")]
-KindOption = Annotated[bool, typer.Option("--moments/--samples", help="Marginals, or the reads themselves.")]
+SamplesOption = Annotated[bool, typer.Option("--samples", help="The reads themselves, not marginals.")]
 PairsOption = Annotated[bool, typer.Option("--correlations", help="Also report pair correlations.")]
 CompareOption = Annotated[
     str | None,
@@ -81,14 +57,11 @@ DryOption = Annotated[bool, typer.Option("--dry-run", help="Show what 'dimod' wo
 
 def sample_problem(
     problem: ProblemArgument,
+    config: ConfigArgument = None,
     overrides: OverridesArgument = None,
-    sampler: SamplerOption = None,
-    config: ConfigOption = None,
-    options: BackendOptions = None,
     num_reads: ReadsOption = None,
-    seed: SeedOption = None,
     beta: BetaOption = None,
-    moments: KindOption = True,
+    samples: SamplesOption = False,
     correlations: PairsOption = False,
     compare: CompareOption = None,
     lowest: LowestOption = False,
@@ -98,97 +71,46 @@ def sample_problem(
 ) -> None:
     """Sample one Ising problem, and report the law and the quality of the answer.
 
+    The section sampler chooses the backend (see 'diabat backends'), exact if it is left out; seed=N other reads.
     dimod problems are energies to be minimised, P ~ exp(-beta E).  In the YAML format positive fields favour
     +1 and positive couplings favour agreement.  Energies are those of the file, whatever beta is; log Z is that of
     the law at beta.  Variables of a BINARY model are 0 and 1.
     """
     with importing():
-        from diabat.config.errors import ConfigError
         from diabat.problem_files import read_problem
-        from diabat.runs.quality import compared
+        from diabat.runs import build_sampler
+        from diabat.runs.quality import compared, moments_of, tracking
 
-    changes = [*(f"sampler.{text}" for text in options or ()), *(overrides or ())]
-    backend = _build(sampler, config, changes, trust)
-    with naming({"beta": "--beta"}):
-        loaded = read_problem(problem, beta=beta)
-    if compare is not None and (dry_run or not moments):
-        raise ConfigError(
-            "--compare", f"expected marginals to compare, got {'--dry-run' if dry_run else '--samples'}."
-        )
-    if lowest and (dry_run or correlations or compare is not None):
-        concerned = "--dry-run" if dry_run else "--correlations" if correlations else "--compare"
-        raise ConfigError("--lowest", f"cannot be combined with {concerned}.")
+    kinds = [
+        name for name, given in (("lowest", lowest), ("dry_run", dry_run), ("samples", samples)) if given
+    ]
+    marginal = {"correlations": correlations, "compare": compare is not None}
+    if kinds and (others := [*kinds[1:], *(name for name, given in marginal.items() if given)]):
+        raise ArgumentError(kinds[0], f"cannot be combined with --{others[0].replace('_', '-')}.")
+    resolved = load(config, overrides, trust=trust)
+    backend, seed = build_sampler(resolved.sampler), resolved.seed
+    loaded = read_problem(problem, beta=beta)
     ising, reads = loaded.ising, num_reads or backend.num_reads
     if dry_run:
         _report_dry_run(backend, ising, reads, seed, as_json)
     elif lowest:
-        backend = _tracking(backend)
+        backend = tracking(backend)
         _report_lowest(loaded, backend, backend.sample(ising, reads, seed=seed), as_json)
-    elif not moments:
+    elif samples:
         _report_samples(loaded, backend, backend.sample(ising, reads, seed=seed), as_json)
     else:
-        other = None if compare is None else _other_moments(compare, ising, seed)  # first: it may refuse
+        other = None if compare is None else moments_of(compare, ising, seed)  # first: it may refuse
         found = backend.moments(ising, correlations=correlations, num_reads=num_reads, seed=seed)
         beside = None if other is None else compared(found, *other)
         _report_moments(loaded, backend, found, beside, as_json)
 
 
-def _build(name: str | None, config: str | None, changes: list[str], trust: bool) -> Sampler:
-    """Build the backend of the section ``sampler`` of a configuration; other sections are ignored."""
-    from diabat.config import ConfigError, make_config
-    from diabat.config.loading import apply_overrides, parse_override, read_document
-    from diabat.runs import build_sampler
-
-    # Refused first: other keys of a configuration are valid, but have no effect here.
-    for path, value in map(parse_override, changes):
-        if path[0] != "sampler":
-            raise ConfigError(
-                ".".join(path), "expected a key of the section sampler, as in sampler.backend=exact."
-            )
-        if path == ("sampler", "backend") and name not in (None, value):
-            raise ConfigError("--sampler", f"expected '{value}' as in sampler.backend, got '{name}'.")
-    every = [*as_overrides({"sampler.backend": name}), *changes]
-    document = apply_overrides({}, every) if config is None else read_document(config, every, trust=trust)
-    return build_sampler(make_config(document).sampler)
-
-
-def _tracking(backend: Sampler) -> Sampler:
-    """The backend, with ``track_lowest`` if it is ``tempering``."""
-    from diabat.samplers.tempering import TemperingSampler
-
-    if not isinstance(backend, TemperingSampler):
-        return backend
-    return TemperingSampler(**{**backend.options, "track_lowest": True})
-
-
-def _other_moments(name: str, ising: Ising, seed: int | None) -> tuple[Sampler, Moments]:
-    """Compute the moments with the backend of ``--compare``, built with its defaults.
-
-    Raises:
-        ConfigError: If no backend has this name, it cannot be built, or it refuses the problem.
-    """
-    from diabat.checks import ArgumentError
-    from diabat.config.errors import ConfigError
-    from diabat.samplers.base import UnsupportedError
-    from diabat.samplers.registry import sampler
-
-    try:
-        other = sampler(name)
-        return other, other.moments(ising, seed=seed)
-    except UnsupportedError as error:
-        raise ConfigError(f"--compare {name}", str(error)) from error
-    except ArgumentError as error:
-        raise ConfigError("--compare", error.reason if error.argument == "sampler" else str(error)) from error
-    except (ValueError, TypeError, ImportError) as error:
-        raise ConfigError("--compare", str(error)) from error
-
-
-def _report_dry_run(backend: Sampler, ising: Ising, num_reads: int, seed: int | None, as_json: bool) -> None:
+def _report_dry_run(backend: Sampler, ising: Ising, num_reads: int, seed: int, as_json: bool) -> None:
     from diabat.samplers.dimod import DimodSampler
 
     if not isinstance(backend, DimodSampler):
-        raise ArgumentError("--dry-run", f"expected backend 'dimod', which submits, got '{backend.name}'.")
-    report = backend.dry_run(ising, num_reads, seed=seed or 0)
+        raise ArgumentError("dry_run", f"expected backend 'dimod', which submits, got '{backend.name}'.")
+    report = backend.dry_run(ising, num_reads, seed=seed)
     if as_json:
         print_json(dataclasses.asdict(report))
     else:
@@ -212,9 +134,10 @@ def _report_moments(
         print_json(document | {"correlation": correlation, "comparison": beside})
         return
     up = "P(1)" if problem.binary else "P(+1)"
-    columns: tuple[str, ...] = ("spin", up, "std. error", "<s>")
-    if problem.binary:  # the mean of 0 and 1 is P(1)
-        columns = ("variable", up, "std. error")
+    # The mean of 0 and 1 is P(1).
+    columns: tuple[str, ...] = (
+        ("variable", up, "std. error") if problem.binary else ("spin", up, "std. error", "<s>")
+    )
     rows = [row[: len(columns)] for row in _marginal_rows(problem, moments)]
     if comparison is not None:
         columns += (f"{up}, {comparison.backend}", "error" if comparison.exact else "difference")

@@ -1,43 +1,31 @@
-"""Commands of studies: each reads a section of the configuration and prints the report that a function makes."""
+"""Commands of studies: each makes a report from a configuration, and prints it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from diabat.cli.arguments import (
+    ConfigArgument,
+    FigureOption,
     JsonOption,
     OverridesArgument,
     ProgressOption,
     TrustOption,
-    config_and_overrides,
+    load,
 )
 from diabat.cli.failures import importing
 from diabat.cli.figures import require_writable
 from diabat.cli.output import print_report
 
-ConfigArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[CONFIG]",
-        help="A YAML file, or the name of a shipped configuration; the defaults if left out.",
-        show_default=False,
-    ),
-]
-FigureOption = Annotated[Path | None, typer.Option(help="Write the figure.")]
 
-
-def study(section: str, function: str, text: str) -> Callable[..., None]:
+def study(function: str, text: str, default: str | None = None) -> Callable[..., None]:
     """The command of a study.
 
     Args:
-        section: Section of the configuration, whose options the function takes; then ``seed`` and ``progress``.
-        function: Module and name of the function, which is imported when the command runs.
+        function: Name of a function of :mod:`diabat.runs.studies`, which makes a report from a configuration.
         text: Help of the command.
+        default: Shipped configuration in place of one that is left out; None for the defaults alone.
     """
 
     def command(
@@ -49,24 +37,11 @@ def study(section: str, function: str, text: str) -> Callable[..., None]:
         as_json: JsonOption = False,
     ) -> None:
         with importing():
-            from diabat.checks import ArgumentError
-            from diabat.config.errors import ConfigError, refused
-            from diabat.config.loading import apply_overrides, load_config, make_config
-
-            module, _, name = function.partition(":")
-            make = getattr(import_module(module), name)
+            make = getattr(import_module("diabat.runs.studies"), function)
+        resolved = load(config, overrides, trust=trust, default=default)
         if figure is not None:
             require_writable(figure)
-        file, changes = config_and_overrides(config, overrides)
-        resolved = (
-            load_config(file, changes, trust=trust) if file else make_config(apply_overrides({}, changes))
-        )
-        try:
-            report = make(getattr(resolved, section), seed=resolved.seed, progress=progress)
-        except ConfigError:
-            raise
-        except ArgumentError as error:
-            raise refused(error, section) from error
+        report = make(resolved, progress=progress, trust=trust)
         if figure is not None:
             report.plot(figure)
         print_report(report, figure, as_json=as_json)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,69 +13,59 @@ from diabat.cli.arguments import (
     OverridesArgument,
     ProgressOption,
     TrustOption,
-    as_overrides,
+    load,
 )
-from diabat.cli.evaluate import naming_data
 from diabat.cli.failures import Interrupted, importing
-from diabat.cli.output import print_json
+from diabat.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from diabat.config import Config
     from diabat.training import TrainResult
 
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue the run from its newest checkpoint.")]
-OutputOption = Annotated[Path | None, typer.Option(help="Folder of the run; new or empty unless --resume.")]
-DataOption = Annotated[Path | None, typer.Option(help="The data file, or the folder that it lies in.")]
 
 
 def train_model(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
     resume: ResumeOption = False,
-    output: OutputOption = None,
-    data: DataOption = None,
     progress: ProgressOption = True,
     trust: TrustOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model; Ctrl-C saves the state and prints how to continue.
 
-    CONFIG may also be the folder of an earlier run.
+    The run is written to the folder output, which is new or empty unless --resume.
     """
     with importing():
-        from diabat.config import load_config, to_plain
+        from diabat.config import to_plain
         from diabat.runs.build import require_same_run, run_training
         from diabat.training import OutputError, TrainingInterrupted
 
-    changes = [*(overrides or []), *as_overrides({"output": output, "task.data": data})]
-    with naming_data(data):
-        resolved = load_config(config, changes, trust=trust)
+    resolved = load(config, overrides, trust=trust)
     if resume:
         require_same_run(resolved)
     try:
         result = run_training(resolved, resume=resume, progress=progress)
     except (KeyboardInterrupt, TrainingInterrupted) as error:
-        options = {"--output": output, "--data": data}
-        given = [text for name, path in options.items() if path is not None for text in (name, str(path))]
-        given += ["--trust"] if trust else []
-        again = shlex.join(["diabat", "train", config, *(overrides or []), *given, "--resume"])
+        words = [*filter(None, [config]), *(overrides or []), *(["--trust"] if trust else [])]
+        again = shlex.join(["diabat", "train", *words, "--resume"])
         saved = isinstance(error, TrainingInterrupted) or (resolved.output / "latest.safetensors").exists()
         how = f"The run is saved in '{resolved.output}'; continue with: {again}"
         raise Interrupted(how if saved else "Nothing was saved yet.") from error
     except OutputError as error:
-        said = str(error).replace("run_dir:", "output:" if output is None else "--output:")
-        said = said.replace("resume=True, or name another folder", "--resume, or name another with --output")
+        said = str(error).replace("run_dir:", "output:")
+        said = said.replace(
+            "resume=True, or name another folder", "--resume, or name another by output=FOLDER"
+        )
         raise OutputError(said) from error
     if as_json:
-        summary = {"task": resolved.task.name, "config": to_plain(resolved)}
-        print_json({**vars(result), **summary})
+        print_json({**vars(result), "task": resolved.task.name, "config": to_plain(resolved)})
     else:
         _print_summary(resolved, result)
 
 
 def _print_summary(config: Config, result: TrainResult) -> None:
-    from diabat.cli.output import print_table
-
     backend = f" with {config.sampler.backend}" if config.model.uses_sampler else ""
     rows = [
         ("task", f"{config.task.name}, T = {config.task.window}"),

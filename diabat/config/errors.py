@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pydantic import ValidationError
@@ -43,12 +44,29 @@ class ConfigError(ArgumentError):
     """An invalid configuration; the message is one sentence that names the file or key."""
 
 
-def refused(error: Exception, section: str = "") -> ConfigError:
-    """Turn an error about an argument into one about a key: ``section.argument``, or the section alone."""
+def refused(error: Exception, section: str = "", elsewhere: Mapping[Any, str] = {}) -> ConfigError:
+    """Turn an error about an argument into one about a key: ``section.argument``, or the section alone.
+
+    Args:
+        error: The error.
+        section: Section of the arguments, except of those in ``elsewhere``.
+        elsewhere: The whole key of other arguments; None stands for an error about no particular one.
+    """
     named = error if isinstance(error, ArgumentError) else ArgumentError(str(error))
     reason = " ".join(named.reason.split())
-    key = ".".join(part for part in (section, named.argument) if part)
+    key = elsewhere.get(named.argument, ".".join(part for part in (section, named.argument) if part))
     return ConfigError(key or None, reason if reason.endswith(("?", ".")) else f"{reason}.")
+
+
+@contextmanager
+def of_section(section: str = "", elsewhere: Mapping[Any, str] = {}) -> Iterator[None]:
+    """Report errors about the arguments of a section by its keys; arguments as of :func:`refused`."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise refused(error, section, elsewhere) from error
 
 
 def dotted(location: Sequence[str | int]) -> str:

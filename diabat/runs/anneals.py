@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import diabat
-from diabat.checks import ArgumentError
 from diabat.circuits import (
     NativeEngine,
     TrotterPlan,
@@ -20,11 +21,12 @@ from diabat.circuits import (
     save_plan,
 )
 from diabat.circuits.plan_range import KEY as TRAINED_RANGE
-from diabat.config.errors import ConfigError
+from diabat.config.errors import of_section
+from diabat.config.loading import to_plain
 from diabat.config.schema import Config
 from diabat.progress import new_bar
 from diabat.runs.build import use_threads
-from diabat.runs.ensembles import attention_ensembles
+from diabat.runs.studies import attention_ensembles
 from diabat.studies.ensembles import Ensemble
 from diabat.studies.learned import (
     AnnealOptions,
@@ -49,21 +51,14 @@ class LearningInterrupted(KeyboardInterrupt):
 
 
 def learn_anneal(
-    config: Config,
-    output: Path,
-    *,
-    command: str | None = None,
-    progress: bool = True,
-    trust: bool = False,
+    config: Config, *, progress: bool = True, trust: bool = False
 ) -> tuple[TrotterPlan, dict[str, Any]]:
-    """Train the plan of the section ``anneal`` and judge it on held-out problems.
+    """Train the plan of the section ``anneal`` into the file ``config.output``, and judge it on held-out problems.
 
     The best plan so far is in the file at all times, replaced at most once a second.
 
     Args:
-        config: The configuration; its seed is that of problems and search.
-        output: The plan file to write, in a folder that exists.
-        command: The command line that makes this plan, for the file.
+        config: The configuration; its seed is that of problems and search.  The folder of ``output`` exists.
         progress: Show a progress bar with the time left on standard error.
         trust: As for :func:`diabat.config.load_config`, of the run that the section names.
 
@@ -73,14 +68,15 @@ def learn_anneal(
     Raises:
         LearningInterrupted: Ctrl-C; the best plan so far is in the file.
         ConfigError: A value out of range, or a plan or a run that cannot be used.
-        ValueError: The file of the plan to start with is not a plan file.
     """
     began, options = time.perf_counter(), config.anneal
     use_threads(config)
-    keeper = _Keeper(output, _metadata(options, config.seed, command))
+    keeper = _Keeper(config.output, _metadata(config))
+    problems = "anneal.strengths" if options.run is None else "anneal.run"
+    keys = {"plan": "anneal.start", "ensemble": problems, "instances": problems}
     engine = NativeEngine()
     try:
-        with _naming_keys(options), keeper.display(progress):
+        with of_section("anneal", keys), keeper.display(progress):
             start = None if options.start is None else find_plan(options.start)[0]
             training, held_out = _problems(options, config.seed, trust)
             objective = Objective(training, engine, pair_weight=options.pair_weight, shared=options.shared)
@@ -122,46 +118,19 @@ def _problems(options: AnnealOptions, seed: int, trust: bool) -> tuple[list[Inst
     return training, [half for _, half in halves] + options.judging(seed)
 
 
-def _metadata(options: AnnealOptions, seed: int, command: str | None) -> dict[str, Any]:
+def _metadata(config: Config) -> dict[str, Any]:
     """Metadata of the search, in the file from the first plan on."""
-    ensemble: dict[str, Any] = {"name": "recorded", "run": str(options.run)}
-    if options.run is None:
-        ensemble = {
-            "name": "SK: h ~ N(0, g), J ~ N(0, g/sqrt(n))",
-            "strengths": list(options.strengths),
-            "weights": list(options.weights or [1.0] * len(options.strengths)),
-            "num_spins": list(options.spins),
-            "instances": options.instances,
-        }
-    if options.wide_fields is not None:
-        wide = {"fields": options.wide_fields, "weight": options.wide_weight or 1.0}
-        ensemble["wide: h uniform in +-fields, J ~ N(0, 0.5/sqrt(n))"] = wide
+    section = to_plain(config)["anneal"]
+    words = [f"anneal.{key}={json.dumps(value)}" for key, value in section.items() if value is not None]
+    made = ["diabat", "anneal", "learn", f"output={config.output}", *words, f"seed={config.seed}"]
     return {
         "kind": "learned anneal",
         "finished": False,
-        **({} if command is None else {"command": command}),
+        "command": shlex.join(made),
         "diabat": diabat.__version__,
-        "ensemble": ensemble,
-        "seed": seed,
-        "shared": options.shared,
-        "pair_weight": options.pair_weight,
+        "anneal": section,
+        "seed": config.seed,
     }
-
-
-@contextmanager
-def _naming_keys(options: AnnealOptions) -> Iterator[None]:
-    """Report errors about the library's arguments with the keys of the section."""
-    source = "strengths" if options.run is None else "run"
-    keys = {"plan": "start", "ensemble": source, "instances": source}
-    try:
-        yield
-    except ConfigError:
-        raise
-    except ArgumentError as refused:
-        key = keys.get(refused.argument or "", refused.argument)
-        if key not in vars(options):
-            raise
-        raise ConfigError(f"anneal.{key}", refused.reason) from refused
 
 
 class _Keeper:

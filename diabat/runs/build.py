@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from diabat.checks import ArgumentError
-from diabat.config.errors import ConfigError, refused
+from diabat.config.errors import ConfigError, of_section, refused
 from diabat.config.loading import load_config, to_plain
 from diabat.config.schema import Config
 from diabat.config.sections import SamplerChoice
@@ -23,6 +21,14 @@ if TYPE_CHECKING:
     from diabat.models import Model
     from diabat.samplers.base import Sampler
     from diabat.tasks import Task
+
+
+ELSEWHERE: Mapping[str | None, str] = {
+    None: "",
+    "window": "task.window",
+    **{name: name for name in ("sampler", "gradient", "fields", "couplings", "three_body")},
+}
+"""Arguments of tasks and layers that are keys of another section, or that belong to a problem and are not keys."""
 
 
 def use_threads(config: Config) -> None:
@@ -69,9 +75,9 @@ def build_task(config: Config) -> Task:
         ConfigError: If the task refuses an option, or the tokenizer of sentence pairs cannot be loaded.
         ImportError: If sentence pairs need the extra ``hf`` and it is not installed.
     """
-    with in_words_of_sections("model"):
+    with of_section("model", ELSEWHERE):
         tokenizer = config.model.load_tokenizer()
-    with in_words_of_sections("task"):
+    with of_section("task", ELSEWHERE):
         return config.task.build(tokenizer)
 
 
@@ -95,29 +101,8 @@ def build_model_of_sizes(
     """Build a model without the data of its task; as :func:`build_model`."""
     backend = build_sampler(config.sampler) if backend is None else backend
     sizes = (vocab_size, num_classes, window)
-    with in_words_of_sections("model"):
+    with of_section("model", ELSEWHERE):
         return config.model.build(*sizes, backend, config.gradient, config.seed)
-
-
-_ELSEWHERE = {
-    "window": "task",
-    **dict.fromkeys(("sampler", "gradient", "fields", "couplings", "three_body", None), ""),
-}
-"""Sections of arguments that are keys of another section, or that belong to a problem and are not keys."""
-
-
-@contextmanager
-def in_words_of_sections(section: str) -> Iterator[None]:
-    """Report errors of tasks and layers with the keys of a configuration instead of their arguments.
-
-    Args:
-        section: Section of the arguments, except those that are keys of another section.
-    """
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        argument = error.argument if isinstance(error, ArgumentError) else None
-        raise refused(error, _ELSEWHERE.get(argument, section)) from error
 
 
 _FREE = {("task", "data"), *(("training", name) for name in FREE_ON_RESUME)}

@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError
-from diabat.config.errors import ConfigError
+from diabat.config.errors import ConfigError, of_section
 from diabat.config.loading import load_config
 from diabat.config.schema import Config
 from diabat.models import PairClassifier, PairModelOptions, Transformer
 from diabat.runs.build import (
+    ELSEWHERE,
     build_model,
     build_model_of_sizes,
     build_task,
     choose_device,
-    in_words_of_sections,
     use_threads,
 )
 from diabat.samplers.state import reset_chains, weights_of
-from diabat.tasks import ExampleKind, PairOptions, Task
+from diabat.tasks import DataError, ExampleKind, PairOptions, Task
 from diabat.tasks.nli_files import Columns
 from diabat.training.checkpoint import copy_tensors, read_checkpoint
 from diabat.training.evaluate import evaluate, own_random_numbers, predict
@@ -93,7 +93,13 @@ def load_run(path: str | Path, overrides: Iterable[str] = (), *, trust: bool = F
         DataError: If the data cannot be found.
     """
     config, weights = _stored(Path(path), overrides, trust)
-    task = build_task(config)
+    try:
+        task = build_task(config)
+    except DataError as error:
+        where = (
+            "" if "task.data" in str(error) else "; if the data of the run have moved, give task.data=PATH"
+        )
+        raise DataError(f"{str(error).removesuffix('.')}{where}.") from error
     model = build_model(config, task)
     copy_tensors(weights, weights_of(model), Path(path))
     return Run(config, task, model.to(choose_device(config)).eval())
@@ -105,7 +111,6 @@ def explain_run(
     hypothesis: str,
     overrides: Iterable[str] = (),
     *,
-    seed: int | None = None,
     trust: bool = False,
 ) -> PairExplanation:
     """Explain the prediction of a trained classifier for one pair of sentences; needs no data.
@@ -114,8 +119,8 @@ def explain_run(
         path: As for :func:`load_run`.
         premise: First sentence.
         hypothesis: Second sentence.
-        overrides: Changes of the configuration, e.g. of weighting and number of the coalitions.
-        seed: Seed of coalitions and reads; None takes the seed of the training.
+        overrides: Changes of the configuration, e.g. of weighting and number of the coalitions; ``training.seed`` is
+            the seed of coalitions and reads.
         trust: As for :func:`diabat.config.load_config`.
 
     Raises:
@@ -127,8 +132,7 @@ def explain_run(
 
     run = load_classifier(path, overrides, trust=trust)
     training, device = run.config.training, next(run.model.parameters()).device
-    used_seed = training.seed if seed is None else seed
-    with own_random_numbers(run.model, used_seed), autocast(training.precision, device):
+    with own_random_numbers(run.model, training.seed), autocast(training.precision, device):
         return explain_pair(run.model, run.tokenizer, premise, hypothesis, run.classes)
 
 
@@ -138,7 +142,6 @@ def explain_decoder_run(
     overrides: Iterable[str] = (),
     *,
     position: int | None = None,
-    seed: int | None = None,
     trust: bool = False,
 ) -> DecoderExplanation:
     """Explain a trained decoder over a text of its task.
@@ -146,9 +149,8 @@ def explain_decoder_run(
     Args:
         path: As for :func:`load_run`.
         text: The text; of bracket matching a word such as ``(a(b)c)``.
-        overrides: Changes of the configuration, e.g. of the path of the data.
+        overrides: Changes of the configuration, e.g. of the path of the data; ``training.seed`` is the seed of reads.
         position: Position of the query whose correlations are computed; None for the last one.
-        seed: Seed of reads; None takes the seed of the training.
         trust: As for :func:`diabat.config.load_config`.
 
     Raises:
@@ -159,7 +161,7 @@ def explain_decoder_run(
     """
     from diabat.models.decoder_explanation import explain_decoder
 
-    if examples_of_run(path, trust=trust) != "sequences":
+    if examples_of_run(path) != "sequences":
         raise ConfigError(f"'{path}'", "expected a run of a decoder, got one of a classifier of pairs.")
     run = load_run(path, overrides, trust=trust)
     assert isinstance(run.model, Transformer)
@@ -173,23 +175,23 @@ def explain_decoder_run(
     symbols = form.encode(text)
     names = dict(enumerate(form.classes))  # without a name: targets that are ignored or beyond the classes
     targets = [names.get(target) for target in form.targets(symbols[None])[0].tolist()]
-    device, used_seed = next(run.model.parameters()).device, training.seed if seed is None else seed
+    device = next(run.model.parameters()).device
     with (
-        own_random_numbers(run.model, used_seed),
+        own_random_numbers(run.model, training.seed),
         reset_chains(run.model),
         autocast(training.precision, device),
     ):
         return explain_decoder(run.model, symbols, text, form.classes, targets=targets, position=position)
 
 
-def examples_of_run(path: str | Path, *, trust: bool = False) -> ExampleKind:
-    """Kind of the examples that the model of a run takes: ``sequences`` or ``pairs``; loads no weights.
+def examples_of_run(path: str | Path) -> ExampleKind:
+    """Kind of the examples that the model of a run takes: ``sequences`` or ``pairs``; builds nothing.
 
     Raises:
-        ConfigError: If the folder holds no run, or one that would have to be trusted.
+        ConfigError: If the folder holds no run.
     """
     home, _ = _parts(Path(path))
-    return load_config(home / CONFIG, trust=trust).model.examples
+    return load_config(home / CONFIG, trust=True).model.examples
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,7 +234,7 @@ def load_classifier(
             f"expected a run of a classifier of sentence pairs, got the task '{config.task.name}'.",
         )
     classes = config.task.class_names
-    with in_words_of_sections("model"):
+    with of_section("model", ELSEWHERE):
         tokenizer = config.model.load_tokenizer()
     model = build_model_of_sizes(config, len(tokenizer), len(classes), config.task.window)
     assert isinstance(model, PairClassifier)

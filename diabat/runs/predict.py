@@ -59,11 +59,6 @@ class Predictions:
             }
 
 
-def columns_of(run: TrainedClassifier, premise: str | None, hypothesis: str | None) -> Columns:
-    """Columns to read: those named, else those of the run's own files, else ``premise`` and ``hypothesis``."""
-    return Columns(premise or run.columns.premise, hypothesis or run.columns.hypothesis)
-
-
 def read_unlabelled(path: Path, run: TrainedClassifier, columns: Columns) -> tuple[Pairs, Any]:
     """Read and tokenize a file of pairs as the run's own data were.
 

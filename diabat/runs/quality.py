@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from diabat.checks import ArgumentError
 from diabat.samplers.diagnostics import diagnostics
+from diabat.samplers.registry import sampler
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from diabat.ising import Ising
     from diabat.samplers.answers import Moments
     from diabat.samplers.base import Sampler
 
@@ -36,6 +39,26 @@ class Comparison(NamedTuple):
     largest: float
     mean: float
     standard_error: Tensor | None
+
+
+def moments_of(name: str, ising: Ising, seed: int) -> tuple[Sampler, Moments]:
+    """A backend with its defaults, to compare with, and its moments.
+
+    Raises:
+        ArgumentError: ``compare``, if no backend has this name, it cannot be built, or it refuses the problem.
+    """
+    try:
+        other = sampler(name)
+        return other, other.moments(ising, seed=seed)
+    except (ValueError, TypeError, ImportError) as error:
+        raise ArgumentError("compare", str(error).removeprefix("sampler: ")) from error
+
+
+def tracking(backend: Sampler) -> Sampler:
+    """The backend, with ``track_lowest`` if it is ``tempering``."""
+    if backend.name != "tempering":
+        return backend
+    return sampler("tempering", **{**backend.options, "track_lowest": True})
 
 
 def compared(moments: Moments, other: Sampler, found: Moments) -> Comparison:

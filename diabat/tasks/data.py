@@ -36,7 +36,9 @@ class DataFile:
     @property
     def fix(self) -> str:
         """What to do without the file."""
-        return f"get {self.filename} from {self.source} and give --data PATH or {ENVIRONMENT_VARIABLE}=FOLDER"
+        return (
+            f"get {self.filename} from {self.source} and give task.data=PATH or {ENVIRONMENT_VARIABLE}=FOLDER"
+        )
 
     def problem(self, content: bytes) -> str | None:
         """What is wrong with the bytes of the file, or None."""
@@ -76,7 +78,7 @@ def fetch(name: str, path: str | os.PathLike[str] | None = None) -> Path:
     """
     data, folder = DATA_FILES[name], os.environ.get(ENVIRONMENT_VARIABLE)
     if path is not None:
-        place, found = "--data", Path(path)
+        place, found = "task.data", Path(path)
         found = found / data.filename if found.is_dir() else found
     elif folder:
         place, found = ENVIRONMENT_VARIABLE, Path(folder) / data.filename

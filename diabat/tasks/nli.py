@@ -197,7 +197,7 @@ def _read_published(
         except Exception as error:
             raise DataError(
                 f"cannot load the set '{theirs}' of '{hub[0]}' ({type(error).__name__}); check the connection to "
-                "huggingface.co, or use a cache folder by --data or files by task.name=pairs."
+                "huggingface.co, or use a cache folder by task.data or files by task.name=pairs."
             ) from None
         found[ours] = pairs_of(f"'{hub[0]}', {theirs}", enumerate(rows, 1), Columns(), ("0", "1", "2"))
     return found

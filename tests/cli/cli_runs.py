@@ -29,5 +29,5 @@ def run_json(*arguments: str) -> Any:
 
 
 def train(folder: Path, *arguments: str, steps: int = 2) -> Result:
-    limits = [f"training.max_steps={steps}", "training.checkpoint_every=1"]
-    return run("train", "brackets-t8", *SMALL, *limits, "--output", str(folder), "--no-progress", *arguments)
+    limits = [f"training.max_steps={steps}", "training.checkpoint_every=1", f"output={folder}"]
+    return run("train", "brackets-t8", *SMALL, *limits, "--no-progress", *arguments)

@@ -60,38 +60,6 @@ def test_a_schedule_from_a_file_with_reads(tmp_path: Path) -> None:
     assert [row["steps"] for row in found["rows"]] == [60, 60]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["times_ns=[2,x]"], "calibration.times_ns[1]: expected a number, got 'x'"),
-        (["times_ns=[0]"], "calibration.times_ns: expected positive finite times in ns, got [0.0]."),
-        (["times_ns=[]"], "calibration.times_ns: expected positive finite times in ns, got []."),
-        (["protocol=slow"], "calibration.protocol: expected"),
-        (["protocol=standard", "schedule=boltzmann-8"], "schedule: expected"),
-        (["--figure", "f.xyz"], "--figure: expected a file ending in .png, .pdf, .svg, got 'f.xyz'."),
-        (["schedule=Advantage2_system9"], "Did you mean 'Advantage2_system"),
-        (["schedule=none.csv"], "none.csv: no such file"),
-        (["schedule=boltzmann-8"], "got 'boltzmann-8': a plan of angles, which has none."),
-        (
-            ["spins=30"],
-            "calibration.num_reads: expected a number of reads, got none; the states of 6 problems",
-        ),
-        (["strength=.nan"], "calibration.strength: expected a finite number"),
-        (["instances=0"], "calibration.instances: expected an integer >= 1, got 0."),
-        (["engine=qpu"], "calibration.engine: expected"),
-        (["times_ns=[1e-6]"], "calibration.times_ns: expected at least"),
-        (["steps=50", "times_ns=[5]"], "calibration.steps: expected at least 57"),
-        (["engine=primitive"], "calibration.num_reads: expected a number of reads, got none; 'dqa' does not"),
-    ],
-)
-def test_refusals_are_one_sentence(arguments: list[str], message: str) -> None:
-    result = calibrate(*arguments)
-    code = 1 if "no such file" in message else 2  # a file that is missing is no wrong usage
-    assert (result.exit_code, result.stdout) == (code, "")
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
-
-
 def test_the_protocol_is_fast_unless_given() -> None:
     found = {
         given: json.loads(calibrate("--json", *([f"protocol={given}"] if given else [])).stdout)

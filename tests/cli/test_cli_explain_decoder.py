@@ -47,34 +47,6 @@ def test_json_has_every_field(trained: Path) -> None:
     assert run_json("explain", str(checkpoint), "(a)")["coupled"] == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["(a)", "b"], "TEXT: expected one text in quotation marks for a run of a decoder, got 2"),
-        ([""], "TEXT: expected at least one character, got an empty text"),
-        (["(aZ)"], "TEXT: expected the characters '()abcdefghij' of the task, got 'Z' at position 2"),
-        (
-            ["(a))"],
-            "TEXT: expected an opening bracket before each closing one, got a closing one at position 3",
-        ),
-        (["(aaaaaaaa)"], "TEXT: expected at most 8 tokens, the context of the model, got 10"),
-        (["(a)", "--position", "3"], "--position: expected a position of the text in 0 .. 2, got 3"),
-        (["(a)", "--layer", "2"], "--layer: expected a layer in 0 .. 1, got 2"),
-        (["(a)", "--head", "2"], "--head: expected a head in 0 .. 1, got 2"),
-        (
-            ["(a)", "--weighting", "gibbs"],
-            "--weighting: expected a run of a classifier of sentence pairs, got",
-        ),
-        (["(a)", "--figure", "why.txt"], "--figure: expected a file ending in"),
-    ],
-)
-def test_what_cannot_be_explained_is_refused(trained: Path, arguments: list[str], message: str) -> None:
-    refused = run("explain", str(trained), *arguments)
-    assert refused.exit_code == 2
-    assert message in refused.stderr
-    assert len(refused.stderr.strip().splitlines()) == 1
-
-
 def test_controls_and_backends_without_correlations_say_so(tmp_path: Path) -> None:
     for name, options, sentence in (
         ("softmax", ["model.mode=softmax"], "Softmax attention has no spins, and therefore no correlations."),
@@ -91,7 +63,7 @@ def test_reads_repeat_with_the_seed(tmp_path: Path) -> None:
     options = ("sampler.backend=tempering", "model.relative=true")
     assert train(tmp_path / "run", *options).exit_code == 0
     first, again = (run_json("explain", str(tmp_path / "run"), "(ab)") for _ in range(2))
-    other = run_json("explain", str(tmp_path / "run"), "(ab)", "--seed", "7")
+    other = run_json("explain", str(tmp_path / "run"), "(ab)", "training.seed=7")
     assert first == again
     reads = first["num_reads"]
     assert reads > 1

@@ -47,15 +47,6 @@ def test_a_line_below_the_table_ranks_the_backends() -> None:
     assert re.fullmatch(r"Mean \|ΔP\| over all problems, best first: dqa \(\S+\), mean_field \(\S+\)\.", last)
 
 
-def test_a_backend_that_is_not_there_cannot_be_left_out() -> None:
-    result = fidelity("fidelity.backends.foo=null")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == (
-        "Error: override fidelity.backends.foo=null: no backend 'foo' to leave out; the configuration names "
-        "mean_field, dqa-5ns, boltzmann-8.\n"
-    )
-
-
 def test_fidelity_names_the_sizes_if_there_are_several() -> None:
     rows = json.loads(fidelity("fidelity.sizes=[3,4]", "fidelity.ensembles=[sk]", "--json").stdout)["rows"]
     assert [row["ensemble"] for row in rows] == ["SK n=3", "SK n=4"]
@@ -75,14 +66,15 @@ def test_fidelity_on_a_trained_checkpoint_with_a_figure(tmp_path: Path) -> None:
 def test_gradients_of_every_estimator_with_a_figure(tmp_path: Path) -> None:
     figure = tmp_path / "new" / "gradients.svg"
     options = ("fidelity.backends.exact.backend=exact", "fidelity.num_reads=20", "fidelity.ensembles=[sk]")
-    result = fidelity(*options, "--gradients", "--json", "--figure", str(figure))
+    command = ("gradients", "fidelity", *QUICK, "--no-progress", *options)
+    result = run(*command, "--json", "--figure", str(figure))
     assert result.exit_code == 0, result.stderr
     content = json.loads(result.stdout)
     own = ["exact", "straight_through", "linear_response"]
     assert [row["estimator"] for row in content["rows"]] == [*own, *own, "covariance"]
     assert content["num_reads"] == 20
     assert figure.read_text().startswith("<?xml")
-    text = fidelity(*options, "--gradients").stdout
+    text = run(*command).stdout
     assert sum("linear_response" in line for line in text.splitlines()) == 2
     assert "capture" not in text
 
@@ -111,41 +103,6 @@ def test_nothing_of_the_table_is_cut_at_any_width(
             assert formatted(row[key]) in text
     # A folded name goes on below itself.
     assert "".join(word for word in text.split() if word in backend).count(backend) == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (
-            ["fidelity.checkpoint=nowhere"],
-            2,
-            "fidelity.checkpoint: expected the folder of a run, got 'nowhere'",
-        ),
-        (["--figure", "f.xyz"], 2, "--figure: expected a file ending in .png, .pdf, .svg, got 'f.xyz'."),
-        (
-            ["fidelity.backends.mean_field.damping=7"],
-            2,
-            "fidelity.backends.mean_field.damping: expected a number in",
-        ),
-        (
-            ["fidelity.backends.mean_field.dampin=7"],
-            2,
-            "Did you mean 'fidelity.backends.mean_field.damping'?",
-        ),
-    ],
-)
-def test_fidelity_refuses_in_a_sentence(arguments: list[str], code: int, message: str) -> None:
-    result = fidelity(*arguments)
-    assert (result.exit_code, result.stdout) == (code, "")
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
-
-
-def test_fidelity_of_a_softmax_run_is_refused(tmp_path: Path) -> None:
-    assert train(tmp_path / "run", "model.mode=softmax").exit_code == 0
-    result = fidelity(f"fidelity.checkpoint={tmp_path / 'run'}")
-    assert result.exit_code == 2
-    assert "expected a run with couplings" in result.stderr
 
 
 def test_a_damaged_checkpoint_is_a_sentence(tmp_path: Path) -> None:

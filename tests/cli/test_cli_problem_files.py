@@ -79,7 +79,7 @@ def test_sample_answers_in_energies_and_values_of_the_model(tmp_path: Path, vart
     mean = sum(math.exp(-e / 2) * a * b for (a, b), e in energies.items()) / Z
     assert found["correlation"][0][1] == pytest.approx(mean)
 
-    asked = ("sample", path, "--beta", "0.5", "--seed", "1")
+    asked = ("sample", path, "--beta", "0.5", "seed=1")
     reads = run_json(*asked, "--samples", "--num-reads", "40")
     assert reads["energy"] == pytest.approx([energies[a, b] for a, b in reads["states"]])
     lowest = run_json(*asked, "--lowest")
@@ -96,7 +96,7 @@ def test_sample_answers_in_energies_and_values_of_the_model(tmp_path: Path, vart
 def test_the_energy_of_yaml_is_that_of_its_numbers(tmp_path: Path) -> None:
     """Whatever its beta is; the offset of the exponent lowers it."""
     path = str(write(tmp_path / "p", "fields: [1, 2]\noffset: 4\nbeta: 3\n"))
-    lowest = run_json("sample", path, "--lowest", "--seed", "1")
+    lowest = run_json("sample", path, "--lowest", "seed=1")
     assert (lowest["state"], lowest["energy"], lowest["beta"]) == ([1, 1], -7.0, 3.0)
 
 

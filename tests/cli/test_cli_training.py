@@ -71,62 +71,14 @@ def test_the_folder_of_a_run_is_meant_and_not_the_output_that_it_stores(
     assert refused.exit_code == 1
     assert "expected a new or empty folder" in refused.stderr
     assert not list(Path().iterdir())
-    copied = run("train", str(tmp_path / "there" / "run"), "--output", "copy", "--json", "--no-progress")
+    copied = run("train", str(tmp_path / "there" / "run"), "output=copy", "--json", "--no-progress")
     assert json.loads(copied.stdout)["run_dir"] == "copy"
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("sampler.backend=mean_field", "sampler.backend: expected 'exact' as in the run in"),
-        ("seed=5", "seed: expected 0 as in the run in"),
-        ("model.mode=h", "model.mode: expected 'h+J' as in the run in"),
-    ],
-)
-def test_a_run_is_not_resumed_under_another_configuration(
-    tmp_path: Path, override: str, message: str
-) -> None:
-    assert train(tmp_path / "run").exit_code == 0
-    result = train(tmp_path / "run", override, "--resume")
-    assert result.exit_code == 2
-    assert message in result.stderr
-
-
-def test_options_of_the_run_are_kept_and_limits_are_not(tmp_path: Path) -> None:
+def test_limits_may_change_on_resume(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert train(folder).exit_code == 0
-    refused = train(folder, "training.batch_size=4", "--resume")
-    assert refused.exit_code == 2
-    assert "training.batch_size: expected 8 as in the run in" in refused.stderr
     assert train(folder, "training.patience=3", "--resume", steps=3).exit_code == 0
-
-
-def test_the_advice_for_a_folder_with_a_run_works(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    assert train(folder).exit_code == 0
-    refused = train(folder)
-    assert refused.exit_code == 1
-    assert refused.stderr.endswith("continue its run with --resume, or name another with --output.\n")
-    assert train(folder, "--resume").exit_code == 0
-
-
-def test_resume_without_a_run_is_a_sentence(tmp_path: Path) -> None:
-    result = train(tmp_path / "none", "--resume")
-    assert result.exit_code == 1
-    assert "which does not exist" in result.stderr
-
-
-def test_data_path_is_for_tasks_that_read_data(tmp_path: Path) -> None:
-    result = train(tmp_path / "run", "--data", "x")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == "Error: --data: expected a task that reads data, got 'x' for one without.\n"
-    result = run(
-        "train", "shakespeare-t8", "--data", str(tmp_path / "x.txt"), "--output", str(tmp_path / "run")
-    )
-    assert result.exit_code == 1
-    assert "x.txt" in result.stderr
-    assert result.stderr.count("\n") == 1
-    assert not (tmp_path / "run").exists()
 
 
 def _failing(error: BaseException, folder: Path | None = None) -> Any:
@@ -149,7 +101,8 @@ def test_an_interrupt_prints_how_to_continue(tmp_path: Path, monkeypatch: pytest
         f"The run is saved in '{folder}'; continue with: diabat train brackets-t8 task.num_train=32"
         in result.stderr
     )
-    assert result.stderr.endswith(f" seed=3 --output '{folder}' --resume\n")
+    assert result.stderr.endswith(" seed=3 --resume\n")
+    assert f"'output={folder}'" in result.stderr
 
 
 @pytest.mark.parametrize("saved", [True, False])
@@ -169,11 +122,3 @@ def test_a_full_disk_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     result = train(tmp_path / "run", "--json")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "Error: 'runs/x': No space left on device.\n"
-
-
-def test_an_unwritable_output_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    result = train(tmp_path / "file" / "run")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "--output: cannot write" in result.stderr
-    assert result.stderr.count("\n") == 1

@@ -43,8 +43,8 @@ COMMANDS = {
         *["fidelity.backends.dqa-5ns=null", "fidelity.instances=1", "fidelity.queries=1", "--no-progress"],
     ],
     "evaluate": ["evaluate", "{run}"],
-    "explain": ["explain", "{run}", "a", "b"],
-    "sample": ["sample", "problem.yaml", "--config", "{run}"],
+    "explain": ["explain", "{run}", "a"],
+    "sample": ["sample", "problem.yaml", "{run}"],
 }
 
 

@@ -14,7 +14,7 @@ from diabat.config import ConfigError, load_config, make_config
 from diabat.config.loading import parse_override
 from diabat.config.trust import LOCAL_BACKENDS
 from diabat.runs import build_sampler, load_run
-from diabat.runs.ensembles import attention_ensembles
+from diabat.runs.studies import attention_ensembles
 from diabat.samplers.registry import available_backends
 
 MARKER = "diabat_stranger_was_here"

@@ -26,19 +26,21 @@ def test_explain_takes_weighting_coalitions_and_seed(trained: Path) -> None:
     own, again = run_json("explain", str(trained), *words), run_json("explain", str(trained), *words)
     assert own == again
     assert (own["facts"]["weighting"], own["facts"]["coalitions"]) == ("gibbs", 4)
-    other = run_json("explain", str(trained), *words, "--seed", "7")
+    other = run_json("explain", str(trained), *words, "training.seed=7")
     assert other["facts"]["seed"] != own["facts"]["seed"]
     assert other["shapley"] != own["shapley"]
-    assert run_json("explain", str(trained), *words, "--seed", "7") == other
-    many = ["--weighting", "uniform", "--coalitions", "400", "--seed"]
-    first, second = (run_json("explain", str(trained), *words, *many, seed) for seed in "12")
+    assert run_json("explain", str(trained), *words, "training.seed=7") == other
+    many = ["model.weighting=uniform", "model.eval_coalitions=400"]
+    first, second = (
+        run_json("explain", str(trained), *words, *many, f"training.seed={seed}") for seed in "12"
+    )
     assert (first["facts"]["weighting"], first["facts"]["coalitions"]) == ("uniform", 400)
     # Shapley values share out v(N) exactly, whatever the coalitions.
     one, two = (torch.tensor(explanation["shapley"]).sum(-1) for explanation in (first, second))
     assert torch.allclose(one, two, rtol=1e-4)
-    refused = run("explain", str(trained), *words, "--weighting", "boltzmann")
+    refused = run("explain", str(trained), *words, "model.weighting=boltzmann")
     assert refused.exit_code == 2
-    assert "--weighting: expected 'gibbs' or 'uniform', got 'boltzmann'" in refused.stderr
+    assert "model.weighting: expected 'gibbs' or 'uniform', got 'boltzmann'" in refused.stderr
 
 
 def test_the_figure_is_on_the_scale_of_the_law(
@@ -76,16 +78,12 @@ def test_the_figure_is_on_the_scale_of_the_law(
     assert weak.stat().st_size > 10_000
 
 
-def test_options_of_games_are_refused_for_other_poolings(tmp_path: Path, encoder: Path, data: Path) -> None:
+def test_other_poolings_ask_no_sampler(tmp_path: Path, encoder: Path, data: Path) -> None:
     path = small(tmp_path / "a", encoder, data, model__pooling="projected_mean")
     trained = run("train", str(path), "--no-progress")
     assert trained.exit_code == 0
     assert "projected_mean pooling" in trained.stdout
     assert "mean_field" not in trained.stdout  # it asks no sampler
-    for option, value in (("--weighting", "uniform"), ("--coalitions", "9")):
-        refused = run("explain", str(tmp_path / "a" / "run"), "a", "b", option, value)
-        assert refused.exit_code == 2
-        assert f"{option}: expected a run with neurogame pooling, got projected_mean" in refused.stderr
 
 
 def test_a_classifier_takes_two_sentences_and_no_options_of_decoders(trained: Path) -> None:
@@ -94,7 +92,7 @@ def test_a_classifier_takes_two_sentences_and_no_options_of_decoders(trained: Pa
         assert refused.exit_code == 2
         expected = "expected two texts, premise and hypothesis, for a run of a classifier of sentence pairs"
         assert f"TEXT: {expected}, got {len(texts)}." in refused.stderr
-    for option, value in (("--position", "0"), ("--layer", "0"), ("--data", "x")):
+    for option, value in (("--position", "0"), ("--layer", "0")):
         refused = run("explain", str(trained), "one", "two", option, value)
         assert refused.exit_code == 2
         assert f"{option}: expected a run of a decoder, got a run of a classifier" in refused.stderr

@@ -157,18 +157,16 @@ def test_explain_shows_tokens_and_interactions(trained: Path, tmp_path: Path) ->
     assert "interaction" not in run("explain", str(trained), *words, "--top", "0").stdout
 
 
-def test_evaluate_elsewhere_names_the_option(tmp_path: Path, encoder: Path) -> None:
+def test_evaluate_elsewhere_names_the_key(tmp_path: Path, encoder: Path) -> None:
     folder = make_data(tmp_path / "data")
     path = str(small(tmp_path / "a", encoder, folder, training__max_steps=1))
     assert run("train", path, "--no-progress").exit_code == 0
     moved = folder.rename(tmp_path / "moved")
     refused = run("evaluate", str(tmp_path / "a" / "run"))
     assert refused.exit_code == 1
-    assert "have moved, give their file or folder with --data PATH." in refused.stderr
+    assert "have moved, give task.data=PATH." in refused.stderr
     assert refused.stderr.count("\n") == 1
-    assert run("evaluate", str(tmp_path / "a" / "run"), "--data", str(moved)).exit_code == 0
-    wrong = run("evaluate", str(tmp_path / "a" / "run"), "--data", str(tmp_path))
-    assert "have moved" not in wrong.stderr
+    assert run("evaluate", str(tmp_path / "a" / "run"), f"task.data={moved}").exit_code == 0
 
 
 def test_explanation_and_prediction_share_their_coalitions(
@@ -207,7 +205,7 @@ def test_other_models_report_their_own_metric(tmp_path: Path) -> None:
     limits = ["task.num_train=16", "task.num_validation=8", "task.window=4", "training.max_steps=1"]
     sizes = ["model.embed_dim=8", "model.ffn_dim=0"]
     folder = str(tmp_path / "run")
-    assert run("train", "brackets-t8", *limits, *sizes, "--output", folder, "--no-progress").exit_code == 0
+    assert run("train", "brackets-t8", *limits, *sizes, f"output={folder}", "--no-progress").exit_code == 0
     told = run_json("evaluate", folder)
     assert (told["task"], told["split"], told["metric"], told["scores"]) == (
         "brackets",

@@ -65,7 +65,7 @@ def test_every_format_gives_the_predictions_of_the_model(trained: Path, tmp_path
     source = Path(loaded.config.task.data or "") / "test.csv"
     rows = [line.split(",")[:2] for line in source.read_text().splitlines()[1:]]
     path = write(tmp_path, suffix, [(p, h) for p, h in rows])
-    done = run("predict", str(trained), "--data", str(path), "--no-progress")
+    done = run("predict", str(trained), str(path), "--no-progress")
     assert done.exit_code == 0, done.stderr
     assert done.stderr == ""
     told = [json.loads(line) for line in done.stdout.splitlines()]
@@ -77,28 +77,28 @@ def test_every_format_gives_the_predictions_of_the_model(trained: Path, tmp_path
 
 def test_files_hold_the_same_as_standard_output(trained: Path, tmp_path: Path) -> None:
     path = write(tmp_path, "tsv", PAIRS)
-    lines = run("predict", str(trained), "--data", str(path), "--no-progress").stdout
+    lines = run("predict", str(trained), str(path), "--no-progress").stdout
     out, table = tmp_path / "new" / "out.jsonl", tmp_path / "out.tsv"
-    shown = run("predict", str(trained), "--data", str(path), "--output", str(out))
+    shown = run("predict", str(trained), str(path), "--output", str(out))
     assert shown.exit_code == 0, shown.stderr
     assert f"Written: {out}" in shown.stdout
     assert "Predictions, 3 pairs" in shown.stdout
     assert "pairs" in shown.stderr  # the progress bar
     assert out.read_text(encoding="utf-8") == lines
-    assert run("predict", str(trained), "--data", str(path), "--output", str(table)).exit_code == 0
+    assert run("predict", str(trained), str(path), "--output", str(table)).exit_code == 0
     header, *rows = [line.split("\t") for line in table.read_text(encoding="utf-8").splitlines()]
     assert header == ["premise", "hypothesis", "label", *CLASSES]
     for row, line in zip(rows, map(json.loads, lines.splitlines()), strict=True):
         assert row[:3] == [line["premise"], line["hypothesis"], line["label"]]
         assert [float(c) for c in row[3:]] == pytest.approx(list(line["probabilities"].values()), abs=1e-6)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["new", "out.tsv", "pairs.tsv"]
-    again = run("predict", str(trained), "--data", str(table), "--no-progress")  # reads what it wrote
+    again = run("predict", str(trained), str(table), "--no-progress")  # reads what it wrote
     assert again.stdout == lines
 
 
 def test_json_is_one_document(trained: Path, tmp_path: Path) -> None:
     path = write(tmp_path, "jsonl", PAIRS)
-    arguments = ["predict", str(trained), "--data", str(path), "--json", "--no-progress"]
+    arguments = ["predict", str(trained), str(path), "--json", "--no-progress"]
     told = json.loads(run(*arguments).stdout)
     assert (told["pairs"], told["classes"], told["output"]) == (3, CLASSES, None)
     assert sum(told["counts"].values()) == 3 == len(told["predictions"])
@@ -110,9 +110,9 @@ def test_columns_can_be_named(trained: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("sentence_A,sentence_B\na man,a dog\n")
     columns = ["--premise", "sentence_A", "--hypothesis", "sentence_B"]
-    done = run("predict", str(trained), "--data", str(path), *columns, "--no-progress")
+    done = run("predict", str(trained), str(path), *columns, "--no-progress")
     assert json.loads(done.stdout)["premise"] == "a man"
-    refused = run("predict", str(trained), "--data", str(path), "--no-progress")
+    refused = run("predict", str(trained), str(path), "--no-progress")
     assert refused.exit_code == 1
     assert (
         "a.csv': expected the columns premise, hypothesis, once each, got sentence_A, sentence_B."
@@ -127,13 +127,13 @@ def refusals(folder: Path) -> list[tuple[list[str], int, str]]:
     (folder / "tabs.csv").write_text('premise,hypothesis\na,b\n"a\tman",b\n')
     (folder / "there.jsonl").write_text("kept")
     return [
-        (["--data", str(folder / "none.csv")], 1, "none.csv': cannot be read (No such file"),
-        (["--data", str(folder / "empty.csv")], 1, "empty.csv': expected sentence pairs, got none."),
-        (["--data", str(folder / "half.csv")], 1, "half.csv', line 3: hypothesis: expected a sentence"),
-        (["--data", good, "--output", str(folder / "a.csv")], 2, "--output: expected a file ending in .jsonl, .tsv"),
-        (["--data", good, "--output", str(folder / "there.jsonl")], 2, "--output: expected a new file, or --force"),
+        ([str(folder / "none.csv")], 1, "none.csv': cannot be read (No such file"),
+        ([str(folder / "empty.csv")], 1, "empty.csv': expected sentence pairs, got none."),
+        ([str(folder / "half.csv")], 1, "half.csv', line 3: hypothesis: expected a sentence"),
+        ([good, "--output", str(folder / "a.csv")], 2, "--output: expected a file ending in .jsonl, .tsv"),
+        ([good, "--output", str(folder / "there.jsonl")], 2, "--output: expected a new file, or --force"),
         (
-            ["--data", str(folder / "tabs.csv"), "--output", str(folder / "a.tsv")],
+            [str(folder / "tabs.csv"), "--output", str(folder / "a.tsv")],
             2,
             "--output: expected sentences without tabs and line breaks for a .tsv file, got pair 2 with one",
         ),
@@ -148,7 +148,7 @@ def test_refusals_are_one_sentence_and_leave_no_file(trained: Path, tmp_path: Pa
         assert (refused.exit_code, refused.stderr.count("\n"), refused.stdout) == (code, 1, "")
         assert sorted(p.name for p in tmp_path.iterdir()) == before
     assert (tmp_path / "there.jsonl").read_text() == "kept"
-    forced = ["--data", str(tmp_path / "pairs.tsv"), "--output", str(tmp_path / "there.jsonl"), "--force"]
+    forced = [str(tmp_path / "pairs.tsv"), "--output", str(tmp_path / "there.jsonl"), "--force"]
     assert run("predict", str(trained), *forced, "--no-progress").exit_code == 0
     assert len((tmp_path / "there.jsonl").read_text().splitlines()) == 3
 
@@ -163,9 +163,7 @@ def test_a_failed_run_keeps_the_existing_file(
         raise OSError(28, "No space left on device", str(out))
 
     monkeypatch.setattr(predictions, "replace_file", full)
-    refused = run(
-        "predict", str(trained), "--data", str(path), "--output", str(out), "--force", "--no-progress"
-    )
+    refused = run("predict", str(trained), str(path), "--output", str(out), "--force", "--no-progress")
     assert refused.exit_code == 1
     assert "No space left on device" in refused.stderr
     assert out.read_text() == "kept"
@@ -174,8 +172,8 @@ def test_a_failed_run_keeps_the_existing_file(
 def test_runs_of_other_models_are_refused(tmp_path: Path) -> None:
     limits = ["task.num_train=16", "task.num_validation=8", "task.window=4", "training.max_steps=1"]
     folder = str(tmp_path / "run")
-    assert run("train", "brackets-t8", *limits, "--output", folder, "--no-progress").exit_code == 0
-    refused = run("predict", folder, "--data", str(write(tmp_path, "tsv", PAIRS)))
+    assert run("train", "brackets-t8", *limits, f"output={folder}", "--no-progress").exit_code == 0
+    refused = run("predict", folder, str(write(tmp_path, "tsv", PAIRS)))
     assert refused.exit_code == 2
     assert "expected a run of a classifier of sentence pairs, got the task 'brackets'" in refused.stderr
 

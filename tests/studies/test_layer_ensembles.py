@@ -5,7 +5,7 @@ import torch
 
 import diabat
 from diabat import BoltzmannAttention
-from diabat.runs.ensembles import _layer_ensemble
+from diabat.runs.studies import _layer_ensemble
 
 
 @pytest.mark.parametrize("relative", [False, True])

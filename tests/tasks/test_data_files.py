@@ -72,7 +72,8 @@ def test_download_goes_to_the_cache_once(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_no_network_names_the_ways_out() -> None:
     with pytest.raises(
-        DataError, match=r"cannot be downloaded .*not known.*from https://.*--data PATH or DIABAT_DATA=FOLDER"
+        DataError,
+        match=r"cannot be downloaded .*not known.*from https://.*task.data=PATH or DIABAT_DATA=FOLDER",
     ):
         fetch("play")
 
@@ -92,7 +93,7 @@ def test_damaged_downloads_and_files_are_refused(
         fetch("play")
     assert not (tmp_path / "cache").exists()
     (tmp_path / "play.txt").write_bytes(content)
-    with pytest.raises(DataError, match=rf"--data: .*play.txt is damaged: {problem}; .*DIABAT_DATA"):
+    with pytest.raises(DataError, match=rf"task.data: .*play.txt is damaged: {problem}; .*DIABAT_DATA"):
         fetch("play", tmp_path)
 
 

@@ -40,7 +40,7 @@ def test_the_stated_range_is_the_measured_one(name: str) -> None:
         strengths=made["strengths"],
         spins=made["num_spins"],
         instances=made["instances"],
-        wide_fields=6.0 if "--wide-fields 6" in metadata["command"] else None,
+        wide_fields=6.0 if "anneal.wide_fields=6" in metadata["command"] else None,
     )
     seen = options.training(metadata["seed"])
     measured = trained_range(plan, seen, NativeEngine())

@@ -1,4 +1,4 @@
-"""The problems of the section ``fidelity``: random ensembles, and the attention of a trained run."""
+"""Studies that a configuration describes, and the problems of a trained run for them."""
 
 from __future__ import annotations
 
@@ -8,38 +8,65 @@ import torch
 
 from diabat.attention import BoltzmannAttention
 from diabat.attention.windows import visible_slots
-from diabat.config.errors import ConfigError
+from diabat.config.errors import ConfigError, of_section
 from diabat.config.loading import load_config
 from diabat.config.schema import Config
 from diabat.ising import Ising
 from diabat.models import Transformer, TransformerOptions
-from diabat.runs.build import build_model, build_task
+from diabat.runs.build import build_model, build_sampler, build_task, use_threads
+from diabat.samplers.base import Sampler
+from diabat.studies.calibration import CalibrationReport, calibrate
 from diabat.studies.ensembles import Ensemble, from_attention
+from diabat.studies.fidelity import FidelityReport, fidelity_report
+from diabat.studies.gradients import GradientReport, gradient_report
 from diabat.training import load_model
 
 _WINDOWS = 16
 
 
-def build_ensembles(config: Config, *, trust: bool = False) -> list[Ensemble]:
-    """Build the problems of ``config.fidelity``; the seed is ``config.seed``.
+def calibration(config: Config, *, progress: bool = False, trust: bool = False) -> CalibrationReport:
+    """The study of the section ``calibration``."""
+    use_threads(config)
+    with of_section("calibration"):
+        return calibrate(config.calibration, seed=config.seed, progress=progress)
 
-    Args:
-        config: The configuration.
-        trust: As for :func:`diabat.config.load_config`, of the run that it names.
+
+def fidelity(config: Config, *, progress: bool = False, trust: bool = False) -> FidelityReport:
+    """Backends of the section ``fidelity`` against exact marginals; ``trust`` is that of its checkpoint."""
+    reads = config.fidelity.num_reads
+    asked = _backends_and_problems(config, trust)
+    return fidelity_report(*asked, num_reads=reads, seed=config.seed, progress=progress)
+
+
+def gradients(config: Config, *, progress: bool = False, trust: bool = False) -> GradientReport:
+    """Gradients through the same backends against exact ones."""
+    reads = config.fidelity.num_reads
+    asked = _backends_and_problems(config, trust)
+    return gradient_report(*asked, num_reads=reads, seed=config.seed, progress=progress)
+
+
+def _backends_and_problems(config: Config, trust: bool) -> tuple[dict[str, Sampler], list[Ensemble]]:
+    """Backends and problems of the section ``fidelity``, with those of its checkpoint.
 
     Raises:
-        ConfigError: If the checkpoint is not a run of Boltzmann attention, or would have to be trusted.
+        ConfigError: If a backend refuses its options, there are no problems, or the checkpoint is not a run of
+            Boltzmann attention, or would have to be trusted.
         CheckpointError: If the checkpoint is damaged.
     """
+    use_threads(config)
     options = config.fidelity
+    backends = {
+        label: build_sampler(choice, f"fidelity.backends.{label}")
+        for label, choice in options.backends.items()
+    }
     ensembles = options.problems(config.seed)
-    if not ensembles and options.checkpoint is None:
+    if options.checkpoint is not None:
+        ensembles += attention_ensembles(options.checkpoint, seed=config.seed, trust=trust)
+    elif not ensembles:
         raise ConfigError(
             "fidelity", "expected ensembles, strengths and sizes, or a checkpoint, got an empty list."
         )
-    if options.checkpoint is not None:
-        ensembles += attention_ensembles(options.checkpoint, seed=config.seed, trust=trust)
-    return ensembles
+    return backends, ensembles
 
 
 def attention_ensembles(
