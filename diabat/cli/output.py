@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,44 +89,39 @@ def print_report(report: Report, figure: Path | None = None, *, as_json: bool = 
         typer.echo(f"Figure: {figure}")
 
 
-def _fits(table: Table, screen: Console) -> bool:
-    return screen.measure(table, options=screen.options.update(width=_UNBOUNDED)).maximum <= screen.width
-
-
 def _print_parts(table: Table, screen: Console) -> None:
     """Print title and table.  If it is too wide, text is folded, and columns that still do not fit follow below it.
 
-    Numbers, which are the words of columns aligned to the right, stay in one piece.
+    Numbers, which are the columns aligned to the right, stay in one piece.
     """
     from rich.text import Text
 
     title, table.title = table.title, None
     screen.print(Text(str(title), style="bold"))
-    if _fits(table, screen):
+    if screen.measure(table, options=screen.options.update(width=_UNBOUNDED)).maximum <= screen.width:
         screen.print(table)
         return
     table.padding = 0
-    least = [_words(c) if c.justify == "right" else min(_words(c), _FOLDED) for c in table.columns]
-    labels, others = _labels(table, least, screen.width)
+    for column in table.columns:
+        column.no_wrap = column.justify == "right"  # rich narrows the others
+    least = [_longest(c, str.splitlines if c.no_wrap else str.split) for c in table.columns]
+    least = [size if c.no_wrap else min(size, _FOLDED) for size, c in zip(least, table.columns, strict=True)]
+    text = [place for place, column in enumerate(table.columns) if not column.no_wrap] or [0]
+    # The labels, which every part repeats, end with the last text if they leave half the screen.
+    half = _total(least, range(text[-1] + 1)) <= screen.width / 2
+    labels = range((text[-1] if half else text[0]) + 1)
     parts = [[*labels]]
-    for column in others:
-        if len(parts[-1]) > len(labels) and _total(least, [*parts[-1], column]) > screen.width:
+    for place in range(len(labels), len(least)):
+        if len(parts[-1]) > len(labels) and _total(least, [*parts[-1], place]) > screen.width:
             parts.append([*labels])
-        parts[-1].append(column)
-    for part in parts:
-        if part is not parts[0]:
+        parts[-1].append(place)
+    for chosen in parts:
+        if chosen is not parts[0]:
             screen.print()
-        screen.print(_part(table, part, least, screen.width), crop=False)
-
-
-def _labels(table: Table, least: Sequence[int], width: int) -> tuple[range, range]:
-    """Columns that are repeated in every part, and the others.
-
-    They end with the last text column if they leave half the screen, otherwise with the first one.
-    """
-    text = [i for i, column in enumerate(table.columns) if column.justify != "right"] or [0]
-    last = text[-1] if _total(least, range(text[-1] + 1)) <= width / 2 else text[0]
-    return range(last + 1), range(last + 1, len(least))
+        part, needed = copy.copy(table), _total(least, chosen)
+        part.columns = [dataclasses.replace(table.columns[i], _index=at) for at, i in enumerate(chosen)]
+        part.width = needed if needed > screen.width else None  # a number is not cut
+        screen.print(part, crop=False)
 
 
 def _total(widths: Sequence[int], columns: Sequence[int]) -> int:
@@ -134,36 +129,12 @@ def _total(widths: Sequence[int], columns: Sequence[int]) -> int:
     return sum(widths[i] for i in columns) + len(columns) - 1
 
 
-def _part(table: Table, chosen: Sequence[int], least: Sequence[int], width: int) -> Table:
-    """These columns of a table at their least width; what is left goes to whole words, then to whole cells."""
-    widths = list(least)
-    for wanted in (_words, _lines):
-        missing = {i: max(wanted(table.columns[i]) - widths[i], 0) for i in chosen}
-        for i in sorted(missing, key=missing.__getitem__):
-            widths[i] += min(missing[i], max(width - _total(widths, chosen), 0))
-    part = copy.copy(table)
-    part.width = _total(widths, chosen)
-    part.columns = [
-        dataclasses.replace(table.columns[i], _index=place, width=widths[i], no_wrap=False, overflow="fold")
-        for place, i in enumerate(chosen)
-    ]
-    return part
-
-
-def _lines(column: Column) -> int:
-    """Width of the longest line of the heading and the cells."""
+def _longest(column: Column, pieces: Callable[[str], list[str]]) -> int:
+    """Width of the longest piece of the heading and the cells."""
     from rich.cells import cell_len
 
-    lines = (line for cell in (column.header, *column.cells) for line in str(cell).splitlines())
-    return max(map(cell_len, lines), default=1)
-
-
-def _words(column: Column) -> int:
-    """Width of the longest word, or number, of the heading and the cells."""
-    from rich.cells import cell_len
-
-    words = (word for cell in (column.header, *column.cells) for word in str(cell).split())
-    return max(map(cell_len, words), default=1)
+    found = (piece for cell in (column.header, *column.cells) for piece in pieces(str(cell)))
+    return max(map(cell_len, found), default=1)
 
 
 def print_json(value: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,8 +22,6 @@ from diabat.cli.failures import importing
 from diabat.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from diabat.ising import Ising
     from diabat.problem_files import Problem
     from diabat.runs.quality import Comparison
@@ -121,86 +119,123 @@ def _report_moments(
     problem: Problem, backend: Sampler, moments: Moments, comparison: Comparison | None, as_json: bool
 ) -> None:
     """Print P(+1) and <s> of every spin with standard errors if sampled, pair correlations, log Z, quality."""
-    from diabat.runs.quality import quality
+    errors, correlation = moments.standard_error, moments.correlation
+    if correlation is not None and problem.binary:  # <x x'> of the variables x = (1 + s)/2
+        m = moments.magnetization
+        correlation = (1 + m[:, None] + m + correlation) / 4
 
-    errors = moments.standard_error
+    def show() -> None:
+        up = "P(1)" if problem.binary else "P(+1)"
+        # The mean of 0 and 1 is P(1).
+        columns = ["variable", up, "std. error"] if problem.binary else ["spin", up, "std. error", "<s>"]
+        given = [None] * len(problem.labels) if errors is None else errors.tolist()
+        values = zip(moments.probability.tolist(), given, moments.magnetization.tolist(), strict=True)
+        cells = [[f"{p:.6g}", "-" if e is None else f"{e:.2g}", f"{m:+.6f}"] for p, e, m in values]
+        cells = [row[: len(columns) - 1] for row in cells]
+        if comparison is not None:
+            columns += [f"{up}, {comparison.backend}", "error" if comparison.exact else "difference"]
+            beside = zip(comparison.probability.tolist(), comparison.difference.tolist(), strict=True)
+            cells = [[*row, f"{p:.6g}", f"{d:+.2g}"] for row, (p, d) in zip(cells, beside, strict=True)]
+        seen = zip(problem.labels, cells, moments.visible.tolist(), strict=True)
+        rows = [[str(label), *(row if visible else ["-"] * len(row))] for label, row, visible in seen]
+        print_table("Marginals", columns, rows, right=columns[1:])
+        if correlation is not None:
+            labels = [str(label) for label in problem.labels]
+            pairs = zip(labels, correlation.tolist(), strict=True)
+            grid = [[label, *(f"{c:+.4f}" for c in row)] for label, row in pairs]
+            corner = "<x x'>" if problem.binary else "<s s'>"
+            print_table("Pair correlations", [corner, *labels], grid, right=labels)
+        if moments.log_partition is not None:
+            typer.echo(f"log Z = {float(moments.log_partition):.9g}")
+
+    names = ("probability", "standard_error", "log_partition")
+    found = {name: getattr(moments, name) for name in names}
+    found |= {
+        "correlation": correlation,
+        "comparison": None if comparison is None else comparison._asdict(),
+    }
     largest = None if errors is None else float(errors.max())
-    known = quality(backend, moments.info, moments.num_reads, largest)
-    correlation = _correlation(problem, moments)
-    if as_json:
-        names = ("probability", "standard_error", "log_partition", "num_reads", "info")
-        document = _named(problem) | {name: getattr(moments, name) for name in names} | known
-        beside = None if comparison is None else comparison._asdict()
-        print_json(document | {"correlation": correlation, "comparison": beside})
-        return
-    up = "P(1)" if problem.binary else "P(+1)"
-    # The mean of 0 and 1 is P(1).
-    columns: tuple[str, ...] = (
-        ("variable", up, "std. error") if problem.binary else ("spin", up, "std. error", "<s>")
-    )
-    rows = [row[: len(columns)] for row in _marginal_rows(problem, moments)]
-    if comparison is not None:
-        columns += (f"{up}, {comparison.backend}", "error" if comparison.exact else "difference")
-        rows = [row + cells for row, cells in zip(rows, _compared_cells(moments, comparison), strict=True)]
-    print_table("Marginals", columns, rows, right=columns[1:])
-    if correlation is not None:
-        labels = _named(problem)["labels"]
-        headings = ("<x x'>" if problem.binary else "<s s'>", *map(str, labels))
-        grid = zip(labels, correlation.tolist(), strict=True)
-        pairs = [(str(label), *(f"{c:+.4f}" for c in row)) for label, row in grid]
-        print_table("Pair correlations", headings, pairs, right=headings[1:])
-    if moments.log_partition is not None:
-        typer.echo(f"log Z = {float(moments.log_partition):.9g}")
-    typer.echo(_origin(moments.info, moments.num_reads))
-    _print_quality(known, problem.beta)
-    if comparison is not None:
+    _report(problem, backend, moments, found, show, as_json, largest)
+    if comparison is not None and not as_json:
         _print_comparison(comparison)
 
 
 def _report_samples(problem: Problem, backend: Sampler, samples: Samples, as_json: bool) -> None:
     """Print the distinct states, most frequent first; as JSON every read."""
-    from diabat.runs.quality import quality
 
-    known = quality(backend, samples.info, samples.num_reads)
-    if as_json:
-        weights = None if samples.log_weights is None else samples.weights
-        states, energy = problem.states(samples.spins), problem.energy(samples.spins)
-        found = {"states": states, "energy": energy, "weights": weights}
-        print_json(_named(problem) | found | {"num_reads": samples.num_reads, "info": samples.info} | known)
-        return
-    rows = _state_rows(problem, samples)
-    typer.echo(_order(problem))
-    columns = ("state", "energy", "reads", "share")
-    print_table("Reads", columns, rows[:_SHOWN_STATES], right=columns[1:])
-    if len(rows) > _SHOWN_STATES:
-        typer.echo(f"{len(rows) - _SHOWN_STATES} more states; --json prints every read.")
-    typer.echo(_origin(samples.info, samples.num_reads))
-    _print_quality(known, problem.beta)
+    def show() -> None:
+        states, place, counts = samples.spins.unique(dim=0, return_inverse=True, return_counts=True)
+        shares = samples.weights.new_zeros(len(states)).index_add(0, place, samples.weights)
+        columns = (column.tolist() for column in (states, problem.energy(states), counts, shares))
+        found = sorted(zip(*columns, strict=True), key=lambda row: (-row[3], row[1], row[0]))
+        rows = [
+            (_drawn(problem, state), f"{energy:.6g}", str(count), f"{share:.4f}")
+            for state, energy, count, share in found[:_SHOWN_STATES]
+        ]
+        typer.echo(_order(problem))
+        headings = ("state", "energy", "reads", "share")
+        print_table("Reads", headings, rows, right=headings[1:])
+        if len(found) > _SHOWN_STATES:
+            typer.echo(f"{len(found) - _SHOWN_STATES} more states; --json prints every read.")
+
+    found = {
+        "states": problem.states(samples.spins),
+        "energy": problem.energy(samples.spins),
+        "weights": None if samples.log_weights is None else samples.weights,
+    }
+    _report(problem, backend, samples, found, show, as_json)
 
 
 def _report_lowest(problem: Problem, backend: Sampler, samples: Samples, as_json: bool) -> None:
     """Print the state of lowest energy; as JSON also where it was found."""
-    from diabat.runs.quality import quality
-
     spins = samples.lowest().spins
     energy = float(problem.energy(spins))
     place = "reads" if samples.tracked is None else "sweeps"
-    known = quality(backend, samples.info, samples.num_reads)
+
+    def show() -> None:
+        typer.echo(_order(problem))
+        row = (_drawn(problem, spins.tolist()), f"{energy:.9g}", place)
+        print_table("Lowest energy", ("state", "energy", "of all"), [row], right=("energy",))
+
+    found = {"state": problem.states(spins), "energy": energy, "of": place}
+    _report(problem, backend, samples, found, show, as_json)
+
+
+def _report(
+    problem: Problem,
+    backend: Sampler,
+    answer: Moments | Samples,
+    found: dict[str, Any],
+    show: Callable[[], None],
+    as_json: bool,
+    error: float | None = None,
+) -> None:
+    """Print what was found with the law of the backend, the expected error and diagnostics; bad ones are marked."""
+    from diabat.runs.quality import quality
+    from diabat.samplers.diagnostics import LAWS
+
+    reads, info = answer.num_reads, answer.info
+    known = quality(backend, info, reads, error)
     if as_json:
-        found = {"state": problem.states(spins), "energy": energy, "of": place}
-        print_json(_named(problem) | found | {"num_reads": samples.num_reads, "info": samples.info} | known)
+        labels = [v if isinstance(v, int | str) else str(v) for v in problem.labels]
+        names = {"labels": labels, "vartype": "BINARY" if problem.binary else "SPIN", "beta": problem.beta}
+        print_json(names | found | {"num_reads": reads, "info": info} | known)
         return
-    typer.echo(_order(problem))
-    row = (_drawn(problem, spins.tolist()), f"{energy:.9g}", place)
-    print_table("Lowest energy", ("state", "energy", "of all"), [row], right=("energy",))
-    typer.echo(_origin(samples.info, samples.num_reads))
-    _print_quality(known, problem.beta)
-
-
-def _named(problem: Problem) -> dict[str, Any]:
-    """Names and values of the variables and the inverse temperature, for JSON."""
-    labels = [v if isinstance(v, int | str) else str(v) for v in problem.labels]
-    return {"labels": labels, "vartype": "BINARY" if problem.binary else "SPIN", "beta": problem.beta}
+    show()
+    origin = "computed" if reads is None else f"{reads} reads, seed {info.get('seed')}"
+    typer.echo(f"{info.get('backend')}: {origin}, {info.get('wall_s', 0.0):.3g} s")
+    exact = ", exact to rounding" if known["exact"] else ""
+    typer.echo(f"Law: {LAWS[known['law']]} at beta = {problem.beta:g}{exact}.")
+    if not known["exact"] and known["expected_error"]:
+        typer.echo(f"Expected error: {known['expected_error']}.")
+    if error is not None:
+        typer.echo(f"Largest standard error of P: {error:.2g}.")
+    for fact in known["diagnostics"]:
+        value = fact["value"]
+        text = ("yes" if value else "no") if isinstance(value, bool) else f"{value:.3g}"
+        limit = "" if fact["ok"] is None else f" (good: {fact['expected']})"
+        mark = f"  BAD: {fact['advice']}" if fact["ok"] is False else ""
+        typer.echo(f"  {fact['label']}: {text}{limit}{mark}")
 
 
 def _order(problem: Problem) -> str:
@@ -208,69 +243,10 @@ def _order(problem: Problem) -> str:
     return f"{what} in order: {' '.join(map(str, problem.labels))}"
 
 
-def _correlation(problem: Problem, moments: Moments) -> Tensor | None:
-    """<s s'>, or <x x'> = (1 + <s> + <s'> + <s s'>)/4 of the variables x = (1 + s)/2 of a binary model."""
-    C, m = moments.correlation, moments.magnetization
-    return C if C is None or not problem.binary else (1 + m[:, None] + m + C) / 4
-
-
-def _compared_cells(moments: Moments, comparison: Comparison) -> list[tuple[str, str]]:
-    found = zip(
-        comparison.probability.tolist(), comparison.difference.tolist(), moments.visible.tolist(), strict=True
-    )
-    return [(f"{p:.6g}", f"{d:+.2g}") if visible else ("-", "-") for p, d, visible in found]
-
-
-def _marginal_rows(problem: Problem, moments: Moments) -> list[tuple[str, ...]]:
-    given = moments.standard_error
-    errors = ["-"] * len(problem.labels) if given is None else [f"{error:.2g}" for error in given.tolist()]
-    cells = (moments.probability.tolist(), errors, moments.magnetization.tolist(), moments.visible.tolist())
-    return [
-        (str(label), f"{p:.6g}", error, f"{m:+.6f}") if visible else (str(label), "-", "-", "-")
-        for label, p, error, m, visible in zip(problem.labels, *cells, strict=True)
-    ]
-
-
-def _state_rows(problem: Problem, samples: Samples) -> list[tuple[str, ...]]:
-    """Distinct states with energy, reads and share, the most frequent ones first."""
-    found, place, counts = samples.spins.unique(dim=0, return_inverse=True, return_counts=True)
-    shares = samples.weights.new_zeros(len(found)).index_add(0, place, samples.weights)
-    columns = (found, problem.energy(found), counts, shares)
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    return [
-        (_drawn(problem, state), f"{energy:.6g}", str(count), f"{share:.4f}")
-        for state, energy, count, share in sorted(rows, key=lambda row: (-row[3], row[1], row[0]))
-    ]
-
-
 def _drawn(problem: Problem, spins: Sequence[int]) -> str:
     """A state as characters: + and -, or 1 and 0."""
     down, up = "01" if problem.binary else "-+"
     return "".join(up if s > 0 else down for s in spins)
-
-
-def _origin(info: Mapping[str, Any], num_reads: int | None) -> str:
-    reads = "computed" if num_reads is None else f"{num_reads} reads, seed {info.get('seed')}"
-    return f"{info.get('backend')}: {reads}, {info.get('wall_s', 0.0):.3g} s"
-
-
-def _print_quality(found: dict[str, Any], beta: float) -> None:
-    """Print law, expected error and diagnostics; bad diagnostics are marked."""
-    from diabat.samplers.diagnostics import LAWS
-
-    exact = ", exact to rounding" if found["exact"] else ""
-    typer.echo(f"Law: {LAWS[found['law']]} at beta = {beta:g}{exact}.")
-    if not found["exact"] and found["expected_error"]:
-        typer.echo(f"Expected error: {found['expected_error']}.")
-    if found["largest_standard_error"] is not None:
-        typer.echo(f"Largest standard error of P: {found['largest_standard_error']:.2g}.")
-    for fact in found["diagnostics"]:
-        value = (
-            ("yes" if fact["value"] else "no") if isinstance(fact["value"], bool) else f"{fact['value']:.3g}"
-        )
-        limit = "" if fact["ok"] is None else f" (good: {fact['expected']})"
-        mark = f"  BAD: {fact['advice']}" if fact["ok"] is False else ""
-        typer.echo(f"  {fact['label']}: {value}{limit}{mark}")
 
 
 def _print_comparison(found: Comparison) -> None:

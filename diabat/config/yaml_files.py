@@ -36,6 +36,10 @@ MAX_VALUES = 1_000_000
 _MAX_DEPTH = 100
 
 
+def _refused(reason: str, mark: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(None, None, reason, mark)
+
+
 class _Loader(yaml.SafeLoader):
     """SafeLoader with the types above, in which keys given twice and documents that grow by aliases are refused."""
 
@@ -44,29 +48,26 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
         self._values = self._depth = 0
-        self._sizes: dict[
-            int, int
-        ] = {}  # values of complete nodes with an anchor, which the document keeps alive
+        self._sizes: dict[int, int] = {}  # values of complete nodes with an anchor
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event, before = self.peek_event(), self._values
         mark: Any = event.start_mark
         if self._depth >= _MAX_DEPTH:
-            raise yaml.composer.ComposerError(None, None, "nested too deeply", mark)
+            raise _refused("nested too deeply", mark)
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
         if isinstance(event, yaml.AliasEvent):
             if id(node) not in self._sizes:
-                raise yaml.composer.ComposerError(None, None, "the document contains itself", mark)
+                raise _refused("the document contains itself", mark)
             self._values += self._sizes[id(node)]
         else:
             self._values += 1
             if event.anchor is not None:
                 self._sizes[id(node)] = self._values - before
         if self._values > MAX_VALUES:
-            text = f"expected at most {MAX_VALUES:,} values with what aliases repeat, got more"
-            raise yaml.composer.ComposerError(None, None, text, mark)
+            raise _refused(f"expected at most {MAX_VALUES:,} values with what aliases repeat, got more", mark)
         return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
@@ -74,13 +75,9 @@ class _Loader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"expected a name as key, got {key!r:.60}", key_node.start_mark
-                )
+                raise _refused(f"expected a name as key, got {key!r:.60}", key_node.start_mark)
             if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key '{key}' is given twice", key_node.start_mark
-                )
+                raise _refused(f"the key '{key}' is given twice", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
@@ -115,9 +112,7 @@ def _decimal(loader: _Loader, node: yaml.ScalarNode) -> int:
     digits = text.lstrip("+-0")  # Python converts at most 4300
     if len(digits) > 19 or not -(2**63) <= int(text) < 2**63:
         got = f"{text[:20]}{'...' * (len(text) > 20)} ({len(digits)} digits)"
-        raise yaml.constructor.ConstructorError(
-            None, None, f"expected an integer of 64 bits, got {got}", node.start_mark
-        )
+        raise _refused(f"expected an integer of 64 bits, got {got}", node.start_mark)
     return int(text)  # "010" is ten, not eight
 
 
@@ -131,9 +126,7 @@ def _written(loader: _Loader, node: yaml.ScalarNode, kind: str) -> str:
     text = str(loader.construct_scalar(node))
     patterns = {name: pattern for name, pattern, _ in _TYPES}
     if not re.fullmatch(f"{patterns['int']}|{patterns[kind]}", text):
-        raise yaml.constructor.ConstructorError(
-            None, None, f"expected a number, got {text!r:.60}", node.start_mark
-        )
+        raise _refused(f"expected a number, got {text!r:.60}", node.start_mark)
     return text
 
 
@@ -168,14 +161,16 @@ def parse_yaml(text: str, name: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{name}{line}", f"{_reason(error)}.") from error
+        reason = str(error.problem or error.context)
+        for theirs, ours in _WORDS.items():
+            reason = re.sub(theirs, ours, reason)
+        raise ConfigError(f"{name}{line}", f"{reason}.") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(name, f"not valid YAML ({' '.join(str(error).split())}).") from error
     except RecursionError as error:
         raise ConfigError(name, "nested too deeply.") from error
 
 
-# What PyYAML says is wrong, in other words.
 _WORDS = {
     r"found character '\\t' that cannot start any token": "expected spaces, got a tab",
     r"found character (.+) that cannot start any token": r"expected a value, got the character \1",
@@ -186,13 +181,7 @@ _WORDS = {
     r", but (?:got|found) '<stream end>'": ", got the end of the text",
     r", but (?:got|found) ": ", got ",
 }
-
-
-def _reason(error: yaml.MarkedYAMLError) -> str:
-    reason = str(error.problem or error.context)
-    for theirs, ours in _WORDS.items():
-        reason = re.sub(theirs, ours, reason)
-    return reason
+"""What PyYAML says is wrong, in other words."""
 
 
 def read_text(path: Path) -> str:
