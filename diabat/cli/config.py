@@ -2,25 +2,59 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from diabat.cli.arguments import ConfigArgument, JsonOption, OverridesArgument, load
 from diabat.cli.output import print_json, print_table
 
+if TYPE_CHECKING:
+    from diabat.config import Config
+
 
 def show_config(
     config: ConfigArgument = None, overrides: OverridesArgument = None, as_json: JsonOption = False
 ) -> None:
-    """Print the resolved configuration: file, overrides and every default."""
+    """Print the resolved configuration: file, overrides and every default, with what each key means."""
     from diabat.config import to_plain, to_yaml
 
     resolved = load(config, overrides, trust=True)  # which builds nothing
     if as_json:
         print_json(to_plain(resolved))
     else:
-        typer.echo(to_yaml(resolved), nl=False)
+        typer.echo(_explained(to_yaml(resolved), resolved), nl=False)
+
+
+def _explained(text: str, config: Config) -> str:
+    """The YAML of a configuration with the documentation of every key as a comment."""
+    from diabat.samplers.registry import backend_factory
+
+    kinds: dict[str, Any] = {key: type(getattr(config, key)) for key in type(config).model_fields}
+    kinds["sampler"] = backend_factory(config.sampler.backend)
+    lines, section = [], ""
+    for line in text.splitlines():
+        key = line.partition(":")[0]
+        section = section if line[0] == " " else key
+        place: Any = {0: type(config), 2: kinds[section]}.get(len(key) - len(key.lstrip()))
+        meaning = _attributes(place).get(key.strip()) if place else None
+        lines.append(f"{line}  # {meaning}" if meaning else line)
+    return "\n".join(lines) + "\n"
+
+
+def _attributes(kind: Any) -> dict[str, str]:
+    """Attributes or arguments of a class and its bases, as their docstrings describe them."""
+    found: dict[str, str] = {}
+    for base in inspect.getmro(kind)[::-1] if inspect.isclass(kind) else [kind]:
+        for document in (base.__doc__, getattr(vars(base).get("__init__"), "__doc__", None)):
+            entries = re.finditer(
+                r"^ {4}(\w+): ((?:.+\n?)(?: {8}.+\n?)*)", inspect.cleandoc(document or ""), re.M
+            )
+            found |= {entry[1]: " ".join(entry[2].split()) for entry in entries}
+    return found
 
 
 def list_configs(as_json: JsonOption = False) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from diabat.config.errors import ConfigError
+from diabat.files import read_file
 
 _TYPES = (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -184,26 +185,18 @@ _WORDS = {
 """What PyYAML says is wrong, in other words."""
 
 
-def read_text(path: Path) -> str:
-    """Read a UTF-8 text file.
+def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
+    """Read a file of at most so many bytes.
 
     Raises:
-        ConfigError: If it does not exist, is a folder, is unreadable or too large, or is not UTF-8 text.
+        ConfigError: If it does not exist, is a folder, is unreadable or too large.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise ConfigError(f"'{path}'", f"expected at most {MAX_BYTES} bytes, got more.")
-        return content.decode("utf-8")
+        return read_file(path, most)
     except FileNotFoundError:
         raise ConfigError(f"'{path}'", "no such file.") from None
     except IsADirectoryError:
         raise ConfigError(f"'{path}'", "expected a file, got a folder.") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"'{path}'", f"expected UTF-8 text, got other bytes at offset {error.start}."
-        ) from error
     except OSError as error:
         raise ConfigError(f"'{path}'", f"cannot be read ({error.strerror}).") from error
 
@@ -212,9 +205,14 @@ def read_mapping(path: Path) -> dict[str, Any]:
     """Read a YAML file whose top level is a mapping.
 
     Raises:
-        ConfigError: If the file is unreadable, not YAML, empty, or something else than a mapping.
+        ConfigError: If the file is unreadable, not UTF-8 or YAML, empty, or something else than a mapping.
     """
-    value = parse_yaml(read_text(path), f"'{path}'")
+    try:
+        text = read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        got = f"got other bytes at offset {error.start}."
+        raise ConfigError(f"'{path}'", f"expected UTF-8 text, {got}") from error
+    value = parse_yaml(text, f"'{path}'")
     if value is None:
         raise ConfigError(f"'{path}'", "the file is empty.")
     if not isinstance(value, dict):

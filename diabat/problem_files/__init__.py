@@ -19,8 +19,7 @@ from torch import Tensor
 
 from diabat.checks import ArgumentError
 from diabat.config.errors import ConfigError
-from diabat.config.yaml_files import parse_yaml
-from diabat.files import read_file
+from diabat.config.yaml_files import parse_yaml, read_bytes
 from diabat.ising import Ising, from_bqm
 from diabat.problem_files.dimod_formats import COO_HEADER, coo_bqm, json_bqm
 from diabat.problem_files.writing import write_problem
@@ -75,36 +74,24 @@ def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
     """
     if beta is not None and not (math.isfinite(beta) and beta > 0):
         raise ProblemFileError("beta", f"expected a finite number > 0, got {beta}.")
-    piped = str(path) == "-"
-    data, path = (_read_piped(), Path("standard input")) if piped else (_read_bytes(Path(path)), path)
+    name = "standard input" if str(path) == "-" else str(path)
     try:
-        return _parse(data, str(path), beta)
+        return _parse(_read_piped() if str(path) == "-" else read_bytes(Path(path), _MAX_BYTES), name, beta)
     except UnicodeDecodeError as error:
         raise ProblemFileError(
-            f"'{path}': expected text (dimod JSON, COO or YAML), got other bytes."
+            f"'{name}': expected text (dimod JSON, COO or YAML), got other bytes."
         ) from error
     except ConfigError as error:
         raise ProblemFileError(str(error)) from error
     except ArgumentError as error:
-        raise ProblemFileError(f"'{path}': {str(error).rstrip('.')}.") from error
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return read_file(path, _MAX_BYTES)
-    except FileNotFoundError:
-        raise ProblemFileError(f"'{path}': no such file.") from None
-    except IsADirectoryError:
-        raise ProblemFileError(f"'{path}': expected a file, got a folder.") from None
-    except OSError as error:
-        raise ProblemFileError(f"'{path}': cannot be read ({error.strerror}).") from error
+        raise ProblemFileError(f"'{name}': {str(error).rstrip('.')}.") from error
 
 
 def _read_piped() -> bytes:
     """Standard input, within the limit of files."""
     data = sys.stdin.buffer.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
-        raise ProblemFileError(f"'standard input': expected at most {_MAX_BYTES} bytes, got more.")
+        raise ArgumentError(f"expected at most {_MAX_BYTES} bytes, got more")
     return data
 
 

@@ -143,6 +143,13 @@ def test_config_show_prints_what_loads_to_the_same(tmp_path: Path) -> None:
     path.write_text(result.stdout)
     expected = load_config("brackets-t8", ["model.mode=h"])
     assert load_config(path) == expected
+    assert (
+        "  learning_rate: 0.0003  # AdamW learning rate of everything except the couplings." in result.stdout
+    )
+    bare = {
+        line.split(":")[0] for line in result.stdout.splitlines() if "  # " not in line and line[:3].strip()
+    }
+    assert bare == {"  backend"}
     assert run_json("config", "show", "brackets-t8", "model.mode=h") == to_plain(expected)
 
 
