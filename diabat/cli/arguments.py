@@ -62,9 +62,7 @@ def load(
         trust: As for :func:`diabat.config.load_config`.
         default: Shipped configuration in place of one that is left out; None for the defaults alone.
     """
-    from diabat.config import load_config, make_config
-    from diabat.config.loading import apply_overrides
+    from diabat.config import load_config
 
     name, changes = config_and_overrides(config, overrides)
-    name = name or default
-    return load_config(name, changes, trust=trust) if name else make_config(apply_overrides({}, changes))
+    return load_config(name or default, changes, trust=trust)

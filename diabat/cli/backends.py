@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from diabat.cli.arguments import JsonOption, ProgressOption
 from diabat.cli.failures import importing
 from diabat.cli.output import print_json, print_table
-
-if TYPE_CHECKING:
-    from diabat.samplers.base import Capabilities
 
 # Extra -> modules that show it is installed, and what it is for.
 EXTRAS = {
@@ -47,7 +45,7 @@ def backend_rows() -> list[dict[str, Any]]:
     for name in available_backends():
         row: dict[str, Any] = {"backend": name, "available": True, "reason": None}
         try:
-            row |= _capability_row(sampler(name).capabilities)
+            row |= dataclasses.asdict(sampler(name).capabilities)
         except Exception as error:  # a third-party backend may fail in any way; the others are still listed
             row |= {"available": False, "reason": " ".join(f"{type(error).__name__}: {error}".split())}
         rows.append(row)
@@ -59,32 +57,9 @@ def extra_rows() -> list[dict[str, Any]]:
     rows = []
     for extra, (modules, purpose) in EXTRAS.items():
         missing = [module for module in modules if not _is_installed(module)]
-        install = f"pip install 'diabat[{extra}]'"
-        rows.append(
-            {
-                "extra": extra,
-                "purpose": purpose,
-                "installed": not missing,
-                "missing": missing,
-                "install": install,
-            }
-        )
+        row = {"extra": extra, "purpose": purpose, "installed": not missing, "missing": missing}
+        rows.append(row | {"install": f"pip install 'diabat[{extra}]'"})
     return rows
-
-
-def _capability_row(able: Capabilities) -> dict[str, Any]:
-    return {
-        "law": able.law,
-        "exact": able.exact,
-        "max_spins": able.max_spins,
-        "three_body": able.three_body,
-        "edges": able.edges,
-        "per_problem_couplings": able.per_problem_couplings,
-        "samples": able.samples,
-        "correlations": able.correlations,
-        "log_partition": able.log_partition,
-        "gradients": list(able.gradients),
-    }
 
 
 def _backend_cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -54,11 +54,11 @@ def find_config(name: str | Path) -> Path:
     )
 
 
-def load_config(path: str | Path, overrides: Iterable[str] = (), *, trust: bool = False) -> Config:
+def load_config(path: str | Path | None, overrides: Iterable[str] = (), *, trust: bool = False) -> Config:
     """Read, override and validate a configuration.
 
     Args:
-        path: YAML (or JSON) file, the folder of a run, or the name of a shipped configuration.
+        path: YAML (or JSON) file, the folder of a run, or the name of a shipped configuration; None for the defaults.
         overrides: ``dotted.key=value``, values in YAML.
         trust: Let a run folder name any backend, also one that imports a module or connects to a machine; see
             :mod:`diabat.config.trust`.
@@ -66,19 +66,17 @@ def load_config(path: str | Path, overrides: Iterable[str] = (), *, trust: bool 
     Raises:
         ConfigError: If the file or an override is not valid; one sentence that names the key.
     """
-    return make_config(read_document(path, overrides, trust=trust))
-
-
-def read_document(path: str | Path, overrides: Iterable[str] = (), *, trust: bool = False) -> dict[str, Any]:
-    """Read and override a configuration without validating it; arguments and errors as of :func:`load_config`."""
-    file, changes = find_config(path), tuple(overrides)
+    changes = tuple(overrides)
+    if path is None:
+        return make_config(apply_overrides({}, changes))
+    file = find_config(path)
     document = read_mapping(file)
     if Path(path).is_dir():
         document["output"] = str(path)  # not where the run was once trained
     document = apply_overrides(document, changes)
     if not trust:
         refuse_untrusted(document, file, (parse_override(text)[0] for text in changes))
-    return document
+    return make_config(document)
 
 
 def make_config(document: dict[str, Any]) -> Config:

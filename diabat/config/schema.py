@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from diabat.checks import ArgumentError
+from diabat.config.errors import dotted
 from diabat.config.sections import STRICT, ModelSection, SamplerChoice, TaskSection, options_model
+from diabat.config.trust import sampler_sections
 from diabat.models import MODELS
 from diabat.studies.calibration import CalibrationOptions
 from diabat.studies.fidelity import FidelityOptions
@@ -142,14 +144,8 @@ def valid_keys(document: dict[str, Any]) -> list[str]:
     }
     for section, options in (_SECTIONS | named).items():
         keys += [f"{section}.{field.name}" for field in dataclasses.fields(options)]
-    fidelity = document.get("fidelity")
-    labelled = fidelity.get("backends") if isinstance(fidelity, dict) else None
-    choices = {"sampler": document.get("sampler")}
-    choices |= (
-        {f"fidelity.backends.{k}": v for k, v in labelled.items()} if isinstance(labelled, dict) else {}
-    )
-    for prefix, choice in choices.items():
-        keys += [f"{prefix}.backend", *(f"{prefix}.{option}" for option in _option_names(choice))]
+    for place, choice in ({("sampler",): None} | sampler_sections(document)).items():
+        keys += [f"{dotted(place)}.{name}" for name in ("backend", *_option_names(choice))]
     return keys
 
 

@@ -35,7 +35,7 @@ def refuse_untrusted(document: dict[str, Any], path: Path, given: Iterable[KeyPa
     if path.name != RUN_CONFIG:
         return
     own = tuple(given)
-    for place, section in _samplers(document).items():
+    for place, section in sampler_sections(document).items():
         leaves = list(_leaves(section, place))
         if all(any(key[: len(mine)] == mine for mine in own) for key, _ in leaves):
             continue
@@ -59,7 +59,7 @@ def refuse_stored_secrets(document: dict[str, Any]) -> None:
     from diabat.scrubbing import refuse_secrets
 
     try:
-        for place, section in _samplers(document).items():
+        for place, section in sampler_sections(document).items():
             refuse_secrets(dotted(place), section)
         for key, value in _leaves(document, ()):
             if isinstance(value, str) and "://" in value:
@@ -70,8 +70,8 @@ def refuse_stored_secrets(document: dict[str, Any]) -> None:
         raise refused(error) from None
 
 
-def _samplers(document: dict[str, Any]) -> dict[KeyPath, Any]:
-    """The sections from which samplers are built, and their keys."""
+def sampler_sections(document: dict[str, Any]) -> dict[KeyPath, Any]:
+    """The sections of a document from which samplers are built, by their keys."""
     fidelity = document.get("fidelity")
     backends = fidelity.get("backends") if isinstance(fidelity, dict) else None
     named = backends if isinstance(backends, dict) else {}

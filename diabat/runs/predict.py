@@ -129,11 +129,7 @@ def json_lines(predictions: Predictions) -> Iterator[str]:
 
 def _table(predictions: Predictions) -> Iterator[str]:
     require_table(predictions.pairs)
-    yield _cells("premise", "hypothesis", "label", *predictions.classes)
+    yield "\t".join(("premise", "hypothesis", "label", *predictions.classes))
     for row in predictions.rows():
         chances = (f"{chance:.6f}" for chance in row["probabilities"].values())
-        yield _cells(row["premise"], row["hypothesis"], row["label"], *chances)
-
-
-def _cells(*cells: str) -> str:
-    return "\t".join(cells)
+        yield "\t".join((row["premise"], row["hypothesis"], row["label"], *chances))
