@@ -51,7 +51,8 @@ def moments_of(name: str, ising: Ising, seed: int) -> tuple[Sampler, Moments]:
         other = sampler(name)
         return other, other.moments(ising, seed=seed)
     except (ValueError, TypeError, ImportError) as error:
-        raise ArgumentError("compare", str(error).removeprefix("sampler: ")) from error
+        named = isinstance(error, ArgumentError) and error.argument == "sampler"
+        raise ArgumentError("compare", str(error.args[-1] if named else error)) from error
 
 
 def tracking(backend: Sampler) -> Sampler:
