@@ -69,8 +69,14 @@ def gac_file(draw: st.DrawFn, folder: Path) -> None:
         on = enabled_calibration(model)
         disable_gac(model)
         demand(on == found, f"calibration: expected {found} enabled, got {on}")
-    described = Calibration.from_dict(json.loads(content)["calibration"])
-    demand(found == described, f"calibration: expected {described}, got {found}")
+    described, stored = (json.loads(one) for one in (content, _calibrations()[0]))
+    demand(found == Calibration.from_dict(described["calibration"]), f"calibration: got {found}")
+    same = ["configuration", "adapters"]
+    if described["model"].get("weights") and described["model"].get("dtype") == stored["model"]["dtype"]:
+        same.append("weights")
+    for name in same:
+        got = described["model"].get(name)
+        demand(got == stored["model"][name], f"model: expected a refusal of another {name}, {got}")
 
 
 @cache
@@ -185,7 +191,7 @@ def model_folder(draw: st.DrawFn, folder: Path) -> None:
     """A model with couplings: one of the backends that only compute and logits, or a sentence."""
     config = json.loads(_converted()["config.json"])
     names = st.sampled_from(["dimod", "dqa", "distributed", "refine", "os:system", "", None, ["exact"]])
-    named = names.map(lambda name: config["boltzmann"] | {"sampler": name})
+    named = names.map(lambda name: config["boltzmann"] | {"sampler": name, "sampler_options": {}})
     settings = (tampered(config["boltzmann"]) | named).map(lambda changed: config | {"boltzmann": changed})
     _write(draw, folder, _converted(), "config.json", settings)
     with naming(""):

@@ -68,9 +68,9 @@ def tampered(draw: st.DrawFn, document: Any) -> Any:
     """A JSON document with one to three of its nodes replaced, removed, doubled or renamed."""
     document = json.loads(json.dumps(document))
     for _ in range(draw(st.integers(1, 3))):
-        if not (places := list(_places(document))):
+        if not isinstance(document, dict | list) or not document:
             break
-        parent, key = draw(st.sampled_from(places))
+        parent, key = draw(_places(document))
         value, how = parent[key], draw(st.sampled_from(["replace", "replace", "scale", "remove", "double"]))
         if how == "remove":
             del parent[key]
@@ -85,9 +85,12 @@ def tampered(draw: st.DrawFn, document: Any) -> Any:
     return document
 
 
-def _places(node: Any) -> list[tuple[Any, Any]]:
-    keys = list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else []
-    return [place for key in keys for place in ((node, key), *_places(node[key]))]
+@st.composite
+def _places(draw: st.DrawFn, parent: Any) -> tuple[Any, Any]:
+    """A container and a key of it, at any depth."""
+    key = draw(st.sampled_from(list(parent) if isinstance(parent, dict) else range(len(parent))))
+    deeper = isinstance(parent[key], dict | list) and parent[key] and draw(st.integers(0, 2))
+    return draw(_places(parent[key])) if deeper else (parent, key)
 
 
 @st.composite
