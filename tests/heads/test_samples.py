@@ -103,7 +103,8 @@ def test_a_checksum_tells_samples_apart() -> None:
 IDS = {"input_ids": [1]}
 WRONG: dict[str, tuple[Any, str]] = {
     "no dict": ("text", "samples[0]: expected a dict, got str."),
-    "nothing": ({"choices": [1]}, "samples[0]: expected one of prompt, messages and input_ids, got choices."),
+    "nothing": ({"choices": [1]}, "samples[0]: expected one of prompt, messages and input_ids, got 'choices'."),
+    "line": ({"\nprompt": "a"}, "samples[0]: expected one of prompt, messages and input_ids, got '\\nprompt'."),
     "both": ({"prompt": "a", "input_ids": [1]}, "samples[0]: expected one of prompt, messages and input_ids, got "),
     "no text": ({"prompt": 3}, "samples[0].prompt: expected a text, got int."),
     "no chat": ({"messages": "hello"}, "samples[0].messages: expected a list of messages, got 'hello'."),

@@ -87,7 +87,7 @@ def check_sample(given: Any, name: str) -> None:
     if not isinstance(given, Mapping):
         raise ArgumentError(name, f"expected a dict, got {type(given).__name__}.")
     if sum(kind in given for kind in KINDS) != 1:
-        got = ", ".join(map(str, given)) or "no key"
+        got = ", ".join(map(repr, given))[:200] or "no key"
         raise ArgumentError(name, f"expected one of prompt, messages and input_ids, got {got}.")
     if "prompt" in given:
         _check_text(given["prompt"], f"{name}.prompt")
