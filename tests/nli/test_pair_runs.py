@@ -101,7 +101,7 @@ def test_pairs_too_long_for_enumeration_are_refused_before_the_run_starts(
 SCRIPT = """
 import sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1]).parent)]
 import torch
 torch.set_num_threads(1)
 from nli.test_pair_runs import SHARED, SHARED_MODEL
