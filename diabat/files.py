@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import secrets
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -128,38 +127,9 @@ def replace_file(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
-def digest(content: bytes) -> str:
-    """Return the sha256 checksum in hexadecimal."""
-    return hashlib.sha256(content).hexdigest()
-
-
 def to_json(value: Any) -> bytes:
     """Serialise to JSON with sorted keys; floats are exact after a round trip."""
     return (json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
-
-
-def seal(value: Mapping[str, Any]) -> bytes:
-    """Serialise a JSON object together with its own checksum."""
-    return to_json({**value, "sha256": digest(to_json(value))})
-
-
-def unseal(content: bytes) -> dict[str, Any]:
-    """Read what :func:`seal` wrote.
-
-    Raises:
-        ValueError: If it is not a JSON object, or its checksum is wrong.
-    """
-    try:
-        value = parse_json(content)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"expected JSON, got {len(content)} bytes that are not JSON") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"expected a JSON object, got {type(value).__name__}")
-    expected = value.pop("sha256", None)
-    got = digest(to_json(value))
-    if got != expected:
-        raise ValueError(f"expected sha256 {expected}, got {got}")
-    return value
 
 
 def parse_json(text: str | bytes) -> Any:
