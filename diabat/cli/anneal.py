@@ -52,6 +52,10 @@ def learn(
 
     resolved = load(config, overrides, trust=trust)
     with of_section():
+        if "output" not in resolved.model_fields_set:
+            raise ArgumentError(
+                "output", "expected the file of the plan, such as output=plan.json, got none."
+            )
         require_writable(resolved.output, "output", (".json",), new=not force)
     try:
         plan, metadata = learn_anneal(resolved, progress=progress, trust=trust)

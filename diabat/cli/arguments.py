@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 ConfigArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[CONFIG]",
+        metavar="CONFIG",
         help="A YAML file, the folder of a run, or a shipped configuration (see 'diabat config list').",
         show_default=False,
     ),
 ]
 OverridesArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Dotted overrides, e.g. sampler.backend=dqa seed=1."),
+    typer.Argument(metavar="KEY=VALUE", help="Dotted overrides, e.g. sampler.backend=dqa seed=1."),
 ]
 RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="Folder of a run, or one of its checkpoints.")

@@ -28,7 +28,7 @@ _KINDS = {
 WordsArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="(PREMISE HYPOTHESIS | TEXT) [KEY=VALUE]...",
+        metavar="TEXT",
         help="Two sentences for a classifier, one text for a decoder; then overrides of the run.",
     ),
 ]

@@ -20,9 +20,7 @@ DataArgument = Annotated[
 ]
 OptionsArgument = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...", help="Options, e.g. layers=[4,5] count=300; docs/heads-commands.md."
-    ),
+    typer.Argument(metavar="KEY=VALUE", help="Options, e.g. layers=[4,5] count=300; docs/heads-commands.md."),
 ]
 OutputOption = Annotated[
     Path | None,
