@@ -178,7 +178,10 @@ def coalitions() -> list[Case]:
         return Work(partial(passes, model, 0, 1), len(masks))
 
     compared = {"whole passes": Peer(partial(whole, batch=16), 0.8), "one at a time": Peer(alone, 0.25)}
-    memory: Build = lambda batch: Work(partial(table, llama(2, 128, players, players), 1, batch), len(masks))  # noqa: E731
+
+    def memory(batch: int) -> Work:
+        return Work(partial(table, llama(2, 128, players, players), 1, batch), len(masks))
+
     return [
         Case("heads/coalitions", partial(replay, batch=16), (64, 128), "width", "coalition", compared),
         Case("heads/memory of a batch", memory, (1, 4, 16, 64, 256), "batch", "coalition", fresh=True),

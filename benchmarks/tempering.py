@@ -121,7 +121,10 @@ def effective() -> list[Case]:
     compared = {
         name: Peer(partial(peer, run), 1 / 10, module) for name, (run, module) in peers.ANNEALERS.items()
     }
-    build: Build = lambda name: informative(ways[name], ising)  # noqa: E731
+
+    def build(name: str) -> Work:
+        return informative(ways[name], ising)
+
     return [Case("tempering/effective samples", build, list(ways), "", "sample", compared)]
 
 

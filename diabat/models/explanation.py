@@ -133,7 +133,7 @@ def explain_pair(
         tokens=tuple(tokens[i] for i in kept.tolist()),
         sides=tuple(sides[i] for i in kept.tolist()),
         probabilities=dict(zip(classes, chances, strict=True)),
-        **{**quantities, **{name: _restricted(value, kept) for name, value in of_tokens.items()}},  # type: ignore[arg-type]
+        **{**quantities, **{name: _restricted(value, kept) for name, value in of_tokens.items()}},  # type: ignore[arg-type]  # names are those of the fields
         facts=facts,
     )
 

@@ -118,7 +118,7 @@ class PairModelOptions:
         limit = positions_of(encoder)
         if limit is not None and window > limit:
             raise ArgumentError("window", f"expected at most {limit}, the encoder's positions, got {window}.")
-        rows = encoder.get_input_embeddings().num_embeddings  # type: ignore[operator, union-attr, unused-ignore]
+        rows = encoder.get_input_embeddings().num_embeddings  # type: ignore[operator, union-attr, unused-ignore]  # a module, says transformers
         if vocab_size > rows:
             raise ArgumentError(
                 "tokenizer", f"expected at most {rows} tokens as the encoder has, got {vocab_size}."
@@ -155,7 +155,7 @@ class PairClassifier(Model):
         super().__init__()
         self.options, self.window = options, window
         self.encoder = encoder
-        width = int(encoder.config.hidden_size)  # type: ignore[union-attr, arg-type]
+        width = int(encoder.config.hidden_size)  # type: ignore[union-attr, arg-type]  # a module, says torch
         self.pooling = _pooling(options, width, window, sampler, gradient)
         self.classifier = _classifier(options, width, num_classes)
         if options.freeze_encoder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
@@ -21,7 +22,7 @@ IGNORED = -100
 """Target of a position that is ignored by loss and metric (torch's convention)."""
 
 
-class Examples:
+class Examples(ABC):
     """Training or validation data: a dataclass of tensors, one of which is ``targets``."""
 
     targets: Tensor
@@ -29,9 +30,9 @@ class Examples:
     def __len__(self) -> int:
         return len(self.targets)
 
+    @abstractmethod
     def batch(self, chosen: Tensor) -> tuple[Any, Tensor]:
         """Return what the model is given for the chosen examples (int64 [B]), and their targets."""
-        raise NotImplementedError
 
     @property
     def lengths(self) -> Tensor | None:
@@ -44,7 +45,7 @@ class Examples:
 
     def to(self, device: torch.device) -> Self:
         """Return the same examples on a device."""
-        return replace(self, **{name: tensor.to(device) for name, tensor in self._tensors()})  # type: ignore[type-var]
+        return replace(self, **{name: tensor.to(device) for name, tensor in self._tensors()})  # type: ignore[type-var]  # every subclass is a dataclass
 
     def fingerprint(self) -> str:
         """Hexadecimal sha256 of the tensors, so that a run is not resumed on other data."""
@@ -55,7 +56,7 @@ class Examples:
         return content.hexdigest()
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
-        named = [(f.name, getattr(self, f.name)) for f in fields(self)]  # type: ignore[arg-type]
+        named = [(f.name, getattr(self, f.name)) for f in fields(self)]  # type: ignore[arg-type]  # likewise
         return [(name, value) for name, value in named if isinstance(value, Tensor)]
 
 
