@@ -14,19 +14,43 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from diabat.files import replace_file
+
 R = TypeVar("R")
 Row = dict[str, Any]
 
 
-def parser(doc: str | None, *, study: bool = False) -> argparse.ArgumentParser:
-    """A command line with ``--json``, and for a study with the folder of its results, seeds and workers."""
+Titled = Iterator[tuple[str, Row]]
+"""Rows, each with the title of its table."""
+
+
+def parser(
+    doc: str | None, *, study: bool = False, sections: Mapping[str, Any] | None = None
+) -> argparse.ArgumentParser:
+    """A command line with ``--json``; of a study with folder, seeds and workers, or with the names of sections."""
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--json", action="store_true", help="one line of JSON per table")
     if study:
         made.add_argument("folder", type=Path, help="of the results; finished ones are kept")
         made.add_argument("--seeds", type=int, default=3)
         made.add_argument("--workers", type=int, default=2, help="processes of one thread")
+    if sections is not None:
+        names = [*sections]
+        made.add_argument(
+            "sections", nargs="*", metavar="SECTION", default=names, help=f"{', '.join(names)}; else all"
+        )
     return made
+
+
+def run_sections(
+    sections: Mapping[str, Callable[[], Titled]], options: argparse.Namespace
+) -> Iterator[tuple[str, dict[str, list[Row]]]]:
+    """Run the sections that were asked for on one thread, print their tables, and yield them by title."""
+    if unknown := set(options.sections) - set(sections):
+        raise SystemExit(f"SECTION: expected {', '.join(sections)}, got {', '.join(sorted(unknown))}.")
+    torch.set_num_threads(1)
+    for name in options.sections:
+        yield name, print_tables(sections[name](), as_json=options.json, prefix=f"{name}: ")
 
 
 def report(
@@ -49,6 +73,16 @@ def report(
     Console(width=200, highlight=False).print(table)
 
 
+def print_tables(titled: Titled, *, as_json: bool, prefix: str = "") -> dict[str, list[Row]]:
+    """Print a table of the rows of every title; return the tables."""
+    tables: dict[str, list[Row]] = {}
+    for title, row in titled:
+        tables.setdefault(title, []).append(row)
+    for title, rows in tables.items():
+        report(prefix + title, rows, as_json=as_json)
+    return tables
+
+
 def _cell(value: Any, form: str) -> str:
     if isinstance(value, list):
         return ", ".join(_cell(one, form) for one in value)
@@ -58,11 +92,9 @@ def _cell(value: Any, form: str) -> str:
 
 
 def keep(path: Path, content: object) -> None:
-    """Write JSON; after an interruption the file is there as a whole or not at all."""
+    """Write JSON, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(content), encoding="utf-8")
-    part.replace(path)
+    replace_file(path, json.dumps(content).encode())
 
 
 def kept(path: Path) -> Any:

@@ -19,10 +19,43 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from diabat.attention.heads import HeadInteractions
+from diabat.tasks.data import fetch
 from experiments.common import Row, parser, report
-from experiments.small_decoder import draw_batch, trained_decoder
 
 Batch = dict[str, Tensor]
+LENGTH = 128
+
+
+def trained_decoder(steps: int) -> tuple[Any, Tensor]:
+    """A Llama of four layers, eight heads and two groups, trained on characters; and the tokens held out."""
+    import transformers
+
+    text = fetch("tinyshakespeare").read_text(encoding="utf-8")
+    index = {symbol: k for k, symbol in enumerate(sorted(set(text)))}
+    tokens = torch.tensor([index[symbol] for symbol in text])
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=len(index), hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=8,
+        num_key_value_heads=2, max_position_embeddings=LENGTH, bos_token_id=0, eos_token_id=1, pad_token_id=None,
+    )  # fmt: skip
+    model: Any = transformers.LlamaForCausalLM(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=max(steps, 2))
+    cut, g = len(tokens) * 9 // 10, torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        model(**draw_batch(tokens[:cut], g, 16)).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    return model.eval(), tokens[cut:]
+
+
+def draw_batch(tokens: Tensor, g: torch.Generator, rows: int) -> Batch:
+    """Random pieces of a text, every token a target."""
+    starts = torch.randint(len(tokens) - LENGTH, (rows,), generator=g)
+    pieces = torch.stack([tokens[start : start + LENGTH] for start in starts])
+    return {"input_ids": pieces, "labels": pieces.clone()}
 
 
 def output_weight(model: Any, layer: int) -> Tensor:
@@ -129,8 +162,8 @@ def main() -> None:
     command.add_argument("--steps", type=int, default=400, help="of the training")
     options = command.parse_args()
     torch.set_num_threads(1)
-    model, tokens, _ = trained_decoder(options.steps)
-    batch = draw_batch(tokens[len(tokens) * 9 // 10 :], torch.Generator().manual_seed(1), rows=8)
+    model, tokens = trained_decoder(options.steps)
+    batch = draw_batch(tokens, torch.Generator().manual_seed(1), 8)
     title = f"Inequality (40) on a decoder trained for {options.steps} steps"
     report(title, table(model, batch), as_json=options.json)
 

@@ -9,7 +9,6 @@ otherwise.  Laws are exact (all 2^n states, no reads).
 from __future__ import annotations
 
 import math
-import sys
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -22,21 +21,21 @@ from torch import Tensor
 from diabat import circuits
 from diabat.circuits.schedules import PROTOCOLS
 from diabat.ising import Ising, pack_couplings
+from diabat.plots import Line, Panel, lines
 from diabat.studies.learned import error_table, wide_problems
 from diabat.studies.states import boltzmann, mean_deviation, states_of, total_variation
-from experiments.common import Row, parser, report
+from experiments.common import Row, Titled, parser, run_sections
 from experiments.dqa_problems import (
     LEARNED,
     SOLVER,
     Problems,
-    Titled,
     anneal,
     law_of,
     marginals,
     sk_problems,
     swept,
 )
-from experiments.dqa_steps import CONVERGENCE, defaults, steps
+from experiments.dqa_steps import defaults, steps
 
 STRENGTHS, SIZES, BOUND, ERROR = (0.1, 0.2, 0.3, 0.6, 1.0, 1.5, 2.0), (6, 8), 0.02, "Mean |ΔP| of marginals"
 READS = "1000 exact reads"
@@ -54,29 +53,18 @@ def least_root(f: Callable[[float], float], low: float, high: float) -> float:
     return high
 
 
-# KL and TV of an earlier, independent measurement (few instances) at g = 0.1, 0.3, 0.5 and 1.
-EARLIER = {
-    "SK": ((1.9e-5, 0.002), (1.3e-3, 0.021), (8.9e-3, 0.054), (8.4e-2, 0.169)),
-    "RBM": ((1.4e-5, 0.002), (1.2e-3, 0.019), (8.6e-3, 0.052), (9.1e-2, 0.175)),
-    "ferromagnet": ((2.6e-6, 0.001), (2.8e-4, 0.008), (2.9e-3, 0.027), (7.7e-2, 0.164)),
-    "grid": ((3.1e-4, 0.010), (2.9e-2, 0.099), (2.1e-1, 0.270), (1.6, 0.664)),
-}
-
-
 def without_fields() -> Titled:
     """KL and TV, ensemble by ensemble, and where TV reaches 2 %: n = 10, h = 0, 64 instances, 800 Strang steps."""
-    for family, earlier in EARLIER.items():
+    for family in ("SK", "RBM", "ferromagnet", "grid"):
         unit = unit_couplings(family)
-        found = [distances(g * unit) for g in (0.1, 0.3, 0.5, 1.0)]
-        # The instance that is as far as the earlier measurement says at g = 0.3 tests the rest of its row.
-        nearest = int((found[1][0].log() - math.log(earlier[1][0])).abs().argmin())
-        for g, (kl, tv), (kl_there, tv_there) in zip((0.1, 0.3, 0.5, 1.0), found, earlier, strict=True):
-            error = [float(x.std()) / len(x) ** 0.5 if len(x) > 1 else 0.0 for x in (kl, tv)]
-            yield "Anneal without fields, n = 10, against an earlier measurement", {
-                "ensemble": family, "g": g, "KL": float(kl.mean()), "± KL": error[0], "TV": float(tv.mean()),
-                "± TV": error[1], "sd of TV": error[1] * len(tv) ** 0.5, "earlier KL": kl_there,
-                "earlier TV": tv_there, "instance": nearest, "its KL": float(kl[nearest]), "its TV": float(tv[nearest]),
-            }  # fmt: skip
+        for g in (0.1, 0.3, 0.5, 1.0):
+            row: Row = {"ensemble": family, "g": g}
+            for name, x in zip(("KL", "TV"), distances(g * unit), strict=True):
+                row |= {
+                    name: float(x.mean()),
+                    f"± {name}": float(x.std(correction=min(1, len(x) - 1))) / len(x) ** 0.5,
+                }
+            yield "Anneal without fields, n = 10", row
 
         def excess(g: float, unit: Tensor = unit) -> float:
             return float(distances(g * unit)[1].mean()) - BOUND
@@ -270,72 +258,36 @@ SECTIONS: dict[str, Callable[[], Titled]] = {
 }  # fmt: skip
 
 
+def draw(name: str, rows: list[Row], folder: Path) -> None:
+    """Draw the first table of ``strength`` or ``refine`` as PNG, a panel for each n or g."""
+    panel, label, axis = (
+        ("n", "method", "coupling strength g") if name == "strength" else ("g", "base", "sweeps")
+    )
+    panels: dict[str, list[Line]] = {}
+    for row in rows:
+        found = panels.setdefault(f"{panel} = {row[panel]}", [])
+        if name == "refine" or row[label] in SHOWN:
+            points = {float(k.removeprefix("g=")): y for k, y in row.items() if k not in (panel, label)}
+            found.append(Line([*points], [*points.values()], row[label], len(found)))
+    settings = {
+        "yscale": "log",
+        "xlabel": axis,
+        "ylabel": "mean |ΔP|" if name == "strength" else "total variation",
+    }
+    drawn = [Panel(found, settings=settings | {"title": title}) for title, found in panels.items()]
+    folder.mkdir(parents=True, exist_ok=True)
+    lines([drawn], folder / f"dqa-{name}.png")
+
+
 def main() -> None:
     """Run the sections."""
-    command = parser(__doc__)
-    command.add_argument("sections", nargs="*", metavar="SECTION", help=f"{', '.join(SECTIONS)}; else all")
+    command = parser(__doc__, sections=SECTIONS)
     command.add_argument("--figures", type=Path, metavar="FOLDER", help="write the figures into this folder")
     options = command.parse_args()
-    if unknown := set(options.sections) - set(SECTIONS):
-        command.error(f"SECTION: expected {', '.join(SECTIONS)}, got {', '.join(sorted(unknown))}")
-    torch.set_num_threads(1)
     warnings.simplefilter("ignore", circuits.OutOfRangeWarning)  # the study goes beyond on purpose
-    for name in options.sections or SECTIONS:
-        print(f"{name} ...", file=sys.stderr)
-        tables: dict[str, list[Row]] = {}
-        for title, row in SECTIONS[name]():
-            tables.setdefault(title, []).append(row)
-        for title, rows in tables.items():
-            report(f"{name}: {title}", rows, as_json=options.json)
-        if options.figures is not None and name in ("strength", "steps", "refine"):
-            draw(name, tables, options.figures)
-
-
-def draw(name: str, tables: dict[str, list[Row]], folder: Path) -> None:
-    """Draw the figure of a section as PNG."""
-    import matplotlib.pyplot as plt
-
-    panels = _steps(tables[CONVERGENCE]) if name == "steps" else _lines(name, tables)
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(9, 5), sharey=True, squeeze=False, layout="constrained"
-    )
-    for axis, (title, lines) in zip(axes[0], panels.items(), strict=True):
-        for look, (label, line) in enumerate(lines.items()):
-            floor = {"color": "0.75", "linewidth": 4} if label == READS else {}
-            axis.plot(*line, "osv^D"[look % 5] + "-", **{"color": f"C{look}", "label": label, **floor})
-        axis.set(title=title, yscale="log", xscale="linear" if name == "refine" else "log")
-        axis.set_ylim(bottom=None if name == "steps" else 1e-5)
-        axis.grid(alpha=0.3)
-    axes[0, 0].set_ylabel("mean |error| of P(s = +1)" if name == "strength" else "total variation")
-    figure.supxlabel({"strength": "coupling strength g", "refine": "sweeps", "steps": ""}[name])
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    folder.mkdir(parents=True, exist_ok=True)
-    figure.savefig(folder / f"dqa-{name}.png", dpi=160)
-    plt.close(figure)
-
-
-Panels = dict[str, dict[str, tuple[list[float], list[float]]]]
-"""Lines (x, y) by label, in panels by title."""
-
-
-def _lines(name: str, tables: dict[str, list[Row]]) -> Panels:
-    title, panel, label = (ERROR, "n", "method") if name == "strength" else ("TV against sweeps", "g", "base")
-    panels: Panels = {}
-    for row in tables[title]:
-        line = {float(key.removeprefix("g=")): y for key, y in row.items() if key not in (panel, label)}
-        if name != "strength" or row[label] in SHOWN:
-            panels.setdefault(f"{panel} = {row[panel]}", {})[row[label]] = list(line), list(line.values())
-    return panels
-
-
-def _steps(rows: list[Row]) -> Panels:
-    panels: Panels = {"layers": {}, "µs per query": {}}
-    for row in (row for row in rows if not row["refused"]):
-        for key, lines in panels.items():
-            x, y = lines.setdefault(f"{row['order']}, {row['grid']}", ([], []))
-            x.append(row[key])
-            y.append(row["TV"])
-    return panels
+    for name, tables in run_sections(SECTIONS, options):
+        if options.figures is not None and name in ("strength", "refine"):
+            draw(name, next(iter(tables.values())), options.figures)
 
 
 if __name__ == "__main__":

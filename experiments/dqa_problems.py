@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,12 +14,9 @@ from diabat.circuits import available_plans
 from diabat.ising import Ising
 from diabat.studies.ensembles import sk
 from diabat.studies.states import all_states, boltzmann, states_of, states_of_marginals, total_variation
-from experiments.common import Row
 
 SOLVER = "Advantage2_system1"
 LEARNED = tuple(name for name in available_plans() if name.startswith("boltzmann-"))
-Titled = Iterator[tuple[str, Row]]
-"""Rows, each with the title of its table."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,10 +1,7 @@
-"""Distance of an anneal of 5 ns to the converged one against its number of steps, and what a query costs."""
+"""Distance of an anneal of 5 ns to the converged one, against its number of steps."""
 
 from __future__ import annotations
 
-import math
-import time
-from functools import cache
 from typing import get_args
 
 import numpy as np
@@ -12,17 +9,15 @@ import numpy as np
 from diabat import circuits
 from diabat.circuits.grids import GridName, Order, grid_edges, layer_edges
 from diabat.circuits.schedules import FloatArray
-from experiments.dqa_problems import LEARNED, SOLVER, Titled, sk_problems
+from experiments.common import Titled
+from experiments.dqa_problems import SOLVER, sk_problems
 
-UNIFORM, ADAPTIVE, ROUNDS = (50, 100, 120, 150, 200, 400, 800), (60, 80, 100, 150, 200, 400), 20
-CONVERGENCE = "TV to the converged anneal, and cost"
+UNIFORM, ADAPTIVE = (50, 100, 120, 150, 200, 400, 800), (60, 80, 100, 150, 200, 400)
+CONVERGENCE = "TV to the converged anneal"
 
 
 def steps() -> Titled:
-    """TV to the converged anneal (n = 8, g = 0.5, 16 J x 4 h), and CPU time of a query in single precision."""
-    costs = cpu_per_query()
-    for layers, cost in sorted(costs.items()):
-        yield "CPU time by layers", {"layers": layers, "µs per query": cost}
+    """TV to the converged anneal (n = 8, g = 0.5, 16 J x 4 h); steps that alias are refused by ``trotter_plan``."""
     converged = circuits.trotter_plan(circuits.schedule(SOLVER), 5.0, 2000, "suzuki4")
     exact = {scale: laws(converged, scale) for scale in (1.0, 0.0)}
     for grid in get_args(GridName):
@@ -33,7 +28,7 @@ def steps() -> Titled:
                 tv = [float(np.abs(laws(plan, x) - law).sum(-1).mean() / 2) for x, law in exact.items()]
                 yield CONVERGENCE, {
                     "order": order, "grid": grid, "steps": count, "layers": plan.steps, "TV": tv[0],
-                    "TV, h = 0": tv[1], "µs per query": costs[plan.steps], "refused": count < least,
+                    "TV, h = 0": tv[1], "refused": count < least,
                 }  # fmt: skip
 
 
@@ -49,15 +44,12 @@ def defaults() -> Titled:
             problems.append((random.normal(0, 0.6, (12, n)) / betas.beta_h, J + J.swapaxes(1, 2)))
         for grid in get_args(GridName):
             plan = circuits.trotter_plan(table, 5.0, grid=grid)
-            tv = [
+            found = np.concatenate([
                 np.abs(engine.probabilities(plan, *p) - engine.probabilities(converged, *p)).sum(-1) / 2
                 for p in problems
-            ]
-            found = np.concatenate(tv)
-            yield CONVERGENCE, {
-                "schedule": name, "grid": grid, "steps": plan.steps, "TV": float(found.mean()),
-                "largest": float(found.max()),
-            }  # fmt: skip
+            ])  # fmt: skip
+            row = {"schedule": name, "grid": grid, "steps": plan.steps, "TV": float(found.mean())}
+            yield CONVERGENCE, row | {"largest": float(found.max())}
 
 
 def cut(count: int, order: Order, grid: GridName) -> circuits.TrotterPlan:
@@ -76,22 +68,3 @@ def laws(plan: circuits.TrotterPlan, scale: float) -> FloatArray:
     h = scale * ising.fields.reshape(-1, 8).numpy() / betas.beta_h
     J = ising.couplings.expand(-1, 4, -1, -1).reshape(-1, 8, 8).numpy() / betas.beta_J
     return circuits.NativeEngine().probabilities(plan, h, J)
-
-
-@cache
-def cpu_per_query() -> dict[int, float]:
-    """CPU microseconds per query by layers: 64 fields that share one J, n = 8; the least of rounds over all in turn."""
-    random = np.random.default_rng(0)
-    J = np.triu(random.normal(0, 0.02, (8, 8)), 1)
-    batch, engine = circuits.Batch(random.normal(0, 0.02, (64, 8)), J + J.T), circuits.NativeEngine("single")
-    plans = [circuits.builtin_plan(name)[0] for name in LEARNED]
-    plans += [cut(k, order, "uniform") for order in ("strang", "suzuki4") for k in {*UNIFORM, *ADAPTIVE}]
-    best = {plan.steps: math.inf for plan in plans}
-    for _ in range(ROUNDS):
-        for plan in plans:
-            count = 1 + 400 // plan.steps  # of short plans many, which find the caches warm
-            start = time.process_time()
-            for _ in range(count):
-                engine.moments(plan, [batch])
-            best[plan.steps] = min(best[plan.steps], (time.process_time() - start) / count / 64 * 1e6)
-    return best

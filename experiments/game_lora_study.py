@@ -2,7 +2,7 @@
 
     python -m experiments.game_lora_study FOLDER [--seeds 3] [--steps 300] [--base-steps 4000] [--workers 2] [--json]
 
-Goes on where it stopped.  Writes pairs.png into the folder.
+Goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -22,14 +22,23 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from diabat.attention.heads import HeadInteractions
-from experiments.common import Row, attend_back, calls, fit, keep, kept, parser, report, same_settings
+from experiments.common import (
+    Row,
+    Titled,
+    attend_back,
+    calls,
+    fit,
+    keep,
+    kept,
+    parser,
+    print_tables,
+    same_settings,
+)
 from experiments.facts import World, deviations, documents
 
 LAYERS, HEADS, GROUPS, WIDTH = 4, 8, 2, 128
 WORLD = World()
 LAYER = 2  # (19 + 1) / 24 of the depth
-EVERY = 20
-"""Steps between two measurements of G."""
 ARMS: Mapping[str, Mapping[str, Any]] = {
     "plain": {"losses": []},
     "abt identity, sum": {"losses": ["abt"], "combination": "sum"},
@@ -110,35 +119,25 @@ def path(folder: Path, arm: str, seed: int) -> Path:
 
 def fine_tune(folder: Path, arm: str, seed: int, steps: int) -> str:
     """Fine-tune on all facts, measure, and keep the result."""
-    from transformers import PrinterCallback, TrainerCallback, TrainingArguments
+    from transformers import PrinterCallback, TrainingArguments
 
     from diabat.huggingface import GameOptions, GameTrainer
 
     warnings.simplefilter("ignore")
-    model, text, traces = adapted(folder, seed), held_out(), []
-
-    class Traces(TrainerCallback):
-        """Couplings of all pairs before the training and every few steps."""
-
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step % EVERY == 0:
-                traces.append(
-                    of_pairs(HeadInteractions(model, [LAYER], information=False).measure(text)[LAYER].G)
-                )
-
+    model = adapted(folder, seed)
     with tempfile.TemporaryDirectory() as scratch:
         arguments = TrainingArguments(
             scratch, max_steps=steps, per_device_train_batch_size=16, learning_rate=3e-3, weight_decay=0.1,
             lr_scheduler_type="cosine", warmup_steps=0.02, save_strategy="no", report_to=[], use_cpu=True,
-            logging_steps=EVERY, disable_tqdm=True, seed=seed,
+            logging_strategy="no", disable_tqdm=True, seed=seed,
         )  # fmt: skip
         trainer = GameTrainer(
-            model, arguments, train_dataset=documents(WORLD, 16 * steps, 2_000_000 + seed), callbacks=[Traces()],
+            model, arguments, train_dataset=documents(WORLD, 16 * steps, 2_000_000 + seed),
             game=GameOptions(layers=[LAYER], **ARMS[arm]),
         )  # fmt: skip
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    keep(path(folder, arm, seed), {**scores(model), "traces": traces})
+    keep(path(folder, arm, seed), scores(model))
     return f"{arm}, seed {seed}"
 
 
@@ -172,25 +171,20 @@ def of_pairs(matrix: Tensor) -> list[float]:
     return matrix[upper[0], upper[1]].tolist()
 
 
-def tables(folder: Path, seeds: int) -> dict[str, list[Row]]:
+def tables(folder: Path, seeds: int) -> Titled:
     """Every arm, mean over seeds ± σ, and less plain LoRA of the same seed, ± half of the 95 % t interval."""
     results = {arm: [kept(path(folder, arm, seed)) for seed in range(seeds)] for arm in ARMS}
-    before, found = kept(folder / "before.json"), {}
+    before = kept(folder / "before.json")
     for run in (run for runs in results.values() for run in runs):
-        run["pairs up"] = fmean(b > a for a, b in zip(run["traces"][0], run["pairs"], strict=True))
+        run["pairs up"] = fmean(b > a for a, b in zip(before["pairs"], run["pairs"], strict=True))
     for title, names in (("Heads and text", HEAD_VALUES), ("Truth", TRUTH_VALUES)):
-        found[f"{title}, before"] = [{name: before[name] for name in names}]
-        own = (*names, "pairs up") if names is HEAD_VALUES else names
-        found[title] = [
-            {"arm": arm, **{name: _spread(runs, name) for name in own}} for arm, runs in results.items()
-        ]
-        if seeds > 1:
-            found[f"{title} less plain LoRA, * if the interval excludes 0"] = [
-                {"arm": arm, **{name: _difference(runs, results["plain"], name) for name in names}}
-                for arm, runs in results.items()
-                if arm != "plain"
-            ]
-    return found
+        yield f"{title}, before", {name: before[name] for name in names}
+        for arm, runs in results.items():
+            own = (*names, "pairs up") if names is HEAD_VALUES else names
+            yield title, {"arm": arm, **{name: _spread(runs, name) for name in own}}
+            if seeds > 1 and arm != "plain":
+                row = {name: _difference(runs, results["plain"], name) for name in names}
+                yield f"{title} less plain LoRA, * if the interval excludes 0", {"arm": arm, **row}
 
 
 def _spread(runs: list[Row], name: str) -> str:
@@ -206,26 +200,8 @@ def _difference(runs: list[Row], plain: list[Row], name: str) -> str:
     return f"{fmean(changes):+.3f} ± {half:.3f}{' *' if abs(fmean(changes)) > half else ''}"
 
 
-def pairs_figure(folder: Path) -> None:
-    """G_ij of all pairs over the steps, seed 0; pairs that end higher than they began in colour."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(3, 4, figsize=(10, 7), sharex=True, sharey=True, layout="constrained")
-    for axis, arm in zip(axes.ravel(), ARMS, strict=False):
-        found = kept(path(folder, arm, 0))
-        pairs = np.array([*found["traces"], found["pairs"]]).T
-        rise = pairs[:, -1] > pairs[:, 0]
-        for values, up in zip(pairs, rise, strict=True):
-            axis.plot(EVERY * np.arange(len(values)), values, color="C1" if up else "0.6", linewidth=0.8)
-        axis.set_title(f"{arm}: {rise.sum()} of {len(pairs)} rise", fontsize=9)
-    figure.supxlabel("step")
-    figure.supylabel("coupling G_ij")
-    figure.savefig(folder / "pairs.png", dpi=160)
-    plt.close(figure)
-
-
 def main() -> None:
-    """Compute what is missing; print the tables and draw the figure."""
+    """Compute what is missing; print the tables."""
     command = parser(__doc__, study=True)
     command.add_argument("--steps", type=int, default=300, help="of each fine-tuning")
     command.add_argument("--base-steps", type=int, default=4000, help="of the training of the base")
@@ -238,9 +214,7 @@ def main() -> None:
     runs = [(folder, arm, seed, options.steps) for seed in range(options.seeds) for arm in ARMS]
     for done in calls(fine_tune, [run for run in runs if not path(*run[:3]).exists()], options.workers):
         print(done, file=sys.stderr)
-    for title, rows in tables(folder, options.seeds).items():
-        report(title, rows, as_json=options.json)
-    pairs_figure(folder)
+    print_tables(tables(folder, options.seeds), as_json=options.json)
 
 
 if __name__ == "__main__":

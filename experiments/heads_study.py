@@ -2,7 +2,7 @@
 
     python -m experiments.heads_study FOLDER [--seeds 3] [--workers 2] [--steps 3000] [--samples 128] [--json]
 
-Goes on where it stopped.  Writes groups.png into the folder.
+Goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from diabat.attention.games.draws import sized_coalitions
 from diabat.attention.games.tables import all_coalitions
 from diabat.attention.heads import Calibration, Dividends, HeadCoalitions, common, fit_surrogate, max_dividend
 from diabat.huggingface import disable_gac, enable_gac
-from experiments.common import Row, calls, keep, kept, parser, report, same_settings
-from experiments.heads_tables import ALPHAS, BETAS, TARGETS, every, groups_figure
+from experiments.common import Row, calls, keep, kept, parser, print_tables, same_settings
+from experiments.heads_tables import TARGETS, tables
 from experiments.heads_tasks import (
     CHOICES,
     HEADS,
@@ -37,6 +37,7 @@ from experiments.heads_tasks import (
 )
 
 PAIR, FITTED, HELD = (2, 3), 550, 1000
+ALPHAS, BETAS = (0.05, 0.1, 0.2, 0.3), (0.1, 0.3, 0.5, 0.7, 0.9)
 EVALUATION, DIVIDENDS, VALIDATION, TEST = range(1, 5)
 """Purposes of questions; those of different purposes are drawn independently."""
 Groups = Mapping[int, tuple[int, ...]]
@@ -169,29 +170,25 @@ def dividends(place: Place, sizes: Sizes) -> list[Row]:
     for layer in range(LAYERS):
         tables = HeadCoalitions(place.model(), samples, layer=layer, batch_size=64).sample_table()
         found = Dividends.of_tables(tables)
-        top = found.largest()
+        top, mean = found.largest(), tables.mean(0)
+        halves = torch.randperm(len(mean), generator=torch.Generator().manual_seed(place.seed)).chunk(2)
         rows.append({
-            "players": list(max_dividend(found)), "w": float(found.value[top]),
+            "layer": layer, "players": list(max_dividend(found)), "w": float(found.value[top]),
             "error": float(found.standard_error[top]), "frequency": float(found.selection_frequency()[top]),
             "intersection": list(common(found, share=1)), "sums": found.size_sums()[0].tolist(),
-            "v(N) - v(∅)": float(tables.mean(0)[-1] - tables.mean(0)[0]),
-            **explained(all_coalitions(HEADS), tables, place.seed),
+            "v(N) - v(∅)": float(mean[-1] - mean[0]), **explained(all_coalitions(HEADS), mean, *halves),
         })  # fmt: skip
     return rows
 
 
-def explained(coalitions: Tensor, tables: Tensor, seed: int) -> Row:
-    """R² on one half of the coalitions of fits to the other, for the mean over samples and for single samples."""
-    order = torch.randperm(len(coalitions), generator=torch.Generator().manual_seed(seed))
-    fitted, held = order.chunk(2)
-    found: Row = {}
-    for name, pairs in (("linear", False), ("pairs", True)):
-        scores = [
-            fit_surrogate(coalitions[fitted], v[fitted], pairs=pairs).explained(coalitions[held], v[held])
-            for v in (tables.mean(0), *tables)
-        ]
-        found |= {f"R² {name}, mean": scores[0], f"R² {name}, samples": scores[1:]}
-    return found
+def explained(coalitions: Tensor, values: Tensor, fitted: Tensor, held: Tensor) -> Row:
+    """R² on some of the coalitions of fits to others."""
+    return {
+        f"R² {name}": fit_surrogate(coalitions[fitted], values[fitted], pairs=pairs).explained(
+            coalitions[held], values[held]
+        )
+        for name, pairs in (("linear", False), ("pairs", True))
+    }
 
 
 def pair(place: Place, sizes: Sizes) -> Row:
@@ -202,12 +199,7 @@ def pair(place: Place, sizes: Sizes) -> Row:
     coalitions = drawn[mixed[: FITTED + HELD]]
     samples = place.samples(sizes.pair_samples)
     values = HeadCoalitions(place.model(), samples, layer=list(PAIR), batch_size=64).value(coalitions)
-    return {
-        f"R² {name}": fit_surrogate(coalitions[:FITTED], values[:FITTED], pairs=pairs).explained(
-            coalitions[FITTED:], values[FITTED:]
-        )
-        for name, pairs in (("linear", False), ("pairs", True))
-    }
+    return explained(coalitions, values, *torch.arange(FITTED + HELD).split([FITTED, HELD]))
 
 
 def grid(place: Place, sizes: Sizes) -> list[Row]:
@@ -238,43 +230,20 @@ def test(place: Place, sizes: Sizes) -> list[Row]:
         for reach in LENGTHS:
             asked = place.questions(reach, sizes.test, TEST)
             before, best = answers(model, asked), place.chosen(reach)
-            settings = [("paper", kinds, Row(alpha=0.1, beta=0.1, rows="running"))]
-            settings += [("prompt", kinds[:1], Row(alpha=0.1, beta=0.1, rows="prompt"))]
+            settings = [("paper", Row(alpha=0.1, beta=0.1))]
             if best["target"] == target:
-                settings += [("chosen", kinds, Row(alpha=best["alpha"], beta=best["beta"]))]
+                settings += [("chosen", Row(alpha=best["alpha"], beta=best["beta"]))]
             rows += [
                 {"target": target, "reach": reach, "setting": name, "kind": kind}
                 | compared(before, answers(model, asked, Calibration(groups, **options)))
-                for name, some, options in settings
-                for kind, groups in some
+                for name, options in settings
+                for kind, groups in kinds
             ]
     return rows
 
 
-def sums(place: Place, sizes: Sizes) -> Row:
-    """Σ_S w(S) and v(N) of the layer with the largest dividend, before and after its calibration at α = β = 0.1."""
-    model, by_layer = place.model(), place.read("dividends")
-    layer = max(range(LAYERS), key=lambda layer: by_layer[layer]["w"])
-    parts = place.questions("known", sizes.pair_samples, DIVIDENDS)
-    samples = [sample for part in parts for sample in part.samples()]
-    found: Row = {"layer": layer}
-    for when in ("before", "after"):
-        calibration = Calibration({layer: by_layer[layer]["players"]}, 0.1, 0.1) if when == "after" else None
-        right, odds = answers(model, parts, calibration)
-        if calibration is not None:
-            enable_gac(model, calibration)
-        table = HeadCoalitions(model, samples, layer=layer, batch_size=64).table()
-        total = float(Dividends.of_tables(table[None]).value.sum())
-        found |= {
-            f"Σ w, {when}": total, f"v(∅), {when}": float(table[0]), f"Σ w + v(∅), {when}": total + float(table[0]),
-            f"v(N), {when}": float(odds.mean()), f"accuracy, {when}": 100 * float(right.double().mean()),
-        }  # fmt: skip
-    disable_gac(model)
-    return found
-
-
 STAGES: dict[str, Callable[[Place, Sizes], Any]] = {
-    "accuracies": accuracies, "dividends": dividends, "pair": pair, "grid": grid, "test": test, "sums": sums,
+    "accuracies": accuracies, "dividends": dividends, "pair": pair, "grid": grid, "test": test,
 }  # fmt: skip
 
 
@@ -293,21 +262,6 @@ def compute(stage: str, place: Place, sizes: Sizes) -> str:
     return f"{stage}, {place.task}, seed {place.seed}"
 
 
-def main() -> None:
-    """Compute what is missing; print the tables and draw the figure."""
-    command = parser(__doc__, study=True)
-    command.add_argument("--steps", type=int, default=Sizes.steps, help="of each training")
-    command.add_argument(
-        "--samples", type=int, default=Sizes.samples, help="of each game on the heads of a layer"
-    )
-    options = command.parse_args()
-    sizes = Sizes(steps=options.steps, samples=options.samples)
-    places = run(options.folder, sizes, options.seeds, options.workers)
-    for title, rows in every(places).items():
-        report(title, rows, as_json=options.json)
-    groups_figure(places, options.folder / "groups.png")
-
-
 def run(folder: Path, sizes: Sizes, seeds: int, workers: int) -> list[Place]:
     """Compute what is missing in the folder."""
     torch.set_num_threads(1)
@@ -321,6 +275,19 @@ def run(folder: Path, sizes: Sizes, seeds: int, workers: int) -> list[Place]:
         for done in calls(compute, missing, workers):
             print(done, file=sys.stderr)
     return places
+
+
+def main() -> None:
+    """Compute what is missing, and print the tables."""
+    command = parser(__doc__, study=True)
+    command.add_argument("--steps", type=int, default=Sizes.steps, help="of each training")
+    command.add_argument(
+        "--samples", type=int, default=Sizes.samples, help="of each game on the heads of a layer"
+    )
+    options = command.parse_args()
+    sizes = Sizes(steps=options.steps, samples=options.samples)
+    places = run(options.folder, sizes, options.seeds, options.workers)
+    print_tables(tables(places), as_json=options.json)
 
 
 if __name__ == "__main__":

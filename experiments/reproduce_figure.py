@@ -1,4 +1,4 @@
-"""Figure of a reproduced table: learning curves, couplings, their mean by distance, means by the window T."""
+"""Figure of a reproduced table: learning curves, mean couplings by distance, means by the window T."""
 
 from __future__ import annotations
 
@@ -7,70 +7,56 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from torch import Tensor
 
 from diabat.models import Transformer
+from diabat.plots import Line, Panel, lines
 from diabat.runs import load_run
 from experiments.reproduce import Experiment, Outcome, decay_at, fit_decay, means_by_window
 
 
 def draw(experiment: Experiment, outcomes: Sequence[Outcome], path: Path) -> None:
-    """Draw the finished runs; curves and couplings are those of the rows with the largest window."""
+    """Draw the finished runs; curves and couplings are means over the seeds of the rows with the largest window."""
     done = {one.row: experiment.entries[one.row].window or 0 for one in outcomes}
-    rows = [row for row in experiment.entries if done.get(row) == max(done.values())]
-    figure, axes = plt.subplots(2, 2, figsize=(10, 8), layout="constrained")
-    drawn = False
-    for look, row in enumerate(rows):
+    curves, couplings, means = list[Line](), list[Line](), list[Line]()
+    for look, row in enumerate(row for row in experiment.entries if done.get(row) == max(done.values())):
         folders = [one.folder for one in outcomes if one.row == row]
-        curves = [learning_curve(folder) for folder in folders]
-        for curve in curves:
-            axes[0, 0].plot(curve, color=f"C{look}", alpha=0.3, linewidth=0.7)
-        mean = [
-            fmean(values) for values in zip(*curves, strict=False)
-        ]  # of all seeds: it ends with the first
-        axes[0, 0].plot(mean, color=f"C{look}", label=row)
-        J = couplings_of(folders)
-        if J is not None:
-            places = range(1, J.shape[-1])
-            by_distance = [J.diagonal(d, dim1=-2, dim2=-1) for d in places]
-            axes[1, 0].plot(places, [float(x.mean()) for x in by_distance], "o-", color=f"C{look}")
-            axes[1, 0].plot(places, [float(x.abs().mean()) for x in by_distance], "--", color=f"C{look}")
-        if J is not None and not drawn:
-            most, drawn = float(J.mean(0).abs().max()), True
-            figure.colorbar(axes[0, 1].imshow(J.mean(0).tril().numpy(), cmap="RdBu_r", vmin=-most, vmax=most))
-            axes[0, 1].set(
-                title=f"{row}: J, mean of {len(J)} seeds", xlabel="position k", ylabel="position j"
+        seeds = [learning_curve(folder) for folder in folders]
+        mean = [fmean(values) for values in zip(*seeds, strict=False)]  # it ends with the first
+        curves.append(Line(range(1, len(mean) + 1), mean, row, look))
+        found = [J for folder in folders for J in couplings_by_distance(folder)]
+        if any(map(any, found)):
+            couplings.append(
+                Line(range(1, len(found[0]) + 1), [*map(fmean, zip(*found, strict=True))], row, look)
             )
     for look, ((arm, whose), values) in enumerate(means_by_window(experiment, outcomes).items()):
-        colour, fit = f"C{look // 2}", fit_decay(values)
-        axes[1, 1].plot(values.keys(), values.values(), "ox"[whose == "published"], color=colour, label=arm)
-        if fit is not None:
+        means.append(Line([*values], [*values.values()], f"{arm}, {whose}", look))
+        if (fit := fit_decay(values)) is not None:
             grid = np.linspace(min(values), max(values))
-            axes[1, 1].plot(grid, decay_at(grid, fit["a"], fit["b"], fit["c"]), color=colour, linewidth=0.8)
-    axes[0, 0].set(title="validation: every seed, and their mean", xlabel="epoch")
-    axes[1, 0].set(title="mean J by distance; dashed mean |J|", xlabel="distance |j - k|")
-    axes[1, 1].set(title="means by T; crosses are published", xlabel="window T")
-    axes[0, 0].legend(fontsize=8)
-    figure.suptitle(experiment.title)
-    figure.savefig(path, dpi=160)
-    plt.close(figure)
+            means.append(
+                Line(grid, decay_at(grid, fit["a"], fit["b"], fit["c"]), style={"color": "0.6", "marker": ""})
+            )
+    panels = (
+        Panel(curves, settings={"title": "validation, mean of seeds", "xlabel": "epoch"}),
+        Panel(couplings, settings={"title": "mean J by distance", "xlabel": "distance |j - k|"}),
+        Panel(means, settings={"title": "means by T", "xlabel": "window T"}),
+    )
+    lines([[panel for panel in panels if panel.lines]], path, title=experiment.title, share_y=False)
 
 
 def learning_curve(folder: Path) -> list[float]:
     """Perplexity or accuracy on the validation set after every epoch."""
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text("utf-8").splitlines())
-    return [line.get("accuracy", line.get("perplexity")) for line in lines if line["event"] == "epoch"]
+    rows = map(json.loads, (folder / "metrics.jsonl").read_text("utf-8").splitlines())
+    return [row.get("accuracy", row.get("perplexity")) for row in rows if row["event"] == "epoch"]
 
 
-def couplings_of(folders: Sequence[Path]) -> Tensor | None:
-    """J of every run, mean over layers and heads, [R, T, T]; None without couplings, or if none has left 0."""
-    found = []
-    for folder in folders:
-        model = load_run(folder).model
-        if isinstance(model, Transformer):
-            layers = [J for layer in model.attention_layers() if (J := layer.couplings()) is not None]
-            found += [torch.cat(layers)[:, 0].detach().mean(0)] if layers else []
-    return torch.stack(found) if any(bool(J.any()) for J in found) else None
+def couplings_by_distance(folder: Path) -> list[list[float]]:
+    """Mean of J_jk over layers and heads for |j - k| = 1, 2, ...; empty without couplings."""
+    model = load_run(folder).model
+    assert isinstance(model, Transformer)
+    found = [J.detach() for layer in model.attention_layers() if (J := layer.couplings()) is not None]
+    if not found:
+        return []
+    J = torch.cat(found)
+    return [[float(J.diagonal(d, dim1=-2, dim2=-1).mean()) for d in range(1, J.shape[-1])]]

@@ -16,6 +16,7 @@ more than 0.05.  How many of these get plain chains from ``num_replicas="auto"``
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor
 import diabat
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers.answers import Moments
-from experiments.common import Row, parser, report
+from experiments.common import Row, Titled, parser, run_sections
 
 OFF, PILOT_OFF, SMALL_RHAT = 0.1, 0.05, 1.05
 CHAINS: dict[str, dict[str, Any]] = {
@@ -35,38 +36,22 @@ CHAINS: dict[str, dict[str, Any]] = {
     "auto": {"num_replicas": "auto"},
     "256 after 256": {"burn_in": 256, "sweeps": 256},
 }
-Family = Callable[[float, int, int, torch.Generator], tuple[Tensor, Tensor]]
-"""(g, n, count, draw) -> fields [count, n] and packed couplings [count, n (n - 1)/2]."""
 
 
-def both_signs(g: float, n: int, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Frustrated problems."""
-    pairs = torch.randn(count, n * (n - 1) // 2, generator=draw, dtype=torch.float64) * g / n**0.5
-    return 0.3 * torch.randn(count, n, generator=draw, dtype=torch.float64), pairs
-
-
-def ferromagnet(g: float, n: int, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Two modes of nearly the same weight."""
-    h = 0.02 * torch.randn(count, n, generator=draw, dtype=torch.float64)
-    return h, torch.full((count, n * (n - 1) // 2), g / n, dtype=torch.float64)
-
-
-def in_a_field(g: float, n: int, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Two modes of more and more different weight."""
-    h, pairs = ferromagnet(g, n, count, draw)
-    return h + torch.linspace(0, 0.5, count)[:, None], pairs
-
-
-def patterns(g: float, n: int, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Two modes ±ξ of random signs."""
-    xi = torch.sign(torch.randn(count, n, generator=draw, dtype=torch.float64))
-    j, k = torch.triu_indices(n, n, 1)
-    return xi * torch.linspace(0, 2.4, count)[:, None] / n, g / n * xi[:, j] * xi[:, k]
-
-
-def problems(family: Family, g: float, n: int, count: int, seed: int = 0) -> Ising:
-    """As many problems with a J each."""
-    h, pairs = family(g, n, count, torch.Generator().manual_seed(seed))
+def problems(family: str, g: float, n: int, count: int, seed: int = 0) -> Ising:
+    """As many problems of a family, with a J each."""
+    draw, j, k = torch.Generator().manual_seed(seed), *torch.triu_indices(n, n, 1)
+    normal = partial(torch.randn, generator=draw, dtype=torch.float64)
+    if family == "both signs":
+        pairs = normal(count, len(j)) * g / n**0.5
+        h = 0.3 * normal(count, n)
+    elif family == "two patterns":
+        xi = torch.sign(normal(count, n))
+        h, pairs = xi * torch.linspace(0, 2.4, count)[:, None] / n, g / n * xi[:, j] * xi[:, k]
+    else:
+        h, pairs = 0.02 * normal(count, n), torch.full((count, len(j)), g / n, dtype=torch.float64)
+        if family == "ferromagnets in a field":
+            h = h + torch.linspace(0, 0.5, count)[:, None]
     return Ising(h, torch.stack([pack_couplings(p, n) for p in pairs]))
 
 
@@ -75,16 +60,15 @@ def moments(ising: Ising, seed: int = 0, **options: Any) -> Moments:
     return diabat.sampler("tempering", threads=1, **options).moments(ising, seed=seed)
 
 
-def errors(instances: int) -> list[Row]:
+def errors(instances: int) -> Titled:
     """Every kind of problem with every choice of chains."""
-    kinds = {f"g = {g:g}": problems(both_signs, g, 12, instances) for g in (0.5, 1.0, 2.0, 3.0, 5.0)}
-    kinds["ferromagnet"] = problems(ferromagnet, 4.0, 12, instances)
-    rows = []
+    kinds = {f"g = {g:g}": problems("both signs", g, 12, instances) for g in (0.5, 1.0, 2.0, 3.0, 5.0)}
+    kinds["ferromagnet"] = problems("ferromagnets", 4.0, 12, instances)
     for name, ising in kinds.items():
         exact = diabat.sampler("exact").moments(ising)
         for chains, options in CHAINS.items():
-            rows.append({"problems": name, "chains": chains, **covered(moments(ising, 5, **options), exact)})
-    return rows
+            row = Row(problems=name, chains=chains)
+            yield "errors against enumeration", row | covered(moments(ising, 5, **options), exact)
 
 
 def covered(found: Moments, exact: Moments) -> Row:
@@ -92,8 +76,7 @@ def covered(found: Moments, exact: Moments) -> Row:
     assert found.standard_error is not None
     assert exact.log_partition is not None
     deviation, rhat = found.probability - exact.probability, found.info["rhat"]
-    row: Row = within("P", deviation / found.standard_error)
-    row |= dict.fromkeys(within("log Z", torch.zeros(1)))
+    row = within("P", deviation / found.standard_error)
     if found.log_partition is not None:
         row |= within(
             "log Z", (found.log_partition - exact.log_partition) / found.info["log_partition_error"]
@@ -104,32 +87,30 @@ def covered(found: Moments, exact: Moments) -> Row:
     return row | dict(zip(("R-hat 5 %", "50 %", "95 %"), quantiles, strict=True))
 
 
-def within(name: str, z: Tensor) -> dict[str, Any]:
+def within(name: str, z: Tensor) -> Row:
     """Shares within 1, 2 and 3 errors."""
     return {f"{name}: {k}": float((z.abs() <= k).double().mean()) for k in (1, 2, 3)}
 
 
-FAMILIES: dict[str, tuple[Family, tuple[float, ...]]] = {
-    "both signs": (both_signs, (0.5, 0.8, 1.0, 1.3, 1.6, 2.0, 3.0)),
-    "ferromagnets": (ferromagnet, (1.0, 1.2, 1.5, 2.0, 3.0, 4.0)),
-    "ferromagnets in a field": (in_a_field, (1.0, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 4.0)),
-    "two patterns": (patterns, (1.0, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0)),
+STRENGTHS = {
+    "both signs": (0.5, 0.8, 1.0, 1.3, 1.6, 2.0, 3.0),
+    "ferromagnets": (1.0, 1.2, 1.5, 2.0, 3.0, 4.0),
+    "ferromagnets in a field": (1.0, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 4.0),
+    "two patterns": (1.0, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0),
 }
 
 
-def pilot(instances: int) -> list[Row]:
+def pilot(instances: int) -> Titled:
     """Every family, over sizes and strengths."""
-    rows = []
-    for name, (family, strengths) in FAMILIES.items():
-        found = [decided(problems(family, g, n, instances, 100)) for n in (8, 12, 16) for g in strengths]
+    for name, strengths in STRENGTHS.items():
+        found = [decided(problems(name, g, n, instances, 100)) for n in (8, 12, 16) for g in strengths]
         plain, error = (torch.cat(parts) for parts in zip(*found, strict=True))
         off = error > PILOT_OFF
-        rows.append({
+        yield "decisions of the pilot", {
             "problems": name, "number": len(plain), "plain chains": float(plain.double().mean()), "off": int(off.sum()),
             "off with plain chains": int((off & plain).sum()),
             "largest error with plain chains": float(error[plain].max()),
-        })  # fmt: skip
-    return rows
+        }  # fmt: skip
 
 
 def decided(ising: Ising) -> tuple[Tensor, Tensor]:
@@ -140,9 +121,8 @@ def decided(ising: Ising) -> tuple[Tensor, Tensor]:
     return auto.info["num_replicas"] == 1, (many.probability - exact).abs().amax(-1)
 
 
-def modes(_: int) -> list[Row]:
+def modes() -> Titled:
     """Plain chains and 8 replicas: errors of the marginals, in standard errors, R-hat and log Z."""
-    rows = []
     for seed in (5, 30, 44, 45):
         draw = torch.Generator().manual_seed(seed)
         J = pack_couplings(3.0 * torch.randn(120, generator=draw) / 4, 16)
@@ -151,33 +131,26 @@ def modes(_: int) -> list[Row]:
         for replicas in (1, 8):
             found = moments(ising, 1, num_replicas=replicas, num_chains=64, burn_in=512, sweeps=1024)
             assert found.standard_error is not None
-            error = (found.probability - exact.probability).abs()
-            row = {
-                "seed": seed, "replicas": replicas, "largest error": float(error.max()),
-                "in standard errors": float((error / found.standard_error).max()), "R-hat": found.info["rhat_max"],
-                "effective reads": float(found.info["effective_sample_size"].mean()), "log Z off by": None, "±": None,
-            }  # fmt: skip
+            error, row = (found.probability - exact.probability).abs(), Row(seed=seed, replicas=replicas)
+            row |= {"largest error": float(error.max()), "R-hat": found.info["rhat_max"],
+                    "in standard errors": float((error / found.standard_error).max()),
+                    "log Z off by": None, "±": None}  # fmt: skip
             if found.log_partition is not None and exact.log_partition is not None:
                 row["log Z off by"] = float(found.log_partition - exact.log_partition)
                 row["±"] = float(found.info["log_partition_error"])
-            rows.append(row)
-    return rows
-
-
-SECTIONS = {"errors": errors, "pilot": pilot, "modes": modes}
+            yield "deep modes", row
 
 
 def main() -> None:
     """Print the tables."""
-    command = parser(__doc__)
-    command.add_argument("sections", nargs="*", metavar="SECTION", help=f"{', '.join(SECTIONS)}; else all")
+    sections: dict[str, Callable[..., Titled]] = {"errors": errors, "pilot": pilot, "modes": modes}
+    command = parser(__doc__, sections=sections)
     command.add_argument("--instances", type=int, default=500, help="problems of each kind (500)")
     options = command.parse_args()
-    if unknown := set(options.sections) - set(SECTIONS):
-        command.error(f"SECTION: expected {', '.join(SECTIONS)}, got {', '.join(sorted(unknown))}")
-    torch.set_num_threads(1)
-    for name in options.sections or SECTIONS:
-        report(name, SECTIONS[name](options.instances), as_json=options.json)
+    for name in ("errors", "pilot"):
+        sections[name] = partial(sections[name], options.instances)
+    for _ in run_sections(sections, options):
+        pass
 
 
 if __name__ == "__main__":

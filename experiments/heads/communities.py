@@ -17,6 +17,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from diabat.attention.heads.search import low_energy_states
@@ -52,7 +53,8 @@ def communities(G: Tensor, sampler: Sampler, *, num_reads: int = 100, seed: int 
         labels[group[split]] = used
         pending += [group[~split], group[split]]
         used += 1
-    return numbered(labels)
+    order: dict[int, int] = {}
+    return torch.tensor([order.setdefault(int(label), len(order)) for label in labels])
 
 
 def modularity(G: Tensor, labels: Tensor) -> float:
@@ -63,6 +65,27 @@ def modularity(G: Tensor, labels: Tensor) -> float:
         raise ArgumentError("labels", f"expected [{len(matrix)}], got {list(labels.shape)}.")
     B = _modularity_matrix(matrix)
     return float((B * same.numpy()).sum())
+
+
+def within_against_between(G: Tensor, labels: Tensor) -> tuple[float, float]:
+    """Test by Mann-Whitney whether pairs within communities couple more than pairs between them.
+
+    The p-value is right only if G is independent of the labels, which then come from a matrix of other data.  What both
+    matrices share, such as the weights of one model, is not noise: it counts as structure.  Pairs are treated as
+    independent.
+
+    Returns:
+        Probability that a pair within couples more than one between, ties counting half, and the one-sided p; 0.5 and
+        1 if all pairs are on one side.
+    """
+    matrix = symmetric(G)
+    i, j = np.triu_indices(len(matrix), 1)
+    values, same = matrix[i, j], (labels[i] == labels[j]).numpy()
+    within, between = values[same], values[~same]
+    if not len(within) or not len(between):
+        return 0.5, 1.0
+    found = mannwhitneyu(within, between, alternative="greater")
+    return float(found.statistic) / (len(within) * len(between)), float(found.pvalue)
 
 
 def symmetric(G: Tensor) -> NDArray[np.float64]:
@@ -111,9 +134,3 @@ def _modularity_matrix(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
             B -= sign * np.outer(strength, strength) / total
     np.fill_diagonal(B, 0)
     return B / max(float(np.abs(A).sum()), np.finfo(float).tiny)
-
-
-def numbered(labels: NDArray) -> Tensor:
-    """Labels in the order of their first members, int64."""
-    order: dict[int, int] = {}
-    return torch.tensor([order.setdefault(int(label), len(order)) for label in labels])

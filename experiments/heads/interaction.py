@@ -21,8 +21,7 @@ from diabat.attention.heads import HeadInteractions
 from diabat.huggingface.loading import load_adapter, load_decoder
 from diabat.plots import new_figure, save_figure
 from experiments.common import Row, parser, report
-from experiments.heads.coalitions import within_against_between
-from experiments.heads.communities import communities
+from experiments.heads.communities import communities, within_against_between
 
 MATRICES = ("omega", "rho", "G", "written", "reachable")
 
@@ -65,24 +64,16 @@ def measure(model: Any, batches: list[dict[str, Tensor]], given: argparse.Namesp
     for layer, found in every.items():
         G, shared = found.G, found.information
         labels = communities(even[layer].G, diabat.sampler(given.sampler), seed=given.seed)
-        tested = within_against_between(odd[layer].G, labels)
-        rows.append(
-            {
-                "layer": layer,
-                "tokens": found.tokens,
-                "gamma": found.gamma,
-                "invariant_gamma": found.invariant_gamma,
-                "total_correlation": None if shared is None else shared.total_correlation,
-                "free_riding": None if shared is None else float(shared.free_riding.max()),
-                "diagonal_correlation": float(
-                    found.diagonal_correlation.triu(1).sum() / (len(G) * (len(G) - 1) / 2)
-                ),
-                "labels": labels.tolist(),
-                "advantage": tested.advantage,
-                "p_value": tested.p_value,
-                **{name: getattr(found, name).tolist() for name in MATRICES},
-            }
-        )
+        advantage, p_value = within_against_between(odd[layer].G, labels)
+        pairs = torch.triu_indices(len(G), len(G), 1)
+        rows.append({
+            "layer": layer, "tokens": found.tokens, "gamma": found.gamma, "invariant_gamma": found.invariant_gamma,
+            "total_correlation": None if shared is None else shared.total_correlation,
+            "free_riding": None if shared is None else float(shared.free_riding.max()),
+            "diagonal_correlation": float(found.diagonal_correlation[pairs[0], pairs[1]].mean()),
+            "labels": labels.tolist(), "advantage": advantage, "p_value": p_value,
+            **{name: getattr(found, name).tolist() for name in MATRICES},
+        })  # fmt: skip
     return rows
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from experiments import dqa_fidelity as study
-from experiments import dqa_steps
 from experiments.dqa_fidelity import SECTIONS, answer
 from experiments.dqa_problems import sk_problems, swept
 
@@ -35,12 +34,11 @@ def test_refinement_and_learned_anneals_are_nearer() -> None:
 @pytest.mark.filterwarnings("ignore::diabat.circuits.OutOfRangeWarning")
 @pytest.mark.parametrize("name", SECTIONS)
 def test_the_first_row_of_every_section(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dqa_steps, "ROUNDS", 1)
     monkeypatch.setattr(study, "STRENGTHS", (0.3,))
     monkeypatch.setattr(study, "SIZES", (6,))
     title, row = next(SECTIONS[name]())
     assert title
     assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
     if name == "refine":
-        study.draw(name, {title: [row]}, tmp_path)
+        study.draw(name, [row], tmp_path)
         assert (tmp_path / "dqa-refine.png").exists()

@@ -65,13 +65,11 @@ def test_a_tiny_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for arm in study.ARMS:
         for seed in (0, 1):
             study.fine_tune(tmp_path, arm, seed, 2)
-    tables = study.tables(tmp_path, 2)
-    study.pairs_figure(tmp_path)
-    assert [row["arm"] for row in tables["Truth"]] == ["plain", "ldb, nash"]
-    (difference,) = tables["Heads and text less plain LoRA, * if the interval excludes 0"]
+    tables = list(study.tables(tmp_path, 2))
+    assert [row["arm"] for title, row in tables if title == "Truth"] == ["plain", "ldb, nash"]
+    (difference,) = (row for title, row in tables if title.startswith("Heads and text less plain LoRA"))
     runs = [[kept(study.path(tmp_path, arm, seed)) for seed in (0, 1)] for arm in study.ARMS]
     mean = sum(b["Γ"] - a["Γ"] for a, b in zip(*runs, strict=True)) / 2
     assert difference["Γ"].startswith(f"{mean:+.3f}")
     before = kept(tmp_path / "before.json")
-    assert runs[0][0]["traces"][0] == pytest.approx(before["pairs"], abs=1e-6)  # adapters begin at zero
     assert 0.5 < before["E old"] <= 1

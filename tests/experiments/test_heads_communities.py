@@ -3,6 +3,7 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 import diabat
 from diabat.checks import ArgumentError
 from diabat.samplers.base import UnsupportedError
-from experiments.heads.communities import communities, modularity
+from experiments.heads.communities import communities, modularity, within_against_between
 
 
 def planted(labels: Tensor, strength: float, seed: int = 0, noise: float = 0.02) -> Tensor:
@@ -62,6 +63,25 @@ def test_modularity_by_hand() -> None:
 
     assert modularity(G, torch.tensor([0, 0, 1])) == pytest.approx(2 * excess(0, 1) / total)
     assert modularity(G, torch.tensor([0, 1, 1])) == pytest.approx(2 * excess(1, 2) / total)
+
+
+def test_noise_is_rejected_on_its_own_matrix_and_not_on_another() -> None:
+    """60 noise matrices at level 5 %: 3 rejections expected, at most 9 with alpha 2e-3 (binomial)."""
+    noise = [planted(GROUPS, 0, seed) for seed in range(61)]
+    labels = [communities(G, diabat.sampler("exact"), num_reads=50) for G in noise[:60]]
+    same = [within_against_between(G, found)[1] for G, found in zip(noise, labels, strict=False)]
+    other = [within_against_between(G, found)[1] for G, found in zip(noise[1:], labels, strict=True)]
+    assert np.mean(np.array(same) < 0.05) > 0.9
+    assert sum(p < 0.05 for p in other) <= 9
+    one, two = planted(GROUPS, 0.04, 1), planted(GROUPS, 0.04, 2)
+    assert within_against_between(two, communities(one, diabat.sampler("exact")))[1] < 1e-4
+
+
+def test_within_against_between_by_hand() -> None:
+    G = torch.tensor([[1, 0.9, 0.1, 0.2], [0.9, 1, 0.3, 0.1], [0.1, 0.3, 1, 0.2], [0.2, 0.1, 0.2, 1]])
+    # 0.9 beats four; 0.2 beats 0.1 twice, ties 0.2, loses to 0.3.
+    assert within_against_between(G, torch.tensor([0, 0, 1, 1]))[0] == pytest.approx((4 + 2.5) / 8)
+    assert within_against_between(G, torch.zeros(4, dtype=torch.int64)) == (0.5, 1.0)
 
 
 def test_a_matrix_without_couplings_is_not_split() -> None:
