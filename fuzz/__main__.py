@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from multiprocessing import connection
 from pathlib import Path
 from typing import IO, Any
@@ -30,9 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--minutes", type=float, default=10.0, help="time to use")
     options.add_argument("--seed", type=int, default=0, help="seed of the campaign, or of the replay")
     options.add_argument("--workers", type=int, default=2, help="processes")
-    options.add_argument(
-        "--only", nargs="+", metavar="NAME", help="properties, or modules such as fuzz.files"
-    )
+    options.add_argument("--only", nargs="+", metavar="NAME", help="properties, or modules like fuzz.files")
     options.add_argument("--replay", metavar="NAME", help="one run of a property here, with all its examples")
     given = options.parse_args(arguments)
     load()
@@ -117,11 +116,8 @@ def _serve(
     _limit_memory(memory_mb)
     total, end = Outcome(name, seed=seed - 1), time.monotonic() + seconds
     while not total.finding and (total.seed < seed or time.monotonic() < end):
-        one = run(
-            name,
-            total.seed + 1,
-            begins=lambda: faulthandler.dump_traceback_later(limit, exit=True, file=log),
-        )
+        begins = partial(faulthandler.dump_traceback_later, limit, exit=True, file=log)
+        one = run(name, total.seed + 1, begins=begins)
         faulthandler.cancel_dump_traceback_later()
         answers, sentences = total.answers + one.answers, total.sentences + one.sentences
         total = Outcome(name, answers, sentences, one.finding, one.seed)

@@ -1,4 +1,4 @@
-"""A decoder, its tokenizer and an analysis of its heads, so small that they take milliseconds."""
+"""A decoder and an analysis of its heads, so small that they take milliseconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 VOCABULARY, LAYERS, HEADS, GROUPS = 24, 2, 4, 2
-_WORDS = ("<unk>", "the", "man", "sleeps", "good", "bad", "Answer", ":", "a", "yes", "no", ".")
 QUESTIONS = [{"input_ids": [k, 5, 6], "choices": [3, 7], "answer": 3} for k in range(1, 4)]
 
 
@@ -27,17 +26,6 @@ def decoder(seed: int = 0) -> Any:
         num_attention_heads=HEADS, num_key_value_heads=GROUPS, max_position_embeddings=32, initializer_range=0.5,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
-
-
-@cache
-def tokenizer() -> Any:
-    """Whole words between white space."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    inner = Tokenizer(models.WordLevel({word: k for k, word in enumerate(_WORDS)}, unk_token=_WORDS[0]))
-    inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token=_WORDS[0])
 
 
 def analyse(folder: Path, **_: Any) -> None:

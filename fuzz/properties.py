@@ -99,11 +99,11 @@ def judge(check: Callable[[], None]) -> str:
             return "sentence"
     for warning in caught:
         text = str(warning.message)
-        sound = issubclass(warning.category, UserWarning) and text.endswith(".")
-        demand(
-            sound,
-            f"warning: expected a sentence, got {warning.category.__name__}: {text} ({warning.filename})",
+        sound, kind = (
+            issubclass(warning.category, UserWarning) and text.endswith("."),
+            warning.category.__name__,
         )
+        demand(sound, f"warning: expected a sentence, got {kind}: {text} ({warning.filename})")
     return "answer"
 
 
@@ -133,7 +133,5 @@ def refusal_flaw(error: BaseException) -> str:
         return "expected one sentence"
     frames = traceback.extract_tb(error.__traceback__)
     ours = bool(frames) and frames[-1].filename.startswith(str(Path(diabat.__file__).parent))
-    on_purpose = ours and linecache.getline(frames[-1].filename, frames[-1].lineno or 0).lstrip().startswith(
-        "raise"
-    )
-    return "" if on_purpose else "expected a refusal of diabat, got one of a library"
+    line = linecache.getline(frames[-1].filename, frames[-1].lineno or 0) if ours else ""
+    return "" if line.lstrip().startswith("raise") else "expected a refusal of diabat, got one of a library"

@@ -17,14 +17,9 @@ from diabat.training.folder import LATEST
 torch.set_num_threads(1)
 
 OPTIONS = TrainOptions(
-    learning_rate=1e-2,
-    coupling_learning_rate=1e-2,
-    batch_size=16,
-    max_epochs=3,
-    checkpoint_every=2,
-    log_every=1,
+    learning_rate=1e-2, coupling_learning_rate=1e-2, batch_size=16, max_epochs=3, checkpoint_every=2, log_every=1,
     seed=3,
-)
+)  # fmt: skip
 
 
 def tiny_task(num_train: int = 40) -> Task[Split]:

@@ -8,11 +8,11 @@ import torch
 from hypothesis import strategies as st
 
 import diabat
-from diabat.ising import Ising, from_bqm, to_bqm
+from diabat.ising import from_bqm, to_bqm
 from diabat.samplers.ocean import OceanSampler
 from diabat.testing.oracle import brute_force, brute_force_exponents, brute_force_states, state_table
 from fuzz.calls.laws import TOLERANCE, close, in_range, total
-from fuzz.problems import SEEDS, first, normal, problems, scales
+from fuzz.problems import SEEDS, normal, problems, scales
 from fuzz.properties import demand, holds
 
 
@@ -21,9 +21,8 @@ def energies(draw: st.DrawFn) -> None:
     """The energy of every state, with the offset, is the negative exponent of enumeration."""
     ising = draw(problems(spins=6, most=10.0))
     states = state_table(ising.num_spins).to(torch.int8)
-    states = states.reshape(-1, *(1,) * len(ising.batch_shape), ising.num_spins).expand(
-        -1, *ising.fields.shape
-    )
+    lead = (1,) * len(ising.batch_shape)
+    states = states.reshape(-1, *lead, ising.num_spins).expand(-1, *ising.fields.shape)
     exponent, found = brute_force_exponents(ising).movedim(-1, 0), ising.energy(states)
     seen = exponent.isfinite()
     close(-found[seen], exponent[seen], TOLERANCE[ising.fields.dtype] * (1 + total(ising)), "energy")
@@ -56,28 +55,8 @@ def clamped(draw: st.DrawFn) -> None:
 
 
 @holds
-def to_dimod(draw: st.DrawFn) -> None:
-    """A model of dimod and back: the same numbers, offset and energies; a backend can sample it."""
-    one = first(draw(problems(spins=6, three_body=False, gradients=False, extreme=True)).dense()).to(
-        torch.float64
-    )
-    n, given = one.num_spins, Ising(one.fields, one.couplings, offset=one.offset)
-    model = to_bqm(given)
-    back, labels = from_bqm(model)
-    demand(labels == list(range(n)), f"labels: expected 0 .. n - 1, got {labels}")
-    for name, shape in (("fields", (n,)), ("couplings", (n, n)), ("offset", ())):
-        found, want = (getattr(ising, name) for ising in (back, given))
-        zero = torch.zeros(shape)
-        close(zero if found is None else found, zero if want is None else want, 0.0, f"{name} there and back")
-    reads = OceanSampler(diabat.sampler("exact")).sample(model, num_reads=3, seed=1)
-    for sample, energy in reads.data(["sample", "energy"]):
-        want = float(model.energy(sample))
-        demand(abs(energy - want) <= 1e-9 * max(1.0, abs(want)), f"energy: expected {want}, got {energy}")
-
-
-@holds
-def from_dimod(draw: st.DrawFn) -> None:
-    """Energies are beta·E of the model, offset included, and log Z is log Σ exp(-beta E)."""
+def dimod_models(draw: st.DrawFn) -> None:
+    """Energies are beta·E of a model of dimod, offset included, log Z is log Σ exp(-beta E), and all comes back."""
     n, seed, beta = draw(st.integers(1, 6)), draw(SEEDS), draw(scales(0.01, 10))
     vartype, offset = draw(st.sampled_from(["SPIN", "BINARY"])), draw(st.floats(-1e4, 1e4))
     h, J = normal(seed, n), normal(seed + 1, n, n)
@@ -89,6 +68,12 @@ def from_dimod(draw: st.DrawFn) -> None:
     want = beta * torch.from_numpy(model.energies((values.numpy(), labels)))
     bound = max(1e-12 * (1 + float(want.abs().max())), 1e-9)
     close(ising.energy(states), want, bound, "beta·E")
+    close(
+        torch.from_numpy(to_bqm(ising).energies((states.numpy(), range(n)))), want, bound, "E there and back"
+    )
     log_z = diabat.sampler(draw(st.sampled_from(["exact", "banded"]))).moments(ising).log_partition
     assert log_z is not None
     close(log_z, (-want).logsumexp(0), bound, "log Z")
+    reads = OceanSampler(diabat.sampler("exact")).sample(model, num_reads=3, seed=1)
+    for sample, energy in reads.data(["sample", "energy"]):
+        close(torch.tensor(energy), torch.tensor(model.energy(sample)), bound, "energy of a read")

@@ -1,4 +1,4 @@
-"""``spin_probabilities`` under every estimator and transform, and the layers of attention."""
+"""``spin_probabilities`` under every estimator, and the layers of attention."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 import diabat
 from diabat.attention.coupled import SELF_MODES
-from diabat.ising import Ising
 from diabat.samplers.base import Estimator, UnsupportedError
 from diabat.testing.oracle import ReferenceSampler
 from fuzz.calls.laws import GRADIENT, TOLERANCE, close, finite, gradient_agrees, near_tie, total
-from fuzz.problems import DTYPES, SEEDS, mostly, normal, one_in, parts, problems, reach, scales
+from fuzz.problems import DTYPES, SEEDS, mostly, normal, one_in, parts, problems, scales
 from fuzz.properties import demand, holds
 
 BACKENDS: dict[str, dict[str, Any]] = {
@@ -52,55 +51,6 @@ def estimators(draw: st.DrawFn) -> None:
     if name == "exact" and gradient in ("exact", "auto") and not bool(near_tie(ising).any()):
         dtype = ising.fields.dtype
         gradient_agrees(p, ising, v, GRADIENT[dtype] + TOLERANCE[dtype] + 1e-14 * total(ising))
-
-
-@holds
-def transforms(draw: st.DrawFn) -> None:
-    """``grad``, ``vmap`` and second derivatives of torch are those of autograd, of the batch and of differences."""
-    sampler, seed = diabat.sampler(draw(ANALYTIC)), draw(SEEDS)
-    ising = draw(problems(spins=5, most=1.0, three_body=False)).dense().detach()
-    J, seen, dtype = ising.couplings, ising.visible_mask, ising.fields.dtype
-    v, direction, step = normal(seed, *seen.shape).to(dtype), normal(seed + 1, *seen.shape), 1e-4
-
-    def value(h: Tensor) -> Tensor:
-        return (diabat.spin_probabilities(h, J, sampler, visible=seen, check=False) * v).sum()
-
-    h = ising.fields.clone().requires_grad_()
-    (g,) = torch.autograd.grad(value(h), [h], create_graph=True)
-    close(torch.func.grad(value)(ising.fields), g, GRADIENT[dtype], "func.grad")
-    if ising.batch_shape and (J is None or J.ndim == 2):
-        mapped = torch.func.vmap(
-            lambda h, v: diabat.spin_probabilities(h, J, sampler, visible=v, check=False)
-        )
-        batch = diabat.spin_probabilities(ising.fields, J, sampler, visible=seen)
-        close(mapped(ising.fields, seen), batch, 10 * TOLERANCE[dtype], "vmap")
-    if dtype == torch.float64 and g.requires_grad and _continuous(sampler.name, ising):
-        (second,) = torch.autograd.grad((g * direction).sum(), [h], allow_unused=True)
-        high, low = (torch.func.grad(value)(ising.fields + sign * step * direction) for sign in (1, -1))
-        second = torch.zeros_like(h) if second is None else second
-        close(second, (high - low) / (2 * step), 1e-4 * (1 + float(v.abs().max())), "second derivative")
-
-
-def _continuous(name: str, ising: Ising) -> bool:
-    """Whether P is a continuous function of the fields; strong couplings give mean field several fixed points."""
-    return name != "mean_field" or reach(ising) < 0.9
-
-
-@holds
-def flips(draw: st.DrawFn) -> None:
-    """Another sign of some spins, in h, J and K, only exchanges their P with 1 - P."""
-    name = draw(ANALYTIC | st.just("dqa"))
-    ising = draw(problems(spins=7, most=3.0, three_body=name in ("exact", "mean_field"))).dense().detach()
-    g = torch.where(normal(draw(SEEDS), ising.num_spins) > 0, 1, -1).to(ising.fields.dtype)
-    J = None if ising.couplings is None else ising.couplings * g * g[:, None]
-    K = None if ising.three_body is None else ising.three_body * g * g[:, None] * g[:, None, None]
-    sampler = diabat.sampler(name, **BACKENDS[name])
-    p = sampler.moments(ising, seed=1).probability
-    q = sampler.moments(Ising(ising.fields * g, J, ising.visible, K), seed=1).probability
-    want = torch.where((g < 0) & ising.visible_mask, 1 - p, p)
-    if _continuous(name, ising):
-        bound = 1e-6 * (1 + total(ising)) if p.dtype == torch.float64 else 1e-3
-        close(q, want, bound, "P of flipped spins")
 
 
 def _layer(draw: st.DrawFn) -> tuple[dict[str, Any], Any]:

@@ -20,12 +20,11 @@ from torch import Tensor
 
 from fuzz.faults.disk import Disk, How
 from fuzz.faults.session import saved_step, session
-from fuzz.faults.torchrun import torchrun
 from fuzz.faults.works import WORKS, Work, difference, train
 from fuzz.tiny import tiny_model, tiny_task, tiny_train
 
 WAYS: tuple[How, ...] = get_args(How)
-PARTS = (*WORKS, "torchrun", "nan")
+PARTS = (*WORKS, "nan")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,8 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if part in WORKS:
                 findings += _work(part, WORKS[part], here, given)
             else:
-                cases = torchrun(here) if part == "torchrun" else not_a_number(here)
-                findings += _tell(part, (("seen", lost) for lost in cases))
+                findings += _tell(part, (("seen", lost) for lost in not_a_number(here)))
     print("\n".join(findings) or "Nothing was lost.")
     return int(bool(findings))
 
@@ -102,11 +100,9 @@ def _kills(work: Work, run: Path, given: argparse.Namespace, seconds: float) -> 
 
 def _resumed(work: Work, run: Path) -> str:
     again = session(run, work.run)
-    return (
-        work.difference(run, run.with_name("straight"))
-        if again.kind == "done"
-        else f"does not resume: {again.text}"
-    )
+    if again.kind != "done":
+        return f"does not resume: {again.text}"
+    return work.difference(run, run.with_name("straight"))
 
 
 def _anew(folder: Path, base: Path | None) -> None:
@@ -161,9 +157,8 @@ def _tell(name: str, cases: Iterable[tuple[str, str]]) -> list[str]:
         if sys.stderr.isatty():
             print(f"\r{name}: {number} ", end="", file=sys.stderr, flush=True)
     took = time.monotonic() - begun
-    print(
-        f"{name}: {sum(endings.values())} faults ({_counts(endings)}), {len(findings)} findings, {took:.0f} s"
-    )
+    faults = f"{sum(endings.values())} faults ({_counts(endings)})"
+    print(f"{name}: {faults}, {len(findings)} findings, {took:.0f} s")
     return findings
 
 

@@ -8,6 +8,7 @@ import io
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -73,11 +74,7 @@ class Disk:
             if not self._ours(*args[:2], kwargs.get("dir_fd"), kwargs.get("src_dir_fd")):
                 return real(*args, **kwargs)
             makes = name == "open" and len(args) > 1 and bool(args[1] & os.O_CREAT)
-            half = (
-                (lambda: self._write(args[0], bytes(args[1])[: len(args[1]) // 2]))
-                if name == "write"
-                else None
-            )
+            half = partial(self._write_half, *args) if name == "write" else None
             self.happens(name, half, needs_space=makes or name in ("write", "fsync", "mkdir"))
             result = real(*args, **kwargs)
             if name == "open":
@@ -85,6 +82,9 @@ class Disk:
             return result
 
         return call
+
+    def _write_half(self, descriptor: int, content: bytes) -> None:
+        self._write(descriptor, bytes(content)[: len(content) // 2])
 
     def forget(self, descriptor: int) -> None:
         """Remove a closed file descriptor; the system may reuse its number."""

@@ -1,9 +1,8 @@
-"""What is stopped and repeated: a training, an analysis of heads, GAME-LoRA, and saving models."""
+"""What is stopped and repeated: a training, an analysis of heads, and saving models."""
 
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +10,12 @@ from typing import Any
 
 import torch
 
-from diabat.checks import ArgumentError
 from diabat.training import TrainingError, load_model
 from diabat.training.folder import LATEST
-from fuzz.decoders import VOCABULARY, analyse, decoder
+from fuzz.decoders import analyse, decoder
 from fuzz.faults.session import Ending, saved_step
 from fuzz.properties import REFUSALS, refusal_flaw
 from fuzz.tiny import tiny_train
-
-STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -73,33 +69,6 @@ def _metrics(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key not in ("wall_s", "cpu_s")} for line in lines]
 
 
-def _train_with_game(folder: Path) -> None:
-    """Three steps of GAME-LoRA, from the newest whole checkpoint, and the adapter."""
-    from peft import LoraConfig, get_peft_model
-    from transformers import PrinterCallback, TrainingArguments
-
-    from diabat.huggingface import GameOptions, GameTrainer
-
-    warnings.simplefilter("ignore")
-    torch.manual_seed(0)
-    lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj", "o_proj"], lora_dropout=0.1)
-    model = get_peft_model(decoder.__wrapped__(), lora)
-    tokens = torch.randint(1, VOCABULARY, (4 * STEPS, 6))
-    rows = [{"input_ids": row, "labels": row} for row in tokens]
-    args = TrainingArguments(
-        str(folder / "run"), max_steps=STEPS, per_device_train_batch_size=2, save_steps=1, save_total_limit=2,
-        report_to=[], use_cpu=True, disable_tqdm=True, dataloader_pin_memory=False, logging_strategy="no",
-    )  # fmt: skip
-    trainer = GameTrainer(model, args, train_dataset=rows, game=GameOptions(layers=[0]))
-    trainer.remove_callback(PrinterCallback)
-    try:
-        trainer.train(resume_from_checkpoint=True)
-    except ArgumentError as error:
-        if "finished" not in str(error):
-            raise
-    trainer.save_model(str(folder / "adapter"))
-
-
 def _save_model(folder: Path) -> None:
     """A converted model and the calibration of its heads."""
     from diabat.attention.heads import Calibration
@@ -143,7 +112,6 @@ def _same(*names: str) -> Callable[[Path, Path], str]:
 WORKS = {
     "training": Work(train, difference, _lost, every=1),
     "heads": Work(analyse, _same("analysis.json"), _unreadable),
-    "game": Work(_train_with_game, _same("adapter/adapter_model.safetensors")),
     "models": Work(
         _save_model, _same("model/model.safetensors", "model/config.json", "plain/gac.json"), _unreadable
     ),

@@ -1,6 +1,6 @@
-"""Files of decoders: calibrations, values and analyses of heads, states of GAME-LoRA, folders of models and adapters.
+"""Files of decoders: calibrations and analyses of heads, folders of models and adapters.
 
-None has a checksum of its own.  Sizes of a decoder are left alone, since they only say how much memory transformers
+Sizes of a decoder are left alone, since they only say how much memory transformers
 takes.
 """
 
@@ -16,11 +16,9 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from diabat.attention.heads import Calibration, HeadCoalitions
+from diabat.attention.heads import Calibration
 from diabat.files import to_json
 from diabat.huggingface import (
-    GameLoss,
-    GameOptions,
     convert,
     disable_gac,
     enable_gac,
@@ -28,15 +26,15 @@ from diabat.huggingface import (
     load_decoder,
     load_gac,
     save_gac,
-)  # fmt: skip
+)
 from diabat.huggingface.boltzmann.config import FOLDER_SAMPLERS
 from diabat.huggingface.gac import enabled_calibration
-from diabat.runs.heads.analysis import FILE, STORE, read_analysis
+from diabat.runs.heads.analysis import FILE, read_analysis
 from diabat.runs.heads.calibration import calibration_of, salient_groups
 from diabat.runs.heads.options import CalibrationOptions
-from fuzz.decoders import HEADS, LAYERS, QUESTIONS, VOCABULARY, analyse, decoder
+from fuzz.decoders import HEADS, analyse, decoder
 from fuzz.files.mutations import damaged, other_tensors, tampered
-from fuzz.properties import REFUSALS, demand, holds, naming
+from fuzz.properties import demand, holds, naming
 
 Files = dict[str, bytes]
 _SETTINGS = (
@@ -71,42 +69,24 @@ def gac_file(draw: st.DrawFn, folder: Path) -> None:
         demand(on == found, f"calibration: expected {found} enabled, got {on}")
     described, stored = (json.loads(one) for one in (content, _calibrations()[0]))
     demand(found == Calibration.from_dict(described["calibration"]), f"calibration: got {found}")
-    same = ["configuration", "adapters"]
-    if described["model"].get("weights") and described["model"].get("dtype") == stored["model"]["dtype"]:
-        same.append("weights")
-    for name in same:
+    for name in ("configuration", "adapters"):
         got = described["model"].get(name)
         demand(got == stored["model"][name], f"model: expected a refusal of another {name}, {got}")
 
 
 @cache
-def _analysed(name: str) -> bytes:
-    """A file that an analysis of two layers writes."""
+def _analysed() -> bytes:
+    """The analysis of two layers."""
     with tempfile.TemporaryDirectory() as folder:
         analyse(Path(folder) / "run")
-        return (Path(folder) / "run" / name).read_bytes()
-
-
-@holds
-def store(draw: st.DrawFn, folder: Path) -> None:
-    """A store of values: finite values of the same game, or a sentence with its name."""
-    from safetensors.numpy import load
-
-    content, path = draw(other_tensors(_analysed(STORE))), folder / "some-values.safetensors"
-    path.write_bytes(content)
-    with naming(path.name):
-        game = HeadCoalitions(decoder(), QUESTIONS, layer=0, store=path)
-    found, want = (json.loads(load(one)["identity"].tobytes()) for one in (content, _analysed(STORE)))
-    demand(found == want, f"store: expected a refusal of another game, {found}")
-    values = game.sample_table()
-    demand(bool(values.isfinite().all()), f"values: expected finite numbers, got {values}")
+        return (Path(folder) / "run" / FILE).read_bytes()
 
 
 @holds
 def analysis(draw: st.DrawFn, folder: Path) -> None:
     """An analysis of heads: salient groups of its players, or a sentence with its name."""
     path = folder / FILE
-    path.write_bytes(draw(damaged([_analysed(FILE)], is_json=True)))
+    path.write_bytes(draw(damaged([_analysed()], is_json=True)))
     with naming(path.name):
         found = read_analysis(path)
     method: Any = draw(st.sampled_from(["max_dividend", "common", "surrogate"]))
@@ -116,53 +96,6 @@ def analysis(draw: st.DrawFn, folder: Path) -> None:
         heads = {head for player in game.players for head in player}
         demand(set(group.heads) <= heads, f"heads: expected some of {heads}, got {group.heads}")
     calibration_of(groups, options)
-
-
-@cache
-def _losses() -> tuple[GameLoss, ...]:
-    """Losses around the decoder, one step old."""
-    several: Any = {"losses": ["ldb", "abt", "entropy"], "combination": "sum", "rho": "last_step"}
-    choices = GameOptions(layers=[0]), GameOptions(layers=list(range(LAYERS)), **several)
-    found = tuple(GameLoss(decoder().train(), options, total_steps=10) for options in choices)
-    for game in found:
-        _go_on(game)
-        game.step()
-    return found
-
-
-@holds
-def game_state(draw: st.DrawFn) -> None:
-    """A state of GAME-LoRA: a sentence and the losses as they were, or a state to go on with finite numbers."""
-    game = draw(st.sampled_from(_losses()))
-    before = game.state_dict()
-    try:
-        try:
-            with naming("game_state"):
-                game.load_state_dict(draw(tampered(before)))
-        except REFUSALS:
-            demand(game.state_dict() == before, "refusal: expected the state as it was")
-            raise
-        _go_on(game)  # or a sentence: products that no gradients have
-    finally:
-        game.load_state_dict(before)
-
-
-def _go_on(game: GameLoss) -> None:
-    """One backward pass of a small batch; gradients must be finite."""
-    model = decoder().train()
-    tokens = torch.arange(12).reshape(2, 6) % VOCABULARY
-    batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens}
-    try:
-        with game.capture(batch):
-            cross_entropy = model(**batch).loss
-        loss = game.loss(cross_entropy)
-        loss.backward()
-        demand(bool(loss.isfinite()), f"loss: expected a finite number, got {loss}")
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        demand(all(bool(g.isfinite().all()) for g in gradients), "gradients: expected finite numbers")
-    finally:
-        model.zero_grad()
-        model.eval()
 
 
 def _saved(model: Any) -> Files:
