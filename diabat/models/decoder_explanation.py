@@ -69,13 +69,10 @@ class DecoderExplanation:
     def strongest(
         self, count: int, layer: int | None = None, head: int | None = None, at_least: float = 0.0
     ) -> list[tuple[int, int, float]]:
-        """Pairs j < k of positions with the largest absolute C_jk, as (j, k, C_jk), strongest first; no zeros.
+        """At most ``count`` pairs j < k of positions with |C_jk| of ``at_least`` so much, strongest first; no zeros.
 
-        Args:
-            count: Pairs at most.
-            layer: Layer, or None for the mean over layers.
-            head: Head, or None for the mean over heads.
-            at_least: Smallest absolute C_jk.
+        Returns:
+            (j, k, C_jk) of each; those of a layer and head, or of the means over them (None).
         """
         if self.correlations is None:
             return []
@@ -129,8 +126,10 @@ def explain_decoder(
         probabilities=logits.float().softmax(-1).cpu(),
         targets=(None,) * length if targets is None else tuple(targets),
         coupled=tuple(found[0].positions.tolist()) if found else (),
-        alpha=_stacked([moments.probability for moments in found]),
-        correlations=_stacked([moments.correlations for moments in found]),
+        alpha=torch.stack([moments.probability for moments in found]).float().cpu() if found else None,
+        correlations=torch.stack([moments.correlations for moments in found]).float().cpu()
+        if found
+        else None,
         without_correlations=reason,
         num_reads=found[0].num_reads if found else None,
     )
@@ -163,10 +162,6 @@ def _forward(model: Transformer, symbols: Tensor) -> tuple[Tensor, Tensor]:
         attention.append(weights[0])
         x = block.added(x, attended)
     return torch.stack(attention), model.logits(x)[0]
-
-
-def _stacked(of_layers: list[Tensor]) -> Tensor | None:
-    return torch.stack(of_layers).float().cpu() if of_layers else None
 
 
 def _visible_keys(layer: BoltzmannAttention, length: int) -> Tensor:

@@ -16,14 +16,11 @@ from diabat.checks import ArgumentError, ArgumentTypeError
 class ModelState:
     """States of all attention layers after the same tokens.
 
-    ``Transformer.step`` returns a new state and leaves the old one as it is, so that several continuations can start
-    from one state.
-
-    Attributes:
-        layers: State of each layer, first block first.
+    ``Transformer.step`` leaves the state it is given as it is, so that several continuations can start from one.
     """
 
     layers: tuple[DecodingState, ...]
+    """State of each layer, first block first."""
 
     @property
     def position(self) -> Tensor:
@@ -31,13 +28,10 @@ class ModelState:
         return self.layers[0].position
 
     def reorder(self, rows: Tensor) -> ModelState:
-        """Select sequences, e.g. the beams that survive.
-
-        Args:
-            rows: int64 [B'], index of the sequence that each new one continues.
+        """Select sequences, e.g. the beams that survive; rows int64 [B'] are those that the new ones continue.
 
         Raises:
-            ValueError: If it is not int64 with one dimension.
+            ValueError: If the rows are not int64 with one dimension.
         """
         return ModelState(tuple(layer.reorder(rows) for layer in self.layers))
 
@@ -47,11 +41,7 @@ class ModelState:
 
 
 def check_symbols(argument: str, value: Any, shape: str) -> None:
-    """Refuse anything but int64 of a shape such as "[B, L]", without empty dimensions.
-
-    Raises:
-        ValueError: Names the argument.
-    """
+    """Refuse anything but int64 of a shape such as "[B, L]", without empty dimensions."""
     is_tensor = isinstance(value, Tensor)
     if not is_tensor or value.dtype != torch.int64 or value.ndim != shape.count(",") + 1 or not value.numel():
         got = f"{value.dtype} {list(value.shape)}" if is_tensor else type(value).__name__
@@ -59,11 +49,7 @@ def check_symbols(argument: str, value: Any, shape: str) -> None:
 
 
 def check_state(state: Any, num_layers: int) -> None:
-    """Refuse anything but None or a state of a model of so many layers.
-
-    Raises:
-        ValueError: Names the argument.
-    """
+    """Refuse anything but None or a state of a model of so many layers."""
     if not isinstance(state, ModelState | None):
         raise ArgumentTypeError("state", f"expected a ModelState or None, got {type(state).__name__}.")
     if state is not None and len(state.layers) != num_layers:

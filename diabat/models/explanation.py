@@ -26,26 +26,26 @@ class PairExplanation:
         tokens: The tokens that take part in the pooling, n of them.
         sides: ``premise``, ``hypothesis`` or ``special``, n of them.
         probabilities: Probability of each class by its name.
+        facts: Further numbers by name: expected number of active tokens, temperature, convergence, coalitions.
         alpha: α_i = P(s_i = +1) if the pooling has an Ising model, otherwise its weights, which sum to 1; [H, n].
         fields: Fields on the spins, before the division by the temperature; [H, n] or None.
         interactions: Couplings likewise; symmetric, [H, n, n] or None.
         shapley: φ_i of the value game, before normalisation, [H, n] or None.
         banzhaf: β_i, likewise.
         gate: λ_i, the share of φ in J_i, [H, n] or None.
-        facts: Further numbers by name: expected number of active tokens, temperature, convergence, coalitions.
     """
 
     pooling: str
     tokens: tuple[str, ...]
     sides: tuple[str, ...]
     probabilities: dict[str, float]
-    alpha: Tensor
-    fields: Tensor | None
-    interactions: Tensor | None
-    shapley: Tensor | None
-    banzhaf: Tensor | None
-    gate: Tensor | None
     facts: dict[str, Any]
+    alpha: Tensor
+    fields: Tensor | None = None
+    interactions: Tensor | None = None
+    shapley: Tensor | None = None
+    banzhaf: Tensor | None = None
+    gate: Tensor | None = None
 
     @property
     def predicted(self) -> str:
@@ -63,16 +63,13 @@ class PairExplanation:
     def strongest(
         self, count: int, head: int | None = None, at_least: float = 0.0
     ) -> list[tuple[int, int, float]]:
-        """Pairs i < j of tokens with the largest |J_ij|/γ, as (i, j, J_ij/γ), strongest first.
+        """At most ``count`` pairs i < j of tokens with |J_ij|/γ of ``at_least`` so much, strongest first.
 
-        Args:
-            count: Pairs at most.
-            head: Head, or None for the mean over heads.
-            at_least: Smallest |J_ij|/γ.
+        Returns:
+            (i, j, J_ij/γ) of each; those of a head, or of the mean over heads (None).
         """
-        return (
-            [] if self.strengths is None else strongest_pairs(selected(self.strengths, head), count, at_least)
-        )
+        strengths = self.strengths
+        return [] if strengths is None else strongest_pairs(selected(strengths, head), count, at_least)
 
 
 def selected(values: Tensor, *indices: int | None) -> Tensor:
@@ -127,21 +124,18 @@ def explain_pair(
     encoded = tokenizer(premise, hypothesis, truncation="longest_first", max_length=model.window)
     tokens = tokenizer.convert_ids_to_tokens(encoded["input_ids"])
     sides = [("premise", "hypothesis", "special")[2 if s is None else s] for s in encoded.sequence_ids(0)]
-    quantities = dict.fromkeys(("fields", "interactions", "shapley", "banzhaf", "gate"))
     return PairExplanation(
         pooling=model.options.pooling,
         tokens=tuple(tokens[i] for i in kept.tolist()),
         sides=tuple(sides[i] for i in kept.tolist()),
         probabilities=dict(zip(classes, chances, strict=True)),
-        **{**quantities, **{name: _restricted(value, kept) for name, value in of_tokens.items()}},  # type: ignore[arg-type]  # names are those of the fields
         facts=facts,
+        # [H, T] or [H, T, T] of the tokens that take part
+        **{
+            k: (v[:, kept] if v.ndim == 2 else v[:, kept][..., kept]).float().cpu()
+            for k, v in of_tokens.items()
+        },
     )
-
-
-def _restricted(values: Tensor, kept: Tensor) -> Tensor:
-    """[H, T] or [H, T, T] of the tokens that take part, on the CPU."""
-    chosen = values[:, kept] if values.ndim == 2 else values[:, kept][..., kept]
-    return chosen.detach().float().cpu()
 
 
 def _quantities(
@@ -151,28 +145,18 @@ def _quantities(
     pooling = model.pooling
     if isinstance(pooling, NeuroGameAttention):
         found = pooling.explain(states, mask)
-        of_tokens = {
-            "alpha": found.alpha[0],
-            "fields": found.fields[0],
-            "interactions": found.interactions[0],
-            "shapley": found.shapley.value[0],
-            "banzhaf": found.banzhaf.value[0],
-            "gate": found.gate[0],
-        }
+        of_tokens = {name: getattr(found, name)[0] for name in ("alpha", "fields", "interactions", "gate")}
+        of_tokens |= {"shapley": found.shapley.value[0], "banzhaf": found.banzhaf.value[0]}
         facts = {
-            "expected_active": found.expected_active[0].tolist(),
-            "temperature": found.temperature.tolist(),
-            "residual": found.residual[0].tolist(),
-            "coalitions": found.num_coalitions,
-            "weighting": pooling.weighting,
-            "seed": found.seed,
-        }
+            "expected_active": found.expected_active[0].tolist(), "temperature": found.temperature.tolist(),
+            "residual": found.residual[0].tolist(), "coalitions": found.num_coalitions,
+            "weighting": pooling.weighting, "seed": found.seed,
+        }  # fmt: skip
         return of_tokens, facts | {k: v for k, v in found.info.items() if k in ("converged", "iterations")}
     if isinstance(pooling, BoltzmannPooling):
         alpha = pooling.probabilities(states, mask)[0]
         h, J = pooling.last_fields_and_couplings()
         assert J is not None
-        return {"alpha": alpha, "fields": h[0], "interactions": J}, {
-            "expected_active": alpha.sum(-1).tolist()
-        }
+        facts = {"expected_active": alpha.sum(-1).tolist()}
+        return {"alpha": alpha, "fields": h[0], "interactions": J}, facts
     return {"alpha": pooling.weights(states, mask)[0]}, {}

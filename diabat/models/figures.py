@@ -39,13 +39,10 @@ def plot_explanation(
 
     Args:
         explanation: The explanation.
-        path: Output file; the suffix chooses the format (png, pdf, svg).
+        path: Output file, which is returned; the suffix chooses the format (png, pdf, svg).
         head: Head, or None for the mean over heads.
         at_least: Smallest |J_ij|/γ of a named pair.
         named: Largest number of named pairs, strongest first.
-
-    Returns:
-        The path.
     """
     tokens, strengths = explanation.tokens, explanation.strengths
     width = max(5.0, 1.8 + 0.3 * len(tokens))
@@ -111,14 +108,11 @@ def plot_decoder(
 
     Args:
         explanation: The explanation.
-        path: Output file; the suffix chooses the format (png, pdf, svg).
+        path: Output file, which is returned; the suffix chooses the format (png, pdf, svg).
         layer: Layer, or None for all.
         head: Head, or None for all.
         at_least: Smallest absolute C_jk of a named pair.
         named: Pairs that are framed and named at most, strongest first.
-
-    Returns:
-        The path.
     """
     layers = list(range(len(explanation.attention))) if layer is None else [layer]
     heads = list(range(explanation.attention.shape[1])) if head is None else [head]
@@ -154,12 +148,7 @@ def _attention_maps(
 
 
 def _correlation_map(
-    figure: Any,
-    axis: Axes,
-    explanation: DecoderExplanation,
-    layer: int,
-    head: int | None,
-    pairs: list[tuple[int, int, float]],
+    figure: Any, axis: Axes, explanation: DecoderExplanation, layer: int, head: int | None, pairs: Any
 ) -> None:
     assert explanation.correlations is not None
     values = selected(explanation.correlations, layer, head).numpy().copy()

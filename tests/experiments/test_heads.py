@@ -10,7 +10,7 @@ import torch
 
 from diabat.attention.heads import Calibration, HeadCoalitions, harsanyi_dividends
 from diabat.huggingface import disable_gac, enable_gac
-from experiments import heads_study, heads_tables, heads_tasks
+from experiments import heads_study, heads_tables
 from experiments.heads_study import Place, Sizes, answers, random_groups, run
 from experiments.heads_tasks import (
     CHOICES,
@@ -49,18 +49,6 @@ def test_questions_are_labelled_rightly(task: str, reach: str) -> None:
         assert [answer(task, tokens) for tokens in part.tokens.tolist()] == part.labels.tolist()
         for sample, label in zip(part.samples(), part.labels.tolist(), strict=True):
             assert sample["answer"] == sample["choices"][label]
-
-
-def test_heads_of_the_first_layer_begin_at_the_token_before() -> None:
-    torch.manual_seed(0)
-    model = decoder().eval()
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        tokens = torch.randint(heads_tasks.VOCABULARY, (4, 20))
-        maps = model(tokens, output_attentions=True).attentions[0]
-    before = maps.diagonal(-1, dim1=-2, dim2=-1)[..., 3:].mean((0, 2))
-    assert before[: HEADS // 2].min() > 0.4
-    assert before[HEADS // 2 :].max() < 0.3
 
 
 def test_log_odds_and_accuracy_are_those_of_the_game() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ from torch import Tensor
 
 import diabat
 from diabat.checks import ArgumentError
-from diabat.samplers.base import UnsupportedError
 from experiments.heads.communities import communities, modularity, within_against_between
 
 
@@ -32,26 +30,6 @@ def test_communities_recover_planted_groups_with_any_sampler(backend: str) -> No
     assert torch.equal(found, GROUPS)
     assert torch.equal(communities(G, diabat.sampler(backend), num_reads=200, seed=3), found)
     assert modularity(G, found) > modularity(G, torch.arange(14) % 4)
-
-
-def test_the_first_split_is_the_best_of_all() -> None:
-    """Two groups: against every bipartition of eight heads."""
-    G = planted(torch.tensor([0, 0, 1, 1, 0, 1, 0, 1]), 0.05, seed=1, noise=0.1)
-    found = communities(G, diabat.sampler("exact"), num_reads=500)
-    best = max(
-        modularity(G, torch.tensor([int(i in part) for i in range(8)]))
-        for size in range(5)
-        for part in combinations(range(8), size)
-    )
-    if int(found.max()) == 1:
-        assert modularity(G, found) == pytest.approx(best)
-    else:  # it went on splitting
-        assert modularity(G, found) > best
-
-
-def test_a_sampler_without_reads_refuses() -> None:
-    with pytest.raises(UnsupportedError, match="cannot draw samples"):
-        communities(planted(GROUPS, 0.15), diabat.sampler("mean_field"))
 
 
 def test_modularity_by_hand() -> None:

@@ -17,7 +17,7 @@ from diabat.models.figures import plot_decoder, shown
 
 TEXT = "abca badc"
 ALPHABET = " abcd"
-MODES = ("softmax", "h", "J", "h+J", "h+K", "J+K", "h+J+K", "K", "J-self")
+MODES = ("softmax", "h", "J", "h+J", "h+J+K", "J-self")
 WINDOWS: dict[str, dict[str, Any]] = {
     "absolute": {},
     "relative": {"relative": True, "attention_window": 4},

@@ -22,7 +22,7 @@ def symbols(batch: int = 3, length: int = 6) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("length", [1, 4, 6])
+@pytest.mark.parametrize("length", [1, 6])
 def test_logits_have_one_row_per_position(mode: str, length: int) -> None:
     logits = build(mode=mode)(symbols(length=length))
     assert logits.shape == (3, length, 7)
@@ -86,12 +86,6 @@ def test_published_size() -> None:
     assert sum(p.numel() for p in model.parameters()) == attention + ffn + norms + (v + 8) * d + v * (d + 1)
 
 
-def test_without_ffn_there_is_none() -> None:
-    names = [name for name, _ in build(ffn_dim=0).named_parameters()]
-    assert not any("ffn" in name for name in names)
-    assert build(ffn_dim=0)(symbols()).shape == (3, 6, 7)
-
-
 def test_every_weight_receives_a_gradient() -> None:
     model = build(mode="h+J+K", num_layers=2)
     model(symbols()).square().sum().backward()
@@ -102,27 +96,10 @@ def test_every_weight_receives_a_gradient() -> None:
         assert bool((p.grad != 0).any()), name
 
 
-def test_layers_and_sampler_reach_the_attention() -> None:
-    model = Transformer(TransformerOptions(num_layers=3), 11, 7, 6, "exact", "covariance")
-    layers = model.attention_layers()
-    assert [layer.sampler.name for layer in layers] == ["exact"] * 3
-    assert [layer.gradient for layer in layers] == ["covariance"] * 3
-
-
-def test_attention_dropout_is_the_dropout_unless_given() -> None:
-    for given, expected in ((None, 0.3), (0.0, 0.0), (0.2, 0.2)):
-        (layer,) = build(dropout=0.3, attention_dropout=given).attention_layers()
-        assert layer.dropout.p == expected
-
-
-def test_too_long_sequences_are_refused() -> None:
-    with pytest.raises(ValueError, match="symbols: expected at most window = 6 positions, got 7"):
-        build()(symbols(length=7))
-
-
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
+        ("mode", "sigmoid", r"mode: expected one of .*softmax.*, got 'sigmoid'"),
         ("embed_dim", 0, "embed_dim: expected an integer >= 1, got 0"),
         ("num_heads", 3, "embed_dim: expected a multiple of num_heads = 3, got 64"),
         ("num_layers", 0, "num_layers: expected an integer >= 1, got 0"),
@@ -132,14 +109,9 @@ def test_too_long_sequences_are_refused() -> None:
         ("attention_dropout", -0.1, r"^attention_dropout: expected a number in \[0, 1\) or None, got -0.1"),
     ],
 )
-def test_options_out_of_range_are_refused(name: str, value: float, message: str) -> None:
+def test_options_out_of_range_are_refused(name: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        TransformerOptions(**{name: value})  # type: ignore[arg-type]  # on purpose or by keyword
-
-
-def test_unknown_modes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"mode: expected one of .*softmax.*, got 'sigmoid'"):
-        build(mode="sigmoid")
+        TransformerOptions(**{name: value})
 
 
 @pytest.mark.parametrize(
@@ -206,12 +178,6 @@ def test_embedding_dropout_acts_on_the_sum_of_the_embeddings() -> None:
         want = torch.nn.functional.dropout(whole, p) if p else whole
         assert torch.equal(seen[0], want)
         assert bool((seen[0] == 0).any()) == bool(p)
-
-
-def test_without_embedding_dropout_no_random_number_is_drawn_for_it() -> None:
-    model, state = build(dropout=0.0), torch.get_rng_state()
-    model(symbols())
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize(

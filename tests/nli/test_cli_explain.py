@@ -11,14 +11,7 @@ import torch
 from diabat.models.figures import plot_explanation
 from diabat.runs import explain_decoder_run, explain_run
 
-from .test_cli_pairs import run, run_json, small
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, encoder: Path, data: Path) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    assert run("train", str(small(folder, encoder, data)), "--no-progress").exit_code == 0
-    return folder / "run"
+from .tiny_pairs import run, run_json
 
 
 def test_explain_takes_weighting_coalitions_and_seed(trained: Path) -> None:
@@ -76,14 +69,6 @@ def test_the_figure_is_on_the_scale_of_the_law(
     i, j, J = explanation.strongest(1)[0]
     assert f"{explanation.tokens[i]} and {explanation.tokens[j]} {J:+.2f}" in drawn[1].axes[1].get_xlabel()
     assert weak.stat().st_size > 10_000
-
-
-def test_other_poolings_ask_no_sampler(tmp_path: Path, encoder: Path, data: Path) -> None:
-    path = small(tmp_path / "a", encoder, data, model__pooling="projected_mean")
-    trained = run("train", str(path), "--no-progress")
-    assert trained.exit_code == 0
-    assert "projected_mean pooling" in trained.stdout
-    assert "mean_field" not in trained.stdout  # it asks no sampler
 
 
 def test_a_classifier_takes_two_sentences_and_no_options_of_decoders(trained: Path) -> None:

@@ -3,69 +3,19 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from typer.testing import CliRunner, Result
 
-from diabat.attention.neurogame import NeuroGameAttention
-from diabat.cli import app
-from diabat.config import ConfigError, load_config, make_config, to_plain
+from diabat.config import load_config, make_config, to_plain
 from diabat.runs import evaluate_run, explain_run, load_run
 from diabat.studies.report import share
 from diabat.training.folder import BEST, LATEST
 from experiments.reproduce import main as reproduce
 
-from .tiny_pairs import make_data, make_encoder
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
-
-
-def run_json(*arguments: str) -> Any:
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
-
-
-def small(folder: Path, encoder: Path, data: Path, **changes: Any) -> Path:
-    """Write a configuration that trains two steps."""
-    document = {
-        "output": str(folder / "run"),
-        "task": {"name": "pairs", "window": 20, "data": str(data), "test": "test.csv"},
-        "model": {
-            "encoder": str(encoder),
-            "local_files_only": True,
-            "num_heads": 2,
-            "ffn_dim": 8,
-            "coalitions": 3,
-            "eval_coalitions": 4,
-        },
-        "training": {"batch_size": 8, "max_steps": 2, "learning_rate": 1e-3},
-    }
-    for key, value in changes.items():
-        section, _, name = key.partition("__")
-        document[section][name] = value  # type: ignore[index]  # sections are mappings
-    folder.mkdir(exist_ok=True)
-    path = folder / "config.json"
-    path.write_text(json.dumps(document))
-    return path
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, encoder: Path, data: Path) -> Path:
-    """A run of NeuroGame pooling."""
-    folder = tmp_path_factory.mktemp("trained")
-    result = run("train", str(small(folder, encoder, data)), "--no-progress")
-    assert result.exit_code == 0, result.stderr
-    assert "neurogame pooling with mean_field" in result.stdout
-    assert "best validation accuracy" in result.stdout
-    return folder / "run"
+from .tiny_pairs import make_data, run, run_json, small
 
 
 def test_the_stored_configuration_is_complete_and_read_back(trained: Path) -> None:
@@ -155,35 +105,6 @@ def test_explain_shows_tokens_and_interactions(trained: Path, tmp_path: Path) ->
     assert "Strongest interactions, |J_ij|/γ of at least 0" in named.stdout
     assert f"{strongest:+.4f}" in named.stdout
     assert "interaction" not in run("explain", str(trained), *words, "--top", "0").stdout
-
-
-def test_evaluate_elsewhere_names_the_key(tmp_path: Path, encoder: Path) -> None:
-    folder = make_data(tmp_path / "data")
-    path = str(small(tmp_path / "a", encoder, folder, training__max_steps=1))
-    assert run("train", path, "--no-progress").exit_code == 0
-    moved = folder.rename(tmp_path / "moved")
-    refused = run("evaluate", str(tmp_path / "a" / "run"))
-    assert refused.exit_code == 1
-    assert "have moved, give task.data=PATH." in refused.stderr
-    assert refused.stderr.count("\n") == 1
-    assert run("evaluate", str(tmp_path / "a" / "run"), f"task.data={moved}").exit_code == 0
-
-
-def test_explanation_and_prediction_share_their_coalitions(
-    trained: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[int] = []
-    indices = NeuroGameAttention._indices
-
-    def recording(self: NeuroGameAttention, V: Tensor, players: Tensor, seed: int, diagnostics: bool) -> Any:
-        drawn.append(seed)
-        return indices(self, V, players, seed, diagnostics)
-
-    monkeypatch.setattr(NeuroGameAttention, "_indices", recording)
-    for _ in range(2):
-        explain_run(trained, "a dog is playing", "the dog is not playing")
-    assert len(drawn) == 4
-    assert len(set(drawn)) == 1
 
 
 @pytest.mark.parametrize("pooling", ["mean", "softmax", "boltzmann", "projected_mean"])
@@ -300,20 +221,6 @@ def test_bad_arguments_are_one_sentence(
     assert message in refused.stderr
 
 
-def test_an_encoder_of_another_size_is_refused(trained: Path, tmp_path: Path) -> None:
-    other = tmp_path / "run"
-    shutil.copytree(trained, other)
-    stored = json.loads((other / "config.json").read_text())
-    stored["model"]["encoder"] = str(make_encoder(tmp_path / "wide", width=32))
-    (other / "config.json").write_text(json.dumps(stored))
-    refused = run("evaluate", str(other))
-    assert refused.exit_code == 1
-    assert (
-        "is of another model: classifier.1.weight: expected float32 [8, 32], got float32 [8, 16]."
-        in refused.stderr
-    )
-
-
 def test_random_encoders_follow_the_changed_configuration(tmp_path: Path, encoder: Path, data: Path) -> None:
     changes = {"hidden_size": 8, "num_hidden_layers": 2, "intermediate_size": 8}
     path = small(tmp_path / "a", encoder, data, model__pretrained=False, model__encoder_config=changes)
@@ -322,30 +229,6 @@ def test_random_encoders_follow_the_changed_configuration(tmp_path: Path, encode
     names = [n for n, _ in model.named_parameters() if n.startswith("encoder.encoder.layer.1.")]
     assert names
     assert next(model.parameters()).shape == (18, 8)
-
-
-@pytest.mark.parametrize("name", ["sick-neurogame", "snli-neurogame", "mnli-neurogame"])
-def test_shipped_configurations_are_the_published_model(name: str) -> None:
-    config = load_config(name)
-    plain = to_plain(config)
-    assert (plain["model"]["pooling"], plain["model"]["temperature"], plain["model"]["dropout"]) == (
-        "neurogame",
-        0.25,
-        0.15,
-    )
-    assert (plain["model"]["coalitions"], plain["model"]["eval_coalitions"], plain["task"]["window"]) == (
-        15,
-        25,
-        128,
-    )
-    if name != "sick-neurogame":
-        assert plain["training"]["learning_rate"] == 3e-5
-        assert plain["training"]["ema_decay"] == 0.999
-
-
-def test_task_and_model_must_fit() -> None:
-    with pytest.raises(ConfigError, match=r"model\.embed_dim: unknown key"):
-        make_config({"task": {"name": "sick"}, "model": {"embed_dim": 8}})
 
 
 def test_cuda_is_refused_where_there_is_none(tmp_path: Path, encoder: Path, data: Path) -> None:

@@ -4,36 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
 
 import diabat
-from diabat.cli import app
 from diabat.runs import load_classifier, load_run
-from diabat.runs import predict as predictions
 from diabat.runs.predict import predict_pairs, read_unlabelled
 from diabat.samplers import UnsupportedError
 from diabat.tasks import PairOptions
 from diabat.tasks.nli_files import Columns
 from diabat.training.evaluate import predict
 
-from .test_cli_pairs import small
+from .tiny_pairs import run
 
 CLASSES = ["entailment", "neutral", "contradiction"]
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, encoder: Path, data: Path) -> Path:
-    folder = tmp_path_factory.mktemp("trained")
-    assert run("train", str(small(folder, encoder, data)), "--no-progress").exit_code == 0
-    return folder / "run"
 
 
 def write(folder: Path, suffix: str, rows: list[tuple[str, str]]) -> Path:
@@ -151,22 +136,6 @@ def test_refusals_are_one_sentence_and_leave_no_file(trained: Path, tmp_path: Pa
     forced = [str(tmp_path / "pairs.tsv"), "--output", str(tmp_path / "there.jsonl"), "--force"]
     assert run("predict", str(trained), *forced, "--no-progress").exit_code == 0
     assert len((tmp_path / "there.jsonl").read_text().splitlines()) == 3
-
-
-def test_a_failed_run_keeps_the_existing_file(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, out = write(tmp_path, "tsv", PAIRS), tmp_path / "out.jsonl"
-    out.write_text("kept")
-
-    def full(*arguments: Any) -> None:
-        raise OSError(28, "No space left on device", str(out))
-
-    monkeypatch.setattr(predictions, "replace_file", full)
-    refused = run("predict", str(trained), str(path), "--output", str(out), "--force", "--no-progress")
-    assert refused.exit_code == 1
-    assert "No space left on device" in refused.stderr
-    assert out.read_text() == "kept"
 
 
 def test_runs_of_other_models_are_refused(tmp_path: Path) -> None:

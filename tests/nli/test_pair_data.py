@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from diabat.extras import extra
-from diabat.tasks import DataError, MnliOptions, PairFileOptions, PairOptions, SickOptions, SnliOptions, nli
+from diabat.tasks import DataError, MnliOptions, PairFileOptions, SickOptions, SnliOptions, nli
 from diabat.tasks.hub import load_tokenizer, resolve
 from diabat.tasks.nli_files import CLASSES, Columns, Pairs, read_pairs
 from diabat.tasks.nli_tokens import tokenize_pairs
@@ -106,11 +104,6 @@ def test_bad_files_are_refused_in_one_sentence(
     with pytest.raises(DataError, match=rf"^'.*{name}'.*{message}") as caught:
         read_pairs(path, Columns())
     assert "\n" not in str(caught.value)
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a\.csv': cannot be read \(No such file or directory\)"):
-        read_pairs(tmp_path / "a.csv", Columns())
 
 
 def sick_rows(count: int, **more: str) -> list[dict[str, str]]:
@@ -237,19 +230,6 @@ def test_sets_of_the_hub(hub: Callable[[list[int]], list[Any]], encoder: Path) -
     assert calls == [("nyu-mll/glue", "mnli", name, "there") for name in sets]
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [([0, 3], "'stanfordnlp/snli', train, line 2: label: expected one of 0, 1, 2, got 3"),
-     ([-1], r"'stanfordnlp/snli', train: expected labelled pairs, got none \(1 without")],
-)  # fmt: skip
-def test_labels_of_no_class_are_refused(
-    hub: Callable[[list[int]], list[Any]], labels: list[int], message: str
-) -> None:
-    hub(labels)
-    with pytest.raises(DataError, match=message):
-        SnliOptions().read()
-
-
 def test_a_hub_failure_is_one_sentence_without_the_hub_message(monkeypatch: pytest.MonkeyPatch) -> None:
     class Library:
         @staticmethod
@@ -261,12 +241,6 @@ def test_a_hub_failure_is_one_sentence_without_the_hub_message(monkeypatch: pyte
         SnliOptions().read()
     assert "hf_secret" not in str(caught.value)
     assert caught.value.__cause__ is None
-
-
-def test_a_missing_extra_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ImportError, match=r"datasets: .*pip install 'diabat\[hf\]'"):
-        extra("datasets")
 
 
 def test_tokens_are_those_of_the_tokenizer(encoder: Path) -> None:
@@ -286,14 +260,6 @@ def test_tokens_are_those_of_the_tokenizer(encoder: Path) -> None:
     assert split.ordinary_lengths.tolist() == [5, 10]
     assert split.tokens.dtype == torch.int32
     assert batch.special.sum(1).tolist() == [3, 3]
-
-
-def test_the_longer_sentence_is_cut_first(encoder: Path) -> None:
-    tokenizer = load_tokenizer(str(encoder))
-    split = tokenize_pairs(tokenizer, Pairs(["a man is playing the guitar"], ["the dog"], [0]), 8)
-    batch, _ = split.batch(torch.tensor([0]))
-    words = tokenizer.convert_ids_to_tokens(batch.tokens[0].tolist())
-    assert words == ["[CLS]", "a", "man", "is", "[SEP]", "the", "dog", "[SEP]"]
 
 
 def test_sentences_without_tokens_and_windows_without_room_are_refused(encoder: Path) -> None:
@@ -334,11 +300,6 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
         PairFileOptions(**options)
 
 
-def test_class_names() -> None:
-    options: list[PairOptions] = [SickOptions(), PairFileOptions(classes=("x", "y"))]
-    assert [chosen.class_names for chosen in options] == [CLASSES, ("x", "y")]
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -367,10 +328,3 @@ def test_names_of_encoders(tmp_path: Path, encoder: Path, monkeypatch: pytest.Mo
     (tmp_path / "some_weights" / "__init__.py").write_text("raise RuntimeError('it must not be imported')")
     monkeypatch.syspath_prepend(tmp_path)
     assert resolve("package:some_weights/model") == str(folder)
-
-
-def test_a_tokenizer_that_is_not_there_is_one_sentence() -> None:
-    with pytest.raises(
-        ValueError, match=r"tokenizer: expected the name or folder of a tokenizer .*'no/such-model'"
-    ):
-        load_tokenizer("no/such-model", local_files_only=True)

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 import diabat
 from diabat.attention.pooling import BoltzmannPooling
-from diabat.models import POOLINGS, PairClassifier, PairModelOptions
+from diabat.models import POOLINGS, PairModelOptions
 from diabat.models.poolings import MeanPooling, ProjectedMeanPooling, SoftmaxPooling
 from diabat.samplers.base import UnsupportedError
 from diabat.tasks import PairBatch
@@ -125,21 +125,6 @@ def test_boltzmann_pooling_has_the_marginals_of_its_fields_and_couplings() -> No
     assert not weights[0, :, 2:].any()
 
 
-def test_boltzmann_pooling_without_couplings_is_sigmoid_attention() -> None:
-    pooling = BoltzmannPooling(4, 1, 3)
-    x = torch.randn(2, 3, 4)
-    assert_close(pooling.probabilities(x), torch.sigmoid(2 * pooling.heads.scores(x)))
-
-
-def test_special_tokens_count_only_if_asked_for(encoder: Path, task: PairTask) -> None:
-    batch, _ = task.train.batch(torch.arange(3))
-    assert bool(batch.special.any())
-    with_special = tiny_model(encoder, task, pooling="mean")
-    without = tiny_model(encoder, task, pooling="mean", special_tokens=False)
-    assert torch.equal(with_special.mask(batch), batch.padding)
-    assert torch.equal(without.mask(batch), batch.padding | batch.special)
-
-
 def test_a_frozen_encoder_is_left_alone(encoder: Path, task: PairTask) -> None:
     model = tiny_model(encoder, task, freeze_encoder=True).train()
     assert not any(p.requires_grad for n, p in model.named_parameters() if n.startswith("encoder."))
@@ -180,13 +165,6 @@ def test_pairs_longer_than_the_window_are_refused(encoder: Path, task: PairTask)
         model(batch)
 
 
-def test_a_row_without_tokens_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match="expected a visible position in every row, got only padding in row 1"
-    ):
-        MeanPooling()(torch.zeros(2, 2, 3), torch.tensor([[False, True], [True, True]]))
-
-
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -201,16 +179,6 @@ def test_a_row_without_tokens_is_refused() -> None:
 def test_options_out_of_range_are_refused(name: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PairModelOptions(**{name: value})
-
-
-def test_neurogame_options_arrive(encoder: Path, task: PairTask) -> None:
-    model: PairClassifier = tiny_model(
-        encoder, task, weighting="uniform", temperature=0.5, value_function="tanh"
-    )
-    shown = repr(model.pooling)
-    for word in ("MeanFieldSampler(damping=0.7", "gradient='auto'", "uniform", "tanh", "4/6"):
-        assert word in shown
-    assert_close(model.pooling.temperature, torch.full((2,), 0.5))
 
 
 def test_the_encoder_is_given_tokens_segments_and_mask(encoder: Path, task: PairTask) -> None:

@@ -24,7 +24,7 @@ from diabat.training.batches import epoch_order
 from diabat.training.checkpoint import read_checkpoint
 from diabat.training.evaluate import predict
 from diabat.training.folder import LATEST
-from diabat.training.optimizer import Average, make_optimizer, training_loss
+from diabat.training.optimizer import make_optimizer, training_loss
 from diabat.training.train import Trainer
 from fuzz.faults.session import saved_step
 
@@ -145,32 +145,6 @@ def test_two_processes_train_what_one_does(tmp_path: Path, encoder: Path, data: 
         }
     weights, shared = load_model(tmp_path / "one"), load_model(tmp_path / "two")
     assert furthest(weights, shared) < 1e-4
-
-
-def test_the_best_checkpoint_holds_the_average_and_its_validation(
-    tmp_path: Path, encoder: Path, task: PairTask
-) -> None:
-    tiny_train(tmp_path / "run", encoder, task, replace(OPTIONS, ema_decay=0.8, max_epochs=1), pooling="mean")
-    best, last = load_model(tmp_path / "run"), load_model(tmp_path / "run", "latest")
-    names = [n for n in best if not torch.equal(best[n], last[n])]
-    assert any(n.startswith("classifier.") for n in names)
-    # One epoch of three steps: the average of the weights after each, from the initial ones on.
-    model = tiny_model(encoder, task, pooling="mean")
-    average = Average(model, 0.8)
-    seen = []
-    original = torch.optim.AdamW.step
-
-    def recording(self: torch.optim.AdamW) -> None:
-        original(self)
-        average.update()
-        seen.append(1)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.optim.AdamW, "step", recording)
-        train(model, task, replace(OPTIONS, max_epochs=1), tmp_path / "plain", progress=False)
-    assert len(seen) == 3
-    for name, mean in average.mean.items():
-        assert_close(best[name], mean, rtol=1e-5, atol=1e-7)
 
 
 def test_mixup_is_the_cross_entropy_to_mixed_labels(

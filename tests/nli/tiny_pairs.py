@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from typer.testing import CliRunner, Result
 
+from diabat.cli import app
 from diabat.models import PairClassifier, PairModelOptions
 from diabat.models.encoder import load_encoder
 from diabat.tasks import PairFileOptions, PairSplit, Task
@@ -38,17 +41,11 @@ POSITIONS = 24
 PairTask = Task[PairSplit]
 
 OPTIONS = TrainOptions(
-    learning_rate=1e-2,
-    coupling_learning_rate=1e-2,
-    batch_size=8,
-    max_epochs=2,
-    checkpoint_every=2,
-    log_every=1,
-    seed=3,
-)
+    learning_rate=1e-2, coupling_learning_rate=1e-2, batch_size=8, max_epochs=2, checkpoint_every=2, log_every=1, seed=3
+)  # fmt: skip
 
 
-def make_encoder(folder: Path, *, width: int = 16, heads: int = 2) -> Path:
+def make_encoder(folder: Path) -> Path:
     """Write a BERT with random weights and its WordPiece tokenizer."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
@@ -67,15 +64,9 @@ def make_encoder(folder: Path, *, width: int = 16, heads: int = 2) -> Path:
     PreTrainedTokenizerFast(tokenizer_object=inner, model_input_names=inputs, **names).save_pretrained(folder)
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=width,
-        num_hidden_layers=1,
-        num_attention_heads=heads,
-        intermediate_size=2 * width,
-        max_position_embeddings=POSITIONS,
-        hidden_dropout_prob=0.1,
-        attention_probs_dropout_prob=0.0,
-    )
+        vocab_size=len(vocabulary), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=POSITIONS, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
     BertModel(config).save_pretrained(folder)
     return folder
 
@@ -143,3 +134,31 @@ def tiny_train(
 def furthest(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     """Largest difference of two weights, except biases of keys: softmax ignores them, and rounding moves them."""
     return max(float((a[name] - b[name]).abs().max()) for name in a if not name.endswith("key.bias"))
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def run_json(*arguments: str) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def small(folder: Path, encoder: Path, data: Path, **changes: Any) -> Path:
+    """Write a configuration that trains two steps."""
+    document: dict[str, Any] = {
+        "output": str(folder / "run"),
+        "task": {"name": "pairs", "window": 20, "data": str(data), "test": "test.csv"},
+        "model": {"encoder": str(encoder), "local_files_only": True, "num_heads": 2, "ffn_dim": 8, "coalitions": 3,
+                  "eval_coalitions": 4},
+        "training": {"batch_size": 8, "max_steps": 2, "learning_rate": 1e-3},
+    }  # fmt: skip
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        document[section][name] = value
+    folder.mkdir(exist_ok=True)
+    path = folder / "config.json"
+    path.write_text(json.dumps(document))
+    return path

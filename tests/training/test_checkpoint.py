@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from run_checks import assert_same_run
 from torch import Tensor
 
 from diabat.files import create_file, replace_file
@@ -25,19 +24,22 @@ Tensors = dict[str, Tensor]
 Facts = dict[str, Any]
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One epoch of three steps, with averaged weights."""
-    tiny_train(tmp_path / "run", max_epochs=1, ema_decay=0.5)
-    return tmp_path / "run"
+    folder = tmp_path_factory.mktemp("original") / "run"
+    tiny_train(folder, max_epochs=1, ema_decay=0.5)
+    return folder
+
+
+@pytest.fixture
+def run(original: Path, tmp_path: Path) -> Path:
+    """A copy of the run, to be damaged."""
+    return Path(shutil.copytree(original, tmp_path / "run"))
 
 
 def resume(run: Path, **changes: Any) -> None:
     tiny_train(run, resume=True, **{"ema_decay": 0.5, "max_epochs": 2, **changes})
-
-
-def test_a_run_folder_holds_two_checkpoints_and_nothing_is_pickled(run: Path) -> None:
-    assert {p.name for p in run.iterdir()} == {LATEST, BEST, "config.json", "metrics.jsonl", ".lock"}
 
 
 def test_tensors_and_facts_come_back_bit_for_bit(tmp_path: Path) -> None:
@@ -115,7 +117,7 @@ def test_content_of_another_form_is_refused(name: str, run: Path) -> None:
 
 
 # Weights; moments, beyond whose end the fused AdamW would write without the check; averages.
-@pytest.mark.parametrize("start", ["blocks.", "exp_avg/", "exp_avg_sq/", "average/"])
+@pytest.mark.parametrize("start", ["blocks.", "exp_avg/", "average/"])
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -125,18 +127,8 @@ def test_content_of_another_form_is_refused(name: str, run: Path) -> None:
     ],
 )
 def test_tensors_of_another_form_are_refused(start: str, make: Any, message: str, run: Path) -> None:
-    before = (run / LATEST).read_bytes()
     changed(run / LATEST, put(start, make))
     with pytest.raises(CheckpointError, match=rf"latest.* is of another model: {start}.*: {message}\.$"):
-        resume(run)
-    (run / LATEST).write_bytes(before)
-    resume(run)
-
-
-def test_tensors_of_another_model_are_refused(run: Path) -> None:
-    steps = {"step/head.bias": torch.zeros(3), "more": torch.zeros(2)}
-    changed(run / LATEST, lambda tensors, _: tensors.update(steps))
-    with pytest.raises(CheckpointError, match=r"another model: more: expected none, got float32 \[2\]"):
         resume(run)
 
 
@@ -182,41 +174,12 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
         load_model(tmp_path, "worst")  # type: ignore[arg-type]  # on purpose
 
 
-def test_a_checkpoint_that_cannot_be_read_is_named(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(path: Path) -> bytes:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(Path, "read_bytes", broken)
-    with pytest.raises(CheckpointError, match=r"cannot read .*best\.safetensors \(Input/output error\)\.$"):
-        load_model(run)
-
-
 def test_metrics_shorter_than_the_checkpoint_says_are_damage(run: Path) -> None:
     (run / "metrics.jsonl").write_text("")
     with pytest.raises(
         CheckpointError, match=r"metrics.jsonl is damaged: expected at least \d+ bytes, got 0"
     ):
         resume(run)
-
-
-def test_a_full_disk_keeps_the_checkpoint_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = os.write, []
-
-    def full(descriptor: int, content: Any) -> int:
-        calls.append(1)
-        if len(calls) > 2:  # config.json, the checkpoint at step 0, that at step 2
-            real(descriptor, bytes(content)[:10])
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(descriptor, content)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", full)
-        with pytest.raises(CheckpointError, match=r"cannot save .*latest.*\(No space left.*before is intact"):
-            tiny_train(tmp_path / "run")
-    assert read_checkpoint(tmp_path / "run" / LATEST)[1]["state"]["step"] == 0
-    tiny_train(tmp_path / "run", resume=True)
-    tiny_train(tmp_path / "straight")
-    assert_same_run(tmp_path / "run", tmp_path / "straight")
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace", "write"])
@@ -248,11 +211,3 @@ def test_other_options_are_refused(run: Path, name: str, value: Any) -> None:
 def test_other_data_are_refused(run: Path) -> None:
     with pytest.raises(CheckpointError, match=r"task: expected the training data of .*latest.* got other"):
         resume(run, task=tiny_task(num_train=41))
-
-
-def test_the_facts_are_json(run: Path) -> None:
-    with (run / LATEST).open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    facts = json.loads(header["__metadata__"]["facts"])
-    assert facts["state"]["step"] == 3
-    assert facts["options"]["seed"] == 3

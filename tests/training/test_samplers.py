@@ -13,9 +13,8 @@ from diabat.circuits import TrotterPlan
 from diabat.models import Transformer, TransformerOptions
 from diabat.samplers import sampler
 from diabat.samplers.dqa import DQASampler
-from diabat.samplers.state import chain_state, load_chain_state
+from diabat.samplers.state import chain_state
 from diabat.tasks import Split, Task
-from diabat.testing.problems import make_problem
 from diabat.training import TrainOptions, evaluate, load_model
 from diabat.training.optimizer import make_optimizer
 from fuzz.tiny import tiny_task, tiny_train
@@ -72,31 +71,6 @@ def test_an_evaluation_does_not_change_the_chains() -> None:
     assert evaluate(model, task.validation) == first
 
 
-def test_memory_is_put_back_by_layer() -> None:
-    task = tiny_task()
-    model, other = chained_model(task), chained_model(task)
-    memory = one_step(model, task)
-    load_chain_state(other, memory)
-    found = chain_state(other)
-    assert found.keys() == memory.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in memory.items())
-    load_chain_state(other, {})
-    assert chain_state(other) == {}
-
-
-def test_composites_hand_on_the_memory_of_their_base() -> None:
-    ising = make_problem((2,), 4, seed=1)
-    refine = sampler("refine", sampler="tempering", options={"persistent": True, "num_replicas": 1}, sweeps=1)
-    refine.sample(ising, 3, seed=1)
-    memory = refine.state_dict()
-    assert memory["base.chains"].shape == (3, 1, 2, 4)
-    own = refine.with_own_parameters()
-    assert own is not refine
-    assert own.state_dict() == {}
-    own.load_state_dict(memory)
-    assert torch.equal(own.sample(ising, 3, seed=2).spins, refine.sample(ising, 3, seed=2).spins)
-
-
 PLAN = TrotterPlan(*np.random.default_rng(3).normal(size=(3, 4)))
 NAME = "blocks.0.attention.sampler.schedule_angles"
 
@@ -130,27 +104,6 @@ def test_angles_have_a_group_of_their_own_without_decay() -> None:
     assert (others["lr"], others["weight_decay"]) == (1e-3, 0.1)
     grouped = [id(p) for group in (others, couplings, schedules) for p in group["params"]]
     assert sorted(grouped) == sorted(id(p) for p in model.parameters())
-
-
-def test_a_short_run_changes_the_angles_at_their_own_rate(tmp_path: Path) -> None:
-    task = tiny_task()
-    model = learning_model(task)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if name.endswith("coupling_pairs"):
-                p.normal_(std=0.3)  # else the coupling angles have no gradient at the first step
-    tiny_train(tmp_path / "run", model=model, task=task, max_steps=1, schedule_learning_rate=2e-3)
-    moved = dict(model.named_parameters())[NAME].detach() - start()
-    # The first AdamW step is lr·g/(|g| + 1e-8), and some of these gradients are as small as that.
-    assert bool((moved != 0).all())
-    assert 0.9 * 2e-3 < float(moved.abs().max()) < 1.001 * 2e-3
-
-
-def test_a_learning_rate_of_zero_does_not_change_the_angles(tmp_path: Path) -> None:
-    task = tiny_task()
-    model = learning_model(task)
-    tiny_train(tmp_path / "run", model=model, task=task, schedule_learning_rate=0.0)
-    assert torch.equal(dict(model.named_parameters())[NAME].detach(), start())
 
 
 def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
