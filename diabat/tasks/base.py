@@ -121,10 +121,9 @@ class TextForm:
         index = {character: symbol for symbol, character in enumerate(self.characters)}
         for position, character in enumerate(text):
             if character not in index:
+                got = f"{character!r} at position {position}"
                 raise ArgumentError(
-                    "text",
-                    f"expected the characters {self.characters!r} of the task, "
-                    f"got {character!r} at position {position}.",
+                    "text", f"expected the characters {self.characters!r} of the task, got {got}."
                 )
         return torch.tensor([index[character] for character in text])
 

@@ -91,11 +91,9 @@ def _draw_sets(options: BracketOptions) -> tuple[Tensor, Tensor]:
         validation = torch.cat((validation, words[reserved]))[: wanted[1]]
         if (len(train), len(validation)) == wanted:
             return train, validation
-    raise ArgumentError(
-        "vocab_size",
-        f"expected enough symbols to hold {options.num_validation} sequences back from "
-        f"training at window = {options.window}, got {options.vocab_size}.",
-    )
+    expected = f"enough symbols to hold {options.num_validation} sequences back from training"
+    got = f"at window = {options.window}, got {options.vocab_size}."
+    raise ArgumentError("vocab_size", f"expected {expected} {got}")
 
 
 def draw_words(count: int, window: int, vocab_size: int, generator: torch.Generator) -> Tensor:
@@ -145,12 +143,8 @@ def matched(words: Tensor) -> Tensor:
     """
     depth = ((words == OPEN).long() - (words == CLOSE).long()).cumsum(1)
     if bool((depth < 0).any()):
-        position = int((depth < 0).any(0).nonzero()[0])
-        raise ArgumentError(
-            "text",
-            "expected an opening bracket before each closing one, "
-            f"got a closing one at position {position} without.",
-        )
+        got = f"a closing one at position {int((depth < 0).any(0).nonzero()[0])} without"
+        raise ArgumentError("text", f"expected an opening bracket before each closing one, got {got}.")
     return matching_positions(words)
 
 

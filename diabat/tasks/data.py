@@ -36,9 +36,8 @@ class DataFile:
     @property
     def fix(self) -> str:
         """What to do without the file."""
-        return (
-            f"get {self.filename} from {self.source} and give task.data=PATH or {ENVIRONMENT_VARIABLE}=FOLDER"
-        )
+        place = f"task.data=PATH or {ENVIRONMENT_VARIABLE}=FOLDER"
+        return f"get {self.filename} from {self.source} and give {place}"
 
     def problem(self, content: bytes) -> str | None:
         """What is wrong with the bytes of the file, or None."""

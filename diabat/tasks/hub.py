@@ -46,12 +46,7 @@ def _in_package(name: str, argument: str) -> Path:
 
 
 def load_tokenizer(name: str, *, local_files_only: bool = False, argument: str = "tokenizer") -> Any:
-    """Load a fast tokenizer.
-
-    Args:
-        name: As for :func:`resolve`.
-        local_files_only: Use what is on the disk; do not ask the hub.
-        argument: What the name was given as, for errors.
+    """Load a fast tokenizer; ``name`` and ``argument`` as for :func:`resolve`.
 
     Raises:
         ValueError: If there is none of this name, or it is no fast tokenizer.
@@ -71,10 +66,7 @@ def load_tokenizer(name: str, *, local_files_only: bool = False, argument: str =
 
 
 def unavailable(name: str, argument: str, what: str, error: Exception) -> ArgumentError:
-    """One sentence for a failure of ``from_pretrained``.
-
-    The library's own text is not repeated: it is long, and may quote requests.
-    """
+    """One sentence for a failure of ``from_pretrained``, whose own text is long, and may quote requests."""
     return ArgumentError(
         argument,
         f"expected the name or folder of {what} that can be loaded, got '{name}' "

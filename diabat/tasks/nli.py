@@ -141,10 +141,9 @@ def _own_sets(path: Path, rows: list[tuple[int, Row]]) -> Mapping[str, Rows]:
 
 @dataclass(frozen=True)
 class SnliOptions(PairOptions):
-    """SNLI.
+    """SNLI; ``data`` is a folder with the original ``snli_1.0_train.jsonl``, ``_dev`` and ``_test``.
 
-    ``data`` is a folder with the original ``snli_1.0_train.jsonl``, ``_dev`` and ``_test``, or else the cache folder of
-    the library datasets, for which None takes its own.
+    Else it is the cache folder of the library datasets, for which None takes its own.
     """
 
     name: Literal["snli"] = field(default="snli", kw_only=True)
@@ -179,11 +178,8 @@ def _read_published(
 ) -> dict[str, Pairs]:
     """Read the sets from the files of their authors in a folder, or through the library ``datasets``.
 
-    Args:
-        pattern: Names of the files: JSON lines, ``-`` where annotators disagree.
-        hub: Arguments of ``datasets.load_dataset``; classes 0, 1, 2 are entailment, neutral, contradiction.
-        sets: In the files and on the hub, by our name.
-        data: The folder, or else that in which ``datasets`` keeps its files; None for its own.
+    ``pattern`` names files of JSON lines, ``hub`` the arguments of ``datasets.load_dataset``, whose classes 0, 1, 2 are
+    entailment, neutral, contradiction; ``sets`` has the names of both by ours.
     """
     if data is not None and (folder := Path(data)).joinpath(pattern.format("train")).is_file():
         columns = Columns("sentence1", "sentence2", "gold_label")

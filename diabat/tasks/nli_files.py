@@ -20,12 +20,8 @@ class _Tabs(csv.excel_tab):
     quoting = csv.QUOTE_NONE  # quotes in sentences do not delimit cells
 
 
-SUFFIXES: Mapping[str, type[csv.Dialect] | None] = {
-    ".csv": csv.excel,
-    ".tsv": _Tabs,
-    ".txt": _Tabs,
-    ".jsonl": None,
-}
+SUFFIXES: Mapping[str, type[csv.Dialect] | None]
+SUFFIXES = {".csv": csv.excel, ".tsv": _Tabs, ".txt": _Tabs, ".jsonl": None}
 """Suffixes of the files that can be read, and the form of their tables."""
 
 NO_CONSENSUS = ("-", "-1")
@@ -38,14 +34,7 @@ Rows = Iterable[tuple[int, Row]]
 
 @dataclass(frozen=True)
 class Pairs:
-    """Labelled sentence pairs.
-
-    Attributes:
-        premises: First sentences.
-        hypotheses: Second sentences, as many.
-        labels: Classes 0 .. C - 1, as many.
-        dropped: Pairs of the source that were left out because their annotators agreed on no label.
-    """
+    """Sentence pairs with classes 0 .. C - 1; ``dropped`` more of the source are left out, having no agreed label."""
 
     premises: Sequence[str]
     hypotheses: Sequence[str]
@@ -125,11 +114,7 @@ def _sentence(place: str, column: str, row: Row) -> str:
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
-    """Read rows by column name, with the line each ends at.
-
-    Raises:
-        DataError: If the file cannot be read or lacks a column.
-    """
+    """Read rows by column name, with the line each ends at; DataError if the file cannot be read or lacks a column."""
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise DataError(f"'{path}': expected a file ending in {', '.join(SUFFIXES)}, got '{path.suffix}'.")

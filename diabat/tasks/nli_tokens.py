@@ -84,12 +84,9 @@ class PairSplit(Examples):
 
 
 def tokenize_pairs(tokenizer: Any, pairs: Pairs, window: int) -> PairSplit:
-    """Tokenize premise and hypothesis as a pair, at most ``window`` tokens, the longer sentence cut first.
+    """Tokenize premise and hypothesis by a fast tokenizer as a pair of at most ``window`` tokens with the special ones.
 
-    Args:
-        tokenizer: A fast tokenizer of Hugging Face.
-        pairs: The pairs.
-        window: Tokens at most, special ones included.
+    The longer sentence is cut first.
 
     Raises:
         DataError: If a sentence has no token.

@@ -20,14 +20,8 @@ def epoch_order(examples: Examples, seed: int, epoch: int, batch_size: int) -> T
     50 batches, each pool is sorted by length and cut into batches, and the batches are put into random order; a smaller
     last batch stays the last.
 
-    Args:
-        examples: N training examples.
-        seed: Seed of the run.
-        epoch: Epochs completed.
-        batch_size: Examples per batch.
-
     Returns:
-        A permutation of 0 .. N - 1, int64 [N].
+        A permutation of 0 .. N - 1, int64 [N]; ``epoch`` is the number of epochs completed.
     """
     lengths = examples.lengths
     order = torch.randperm(len(examples), generator=_stream(f"{seed} {epoch}"))

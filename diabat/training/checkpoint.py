@@ -89,11 +89,7 @@ class TrainState:
 
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Write tensors, and facts as metadata, atomically.
-
-    Raises:
-        CheckpointError: If writing fails; what was at the path is then intact.
-    """
+    """Write tensors, and facts as metadata, atomically; a CheckpointError leaves what was there intact."""
     import safetensors.torch
 
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -106,11 +102,7 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[st
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read the tensors and the facts of a checkpoint.
-
-    Raises:
-        CheckpointError: If it is missing or damaged; the message names the file.
-    """
+    """Read the tensors and the facts of a checkpoint; a CheckpointError names a file that is missing or damaged."""
     import safetensors.torch
 
     with reading(path):
@@ -124,11 +116,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Report any error that a missing or damaged checkpoint causes in one sentence.
-
-    Raises:
-        CheckpointError: For every error of the system, of safetensors or about a value in the block.
-    """
+    """Turn every error of the system, of safetensors or about a value in the block into a CheckpointError."""
     from safetensors import SafetensorError
 
     try:
@@ -163,11 +151,7 @@ def load_model(run_dir: str | Path, which: Literal["best", "latest"] = "best") -
 
 
 def is_finished(folder: Path, options: TrainOptions) -> bool:
-    """Whether the run in a folder has used up the epochs, steps or patience of these options; False if there is none.
-
-    Raises:
-        CheckpointError: If the checkpoint is damaged.
-    """
+    """Whether the run in a folder has used up the epochs, steps or patience of these options; False without a run."""
     path = folder / LATEST
     if not path.exists():
         return False
@@ -178,11 +162,7 @@ def is_finished(folder: Path, options: TrainOptions) -> bool:
 
 @torch.no_grad()
 def copy_tensors(source: Mapping[str, Tensor], to: Mapping[str, Tensor], path: Path) -> None:
-    """Copy tensors of a checkpoint to those of the same names.
-
-    Raises:
-        CheckpointError: If names, shapes or types differ; the message names the first difference.
-    """
+    """Copy tensors to those of the same names; a CheckpointError names the first that has another shape or type."""
     for name in sorted(source.keys() | to.keys()):
         expected, got = _form(to.get(name)), _form(source.get(name))
         if expected != got:  # also the fused AdamW checks no sizes, and would write out of bounds

@@ -17,13 +17,7 @@ from torch import Tensor, distributed, nn
 
 
 class Processes:
-    """The processes of this run; a single one without communication unless torchrun started several.
-
-    Attributes:
-        count: Number of processes.
-        index: Number of this one.
-        is_main: Whether this one writes the files.
-    """
+    """The ``count`` processes of this run, of which the first (``is_main``) writes the files; one without torchrun."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

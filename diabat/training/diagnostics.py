@@ -17,11 +17,7 @@ from diabat.training.errors import TrainingError
 
 @contextmanager
 def numbers_in_range(model: Model, state: TrainState) -> Iterator[None]:
-    """Stop the run if the sampler refuses fields or couplings in the block because they are NaN or too large.
-
-    Raises:
-        TrainingError: As :func:`require_finite`.
-    """
+    """Stop the run with a TrainingError if the sampler refuses fields or couplings that are NaN or too large."""
     try:
         yield
     except (IsingError, UnsupportedError) as error:
@@ -29,11 +25,7 @@ def numbers_in_range(model: Model, state: TrainState) -> Iterator[None]:
 
 
 def require_finite(model: Model, state: TrainState, **figures: float) -> None:
-    """Check numbers of the current batch.
-
-    Raises:
-        TrainingError: Naming the step, the batch of the epoch, and the largest |h| and |J| of the last forward pass.
-    """
+    """Stop the run unless numbers of the batch are finite, naming the step, and the largest |h| and |J| of the pass."""
     for name, value in figures.items():
         if not math.isfinite(value):
             what = f"{name.replace('_', ' ')}: expected a finite number, got {value}"

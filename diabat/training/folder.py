@@ -11,23 +11,14 @@ from typing import BinaryIO
 from diabat.files import TEMPORARY_PREFIX, open_file
 from diabat.training.errors import CheckpointError, OutputError
 
-CONFIG, METRICS, LATEST, BEST, LOCK = (
-    "config.json",
-    "metrics.jsonl",
-    "latest.safetensors",
-    "best.safetensors",
-    ".lock",
-)
-"""Names of the files: the configuration, a line per event, the two checkpoints, and the lock, which is empty."""
+CONFIG, METRICS, LOCK = "config.json", "metrics.jsonl", ".lock"
+LATEST, BEST = "latest.safetensors", "best.safetensors"
+"""Names of the files: the configuration, a line per event, the lock, which is empty, and the two checkpoints."""
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Report an error of the system in the block in one sentence.
-
-    Raises:
-        OutputError: For every OSError in the block.
-    """
+    """Turn every OSError in the block into an OutputError of one sentence."""
     try:
         yield
     except OSError as error:
@@ -36,16 +27,12 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(folder: Path, name: str = "run_dir") -> Iterator[None]:
-    """Lock a run folder while the block runs; readers need no lock.
+    """Lock an existing folder while the block runs; readers need no lock.
 
     The system releases the lock when the process ends, also by kill -9.
 
-    Args:
-        folder: An existing folder.
-        name: The argument that names it, for messages.
-
     Raises:
-        OutputError: If the folder is locked by another run, or cannot be written.
+        OutputError: Beginning with ``name``, if another run has the lock, or the folder cannot be written.
     """
     import filelock
 
@@ -65,11 +52,7 @@ def locked(folder: Path, name: str = "run_dir") -> Iterator[None]:
 
 @contextmanager
 def opened(folder: Path, resume: bool) -> Iterator[None]:
-    """Make the folder of a new run, or find one to resume, and lock it while the block runs.
-
-    Args:
-        folder: New or empty; with ``resume``, the folder of a run, possibly one that was killed while it started.
-        resume: Whether to resume a run.
+    """Make the folder of a new run, or find one to resume (perhaps killed while it started), and lock it in the block.
 
     Raises:
         OutputError: If there is already a run, no run to resume, or the folder cannot be written, or is locked.
@@ -99,9 +82,8 @@ def _check_content(folder: Path, resume: bool) -> None:
             "continue its run with resume=True, or name another folder."
         )
     others = {n for n in names - {CONFIG, METRICS} if not n.startswith(TEMPORARY_PREFIX)}
-    lines = (
-        METRICS in names and (folder / METRICS).lstat().st_size
-    )  # a run without checkpoint has written none
+    # A run without a checkpoint has written no lines.
+    lines = METRICS in names and (folder / METRICS).lstat().st_size
     if resume and LATEST not in names and (others or lines):
         raise OutputError(f"run_dir: expected a run with a checkpoint to resume, got none in {folder}.")
 

@@ -67,11 +67,9 @@ def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.AdamW
     schedules = [p for p in sampler_parameters(model) if p.requires_grad]
     apart = {*couplings, *schedules}
     head_rate = options.head_learning_rate
-    rest: list[nn.Parameter] = []
-    head: list[nn.Parameter] = []
-    for name, p in model.named_parameters():
-        if p.requires_grad and p not in apart:
-            (head if head_rate is not None and name.startswith(_HEAD) else rest).append(p)
+    others = {n: p for n, p in model.named_parameters() if p.requires_grad and p not in apart}
+    head = [p for n, p in others.items() if head_rate is not None and n.startswith(_HEAD)]
+    rest = [p for n, p in others.items() if head_rate is None or not n.startswith(_HEAD)]
     groups: list[tuple[list[nn.Parameter], float, float]] = [
         (rest, options.learning_rate, options.weight_decay),
         (head, head_rate or 0.0, options.weight_decay),
@@ -99,13 +97,7 @@ def lr_scale(options: TrainOptions, step: int, epoch: int, batches: int) -> floa
     """Factor of all learning rates.
 
     min(1, (step + 1) / warm-up steps) · decay^(number of ``decay_epochs`` <= epoch); the warm-up is a share of the
-    steps of ``max_epochs`` epochs.
-
-    Args:
-        options: Options of the run.
-        step: Steps taken before.
-        epoch: Epochs completed before.
-        batches: Steps of an epoch.
+    steps of ``max_epochs`` epochs of ``batches`` steps; ``step`` and ``epoch`` count those that are completed.
     """
     warm = round(options.warmup * options.max_epochs * batches)
     rise = min(1.0, (step + 1) / warm) if warm else 1.0

@@ -106,15 +106,7 @@ def _bins(confidence: Tensor, right: Tensor) -> tuple[Bin, ...]:
 
 
 def plot_scores(scores: Scores, path: str | Path) -> Path:
-    """Draw numbers of examples by label and prediction, and accuracy against confidence.
-
-    Args:
-        scores: The scores.
-        path: Output file; the suffix chooses the format (png, pdf, svg).
-
-    Returns:
-        The path.
-    """
+    """Draw numbers of examples by label and prediction, and accuracy against confidence, as png, pdf or svg."""
     figure = new_figure(9.6, 4.3)
     left, right = figure.subplots(1, 2)
     counts = torch.tensor(scores.confusion)
