@@ -1,4 +1,4 @@
-"""How near simulated anneals come to Boltzmann's law: strength, calibration, times, steps, schedules, refine, noise.
+"""How near simulated anneals come to Boltzmann's law: strength, calibration, times, schedules, refine, noise.
 
     python -m experiments.dqa_fidelity [SECTION ...] [--figures FOLDER] [--json]
 
@@ -35,7 +35,6 @@ from experiments.dqa_problems import (
     sk_problems,
     swept,
 )
-from experiments.dqa_steps import defaults, steps
 
 STRENGTHS, SIZES, BOUND, ERROR = (0.1, 0.2, 0.3, 0.6, 1.0, 1.5, 2.0), (6, 8), 0.02, "Mean |ΔP| of marginals"
 READS = "1000 exact reads"
@@ -253,8 +252,8 @@ def noise() -> Titled:
 
 
 SECTIONS: dict[str, Callable[[], Titled]] = {
-    "boltzmann": without_fields, "strength": strength, "fields": fields, "time": times, "steps": steps,
-    "defaults": defaults, "schedule": schedules, "refine": refine, "noise": noise,
+    "boltzmann": without_fields, "strength": strength, "fields": fields, "time": times,
+    "schedule": schedules, "refine": refine, "noise": noise,
 }  # fmt: skip
 
 

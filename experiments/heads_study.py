@@ -18,7 +18,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from diabat.attention.games.draws import sized_coalitions
 from diabat.attention.games.tables import all_coalitions
 from diabat.attention.heads import Calibration, Dividends, HeadCoalitions, common, fit_surrogate, max_dividend
 from diabat.huggingface import disable_gac, enable_gac
@@ -36,7 +35,6 @@ from experiments.heads_tasks import (
     train,
 )
 
-PAIR, FITTED, HELD = (2, 3), 550, 1000
 ALPHAS, BETAS = (0.05, 0.1, 0.2, 0.3), (0.1, 0.3, 0.5, 0.7, 0.9)
 EVALUATION, DIVIDENDS, VALIDATION, TEST = range(1, 5)
 """Purposes of questions; those of different purposes are drawn independently."""
@@ -46,11 +44,10 @@ Groups = Mapping[int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Steps of the training, and questions: of a game on one layer, of one on two layers, and of each length."""
+    """Steps of the training, and questions: of a game on a layer, and of each length."""
 
     steps: int = 3000
     samples: int = 128
-    pair_samples: int = 32
     validation: int = 128
     test: int = 384
     evaluation: int = 1000
@@ -191,17 +188,6 @@ def explained(coalitions: Tensor, values: Tensor, fitted: Tensor, held: Tensor) 
     }
 
 
-def pair(place: Place, sizes: Sizes) -> Row:
-    """16 players of two layers: R² of fits to 550 coalitions on 1,000 others."""
-    everyone = torch.ones(2 * HEADS, dtype=torch.bool)
-    drawn = torch.unique(sized_coalitions(everyone, 2 * (FITTED + HELD), place.seed, stratified=False), dim=0)
-    mixed = torch.randperm(len(drawn), generator=torch.Generator().manual_seed(place.seed))
-    coalitions = drawn[mixed[: FITTED + HELD]]
-    samples = place.samples(sizes.pair_samples)
-    values = HeadCoalitions(place.model(), samples, layer=list(PAIR), batch_size=64).value(coalitions)
-    return explained(coalitions, values, *torch.arange(FITTED + HELD).split([FITTED, HELD]))
-
-
 def grid(place: Place, sizes: Sizes) -> list[Row]:
     """All α and β on validation questions, with the salient group and with none."""
     model, rows = place.model(), []
@@ -243,7 +229,7 @@ def test(place: Place, sizes: Sizes) -> list[Row]:
 
 
 STAGES: dict[str, Callable[[Place, Sizes], Any]] = {
-    "accuracies": accuracies, "dividends": dividends, "pair": pair, "grid": grid, "test": test,
+    "accuracies": accuracies, "dividends": dividends, "grid": grid, "test": test,
 }  # fmt: skip
 
 

@@ -20,7 +20,6 @@ def tables(places: Sequence[Place]) -> Titled:
     for title, stage in (
         ("Accuracy [%] and mean v of the decoders", "accuracies"),
         ("Largest dividends by layer, and R² of surrogates on the other half of the coalitions", "dividends"),
-        ("R² of surrogates, 16 players of two layers, 550 fitted, 1,000 others", "pair"),
     ):
         for place in places:
             found = place.read(stage)

@@ -2,7 +2,7 @@
 
     python -m experiments.reproduce                                  # what there is
     python -m experiments.reproduce table2-shakespeare --row t8-softmax --row t8-h+J --jobs 2
-    python -m experiments.reproduce table2-shakespeare --no-train --figure table2.png --json
+    python -m experiments.reproduce table2-shakespeare --no-train --json
 
 Finished runs are read, interrupted ones are continued: repeat the command.  KEY=VALUE changes the configuration of
 every row.  The tables are in the YAML files beside this script:
@@ -247,10 +247,6 @@ def show(experiment: Experiment, options: argparse.Namespace) -> None:
         if (fit := fit_decay(values)) is not None
     ]
     report("Fits of a exp(-b T) + c to the means", fits, as_json=options.json)
-    if options.figure is not None and outcomes:
-        from experiments.reproduce_figure import draw
-
-        draw(experiment, outcomes, options.figure)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -263,7 +259,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     command.add_argument("--no-train", action="store_true", help="show the runs that are finished")
     command.add_argument("--output", type=Path, default=Path("runs"))
-    command.add_argument("--figure", type=Path, help="couplings, learning curves, means by T")
     command.add_argument("--folder", type=Path, default=HERE, help="of the YAML files")
     options = command.parse_intermixed_args(arguments)
     known = load(options.folder)

@@ -25,7 +25,7 @@ from experiments.heads_tasks import (
     questions,
 )
 
-TINY = Sizes(steps=2, samples=2, pair_samples=1, validation=8, test=8, groups=3, evaluation=8)
+TINY = Sizes(steps=2, samples=2, validation=8, test=8, groups=3, evaluation=8)
 
 
 def answer(task: str, tokens: list[int]) -> int:
@@ -83,21 +83,19 @@ def test_random_groups_are_different_of_equal_size_and_never_the_salient_one() -
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """A study of one seed and task after two steps, with one α and two β, and 30 coalitions of two layers."""
+    """A study of one seed and task after two steps, with one α and two β."""
     folder: Path = tmp_path_factory.mktemp("study")
     with pytest.MonkeyPatch.context() as patched:
         for module in (heads_study, heads_tables):
             patched.setattr(module, "TASKS", ("retrieval",))
         patched.setattr(heads_study, "ALPHAS", (0.05,))
         patched.setattr(heads_study, "BETAS", (0.3, 0.9))
-        patched.setattr(heads_study, "FITTED", 20)
-        patched.setattr(heads_study, "HELD", 10)
         places = run(folder, TINY, seeds=1, workers=1)
         before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.json")}
         assert run(folder, TINY, seeds=1, workers=1) == places
         assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.json")} == before
         tables = list(heads_tables.tables(places))
-    assert len({title for title, _ in tables}) == 5
+    assert len({title for title, _ in tables}) == 4
     return places[0]
 
 
