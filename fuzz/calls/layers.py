@@ -106,19 +106,6 @@ def attention(draw: st.DrawFn) -> None:
         close(other(x, key_padding_mask=padding), y, most, "output by enumeration")
 
 
-@holds
-def pooling(draw: st.DrawFn) -> None:
-    """``NeuroGameAttention`` has finite outputs and gradients."""
-    heads = draw(st.sampled_from([1, 2]))
-    layer = diabat.NeuroGameAttention(
-        4 * heads, heads, sampler=draw(st.sampled_from(["mean_field", "exact"]))
-    )
-    x, padding = _inputs(draw, layer, draw(st.integers(1, 6)), torch.float32)
-    z = layer(x, key_padding_mask=padding)
-    demand(tuple(z.shape) == (2, 4 * heads), f"output: expected {(2, 4 * heads)}, got {tuple(z.shape)}")
-    _differentiable(z, layer, x)
-
-
 def _inputs(draw: st.DrawFn, layer: Any, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Scale the parameters of the layer; inputs of any strength, and perhaps padding."""
     scale, strength, seed = draw(scales(0.1, 10)), draw(scales(1e-3, 1e2)), draw(SEEDS)

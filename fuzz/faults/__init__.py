@@ -1,1 +1,1 @@
-"""Work whose disk fails, that is killed, or whose data are not finite: nothing saved may be lost."""
+"""Work whose disk fails, or that is killed: nothing saved may be lost."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import random
 import shutil
 import sys
@@ -11,26 +10,22 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import torch
-from torch import Tensor
 
 from fuzz.faults.disk import Disk, How
-from fuzz.faults.session import saved_step, session
-from fuzz.faults.works import WORKS, Work, difference, train
-from fuzz.tiny import tiny_model, tiny_task, tiny_train
+from fuzz.faults.session import session
+from fuzz.faults.works import WORKS, Work, train
 
 WAYS: tuple[How, ...] = get_args(How)
-PARTS = (*WORKS, "nan")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the selected parts; return 1 if anything was lost."""
     options = argparse.ArgumentParser(prog="python -m fuzz.faults")
-    options.add_argument("--only", action="append", choices=PARTS, help="one of the parts; may be repeated")
+    options.add_argument("--only", action="append", choices=WORKS, help="one of the parts; may be repeated")
     options.add_argument("--every", type=int, help="sweep every so manieth operation only")
     options.add_argument("--how", action="append", choices=WAYS, help="one of the ways; may be repeated")
     options.add_argument("--kills", type=int, default=50, help="number of kills of each work")
@@ -40,13 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     findings: list[str] = []
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         train(Path(folder) / "warm")  # compiled and imported before anything is forked
-        for part in given.only or PARTS:
+        for part in given.only or WORKS:
             here = Path(folder) / part
             here.mkdir()
-            if part in WORKS:
-                findings += _work(part, WORKS[part], here, given)
-            else:
-                findings += _tell(part, (("seen", lost) for lost in not_a_number(here)))
+            findings += _work(part, WORKS[part], here, given)
     print("\n".join(findings) or "Nothing was lost.")
     return int(bool(findings))
 
@@ -109,38 +101,6 @@ def _anew(folder: Path, base: Path | None) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     if base is not None and base.exists():
         shutil.copytree(base, folder)
-
-
-def not_a_number(folder: Path) -> Iterator[str]:
-    """One example of the training or of the validation data becomes NaN; then the data are corrected."""
-    straight = folder / "straight"
-    session(straight, train)
-    for split, value in (("train", math.nan), ("validation", math.nan), ("train", math.inf)):
-        run = folder / f"{split}-{value}"
-        session(run, partial(train, max_steps=3))
-        step = saved_step(run)
-        bad = session(run, partial(_poisoned, split=split, value=value))
-        if bad.kind != "sentence" or not any(word in bad.text for word in ("finite", "nan", "inf", "NaN")):
-            yield f"{split}: expected a sentence that names values that are not finite, got {bad.kind}: {bad.text}"
-        if saved_step(run) < step:
-            yield f"{split}: step {step} is gone"
-        again = session(run, train)
-        yield difference(run, straight) if again.kind == "done" else f"does not resume: {again.text}"
-
-
-def _poisoned(folder: Path, *, split: str, value: float) -> None:
-    """Train with one example whose features are not finite: the last one of the split."""
-    task = tiny_task()
-    model = tiny_model(task, seed=99)
-    bad = (task.train if split == "train" else task.validation).inputs[-1]
-
-    def poison(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        if inputs[0].shape[-1] != len(bad) or model.training != (split == "train"):
-            return output
-        return torch.where((inputs[0] == bad).all(-1)[:, None, None], value, output)
-
-    model.symbols.register_forward_hook(poison)
-    tiny_train(folder, resume=True, model=model, max_epochs=2)
 
 
 def _counts(names: Iterable[str]) -> str:

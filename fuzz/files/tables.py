@@ -1,4 +1,4 @@
-"""Files that people write: problems of three formats, plans, schedules, configurations, questions on heads."""
+"""Files that people write: problems of three formats, plans, schedules, configurations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from diabat.config.loading import load_config, make_config, shipped_configs, to_
 from diabat.config.yaml_files import parse_yaml
 from diabat.ising import to_bqm
 from diabat.problem_files import read_problem
-from diabat.runs.heads.questions import read_questions
 from diabat.testing.problems import make_problem
 from fuzz.calls.laws import in_range
 from fuzz.files.mutations import damaged
@@ -125,26 +124,3 @@ def configuration(draw: st.DrawFn, folder: Path) -> None:
     config = load_config(path)
     again = make_config(parse_yaml(to_yaml(config), "again"))
     demand(again == config, "round trip: expected an equal configuration")
-
-
-def _questions() -> Sequence[bytes]:
-    """With choices, of token ids, with texts, and of chats."""
-    films = [{"prompt": f"Film {k}. Good? ", "choices": ["good", "bad"], "answer": "good"} for k in range(3)]
-    ids = [{"input_ids": [k, 5, 6], "choices": [3, [4, 7]], "answer": 1, "origin": None} for k in range(3)]
-    texts = [{"prompt": "Q: where? A:", "answer": ["Paris", "in Paris"]}]
-    chats = [{"messages": [{"role": "user", "content": "é?"}], "answer": "x"}]
-    return ["".join(json.dumps(row) + "\n" for row in rows).encode() for rows in (films, ids, texts + chats)]
-
-
-@holds
-def questions(draw: st.DrawFn, folder: Path) -> None:
-    """A file of questions: answers among the choices, or a sentence with its name."""
-    path = folder / "some.jsonl"
-    path.write_bytes(draw(damaged(_questions())))
-    with naming(path.name):
-        found = read_questions(path)
-    for place, question in found.items():
-        demand(path.name in place, f"place: expected the name of the file, got {place}")
-        if choices := question.get("choices"):
-            answer = question["answer"]
-            demand(answer in choices or answer in range(len(choices)), "answer: expected a choice")

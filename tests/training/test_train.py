@@ -183,7 +183,9 @@ def test_nan_in_the_gradient_stops_the_run(tmp_path: Path) -> None:
     ):
         tiny_train(tmp_path / "run", model=model, task=task)
     assert all(bool(p.isfinite().all()) for p in model.parameters())
-    assert load_model(tmp_path / "run", "latest")
+    tiny_train(tmp_path / "run", resume=True)  # without the fault, from the last checkpoint
+    tiny_train(tmp_path / "straight")
+    assert_same_run(tmp_path / "run", tmp_path / "straight")
 
 
 def test_mixup_is_for_classifiers_of_pairs(tmp_path: Path) -> None:
