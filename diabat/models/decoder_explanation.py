@@ -69,10 +69,10 @@ class DecoderExplanation:
     def strongest(
         self, count: int, layer: int | None = None, head: int | None = None, at_least: float = 0.0
     ) -> list[tuple[int, int, float]]:
-        """At most ``count`` pairs j < k of positions with |C_jk| of ``at_least`` so much, strongest first; no zeros.
+        """Pairs j < k of positions with |C_jk| >= ``at_least``, strongest first, at most ``count``, no zeros.
 
         Returns:
-            (j, k, C_jk) of each; those of a layer and head, or of the means over them (None).
+            (j, k, C_jk) of a layer and head; None takes the mean over layers, or over heads.
         """
         if self.correlations is None:
             return []
@@ -126,10 +126,8 @@ def explain_decoder(
         probabilities=logits.float().softmax(-1).cpu(),
         targets=(None,) * length if targets is None else tuple(targets),
         coupled=tuple(found[0].positions.tolist()) if found else (),
-        alpha=torch.stack([moments.probability for moments in found]).float().cpu() if found else None,
-        correlations=torch.stack([moments.correlations for moments in found]).float().cpu()
-        if found
-        else None,
+        alpha=_stacked([moments.probability for moments in found]),
+        correlations=_stacked([moments.correlations for moments in found]),
         without_correlations=reason,
         num_reads=found[0].num_reads if found else None,
     )
@@ -162,6 +160,10 @@ def _forward(model: Transformer, symbols: Tensor) -> tuple[Tensor, Tensor]:
         attention.append(weights[0])
         x = block.added(x, attended)
     return torch.stack(attention), model.logits(x)[0]
+
+
+def _stacked(of_layers: list[Tensor]) -> Tensor | None:
+    return torch.stack(of_layers).float().cpu() if of_layers else None
 
 
 def _visible_keys(layer: BoltzmannAttention, length: int) -> Tensor:

@@ -53,10 +53,11 @@ def load_encoder(
             encoder = model.from_pretrained(place, config=config, dtype=torch.float32, **safe)
         else:
             encoder = model.from_config(config, trust_remote_code=False)
-    except Exception as error:  # of transformers half a dozen types
-        raise (
-            error if isinstance(error, ArgumentError) else unavailable(name, "encoder", "an encoder", error)
-        ) from None
+    except ArgumentError:
+        raise
+    # transformers raises half a dozen types here; see unavailable.
+    except Exception as error:
+        raise unavailable(name, "encoder", "an encoder", error) from None
     finally:
         log.set_verbosity(level)
     # The pooler of BERT is not used: it is left as it is, rather than pulled to zero by weight decay.

@@ -63,10 +63,10 @@ class PairExplanation:
     def strongest(
         self, count: int, head: int | None = None, at_least: float = 0.0
     ) -> list[tuple[int, int, float]]:
-        """At most ``count`` pairs i < j of tokens with |J_ij|/γ of ``at_least`` so much, strongest first.
+        """Pairs i < j of tokens with |J_ij|/γ >= ``at_least``, strongest first, at most ``count``.
 
         Returns:
-            (i, j, J_ij/γ) of each; those of a head, or of the mean over heads (None).
+            (i, j, J_ij/γ) of a head; None takes the mean over heads.
         """
         strengths = self.strengths
         return [] if strengths is None else strongest_pairs(selected(strengths, head), count, at_least)

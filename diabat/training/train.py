@@ -120,9 +120,17 @@ def _result(trainer: Trainer) -> TrainResult:
     state, task, path = trainer.state, trainer.task, trainer.folder / LATEST
     if state.best_loss is None or state.best_metric is None or state.best_step is None:
         raise CheckpointError(f"checkpoint: {path} is damaged: expected a run with a validation, got none.")
-    best = (state.best_loss, task.metric, state.best_metric, state.best_step)
     return TrainResult(
-        *best, state.epoch, state.step, state.seconds, state.cpu_seconds, trainer.folder, task.dropped
+        best_loss=state.best_loss,
+        metric=task.metric,
+        best_metric=state.best_metric,
+        best_step=state.best_step,
+        epochs=state.epoch,
+        steps=state.step,
+        seconds=state.seconds,
+        cpu_seconds=state.cpu_seconds,
+        run_dir=trainer.folder,
+        dropped=task.dropped,
     )
 
 

@@ -201,18 +201,6 @@ def test_the_head_has_its_own_learning_rate(encoder: Path, task: PairTask) -> No
     assert [group["lr"] for group in frozen] == [1e-3]
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_mixed_precision_trains(tmp_path: Path, encoder: Path, task: PairTask, precision: Any) -> None:
-    options = replace(OPTIONS, precision=precision, max_epochs=6)
-    result = tiny_train(tmp_path / "run", encoder, task, options)
-    losses = [line["train_loss"] for line in metrics(tmp_path / "run") if line["event"] == "epoch"]
-    assert losses[-1] < 0.9 * losses[0]
-    assert math.isfinite(result.best_loss)
-    assert {t.dtype for t in load_model(tmp_path / "run").values() if t.is_floating_point()} == {
-        torch.float32
-    }
-
-
 def test_a_half_precision_step_that_overflows_is_left_out(
     tmp_path: Path, encoder: Path, task: PairTask
 ) -> None:
