@@ -21,7 +21,7 @@ from torch import Tensor
 from diabat import circuits
 from diabat.circuits.schedules import PROTOCOLS
 from diabat.ising import Ising, pack_couplings
-from diabat.plots import Line, Panel, lines
+from diabat.plots import COLOURS, Line, Panel, lines
 from diabat.studies.learned import error_table, wide_problems
 from diabat.studies.states import boltzmann, mean_deviation, states_of, total_variation
 from experiments.common import Row, Titled, parser, run_sections
@@ -259,20 +259,24 @@ SECTIONS: dict[str, Callable[[], Titled]] = {
 
 def draw(name: str, rows: list[Row], folder: Path) -> None:
     """Draw the first table of ``strength`` or ``refine`` as PNG, a panel for each n or g."""
-    panel, label, axis = (
-        ("n", "method", "coupling strength g") if name == "strength" else ("g", "base", "sweeps")
-    )
+    panel, label = ("n", "method") if name == "strength" else ("g", "base")
     panels: dict[str, list[Line]] = {}
     for row in rows:
         found = panels.setdefault(f"{panel} = {row[panel]}", [])
         if name == "refine" or row[label] in SHOWN:
             points = {float(k.removeprefix("g=")): y for k, y in row.items() if k not in (panel, label)}
-            found.append(Line([*points], [*points.values()], row[label], len(found)))
-    settings = {
-        "yscale": "log",
-        "xlabel": axis,
-        "ylabel": "mean |ΔP|" if name == "strength" else "total variation",
-    }
+            style: Row = {"linestyle": "-" if len(found) < len(COLOURS) else "--"}
+            if row[label] == READS:  # what lies below it cannot be seen in so many reads
+                style = {"color": "0.75", "linewidth": 4, "marker": ""}
+            found.append(Line([*points], [*points.values()], row[label], len(found), style=style))
+    settings: Row = {"yscale": "log", "xlabel": "sweeps", "ylabel": "total variation"}
+    if name == "strength":
+        settings |= {
+            "xlabel": "coupling strength g",
+            "ylabel": "mean |ΔP|",
+            "xscale": "log",
+            "ylim": (1e-5, 0.5),
+        }
     drawn = [Panel(found, settings=settings | {"title": title}) for title, found in panels.items()]
     folder.mkdir(parents=True, exist_ok=True)
     lines([drawn], folder / f"dqa-{name}.png")
