@@ -17,15 +17,17 @@ import torch
 
 from fuzz.faults.disk import Disk, How
 from fuzz.faults.session import session
+from fuzz.faults.torchrun import torchrun
 from fuzz.faults.works import WORKS, Work, train
 
 WAYS: tuple[How, ...] = get_args(How)
+PARTS = (*WORKS, "torchrun")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the selected parts; return 1 if anything was lost."""
     options = argparse.ArgumentParser(prog="python -m fuzz.faults")
-    options.add_argument("--only", action="append", choices=WORKS, help="one of the parts; may be repeated")
+    options.add_argument("--only", action="append", choices=PARTS, help="one of the parts; may be repeated")
     options.add_argument("--every", type=int, help="sweep every so manieth operation only")
     options.add_argument("--how", action="append", choices=WAYS, help="one of the ways; may be repeated")
     options.add_argument("--kills", type=int, default=50, help="number of kills of each work")
@@ -35,10 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     findings: list[str] = []
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         train(Path(folder) / "warm")  # compiled and imported before anything is forked
-        for part in given.only or WORKS:
+        for part in given.only or PARTS:
             here = Path(folder) / part
             here.mkdir()
-            findings += _work(part, WORKS[part], here, given)
+            if part in WORKS:
+                findings += _work(part, WORKS[part], here, given)
+            else:
+                findings += _tell(part, (("seen", lost) for lost in torchrun(here)))
     print("\n".join(findings) or "Nothing was lost.")
     return int(bool(findings))
 
