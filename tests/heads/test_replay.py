@@ -27,7 +27,7 @@ def masks(n: int, count: int = 12) -> Tensor:
 def both(model: Any, ablation: Any, layers: Any, count: int = 12) -> tuple[Tensor, Tensor]:
     """Logits of coalitions by replay on one batch, and by whole passes one at a time."""
     replay = Replay(model, ablation, 1e-5)
-    replay.groups = key_value_groups(replay.decoder.sites, layers)
+    replay.groups = key_value_groups(replay.decoder.attention, layers)
     tokens, present = torch.arange(LENGTH), masks(len(replay.groups), count)
     with replay.ablation.applied():
         replayed = replay.suffix(replay.prefix(tokens), tokens, present, LAST)
@@ -113,7 +113,7 @@ def test_the_soft_caps_and_sinks_of_these_tests_matter(name: str) -> None:
 def test_a_sequence_longer_than_the_window_sees_only_the_window() -> None:
     """The mean is over the visible keys: an absent head of a one-layer suffix sees nothing outside the window."""
     replay = Replay(decoder("mistral", dtype=torch.float64), "mean", 1e-5)
-    replay.groups = given_groups(replay.decoder.sites, [[(2, head) for head in range(HEADS)]])
+    replay.groups = given_groups(replay.decoder.attention, [[(2, head) for head in range(HEADS)]])
     tokens, nobody = torch.arange(LENGTH), torch.zeros(1, 1, dtype=torch.bool)
     with replay.ablation.applied():
         states = replay.prefix(tokens)
@@ -167,7 +167,7 @@ def test_generated_tokens_of_a_batch_are_those_one_by_one(name: str) -> None:
     model = decoder(name, seed=2)
     model.generation_config.eos_token_id = None
     replay = Replay(model, "mean", 1e-5)
-    replay.groups = key_value_groups(replay.decoder.sites, [0, 2])
+    replay.groups = key_value_groups(replay.decoder.attention, [0, 2])
     tokens, present = torch.tensor([5, 6, 7, 8, 2]), masks(len(replay.groups))
     with replay.ablation.applied():
         written = replay.generate(tokens, present, 8)

@@ -20,7 +20,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.heads.pretrained import pretrained_model, register_attention
+from diabat.attention.heads.pretrained import (
+    evaluating,
+    pretrained_model,
+    register_attention,
+    switch_attention,
+)
 from diabat.checks import check_choice, check_positive
 from diabat.extras import extra
 from diabat.samplers.base import UnsupportedError
@@ -45,7 +50,6 @@ class Ablation:
     Attributes:
         present: bool [C, H] by attention module: which heads the C rows of the batch have.  All, where there is none.
         alike: The attention module whose inputs are the same in all rows, if there is one: computed for one row.
-        watcher: Called with the module of every attention that runs, if not None.
 
     Raises:
         ValueError: If an option is out of range, or the model is none of transformers.
@@ -54,51 +58,42 @@ class Ablation:
     def __init__(self, model: Any, kind: Kind = "mean", epsilon: float = 1e-5) -> None:
         check_choice("ablation", kind, get_args(Kind))
         check_positive("epsilon", epsilon)
-        pretrained_model(model)
-        self.model: Any = model
-        self.kind, self.epsilon = kind, epsilon
+        self.base = pretrained_model(model)
+        self.model, self.kind, self.epsilon = model, kind, epsilon
         self.present: dict[nn.Module, Tensor] = {}
         self.alike: nn.Module | None = None
-        self.watcher: Callable[[nn.Module], None] | None = None
-        self._own: dict[nn.Module, Attention] = {}
-        self._by_config: dict[int, str] = {}
+        self._former: dict[int, str] = {}  # attention by the identity of the configuration
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Let the attention of the model pass through here.
 
         Raises:
-            UnsupportedError: If the attention of the model is of a kind that takes no mask.
+            UnsupportedError: If its attention is of a kind that takes no mask, or not behind the AttentionInterface.
         """
         register_attention(NAME, _attend)
-        self._own.clear()
-        before = _implementations(self.model.config)
-        for name in before.values():
+        configs = [vars(module)["config"] for module in self.base.modules() if "config" in vars(module)]
+        self._former = {id(config): config._attn_implementation or "eager" for config in configs}
+        for name in self._former.values():
             if name == NAME or any(kind in name for kind in ("flash", "flex", "paged")):
                 raise UnsupportedError(
                     "model",
                     f"expected attention that takes a mask ('eager', 'sdpa' or one of diabat), got {name!r}; call "
                     "model.set_attn_implementation('sdpa').",
                 )
-        parts = {id(getattr(self.model.config, key)): name for key, name in before.items() if key}
-        self._by_config = {id(self.model.config): before[""], **parts}
-        token = _APPLIED.set(self)
+        former, token = switch_attention(self.base, NAME), _APPLIED.set(self)
         try:
-            self.model.set_attn_implementation(NAME)
-            with (
-                evaluating(self.model),
-                torch.no_grad(),
-                torch.autocast(self.model.device.type, enabled=False),
-            ):
+            device = self.base.device.type
+            with evaluating(self.model), torch.no_grad(), torch.autocast(device, enabled=False):
                 yield
         finally:
             _APPLIED.reset(token)
-            self.model.set_attn_implementation(before)
+            self.base.set_attn_implementation(former)
             self.present, self.alike = {}, None
 
     def attend(
         self,
-        module: nn.Module,
+        module: Any,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -106,12 +101,14 @@ class Ablation:
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Outputs [B, Q, H, D] of an attention with queries [B, H, Q, d], keys [B, G, K, d] and values [B, G, K, D]."""
-        if self.watcher is not None:
-            self.watcher(module)
-        attention = self._attention_of(module)
+        name = self._former[id(module.config)]
+        attention = eager(module) if name == "eager" else extra("transformers").AttentionInterface()[name]
         present = self.present.get(module)
         if present is None:
-            return attention(module, query, key, value, attention_mask, **options)
+            found: tuple[Tensor, Tensor | None] = attention(
+                module, query, key, value, attention_mask, **options
+            )
+            return found
         if module is self.alike:
             query, key, value = query[:1], key[:1], value[:1]
             attention_mask = None if attention_mask is None else attention_mask[:1]
@@ -123,26 +120,6 @@ class Ablation:
         else:
             absent = torch.zeros_like(heads)
         return torch.where(present[:, None, :, None].to(heads.device), heads, absent), None
-
-    def _attention_of(self, module: nn.Module) -> Attention:
-        """What the model would have called."""
-        if module not in self._own:
-            name = self._by_config.get(id(module.config), self._by_config[id(self.model.config)])
-            library = extra("transformers")
-            self._own[module] = eager(module) if name == "eager" else library.AttentionInterface()[name]
-        return self._own[module]
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and every module of it back into its own."""
-    training = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, mode in training:
-            module.training = mode
 
 
 def mean_of_visible(query: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
@@ -176,16 +153,6 @@ def eager(module: nn.Module) -> Attention:
     raise UnsupportedError(
         "model", f"expected a file with eager_attention_forward, got that of {type(module).__name__}."
     )
-
-
-def _implementations(config: Any) -> dict[str, str]:
-    """Attention of a configuration ("") and of those inside it, as ``set_attn_implementation`` takes it."""
-    parts = {key: getattr(config, key) for key in config.sub_configs}
-    known = {key: part._attn_implementation for key, part in parts.items() if part is not None}
-    return {
-        "": config._attn_implementation or "eager",
-        **{key: name or "eager" for key, name in known.items()},
-    }
 
 
 def _attend(module: nn.Module, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:

@@ -20,6 +20,7 @@ from diabat.attention.heads.calibration import CALIBRATED
 from diabat.attention.heads.decoder import Head, given_groups, key_value_groups
 from diabat.attention.heads.dividends import Dividends, small_coalitions, standard_error
 from diabat.attention.heads.model_digest import model_digest
+from diabat.attention.heads.pretrained import query_heads
 from diabat.attention.heads.replay import Replay
 from diabat.attention.heads.samples import Sample, digest, read_samples
 from diabat.attention.heads.value_cache import ValueCache
@@ -99,7 +100,7 @@ class HeadCoalitions(FunctionGame):
             self._value_of_sample.check(sample, f"samples[{index}]")
         self._batch_size, self.progress = batch_size, progress
         identity = {} if store is None else self._identity()
-        width = (sum(site.heads for site in self._replay.decoder.sites.values()) + 7) // 8
+        width = (sum(query_heads(module) for module in self._replay.decoder.attention.values()) + 7) // 8
         path = None if store is None else Path(store)
         self._cache = ValueCache(len(self.samples), width, path, identity)
 
@@ -124,7 +125,7 @@ class HeadCoalitions(FunctionGame):
     @property
     def layers(self) -> tuple[int, ...]:
         """Layers of the model that have attention."""
-        return tuple(self._replay.decoder.sites)
+        return tuple(self._replay.decoder.attention)
 
     def heads(self, players: Iterable[int]) -> list[Head]:
         """Heads (layer, head) of players."""
@@ -205,15 +206,15 @@ class HeadCoalitions(FunctionGame):
         players: Iterable[Iterable[Head]] | None,
         heads_per_player: int | None,
     ) -> None:
-        sites = self._replay.decoder.sites
+        attention = self._replay.decoder.attention
         if players is None:
-            chosen = list(sites) if layer is None else layer
-            self.groups = key_value_groups(sites, chosen, heads_per_player)
+            chosen = list(attention) if layer is None else layer
+            self.groups = key_value_groups(attention, chosen, heads_per_player)
         else:
             for name, value in (("layer", layer), ("heads_per_player", heads_per_player)):
                 if value is not None:
                     raise ArgumentError(name, f"expected None with players, which say it, got {value!r}.")
-            self.groups = given_groups(sites, players)
+            self.groups = given_groups(attention, players)
         self._replay.groups = self.groups
         super().__init__(self._means, len(self.groups))
 
@@ -223,8 +224,8 @@ class HeadCoalitions(FunctionGame):
     def _keys(self, coalitions: Tensor) -> list[bytes]:
         """One bit for each head of the model: whether it is present.  The same for equal heads of any players."""
         offsets, count = {}, 0
-        for layer, site in self._replay.decoder.sites.items():
-            offsets[layer], count = count, count + site.heads
+        for layer, module in self._replay.decoder.attention.items():
+            offsets[layer], count = count, count + query_heads(module)
         owner = np.full(count, len(self.groups))  # the last player is always there
         for player, group in enumerate(self.groups):
             for layer, head in group:

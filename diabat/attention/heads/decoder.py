@@ -6,11 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from diabat.attention.heads.ablation import NAME, Ablation
-from diabat.attention.heads.pretrained import attention_modules, pretrained_model
+from diabat.attention.heads.pretrained import attention_modules, pretrained_model, query_heads
 from diabat.checks import ArgumentError, check_count, is_integer
 from diabat.samplers.base import UnsupportedError
 
@@ -20,108 +18,55 @@ Groups = tuple[tuple[Head, ...], ...]
 
 
 @dataclass(frozen=True)
-class Site:
-    """The attention of one block.
-
-    Attributes:
-        module: The attention module.
-        heads: Query heads H.
-        groups: Key/value heads, a divisor of H.
-    """
-
-    module: nn.Module
-    heads: int
-    groups: int
-
-
-@dataclass(frozen=True)
 class Decoder:
     """The parts of a decoder that coalitions act on.
 
     Attributes:
         blocks: Its blocks, in the order in which they run.
-        sites: Attention by position of the block; a block without attention has none.
+        attention: The attention module by position of the block; a block may have none.
         head: The module that makes logits of hidden states.
         vocabulary: Number of tokens.
     """
 
     blocks: tuple[nn.Module, ...]
-    sites: Mapping[int, Site]
+    attention: Mapping[int, Any]
     head: nn.Module
     vocabulary: int
 
 
-def find_decoder(ablation: Ablation) -> Decoder:
-    """The attention modules of a model, in the blocks that they are in.
+def find_decoder(model: Any) -> Decoder:
+    """The blocks of a model and the attention modules in them.
 
     Raises:
-        UnsupportedError: If no attention goes through the attention interface, the blocks do not form one list with at
-            most one attention each, or the model makes no logits or has an encoder.
+        UnsupportedError: If the model makes no logits or has an encoder, has no attention modules of transformers, or
+            its blocks do not form one list with at most one of them each.
     """
-    model = ablation.model
-    base = pretrained_model(model)
-    head, table, kind = model.get_output_embeddings(), model.get_input_embeddings(), type(model).__name__
+    base, kind = pretrained_model(model), type(model).__name__
+    head = model.get_output_embeddings()
     if head is None:
         raise UnsupportedError(
             "model", f"expected a causal language model, got {kind}, which makes no logits."
         )
-    modules = attention_modules(base)
-    with ablation.applied():
-        if any(module.config._attn_implementation != NAME for module in modules.values()):
-            raise UnsupportedError(
-                "model",
-                f"expected attention behind the AttentionInterface of transformers, found none in {kind}.",
-            )
-    names = {module: name for name, module in model.named_modules()}
-    places = [_list_around(model, names[module]) for module in modules.values()]
-    if len({path for path, _ in places}) > 1 or len(set(places)) < len(places):
-        raise UnsupportedError("model", f"expected one attention in each block of one list, got {kind}.")
-    sites = {layer: _site(module) for (_, layer), module in zip(places, modules.values(), strict=True)}
-    blocks: Any = model.get_submodule(places[0][0])
-    return Decoder(tuple(blocks), sites, head, table.weight.shape[0])
-
-
-def _site(module: Any) -> Site:
-    heads = module.config.num_attention_heads
-    # As attention functions know it; a configuration may have keys that the model does not use.
-    return Site(module, heads, heads // getattr(module, "num_key_value_groups", 1))
-
-
-def forward_logits(model: Any, head: nn.Module, tokens: Tensor, keep: Tensor) -> Tensor:
-    """Logits [C, K, vocabulary] at positions ``keep`` [K] of tokens [C, T], int64; others are not even made.
-
-    ``head`` is the module that makes logits; positions may be negative.
-    """
-    rows = tokens.to(model.device)
-
-    def select(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (arguments[0][:, keep.to(arguments[0].device)], *arguments[1:])
-
-    # Before other hooks, which may refuse logits of more positions than are asked for.
-    hook = head.register_forward_pre_hook(select, prepend=True)
-    try:
-        return model(input_ids=rows, attention_mask=torch.ones_like(rows), use_cache=False).logits
-    finally:
-        hook.remove()
-
-
-def _list_around(model: nn.Module, name: str) -> tuple[str, int]:
-    """Name of the outermost list of modules around a module, and the position in it."""
-    parts = name.split(".")
-    for end in range(1, len(parts)):
-        path = ".".join(parts[:end])
-        if isinstance(model.get_submodule(path), nn.ModuleList):
-            return path, int(parts[end])
-    raise UnsupportedError("model", f"expected attention inside a list of blocks, got it at '{name}'.")
+    attention, names = attention_modules(base), {module: name for name, module in model.named_modules()}
+    blocks: Any = ()
+    for layer, module in attention.items():
+        path = names[module].split(".")
+        parents = [model.get_submodule(".".join(path[:end])) for end in range(1, len(path))]
+        around = next((part for part in parents if isinstance(part, nn.ModuleList)), ())
+        blocks = blocks or around
+        inside = around is blocks and layer < len(blocks) and module in blocks[layer].modules()
+        if not inside:
+            raise UnsupportedError("model", f"expected one attention in each block of one list, got {kind}.")
+    return Decoder(tuple(blocks), attention, head, model.get_input_embeddings().weight.shape[0])
 
 
 def key_value_groups(
-    sites: Mapping[int, Site], layers: int | Sequence[int], heads_per_player: int | None = None
+    attention: Mapping[int, Any], layers: int | Sequence[int], heads_per_player: int | None = None
 ) -> Groups:
     """Players of whole layers: the query heads that share a key/value head, or runs of equal length.
 
     Args:
-        sites: Attention of the model, by layer.
+        attention: Attention modules of the model, by layer.
         layers: A layer, or several; counted from 0.
         heads_per_player: Consecutive query heads of one player; None for those of one key/value head.
 
@@ -131,12 +76,14 @@ def key_value_groups(
     Raises:
         ValueError: If a layer has no attention or is given twice, or its heads cannot be divided so.
     """
-    chosen = check_layers("layer", [layers] if isinstance(layers, int) else layers, sites)
+    chosen = check_layers("layer", [layers] if isinstance(layers, int) else layers, attention)
     check_count("heads_per_player", heads_per_player, optional=True)
     players: list[tuple[Head, ...]] = []
     for layer in chosen:
-        heads = sites[layer].heads
-        size = heads_per_player or heads // sites[layer].groups
+        heads = query_heads(attention[layer])
+        # As attention functions know it; a configuration may have keys that the model does not use.
+        shared: int = getattr(attention[layer], "num_key_value_groups", 1)
+        size = heads_per_player or shared
         if heads % size:
             raise ArgumentError(
                 "heads_per_player", f"expected a divisor of {heads}, the heads of layer {layer}, got {size}."
@@ -145,7 +92,7 @@ def key_value_groups(
     return tuple(players)
 
 
-def given_groups(sites: Mapping[int, Site], players: Iterable[Iterable[Head]]) -> Groups:
+def given_groups(attention: Mapping[int, Any], players: Iterable[Iterable[Head]]) -> Groups:
     """Players as given: each a group of heads (layer, head).
 
     Raises:
@@ -160,11 +107,10 @@ def given_groups(sites: Mapping[int, Site], players: Iterable[Iterable[Head]]) -
     owner: dict[Head, int] = {}
     for player, group in enumerate(groups):
         for layer, head in group:
-            check_layers("players", [layer], sites)
-            if not is_integer(head) or not 0 <= head < sites[layer].heads:
-                raise ArgumentError(
-                    "players", f"expected heads 0 .. {sites[layer].heads - 1} of layer {layer}, got {head!r}."
-                )
+            check_layers("players", [layer], attention)
+            last = query_heads(attention[layer]) - 1
+            if not is_integer(head) or not 0 <= head <= last:
+                raise ArgumentError("players", f"expected heads 0 .. {last} of layer {layer}, got {head!r}.")
             if (layer, head) in owner:
                 raise ArgumentError(
                     "players",
@@ -175,18 +121,15 @@ def given_groups(sites: Mapping[int, Site], players: Iterable[Iterable[Head]]) -
     return groups
 
 
-def check_layers(argument: str, layers: Any, sites: Mapping[int, object]) -> list[int]:
-    """Layers as a list, if they are different blocks with attention.
-
-    Raises:
-        ArgumentError: If they are not.
-    """
+def check_layers(argument: str, layers: Any, attention: Mapping[int, object]) -> list[int]:
+    """Layers as a list, if they are different blocks with attention; else raise ArgumentError."""
     if not isinstance(layers, Sequence) or isinstance(layers, str) or not layers:
         raise ArgumentError(argument, f"expected a list of one layer or more, got {layers!r}.")
     for layer in layers:
-        if not is_integer(layer) or layer not in sites:
-            known = f"{min(sites)} .. {max(sites)}" if len(sites) > max(sites) - min(sites) else sorted(sites)
-            raise ArgumentError(argument, f"expected a layer with attention, {known}, got {layer!r}.")
+        if not is_integer(layer) or layer not in attention:
+            known = [*attention]
+            among = f"{known[0]} .. {known[-1]}" if len(known) > known[-1] - known[0] else known
+            raise ArgumentError(argument, f"expected a layer with attention, {among}, got {layer!r}.")
     if len(set(layers)) < len(layers):
         raise ArgumentError(argument, f"expected different layers, got {list(layers)}.")
     return list(layers)

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.heads.ablation import evaluating
 from diabat.attention.heads.couplings import (
     gradient_products,
     interaction,
@@ -34,6 +33,7 @@ from diabat.attention.heads.information import (
     head_information,
 )
 from diabat.attention.heads.outputs import HeadOutputs
+from diabat.attention.heads.pretrained import evaluating
 from diabat.attention.heads.targets import counted_tokens, total_cross_entropy
 from diabat.checks import ArgumentError, ArgumentTypeError, check_flag
 

@@ -71,7 +71,7 @@ class HeadOutputs:
                 raise ArgumentError(
                     "model", f"expected two heads or more that interact, got one in layer {projection.layer}."
                 )
-            projection.check()
+            projection.slices()
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -98,7 +98,7 @@ class HeadOutputs:
         """
         _check_checkpointing(self.model)
         captured = Captured(self.projections)
-        hooks = [hook for p in self.projections.values() for hook in captured.hooks(p)]
+        hooks = [hook for layer in self.projections for hook in captured.hooks(layer)]
         try:
             yield captured
         finally:
@@ -132,12 +132,11 @@ class Captured:
         Raises:
             ValueError: If there was no forward with gradients, or the loss does not depend on it.
         """
-        before = [self._flat(layer) for layer in self._projections]
-        behind = [self._behind[layer] for layer in self._projections]
+        layers = list(self._projections)
+        before, behind = [self._flat(layer) for layer in layers], [self._behind[layer] for layer in layers]
         found = torch.autograd.grad(loss, [*before, *behind], retain_graph=retain_graph, allow_unused=True)
         gradients = {}
-        pairs = zip(self._projections, found[: len(before)], found[len(before) :], strict=True)
-        for layer, heads, residual in pairs:
+        for layer, heads, residual in zip(layers, found, found[len(layers) :], strict=False):
             if heads is None or residual is None:
                 raise ArgumentError(
                     "loss",
@@ -146,9 +145,8 @@ class Captured:
             gradients[layer] = HeadGradients(self._split(layer, heads), residual)
         return gradients
 
-    def hooks(self, projection: OutputProjection) -> list[Any]:
+    def hooks(self, layer: int) -> list[Any]:
         """Register the hooks at one projection."""
-        layer, module = projection.layer, projection.module
 
         # Only the first forward with gradients: checkpointing computes it again during the backward pass.
         def before(_: nn.Module, arguments: tuple[Any, ...]) -> None:
@@ -162,6 +160,7 @@ class Captured:
             if torch.is_grad_enabled() and layer not in self._behind:
                 self._behind[layer] = written
 
+        module = self._projections[layer].module
         return [module.register_forward_pre_hook(before), module.register_forward_hook(behind)]
 
     def _flat(self, layer: int) -> Tensor:
@@ -175,8 +174,7 @@ class Captured:
         return self._before[layer]
 
     def _split(self, layer: int, flat: Tensor) -> Tensor:
-        projection = self._projections[layer]
-        return flat.unflatten(-1, (projection.heads, projection.head_dim))
+        return flat.unflatten(-1, (self._projections[layer].heads, -1))
 
 
 def _check_checkpointing(model: nn.Module) -> None:

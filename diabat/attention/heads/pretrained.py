@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -48,12 +49,13 @@ def attention_modules(model: nn.Module) -> dict[int, Any]:
                 )
             found[layer] = module
     if not found:
-        raise UnsupportedError(
-            "model",
-            "expected attention behind the AttentionInterface of transformers, found none in "
-            f"{type(model).__name__}.",
-        )
+        raise _no_interface(model)
     return dict(sorted(found.items()))
+
+
+def query_heads(module: Any) -> int:
+    """Number H of query heads of an attention module."""
+    return int(module.config.num_attention_heads)
 
 
 def register_attention(name: str, function: Callable[..., Any]) -> None:
@@ -66,3 +68,45 @@ def register_attention(name: str, function: Callable[..., Any]) -> None:
     extra("transformers").AttentionInterface.register(name, function)
     # Without a mask function of this name the mask is None, and attention is silently not causal.
     masks.AttentionMaskInterface.register(name, masks.eager_mask)
+
+
+def switch_attention(model: nn.Module, name: str) -> dict[str, Any]:
+    """Set the attention of all layers, and return the former, as ``set_attn_implementation`` takes it.
+
+    Raises:
+        UnsupportedError: A layer keeps its own; the model is then as it was.
+    """
+    base = pretrained_model(model)
+    modules, former = attention_modules(base), _implementations(base.config)
+    base.set_attn_implementation(name)
+    if any(module.config._attn_implementation != name for module in modules.values()):
+        base.set_attn_implementation(former)
+        raise _no_interface(base)
+    return former
+
+
+def _implementations(config: Any) -> dict[str, Any]:
+    """Attention of a configuration ("") and of those inside it."""
+    parts = {key: getattr(config, key) for key in config.sub_configs}
+    inner = {key: _implementations(part) for key, part in parts.items() if part is not None}
+    return {"": config._attn_implementation or "eager", **inner}
+
+
+def _no_interface(model: nn.Module) -> UnsupportedError:
+    return UnsupportedError(
+        "model",
+        "expected attention behind the AttentionInterface of transformers, found none in "
+        f"{type(model).__name__}.",
+    )
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, and every module of it back into its own."""
+    training = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in training:
+            module.training = mode

@@ -7,15 +7,16 @@ for it (masks differ per type of layer), and what follows the blocks needs no na
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from diabat.attention.heads.ablation import Ablation, Kind
-from diabat.attention.heads.decoder import Decoder, Groups, find_decoder, forward_logits
+from diabat.attention.heads.decoder import Decoder, Groups, find_decoder
+from diabat.attention.heads.pretrained import query_heads
 from diabat.checks import ArgumentError
 from diabat.samplers.base import UnsupportedError
 
@@ -36,8 +37,9 @@ class Replay:
 
     def __init__(self, model: Any, ablation: Kind, epsilon: float) -> None:
         self.ablation = Ablation(model, ablation, epsilon)
-        self.decoder: Decoder = find_decoder(self.ablation)
-        self.groups: Groups = ()
+        self.decoder: Decoder = find_decoder(model)
+        with self.ablation.applied():  # refuses attention that cannot be switched
+            self.groups: Groups = ()
         self._checked: Groups = ()
 
     @property
@@ -49,14 +51,11 @@ class Replay:
         """States [1, T, D] that the first layer with a player receives for tokens [T]."""
         caught: list[Tensor] = []
         self.ablation.present = {}
-        first = self.decoder.blocks[self.first]
 
         def catch(block: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
             caught.append(_states(block, arguments, named))
 
-        with ExitStack() as stack:
-            stack.callback(first.register_forward_pre_hook(catch, with_kwargs=True).remove)
-            stack.enter_context(_passing_on(self.decoder.blocks[self.first :]))
+        with self._hooked(catch, slice(self.first, None)):
             self._logits(tokens[None], torch.tensor([-1]))
         return caught[0]
 
@@ -72,26 +71,21 @@ class Replay:
         Returns:
             [C, K, vocabulary], on the device of the model.
         """
-        first = self.decoder.blocks[self.first]
         rows = states.expand(len(present), -1, -1).contiguous()
 
-        def put(
-            block: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
-        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def put(block: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
             if arguments:
                 return (rows, *arguments[1:]), named
             return arguments, {**named, "hidden_states": rows}
 
-        with ExitStack() as stack:
-            stack.callback(first.register_forward_pre_hook(put, with_kwargs=True).remove)
-            stack.enter_context(_passing_on(self.decoder.blocks[: self.first]))
+        with self._hooked(put, slice(self.first)):
             return self.direct(tokens, present, keep)
 
     def direct(self, tokens: Tensor, present: Tensor, keep: Tensor) -> Tensor:
         """Logits as of :meth:`suffix`, by whole forward passes."""
         self._place(present)
         # All rows are copies of one sequence until the first player acts.
-        self.ablation.alike = self.decoder.sites[self.first].module
+        self.ablation.alike = self.decoder.attention[self.first]
         return self._logits(tokens.expand(len(present), -1), keep)
 
     def check(self, tokens: Tensor) -> None:
@@ -148,15 +142,49 @@ class Replay:
         masks: dict[nn.Module, Tensor] = {}
         for player, group in enumerate(self.groups):
             for layer, head in group:
-                site = self.decoder.sites[layer]
-                if site.module not in masks:
-                    masks[site.module] = torch.ones(len(present), site.heads, dtype=torch.bool)
-                masks[site.module][:, head] = present[:, player]
+                module = self.decoder.attention[layer]
+                if module not in masks:
+                    masks[module] = torch.ones(len(present), query_heads(module), dtype=torch.bool)
+                masks[module][:, head] = present[:, player]
         device = self.ablation.model.device
         self.ablation.present = {module: mask.to(device) for module, mask in masks.items()}
 
     def _logits(self, tokens: Tensor, keep: Tensor) -> Tensor:
-        return forward_logits(self.ablation.model, self.decoder.head, tokens, keep)
+        """Logits [C, K, vocabulary] at positions ``keep`` [K] of tokens [C, T]; others are not even made."""
+        model, head = self.ablation.model, self.decoder.head
+        rows = tokens.to(model.device)
+
+        def select(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (arguments[0][:, keep.to(arguments[0].device)], *arguments[1:])
+
+        # Before other hooks, which may refuse logits of more positions than are asked for.
+        hook = head.register_forward_pre_hook(select, prepend=True)
+        try:
+            found: Tensor = model(
+                input_ids=rows, attention_mask=torch.ones_like(rows), use_cache=False
+            ).logits
+            return found
+        finally:
+            hook.remove()
+
+    @contextmanager
+    def _hooked(self, hook: Callable[..., Any], passing: slice) -> Iterator[None]:
+        """Hook the first block with a player, and make some blocks return the states that they get."""
+        blocks = self.decoder.blocks[passing]
+        # What stood in their place (hooks of accelerate) is put back.
+        before = [vars(block).get("forward") for block in blocks]
+        handle = self.decoder.blocks[self.first].register_forward_pre_hook(hook, with_kwargs=True)
+        try:
+            for block in blocks:
+                block.forward = _pass_on
+            yield
+        finally:
+            handle.remove()
+            for block, forward in zip(blocks, before, strict=True):
+                if forward is None:
+                    del vars(block)["forward"]
+                else:
+                    block.forward = forward
 
 
 def _padding_token(options: Any) -> int:
@@ -173,22 +201,6 @@ def _states(block: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any])
             "model", f"expected blocks that take hidden states first, got {type(block).__name__}."
         )
     return states
-
-
-@contextmanager
-def _passing_on(blocks: tuple[nn.Module, ...]) -> Iterator[None]:
-    """Make blocks return the states that they get; what stood in their place (hooks of accelerate) is put back."""
-    before = [block.__dict__.get("forward") for block in blocks]
-    try:
-        for block in blocks:
-            block.forward = _pass_on
-        yield
-    finally:
-        for block, forward in zip(blocks, before, strict=True):
-            if forward is None:
-                del block.__dict__["forward"]
-            else:
-                block.forward = forward
 
 
 def _pass_on(*arguments: Any, **named: Any) -> Any:

@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from diabat.attention.heads.calibration import CALIBRATED, Calibration
-from diabat.attention.heads.pretrained import attention_modules, pretrained_model, register_attention
+from diabat.attention.heads.pretrained import (
+    attention_modules,
+    pretrained_model,
+    query_heads,
+    register_attention,
+    switch_attention,
+)
 from diabat.checks import ArgumentError
 from diabat.huggingface.gac.layer import (
     NAME,
@@ -61,13 +67,7 @@ def enable_gac(model: nn.Module, calibration: Calibration) -> None:
     chosen = _chosen(attention_modules(base), calibration)
     disable_gac(model)
     register_gac()
-    former = _implementations(base.config)
-    base.set_attn_implementation(NAME)
-    if any(module.config._attn_implementation != NAME for module, _ in chosen.values()):
-        base.set_attn_implementation(former)
-        raise UnsupportedError(
-            "model", f"expected attention behind AttentionInterface, got {type(base).__name__} without."
-        )
+    former = switch_attention(base, NAME)
     handles = []
     head = base.get_output_embeddings()
     if calibration.rows == "prompt" and head is not None:
@@ -113,7 +113,7 @@ def _chosen(modules: dict[int, Any], calibration: Calibration) -> dict[int, tupl
                 "salient", f"expected layers among {', '.join(map(str, modules))} of this model, got {layer}."
             )
         module = modules[layer]
-        count = module.config.num_attention_heads
+        count = query_heads(module)
         if max(salient, default=0) >= count:
             raise ArgumentError(
                 "salient", f"expected heads below {count} in layer {layer} of this model, got {max(salient)}."
@@ -127,13 +127,6 @@ def _chosen(modules: dict[int, Any], calibration: Calibration) -> dict[int, tupl
         if heads:
             chosen[layer] = (module, heads)
     return chosen
-
-
-def _implementations(config: Any) -> dict[str, Any]:
-    """Attention implementations of a model and of its parts, as ``set_attn_implementation`` takes them."""
-    parts = {key: getattr(config, key) for key in config.sub_configs}
-    inner = {key: _implementations(part) for key, part in parts.items() if part is not None}
-    return {"": config._attn_implementation, **inner}
 
 
 def _refuse_several(module: nn.Module, args: tuple[Tensor, ...]) -> None:
