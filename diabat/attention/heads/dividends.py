@@ -51,12 +51,8 @@ class Dividends:
     def of_small(cls, values: Tensor, num_players: int, max_size: int) -> Dividends:
         """Dividends of all coalitions of at most ``max_size`` players from their values, floating [samples, M].
 
-        Exact: w(S) depends on the values of the subsets of S only.
-
-        Args:
-            values: In the order of :func:`small_coalitions`.
-            num_players: n.
-            max_size: k.
+        Exact: w(S) depends on the values of the subsets of S only.  Values are in the order of
+        :func:`small_coalitions`.
 
         Raises:
             TypeError: If it is not a floating tensor.
@@ -119,10 +115,9 @@ class Dividends:
         frequency = torch.zeros(count, dtype=torch.float64)
         step = max(1, _CHUNK // count)
         for start in range(0, resamples, step):
-            rounds = min(step, resamples - start)
-            drawn = torch.randint(samples, (rounds, samples), generator=generator)
-            weights = torch.zeros(rounds, samples, dtype=torch.float64)
-            weights.scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float64))
+            drawn = torch.randint(samples, (min(step, resamples - start), samples), generator=generator)
+            weights = torch.zeros(drawn.shape, dtype=torch.float64)
+            weights.scatter_add_(1, drawn, torch.ones_like(weights))
             winners = self._at_least(min_size, weights @ self.by_sample).argmax(-1)
             frequency += torch.bincount(winners, minlength=count).double() / resamples
         return frequency
@@ -133,8 +128,7 @@ class Dividends:
         Of a full table they sum to v(N) - v(∅).
         """
         sizes = self.sizes
-        member = torch.nn.functional.one_hot(sizes, int(sizes.max()) + 1).double()
-        sums = self.by_sample @ member
+        sums = self.by_sample @ torch.nn.functional.one_hot(sizes, int(sizes.max()) + 1).double()
         return sums.mean(0), standard_error(sums)
 
     def _at_least(self, min_size: int, values: Tensor) -> Tensor:

@@ -35,18 +35,16 @@ def model_digest(model: Any, fields: tuple[str, ...] = ("weights",)) -> dict[str
     own, adapted, scales = _tensors(model)
     config = json.dumps(_essential(model.config.to_dict()), sort_keys=True, default=str)
     plain = all(parameter.is_floating_point() for parameter in model.parameters())
-    in_memory = not any(tensor.is_meta for tensor in own.values())
-    return {
+    found = {
         "configuration": hashlib.sha256(config.encode()).hexdigest(),
         "dtype": _dtype(model),
         "adapters": _checksum(adapted, None, scales) if scales else "",
-        **{
-            field: _checksum(own, None if field == "weights" else getattr(torch, field))
-            if in_memory and (plain or field == "weights")
-            else ""
-            for field in fields
-        },
     }
+    for field in fields:
+        known = not any(tensor.is_meta for tensor in own.values()) and (plain or field == "weights")
+        dtype = None if field == "weights" else getattr(torch, field)
+        found[field] = _checksum(own, dtype) if known else ""
+    return found
 
 
 def differences(model: Any, saved: Mapping[str, Any]) -> list[str]:
@@ -78,38 +76,35 @@ def _essential(config: Any) -> Any:
 
 def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor], str]:
     """Parameters and buffers of a model by name, those of its active adapters, and the scales of these."""
-    holders: dict[str, list[str]] = {}  # where a layer of peft keeps adapters, and which are active
+    active: dict[str, list[str]] = {}  # where a layer of peft keeps adapters, and which are active
     scales = []
     for name, module in model.named_modules():
         if hasattr(module, "adapter_layer_names") and hasattr(module, "disable_adapters"):
-            active = [] if module.disable_adapters else list(module.active_adapters)
-            holders |= {f"{name}.{part}": active for part in module.adapter_layer_names}
+            adapters = [] if module.disable_adapters else list(module.active_adapters)
+            active |= {f"{name}.{part}": adapters for part in module.adapter_layer_names}
             scale = getattr(module, "scaling", {})
-            scales += [(_plain(name), adapter, str(scale.get(adapter))) for adapter in active]
+            scales += [(_plain(name), adapter, str(scale.get(adapter))) for adapter in adapters]
     own, adapted = {}, {}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         parts = name.split(".")
-        ends = [end for end in range(1, len(parts)) if ".".join(parts[:end]) in holders]
-        if not ends:
+        above = {".".join(parts[:end]): part for end, part in enumerate(parts)}
+        holder = next((path for path in above if path in active), None)
+        if holder is None:
             own[_plain(name)] = tensor
-        elif parts[ends[0]] in holders[".".join(parts[: ends[0]])]:
+        elif above[holder] in active[holder]:
             adapted[_plain(name)] = tensor
     return own, adapted, json.dumps(scales) if scales else ""
 
 
 def _plain(name: str) -> str:
     """Name of a parameter or module as it is without peft."""
-    for inserted in (".base_layer", ".original_module"):
-        name = name.replace(inserted, "")
-    return name.removeprefix("base_model.model.")
+    return name.replace(".base_layer", "").replace(".original_module", "").removeprefix("base_model.model.")
 
 
 def _checksum(tensors: Mapping[str, Tensor], dtype: torch.dtype | None, more: str = "") -> str:
     content = hashlib.sha256(more.encode())
     for name, tensor in sorted(tensors.items()):
-        rounded = (
-            tensor.detach().to(dtype) if dtype is not None and tensor.is_floating_point() else tensor.detach()
-        )
+        rounded = tensor.detach().to(dtype if tensor.is_floating_point() else None)
         content.update(f"{name} {rounded.dtype} {list(rounded.shape)}".encode())
         content.update(rounded.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return content.hexdigest()

@@ -107,7 +107,8 @@ def find_projections(model: Any) -> dict[int, OutputProjection]:
     ]
     try:
         with evaluating(model), torch.no_grad():
-            model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=model.device), use_cache=False)
+            tokens = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
+            model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()

@@ -6,9 +6,8 @@ from collections import Counter
 from itertools import combinations
 
 import torch
-from torch import Tensor
 
-from diabat.attention.games.tables import MAX_PLAYERS, all_coalitions, sizes, superset_sums
+from diabat.attention.games.tables import MAX_PLAYERS, sizes, superset_sums
 from diabat.attention.heads.dividends import Dividends
 from diabat.checks import ArgumentError, is_number
 
@@ -43,31 +42,23 @@ def common(dividends: Dividends, share: float = 0.5) -> tuple[int, ...]:
     positive = dividends.coalitions[(dividends.value > 0) & (dividends.sizes > 0)]
     if not len(positive):
         return ()
-    count = _counts_by_table if positive.shape[1] <= MAX_PLAYERS else _counts_by_group
-    counts = count(positive, share * len(positive) - 1e-9)
-    return min(counts, key=lambda group: (-len(group), -counts[group], group))
-
-
-def _counts_by_table(coalitions: Tensor, needed: float) -> dict[tuple[int, ...], int]:
-    """Largest groups inside at least so many of the coalitions, bool [M, n], with their numbers."""
-    n = coalitions.shape[1]
-    there = torch.zeros(1 << n, dtype=torch.float64)
-    there[(coalitions.long() << torch.arange(n)).sum(-1)] = 1
-    counts = superset_sums(there)
-    enough = sizes(n).masked_fill(counts < needed, -1)
-    largest = (enough == enough.max()).nonzero()[:, 0]
-    groups = [_players(mask) for mask in all_coalitions(n)[largest].tolist()]
-    return dict(zip(groups, counts[largest].int().tolist(), strict=True))
-
-
-def _counts_by_group(coalitions: Tensor, needed: float) -> dict[tuple[int, ...], int]:
-    """All groups inside at least so many of the coalitions; every subset of each coalition is counted."""
-    found: Counter[tuple[int, ...]] = Counter({(): len(coalitions)})
-    for row in coalitions.tolist():
-        members = _players(row)
-        for size in range(1, len(members) + 1):
-            found.update(combinations(members, size))
-    return {group: count for group, count in found.items() if count >= needed}
+    needed, n = share * len(positive) - 1e-9, positive.shape[1]
+    counts: Counter[tuple[int, ...]] = Counter({(): len(positive)})
+    if n > MAX_PLAYERS:  # every subset of each coalition
+        for row in positive.tolist():
+            members = _players(row)
+            counts.update(
+                group for size in range(1, len(members) + 1) for group in combinations(members, size)
+            )
+    else:
+        there = torch.zeros(1 << n, dtype=torch.float64)
+        there[(positive.long() << torch.arange(n)).sum(-1)] = 1
+        inside = superset_sums(there)
+        largest = sizes(n).masked_fill(inside < needed, -1)
+        for code in (largest == largest.max()).nonzero()[:, 0].tolist():
+            counts[tuple(player for player in range(n) if code >> player & 1)] = int(inside[code])
+    enough = [group for group, count in counts.items() if count >= needed]
+    return min(enough, key=lambda group: (-len(group), -counts[group], group))
 
 
 def _players(mask: list[bool]) -> tuple[int, ...]:

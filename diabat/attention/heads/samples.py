@@ -78,8 +78,8 @@ def digest(samples: Iterable[Sample]) -> str:
     return content.hexdigest()
 
 
-def check_sample(given: Any, name: str) -> None:
-    """Check what can be checked without a tokenizer.
+def check_sample(given: Any, name: str) -> tuple[int | None, tuple[str, ...]]:
+    """Check what can be checked without a tokenizer; the position of the answer, or the texts that would be right.
 
     Raises:
         ArgumentError: If it is no sample; ``name`` is what the message calls it.
@@ -101,66 +101,62 @@ def check_sample(given: Any, name: str) -> None:
             _check_text(message["content"], f"{name}.messages")
     else:
         _ids(given["input_ids"], f"{name}.input_ids")
-    choices = given.get("choices", ())
+    choices, answer = given.get("choices", ()), given.get("answer", ())
     if isinstance(choices, str) or not isinstance(choices, Sequence):
         raise ArgumentError(f"{name}.choices", f"expected a list, got {type(choices).__name__}.")
     for k, choice in enumerate(choices):
         place = f"{name}.choices[{k}]"
-        _check_text(choice, place) if isinstance(choice, str) else _choice_ids(choice, place)
+        _check_text(choice, place) if isinstance(choice, str) else _ids(_listed(choice), place)
     if len(choices):
-        _position(given, f"{name}.answer")
-    else:
-        _texts(given, f"{name}.answer")
+        return _position(choices, given.get("answer"), f"{name}.answer"), ()
+    texts = (answer,) if isinstance(answer, str) else answer
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise ArgumentError(f"{name}.answer", f"expected a text or a list of texts, got {answer!r:.60}.")
+    return None, tuple(texts)
 
 
 def _read(given: Any, tokenizer: Any, vocabulary: int, name: str) -> Sample:
-    check_sample(given, name)
-    choices: Sequence[Any] = given.get("choices", ())
-    if "input_ids" in given:
-        tokens = _ids(given["input_ids"], f"{name}.input_ids")
-        parts = [_choice(c, tokenizer, f"{name}.choices[{k}]") for k, c in enumerate(choices)]
+    answer, texts = check_sample(given, name)
+    kind = next(kind for kind in KINDS if kind in given)
+    choices = [_listed(choice) for choice in given.get("choices", ())]
+    places = [f"{name}.{kind}", *(f"{name}.choices[{k}]" for k in range(len(choices)))]
+    written = {k: choice for k, choice in enumerate(choices) if isinstance(choice, str)}
+    if tokenizer is None and (written or kind != "input_ids"):
+        text = places[1 + min(written)] if kind == "input_ids" else name
+        raise ArgumentError("tokenizer", f"expected that of the model, since {text} is a text, got None.")
+    if kind == "input_ids":
+        tokens = given["input_ids"]
+        found = {k: tokenizer(text, add_special_tokens=False)["input_ids"] for k, text in written.items()}
     else:
-        tokens, parts = _tokenised(given, choices, tokenizer, name)
-    for what, ids in (("input_ids", tokens), *((f"choices[{k}]", c) for k, c in enumerate(parts))):
-        if bool(((ids < 0) | (ids >= vocabulary)).any()):
-            raise ArgumentError(
-                f"{name}.{what}", f"expected token ids in 0 .. {vocabulary - 1}, got {ids.tolist()}."
-            )
-    answer = _position(given, f"{name}.answer") if len(choices) else None
-    texts = () if len(choices) else _texts(given, f"{name}.answer")
-    return Sample(tokens, tuple(parts), answer, texts, given)
+        tokens, found = _tokenised(given, written, tokenizer, name)
+    parts = [tokens, *(found.get(k, choice) for k, choice in enumerate(choices))]
+    ids = [_ids(part, place) for part, place in zip(parts, places, strict=True)]
+    for part, place in zip(ids, places, strict=True):
+        if bool(((part < 0) | (part >= vocabulary)).any()):
+            raise ArgumentError(place, f"expected token ids in 0 .. {vocabulary - 1}, got {part.tolist()}.")
+    return Sample(ids[0], tuple(ids[1:]), answer, texts, given)
 
 
 def _tokenised(
-    given: Mapping[str, Any], choices: Sequence[Any], tokenizer: Any, name: str
-) -> tuple[Tensor, list[Tensor]]:
+    given: Mapping[str, Any], written: Mapping[int, str], tokenizer: Any, name: str
+) -> tuple[list[int], dict[int, list[int]]]:
     """Tokens of a text or a chat, and those of the choices behind it."""
-    _require(tokenizer, name)
     special = "prompt" in given  # a chat has its special tokens from the template
     text = given["prompt"] if special else _chat(given["messages"], tokenizer, name)
-    written = {k: choice for k, choice in enumerate(choices) if isinstance(choice, str)}
     kept = len(text)
     while True:
-        tokens = _encoded(text[:kept], tokenizer, add_special_tokens=special)
-        found = {k: _encoded(text + c, tokenizer, add_special_tokens=special) for k, c in written.items()}
-        merged = [
-            k for k, whole in found.items() if whole[: len(tokens)] != tokens or len(whole) == len(tokens)
-        ]
-        if not merged or not text[:kept] or not text[kept - 1].isspace():
-            break
+        tokens = tokenizer(text[:kept], add_special_tokens=special)["input_ids"]
+        found = {k: tokenizer(text + c, add_special_tokens=special)["input_ids"] for k, c in written.items()}
+        merged = [k for k, ids in found.items() if ids[: len(tokens)] != tokens or len(ids) == len(tokens)]
+        if not merged:
+            return tokens, {k: ids[len(tokens) :] for k, ids in found.items()}
+        if not text[:kept] or not text[kept - 1].isspace():
+            raise ArgumentError(
+                f"{name}.choices[{merged[0]}]",
+                f"expected a choice whose tokens follow those of the text, got {written[merged[0]]!r}, which merges "
+                "with its end; end the text with a space.",
+            )
         kept -= 1  # white space that the tokenizer writes with a choice
-    if merged:
-        raise ArgumentError(
-            f"{name}.choices[{merged[0]}]",
-            f"expected a choice whose tokens follow those of the text, got {choices[merged[0]]!r}, which merges with "
-            "its end; end the text with a space.",
-        )
-    place = f"{name}.{'prompt' if special else 'messages'}"
-    following = {k: whole[len(tokens) :] for k, whole in found.items()}
-    parts = [
-        _choice_ids(following.get(k, choice), f"{name}.choices[{k}]") for k, choice in enumerate(choices)
-    ]
-    return _ids(tokens, place), parts
 
 
 def _chat(messages: Sequence[Mapping[str, Any]], tokenizer: Any, name: str) -> str:
@@ -178,27 +174,6 @@ def _chat(messages: Sequence[Mapping[str, Any]], tokenizer: Any, name: str) -> s
         ) from None
 
 
-def _choice(choice: Any, tokenizer: Any, name: str) -> Tensor:
-    if isinstance(choice, str):
-        _require(tokenizer, name)
-        return _ids(_encoded(choice, tokenizer, add_special_tokens=False), name)
-    return _choice_ids(choice, name)
-
-
-def _choice_ids(choice: Any, name: str) -> Tensor:
-    return _ids([choice] if isinstance(choice, int) else choice, name)
-
-
-def _encoded(text: str, tokenizer: Any, **options: Any) -> list[int]:
-    found: list[int] = tokenizer(text, **options)["input_ids"]
-    return found
-
-
-def _require(tokenizer: Any, name: str) -> None:
-    if tokenizer is None:
-        raise ArgumentError("tokenizer", f"expected that of the model, since {name} is a text, got None.")
-
-
 def _check_text(text: Any, name: str) -> None:
     if not isinstance(text, str):
         raise ArgumentError(name, f"expected a text, got {type(text).__name__}.")
@@ -206,6 +181,10 @@ def _check_text(text: Any, name: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise ArgumentError(name, f"expected text without surrogates, got {text!a:.60}.") from None
+
+
+def _listed(choice: Any) -> Any:
+    return [choice] if isinstance(choice, int) else choice
 
 
 def _ids(value: Any, name: str) -> Tensor:
@@ -220,22 +199,22 @@ def _ids(value: Any, name: str) -> Tensor:
     return ids.to("cpu", torch.int64)
 
 
-def _position(given: Mapping[str, Any], name: str) -> int:
+def _position(choices: Sequence[Any], answer: Any, name: str) -> int:
     """Position of the answer: it may be the choice itself or its position."""
-    choices: Sequence[Any] = given["choices"]
-    answer: Any = given.get("answer")
     found = {k for k, choice in enumerate(choices) if _same(choice, answer)}
     if is_integer(answer) and 0 <= answer < len(choices):
         found.add(int(answer))
-    if len(found) == 1:
-        return found.pop()
-    if found:
+    if not found:
+        raise ArgumentError(
+            name, f"expected one of the choices {list(choices)} or its position, got {answer!r}."
+        )
+    if len(found) > 1:
         raise ArgumentError(
             name,
             f"expected an answer that means one choice, got {answer!r}, which is choices {sorted(found)} of "
             f"{list(choices)}.",
         )
-    raise ArgumentError(name, f"expected one of the choices {list(choices)} or its position, got {answer!r}.")
+    return found.pop()
 
 
 def _same(choice: Any, answer: Any) -> bool:
@@ -244,11 +223,3 @@ def _same(choice: Any, answer: Any) -> bool:
     if isinstance(choice, Tensor | np.ndarray) and type(choice) is type(answer):
         return torch.equal(torch.as_tensor(choice), torch.as_tensor(answer))
     return type(choice) is type(answer) and bool(choice == answer)
-
-
-def _texts(given: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    answer = given.get("answer", ())
-    texts = (answer,) if isinstance(answer, str) else answer
-    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-        raise ArgumentError(name, f"expected a text or a list of texts, got {answer!r:.60}.")
-    return tuple(texts)

@@ -55,7 +55,7 @@ class SearchResult:
     """The best coalition that a search evaluated.
 
     Attributes:
-        players: The best coalition that was evaluated.
+        players: That coalition.
         objective: Its v(S) - λ|S|.
         value: Its v(S).
         evaluations: How many coalitions were evaluated.
@@ -145,20 +145,23 @@ def surrogate(
     check_count("num_reads", num_reads)
     start = draw_seed(seed)
     evaluations = min(evaluations, 1 << min(num_players, 62))
-    known = _Evaluated(value, num_players)
-    ends = torch.stack([torch.zeros(num_players), torch.ones(num_players)]).bool()
-    known.add(torch.cat((ends, _random(num_players, evaluations, start))), max(2, (evaluations + 1) // 2))
+    known, everyone = _Evaluated(value, num_players), torch.ones(num_players, dtype=torch.bool)
+    drawn = sized_coalitions(everyone, evaluations, start, stratified=True)  # sizes uniform on 0 .. n
+    known.add(torch.cat((~everyone[None], everyone[None], drawn)), max(2, (evaluations + 1) // 2))
     for round_ in range(rounds):
         room = (evaluations - len(known.values)) // (rounds - round_)
         model = fit_surrogate(known.masks, known.values)
-        proposals = _propose(model, sampler, penalty, num_reads, (start + round_) % 2**63)
-        known.add(proposals, room)
+        seed = (start + round_) % 2**63
+        proposed = low_energy_states(model.fields - penalty / 2, model.couplings, sampler, num_reads, seed)
+        score = model.value(proposed) - penalty * proposed.sum(-1).double()
+        known.add(proposed[score.argsort(descending=True, stable=True)], room)
     # What proposals that were known already left over goes to coalitions near the best and at random.
     known.add(_near(known.masks[known.best(penalty)]), evaluations - len(known.values))
-    known.add(_random(num_players, 4 * evaluations, start + 1), evaluations - len(known.values))
+    more = sized_coalitions(everyone, 4 * evaluations, start + 1, stratified=True)
+    known.add(more, evaluations - len(known.values))
     at, model = known.best(penalty), fit_surrogate(known.masks, known.values)
-    best, v = known.masks[at], float(known.values[at])
-    players, objective = tuple(best.nonzero()[:, 0].tolist()), v - penalty * int(best.sum())
+    v, players = float(known.values[at]), tuple(known.masks[at].nonzero()[:, 0].tolist())
+    objective = v - penalty * len(players)
     return SearchResult(players, objective, v, len(known.values), model, known.masks, known.values)
 
 
@@ -188,26 +191,13 @@ class _Evaluated:
         return int((self.values - penalty * self.masks.sum(-1).double()).argmax())
 
 
-def _propose(model: Surrogate, sampler: Sampler, penalty: float, num_reads: int, seed: int) -> Tensor:
-    """Coalitions that a sampler draws from the model of v - λ|S|, different ones, the best first."""
-    drawn = low_energy_states(model.fields - penalty / 2, model.couplings, sampler, num_reads, seed)
-    score = model.value(drawn) - penalty * drawn.sum(-1).double()
-    return drawn[score.argsort(descending=True, stable=True)]
-
-
 def low_energy_states(
     fields: Tensor, couplings: Tensor, sampler: Sampler, num_reads: int, seed: int
 ) -> Tensor:
-    """Different states, True for spin +1, that a sampler draws from an Ising model at two temperatures, bool [M, n].
+    """Different states, True for spin +1, that a sampler draws at two temperatures, bool [M, n].
 
-    None if all fields and couplings are 0, so that every state is as good.
-
-    Args:
-        fields: h, float64 [n].
-        couplings: J, [n, n], symmetric with zero diagonal.
-        sampler: Any that draws samples.
-        num_reads: Reads at each temperature.
-        seed: Same seed, same states.
+    They are of an Ising model with fields h [n] and couplings J [n, n], float64; none if all of these are 0, so that
+    every state is as good.  There are ``num_reads`` reads at each temperature.
 
     Raises:
         TypeError: If the sampler is none.
@@ -248,8 +238,3 @@ def _near(best: Tensor) -> Tensor:
     one = torch.eye(n, dtype=torch.bool)
     rows, columns = torch.triu_indices(n, n, offset=1)
     return best ^ torch.cat((one, one[rows] | one[columns]))
-
-
-def _random(n: int, count: int, seed: int) -> Tensor:
-    """Coalitions whose size is uniform on 0 .. n."""
-    return sized_coalitions(torch.ones(n, dtype=torch.bool), count, seed, stratified=True)

@@ -31,18 +31,13 @@ class DividendSummary:
         players: Heads (layer, head) of every player.
         max_size: Dividends of coalitions of at most so many players; None for all.
         samples: Number of samples.
-        v_empty: v(∅).
-        v_empty_error: Its standard error.
-        v_full: v(N), the value of the model as it stands.
-        v_full_error: Its standard error.
-        dividends: w(S), in the order of :attr:`coalitions`.
-        standard_errors: Their standard errors.
+        v_empty: v(∅); ``v_empty_error`` is its standard error.
+        v_full: v(N), the value of the model as it stands; ``v_full_error`` is its standard error.
+        dividends: w(S), in the order of :attr:`coalitions`; ``standard_errors`` are theirs.
         selection_frequency: At position k - 1, among coalitions of at least k players: pairs (position of a coalition,
             share of bootstrap resamples in which it has the largest dividend).
-        size_sums: Σ_{|S| = k} w(S) for k = 0, 1, ...
-        size_errors: Their standard errors.
-        positive: Number of significant dividends above 0; see :func:`significant`.
-        negative: Number of those below 0.
+        size_sums: Σ_{|S| = k} w(S) for k = 0, 1, ...; ``size_errors`` are their standard errors.
+        positive: Number of significant dividends above 0, and ``negative`` below it; see :func:`significant`.
 
     Raises:
         ArgumentError: If lengths do not fit the number of players.
@@ -100,29 +95,24 @@ class DividendSummary:
             masks = summary_coalitions(n, max_size)
             values = game.sample_values(masks)
             found = Dividends.of_small(values[:, : len(masks) - (max_size < n)], n, max_size)
-        ends = values[
-            :, [0, -1]
-        ]  # the empty coalition is first in both orders, and that of all players is last
-        empty, full = standard_error(ends).tolist()
+        # The empty coalition is first in both orders, and that of all players is last.
+        (empty, full), errors = values[:, [0, -1]].mean(0).tolist(), standard_error(values[:, [0, -1]])
         sums, sum_errors = found.size_sums()
-        positive, negative = significant(found)
+        most = max_size or n
         return cls(
-            players=game.groups,
-            max_size=max_size,
-            samples=len(values),
-            v_empty=float(ends[:, 0].mean()),
-            v_empty_error=_finite(empty),
-            v_full=float(ends[:, 1].mean()),
-            v_full_error=_finite(full),
-            dividends=tuple(found.value.tolist()),
-            standard_errors=tuple(map(_finite, found.standard_error.tolist())),
-            selection_frequency=tuple(
-                _selected(found, size, resamples, seed) for size in range(1, (max_size or n) + 1)
-            ),
-            size_sums=tuple(sums.tolist()),
-            size_errors=tuple(map(_finite, sum_errors.tolist())),
-            positive=positive,
-            negative=negative,
+            game.groups,
+            max_size,
+            len(values),
+            empty,
+            _finite(errors)[0],
+            full,
+            _finite(errors)[1],
+            tuple(found.value.tolist()),
+            _finite(found.standard_error),
+            tuple(_selected(found, size, resamples, seed) for size in range(1, most + 1)),
+            tuple(sums.tolist()),
+            _finite(sum_errors),
+            *significant(found),
         )
 
     @property
@@ -195,5 +185,5 @@ def _selected(found: Dividends, min_size: int, resamples: int, seed: int) -> tup
     return tuple(sorted(((at, float(frequency[at])) for at in won), key=lambda pair: (-pair[1], pair[0])))
 
 
-def _finite(error: float) -> float | None:
-    return error if math.isfinite(error) else None
+def _finite(errors: Tensor) -> Errors:
+    return tuple(error if math.isfinite(error) else None for error in errors.tolist())

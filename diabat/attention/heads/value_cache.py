@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diabat.checks import ArgumentError
-from diabat.files import create_file, parse_json, read_file, replacing
+from diabat.files import parse_json, read_file, replace_file
 
 _LARGEST = 1 << 34
 _SECONDS_BETWEEN_SAVES = 20.0
@@ -46,9 +46,7 @@ class ValueCache:
         """Column of every key; new ones get one."""
         found = [self._column.setdefault(key, len(self._column)) for key in keys]
         fresh = len(self._column) - self.values.shape[1]
-        if fresh:
-            empty = np.full((len(self.values), fresh), np.nan)
-            self.values = np.concatenate((self.values, empty), 1)
+        self.values = np.pad(self.values, ((0, 0), (0, fresh)), constant_values=np.nan)
         return np.asarray(found, dtype=np.int64)
 
     def put(self, sample: int, columns: NDArray[np.int64], values: NDArray[np.float64]) -> None:
@@ -66,8 +64,7 @@ class ValueCache:
 
         keys = np.frombuffer(b"".join(self._column), dtype=np.uint8).reshape(-1, self._width)
         identity = np.frombuffer(json.dumps(self._identity).encode(), dtype=np.uint8)
-        with replacing(self._path) as temporary:
-            create_file(temporary, save({"identity": identity, "keys": keys, "values": self.values}))
+        replace_file(self._path, save({"identity": identity, "keys": keys, "values": self.values}))
         self._saved, self._changed = time.monotonic(), False
 
     def _load(self, path: Path) -> None:
@@ -80,13 +77,11 @@ class ValueCache:
             identity = dict(parse_json(kept["identity"].tobytes()))
         except (SafetensorError, KeyError, ValueError, TypeError):
             raise ArgumentError("store", f"expected a file of values of samples, got {path}.") from None
-        names = [
-            name for name in {**identity, **self._identity} if identity.get(name) != self._identity.get(name)
-        ]
-        if names:
+        others = [key for key in identity | self._identity if identity.get(key) != self._identity.get(key)]
+        if others:
             raise ArgumentError(
                 "store",
-                f"expected values of this game, got {path} with other {', '.join(names)}; name another file.",
+                f"expected values of this game, got {path} with other {', '.join(others)}; name another file.",
             )
         column = {key.tobytes(): index for index, key in enumerate(keys)}
         fits = keys.dtype == np.uint8 and keys.shape == (len(column), self._width)

@@ -31,94 +31,88 @@ class Forward(Protocol):
 
 
 class Value(ABC):
-    """v of a batch of coalitions on one sample."""
+    """v of a batch of coalitions on one sample, float64 [C]; ``name`` tells it from others in a store."""
 
     name: str
+    choices: int = 0
+    """Least number of choices that a sample has."""
 
-    def check(self, sample: Sample, name: str) -> None:  # noqa: B027 - many values take every sample
+    def check(self, sample: Sample, name: str) -> None:
         """Raise ArgumentError if the value does not apply to a sample."""
+        if len(sample.choices) < self.choices:
+            raise ArgumentError(
+                f"{name}.choices",
+                f"expected {self.choices} or more with an answer, got {len(sample.choices)}.",
+            )
 
     @abstractmethod
     def __call__(self, forward: Forward, sample: Sample) -> Tensor:
         """Values [C]."""
 
 
-class LogOdds(Value):
+class _LogOdds(Value):
     r"""v = z_y - log Σ_{c ≠ y} e^{z_c}, the log-odds of the answer y among the choices (GAC, eq. 3).
 
     z_c is the logit of the first token of choice c at the last position of the sample.  This is log p/(1 - p) with p
     the softmax over the choices, and stays finite where p rounds to 1.
     """
 
-    name = "log_odds"
+    name, choices = "log_odds", 2
 
     def check(self, sample: Sample, name: str) -> None:
-        """Refuse samples without two choices, and choices that start with one token."""
-        _check_choices(sample, name)
-        first: dict[int, int] = {}
-        for k, choice in enumerate(sample.choices):
-            token = int(choice[0])
-            if token in first:
+        super().check(sample, name)
+        first = [int(choice[0]) for choice in sample.choices]
+        for k, token in enumerate(first):
+            if first.index(token) < k:
                 raise ArgumentError(
                     f"{name}.choices",
                     f"expected choices that start with different tokens, got token {token} at the start of choices "
-                    f"{first[token]} and {k}; use value=option_log_odds.",
+                    f"{first.index(token)} and {k}; use value=option_log_odds.",
                 )
-            first[token] = k
 
     def __call__(self, forward: Forward, sample: Sample) -> Tensor:
-        """Values [C]."""
         logits = forward.logits(sample.tokens, torch.tensor([-1]))[:, 0]
         first = torch.stack([choice[0] for choice in sample.choices]).to(logits.device)
         return log_odds(logits[:, first].double(), sample.answer)
 
 
-class OptionLogOdds(Value):
+class _OptionLogOdds(Value):
     r"""v = ℓ_y - log Σ_{c ≠ y} e^{ℓ_c} with ℓ_c = Σ_t log p(c_t | sample, c_<t), all tokens of the choices counted."""
 
-    name = "option_log_odds"
+    name, choices = "option_log_odds", 2
 
     def check(self, sample: Sample, name: str) -> None:
-        """Refuse samples without two choices, and equal choices."""
-        _check_choices(sample, name)
+        super().check(sample, name)
         tokens = [tuple(choice.tolist()) for choice in sample.choices]
         if len(set(tokens)) < len(tokens):
             raise ArgumentError(f"{name}.choices", f"expected different choices, got tokens {tokens}.")
 
     def __call__(self, forward: Forward, sample: Sample) -> Tensor:
-        """Values [C]."""
-        scores = [log_likelihood(forward, sample.tokens, choice) for choice in sample.choices]
+        scores = [_log_likelihood(forward, sample.tokens, choice) for choice in sample.choices]
         return log_odds(torch.stack(scores, -1), sample.answer)
 
 
-class OptionLogLikelihood(Value):
+class _OptionLogLikelihood(Value):
     r"""v = Σ_t log p(y_t | sample, y_<t), the log-likelihood of the answer's tokens, whatever the other choices are."""
 
-    name = "option_log_likelihood"
-
-    def check(self, sample: Sample, name: str) -> None:
-        """Refuse samples without a choice."""
-        _check_choices(sample, name, least=1)
+    name, choices = "option_log_likelihood", 1
 
     def __call__(self, forward: Forward, sample: Sample) -> Tensor:
-        """Values [C]."""
         assert sample.answer is not None
-        return log_likelihood(forward, sample.tokens, sample.choices[sample.answer])
+        return _log_likelihood(forward, sample.tokens, sample.choices[sample.answer])
 
 
-class Perplexity(Value):
+class _Perplexity(Value):
     r"""v = -log PPL = 1/(T-1) Σ_{t>0} log p(x_t | x_<t) of the sample's own tokens: larger is better."""
 
     name = "perplexity"
 
     def check(self, sample: Sample, name: str) -> None:
-        """Refuse samples of one token."""
         if len(sample.tokens) < 2:
             raise ArgumentError(name, "expected two tokens or more for a perplexity, got 1.")
 
     def __call__(self, forward: Forward, sample: Sample) -> Tensor:
-        """Values [C]."""
-        return log_likelihood(forward, sample.tokens[:1], sample.tokens[1:]) / (len(sample.tokens) - 1)
+        return _log_likelihood(forward, sample.tokens[:1], sample.tokens[1:]) / (len(sample.tokens) - 1)
 
 
 class AnswerF1(Value):
@@ -152,7 +146,7 @@ class AnswerF1(Value):
         return torch.tensor(best, dtype=torch.float64)
 
 
-class CustomValue(Value):
+class _CustomValue(Value):
     """v from a function of the logits [C, T, vocabulary] at all positions and of the sample as it was given."""
 
     def __init__(self, function: Callable[[Tensor, Mapping[str, Any]], Tensor]) -> None:
@@ -161,7 +155,6 @@ class CustomValue(Value):
         self.name = f"{known.__module__}.{known.__qualname__}"
 
     def __call__(self, forward: Forward, sample: Sample) -> Tensor:
-        """Values [C]."""
         logits = forward.logits(sample.tokens, torch.arange(len(sample.tokens)))
         values = self.function(logits, sample.given)
         if not isinstance(values, Tensor) or values.shape != logits.shape[:1]:
@@ -172,17 +165,13 @@ class CustomValue(Value):
         return values.double()
 
 
-VALUES: dict[str, Callable[[Any], Value]] = {
-    "log_odds": lambda tokenizer: LogOdds(),
-    "option_log_odds": lambda tokenizer: OptionLogOdds(),
-    "option_log_likelihood": lambda tokenizer: OptionLogLikelihood(),
-    "perplexity": lambda tokenizer: Perplexity(),
-    "f1": AnswerF1,
+_NAMED: dict[str, type[Value]] = {
+    kind.name: kind for kind in (_LogOdds, _OptionLogOdds, _OptionLogLikelihood, _Perplexity)
 }
 
 
 def value_of(value: Any, tokenizer: Any) -> Value:
-    """Return the value behind a name, a :class:`Value`, or a function of logits and sample.
+    """The value behind a name, a :class:`Value`, or a function of logits and sample.
 
     Raises:
         ValueError: If the name is unknown.
@@ -191,11 +180,11 @@ def value_of(value: Any, tokenizer: Any) -> Value:
     if isinstance(value, Value):
         return value
     if isinstance(value, str):
-        check_choice("value", value, VALUES)
-        return VALUES[value](tokenizer)
+        check_choice("value", value, [*_NAMED, "f1"])
+        return AnswerF1(tokenizer) if value == "f1" else _NAMED[value]()
     if not callable(value):
         raise ArgumentTypeError("value", f"expected a name or a function, got {type(value).__name__}.")
-    return CustomValue(value)
+    return _CustomValue(value)
 
 
 def log_odds(scores: Tensor, answer: int | None) -> Tensor:
@@ -205,7 +194,7 @@ def log_odds(scores: Tensor, answer: int | None) -> Tensor:
     return scores[..., answer] - torch.logsumexp(scores[..., others], -1)
 
 
-def log_likelihood(forward: Forward, tokens: Tensor, following: Tensor) -> Tensor:
+def _log_likelihood(forward: Forward, tokens: Tensor, following: Tensor) -> Tensor:
     """Σ_t log p(y_t | x, y_<t) of tokens y [K] behind tokens x [T], float64 [C]."""
     whole = torch.cat((tokens, following[:-1]))  # the last one is not part of the input
     logits = forward.logits(whole, torch.arange(len(tokens) - 1, len(whole)))
@@ -229,10 +218,3 @@ def words(text: str) -> list[str]:
     line = text.strip().partition("\n")[0]
     plain = "".join(c for c in line.lower() if c not in string.punctuation)
     return re.sub(r"\b(a|an|the)\b", " ", plain).split()
-
-
-def _check_choices(sample: Sample, name: str, least: int = 2) -> None:
-    if len(sample.choices) < least:
-        raise ArgumentError(
-            f"{name}.choices", f"expected {least} or more with an answer, got {len(sample.choices)}."
-        )
