@@ -51,9 +51,6 @@ def nash_weights(gramian: Tensor) -> Bargain:
     Args:
         gramian: G [K, K] with G_kl = ⟨g_k, g_l⟩, of K tasks.
 
-    Returns:
-        Weights with their residual.
-
     Raises:
         ArgumentError: G is not square, has a value that is not finite, or no task has a gradient.
     """

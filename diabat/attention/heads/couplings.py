@@ -18,7 +18,8 @@ what a head writes and of the gradient that it can reach do not:
 with the tokens t concatenated and P_i the orthogonal projector on the columns of W_i.
 
 Every coupling is a Gram matrix of unit vectors, so that ω, ρ and, by Schur, G are positive semidefinite with a unit
-diagonal.  A vector of zeros has no direction: its row is that of the identity.
+diagonal.  A vector of zeros has no direction: its row is that of the identity.  All of them are float64 [H, H], and
+raise ArgumentError for shapes that do not match.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from diabat.checks import ArgumentError
 
 
 def weight_coupling(slices: Tensor) -> Tensor:
-    """ω of slices [H, hidden, d]: cosines in the Frobenius inner product (eq. 4), float64 [H, H]."""
+    """ω of slices [H, hidden, d]: cosines in the Frobenius inner product (eq. 4)."""
     _check(slices, "slices", "[H, hidden, d]", 3)
     return cosines(slices.flatten(1))
 
 
 def gradient_coupling(gradients: Tensor) -> Tensor:
-    r"""ρ of gradients at the head outputs, ∂CE/∂o [..., H, d], one row per token (eq. 5), float64 [H, H].
+    r"""ρ of gradients at the head outputs, ∂CE/∂o [..., H, d], one row per token (eq. 5).
 
         ρ_ij = Σ_t g_i(t)·g_j(t) / √(Σ_t |g_i(t)|² Σ_t |g_j(t)|²)
 
@@ -46,11 +47,7 @@ def gradient_coupling(gradients: Tensor) -> Tensor:
 
 
 def gradient_products(gradients: Tensor) -> Tensor:
-    """Σ_t g_i(t)·g_j(t) of gradients [..., H, d], float64 [H, H]: those of several batches are added.
-
-    Raises:
-        ValueError: If there is no token.
-    """
+    """Σ_t g_i(t)·g_j(t) of gradients [..., H, d]: those of several batches are added."""
     _check(gradients, "gradients", "[..., H, d]", 2)
     g = gradients.flatten(0, -3) if gradients.ndim > 2 else gradients[None]  # [N, H, d]
     if not len(g):
@@ -65,19 +62,10 @@ def written_coupling(slices: Tensor, moments: Tensor) -> Tensor:
     Args:
         slices: W, [H, hidden, d].
         moments: Σ_t o(t) o(t)ᵀ of all head outputs, [H d, H d], head by head.
-
-    Returns:
-        float64 [H, H].
-
-    Raises:
-        ValueError: If the shapes do not match.
     """
     _check(slices, "slices", "[H, hidden, d]", 3)
     heads, _, size = slices.shape
-    if moments.shape != (heads * size, heads * size):
-        raise ArgumentError(
-            "moments", f"expected [{heads * size}, {heads * size}], got {list(moments.shape)}."
-        )
+    _check_moments(moments, heads * size)
     flat = _side_by_side(slices.double())
     return normalised(_block_sums((flat.T @ flat) * moments.double(), heads))
 
@@ -90,20 +78,13 @@ def reachable_coupling(slices: Tensor, moments: Tensor) -> Tensor:
     Args:
         slices: W, [H, hidden, d].  P_i projects on the columns of W_i, without directions below the rounding of W_i.
         moments: Σ_t r(t) r(t)ᵀ of r = ∂CE/∂y, [hidden, hidden].
-
-    Returns:
-        float64 [H, H].
-
-    Raises:
-        ValueError: If the shapes do not match.
     """
     _check(slices, "slices", "[H, hidden, d]", 3)
     heads, hidden, size = slices.shape
-    if moments.shape != (hidden, hidden):
-        raise ArgumentError("moments", f"expected [{hidden}, {hidden}], got {list(moments.shape)}.")
+    _check_moments(moments, hidden)
     U, sigma, _ = torch.linalg.svd(slices.double(), full_matrices=False)
     least = max(hidden, size) * torch.finfo(slices.dtype).eps * sigma[:, :1]
-    Q = _side_by_side(U * (sigma > least)[:, None, :])  # orthonormal bases of the columns, side by side
+    Q = _side_by_side(U * (sigma > least)[:, None, :])  # orthonormal bases of the columns
     return normalised(_block_sums((Q.T @ Q) * (Q.T @ moments.double() @ Q), heads))
 
 
@@ -118,8 +99,7 @@ def interaction(omega: Tensor, rho: Tensor) -> Tensor:
 
 def interaction_strength(G: Tensor) -> Tensor:
     """Γ = ‖G - I‖_F of matrices [..., H, H], [...]."""
-    identity = torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)
-    return torch.linalg.matrix_norm(G - identity)
+    return torch.linalg.matrix_norm(G - torch.eye(G.shape[-1], dtype=G.dtype, device=G.device))
 
 
 def cosines(vectors: Tensor) -> Tensor:
@@ -136,9 +116,8 @@ def normalised(gram: Tensor) -> Tensor:
     zero = diagonal <= 0
     length = torch.where(zero, 1, diagonal).sqrt()  # of 1 where there is none: finite gradients
     unit = gram / (length[..., :, None] * length[..., None, :])
-    return torch.where(zero[..., :, None] | zero[..., None, :], 0, unit) + torch.diag_embed(
-        zero.to(gram.dtype)
-    )
+    unit = torch.where(zero[..., :, None] | zero[..., None, :], 0, unit)
+    return unit + torch.diag_embed(zero.to(gram.dtype))
 
 
 def _side_by_side(slices: Tensor) -> Tensor:
@@ -155,3 +134,8 @@ def _check(value: Tensor, name: str, form: str, least: int) -> None:
     if not isinstance(value, Tensor) or value.ndim < least or not value.is_floating_point():
         got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ArgumentError(name, f"expected a floating tensor {form}, got {got}.")
+
+
+def _check_moments(moments: Tensor, size: int) -> None:
+    if moments.shape != (size, size):
+        raise ArgumentError("moments", f"expected [{size}, {size}], got {list(moments.shape)}.")

@@ -94,11 +94,9 @@ def diagonal_correlation(covariance: Tensor, heads: int) -> Tensor:
 
 def _whitened(covariance: Tensor, heads: int) -> tuple[Tensor, list[int]]:
     """Covariance with the identity in every block, and the number of features of each head; dead ones are left out."""
-    maps = []
-    for block in (
-        covariance.unflatten(0, (heads, -1)).unflatten(2, (heads, -1)).diagonal(dim1=0, dim2=2).unbind(-1)
-    ):
-        values, vectors = torch.linalg.eigh(block)
+    maps, size = [], len(covariance) // heads
+    for start in range(0, len(covariance), size):
+        values, vectors = torch.linalg.eigh(covariance[start : start + size, start : start + size])
         alive = values > _DEAD * values[-1].clamp_min(0)
         maps.append(vectors[:, alive] / values[alive].sqrt())
     W = torch.block_diag(*maps)
@@ -127,8 +125,8 @@ def _log_det(values: Tensor) -> Tensor:
 
 def _log_det_bias(features: int, freedom: int | None) -> Tensor:
     """E log det Σ̂ - log det Σ of the first p features, p = 0 .. features, float64; 0 for an exact covariance."""
-    if freedom is None:
-        return torch.zeros(features + 1, dtype=torch.float64)
-    half = (freedom - torch.arange(features, dtype=torch.float64)) / 2
-    steps = torch.digamma(half) - math.log(freedom / 2)
-    return torch.cat((torch.zeros(1, dtype=torch.float64), steps.cumsum(0)))
+    bias = torch.zeros(features + 1, dtype=torch.float64)
+    if freedom is not None:
+        half = (freedom - torch.arange(features, dtype=torch.float64)) / 2
+        bias[1:] = (torch.digamma(half) - math.log(freedom / 2)).cumsum(0)
+    return bias

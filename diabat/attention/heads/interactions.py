@@ -89,10 +89,6 @@ class LayerInteraction:
         return float(interaction_strength(self.invariant_G))
 
 
-Interactions = dict[int, LayerInteraction]
-"""Interactions by layer."""
-
-
 class HeadInteractions:
     """Measure how the heads of a decoder interact on batches of texts.
 
@@ -106,25 +102,13 @@ class HeadInteractions:
         UnsupportedError: If the model is not one that can be measured; see :class:`HeadOutputs`.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        layers: Sequence[int] | None = None,
-        *,
-        information: bool = True,
-    ) -> None:
+    def __init__(self, model: Any, layers: Sequence[int] | None = None, *, information: bool = True) -> None:
         check_flag("information", information)
-        self.outputs = HeadOutputs(model, layers)
-        self.information = information
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """Positions of the blocks."""
-        return self.outputs.layers
+        self.outputs, self.information = HeadOutputs(model, layers), information
 
     def measure(
         self, batches: Batch | Iterable[Batch], progress: Callable[[int], None] | None = None
-    ) -> Interactions:
+    ) -> dict[int, LayerInteraction]:
         """Measure one batch, or several as if they were one.
 
         Padded tokens and those without a target are left out.  The model runs in evaluation mode and is left as it
@@ -161,27 +145,22 @@ class HeadInteractions:
         """Sums of every layer over the counted tokens of a batch."""
         model = self.outputs.model
         counted = counted_tokens(batch).to(model.device)
-        inputs = {
-            key: value.to(model.device) if isinstance(value, Tensor) else value
-            for key, value in batch.items()
-            if key not in _TARGETS
-        }
+        given = {key: value for key, value in batch.items() if key not in _TARGETS}
+        inputs = {key: v.to(model.device) if isinstance(v, Tensor) else v for key, v in given.items()}
         with self.outputs.capture() as captured:
             logits = model(**inputs, use_cache=False).logits
         # The sum, so that every token has the same weight in all batches.
         loss = total_cross_entropy(logits, batch, counted)
-        gradients = captured.gradients(loss, retain_graph=False)
-        for layer, found in gradients.items():
-            outputs = captured.outputs(layer).detach()
-            o = outputs[counted.to(outputs.device)].double().flatten(1)  # [N, H d]
-            g, r = (part[counted.to(part.device)].double() for part in (found.heads, found.residual))
+        for layer, found in captured.gradients(loss, retain_graph=False).items():
+            parts = (captured.outputs(layer).detach(), found.heads, found.residual)
+            outputs, g, r = (part[counted.to(part.device)].double() for part in parts)
             if not bool(torch.isfinite(g).all() & torch.isfinite(r).all()):
                 raise ArgumentError(
                     "batch",
                     f"expected finite gradients at the heads, got others in layer {layer}; use dtype=float32.",
                 )
-            products = gradient_products(g)
-            yield layer, _Sums(len(o), float(loss.detach()), o.sum(0), o.T @ o, products, r.T @ r)
+            o = outputs.flatten(1)  # [N, H d]
+            yield layer, _Sums(len(o), float(loss.detach()), o.sum(0), o.T @ o, gradient_products(g), r.T @ r)
 
     def _result(self, layer: int, sums: _Sums) -> LayerInteraction:
         slices = self.outputs.slices(layer).detach()

@@ -29,14 +29,15 @@ def log_det_barrier(coupling: Tensor, epsilon: float = 0.01) -> Tensor:
         coupling: G, symmetric, [H, H] with H >= 2.
         epsilon: ε > 0.
 
-    Returns:
-        Scalar of dtype float64.
-
     Raises:
         ArgumentError: G is of one head, is not square, or G + ε I is not positive definite.
     """
     check_positive("epsilon", epsilon)
-    heads = _check_pairs("coupling", coupling)
+    heads = coupling.shape[-1] if coupling.ndim else 0
+    if coupling.shape != (heads, heads) or heads < 2:
+        raise ArgumentError(
+            "coupling", f"expected [H, H] with two or more heads, got {list(coupling.shape)}."
+        )
     matrix = coupling.double() + epsilon * torch.eye(heads, dtype=torch.float64, device=coupling.device)
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if failed:
@@ -57,15 +58,12 @@ def pair_weights(
     """w_ij = a + (1 - a) softplus(-β (G_ij - τ)) (below eq. 29), detached from G.
 
     Args:
-        coupling: G [H, H].
+        coupling: G [H, H]; the weights have its shape and dtype.
         weighting: ``adaptive`` as above; ``inverse`` with +β, which puts the weight on strongly coupled pairs;
             ``uniform`` for 1.
         floor: a in [0, 1].
         slope: β > 0.
         threshold: τ.
-
-    Returns:
-        [H, H], of the dtype of G, without gradient.
     """
     check_choice("weighting", weighting, get_args(Weighting))
     if weighting == "uniform":
@@ -90,9 +88,6 @@ def cross_head_barlow_twins(
         weights: w [H, H], of which the upper triangle is used; None for 1.
         mask: True at tokens that count, [B, T]; None for all.  Padding must be False.
         target: ``identity`` as in eq. 29, or ``zero`` for ‖C_ij‖_F².
-
-    Returns:
-        Scalar.
 
     Raises:
         ArgumentError: There is one head only, fewer than two tokens count, or the shapes do not fit.
@@ -128,9 +123,6 @@ def disagreement(outputs: Tensor, mask: Tensor | None = None) -> Tensor:
         outputs: Head outputs, [B, T, H, d] with H >= 2.
         mask: True at tokens that count, [B, T]; None for all.
 
-    Returns:
-        Scalar, in float32 or float64.
-
     Raises:
         ArgumentError: There is one head only, no token counts, or the shapes do not fit.
     """
@@ -142,12 +134,7 @@ def disagreement(outputs: Tensor, mask: Tensor | None = None) -> Tensor:
 def negative_entropy(logits: Tensor, mask: Tensor | None = None) -> Tensor:
     """Mean over positions of Σ_v p_v log p_v, p = softmax(logits): what "maximizing entropy" (A.3.2) minimises.
 
-    Args:
-        logits: [B, T, V].
-        mask: True at positions that count, [B, T]; None for all.
-
-    Returns:
-        Scalar in nats, <= 0, in float32 or float64.
+    In nats, <= 0, of logits [B, T, V] at the positions where the mask [B, T] is True; None for all.
 
     Raises:
         ArgumentError: No position counts, or the shapes do not fit.
@@ -157,13 +144,6 @@ def negative_entropy(logits: Tensor, mask: Tensor | None = None) -> Tensor:
     rows = _unmasked(logits, mask, least=1)
     log_p = rows.log_softmax(-1)
     return (log_p.exp() * log_p).sum(-1).mean()
-
-
-def _check_pairs(name: str, matrix: Tensor) -> int:
-    heads = matrix.shape[-1] if matrix.ndim else 0
-    if matrix.shape != (heads, heads) or heads < 2:
-        raise ArgumentError(name, f"expected [H, H] with two or more heads, got {list(matrix.shape)}.")
-    return heads
 
 
 def _tokens(outputs: Tensor, mask: Tensor | None, least: int) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -20,11 +21,8 @@ IGNORED = -100
 def counted_tokens(batch: Mapping[str, Any]) -> Tensor:
     """Return which positions t have a target: t and t + 1 are visible and ``labels[t + 1]`` is not -100.
 
-    Args:
-        batch: ``input_ids`` [B, T], ``labels`` [B, T], and optionally ``attention_mask`` [B, T], 1 where visible.
-
-    Returns:
-        bool [B, T]; the last position has no target.
+    The batch has ``input_ids`` [B, T], ``labels`` [B, T], and optionally ``attention_mask`` [B, T], 1 where visible.
+    The result is bool [B, T]; the last position has no target.
 
     Raises:
         ValueError: If there are no labels, a shape differs, or no position has a target.
@@ -50,18 +48,13 @@ def counted_tokens(batch: Mapping[str, Any]) -> Tensor:
 
 
 def total_cross_entropy(logits: Tensor, batch: Mapping[str, Any], counted: Tensor) -> Tensor:
-    """Return Σ_t -log p(labels[t + 1] | x_≤t) over the counted positions, at least in float32.
+    """Return Σ_t -log p(labels[t + 1] | x_≤t), at least in float32, over the counted positions, bool [B, T].
 
-    Args:
-        logits: Of all positions, [B, T, vocabulary].
-        batch: With ``labels`` [B, T].
-        counted: Of :func:`counted_tokens`, bool [B, T].
+    Logits are [B, T, vocabulary], ``labels`` in the batch [B, T].
     """
     targets = F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED).to(logits.device)
     counted = counted.to(logits.device)
-    chosen = logits[counted]
-    if chosen.itemsize < 4:
-        chosen = chosen.float()
+    chosen = logits[counted].to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(chosen, targets[counted], reduction="sum")
 
 
