@@ -100,7 +100,7 @@ def test_nash_has_the_naive_gradient(multipliers: str) -> None:
     flat = torch.stack(
         [torch.cat([v.flatten() for n, v in part.items() if n != "value"]) for part in parts.values()]
     )
-    alpha = nash_weights(flat.double() @ flat.double().T).weights
+    alpha = nash_weights(flat.double() @ flat.double().T)[0]
     ema = 0.1 * parts["abt"]["value"].item() + 0.9 * 20
     factors = (1, 0.352, 0.179 * 20 / ema) if multipliers == "after" else (1, 1, 1)
     weights = {t: f * float(a / alpha[0]) for t, f, a in zip(parts, factors, alpha, strict=True)}
@@ -281,3 +281,30 @@ def test_a_second_forward_without_gradients_is_ignored() -> None:
     twice.loss(ce).backward()
     found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     assert tiny.gap(wanted, found) == 0
+
+
+def test_the_schedule_by_hand() -> None:
+    """From 0 to 1 until ``warmup``, 1 until ``cooldown``, from 1 to 0 until the end."""
+    game = GameOptions(ldb_weight=1.0)
+    found = [game.factors(x)["ldb"] for x in (0.0, 0.01, 0.02, 0.5, 0.879, 0.9395, 1.0)]
+    assert found == pytest.approx([0.0, 0.5, 1.0, 1.0, 1.0, 0.5, 0.0])
+    assert GameOptions(ldb_weight=1.0, warmup=0.0).factors(0.0)["ldb"] == 1.0
+
+
+def test_the_running_mean_by_hand() -> None:
+    """ema_t = 0.1 L_t + 0.9 ema_{t-1} from 20, L_t the mean of the micro-batches; without one it stays."""
+    model, means = trained(), list[float]()
+    game = GameLoss(model, options(losses=["abt"], combination="sum", warmup=0.0), 10)
+    for micro_batches in (1, 2):
+        for k in range(micro_batches):
+            with game.capture(tiny.batch(seed=k)):
+                ce = model(**tiny.batch(seed=k)).loss
+            game.loss(ce / micro_batches, micro_batches=micro_batches, last=k == micro_batches - 1)
+        before = game.ema
+        game.step()
+        logged = game.metrics()
+        means.append(0.1 * logged["game/abt"] + 0.9 * before)
+        assert game.ema == pytest.approx(means[-1], rel=1e-6)
+        assert logged["game/weight_abt"] == pytest.approx(0.179 * 20 / game.ema, rel=1e-6)
+    game.step()
+    assert game.ema == pytest.approx(means[-1], rel=1e-6)

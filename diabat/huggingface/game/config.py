@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from diabat.attention.heads.balancing import three_phases
 from diabat.attention.heads.losses import Target, Weighting
 from diabat.checks import ArgumentError, check_choice, check_count, check_positive, is_integer, is_number
 
@@ -109,8 +108,12 @@ class GameOptions:
         return tuple(self.layers if chosen is None else chosen)
 
     def factors(self, progress: float) -> dict[str, float]:
-        """λ_k s(t) by loss, without the running mean of Barlow Twins, after a share 0 .. 1 of the training."""
-        schedule = three_phases(progress, self.warmup, self.cooldown)
+        """λ_k s(t) by loss (app. A.1) after a share 0 .. 1 of the training, without the running mean."""
+        schedule = 1.0
+        if progress < self.warmup:
+            schedule = progress / self.warmup
+        elif progress > self.cooldown:
+            schedule = (1 - progress) / (1 - self.cooldown)
         return {
             "ldb": self.ldb_weight * schedule,
             "abt": self.abt_weight * schedule,

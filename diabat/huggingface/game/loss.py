@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.heads.balancing import RunningScale, nash_weights
+from diabat.attention.heads.balancing import nash_weights
 from diabat.attention.heads.couplings import interaction_strength
 from diabat.attention.heads.outputs import HeadOutputs
 from diabat.checks import ArgumentError, check_count, check_flag, check_positive
@@ -51,6 +51,7 @@ class GameLoss:
         total_steps: As given.
         weights: Nash weights of the last solution by loss, relative to that of the cross-entropy; empty before the
             first.
+        ema: Running mean of Barlow Twins.
 
     Raises:
         ArgumentError: A layer is out of range, or has one head.
@@ -78,7 +79,7 @@ class GameLoss:
         """Begin anew: the state before the first step."""
         self.steps = 0
         self.weights: dict[str, float] = {}
-        self._scale = RunningScale(self.options.ema_decay, self.options.ema_target, self.options.ema_target)
+        self.ema = self.options.ema_target
         self._couplings.reset({})
         self._begin_step()
         self._forward: CapturedForward | None = None
@@ -86,6 +87,7 @@ class GameLoss:
 
     def _begin_step(self) -> None:
         self._values: dict[str, list[float]] = defaultdict(list)
+        self._twins: list[float] = []  # Barlow Twins of the micro-batches
         self._gradients.clear()
 
     @contextmanager
@@ -149,7 +151,7 @@ class GameLoss:
             ArgumentError: The gradients at the heads were not finite.
         """
         self._couplings.finish()
-        self._scale.finish()
+        self.ema = self._running_mean()
         for name, values in self._values.items():
             self._log[name].append(sum(values))
         self._begin_step()
@@ -167,7 +169,7 @@ class GameLoss:
             "options": _plain(self.options),
             "steps": self.steps,
             "weights": dict(self.weights),
-            "ema": self._scale.ema,
+            "ema": self.ema,
             "products": {str(layer): sums.tolist() for layer, sums in self._couplings.last.items()},
         }
 
@@ -202,7 +204,7 @@ class GameLoss:
                     f"expected the options of the run, {name} {value!r}, got {former.get(name)!r:.40}.",
                 )
         self.reset()
-        self.steps, self.weights, self._scale.ema = steps, weights, float(ema)
+        self.steps, self.weights, self.ema = steps, weights, float(ema)
         self._couplings.reset(products)
 
     def _solves(self) -> bool:
@@ -240,11 +242,22 @@ class GameLoss:
         for name, value in zip(losses, parts, strict=True):
             self._values[name].append(value)
             if name == "abt":
-                factors["abt"] *= self._scale.factor(value * micro_batches)
+                self._twins.append(value * micro_batches)
+                factors["abt"] *= self.options.ema_target / self._running_mean()
         self._values["gamma"] = [mean_gamma]
         for name in self.options.losses:
             self._values[f"weight_{name}"] = [factors[name] * self.weights.get(name, 1.0)]
         return factors
+
+    def _running_mean(self) -> float:
+        """ema_t = decay · L_t + (1 - decay) · ema_{t-1} (below eq. 34), L_t the mean of the micro-batches so far."""
+        if not self._twins:
+            return self.ema
+        decay = self.options.ema_decay
+        mean = decay * sum(self._twins) / len(self._twins) + (1 - decay) * self.ema
+        if not mean > 0:
+            raise ArgumentError("loss", f"expected a positive running mean to divide by, got {mean}.")
+        return mean
 
     def _bargained(
         self, cross_entropy: Tensor, losses: Mapping[str, Tensor], factors: Mapping[str, float], last: bool
@@ -258,16 +271,16 @@ class GameLoss:
         scales = torch.tensor([factors.get(name, 1.0) for name in names], dtype=torch.float64)
         gramian = (rows.double() @ rows.double().T).cpu()
         before = self.options.multipliers == "before"
-        found = nash_weights(gramian * scales * scales[:, None] if before else gramian)
-        if not found.weights[0]:
+        weights, opposed = nash_weights(gramian * scales * scales[:, None] if before else gramian)
+        if not weights[0]:
             raise ArgumentError(
                 "cross_entropy", "expected a gradient that is not zero, got zero for every trained parameter."
             )
-        weights = found.weights / found.weights[0]
+        weights = weights / weights[0]
         self.weights = dict(zip(names[1:], weights[1:].tolist(), strict=True))
         for name, weight in self.weights.items():
             self._values[f"weight_{name}"] = [factors[name] * weight]
-        self._values["opposed"] = [float(found.opposed is not None)]
+        self._values["opposed"] = [float(opposed is not None)]
         combined = (weights * scales).to(rows) @ rows
         return self._gradients.surrogate(cross_entropy, combined)
 
