@@ -17,6 +17,7 @@ Which rows enter the average is not said: docs/heads.md states the readings.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diabat.checks import ArgumentError, check_choice, check_count, is_number
+from diabat.checks import ArgumentError, check_choice, check_count, check_number
 
 ROWS = ("running", "prompt")
 REDISTRIBUTIONS = ("proportional", "uniform")
@@ -64,10 +65,8 @@ class Calibration:
         chosen = {layer: _heads(layer, self.salient[layer]) for layer in self.salient}
         object.__setattr__(self, "salient", dict(sorted(chosen.items())))
         for name in ("alpha", "beta"):
-            value = getattr(self, name)
-            if not is_number(value) or not 0 <= value <= 1:
-                raise ArgumentError(name, f"expected a number in [0, 1], got {value!r}.")
-            object.__setattr__(self, name, float(value))
+            check_number(name, getattr(self, name), "[0, 1]")
+            object.__setattr__(self, name, float(getattr(self, name)))
         check_choice("rows", self.rows, ROWS)
         check_choice("redistribution", self.redistribution, REDISTRIBUTIONS)
 
@@ -90,23 +89,18 @@ class Calibration:
             )
         salient = content["salient"]
         if isinstance(salient, Mapping):
-            salient = {_layer(name): heads for name, heads in salient.items()}
+            # What is no layer stays as it is, for the constructor to refuse.
+            plain = {name: re.fullmatch("0|[1-9][0-9]{0,17}", str(name)) for name in salient}
+            salient = {int(name) if plain[name] else name: salient[name] for name in salient}
         return cls(**{**content, "salient": salient})
 
 
-def _layer(name: Any) -> Any:
-    """5 for "5"; anything else as it is, for the constructor to refuse."""
-    is_number = isinstance(name, str) and name.isascii() and name.isdigit()
-    return int(name) if is_number and str(int(name)) == name else name
-
-
 def _heads(layer: Any, heads: Any) -> tuple[int, ...]:
-    check_count("salient", layer, least=0)
     # Tensors and arrays are neither; bytes are a sequence of integers.
     if isinstance(heads, str | bytes | bytearray) or not isinstance(heads, Sequence | Set):
         raise ArgumentError("salient", f"expected the heads of layer {layer} as a list, got {heads!r:.60}.")
-    for head in heads:
-        check_count("salient", head, least=0)
+    for number in (layer, *heads):
+        check_count("salient", number, least=0)
     if len(set(heads)) < len(heads):
         raise ArgumentError("salient", f"expected every head of layer {layer} once, got {list(heads)}.")
     return tuple(sorted(heads))
@@ -136,9 +130,7 @@ class ColumnSums:
     def select(self, index: Tensor) -> ColumnSums:
         """Those of some sequences of the batch, in this order: beams are reordered so."""
         at = index.to(self.total.device)
-        return ColumnSums(
-            self.total.index_select(0, at), self.rows.index_select(0, at), self.first.index_select(0, at)
-        )
+        return ColumnSums(self.total[at], self.rows[at], self.first[at])
 
 
 def calibrate(
@@ -187,9 +179,9 @@ def _sums(maps: Tensor, seen: Tensor, past: ColumnSums | None, *, running: bool)
     else:
         totals, rows = given.sum(-2, keepdim=True), seen.sum(-2, keepdim=True)
     if past is not None:
-        new = maps.shape[-2]
-        totals += torch.nn.functional.pad(past.total, (0, new)).unsqueeze(-2)
-        rows += torch.nn.functional.pad(past.rows, (0, new)).unsqueeze(-2)
+        new = (0, maps.shape[-2])
+        totals += torch.nn.functional.pad(past.total, new).unsqueeze(-2)
+        rows += torch.nn.functional.pad(past.rows, new).unsqueeze(-2)
     return totals, rows
 
 

@@ -18,11 +18,11 @@ from diabat.attention.games.value_games import FunctionGame
 from diabat.attention.heads.ablation import Kind
 from diabat.attention.heads.calibration import CALIBRATED
 from diabat.attention.heads.decoder import Head, given_groups, key_value_groups
-from diabat.attention.heads.dividends import Dividends, small_coalitions, standard_error
+from diabat.attention.heads.dividends import Dividends, small_coalitions
 from diabat.attention.heads.model_digest import model_digest
 from diabat.attention.heads.pretrained import query_heads
 from diabat.attention.heads.replay import Replay
-from diabat.attention.heads.samples import Sample, digest, read_samples
+from diabat.attention.heads.samples import digest, read_samples
 from diabat.attention.heads.value_cache import ValueCache
 from diabat.attention.heads.values import Value, value_of
 from diabat.checks import ArgumentError, ArgumentTypeError, check_count
@@ -92,16 +92,23 @@ class HeadCoalitions(FunctionGame):
     ) -> None:
         check_count("batch_size", batch_size)
         self._replay = Replay(model, ablation, epsilon)
-        _check_dtype(model, dtype)
+        kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+        if dtype is not None and kinds - {dtype}:
+            got = ", ".join(sorted(str(kind)[6:] for kind in kinds - {dtype}))
+            wanted = str(dtype)[6:]
+            raise UnsupportedError(
+                "model",
+                f"expected parameters in {wanted}, got {got}; load it with dtype=torch.{wanted} (half precision moves "
+                "dividends), or pass dtype=None.",
+            )
         self._set_players(layer, players, heads_per_player)
         self.samples = read_samples(samples, tokenizer, self._replay.decoder.vocabulary)
         self._value_of_sample = value_of(value, tokenizer)
         for index, sample in enumerate(self.samples):
             self._value_of_sample.check(sample, f"samples[{index}]")
         self._batch_size, self.progress = batch_size, progress
-        identity = {} if store is None else self._identity()
-        width = (sum(query_heads(module) for module in self._replay.decoder.attention.values()) + 7) // 8
-        path = None if store is None else Path(store)
+        width = (sum(map(query_heads, self._replay.decoder.attention.values())) + 7) // 8
+        path, identity = (None, {}) if store is None else (Path(store), self._identity())
         self._cache = ValueCache(len(self.samples), width, path, identity)
 
     def of(
@@ -146,7 +153,11 @@ class HeadCoalitions(FunctionGame):
 
     def sample_table(self) -> Tensor:
         """Values of all coalitions by sample, float64 [samples, 2^n]; errors as in :meth:`table`."""
-        self._check_full()
+        if self.num_players > MAX_PLAYERS:
+            raise ArgumentError(
+                "players",
+                f"expected at most {MAX_PLAYERS} for a full table, got {self.num_players}; use max_size=3.",
+            )
         return self.sample_values(all_coalitions(self.num_players))
 
     def sample_values(self, coalitions: Tensor) -> Tensor:
@@ -163,8 +174,8 @@ class HeadCoalitions(FunctionGame):
         shape, n = list(coalitions.shape), self.num_players
         if len(shape) != 2 or shape[1] != n:
             raise ArgumentError("coalitions", f"expected shape [M, {n}], got {shape}.")
-        size = 8 * len(self.samples) * len(coalitions)
-        require_memory(2 * size, "values of all samples and coalitions", "coalitions")
+        size = 16 * len(self.samples) * len(coalitions)
+        require_memory(size, "values of all samples and coalitions", "coalitions")
         columns = self._cache.columns(self._keys(coalitions))
         missing = [np.unique(columns[np.isnan(row[columns])]) for row in self._cache.values]
         total = sum(map(len, missing))
@@ -178,14 +189,6 @@ class HeadCoalitions(FunctionGame):
             finally:
                 self._cache.save()
         return torch.from_numpy(self._cache.values[:, columns])
-
-    def estimate(self, coalitions: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean over samples of the values of coalitions, bool [M, n], and its standard error, float64 [M] each.
-
-        The standard error is infinite with one sample.
-        """
-        values = self.sample_values(coalitions)
-        return values.mean(0), standard_error(values)
 
     def dividends(self, max_size: int | None = None) -> Dividends:
         """Harsanyi dividends with standard errors: of all coalitions, or of those of at most ``max_size`` players.
@@ -244,26 +247,15 @@ class HeadCoalitions(FunctionGame):
             for start in range(0, len(columns), self._batch_size):
                 part = columns[start : start + self._batch_size]
                 forward.present = torch.stack([masks[int(column)] for column in part])
-                self._cache.put(index, part, self._finite_values(forward, sample, index))
+                values = self._value_of_sample(forward, sample).cpu().numpy()
+                if not np.isfinite(values).all():
+                    got = values[~np.isfinite(values)][0]
+                    raise ArgumentError("value", f"expected finite values, got {got} of sample {index}.")
+                self._cache.put(index, part, values)
                 self._cache.save(now=False)
                 done += len(part)
                 if self.progress is not None:
                     self.progress(done, total)
-
-    def _finite_values(self, forward: _OnSample, sample: Sample, index: int) -> NDArray[np.float64]:
-        values = self._value_of_sample(forward, sample).cpu().numpy()
-        if not np.isfinite(values).all():
-            raise ArgumentError(
-                "value", f"expected finite values, got {values[~np.isfinite(values)][0]} of sample {index}."
-            )
-        return values
-
-    def _check_full(self) -> None:
-        if self.num_players > MAX_PLAYERS:
-            raise ArgumentError(
-                "players",
-                f"expected at most {MAX_PLAYERS} for a full table, got {self.num_players}; use max_size=3.",
-            )
 
     def _identity(self) -> dict[str, str]:
         """What values belong to, besides the coalition."""
@@ -299,14 +291,3 @@ class _OnSample:
 
     def generate(self, tokens: Tensor, max_new_tokens: int) -> Tensor:
         return self._replay.generate(tokens, self.present, max_new_tokens)
-
-
-def _check_dtype(model: Any, dtype: torch.dtype | None) -> None:
-    kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-    if dtype is not None and kinds - {dtype}:
-        got = ", ".join(sorted(str(kind)[6:] for kind in kinds - {dtype}))
-        raise UnsupportedError(
-            "model",
-            f"expected parameters in {str(dtype)[6:]}, got {got}; load it with dtype=torch.{str(dtype)[6:]} (half "
-            "precision moves dividends), or pass dtype=None.",
-        )

@@ -27,13 +27,7 @@ _SPREADS = (4.0, 16.0)
 
 @dataclass(frozen=True, eq=False)
 class Surrogate:
-    r"""A pairwise model c + Σ h_i s_i + Σ_{i<j} J_ij s_i s_j of a game.
-
-    Attributes:
-        constant: c.
-        fields: h, float64 [n].
-        couplings: J, float64 [n, n], symmetric with zero diagonal.
-    """
+    """A pairwise model of a game, as above: the constant c, fields h [n] and couplings J [n, n], float64."""
 
     constant: float
     fields: Tensor
@@ -74,12 +68,9 @@ class SearchResult:
 
 
 def fit_surrogate(coalitions: Tensor, values: Tensor, *, pairs: bool = True) -> Surrogate:
-    """Fit by ridge regression, its strength chosen by generalised cross-validation.
+    """Fit values v [M] of coalitions, bool [M, n], by ridge regression; without ``pairs`` the model is linear.
 
-    Args:
-        coalitions: bool [M, n].
-        values: v, floating [M].
-        pairs: With couplings; without it the model is linear.
+    The strength is chosen by generalised cross-validation.
 
     Raises:
         TypeError: If the coalitions are no bool tensor, or the values no floating one.
