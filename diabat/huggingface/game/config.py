@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from diabat.attention.heads.losses import Target, Weighting
-from diabat.checks import ArgumentError, check_choice, check_count, check_positive, is_integer, is_number
+from diabat.checks import ArgumentError, check_choice, check_count, check_number, is_integer
 
 Loss = Literal["ldb", "abt", "disagreement", "entropy"]
 Combination = Literal["nash", "sum"]
@@ -21,25 +21,20 @@ class GameOptions:
 
     Attributes:
         layers: Layers whose heads are measured and regularised, counted from 0.
-        ldb_layers: Layers of the log-det barrier, None for ``layers``; each loss is the mean over its layers.
-        abt_layers: Layers of Barlow Twins, None for ``layers``.
-        disagreement_layers: Layers of the disagreement loss, None for ``layers``.
+        ldb_layers: Layers of the log-det barrier, None for ``layers``; each loss is the mean over its layers.  Likewise
+            ``abt_layers`` of Barlow Twins and ``disagreement_layers``.
         losses: Losses beside the cross-entropy: ``ldb``, ``abt``, and the baselines ``disagreement`` and ``entropy``;
             none to measure Γ only.
-        ldb_weight: λ of the log-det barrier.
-        abt_weight: λ of Barlow Twins.
-        disagreement_weight: λ of the disagreement loss, which follows no schedule.
-        entropy_weight: λ of the negative entropy of the predictions, which follows no schedule.
+        ldb_weight: λ of the log-det barrier; ``abt_weight`` that of Barlow Twins.
+        disagreement_weight: λ of the disagreement loss, and ``entropy_weight`` that of the negative entropy of the
+            predictions; they follow no schedule.
         epsilon: ε of -log det(G + ε I).
         target: What Barlow Twins moves correlations between heads to: ``identity`` (eq. 29) or ``zero``.
         weighting: Pair weights of Barlow Twins: ``adaptive``, ``inverse`` or ``uniform``.
-        floor: a of the pair weights.
-        slope: β of the pair weights.
-        threshold: τ of the pair weights.
+        floor: a of the pair weights; ``slope`` is β, ``threshold`` τ.
         ema_decay: Decay of the running mean that Barlow Twins is divided by.
         ema_target: Its start, and the value of the normalised loss.
-        warmup: Share of the training until which λ rises from 0.
-        cooldown: Share of the training from which λ falls to 0.
+        warmup: Share of the training until which λ rises from 0; from the share ``cooldown`` on it falls to 0.
         combination: ``nash`` for Nash-MTL, ``sum`` for the plain weighted sum of eq. 27.
         nash_every: Optimiser steps between two solutions; the weights are kept meanwhile.
         rho: Gradients behind ρ and G: ``fresh`` those of the batch itself, by a partial backward pass; ``last_step``
@@ -84,15 +79,9 @@ class GameOptions:
             check_choice("losses", loss, get_args(Loss))
         if len(set(self.losses)) < len(self.losses):
             raise ArgumentError("losses", f"expected different losses, got {list(self.losses)}.")
-        for name, (least, most) in _RANGES.items():
-            value = getattr(self, name)
-            # An infinite end is outside.
-            if not is_number(value) or not least <= value <= most or abs(value) == float("inf"):
-                raise ArgumentError(
-                    name, f"expected a finite number in [{least:g}, {most:g}], got {value!r}."
-                )
-        for name in ("epsilon", "slope", "ema_target", "ema_decay"):
-            check_positive(name, getattr(self, name))
+        for interval, names in _INTERVALS.items():
+            for name in names:
+                check_number(name, getattr(self, name), interval)
         if self.warmup > self.cooldown:
             raise ArgumentError("warmup", f"expected at most cooldown = {self.cooldown}, got {self.warmup}.")
         check_count("nash_every", self.nash_every)
@@ -127,12 +116,12 @@ class GameOptions:
         return tuple(sorted(chosen or self.layers))
 
 
-_RANGES = {
-    **dict.fromkeys(
-        ("ldb_weight", "abt_weight", "disagreement_weight", "entropy_weight"), (0.0, float("inf"))
-    ),
-    **dict.fromkeys(("floor", "warmup", "cooldown", "ema_decay"), (0.0, 1.0)),
-    "threshold": (-float("inf"), float("inf")),
+_INTERVALS = {
+    "[0, inf)": ("ldb_weight", "abt_weight", "disagreement_weight", "entropy_weight"),
+    "(0, inf)": ("epsilon", "slope", "ema_target"),
+    "[0, 1]": ("floor", "warmup", "cooldown"),
+    "(0, 1]": ("ema_decay",),
+    "(-inf, inf)": ("threshold",),
 }
 _CHOICES = {
     "target": Target,

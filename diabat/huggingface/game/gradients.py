@@ -22,14 +22,7 @@ def mean_over_ranks(value: Tensor) -> Tensor:
 
 
 class TaskGradients:
-    """One gradient vector [P] per loss, over all trained parameters of a model.
-
-    Args:
-        model: Its parameters with ``requires_grad``.
-
-    Raises:
-        UnsupportedError: There are none.
-    """
+    """One gradient vector [P] per loss, over all trained parameters of a model; UnsupportedError if it has none."""
 
     def __init__(self, model: nn.Module) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -67,13 +60,10 @@ class TaskGradients:
 
         It depends on every parameter, as DistributedDataParallel expects of a loss.
         """
-        total = value.detach()
-        at = 0
-        for parameter in self.parameters:
-            part = torch.zeros_like(parameter)
-            if gradient is not None:
-                part = gradient[at : at + parameter.numel()].view_as(parameter).to(parameter.dtype)
-            at += parameter.numel()
-            product = (parameter * part).sum()
+        total, sizes = value.detach(), [p.numel() for p in self.parameters]
+        parts = [None] * len(sizes) if gradient is None else gradient.split(sizes)
+        for p, part in zip(self.parameters, parts, strict=True):
+            factor = torch.zeros_like(p) if part is None else part.view_as(p).to(p.dtype)
+            product = (p * factor).sum()
             total = total + (product - product.detach())
         return total

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,18 +26,13 @@ from diabat.attention.heads.outputs import HeadOutputs
 from diabat.attention.heads.pretrained import pretrained_model
 from diabat.attention.heads.targets import counted_tokens
 from diabat.checks import ArgumentError
-from diabat.huggingface.game.config import GameOptions, Rho
+from diabat.huggingface.game.config import GameOptions, Loss, Rho
 from diabat.huggingface.game.gradients import mean_over_ranks
 from diabat.samplers.base import UnsupportedError
 
 
 class CapturedForward:
     """Tensors of the first forward pass with gradients inside :meth:`watch`; others are ignored.
-
-    Args:
-        heads: Where the head outputs are.
-        options: Losses and their layers.
-        batch: What the model gets: ``attention_mask`` [B, T] excludes padding; ``labels`` for the entropy.
 
     Attributes:
         outputs: Head outputs [B, T, H, d] by layer, for losses on outputs.
@@ -54,7 +49,11 @@ class CapturedForward:
     def __init__(self, heads: HeadOutputs, options: GameOptions, batch: Mapping[str, Any]) -> None:
         self._heads, self._options = heads, options
         self._moved = {*options.layers_of("abt"), *options.layers_of("disagreement")}
-        self.mask = _token_mask(batch)
+        mask = batch.get("attention_mask")
+        if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2):
+            got = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+            raise ArgumentError("attention_mask", f"expected a tensor [B, T], got {got}.")
+        self.mask = None if mask is None else mask.bool()
         self.outputs: dict[int, Tensor] = {}
         self.onward: dict[int, Tensor] = {}
         self.logits: Tensor | None = None
@@ -62,12 +61,7 @@ class CapturedForward:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Keep what passes in the block.
-
-        Raises:
-            UnsupportedError: The model checkpoints activations reentrantly, a loss on outputs has nothing to move, or
-                there are no logits, which the entropy needs.
-        """
+        """Keep what passes in the block; UnsupportedError if the model does not let pass what a loss needs."""
         heads = self._heads
         with heads.capture() as captured:
             # Behind those of capture(), so that the losses on outputs branch off before the path to the logits.
@@ -91,13 +85,7 @@ class CapturedForward:
             )
 
     def losses(self, couplings: Mapping[int, Tensor], micro_batches: int, last: bool) -> dict[str, Tensor]:
-        """The losses, each the mean over its layers; the barrier once in a step, in its last micro-batch.
-
-        Args:
-            couplings: G by layer.
-            micro_batches: Micro-batches of the step.
-            last: Whether this is the last of them.
-        """
+        """The losses with G by layer, each the mean over its layers; the barrier in the last micro-batch of a step."""
         options = self._options
 
         def twins(layer: int) -> Tensor:
@@ -105,19 +93,19 @@ class CapturedForward:
             weights = pair_weights(couplings[layer].detach(), *shape)
             return cross_head_barlow_twins(self.outputs[layer], weights, self.mask, options.target)
 
+        def mean(loss: Loss, of_layer: Callable[[int], Tensor]) -> Tensor:
+            return torch.stack([of_layer(layer) for layer in options.layers_of(loss)]).mean()
+
         found: dict[str, Tensor] = {}
         for loss in options.losses:
-            layers = options.layers_of(loss)
             if loss == "entropy" and self.logits is not None:
                 found[loss] = negative_entropy(self.logits, self.targets) / micro_batches
             elif loss == "abt":
-                found[loss] = torch.stack([twins(layer) for layer in layers]).mean() / micro_batches
+                found[loss] = mean(loss, twins) / micro_batches
             elif loss == "disagreement":
-                terms = [disagreement(self.outputs[layer], self.mask) for layer in layers]
-                found[loss] = torch.stack(terms).mean() / micro_batches
+                found[loss] = mean(loss, lambda at: disagreement(self.outputs[at], self.mask)) / micro_batches
         if last and "ldb" in options.losses:
-            barriers = [log_det_barrier(couplings[at], options.epsilon) for at in options.layers_of("ldb")]
-            found["ldb"] = torch.stack(barriers).mean()
+            found["ldb"] = mean("ldb", lambda at: log_det_barrier(couplings[at], options.epsilon))
         return found
 
     def _branch(self, layer: int) -> Any:
@@ -146,10 +134,6 @@ class CapturedForward:
 class StepCouplings:
     """Sums of ⟨g_i, g_j⟩ by layer, g_h = ∂CE/∂(output of head h): those of this step, and those of the last.
 
-    Args:
-        heads: Heads and their projections.
-        rho: Which of the two ρ is computed from.
-
     Attributes:
         last: Sums of the last step, float64 [H, H] by layer; empty before the first.
     """
@@ -170,19 +154,11 @@ class StepCouplings:
 
     def watch(self, forward: CapturedForward) -> None:
         """Add the products of a micro-batch during its backward pass."""
-
-        def adder(layer: int) -> Any:
-            return lambda gradient: self._add(layer, gradient, forward.mask)
-
         for layer, tensor in forward.onward.items():
-            tensor.register_hook(adder(layer))
+            tensor.register_hook(lambda gradient, layer=layer: self._add(layer, gradient, forward.mask))
 
     def add(self, forward: CapturedForward, gradients: Sequence[Tensor | None]) -> None:
-        """Add the products of a micro-batch, given ∂CE/∂onward in the order of its layers.
-
-        Raises:
-            ArgumentError: The cross-entropy does not depend on a layer.
-        """
+        """Add the products of a micro-batch, given ∂CE/∂onward in the order of its layers."""
         for layer, gradient in zip(forward.onward, gradients, strict=True):
             if gradient is None:
                 raise ArgumentError(
@@ -192,11 +168,7 @@ class StepCouplings:
             self._add(layer, gradient, forward.mask)
 
     def matrices(self) -> dict[int, Tensor]:
-        """G = ω ∘ ρ by layer, [H, H], differentiable in the projections.
-
-        Raises:
-            ArgumentError: A gradient was not finite.
-        """
+        """G = ω ∘ ρ by layer, [H, H], differentiable in the projections."""
         sums = self._mean_sums() if self.fresh else self.last
         return {
             layer: interaction(weight_coupling(self._heads.slices(layer)), normalised(sums[layer]))
@@ -204,11 +176,7 @@ class StepCouplings:
         }
 
     def finish(self) -> None:
-        """End the step: its sums become those of the last step.
-
-        Raises:
-            ArgumentError: A gradient was not finite.
-        """
+        """End the step: its sums become those of the last step."""
         self.reset(self.last | self._mean_sums())
 
     def _add(self, layer: int, gradient: Tensor, mask: Tensor | None) -> None:
@@ -225,13 +193,3 @@ class StepCouplings:
                     "loss", f"expected finite gradients at the heads of layer {layer}, got NaN or infinity."
                 )
         return found
-
-
-def _token_mask(batch: Mapping[str, Any]) -> Tensor | None:
-    mask = batch.get("attention_mask")
-    if mask is None:
-        return None
-    if not isinstance(mask, Tensor) or mask.ndim != 2:
-        got = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-        raise ArgumentError("attention_mask", f"expected a tensor [B, T], got {got}.")
-    return mask.bool()

@@ -94,8 +94,7 @@ class GameLoss:
     def capture(self, batch: Mapping[str, Any]) -> Iterator[None]:
         """Watch the forward pass with gradients in the block; forwards without gradients are ignored.
 
-        Args:
-            batch: What the model gets: ``attention_mask`` [B, T] excludes padding; ``labels`` for the entropy.
+        In the batch, ``attention_mask`` [B, T] excludes padding; ``labels`` are for the entropy.
 
         Raises:
             ArgumentError: The mask is not [B, T].
@@ -129,12 +128,14 @@ class GameLoss:
                 "cross_entropy",
                 "expected a forward with gradients inside capture() before each loss(), got none.",
             )
-        solve = self._solves()
+        nash = self.options.combination == "nash" and bool(self.options.losses)
+        solve = nash and (self.steps % self.options.nash_every == 0 or not self.weights)
         self._measure(cross_entropy, forward, solve)
         with torch.autocast(cross_entropy.device.type, enabled=False):
             couplings = self._couplings.matrices()
             losses = forward.losses(couplings, micro_batches, last)
-        factors = self._note(cross_entropy, losses, couplings, micro_batches)
+            gamma = torch.stack([interaction_strength(G) for G in couplings.values()]).mean()
+        factors = self._note(cross_entropy, losses, gamma, micro_batches)
         if solve:
             return self._bargained(cross_entropy, losses, factors, last)
         total = cross_entropy
@@ -166,7 +167,7 @@ class GameLoss:
     def state_dict(self) -> dict[str, Any]:
         """State at the end of a step, as JSON holds it: steps, weights, running mean, ⟨g_i, g_j⟩ by layer, options."""
         return {
-            "options": _plain(self.options),
+            "options": json.loads(json.dumps(asdict(self.options))),  # lists for tuples
             "steps": self.steps,
             "weights": dict(self.weights),
             "ema": self.ema,
@@ -186,18 +187,19 @@ class GameLoss:
             products = {int(k): torch.tensor(v, dtype=torch.float64) for k, v in state["products"].items()}
             check_count("steps", steps, least=0)
             check_positive("ema", ema)
-            if {layer: tuple(sums.shape) for layer, sums in products.items()} not in ({}, shapes):
-                raise ValueError(
-                    f"products of other layers than {list(shapes)}, or of other numbers of heads"
-                )
-            if not all(0 <= number < math.inf for number in weights.values()):
-                raise ValueError(f"weights {weights}")
-            if not all(bool(sums.isfinite().all()) for sums in products.values()):
-                raise ValueError("products that are not finite")
+            faults = {
+                f"products of other layers than {list(shapes)}, or of other numbers of heads":
+                    {layer: tuple(sums.shape) for layer, sums in products.items()} not in ({}, shapes),
+                f"weights {weights}": not all(0 <= number < math.inf for number in weights.values()),
+                "products that are not finite": not all(bool(p.isfinite().all()) for p in products.values()),
+            }  # fmt: skip
+            for fault, found in faults.items():
+                if found:
+                    raise ValueError(fault)
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
             reason = f"no {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
             raise ArgumentError("game_state", f"expected what state_dict() returned, got {reason}.") from None
-        for name, value in _plain(self.options).items():
+        for name, value in self.state_dict()["options"].items():
             if former.get(name) != value:
                 raise ArgumentError(
                     "game_state",
@@ -206,12 +208,6 @@ class GameLoss:
         self.reset()
         self.steps, self.weights, self.ema = steps, weights, float(ema)
         self._couplings.reset(products)
-
-    def _solves(self) -> bool:
-        """Whether Nash weights are solved in this step."""
-        if self.options.combination == "sum" or not self.options.losses:
-            return False
-        return self.steps % self.options.nash_every == 0 or not self.weights
 
     def _measure(self, cross_entropy: Tensor, forward: CapturedForward, solve: bool) -> None:
         """Add ⟨g_i, g_j⟩ of this micro-batch to the sums of the step, now or during its backward pass."""
@@ -225,14 +221,9 @@ class GameLoss:
             self._couplings.watch(forward)
 
     def _note(
-        self,
-        cross_entropy: Tensor,
-        losses: Mapping[str, Tensor],
-        couplings: Mapping[int, Tensor],
-        micro_batches: int,
+        self, cross_entropy: Tensor, losses: Mapping[str, Tensor], gamma: Tensor, micro_batches: int
     ) -> dict[str, float]:
         """Record values, take them into the running mean, and return λ_k s(t) c_k of each loss."""
-        gamma = torch.stack([interaction_strength(g) for g in couplings.values()]).mean()
         values = torch.stack([v.detach().double() for v in (cross_entropy, *losses.values(), gamma)])
         _, *parts, mean_gamma = mean_over_ranks(values).tolist()
         for name, value in zip(["cross-entropy", *losses], values.tolist()[:-1], strict=True):
@@ -283,8 +274,3 @@ class GameLoss:
         self._values["opposed"] = [float(opposed is not None)]
         combined = (weights * scales).to(rows) @ rows
         return self._gradients.surrogate(cross_entropy, combined)
-
-
-def _plain(options: GameOptions) -> dict[str, Any]:
-    """Options as JSON holds them, with lists for tuples."""
-    return json.loads(json.dumps(asdict(options)))

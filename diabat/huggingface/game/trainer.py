@@ -33,13 +33,10 @@ class GameMixin:
     The loss that is logged, and compared between runs, is the cross-entropy; the losses on heads, Γ and the weights of
     the gradients are logged beside it as ``game/...``.
 
-    Args:
-        args: Those of the Trainer.
-        game: Options of GAME-LoRA.
-        kwargs: Those of the Trainer.
+    Its arguments are those of the Trainer, and ``game``, the options of GAME-LoRA.
 
     Attributes:
-        game: The losses with their state, a `GameLoss`.
+        game: The losses with their state.
 
     Raises:
         ArgumentError: An option does not fit the model.
@@ -70,11 +67,8 @@ class GameMixin:
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train as the Trainer does; the state of the game is restored together with the checkpoint.
 
-        Args:
-            resume_from_checkpoint: A checkpoint; or True for the newest whole one in ``output_dir``, from which a
-                training that was killed while it saved goes on.  If there is none, the training begins anew.
-            args: Those of the Trainer.
-            kwargs: Those of the Trainer.
+        ``resume_from_checkpoint`` is a checkpoint; or True for the newest whole one in ``output_dir``, from which a
+        training that was killed while it saved goes on.  If there is none, the training begins anew.
 
         Raises:
             ArgumentError: The training is finished, or the checkpoint is not whole or one of other options.
@@ -109,8 +103,12 @@ class GameMixin:
             found = base.compute_loss(model, inputs, **options)
         cross_entropy, *rest = found if return_outputs else (found,)
         micro_batches = self.current_gradient_accumulation_steps
+        scaled = self.loss_is_scaled_for_ga
+        if scaled is None:
+            by_items = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+            scaled = by_items or self.compute_loss_func is not None
         # Without a number of items the loss is a mean, which training_step divides by the micro-batches.
-        divided = 1 if self._is_scaled(num_items_in_batch) else micro_batches
+        divided = 1 if scaled else micro_batches
         loss = self.game.loss(
             cross_entropy / divided, micro_batches=micro_batches, last=self.accelerator.sync_gradients
         )
@@ -123,14 +121,6 @@ class GameMixin:
             logs |= self.game.metrics()
         base: Any = super()
         base.log(logs, *args, **kwargs)
-
-    def _is_scaled(self, num_items_in_batch: Tensor | int | None) -> bool:
-        """Whether the loss of a micro-batch is already divided, so that training_step does not divide it."""
-        given = self.loss_is_scaled_for_ga
-        if given is not None:
-            return bool(given)
-        by_items = self.model_accepts_loss_kwargs and num_items_in_batch is not None
-        return bool(by_items or self.compute_loss_func is not None)
 
 
 @cache
@@ -153,33 +143,30 @@ def game_trainer() -> Any:
 
 def _callback(trainer: Any) -> Any:
     """The callback that counts steps, and hands the state of the game to the Trainer's own."""
-    base, exportable = (
-        extra("transformers").TrainerCallback,
-        extra("transformers.trainer_callback").ExportableState,
-    )
+    callbacks: Any = extra("transformers.trainer_callback")
 
-    class GameCallback(base, exportable):  # type: ignore[misc, valid-type]
+    class GameCallback(callbacks.TrainerCallback, callbacks.ExportableState):  # type: ignore[misc]
         game: Any = None  # the Trainer sets the attributes of a state where it restores callbacks itself
 
         def state(self) -> dict[str, Any]:
             return {"args": {}, "attributes": {"game": trainer.game.state_dict()}}
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            trainer.game.total_steps = state.max_steps
-            trainer.game.reset()  # also after a smaller batch size was tried
-            if state.global_step == 0:
+            game, step, most = trainer.game, state.global_step, state.max_steps
+            game.total_steps = most
+            game.reset()  # also after a smaller batch size was tried
+            if step == 0:
                 return
-            if state.global_step >= state.max_steps:
+            if step >= most:
                 raise ArgumentError(
                     "resume_from_checkpoint",
-                    f"expected a training to go on with, got one that is finished: step {state.global_step} of "
-                    f"{state.max_steps}.",
+                    f"expected a training to go on with, got one that is finished: step {step} of {most}.",
                 )
-            trainer.game.load_state_dict(state.stateful_callbacks[_CALLBACK]["attributes"]["game"])
-            if trainer.game.steps != state.global_step:
+            game.load_state_dict(state.stateful_callbacks[_CALLBACK]["attributes"]["game"])
+            if game.steps != step:
                 raise ArgumentError(
                     "resume_from_checkpoint",
-                    f"expected a game state of step {state.global_step}, got one of step {trainer.game.steps}.",
+                    f"expected a game state of step {step}, got one of step {game.steps}.",
                 )
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -227,10 +214,7 @@ def _check_targets(inputs: dict[str, Any], num_items_in_batch: Tensor | int | No
         raise ArgumentError(
             "labels", "expected labels in the batch, which the cross-entropy needs, got none."
         )
-    if num_items_in_batch is not None:
-        count = int(num_items_in_batch)
-    else:
-        shifted = labels if "shift_labels" in inputs else labels[..., 1:]
-        count = int(shifted.ne(IGNORED).sum())
-    if count == 0:
+    shifted = labels if "shift_labels" in inputs else labels[..., 1:]
+    count = shifted.ne(IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+    if not int(count):
         raise ArgumentError("labels", f"expected one target or more in the batch, got {IGNORED} everywhere.")
