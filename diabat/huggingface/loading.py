@@ -56,7 +56,10 @@ def load_decoder(
         ImportError: If the extra ``hf`` is not installed.
     """
     check_choice("dtype", dtype, DTYPES)
-    target = _device(device)
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):  # unknown, not compiled in, or not there
+        raise ArgumentError("device", f"expected a device that torch has here, got '{device}'.") from None
     transformers = extra("transformers")
     place = resolve(name, "model")
     options = {"local_files_only": local_files_only, "trust_remote_code": False}
@@ -73,17 +76,17 @@ def load_decoder(
             use_safetensors=True,
             **options,
         )
-    if report["missing_keys"]:  # transformers fills them with random numbers
-        missing = sorted(report["missing_keys"])
+    missing = sorted(report["missing_keys"])
+    if missing:  # transformers fills them with random numbers
+        others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
         raise ArgumentError(
             "model",
-            f"expected the weights of a causal language model, got '{name}' without {missing[0]}"
-            f"{f' and {len(missing) - 1} others' if len(missing) > 1 else ''}.",
+            f"expected the weights of a causal language model, got '{name}' without {missing[0]}{others}.",
         )
     folder = Path(place)
     bare = folder.is_dir() and not any((folder / file).is_file() for file in _TOKENIZER_FILES)
     tokenizer = None if bare else load_tokenizer(name, local_files_only=local_files_only, argument="model")
-    return model.to(target).eval(), tokenizer
+    return model.to(device).eval(), tokenizer
 
 
 def load_adapter(model: Any, folder: str | Path) -> Any:
@@ -214,12 +217,3 @@ def _quiet(log: Any) -> Iterator[None]:
         log.set_verbosity(level)
         if bars:
             log.enable_progress_bar()
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):  # unknown, not compiled in, or not there
-        raise ArgumentError("device", f"expected a device that torch has here, got '{name}'.") from None
-    return device

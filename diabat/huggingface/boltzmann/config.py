@@ -52,11 +52,7 @@ class BoltzmannOptions:
 
     @classmethod
     def from_config(cls, config: Any, backend: Sampler | str | None = None) -> BoltzmannOptions:
-        """Read ``config.boltzmann``, which may come from somebody else.
-
-        Args:
-            config: A configuration of transformers.
-            backend: Takes the place of the one in the configuration.
+        """Read ``config.boltzmann``, which may come from somebody else; ``backend`` takes the place of the one in it.
 
         Raises:
             ArgumentError: If there are no settings, they are invalid, or they name a backend that is not one of

@@ -77,11 +77,9 @@ class BoltzmannHeads(CoupledHeads):
         self.sampler.to(device=device, dtype=dtype)
 
     def forward(self, scores: Tensor, windows: KeyWindows) -> Tensor:
-        """Compute normalised weights, [B, H, Q, K].
+        """Compute normalised weights, [B, H, Q, K], of scores s + bias, float32 or float64.
 
-        Args:
-            scores: s + bias, [B, H, Q, K], float32 or float64.
-            windows: What the queries see.  A row without a visible key gets 1/K everywhere, as in eager attention.
+        A row without a visible key gets 1/K everywhere, as in eager attention.
         """
         if self.weighting == "odds":
             return self._moved_softmax(scores.log_softmax(-1), windows.keys, windows.filled, zero=False)
@@ -125,13 +123,9 @@ class KeyWindows:
 
 
 def find_windows(mask: Tensor, window: int, dtype: torch.dtype, *, far: bool) -> KeyWindows:
-    """Find the last ``window`` visible keys of every query.
+    """Find the last ``window`` visible keys of every query; with ``far`` those before them are visible as well.
 
-    Args:
-        mask: [B or 1, H or 1, Q, K]; bool, True where a key is visible, or a floating mask that is added to scores.
-        window: T; at most K slots are used.
-        dtype: Of the scores.
-        far: Whether keys before the window are visible.
+    The mask [B or 1, H or 1, Q, K] is bool, True where a key is visible, or floating, added to scores of ``dtype``.
     """
     visible = visible_keys(mask)
     number = mask.shape[-1]

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from diabat.attention.heads.ablation import NAME as ABLATION
-from diabat.attention.heads.pretrained import attention_modules, register_attention
+from diabat.attention.heads.pretrained import attention_modules, query_heads, register_attention
 from diabat.checks import ArgumentError
 from diabat.compute.memory import require_memory
 from diabat.extras import extra
@@ -64,7 +64,15 @@ def convert(
     register_boltzmann()
     attach(model, chosen)
     _retype(model, kind, chosen)
-    _warn_if_approximate(chosen)
+    backend = cast(Sampler, chosen.sampler)
+    analytic = "exact" in backend.capabilities.gradients and chosen.num_reads is None
+    if chosen.weights == "odds" and not analytic:
+        warnings.warn(
+            f"sampler {backend.name!r} does not return sigmoid(2h) exactly at J = 0, so that the converted model "
+            "computes only approximately what it did before; 'exact', 'banded' and 'mean_field' do.",
+            UserWarning,
+            stacklevel=2,
+        )
     return model
 
 
@@ -117,8 +125,16 @@ class BoltzmannMixin:
         """Switch training on or off, and warn if adapters of peft leave the couplings frozen."""
         base: Any = super()
         found = base.train(mode)
-        if mode and vars(self).get("peft_config"):
-            _warn_if_frozen(found)
+        heads = [part for part in found.modules() if isinstance(part, BoltzmannHeads)]
+        frozen = not any(p.requires_grad for part in heads for p in part.parameters())
+        adapted = bool(vars(self).get("peft_config"))
+        if mode and adapted and frozen and any(p.requires_grad for p in found.parameters()):
+            warnings.warn(
+                "adapters of peft leave the couplings frozen and do not save them; add "
+                f"modules_to_save=[{NAME!r}] to their configuration to train them.",
+                UserWarning,
+                stacklevel=2,
+            )
         return found
 
     def initialize_weights(self) -> None:
@@ -178,17 +194,23 @@ def attach(model: Any, options: BoltzmannOptions) -> None:
         raise UnsupportedError(
             "model", "expected a decoder without cross-attention, got add_cross_attention=True."
         )
-    modules = attention_modules(model)
-    _require_memory(len(modules), model.config.num_attention_heads, options)
-    built = []
-    for module in modules.values():
-        weight = next(module.parameters())
-        dtype = torch.promote_types(weight.dtype, torch.float32)
-        built.append(
-            BoltzmannHeads(module.config.num_attention_heads, options, device=weight.device, dtype=dtype)
+    modules, heads = attention_modules(model), model.config.num_attention_heads
+    window = options.window
+    reach = window - 1 if options.bandwidth is None else min(options.bandwidth, window - 1)
+    pairs = reach * window - reach * (reach + 1) // 2
+    # float32: J, its gradient and both moments of an optimiser; and the J of one layer as a matrix, with its gradient.
+    size = 16 * len(modules) * heads * pairs + 12 * heads * window**2
+    what = f"couplings of window = {window} in {len(modules)} layers of {heads} heads"
+    require_memory(size, what, "window")
+    weights = [next(module.parameters()) for module in modules.values()]
+    built = [
+        BoltzmannHeads(
+            query_heads(module), options, device=w.device, dtype=torch.promote_types(w.dtype, torch.float32)
         )
-    for module, heads in zip(modules.values(), built, strict=True):
-        module.add_module(NAME, heads)
+        for module, w in zip(modules.values(), weights, strict=True)
+    ]
+    for module, part in zip(modules.values(), built, strict=True):
+        module.add_module(NAME, part)
 
 
 def _kind(name: str, plain_name: str) -> Kind:
@@ -245,42 +267,6 @@ def _retype(model: Any, kind: Kind, options: BoltzmannOptions) -> None:
             module.config = new
     model.__class__ = kind.model
     model._keep_in_fp32_modules_strict = {*model._keep_in_fp32_modules_strict, NAME}
-
-
-def _require_memory(layers: int, heads: int, options: BoltzmannOptions) -> None:
-    window = options.window
-    reach = window - 1 if options.bandwidth is None else min(options.bandwidth, window - 1)
-    pairs = reach * window - reach * (reach + 1) // 2
-    # float32: J, its gradient and both moments of an optimiser; and the J of one layer as a matrix, with its gradient.
-    require_memory(
-        16 * layers * heads * pairs + 12 * heads * window**2,
-        f"couplings of window = {window} in {layers} layers of {heads} heads",
-        "window",
-    )
-
-
-def _warn_if_approximate(options: BoltzmannOptions) -> None:
-    backend = cast(Sampler, options.sampler)
-    analytic = "exact" in backend.capabilities.gradients
-    if options.weights == "odds" and (not analytic or options.num_reads is not None):
-        warnings.warn(
-            f"sampler {backend.name!r} does not return sigmoid(2h) exactly at J = 0, so that the converted model "
-            "computes only approximately what it did before; 'exact', 'banded' and 'mean_field' do.",
-            UserWarning,
-            stacklevel=3,
-        )
-
-
-def _warn_if_frozen(model: nn.Module) -> None:
-    trained = [p for p in model.parameters() if p.requires_grad]
-    heads = [part for part in model.modules() if isinstance(part, BoltzmannHeads)]
-    if trained and not any(p.requires_grad for part in heads for p in part.parameters()):
-        warnings.warn(
-            "adapters of peft leave the couplings frozen and do not save them; add "
-            f"modules_to_save=[{NAME!r}] to their configuration to train them.",
-            UserWarning,
-            stacklevel=3,
-        )
 
 
 def __getattr__(name: str) -> Any:

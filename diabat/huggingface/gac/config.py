@@ -27,10 +27,7 @@ _FIELDS = ("weights", *ROUNDED)
 
 
 def save_gac(model: nn.Module, folder: str | Path) -> Path:
-    """Write the calibration that is enabled to ``gac.json`` in the folder of the model, whole or not at all.
-
-    Returns:
-        The file.
+    """Write the calibration that is enabled to ``gac.json`` in the folder of the model, and return the file.
 
     Raises:
         ArgumentError: No calibration is enabled, or there is no such folder.
@@ -67,22 +64,15 @@ def load_gac(model: nn.Module, folder: str | Path) -> Calibration:
     except ArgumentError as error:
         if error.argument != "salient":
             raise
-        raise ArgumentError(
-            "folder", f"expected a calibration of this model in {path}, got {error}"
-        ) from None
+        reason = f"expected a calibration of this model in {path}, got {error}"
+        raise ArgumentError("folder", reason) from None
     return calibration
 
 
 def read_gac(model: nn.Module, path: str | Path) -> Calibration:
-    """Read a calibration that `save_gac` wrote and check that it belongs to the model; nothing is enabled.
+    """Read a calibration that `save_gac` wrote, a file or its folder, and check that it belongs to the model.
 
-    Args:
-        model: In any floating dtype.
-        path: The file, or its folder.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ArgumentError: The file is damaged or of another kind, or belongs to another model.
+    Nothing is enabled.  Errors are those of `load_gac`.
     """
     calibration, identity = stored_calibration(path)
     others = differences(model, identity)

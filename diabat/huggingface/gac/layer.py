@@ -6,7 +6,7 @@ starts anew, a copy goes on from where the cache was, and they are freed with it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,13 +29,7 @@ SUMS = "diabat_column_sums"
 
 @dataclass(frozen=True)
 class CalibratedHeads:
-    """The calibration of one attention module.
-
-    Attributes:
-        calibration: α, β, rows, redistribution.
-        heads: The query heads outside the salient group.
-        layer: Its index in the cache.
-    """
+    """The calibration of one attention module: its query heads outside the salient group, its index in the cache."""
 
     calibration: Calibration
     heads: tuple[int, ...]
@@ -108,8 +102,7 @@ def gac_attention(
 def hand_on_cache(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
     """Forward pre-hook: the attention function gets keyword arguments, but not the cache.
 
-    Raises:
-        UnsupportedError: For a cache that does not grow by concatenation: a static one, and one of encoder and decoder.
+    A cache that does not grow by concatenation is refused: a static one, and one of encoder and decoder.
     """
     cache = kwargs.get("past_key_values")
     if cache is not None:
@@ -129,10 +122,7 @@ def hand_on_cache(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tup
 def reorder_cache(former: Callable[[Any, Tensor], Any] | None, cache: Any, index: Tensor) -> Any:
     """Take sequences of a batch from the cache and from its sums, as beam search asks ``model._reorder_cache`` to.
 
-    Args:
-        former: How the model does it for its cache; None if the cache does.
-        cache: Keys, values and sums.
-        index: Which sequences, integers; one may stand there several times.
+    ``former`` does it for the keys and values, None if the cache does; in ``index`` one may stand several times.
     """
     if former is None:
         cache.reorder_cache(index)
@@ -154,15 +144,14 @@ def _calibrated(state: CalibratedHeads, weights: Tensor, mask: Tensor | None, ca
     batch, heads, rows, columns = weights.shape
     past = _sums_before(cache, state, batch, rows, columns)
     visible = visible_keys(mask).expand(batch, -1, -1, -1)
-    whole = len(state.heads) == heads
-    at = torch.tensor(state.heads, device=weights.device)
-    if visible.shape[1] > 1 and not whole:
-        visible = visible.index_select(1, at)
-    part = weights if whole else weights.index_select(1, at)
+    part, at = weights, torch.tensor(state.heads, device=weights.device)
+    some = len(at) < heads
+    if some:
+        part, visible = weights[:, at], visible[:, at] if visible.shape[1] > 1 else visible
     part, sums = calibrate(part, visible, state.calibration, past)
     if cache is not None:
         _sums(cache)[state.layer] = _Kept(sums, state.heads, cache.get_seq_length(state.layer))
-    return part if whole else weights.index_copy(1, at, part)
+    return weights.index_copy(1, at, part) if some else part
 
 
 def _sums(cache: Any) -> dict[int, _Kept]:
@@ -172,20 +161,14 @@ def _sums(cache: Any) -> dict[int, _Kept]:
 def _sums_before(
     cache: Any, state: CalibratedHeads, batch: int, rows: int, columns: int
 ) -> ColumnSums | None:
-    """Sums of the rows before these, over the K - Q columns before them; None if there were no rows before.
+    """Sums of the rows before these Q, over the K - Q columns before them; None if there were no rows before.
 
-    Args:
-        cache: After the keys of the present rows went in, or None.
-        state: Layer and heads.
-        batch: Sequences B.
-        rows: Present rows Q.
-        columns: Keys K that they are given; fewer than all with a sliding window.
+    The keys of the present rows are in the cache; with a sliding window it holds more than the K that they are given.
     """
     before = columns - rows if cache is None else cache.get_seq_length(state.layer) - rows
     if before == 0:
         return None
-    known: Mapping[int, _Kept] = {} if cache is None else _sums(cache)
-    kept = known.get(state.layer)
+    kept = None if cache is None else _sums(cache).get(state.layer)
     if kept is None or kept.heads != state.heads:
         got = f"{before} tokens from before it" if kept is None else "one calibrated in other heads"
         raise UnsupportedError(
