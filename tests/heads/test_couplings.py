@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from diabat.attention.heads.couplings import (
     weight_coupling,
     written_coupling,
 )
-from diabat.checks import ArgumentError
 
 
 def test_two_heads_by_hand() -> None:
@@ -69,16 +67,11 @@ def test_couplings_are_positive_semidefinite(
         assert torch.allclose(invariant[0], identity[0], rtol=0, atol=1e-15)
 
 
-def test_absolute_cosines_are_not_positive_semidefinite() -> None:
-    """Why |cos| is not an option: three vectors at 60° and 120°."""
-    v = torch.tensor([[1.0, 0.0], [0.5, math.sqrt(3) / 2], [-0.5, math.sqrt(3) / 2], [0.0, 1.0]])
-    cosine = v @ v.T
-    assert float(torch.linalg.eigvalsh(cosine)[0]) > -1e-6
-    assert float(torch.linalg.eigvalsh(cosine.abs())[0]) < -0.1
-
-
 def test_gradients_of_the_couplings() -> None:
     W = torch.randn(3, 4, 2, dtype=torch.float64, requires_grad=True)
+    dead = (W * torch.tensor([1.0, 0.0, 1.0])[:, None, None]).detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(weight_coupling(dead).sum(), dead)
+    assert bool(torch.isfinite(gradient).all())
     g = torch.randn(5, 3, 2, dtype=torch.float64, requires_grad=True)
     torch.autograd.gradcheck(weight_coupling, (W,))
     torch.autograd.gradcheck(gradient_coupling, (g,))
@@ -89,15 +82,6 @@ def test_gradients_of_the_couplings() -> None:
     torch.autograd.gradcheck(lambda w: written_coupling(w, M @ M.T), (W,))
     S = torch.randn(4, 4, dtype=torch.float64)
     torch.autograd.gradcheck(lambda w: reachable_coupling(w, S @ S.T), (W,))
-
-
-def test_a_dead_head_has_finite_gradients() -> None:
-    W = torch.randn(3, 4, 2, dtype=torch.float64)
-    W[1] = 0
-    W.requires_grad_()
-    weight_coupling(W).sum().backward()
-    assert W.grad is not None
-    assert bool(torch.isfinite(W.grad).all())
 
 
 def test_sums_of_batches_are_those_of_their_tokens() -> None:
@@ -134,22 +118,3 @@ def test_a_rank_deficient_slice_reaches_its_columns_only() -> None:
     W[1] = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
     r = torch.tensor([[3.0, 4.0, 7.0]])
     assert float(reachable_coupling(W, r.T @ r)[0, 1]) == pytest.approx(9 / (3 * 5))
-
-
-@pytest.mark.parametrize(
-    ("call", "match"),
-    [
-        (lambda: weight_coupling(torch.ones(3, 4)), r"slices: expected a floating tensor \[H, hidden, d\]"),
-        (lambda: gradient_coupling(torch.ones(2, 3, 4, dtype=torch.int64)), "gradients: expected a floating"),
-        (lambda: gradient_coupling(torch.ones(0, 3, 4)), "one token or more"),
-        (
-            lambda: written_coupling(torch.ones(2, 3, 4), torch.eye(6)),
-            r"moments: expected \[8, 8\], got \[6, 6\]",
-        ),
-        (lambda: reachable_coupling(torch.ones(2, 3, 4), torch.eye(4)), r"moments: expected \[3, 3\]"),
-        (lambda: interaction(torch.eye(2), torch.eye(3)), "rho: expected the shape of omega"),
-    ],
-)
-def test_bad_input(call: Any, match: str) -> None:
-    with pytest.raises(ArgumentError, match=match):
-        call()

@@ -67,16 +67,7 @@ def test_a_toy_with_dividends_in_closed_form() -> None:
     torch.testing.assert_close(low.value, expected[codes(low.coalitions)], rtol=0, atol=1e-12)
 
 
-def test_a_game_of_two_alliances() -> None:
-    """2 if players 0 and 3 are both in, -1 if 1, 2 and 4 are: two dividends and no other."""
-    masks = games.all_coalitions(5)
-    v = 2.0 * masks[:, [0, 3]].all(-1) - 1.0 * masks[:, [1, 2, 4]].all(-1)
-    found = Dividends.of_tables(v.double()[None]).value
-    assert found.nonzero()[:, 0].tolist() == [1 + 8, 2 + 4 + 16]
-    assert found[[9, 22]].tolist() == [2, -1]
-
-
-@pytest.mark.parametrize(("n", "size"), [(1, 1), (5, 1), (6, 2), (7, 3), (6, 5), (5, 5), (12, 4)])
+@pytest.mark.parametrize(("n", "size"), [(1, 1), (5, 1), (7, 3), (5, 5), (12, 4)])
 def test_small_coalitions_are_those_of_the_full_table(n: int, size: int) -> None:
     v = tables(2, n)
     full = Dividends.of_tables(v)
@@ -87,12 +78,6 @@ def test_small_coalitions_are_those_of_the_full_table(n: int, size: int) -> None
     low = Dividends.of_small(v[:, codes(masks)], n, size)
     torch.testing.assert_close(low.by_sample, full.by_sample[:, codes(masks)], rtol=0, atol=1e-12)
     torch.testing.assert_close(low.standard_error, full.standard_error[codes(masks)])
-
-
-def test_counts_of_the_small_coalitions_of_many_players() -> None:
-    assert len(small_coalitions(16, 3)) == 697
-    assert len(small_coalitions(24, 3)) == 2325
-    assert not small_coalitions(70, 2)[0].any()
 
 
 @pytest.mark.parametrize("n", [6, 12])
@@ -119,6 +104,7 @@ def test_sums_by_size() -> None:
     pairs = found.by_sample[:, found.sizes == 2].sum(1)
     assert float(sums[2]) == pytest.approx(float(pairs.mean()), abs=1e-12)
     assert float(errors[2]) == pytest.approx(float(pairs.std() / 5**0.5), abs=1e-12)
+    assert bool(Dividends.of_tables(tables(1, 3)).standard_error.isinf().all())
 
 
 def test_noise_grows_with_the_root_of_two_to_the_size() -> None:
@@ -128,10 +114,6 @@ def test_noise_grows_with_the_root_of_two_to_the_size() -> None:
     expected = 2 ** (found.sizes / 2) / count**0.5
     ratio = found.standard_error[1:] / expected[1:]
     assert float((ratio - 1).abs().max()) < 0.1
-
-
-def test_one_sample_has_no_standard_error() -> None:
-    assert bool(Dividends.of_tables(tables(1, 3)).standard_error.isinf().all())
 
 
 def test_frequency_of_the_largest_dividend() -> None:
@@ -150,35 +132,4 @@ def test_frequency_of_the_largest_dividend() -> None:
     assert torch.equal(frequency, found.selection_frequency(resamples=20_000, seed=1))
     assert float(found.selection_frequency(min_size=2, resamples=50)[1]) == 0
     assert float(frequency[0]) == 0
-
-
-def test_the_largest_dividend_of_a_least_size() -> None:
-    by_sample = torch.tensor([[0.0, 3, 1, 2, 1, 0, 0, -1]], dtype=F64)
-    found = Dividends(games.all_coalitions(3), by_sample)
-    assert [found.largest(), found.largest(2), found.largest(3)] == [1, 3, 7]
-    with pytest.raises(ValueError, match="min_size: expected at most 3, got 4"):
-        found.largest(4)
-
-
-@pytest.mark.parametrize(
-    ("call", "sentence"),
-    [
-        (lambda: Dividends.of_tables(torch.zeros(3, 6)), r"table: expected shape \[..., 2\^n\]"),
-        (lambda: Dividends.of_tables(torch.zeros(8)), "tables: expected one row per sample"),
-        (lambda: Dividends.of_tables(torch.zeros(2, 8).long()), "table: expected a floating tensor"),
-        (lambda: Dividends.of_small(torch.zeros(2, 5), 4, 2), r"values: expected shape \[samples, 11\]"),
-        (lambda: Dividends.of_small(torch.zeros(0, 11), 4, 2), "values: expected one row per sample"),
-        (lambda: Dividends.of_small([1.0], 4, 2), "values: expected a floating tensor, got list"),  # type: ignore[arg-type]
-        (lambda: small_coalitions(4, 5), "max_size: expected at most 4, got 5"),
-        (lambda: small_coalitions(4, 0), "max_size: expected an integer >= 1"),
-        (lambda: small_coalitions(64, 6), "max_size: expected at most 65536 coalitions, got 83278001"),
-        (
-            lambda: Dividends.of_tables(torch.zeros(2, 8)).selection_frequency(resamples=0),
-            "resamples: expected an ",
-        ),
-    ],
-)
-def test_what_has_no_dividends_is_refused(call: object, sentence: str) -> None:
-    assert callable(call)
-    with pytest.raises(ValueError, match=sentence):
-        call()
+    assert [found.largest(), found.largest(2)] == [1, 6]

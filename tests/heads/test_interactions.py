@@ -14,7 +14,6 @@ from diabat.attention.heads.couplings import (
     weight_coupling,
 )
 from diabat.attention.heads.interactions import LayerInteraction
-from diabat.checks import ArgumentError
 
 from .test_outputs import F64, NAMES, batch
 
@@ -26,14 +25,14 @@ def same(found: LayerInteraction, expected: LayerInteraction, tolerance: float) 
     assert found.tokens == expected.tokens
 
 
-@pytest.mark.parametrize("peft", [False, True])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "peft"), [(name, name != "qwen2") for name in NAMES])
 def test_interactions_from_their_definitions(name: str, peft: bool) -> None:
     """Against a forward by hand: the head outputs and residual gradients of a model without hooks of ours."""
     model = decoder(name, dtype=F64)
     model = adapted(model) if peft else model
     inputs = batch()
-    result = HeadInteractions(model, layers=[1]).measure(inputs)[1]
+    result = HeadInteractions(model, layers=[1], information=False).measure(inputs)[1]
+    assert result.information is None
     assert result.G.shape == (HEADS, HEADS)  # query heads, of which two share a key/value head
     assert result.tokens == 3 * 8
     kept: dict[str, Tensor] = {}
@@ -66,23 +65,6 @@ def test_interactions_from_their_definitions(name: str, peft: bool) -> None:
     v = torch.einsum("hce,bte->bthc", P, y.grad[:, :-1]).detach()
     torch.testing.assert_close(result.reachable, gradient_coupling(v), rtol=0, atol=1e-6)
     assert result.gamma == pytest.approx(float((result.omega * result.rho - torch.eye(HEADS)).norm()))
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_interaction_matrices_are_positive_semidefinite(name: str) -> None:
-    for seed in range(3):
-        model = decoder(name, seed=seed)
-        for found in HeadInteractions(model).measure(batch(seed=seed)).values():
-            for matrix in (
-                found.omega,
-                found.rho,
-                found.G,
-                found.written,
-                found.reachable,
-                found.invariant_G,
-            ):
-                assert float(torch.linalg.eigvalsh(matrix)[0]) >= -1e-6
-                torch.testing.assert_close(matrix.diagonal(), torch.ones(HEADS, dtype=torch.float64))
 
 
 def rotated(model: Any, name: str, *, orthogonal: bool) -> Any:
@@ -174,15 +156,6 @@ def test_padding_does_not_count(side: str) -> None:
         same(found[layer], expected[layer], 2e-5)
 
 
-def test_prompts_do_not_count() -> None:
-    model = decoder()
-    inputs = batch(2, 12)
-    inputs["labels"][:, :8] = -100
-    found = HeadInteractions(model, layers=[2]).measure(inputs)[2]
-    assert found.tokens == 2 * 4
-    assert found.information is None  # 8 tokens, 32 features
-
-
 def test_the_model_is_left_as_it_was() -> None:
     model = adapted(decoder()).train()
     model.base_model.model.model.layers[0].eval()
@@ -198,31 +171,3 @@ def test_the_model_is_left_as_it_was() -> None:
     for parameter, grad in zip(model.parameters(), before, strict=True):
         assert (parameter.grad is None) == (grad is None)
         assert grad is None or torch.equal(parameter.grad, grad)
-
-
-def test_information_can_be_left_out() -> None:
-    found = HeadInteractions(decoder("gpt2"), layers=[1], information=False).measure(batch(8, 12))
-    assert found[1].information is None
-
-
-def test_gradients_that_are_not_finite_are_refused() -> None:
-    model = decoder()
-    with torch.no_grad():
-        model.model.layers[2].mlp.down_proj.weight[0, 0] = torch.inf
-    with pytest.raises(ArgumentError, match="finite gradients at the heads"):
-        HeadInteractions(model).measure(batch())
-
-
-def test_bad_input() -> None:
-    model = decoder()
-    with pytest.raises(ArgumentError, match="information: expected True or False"):
-        HeadInteractions(model, information=1)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="model of transformers"):
-        HeadInteractions(torch.nn.Linear(2, 2))
-    interactions = HeadInteractions(model)
-    with pytest.raises(ArgumentError, match="one batch or more"):
-        interactions.measure([])
-    with pytest.raises(ArgumentError, match="a mapping or several, got int"):
-        interactions.measure(3)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="labels"):
-        interactions.measure({"input_ids": batch()["input_ids"]})

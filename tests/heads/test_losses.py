@@ -16,7 +16,6 @@ from diabat.attention.heads.losses import (
     negative_entropy,
     pair_weights,
 )
-from diabat.checks import ArgumentError
 
 
 def coupling(heads: int = 4, seed: int = 0) -> Tensor:
@@ -43,12 +42,6 @@ def naive_barlow_twins(values: Tensor, weights: Tensor, mask: Tensor, target: fl
     return sum(terms) / len(terms)
 
 
-def test_log_det_barrier_of_two_heads_by_hand() -> None:
-    g = torch.tensor([[1.0, 0.6], [0.6, 1.0]])
-    assert log_det_barrier(g).item() == pytest.approx(-math.log(1.01**2 - 0.36), abs=1e-7)
-    assert log_det_barrier(g).dtype == torch.float64
-
-
 def test_log_det_barrier_keeps_the_gradient_of_a_singular_matrix() -> None:
     """Two heads that are copies: d/dG = -(G + εI)⁻¹, whose largest eigenvalue is 1/ε; a clamp at ε has 0 there."""
     g = torch.ones(2, 2, dtype=torch.float64, requires_grad=True)
@@ -62,6 +55,7 @@ def test_log_det_barrier_gradient() -> None:
     g = coupling().requires_grad_()
     symmetric: Callable[[Tensor], Tensor] = lambda m: log_det_barrier((m + m.T) / 2)  # noqa: E731
     assert torch.autograd.gradcheck(symmetric, g)
+    assert log_det_barrier(torch.ones(2, 2)).dtype == torch.float64
     factor = torch.linalg.slogdet(coupling() + 0.01 * torch.eye(4).double())
     assert log_det_barrier(g).item() == pytest.approx(-factor.logabsdet.item(), abs=1e-10)
 
@@ -91,24 +85,6 @@ def test_barlow_twins_agrees_with_loops_and_has_a_gradient(target: str) -> None:
         lambda v: cross_head_barlow_twins(v, weights, mask, target),  # type: ignore[arg-type]
         values,
     )
-
-
-WRONG: dict[str, Callable[[Tensor, Tensor, Tensor], float]] = {
-    "padding counted": lambda v, w, m: naive_barlow_twins(v, w, torch.ones_like(m), 1.0),
-    "zero for identity": lambda v, w, m: naive_barlow_twins(v, w, m, 0.0),
-    "weights transposed in sign": lambda v, w, m: naive_barlow_twins(v, 2 - w, m, 1.0),
-    "sum for mean": lambda v, w, m: 3 * naive_barlow_twins(v, w, m, 1.0),
-    "heads as tokens": lambda v, w, m: naive_barlow_twins(v.transpose(1, 2), w, m[:, :3], 1.0),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_forms_are_told_apart(name: str) -> None:
-    values, weights = outputs(2, 3, 3, 2), pair_weights(coupling(3, seed=4))
-    mask = torch.ones(2, 3, dtype=torch.bool)
-    mask[0, 0] = False
-    found = cross_head_barlow_twins(values, weights, mask).item()
-    assert found != pytest.approx(WRONG[name](values, weights, mask), rel=1e-3)
 
 
 def test_padding_has_no_influence_and_no_gradient() -> None:
@@ -156,32 +132,3 @@ def test_baselines_by_hand() -> None:
     assert negative_entropy(logits).item() == pytest.approx((wanted - math.log(2)) / 2)
     assert torch.autograd.gradcheck(disagreement, outputs(1, 3, 2, 2).requires_grad_())
     assert torch.autograd.gradcheck(negative_entropy, outputs(1, 3, 4).requires_grad_())
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: log_det_barrier(torch.ones(1, 1)), r"coupling: expected \[H, H\] with two or more heads"),
-        (lambda: log_det_barrier(torch.tensor([[1.0, 2], [2, 1]])), "expected a positive semi-definite G"),
-        (lambda: log_det_barrier(torch.eye(2), 0.0), "epsilon: expected a positive finite number, got 0.0"),
-        (lambda: cross_head_barlow_twins(torch.ones(1, 3, 1, 2)), "outputs: expected .* two or more heads"),
-        (
-            lambda: cross_head_barlow_twins(torch.ones(1, 3, 2, 2), mask=torch.zeros(1, 3)),
-            "mask: expected 2 or more tokens that count, got 0",
-        ),
-        (
-            lambda: cross_head_barlow_twins(torch.ones(1, 3, 2, 2), mask=torch.ones(3, 1)),
-            r"mask: expected \[1, 3\], got \[3, 1\]",
-        ),
-        (
-            lambda: cross_head_barlow_twins(torch.ones(1, 3, 2, 2), torch.ones(3, 3)),
-            r"weights: expected \[2, 2\], got \[3, 3\]",
-        ),
-        (lambda: cross_head_barlow_twins(torch.ones(1, 3, 2, 2), target="one"), "target: expected one of"),  # type: ignore[arg-type]
-        (lambda: pair_weights(torch.eye(2), "adaptiv"), "Did you mean 'adaptive'"),  # type: ignore[arg-type]
-        (lambda: negative_entropy(torch.ones(2, 2)), r"logits: expected \[B, T, V\], got \[2, 2\]"),
-    ],
-)
-def test_refusals(call: Callable[[], Tensor], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        call()

@@ -1,19 +1,48 @@
-"""What makes no game: each is refused in one sentence that names the argument."""
+"""What is refused, each in one sentence that names the argument."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 import torch
-from tiny_decoders import GROUPS, decoder
+from tiny_decoders import GROUPS, adapted, decoder
 
-from diabat.attention.heads import HeadCoalitions
+import diabat
+from diabat.attention.heads import (
+    Dividends,
+    DividendSummary,
+    HeadCoalitions,
+    HeadInteractions,
+    fit_surrogate,
+    small_coalitions,
+    surrogate,
+)
+from diabat.attention.heads.balancing import nash_weights
+from diabat.attention.heads.couplings import (
+    gradient_coupling,
+    interaction,
+    reachable_coupling,
+    weight_coupling,
+    written_coupling,
+)
+from diabat.attention.heads.information import head_information
+from diabat.attention.heads.losses import (
+    cross_head_barlow_twins,
+    log_det_barrier,
+    negative_entropy,
+    pair_weights,
+)
+from diabat.attention.heads.outputs import HeadOutputs
+from diabat.attention.heads.targets import counted_tokens
+from diabat.checks import ArgumentError
 from diabat.samplers.base import UnsupportedError
 
-from .games import bpe, questions
+from .games import TableGame, bpe, questions
+from .test_outputs import batch
 
 
 def game(**changes: Any) -> HeadCoalitions:
@@ -65,6 +94,44 @@ def twice() -> Any:
     return model
 
 
+def on(value: str, **sample: Any) -> HeadCoalitions:
+    return game(samples=[{"input_ids": [5, 6]} | sample], value=value)
+
+
+def int8() -> Any:
+    class Int8Linear(torch.nn.Linear):
+        pass
+
+    model = decoder()
+    model.model.layers[1].self_attn.o_proj.__class__ = Int8Linear
+    return model
+
+
+def infinite() -> Any:
+    model = decoder()
+    with torch.no_grad():
+        model.model.layers[2].mlp.down_proj.weight[0, 0] = torch.inf
+    return model
+
+
+def measured(given: Any, model: Any = None) -> Any:
+    return HeadInteractions(model or decoder()).measure(given)
+
+
+def searched(**changes: Any) -> Any:
+    given: dict[str, Any] = {
+        "value": lambda masks: masks.sum(-1).double(),
+        "num_players": 4,
+        "sampler": diabat.sampler("exact"),
+    }
+    return surrogate(**given | changes)
+
+
+def summary(**changes: Any) -> DividendSummary:
+    found: Any = TableGame(torch.randn(4, 8, dtype=torch.float64))
+    return DividendSummary(**asdict(DividendSummary.of(found, resamples=5)) | changes)
+
+
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1}
 ASKED = [{"input_ids": [1, 2, 3], "answer": ["good"]}]
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
@@ -105,6 +172,105 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "encoder": (lambda: game(model=without_switch("T5", d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)),
                 "model: expected a decoder, got T5ForConditionalGeneration, which has an encoder too."),
 }  # fmt: skip
+
+
+ONES, EYE, NAN = torch.ones, torch.eye, float("nan")
+# Matched as regular expressions.
+OTHERS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: on("log_odds", choices=[[3, 4], [3, 5]], answer=0), "samples.0..choices: .* got token 3 .* 0 and 1"),
+    (lambda: on("log_odds", choices=[3], answer=3), "samples.0..choices: expected 2 or more with an answer, got 1"),
+    (lambda: on("log_odds"), "samples.0..choices: expected 2 or more with an answer, got 0"),
+    (lambda: on("option_log_odds", choices=[3, [3]], answer=1), "samples.0..choices: expected different choices"),
+    (lambda: on("option_log_likelihood"), "samples.0..choices: expected 1 or more"),
+    (lambda: on("perplexity", input_ids=[4]), "samples.0.: expected two tokens or more for a perplexity"),
+    (lambda: game(value="f1", tokenizer=bpe()), "samples.0..answer: expected one text or more for value='f1'"),
+    (lambda: game(value=lambda z, sample: z).table(), r"value: expected a function that returns \[16\] values, got"),
+    (lambda: game(heads_per_player=1, layer=None).table(), "players: expected at most 20 for a full table, got 24"),
+    (lambda: game(heads_per_player=1, layer=None).dividends(), "players: expected at most 20 .* use max_size"),
+    (lambda: Dividends.of_tables(torch.zeros(3, 6)), r"table: expected shape \[..., 2\^n\]"),
+    (lambda: Dividends.of_tables(torch.zeros(8)), "tables: expected one row per sample"),
+    (lambda: Dividends.of_tables(torch.zeros(2, 8).long()), "table: expected a floating tensor"),
+    (lambda: Dividends.of_small(torch.zeros(2, 5), 4, 2), r"values: expected shape \[samples, 11\]"),
+    (lambda: Dividends.of_small(torch.zeros(0, 11), 4, 2), "values: expected one row per sample"),
+    (lambda: Dividends.of_small([1.0], 4, 2), "values: expected a floating tensor, got list"),  # type: ignore[arg-type]
+    (lambda: small_coalitions(4, 5), "max_size: expected at most 4, got 5"),
+    (lambda: small_coalitions(4, 0), "max_size: expected an integer >= 1"),
+    (lambda: small_coalitions(64, 6), "max_size: expected at most 65536 coalitions, got 83278001"),
+    (lambda: Dividends.of_tables(torch.zeros(2, 8)).selection_frequency(resamples=0), "resamples: expected an "),
+    (lambda: Dividends.of_tables(torch.zeros(2, 8)).largest(4), "min_size: expected at most 3, got 4"),
+    (lambda: summary(dividends=(0.0,)), "dividends: expected 8 entries, got 1"),
+    (lambda: summary(size_sums=()), "size_sums: expected 4 entries, got 0"),
+    (lambda: summary(selection_frequency=(((8, 1.0),),) * 3), "selection_frequency: expected positions below 8"),
+    (lambda: summary(max_size=4), "max_size: expected at most 3, got 4"),
+    (lambda: summary(players=()), "players: expected an integer >= 1"),
+    (lambda: searched(value=3), "value: expected a function of masks, got int"),
+    (lambda: searched(sampler="exact"), "sampler: expected a Sampler, as .* got 'exact'"),
+    (lambda: searched(sampler=diabat.sampler("mean_field")), "sampler 'mean_field' computes moments only"),
+    (lambda: searched(penalty=-1), "penalty: expected a number >= 0"),
+    (lambda: searched(penalty=NAN), "penalty: expected a number >= 0"),
+    (lambda: searched(num_players=0), "num_players: expected an integer >= 1"),
+    (lambda: searched(evaluations=4), "evaluations: expected an integer >= 8"),
+    (lambda: searched(rounds=0), "rounds: expected an integer >= 1"),
+    (lambda: searched(num_reads=0), "num_reads: expected an integer >= 1"),
+    (lambda: fit_surrogate(ONES(3, 2), ONES(3)), r"coalitions: expected a bool tensor \[M, n\]"),
+    (lambda: fit_surrogate(ONES(3, 2).bool(), ONES(3).long()), r"values: expected a floating tensor \[M\]"),
+    (lambda: fit_surrogate(ONES(3, 2).bool(), ONES(4)), r"values: expected 3 values, two or more, got shape \[4\]"),
+    (lambda: fit_surrogate(ONES(1, 2).bool(), ONES(1)), "values: expected 1 values, two or more"),
+    (lambda: log_det_barrier(ONES(1, 1)), r"coupling: expected \[H, H\] with two or more heads"),
+    (lambda: log_det_barrier(torch.tensor([[1.0, 2], [2, 1]])), "coupling: expected a positive semi-definite G"),
+    (lambda: log_det_barrier(EYE(2), 0.0), "epsilon: expected a positive finite number, got 0.0"),
+    (lambda: cross_head_barlow_twins(ONES(1, 3, 1, 2)), "outputs: expected .* two or more heads"),
+    (lambda: cross_head_barlow_twins(ONES(1, 3, 2, 2), mask=torch.zeros(1, 3)), "mask: expected 2 or more tokens"),
+    (lambda: cross_head_barlow_twins(ONES(1, 3, 2, 2), mask=ONES(3, 1)), r"mask: expected \[1, 3\], got \[3, 1\]"),
+    (lambda: cross_head_barlow_twins(ONES(1, 3, 2, 2), ONES(3, 3)), r"weights: expected \[2, 2\], got \[3, 3\]"),
+    (lambda: cross_head_barlow_twins(ONES(1, 3, 2, 2), target="one"), "target: expected one of"),  # type: ignore[arg-type]
+    (lambda: pair_weights(EYE(2), "adaptiv"), "weighting: .* Did you mean 'adaptive'"),  # type: ignore[arg-type]
+    (lambda: negative_entropy(ONES(2, 2)), r"logits: expected \[B, T, V\], got \[2, 2\]"),
+    (lambda: weight_coupling(ONES(3, 4)), r"slices: expected a floating tensor \[H, hidden, d\]"),
+    (lambda: gradient_coupling(ONES(2, 3, 4).long()), "gradients: expected a floating"),
+    (lambda: gradient_coupling(ONES(0, 3, 4)), "gradients: expected one token or more"),
+    (lambda: written_coupling(ONES(2, 3, 4), EYE(6)), r"moments: expected \[8, 8\], got \[6, 6\]"),
+    (lambda: reachable_coupling(ONES(2, 3, 4), EYE(4)), r"moments: expected \[3, 3\]"),
+    (lambda: interaction(EYE(2), EYE(3)), "rho: expected the shape of omega"),
+    (lambda: nash_weights(torch.zeros(2, 2)), "gramian: expected a task with a gradient, got zero for all"),
+    (lambda: nash_weights(torch.tensor([[1.0, NAN], [NAN, 1.0]])), "gramian: expected finite gradients of every task"),
+    (lambda: nash_weights(ONES(2, 3)), r"gramian: expected \[K, K\] with K >= 1, got \[2, 3\]"),
+    (lambda: head_information(EYE(6), 4), r"covariance: expected \[H d, H d\] with H = 4, got \[6, 6\]"),
+    (lambda: head_information(EYE(6), 3, 7), "samples: expected more than 7 tokens, got 7"),
+    (lambda: HeadOutputs(decoder(), [3]), r"layers: expected a layer with attention, 0 \.\. 2, got 3"),
+    (lambda: HeadOutputs(decoder(), [-1]), "layers: expected a layer with attention, .* got -1"),
+    (lambda: HeadOutputs(decoder(), [0, 0]), "layers: expected different layers"),
+    (lambda: HeadOutputs(decoder(), []), "layers: expected a list of one layer or more"),
+    (lambda: HeadOutputs(decoder(), 1), "layers: expected a list of one layer or more, got 1"),  # type: ignore[arg-type]
+    (lambda: HeadOutputs(decoder(num_attention_heads=1, num_key_value_heads=1)), "model: expected two heads or more"),
+    (lambda: HeadOutputs(adapted(decoder(), use_dora=True)), "model: expected plain LoRA .* DoraLinearVariant"),
+    (lambda: HeadOutputs(int8()), "model: .* layer 1, got Int8Linear; load the model without quantization"),
+    (lambda: HeadInteractions(decoder(), information=1), "information: expected True or False"),  # type: ignore[arg-type]
+    (lambda: HeadInteractions(torch.nn.Linear(2, 2)), "model: expected a model of transformers"),
+    (lambda: measured([]), "batches: expected one batch or more"),
+    (lambda: measured(3), "batches: expected a mapping or several, got int"),
+    (lambda: measured({"input_ids": batch()["input_ids"]}), "batch: expected labels"),
+    (lambda: measured(batch(), infinite()), "batch: expected finite gradients at the heads"),
+    (lambda: counted_tokens([1]), "batch: expected a mapping of tensors"),  # type: ignore[arg-type]
+    *(
+        (lambda change=change: counted_tokens(batch() | change), sentence)
+        for change, sentence in [
+            ({"labels": None}, "batch: expected labels, the targets"),
+            ({"labels": torch.full((3, 9), -100)}, "batch: expected one target or more"),
+            ({"labels": torch.zeros(3, 8).long()}, r"batch.labels: .* of input_ids, \[3, 9\], got \[3, 8\]"),
+            ({"labels": [1]}, r"batch.labels: expected a tensor \[B, T\], got list"),
+            ({"attention_mask": ONES(3, 1, 9, 9)}, "batch.attention_mask: expected a tensor"),
+            ({"attention_mask": ONES(3, 8)}, "batch.attention_mask: expected the shape"),
+            ({"attention_mask": torch.zeros(3, 9)}, "batch: expected one target or more"),
+        ]
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "sentence"), OTHERS, ids=range(len(OTHERS)))
+def test_mathematics(call: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(ArgumentError, match=f"^{sentence}"):
+        call()
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -13,7 +13,6 @@ import diabat
 from diabat.attention import games
 from diabat.attention.games.tables import sizes
 from diabat.attention.heads import Dividends, common, fit_surrogate, max_dividend, surrogate
-from diabat.samplers.base import UnsupportedError
 
 F64 = torch.float64
 
@@ -76,10 +75,10 @@ def test_the_common_group_of_many_players() -> None:
     assert common(found, 0.25) == (3, 7, 20)
 
 
-@pytest.mark.parametrize("share", [0, 1.5, -1, float("nan"), True, "half"])
-def test_a_share_is_a_number_up_to_one(share: Any) -> None:
-    with pytest.raises(ValueError, match=r"share: expected a number in \(0, 1\]"):
-        common(of(2, p0=1.0), share)
+def test_a_share_is_a_number_up_to_one() -> None:
+    for share in (0, 1.5, float("nan"), True, "half"):
+        with pytest.raises(ValueError, match=r"share: expected a number in \(0, 1\]"):
+            common(of(2, p0=1.0), share)  # type: ignore[arg-type]
 
 
 def pairwise(n: int, seed: int = 0, higher: float = 0.0) -> Tensor:
@@ -121,10 +120,9 @@ def test_noise_is_not_fitted() -> None:
 
 
 @pytest.mark.parametrize("name", ["exact", "tempering", "dqa"])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_search_finds_the_exhaustive_best(name: str, seed: int) -> None:
+def test_the_search_finds_the_exhaustive_best(name: str) -> None:
     n, penalty = 10, 0.3
-    table = pairwise(n, seed, higher=0.05)
+    table = pairwise(n, higher=0.05)
     calls: list[int] = []
     found = surrogate(
         lookup(table, calls), n, diabat.sampler(name), penalty=penalty, evaluations=120, num_reads=60, seed=0
@@ -136,15 +134,10 @@ def test_the_search_finds_the_exhaustive_best(name: str, seed: int) -> None:
     assert found.value == pytest.approx(float(table[code]), abs=1e-12)
     assert found.evaluations == sum(calls) == len(found.values) == 120
     assert len(torch.unique(found.coalitions, dim=0)) == 120
-
-
-def test_the_same_seed_gives_the_same_search() -> None:
-    table = pairwise(8)
-    first, second = (
-        surrogate(lookup(table), 8, diabat.sampler("exact"), evaluations=40, seed=5) for _ in range(2)
+    again = surrogate(
+        lookup(table), n, diabat.sampler(name), penalty=penalty, evaluations=120, num_reads=60, seed=0
     )
-    assert torch.equal(first.coalitions, second.coalitions)
-    assert first.players == second.players
+    assert torch.equal(again.coalitions, found.coalitions)
 
 
 @pytest.mark.parametrize(("n", "evaluations"), [(1, 200), (3, 200), (4, 8)])
@@ -152,52 +145,7 @@ def test_few_players_are_searched_whole(n: int, evaluations: int) -> None:
     table = pairwise(n)
     found = surrogate(lookup(table), n, diabat.sampler("exact"), evaluations=evaluations, seed=0)
     assert found.evaluations == min(evaluations, 1 << n)
-
-
-def test_a_game_without_differences() -> None:
-    found = surrogate(
-        lambda masks: torch.zeros(len(masks)), 5, diabat.sampler("exact"), penalty=0.5, evaluations=20, seed=0
+    flat = surrogate(
+        lambda masks: torch.zeros(len(masks)), n, diabat.sampler("exact"), evaluations=evaluations, seed=0
     )
-    assert found.players == ()
-    assert found.objective == 0
-
-
-VALUE = lookup(pairwise(4))
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"value": 3}, "value: expected a function of masks, got int"),
-        ({"sampler": "exact"}, "sampler: expected a Sampler, as .* got 'exact'"),
-        ({"penalty": -1}, "penalty: expected a number >= 0"),
-        ({"penalty": float("nan")}, "penalty: expected a number >= 0"),
-        ({"num_players": 0}, "num_players: expected an integer >= 1"),
-        ({"evaluations": 4}, "evaluations: expected an integer >= 8"),
-        ({"rounds": 0}, "rounds: expected an integer >= 1"),
-        ({"num_reads": 0}, "num_reads: expected an integer >= 1"),
-    ],
-)
-def test_what_cannot_be_searched_is_refused(options: Any, sentence: str) -> None:
-    given = {"value": VALUE, "num_players": 4, "sampler": diabat.sampler("exact")} | options
-    with pytest.raises(ValueError, match=sentence):
-        surrogate(**given)
-
-
-def test_a_sampler_that_does_not_sample_says_so() -> None:
-    with pytest.raises(UnsupportedError, match="sampler 'mean_field' computes moments only"):
-        surrogate(VALUE, 4, diabat.sampler("mean_field"), evaluations=8)
-
-
-@pytest.mark.parametrize(
-    ("coalitions", "values", "sentence"),
-    [
-        (torch.ones(3, 2), torch.ones(3), r"coalitions: expected a bool tensor \[M, n\]"),
-        (torch.ones(3, 2).bool(), torch.ones(3).long(), r"values: expected a floating tensor \[M\]"),
-        (torch.ones(3, 2).bool(), torch.ones(4), r"values: expected 3 values, two or more, got shape \[4\]"),
-        (torch.ones(1, 2).bool(), torch.ones(1), "values: expected 1 values, two or more"),
-    ],
-)
-def test_what_cannot_be_fitted_is_refused(coalitions: Tensor, values: Tensor, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        fit_surrogate(coalitions, values)
+    assert (flat.players, flat.objective) == ((), 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,7 @@ from diabat.studies.heads import HeadsReport, figure, plot_dividends
 from diabat.studies.heads.figure import expected_noise
 from diabat.studies.heads.report import shown_heads, shown_players
 
-
-class TableGame:
-    """A game of given values [samples, 2^n] of one layer, as a summary uses it."""
-
-    def __init__(self, values: Tensor, layer: int = 0) -> None:
-        self._values = values
-        self.num_players = (values.shape[1] - 1).bit_length()
-        self.groups = tuple(((layer, head),) for head in range(self.num_players))
-
-    def sample_table(self) -> Tensor:
-        return self._values
-
-    def sample_values(self, masks: Tensor) -> Tensor:
-        return self._values[:, (masks.long() << torch.arange(self.num_players)).sum(-1)]
+from .games import TableGame
 
 
 def summary(dividends: Tensor, max_size: int | None = None, layer: int = 0) -> DividendSummary:
@@ -103,22 +89,6 @@ def test_rounding_is_not_significant() -> None:
     values = torch.full((10, 16), 0.1, dtype=torch.float64) * torch.arange(1, 11)[:, None]
     values[:, 1::2] += 1 / 3
     assert significant(Dividends.of_tables(values)) == (1, 0)
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"dividends": (0.0,)}, "dividends: expected 8 entries, got 1"),
-        ({"size_sums": ()}, "size_sums: expected 4 entries, got 0"),
-        ({"selection_frequency": (((8, 1.0),),) * 3}, "selection_frequency: expected positions below 8"),
-        ({"max_size": 4}, "max_size: expected at most 3, got 4"),
-        ({"players": ()}, "players: expected an integer >= 1"),
-    ],
-)
-def test_a_summary_whose_parts_do_not_fit_is_refused(change: Any, sentence: str) -> None:
-    parts = asdict(summary(noisy(3, {})))
-    with pytest.raises(ValueError, match=sentence):
-        DividendSummary(**parts | change)
 
 
 def test_the_row_of_a_game() -> None:
