@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tiny_decoders import VOCABULARY, adapted, decoder, examples, logits, prompts
+from tiny_decoders import adapted, decoder, logits, prompts
 from torch import Tensor, nn
 from transformers import StaticCache
 
@@ -48,32 +47,6 @@ def test_other_analytic_backends_are_softmax_at_zero_too(sampler: str, options: 
     assert (logits(randomised(converted), batch) - before).abs().max() > 0.01
 
 
-def test_the_loss_of_a_trained_model_is_unchanged() -> None:
-    """A Llama that continues cycles of random length, on unseen cycles."""
-    model = decoder("llama", initializer_range=0.1)
-    generator = torch.Generator().manual_seed(0)
-
-    def cycles(count: int) -> Tensor:
-        words = torch.randint(3, VOCABULARY, (count, 6), generator=generator)
-        period = torch.randint(2, 6, (count, 1), generator=generator)
-        return words.gather(1, torch.arange(24).remainder(period))
-
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(150):
-        ids = cycles(16)
-        model.train()(input_ids=ids, labels=ids).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    ids = cycles(64)
-    test, other = {"input_ids": ids, "labels": ids}, copy.deepcopy(model.eval())
-    with torch.no_grad():
-        before = model(**test).loss
-        assert before < 3  # log 45 = 3.8 untrained
-        assert abs(convert(model, 8)(**test).loss - before) < 1e-5
-        # The published weights are no softmax.
-        assert convert(other, 8, weights="probability")(**test).loss > before + 0.1
-
-
 def with_heads(number: int, options: BoltzmannOptions, dtype: torch.dtype = torch.float64) -> Any:
     """A module with random couplings, as an attention module has them."""
     module = nn.Module()
@@ -108,7 +81,7 @@ def test_weights_are_those_of_enumeration(weights: str, far: str) -> None:
     assert torch.equal(boltzmann_attention(module, q, k, v, visible)[1], found)
 
 
-@pytest.mark.parametrize("window", [1, 3, 20])
+@pytest.mark.parametrize("window", [3, 20])
 def test_windows_are_the_last_visible_keys(window: int) -> None:
     visible = torch.rand(3, 1, 7, 12, generator=torch.Generator().manual_seed(window)) < 0.5
     visible[0, 0, 2] = False
@@ -224,50 +197,6 @@ def test_gradients_are_those_of_enumeration_and_finite_differences(weights: str,
     found = torch.autograd.grad(weights_of(scores, J), (scores, J), cotangent)
     for a, b in zip(found, torch.autograd.grad(naive, (scores, J), cotangent), strict=True):
         assert (a - b).abs().max() < 1e-11
-
-
-def test_gradient_at_zero_couplings_is_known() -> None:
-    """d log-odds_j / dJ_jk = 2 tanh(h_k) at J = 0, and 0 for pairs without j."""
-    heads, windows, scores, _ = problem("odds", "none")
-    [own] = couplings(heads).values()
-    row = 6  # sees the keys 3 .. 6 in its window
-    weights = heads(scores + windows.bias, windows)[0, 0, row]
-    m = torch.tanh(scores[0, 0, row, 3:].log_softmax(0) / 2)
-    grad = torch.autograd.grad((weights[6] / weights[4]).log(), own)[0][0]
-    expected = torch.zeros(6, dtype=torch.float64)
-    for index, pair in enumerate([(j, k) for j in range(4) for k in range(j + 1, 4)]):
-        for key, sign in ((3, 1), (1, -1)):
-            if key in pair:
-                expected[index] += 2 * sign * m[sum(pair) - key]
-    torch.testing.assert_close(grad, expected, rtol=0, atol=1e-12)
-
-
-def trainer(folder: Path, model: Any, **changes: Any) -> Any:
-    settings: dict[str, Any] = {
-        "max_steps": 6,
-        "per_device_train_batch_size": 8,
-        "report_to": [],
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "save_strategy": "no",
-        "dataloader_pin_memory": False,
-    }
-    args = transformers.TrainingArguments(str(folder), **settings | changes)
-    optimizer = torch.optim.AdamW(parameter_groups(model, 1e-3, 1e-2, 0.1))
-    return transformers.Trainer(model, args, train_dataset=examples(48), optimizers=(optimizer, None))
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.filterwarnings("ignore::UserWarning:torch.*")
-def test_a_resumed_training_equals_one_without_a_break(tmp_path: Path) -> None:
-    whole = convert(decoder("llama", attention_dropout=0.1), COUPLED)
-    trainer(tmp_path, whole, save_strategy="steps", save_steps=3).train()
-    again = convert(decoder("llama", seed=9, attention_dropout=0.1), COUPLED)
-    trainer(tmp_path, again).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    expected = whole.state_dict()
-    assert couplings(whole)[FIRST].abs().max() > 1e-2  # it has a rate of its own
-    for key, value in again.state_dict().items():
-        assert torch.equal(value, expected[key]), key
 
 
 def test_groups_hold_every_trained_parameter_once() -> None:

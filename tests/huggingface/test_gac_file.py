@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -30,10 +28,9 @@ def saved(folder: Path) -> Any:
     return model
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_model_may_be_read_in_another_precision(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_the_model_may_be_read_in_another_precision(tmp_path: Path) -> None:
     saved(tmp_path)
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert load_gac(again, tmp_path) == SETTING
 
 
@@ -134,6 +131,9 @@ def test_damaged_files_are_refused(
 ) -> None:
     model, file = saved(tmp_path), tmp_path / "gac.json"
     content = json.loads(file.read_text())
+    file.write_text(file.read_text().replace('"alpha": 0.05', '"alpha": 0.15'))
+    assert load_gac(model, tmp_path).alpha == 0.15  # which a user may change
+    disable_gac(model)
     change(content)
     file.write_text(json.dumps(content))
     with pytest.raises(ArgumentError, match=f"^folder: {sentence}"):
@@ -141,26 +141,11 @@ def test_damaged_files_are_refused(
     assert model.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize(
-    "text", [b"", b"{", b"[]", b"\xff\xfe\x00", b'{"a": NaN}', b'{"a": 1, "a": 2}', b"[" * 9999]
-)
-def test_files_that_are_no_calibration_are_refused(text: bytes, tmp_path: Path) -> None:
-    (tmp_path / "gac.json").write_bytes(text)
-    with pytest.raises(ArgumentError, match=f"^folder: {WRITTEN}"):
-        load_gac(decoder("llama"), tmp_path)
-
-
-def test_a_setting_may_be_changed_in_the_file(tmp_path: Path) -> None:
-    model, file = saved(tmp_path), tmp_path / "gac.json"
-    file.write_text(file.read_text().replace('"alpha": 0.05', '"alpha": 0.15'))
-    assert load_gac(model, tmp_path).alpha == 0.15
-
-
-def test_numbers_of_other_types_are_written(tmp_path: Path) -> None:
-    model = decoder("llama")
-    enable_gac(model, Calibration({0: {1, 2}}, alpha=np.float32(0.25), beta=Fraction(1, 2)))  # type: ignore[arg-type]
-    save_gac(model, tmp_path)
-    assert load_gac(model, tmp_path) == Calibration({0: [1, 2]}, alpha=0.25, beta=0.5)
+def test_files_that_are_no_calibration_are_refused(tmp_path: Path) -> None:
+    for text in (b"", b"{", b"[]", b"\xff\xfe\x00", b'{"a": NaN}', b'{"a": 1, "a": 2}', b"[" * 9999):
+        (tmp_path / "gac.json").write_bytes(text)
+        with pytest.raises(ArgumentError, match=f"^folder: {WRITTEN}"):
+            load_gac(decoder("llama"), tmp_path)
 
 
 def test_a_file_is_replaced_whole_and_a_link_is_not_followed(tmp_path: Path) -> None:

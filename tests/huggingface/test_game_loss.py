@@ -218,37 +218,33 @@ def test_a_state_goes_on_where_it_was() -> None:
     assert whole.state_dict() == second.state_dict()
 
 
-@pytest.mark.parametrize(
-    ("change", "got"),
-    [
-        ({"options": "x"}, ""),
-        ({"weights": 1}, ""),
-        ({"products": []}, ""),
-        ({"products": {"x": [[1.0]]}}, ""),
-        ({"products": {"1": [[1, 0], [0]]}}, ""),
-        ({"steps": -1}, "steps: expected an integer >= 0, got -1"),
-        ({"steps": 1.5}, "steps: expected an integer >= 0, got 1.5"),
-        ({"ema": 0}, "ema: expected a positive finite number, got 0"),
-        ({"ema": 10**400}, "ema: expected a positive finite number"),
-        ({"weights": {"ldb": -1}}, "weights {'ldb': -1.0}"),
-        (
-            {"products": {"2": [[1.0] * 4] * 4}},
-            r"products of other layers than \[1\], or of other numbers of heads",
-        ),
-        ({"products": {"1": [[1.0]]}}, r"products of other layers than \[1\], or of other numbers of heads"),
-        ({"products": {"1": [[float("nan")] * 4] * 4}}, "products that are not finite"),
-    ],
-)
-def test_a_damaged_state_is_refused_and_changes_nothing(change: dict[str, Any], got: str) -> None:
+DAMAGED: list[tuple[dict[str, Any], str]] = [
+    ({"options": "x"}, ""),
+    ({"weights": 1}, ""),
+    ({"products": []}, ""),
+    ({"products": {"x": [[1.0]]}}, ""),
+    ({"products": {"1": [[1, 0], [0]]}}, ""),
+    ({"steps": -1}, "steps: expected an integer >= 0, got -1"),
+    ({"steps": 1.5}, "steps: expected an integer >= 0, got 1.5"),
+    ({"ema": 0}, "ema: expected a positive finite number, got 0"),
+    ({"ema": 10**400}, "ema: expected a positive finite number"),
+    ({"weights": {"ldb": -1}}, "weights {'ldb': -1.0}"),
+    ({"products": {"2": [[1.0] * 4] * 4}}, r"products of other layers than \[1\], or of other numbers of heads"),
+    ({"products": {"1": [[1.0]]}}, r"products of other layers than \[1\], or of other numbers of heads"),
+    ({"products": {"1": [[float("nan")] * 4] * 4}}, "products that are not finite"),
+]  # fmt: skip
+
+
+def test_a_damaged_state_is_refused_and_changes_nothing() -> None:
     model = trained()
     game = GameLoss(model, options(), 10)
     gradients(model, game, tiny.batch())
     before = game.state_dict()
-    with pytest.raises(
-        ArgumentError, match=rf"^game_state: expected what state_dict\(\) returned, got {got}.*\.$"
-    ):
-        game.load_state_dict(before | change)
-    assert game.state_dict() == before
+    for change, got in DAMAGED:
+        sentence = rf"^game_state: expected what state_dict\(\) returned, got {got}.*\.$"
+        with pytest.raises(ArgumentError, match=sentence):
+            game.load_state_dict(before | change)
+        assert game.state_dict() == before
 
 
 def test_all_losses_together_and_several_layers() -> None:

@@ -68,8 +68,9 @@ def test_without_losses_it_is_the_trainer(tmp_path: Path) -> None:
     assert tiny.gap(tiny.adapters(plain), tiny.adapters(game)) == 0
 
 
-@pytest.mark.parametrize("mean", [False, True])
-@pytest.mark.parametrize("changes", [{}, {"combination": "sum", "rho": "last_step"}], ids=str)
+@pytest.mark.parametrize(
+    ("changes", "mean"), [({}, False), ({"combination": "sum", "rho": "last_step"}, True)], ids=str
+)
 def test_accumulation_gives_the_steps_of_the_whole_batch(
     tmp_path: Path, changes: dict[str, Any], mean: bool
 ) -> None:
@@ -78,10 +79,10 @@ def test_accumulation_gives_the_steps_of_the_whole_batch(
     Where the model takes no number of items, the loss is a mean, which training_step divides by the micro-batches.
     """
     padding = 0 if mean else 2
-    examples = [row for seed in range(6) for row in tiny_decoders.examples(4, padding=padding, seed=seed) * 2]
+    examples = [row for seed in range(3) for row in tiny_decoders.examples(4, padding=padding, seed=seed) * 2]
     halves = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
     trainers = [
-        tiny.trainer(tmp_path, tiny.adapted(), tiny.options(**changes), examples, **settings)
+        tiny.trainer(tmp_path, tiny.adapted(), tiny.options(**changes), examples, max_steps=3, **settings)
         for settings in ({}, halves)
     ]
     for trainer in trainers:
@@ -96,19 +97,21 @@ def test_accumulation_gives_the_steps_of_the_whole_batch(
 
 @pytest.mark.parametrize(
     "changes",
-    [{"nash_every": 2, "rho": "last_step"}, {"combination": "sum", "rho": "last_step"}, {}],
+    [{"nash_every": 2, "rho": "last_step"}, {"combination": "sum", "rho": "last_step"}],
     ids=str,
 )
 def test_a_resumed_run_is_an_uninterrupted_one(tmp_path: Path, changes: dict[str, Any]) -> None:
     whole, second = (
-        tiny.trainer(tmp_path, tiny.adapted(lora_dropout=0.1), tiny.options(**changes), **settings)
+        tiny.trainer(
+            tmp_path, tiny.adapted(lora_dropout=0.1), tiny.options(**changes), max_steps=4, **settings
+        )
         for settings in (
-            {"save_strategy": "steps", "save_steps": 3},
+            {"save_strategy": "steps", "save_steps": 2},
             {"restore_callback_states_from_checkpoint": True},
         )
     )
     whole.train()
-    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert tiny.gap(tiny.adapters(whole.model), tiny.adapters(second.model)) < 1e-6
     # Nash hides a lost running mean in the weights, so that it is compared itself.
     first, other = whole.game.state_dict(), second.game.state_dict()
@@ -118,8 +121,8 @@ def test_a_resumed_run_is_an_uninterrupted_one(tmp_path: Path, changes: dict[str
 
 
 def saving(folder: Path, **changes: Any) -> Any:
-    """A trainer of three steps that saves after each."""
-    settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1}
+    """A trainer of two steps that saves after each."""
+    settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
     return tiny.trainer(folder, tiny.adapted(lora_dropout=0.1), tiny.options(), **settings | changes)
 
 
@@ -127,8 +130,7 @@ class Killed(BaseException):
     """As a signal that no handler sees."""
 
 
-@pytest.mark.parametrize("at", [2, 1])
-@pytest.mark.parametrize("file", ["adapter_model.safetensors", "trainer_state.json"])
+@pytest.mark.parametrize(("file", "at"), [("adapter_model.safetensors", 1), ("trainer_state.json", 2)])
 def test_a_training_killed_while_it_saves_goes_on(
     tmp_path: Path, file: str, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,44 +175,35 @@ def test_a_finished_training_is_not_trained_on(tmp_path: Path) -> None:
     first.train()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
     # The number of steps does not divide into epochs, where Trainer goes on to the end of a batch.
-    for folder in (True, str(tmp_path / "checkpoint-3")):
-        with pytest.raises(ArgumentError, match=r"^resume_from_checkpoint: .* finished: step 3 of 3"):
+    for folder in (True, str(tmp_path / "checkpoint-2")):
+        with pytest.raises(ArgumentError, match=r"^resume_from_checkpoint: .* finished: step 2 of 2"):
             saving(tmp_path).train(resume_from_checkpoint=folder)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")} == before
-    longer = saving(tmp_path, max_steps=5)
+    longer = saving(tmp_path, max_steps=3)
     longer.train(resume_from_checkpoint=True)
-    assert longer.state.global_step == 5
+    assert longer.state.global_step == 3
 
 
-@pytest.mark.parametrize(
-    ("spoil", "changes", "message"),
-    [
-        (
-            None,
-            {},
-            "expected a whole checkpoint of GameTrainer, got '.*checkpoint-1', whose trainer_state.json is",
-        ),
-        (
-            "{}",
-            {},
-            "expected a whole checkpoint of GameTrainer, got '.*checkpoint-1', whose trainer_state.json is",
-        ),
-        ({"global_step": 2}, {}, "expected a game state of step 2, got one of step 1"),
-        ({}, {"abt_weight": 0.5}, "expected the options of the run, abt_weight 0.5, got 0.179"),
-    ],
-)
-def test_a_spoiled_checkpoint_is_refused(
-    tmp_path: Path, spoil: Any, changes: dict[str, Any], message: str
-) -> None:
+def test_a_spoiled_checkpoint_is_refused(tmp_path: Path) -> None:
     saving(tmp_path).train()
     file = tmp_path / "checkpoint-1" / "trainer_state.json"
-    if spoil is None:
-        file.unlink()
-    else:
-        file.write_text(spoil if isinstance(spoil, str) else json.dumps(json.loads(file.read_text()) | spoil))
-    second = tiny.trainer(tmp_path, tiny.adapted(), tiny.options(**changes), max_steps=3)
-    with pytest.raises(ArgumentError, match=message):
-        second.train(resume_from_checkpoint=str(file.parent))
+    content = json.loads(file.read_text())
+    whole = "expected a whole checkpoint of GameTrainer, got '.*checkpoint-1', whose trainer_state.json is"
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("", {}, whole),
+        ("{}", {}, whole),
+        (json.dumps(content | {"global_step": 2}), {}, "expected a game state of step 2, got one of step 1"),
+        (
+            json.dumps(content),
+            {"abt_weight": 0.5},
+            "expected the options of the run, abt_weight 0.5, got 0.179",
+        ),
+    ]
+    for text, changes, message in cases:
+        file.write_text(text)
+        second = tiny.trainer(tmp_path, tiny.adapted(), tiny.options(**changes), max_steps=3)
+        with pytest.raises(ArgumentError, match=message):
+            second.train(resume_from_checkpoint=str(file.parent))
 
 
 def test_without_a_checkpoint_a_resumed_training_begins_anew(tmp_path: Path) -> None:
@@ -219,29 +212,23 @@ def test_without_a_checkpoint_a_resumed_training_begins_anew(tmp_path: Path) -> 
 
     folder = tmp_path / "checkpoint-1"
     plain = saving(tmp_path / "plain")
-    Trainer(plain.model, plain.args, train_dataset=tiny_decoders.examples(24)).train()
+    Trainer(plain.model, plain.args, train_dataset=tiny_decoders.examples(16)).train()
     shutil.copytree(tmp_path / "plain" / "checkpoint-1", folder)
     found = saving(tmp_path)
     found.train(resume_from_checkpoint=True)
-    assert found.state.global_step == 3
-
-
-def test_bfloat16_runs(tmp_path: Path) -> None:
-    trainers = [
-        tiny.trainer(tmp_path, tiny.adapted(), tiny.options(), bf16=half, max_steps=3)
-        for half in (True, False)
-    ]
-    for trainer in trainers:
-        trainer.train()
-    for a, b in zip(*(tiny.logged(trainer) for trainer in trainers), strict=True):
-        assert a["game/abt"] == pytest.approx(b["game/abt"], rel=0.05)
-        assert a["game/ldb"] == pytest.approx(b["game/ldb"], rel=0.1, abs=0.02)
+    assert found.state.global_step == 2
 
 
 def test_frozen_weights_in_bfloat16_and_fused_projections(tmp_path: Path) -> None:
     """GPT-2 has one module for queries, keys and values, and transposed weights."""
     frozen = tiny.adapted(tiny.decoder(dtype=torch.bfloat16))
-    tiny.trainer(tmp_path, frozen, tiny.options(), bf16=True, max_steps=2).train()
+    half = tiny.trainer(tmp_path, frozen, tiny.options(), bf16=True, max_steps=2)
+    whole = tiny.trainer(tmp_path, tiny.adapted(), tiny.options(), max_steps=2)
+    half.train()
+    whole.train()
+    for a, b in zip(tiny.logged(half), tiny.logged(whole), strict=True):
+        assert a["game/abt"] == pytest.approx(b["game/abt"], rel=0.05)
+        assert a["game/ldb"] == pytest.approx(b["game/ldb"], rel=0.1, abs=0.02)
     fused = tiny.adapted(tiny_decoders.decoder("gpt2"))
     before = tiny.adapters(fused)
     trainer = tiny.trainer(tmp_path, fused, tiny.options(), max_steps=2)
@@ -250,24 +237,15 @@ def test_frozen_weights_in_bfloat16_and_fused_projections(tmp_path: Path) -> Non
     assert 0 < tiny.logged(trainer)[1]["game/gamma"] < 8
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"combination": "sum"}, {"combination": "sum", "rho": "last_step"}], ids=str
-)
+@pytest.mark.parametrize("changes", [{}, {"combination": "sum", "rho": "last_step"}], ids=str)
 def test_checkpointing_changes_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
     models = [tiny.adapted(), tiny.adapted()]
     for model, on in zip(models, (False, True), strict=True):
         settings = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
         tiny.trainer(
-            tmp_path, model, tiny.options(**changes), max_steps=3, **(settings if on else {})
+            tmp_path, model, tiny.options(**changes), max_steps=2, **(settings if on else {})
         ).train()
     assert tiny.gap(*(tiny.adapters(model) for model in models)) < 1e-6
-
-
-def test_evaluation_is_that_of_the_trainer(tmp_path: Path) -> None:
-    trainer = tiny.trainer(tmp_path, tiny.adapted(), tiny.options())
-    found = trainer.evaluate(tiny_decoders.examples(8, seed=3))["eval_loss"]
-    with torch.no_grad():
-        assert found == pytest.approx(trainer.model.eval()(**tiny.batch(8, seed=3)).loss.item(), abs=1e-4)
 
 
 SHARED: dict[str, dict[str, Any]] = {

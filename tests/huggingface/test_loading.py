@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 from diabat.checks import ArgumentError
 from diabat.huggingface import load_adapter, load_decoder
 
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -50,20 +52,12 @@ def test_a_decoder_and_its_tokenizer(folder: Path) -> None:
     [
         ("/no/such/model", {}, "model: expected the name of a model or a folder, got '/no/such/model'"),
         (".", {}, r"model: expected a folder with config\.json"),
-        (
-            "diabat-tests/none",
-            {"local_files_only": True},
-            "model: .*'diabat-tests/none' .*check the spelling",
-        ),
+        ("diabat-tests/none", {"local_files_only": True}, "model: .*'diabat-tests/none' .*check the spelling"),
         ("https://hf.co/some/model", {}, "model: expected the name of a model or a folder, got an address"),
-        (
-            "some/model",
-            {"dtype": "float64"},
-            "dtype: expected one of float32, bfloat16, float16, got 'float64'",
-        ),
+        ("some/model", {"dtype": "float64"}, "dtype: expected one of float32, bfloat16, float16, got 'float64'"),
         ("some/model", {"device": "abacus"}, "device: expected a device that torch has here, got 'abacus'"),
     ],
-)
+)  # fmt: skip
 def test_names_and_options(name: str, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ArgumentError, match=f"^{sentence}"):
         load_decoder(name, **options)
@@ -74,15 +68,8 @@ def without_head(folder: Path) -> None:
 
 
 def other_kind(folder: Path) -> None:
-    sizes: dict[str, Any] = {
-        "d_model": 16,
-        "d_kv": 4,
-        "d_ff": 16,
-        "num_layers": 1,
-        "num_heads": 2,
-        "vocab_size": 9,
-    }
-    transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)).save_pretrained(folder)
+    sizes = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 9}
+    transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)).save_pretrained(folder)  # type: ignore[arg-type]
 
 
 def pickled(folder: Path) -> None:
@@ -90,47 +77,29 @@ def pickled(folder: Path) -> None:
     torch.save(tiny.decoder().state_dict(), folder / "pytorch_model.bin")
 
 
-@pytest.mark.parametrize(
-    ("spoil", "sentence"),
-    [
-        (other_kind, "expected a causal language model, got '.*' of type t5"),
-        (without_head, "expected the weights of a causal language model, .*without lm_head"),
-        (pickled, "expected the folder of a causal language model, got '.*': .*model.safetensors"),
-        (
-            lambda f: cut(f / "model.safetensors"),
-            "expected the folder of a causal language model, got '.*': .*",
-        ),
-        (lambda f: (f / "config.json").write_text("{"), "expected the folder of a model, got '.*': .*JSON"),
-        (
-            lambda f: edit(f / "config.json", model_type="llamma"),
-            "expected the folder of a model, got '.*': .*llamma",
-        ),
-        (lambda f: edit(f / "config.json", hidden_size=-3), "expected the folder of a"),
-        # transformers fetches a kernel of this name and runs it.
-        (
-            lambda f: edit(f / "config.json", attn_implementation="somebody/kernel"),
-            "expected a configuration without attn_implementation, got 'somebody/kernel'",
-        ),
-        (
-            lambda f: edit(f / "config.json", experts_implementation="somebody/kernel"),
-            "expected a configuration without experts_implementation, got 'somebody/kernel'",
-        ),
-        # transformers loads it, and would import what it names.
-        (
-            lambda f: (f / "adapter_config.json").write_text(
-                '{"peft_type": "LORA", "megatron_config": {"a": 1}}'
-            ),
-            "expected a model without adapter, got '.*' with adapter_config.json",
-        ),
-        (
-            lambda f: edit(
-                f / "config.json", auto_map={"AutoModelForCausalLM": "code.Model"}, model_type="own"
-            ),
-            "expected the folder of a model, got '.*': .*own",
-        ),
-    ],
-    ids=range(11),
-)
+MODEL = "expected the folder of a causal language model, got '.*': .*"
+ADAPTER = '{"peft_type": "LORA", "megatron_config": {"a": 1}}'
+MODELS: list[tuple[Callable[[Path], Any], str]] = [
+    (other_kind, "expected a causal language model, got '.*' of type t5"),
+    (without_head, "expected the weights of a causal language model, .*without lm_head"),
+    (pickled, MODEL + "model.safetensors"),
+    (lambda f: cut(f / "model.safetensors"), MODEL),
+    (lambda f: (f / "config.json").write_text("{"), "expected the folder of a model, got '.*': .*JSON"),
+    (lambda f: edit(f / "config.json", model_type="llamma"), "expected the folder of a model, got '.*': .*llamma"),
+    (lambda f: edit(f / "config.json", hidden_size=-3), "expected the folder of a"),
+    # transformers fetches a kernel of this name and runs it.
+    (lambda f: edit(f / "config.json", attn_implementation="somebody/kernel"),
+     "expected a configuration without attn_implementation, got 'somebody/kernel'"),
+    (lambda f: edit(f / "config.json", experts_implementation="somebody/kernel"),
+     "expected a configuration without experts_implementation, got 'somebody/kernel'"),
+    # transformers loads it, and would import what it names.
+    (lambda f: (f / CONFIG).write_text(ADAPTER), "expected a model without adapter, got '.*' with adapter_config.json"),
+    (lambda f: edit(f / "config.json", auto_map={"AutoModelForCausalLM": "code.Model"}, model_type="own"),
+     "expected the folder of a model, got '.*': .*own"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spoil", "sentence"), MODELS, ids=range(len(MODELS)))
 def test_folders_of_models_that_are_refused(
     spoil: Callable[[Path], Any], sentence: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,9 +145,6 @@ def tensors(file: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> Non
     found = load_file(file)
     change(found)
     save_file(found, file)
-
-
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 @pytest.mark.parametrize(

@@ -53,20 +53,17 @@ def test_without_effect_it_is_eager_and_with_one_it_is_not(method: str, name: st
     assert (logits(model_of(method, name), batch) - sdpa).abs().max() > 0.05
 
 
-def test_left_padding_changes_nothing(method: str, name: str) -> None:
+def test_padding_changes_nothing(method: str, name: str) -> None:
+    """On the right, its rows see tokens; for averages over rows they do not count."""
     model, batch = model_of(method, name), prompts((4,))
     alone = {key: value[:, 4:] for key, value in batch.items()}
     assert_close(logits(model, batch)[:, 4:], logits(model, alone))
-
-
-def test_right_padding_changes_nothing(method: str, name: str) -> None:
-    """Its rows see tokens; for averages over rows they do not count."""
-    model, batch = model_of(method, name).base_model, prompts((0,))
-    mask = (torch.arange(14) < 10).long().unsqueeze(0)
+    ids, mask = prompts((0,))["input_ids"], (torch.arange(14) < 10).long().unsqueeze(0)
     with torch.no_grad():
-        padded = model(batch["input_ids"] * mask, attention_mask=mask).last_hidden_state
-        alone = model(batch["input_ids"][:, :10]).last_hidden_state
-    assert_close(padded[:, :10], alone)
+        padded, alone = (
+            model.base_model(i, attention_mask=m) for i, m in ((ids * mask, mask), (ids[:, :10], None))
+        )
+    assert_close(padded.last_hidden_state[:, :10], alone.last_hidden_state)
 
 
 def test_later_tokens_move_no_earlier_logits(method: str, name: str) -> None:
@@ -78,35 +75,28 @@ def test_later_tokens_move_no_earlier_logits(method: str, name: str) -> None:
     assert not torch.equal(found[:, -1], changed[:, -1])
 
 
-@pytest.mark.parametrize("cuts", [[5], [1, 2, 9], [4, 8, 12], [6, 7, 8, 9, 10, 11, 12, 13]], ids=str)
+@pytest.mark.parametrize("cuts", [[4, 8, 12], [6, 7, 8, 9, 10, 11, 12, 13]], ids=str)
 def test_with_a_cache_in_pieces_as_without(method: str, name: str, cuts: list[int]) -> None:
     """Chunked prefill and single tokens, behind left padding, in windows that have been left behind."""
     model, batch = model_of(method, name), prompts()
     whole = logits(model, batch, use_cache=False)
     for cache in (DynamicCache(config=model.config), DynamicCache()):
         assert_close(in_pieces(model, batch, cuts, cache), whole)
-
-
-def test_a_copied_cache_goes_on_and_a_reset_one_starts_anew(method: str, name: str) -> None:
-    """The way to score several endings of one prefix."""
-    model, batch = model_of(method, name), prompts((0, 0))
-    whole, prefix = logits(model, batch), DynamicCache(config=model.config)
+    # A copy goes on, the way to score several endings of one prefix; after a reset it starts anew.
+    prefix, ids = DynamicCache(config=model.config), batch["input_ids"][:1]
     with torch.no_grad():
-        model(batch["input_ids"][:, :9], past_key_values=prefix)
+        model(ids[:, :9], past_key_values=prefix)
         for _ in range(2):
-            end = model(batch["input_ids"][:, 9:], past_key_values=copy.deepcopy(prefix)).logits
-            assert_close(end, whole[:, 9:])
+            end = model(ids[:, 9:], past_key_values=copy.deepcopy(prefix)).logits
+            assert_close(end, whole[:1, 9:])
         prefix.reset()
-        assert_close(model(batch["input_ids"], past_key_values=prefix).logits, whole)
+        assert_close(model(ids, past_key_values=prefix).logits, whole[:1])
 
 
-@pytest.mark.parametrize("padding", [(0, 0, 0), (0, 4, 1)], ids=["whole", "padded"])
 @pytest.mark.parametrize("beams", [1, 4])
-def test_generated_tokens_are_the_same_with_and_without_a_cache(
-    method: str, name: str, padding: tuple[int, ...], beams: int
-) -> None:
-    found = check_generation(model_of(method, name), padding, beams)
-    assert not torch.equal(found, check_generation(decoder(name), padding, beams))
+def test_generated_tokens_are_the_same_with_and_without_a_cache(method: str, name: str, beams: int) -> None:
+    found = check_generation(model_of(method, name), (0, 4, 1), beams)
+    assert not torch.equal(found, check_generation(decoder(name), (0, 4, 1), beams))
 
 
 def test_maps_are_causal_and_their_rows_sum_to_one(method: str, name: str) -> None:
