@@ -102,13 +102,11 @@ class Ablation:
     ) -> tuple[Tensor, Tensor | None]:
         """Outputs [B, Q, H, D] of an attention with queries [B, H, Q, d], keys [B, G, K, d] and values [B, G, K, D]."""
         name = self._former[id(module.config)]
-        attention = eager(module) if name == "eager" else extra("transformers").AttentionInterface()[name]
+        interface = extra("transformers").AttentionInterface()
+        attention: Attention = eager(module) if name == "eager" else interface[name]
         present = self.present.get(module)
         if present is None:
-            found: tuple[Tensor, Tensor | None] = attention(
-                module, query, key, value, attention_mask, **options
-            )
-            return found
+            return attention(module, query, key, value, attention_mask, **options)
         if module is self.alike:
             query, key, value = query[:1], key[:1], value[:1]
             attention_mask = None if attention_mask is None else attention_mask[:1]

@@ -76,11 +76,7 @@ class Calibration:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Calibration:
-        """Undo `as_dict`.
-
-        Raises:
-            ArgumentError: A key that is missing or unknown, or a value as for the constructor.
-        """
+        """Undo `as_dict`; ArgumentError for a key that is missing or unknown, or a value as for the constructor."""
         known = set(cls.__dataclass_fields__)
         if set(content) != known:
             raise ArgumentError(
@@ -108,7 +104,7 @@ def _heads(layer: Any, heads: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class ColumnSums:
-    """What the rows so far gave to each column; enough to go on with the next rows.
+    """What the rows so far gave to each column t; enough to go on with the next rows.
 
     Attributes:
         total: Σ A[k, t] over the rows that see t, float32 or float64 [B, H, K].
@@ -188,15 +184,8 @@ def _sums(maps: Tensor, seen: Tensor, past: ColumnSums | None, *, running: bool)
 def redistribute(maps: Tensor, seen: Tensor, focused: Tensor, beta: float, how: str) -> Tensor:
     """Equations (11) and (12): take 1 - β of the focused weights and give it to the other visible columns.
 
-    Args:
-        maps: A, [B, H, Q, K].
-        seen: Columns that a row sees, bool [B, 1 or H, Q, K].
-        focused: Columns that lose, among those seen, bool [B, H, Q, K].
-        beta: β.
-        how: ``proportional`` or ``uniform``.
-
-    Returns:
-        Â [B, H, Q, K]; a row without another column to give to as it was.
+    Maps A are [B, H, Q, K], the columns that a row sees bool [B, 1 or H, Q, K], and those among them that lose bool
+    [B, H, Q, K].  A row of Â without another column to give to is as it was.
     """
     none = maps.new_zeros(())
     taken = maps.where(focused, none)

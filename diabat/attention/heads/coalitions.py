@@ -51,7 +51,7 @@ class HeadCoalitions(FunctionGame):
             that returns C values.
         tokenizer: That of the model, for texts.
         ablation: What an absent head gives: the mean of the visible values (``mean``), attention with logits times
-            ε (``scaled``), or nothing (``zero``).
+            ``epsilon`` (``scaled``), or nothing (``zero``).
         epsilon: ε.
         heads_per_player: With ``layer``: players of so many consecutive heads instead of key/value groups.
         batch_size: Coalitions in one forward pass, which is what bounds the memory.
@@ -61,7 +61,6 @@ class HeadCoalitions(FunctionGame):
 
     Attributes:
         groups: Heads (layer, head) of every player.
-        players: bool [n], all True, as every game has it.
         samples: The samples as read.
         progress: As given; may be set.
 

@@ -57,12 +57,7 @@ def gradient_products(gradients: Tensor) -> Tensor:
 
 
 def written_coupling(slices: Tensor, moments: Tensor) -> Tensor:
-    """ω' of what the heads write, u_i = W_i o_i, over all tokens; it does not depend on the basis inside a head.
-
-    Args:
-        slices: W, [H, hidden, d].
-        moments: Σ_t o(t) o(t)ᵀ of all head outputs, [H d, H d], head by head.
-    """
+    """ω' of slices W [H, hidden, d] and moments Σ_t o(t) o(t)ᵀ of all head outputs, [H d, H d], head by head."""
     _check(slices, "slices", "[H, hidden, d]", 3)
     heads, _, size = slices.shape
     _check_moments(moments, heads * size)
@@ -71,13 +66,10 @@ def written_coupling(slices: Tensor, moments: Tensor) -> Tensor:
 
 
 def reachable_coupling(slices: Tensor, moments: Tensor) -> Tensor:
-    """ρ' of the gradients that the heads can reach, v_i = P_i ∂CE/∂y; it does not depend on the basis inside a head.
+    """ρ' of slices W [H, hidden, d] and moments Σ_t r(t) r(t)ᵀ of r = ∂CE/∂y, [hidden, hidden].
 
-    P_i ∂CE/∂y is the part of the gradient in the residual stream along which head i can write.
-
-    Args:
-        slices: W, [H, hidden, d].  P_i projects on the columns of W_i, without directions below the rounding of W_i.
-        moments: Σ_t r(t) r(t)ᵀ of r = ∂CE/∂y, [hidden, hidden].
+    P_i r is the part of the gradient in the residual stream along which head i can write; it projects on the columns of
+    W_i, without directions below the rounding of W_i.
     """
     _check(slices, "slices", "[H, hidden, d]", 3)
     heads, hidden, size = slices.shape

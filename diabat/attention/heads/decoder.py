@@ -54,8 +54,7 @@ def find_decoder(model: Any) -> Decoder:
         parents = [model.get_submodule(".".join(path[:end])) for end in range(1, len(path))]
         around = next((part for part in parents if isinstance(part, nn.ModuleList)), ())
         blocks = blocks or around
-        inside = around is blocks and layer < len(blocks) and module in blocks[layer].modules()
-        if not inside:
+        if around is not blocks or layer >= len(blocks) or module not in blocks[layer].modules():
             raise UnsupportedError("model", f"expected one attention in each block of one list, got {kind}.")
     return Decoder(tuple(blocks), attention, head, model.get_input_embeddings().weight.shape[0])
 
@@ -63,15 +62,12 @@ def find_decoder(model: Any) -> Decoder:
 def key_value_groups(
     attention: Mapping[int, Any], layers: int | Sequence[int], heads_per_player: int | None = None
 ) -> Groups:
-    """Players of whole layers: the query heads that share a key/value head, or runs of equal length.
+    """Players of whole layers, in order: the query heads that share a key/value head, or runs of equal length.
 
     Args:
         attention: Attention modules of the model, by layer.
         layers: A layer, or several; counted from 0.
         heads_per_player: Consecutive query heads of one player; None for those of one key/value head.
-
-    Returns:
-        Players in the order of layers and heads.
 
     Raises:
         ValueError: If a layer has no attention or is given twice, or its heads cannot be divided so.

@@ -31,8 +31,7 @@ class HeadInformation:
 
     Attributes:
         total_correlation: TC; infinite if a feature of a head is a linear function of the other heads.
-        free_riding: I(Z_i; Z_<i) in the order of the heads, float64 [H].
-        redundancy: I(Z_i; Z_≠i), float64 [H].
+        free_riding: I(Z_i; Z_<i) in the order of the heads, float64 [H]; ``redundancy`` is I(Z_i; Z_≠i).
         bias: What a sample of this size adds to TC on average; it has been subtracted, also from the others.
     """
 
@@ -64,7 +63,12 @@ def head_information(covariance: Tensor, heads: int, samples: int | None = None)
     R, sizes = _whitened(covariance.double(), heads)
     if samples is not None and samples <= len(R) + 1:
         raise ArgumentError("samples", f"expected more than {len(R) + 1} tokens, got {samples}.")
-    own, conditional = _ordered_log_dets(R, sizes), _conditional_log_dets(R, sizes)
+    # Log det of the covariance of each head given those before it, and given all others, [H].
+    pivots = torch.linalg.cholesky(R + _JITTER * torch.eye(len(R), dtype=R.dtype, device=R.device)).diagonal()
+    own = torch.stack([_log_det(part) for part in pivots.square().split(sizes)])
+    values, vectors = torch.linalg.eigh(R)
+    parts = [part * (values + _JITTER).rsqrt() for part in vectors.split(sizes)]
+    conditional = torch.stack([_log_det(1 / torch.linalg.eigvalsh(part @ part.T)) for part in parts])
     bias = _log_det_bias(len(R), None if samples is None else samples - 1)  # of p features, p = 0 .. H d
     size, end = torch.tensor(sizes), torch.tensor(sizes).cumsum(0)
     before = 0.5 * (bias[size] + bias[end - size] - bias[end])
@@ -76,14 +80,10 @@ def head_information(covariance: Tensor, heads: int, samples: int | None = None)
 
 
 def diagonal_correlation(covariance: Tensor, heads: int) -> Tensor:
-    """Mean correlation of equal features of two heads, 1/d Σ_k corr(o_ik, o_jk), float64 [H, H].
+    """Mean correlation of equal features of two heads, 1/d Σ_k corr(o_ik, o_jk) of Σ [H d, H d], float64 [H, H].
 
     This is what an identity target of cross-head Barlow Twins draws to 1.  It depends on the basis inside a head.
     A feature without variance has correlation 0.
-
-    Args:
-        covariance: Σ, [H d, H d], head by head.
-        heads: H.
     """
     scale = covariance.double().diagonal().clamp_min(0).sqrt()
     unit = torch.where(scale > 0, 1 / torch.where(scale > 0, scale, 1), 0)
@@ -102,20 +102,6 @@ def _whitened(covariance: Tensor, heads: int) -> tuple[Tensor, list[int]]:
     W = torch.block_diag(*maps)
     R = W.T @ covariance @ W
     return (R + R.T) / 2, [m.shape[1] for m in maps]
-
-
-def _ordered_log_dets(R: Tensor, sizes: list[int]) -> Tensor:
-    """Log det of the covariance of each head given those before it, [H]."""
-    pivots = torch.linalg.cholesky(R + _JITTER * torch.eye(len(R), dtype=R.dtype, device=R.device)).diagonal()
-    return torch.stack([_log_det(part) for part in pivots.square().split(sizes)])
-
-
-def _conditional_log_dets(R: Tensor, sizes: list[int]) -> Tensor:
-    """Log det of the covariance of each head given all others, [H]."""
-    values, vectors = torch.linalg.eigh(R)
-    weight = (values + _JITTER).rsqrt()
-    parts = [part * weight for part in vectors.split(sizes)]
-    return torch.stack([_log_det(1 / torch.linalg.eigvalsh(part @ part.T)) for part in parts])
 
 
 def _log_det(values: Tensor) -> Tensor:

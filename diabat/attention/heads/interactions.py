@@ -9,7 +9,7 @@ Players are query heads, also where they share a key/value head.  The equations 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import add
@@ -92,24 +92,16 @@ class LayerInteraction:
 class HeadInteractions:
     """Measure how the heads of a decoder interact on batches of texts.
 
-    Args:
-        model: A causal language model of transformers, or a PEFT model around one; see :class:`HeadOutputs`.
-        layers: Positions of blocks, counted from 0; None for all.
-        information: Compute the information that heads share, an eigendecomposition of [H d, H d] per layer.
-
-    Raises:
-        ValueError: If a layer or an option is out of range.
-        UnsupportedError: If the model is not one that can be measured; see :class:`HeadOutputs`.
+    Model, layers and errors are those of :class:`~diabat.attention.heads.outputs.HeadOutputs`; ``information`` computes
+    what heads share, an eigendecomposition of [H d, H d] per layer.
     """
 
     def __init__(self, model: Any, layers: Sequence[int] | None = None, *, information: bool = True) -> None:
         check_flag("information", information)
         self.outputs, self.information = HeadOutputs(model, layers), information
 
-    def measure(
-        self, batches: Batch | Iterable[Batch], progress: Callable[[int], None] | None = None
-    ) -> dict[int, LayerInteraction]:
-        """Measure one batch, or several as if they were one.
+    def measure(self, batches: Batch | Iterable[Batch]) -> dict[int, LayerInteraction]:
+        """Measure one batch, or several as if they were one; the interactions by layer.
 
         Padded tokens and those without a target are left out.  The model runs in evaluation mode and is left as it
         was found, with its gradients.
@@ -117,10 +109,6 @@ class HeadInteractions:
         Args:
             batches: ``input_ids``, ``labels``, and optionally ``attention_mask`` and what else the model takes, as a
                 data collator of Hugging Face returns them; or several of these.
-            progress: Called with the number of batches done after each.
-
-        Returns:
-            Interactions by layer.
 
         Raises:
             ValueError: If there is no batch, one has no target, or a gradient is not finite.
@@ -131,12 +119,10 @@ class HeadInteractions:
             )
         sums: dict[int, _Sums] = {}
         with _measured(self.outputs.model):
-            for done, batch in enumerate([batches] if isinstance(batches, Mapping) else batches, 1):
+            for batch in [batches] if isinstance(batches, Mapping) else batches:
                 for layer, added in self._sums(batch):
                     former = sums.get(layer)
                     sums[layer] = added if former is None else _Sums(*map(add, former, added))
-                if progress is not None:
-                    progress(done)
         if not sums:
             raise ArgumentError("batches", "expected one batch or more, got none.")
         return {layer: self._result(layer, found) for layer, found in sums.items()}
@@ -197,10 +183,8 @@ class _Sums(NamedTuple):
 @contextmanager
 def _measured(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, and no parameter in the graph; put back afterwards."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained = [parameter.requires_grad_(False) for parameter in model.parameters() if parameter.requires_grad]
     try:
-        for parameter in trained:
-            parameter.requires_grad_(False)
         with evaluating(model), torch.enable_grad():
             yield
     finally:

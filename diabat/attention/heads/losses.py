@@ -119,9 +119,7 @@ def disagreement(outputs: Tensor, mask: Tensor | None = None) -> Tensor:
 
     The variant "output" of Li et al. (2018), eq. 9, with its sign turned; the terms i = j add the constant 1/H.
 
-    Args:
-        outputs: Head outputs, [B, T, H, d] with H >= 2.
-        mask: True at tokens that count, [B, T]; None for all.
+    Head outputs are [B, T, H, d] with H >= 2; the mask [B, T] is True at tokens that count, None for all.
 
     Raises:
         ArgumentError: There is one head only, no token counts, or the shapes do not fit.

@@ -23,12 +23,7 @@ from diabat.samplers.base import UnsupportedError
 
 @dataclass(frozen=True, eq=False)
 class HeadGradients:
-    """Gradients of a loss at one layer.
-
-    Attributes:
-        heads: ∂loss/∂o, [B, T, H, d].
-        residual: ∂loss/∂y, [B, T, hidden], y being what the attention adds to the residual stream.
-    """
+    """Gradients of a loss at one layer: ∂loss/∂o [B, T, H, d], and ∂loss/∂y [B, T, hidden]."""
 
     heads: Tensor
     residual: Tensor
@@ -85,8 +80,7 @@ class HeadOutputs:
             ValueError: If the layer is not one of :attr:`layers`.
             UnsupportedError: If an adapter has been merged meanwhile.
         """
-        if layer not in self.projections:
-            raise ArgumentError("layer", f"expected one of {list(self.projections)}, got {layer!r}.")
+        _check_known(layer, self.projections)
         return self.projections[layer].slices()
 
     @contextmanager
@@ -123,11 +117,7 @@ class Captured:
         return self._split(layer, self._flat(layer))
 
     def gradients(self, loss: Tensor, *, retain_graph: bool = True) -> dict[int, HeadGradients]:
-        """Gradients of a loss of that forward, by layer, detached; those of parameters are not touched.
-
-        Args:
-            loss: A scalar.
-            retain_graph: Whether another backward follows.
+        """Gradients of a scalar loss of that forward, by layer, detached; those of parameters are not touched.
 
         Raises:
             ValueError: If there was no forward with gradients, or the loss does not depend on it.
@@ -164,8 +154,7 @@ class Captured:
         return [module.register_forward_pre_hook(before), module.register_forward_hook(behind)]
 
     def _flat(self, layer: int) -> Tensor:
-        if layer not in self._projections:
-            raise ArgumentError("layer", f"expected one of {list(self._projections)}, got {layer!r}.")
+        _check_known(layer, self._projections)
         if layer not in self._before:
             raise ArgumentError(
                 "layer",
@@ -177,14 +166,17 @@ class Captured:
         return flat.unflatten(-1, (self._projections[layer].heads, -1))
 
 
+def _check_known(layer: int, layers: Mapping[int, Any]) -> None:
+    if layer not in layers:
+        raise ArgumentError("layer", f"expected one of {list(layers)}, got {layer!r}.")
+
+
 def _check_checkpointing(model: nn.Module) -> None:
     """Refuse reentrant checkpointing: its forward has no graph, and its recomputation a different one."""
     for module in model.modules():
-        own = vars(module)
-        function = own.get("_gradient_checkpointing_func")
-        if not module.training or not own.get("gradient_checkpointing") or not isinstance(function, partial):
-            continue
-        if function.keywords.get("use_reentrant", False):
+        function: Any = vars(module).get("_gradient_checkpointing_func")
+        on = module.training and vars(module).get("gradient_checkpointing") and isinstance(function, partial)
+        if on and function.keywords.get("use_reentrant", False):
             raise UnsupportedError(
                 "model",
                 "expected checkpointing with use_reentrant=False, got reentrant checkpointing; set "

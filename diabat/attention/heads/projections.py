@@ -82,13 +82,7 @@ class OutputProjection:
 def find_projections(model: Any) -> dict[int, OutputProjection]:
     """Find the output projection of every layer by running the model on two tokens, not by names.
 
-    It is the last part of an attention module that runs, dropout aside.
-
-    Args:
-        model: A causal language model of transformers, or a PEFT model around one.
-
-    Returns:
-        The projections by layer; their weights are not yet checked.
+    It is the last part of an attention module that runs, dropout aside.  Its weights are not yet checked.
 
     Raises:
         ValueError: If the model is not a model of transformers.

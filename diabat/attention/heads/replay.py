@@ -22,12 +22,7 @@ from diabat.samplers.base import UnsupportedError
 
 
 class Replay:
-    """A model whose players can be absent.
-
-    Args:
-        model: A causal language model of transformers.
-        ablation: What an absent head gives: ``mean``, ``scaled`` or ``zero``.
-        epsilon: ε of ``scaled``.
+    """A causal language model of transformers whose players can be absent.
 
     Attributes:
         ablation: The model with its heads ablated, while that is applied.
@@ -49,27 +44,26 @@ class Replay:
 
     def prefix(self, tokens: Tensor) -> Tensor:
         """States [1, T, D] that the first layer with a player receives for tokens [T]."""
-        caught: list[Tensor] = []
+        caught: list[Any] = []
         self.ablation.present = {}
 
         def catch(block: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-            caught.append(_states(block, arguments, named))
+            caught.append(arguments[0] if arguments else named.get("hidden_states"))
+            if not isinstance(caught[0], Tensor):
+                raise UnsupportedError(
+                    "model", f"expected blocks that take hidden states first, got {type(block).__name__}."
+                )
 
         with self._hooked(catch, slice(self.first, None)):
             self._logits(tokens[None], torch.tensor([-1]))
-        return caught[0]
+        states: Tensor = caught[0]
+        return states
 
     def suffix(self, states: Tensor, tokens: Tensor, present: Tensor, keep: Tensor) -> Tensor:
-        """Logits of coalitions, from the states that :meth:`prefix` left.
+        """Logits [C, K, vocabulary] of coalitions, from the states [1, T, D] that :meth:`prefix` left for tokens [T].
 
-        Args:
-            states: [1, T, D].
-            tokens: int64 [T].
-            present: bool [C, n], the players of every coalition.
-            keep: Positions whose logits are asked for, int64 [K]; may be negative.
-
-        Returns:
-            [C, K, vocabulary], on the device of the model.
+        ``present`` are the players of every coalition, bool [C, n]; ``keep`` the positions whose logits are asked for,
+        int64 [K], which may be negative.
         """
         rows = states.expand(len(present), -1, -1).contiguous()
 
@@ -113,19 +107,20 @@ class Replay:
     def generate(self, tokens: Tensor, present: Tensor, max_new_tokens: int) -> Tensor:
         """Tokens that coalitions write greedily behind tokens [T], [C, <= max_new_tokens]; with a cache, no replay.
 
-        What follows an end is padding.
-
-        Raises:
-            ArgumentError: If the model is configured to generate with another cache than the dynamic one.
+        What follows an end is padding.  A cache other than the dynamic one is refused.
         """
         self._place(present)
         self.ablation.alike = None
-        model = self.ablation.model
-        cache = model.generation_config.cache_implementation
-        if cache not in (None, "dynamic", "dynamic_full"):
+        model, options = self.ablation.model, self.ablation.model.generation_config
+        if options.cache_implementation not in (None, "dynamic", "dynamic_full"):
             raise ArgumentError(
-                "model", f"expected a dynamic cache, got generation_config.cache_implementation = {cache!r}."
+                "model",
+                "expected a dynamic cache, got generation_config.cache_implementation = "
+                f"{options.cache_implementation!r}.",
             )
+        # The model's own padding, else its end of text, which decoding leaves out as well, else 0.
+        ends = options.eos_token_id if isinstance(options.eos_token_id, list) else [options.eos_token_id]
+        padding = next((token for token in (options.pad_token_id, *ends) if token is not None), 0)
         rows = tokens.expand(len(present), -1).to(model.device)
         written = model.generate(
             input_ids=rows,
@@ -133,7 +128,7 @@ class Replay:
             max_new_tokens=max_new_tokens,
             do_sample=False,
             num_beams=1,
-            pad_token_id=_padding_token(model.generation_config),
+            pad_token_id=padding,
         )
         return written[:, len(tokens) :]
 
@@ -151,21 +146,19 @@ class Replay:
 
     def _logits(self, tokens: Tensor, keep: Tensor) -> Tensor:
         """Logits [C, K, vocabulary] at positions ``keep`` [K] of tokens [C, T]; others are not even made."""
-        model, head = self.ablation.model, self.decoder.head
-        rows = tokens.to(model.device)
+        model, rows = self.ablation.model, tokens.to(self.ablation.model.device)
 
         def select(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
             return (arguments[0][:, keep.to(arguments[0].device)], *arguments[1:])
 
         # Before other hooks, which may refuse logits of more positions than are asked for.
-        hook = head.register_forward_pre_hook(select, prepend=True)
+        hook = self.decoder.head.register_forward_pre_hook(select, prepend=True)
         try:
-            found: Tensor = model(
-                input_ids=rows, attention_mask=torch.ones_like(rows), use_cache=False
-            ).logits
-            return found
+            found = model(input_ids=rows, attention_mask=torch.ones_like(rows), use_cache=False)
         finally:
             hook.remove()
+        logits: Tensor = found.logits
+        return logits
 
     @contextmanager
     def _hooked(self, hook: Callable[..., Any], passing: slice) -> Iterator[None]:
@@ -181,26 +174,9 @@ class Replay:
         finally:
             handle.remove()
             for block, forward in zip(blocks, before, strict=True):
-                if forward is None:
-                    del vars(block)["forward"]
-                else:
+                del vars(block)["forward"]
+                if forward is not None:
                     block.forward = forward
-
-
-def _padding_token(options: Any) -> int:
-    """The token that pads: the model's own, else its end of text, which decoding leaves out as well, else 0."""
-    ends = options.eos_token_id if isinstance(options.eos_token_id, list) else [options.eos_token_id]
-    return next((token for token in (options.pad_token_id, *ends) if token is not None), 0)
-
-
-def _states(block: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
-    """Hidden states among the arguments of a block."""
-    states = arguments[0] if arguments else named.get("hidden_states")
-    if not isinstance(states, Tensor):
-        raise UnsupportedError(
-            "model", f"expected blocks that take hidden states first, got {type(block).__name__}."
-        )
-    return states
 
 
 def _pass_on(*arguments: Any, **named: Any) -> Any:

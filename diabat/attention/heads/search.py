@@ -46,12 +46,12 @@ class Surrogate:
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:
-    """The best coalition that a search evaluated.
+    """The best coalition S that a search evaluated.
 
     Attributes:
-        players: That coalition.
-        objective: Its v(S) - λ|S|.
-        value: Its v(S).
+        players: S.
+        objective: v(S) - λ|S|.
+        value: v(S).
         evaluations: How many coalitions were evaluated.
         model: The last surrogate.
         coalitions: All that were evaluated, bool [evaluations, n].
@@ -130,10 +130,9 @@ def surrogate(
         raise ArgumentTypeError("value", f"expected a function of masks, got {type(value).__name__}.")
     if not is_number(penalty) or not 0 <= penalty < float("inf"):
         raise ArgumentError("penalty", f"expected a number >= 0, got {penalty!r}.")
-    check_count("num_players", num_players)
+    for name, count in (("num_players", num_players), ("rounds", rounds), ("num_reads", num_reads)):
+        check_count(name, count)
     check_count("evaluations", evaluations, least=8)
-    check_count("rounds", rounds)
-    check_count("num_reads", num_reads)
     start = draw_seed(seed)
     evaluations = min(evaluations, 1 << min(num_players, 62))
     known, everyone = _Evaluated(value, num_players), torch.ones(num_players, dtype=torch.bool)

@@ -76,13 +76,9 @@ class DividendSummary:
     def of(
         cls, game: HeadCoalitions, *, max_size: int | None = None, resamples: int = 1000, seed: int = 0
     ) -> DividendSummary:
-        """Evaluate a game and describe its dividends.
+        """Evaluate a game and describe its dividends, of coalitions of at most ``max_size`` players if not None.
 
-        Args:
-            game: Players, samples and value.  Coalitions that it has evaluated are not evaluated again.
-            max_size: Dividends of coalitions of at most so many players; None for all, at most 20 players.
-            resamples: Bootstrap resamples behind the selection frequency.
-            seed: Of the resamples.
+        ``resamples`` and their ``seed`` are those of the bootstrap behind the selection frequency.
 
         Raises:
             ValueError: If an argument is out of range, or the game refuses a value.
