@@ -62,27 +62,18 @@ def load_decoder(
         raise ArgumentError("device", f"expected a device that torch has here, got '{device}'.") from None
     transformers = extra("transformers")
     place = resolve(name, "model")
-    options = {"local_files_only": local_files_only, "trust_remote_code": False}
+    options: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
     with _refusing(name, place, "a model"):
         refuse_embedded_adapter(place, local_files_only=local_files_only)
         config = transformers.AutoConfig.from_pretrained(place, **options)
     _check_config(name, config)
     with _refusing(name, place, "a causal language model"), _quiet(transformers.utils.logging):
-        model, report = transformers.AutoModelForCausalLM.from_pretrained(
-            place,
-            config=config,
-            dtype=DTYPES[dtype],
-            output_loading_info=True,
-            use_safetensors=True,
-            **options,
-        )
+        options |= {"dtype": DTYPES[dtype], "output_loading_info": True, "use_safetensors": True}
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(place, config=config, **options)
     missing = sorted(report["missing_keys"])
     if missing:  # transformers fills them with random numbers
-        others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
-        raise ArgumentError(
-            "model",
-            f"expected the weights of a causal language model, got '{name}' without {missing[0]}{others}.",
-        )
+        got = f"'{name}' without {first_and_others(missing)}"
+        raise ArgumentError("model", f"expected the weights of a causal language model, got {got}.")
     folder = Path(place)
     bare = folder.is_dir() and not any((folder / file).is_file() for file in _TOKENIZER_FILES)
     tokenizer = None if bare else load_tokenizer(name, local_files_only=local_files_only, argument="model")
@@ -124,12 +115,7 @@ def load_adapter(model: Any, folder: str | Path) -> Any:
 
 
 def check_adapter(folder: Path) -> dict[str, Any]:
-    """Read the configuration of an adapter, and refuse what is no LoRA or sets more than its sizes and places.
-
-    Raises:
-        ArgumentError: Names the file or the key.
-        ImportError: If the extra ``hf`` is not installed.
-    """
+    """Read the configuration of an adapter, and refuse what is no LoRA or sets more than its sizes and places."""
     for name in ADAPTER_FILES:
         if not (folder / name).is_file():
             raise ArgumentError("adapter", f"expected a folder with {name}, got '{folder}' without it.")
@@ -154,11 +140,7 @@ def check_adapter(folder: Path) -> dict[str, Any]:
 
 
 def refuse_embedded_adapter(place: Any, *, local_files_only: bool = False) -> None:
-    """Refuse a model with an adapter beside it: transformers would load that too, and whatever it names.
-
-    Raises:
-        ArgumentError: There is one.
-    """
+    """Refuse a model with an adapter beside it: transformers would load that too, and whatever it names."""
     found = extra("transformers.utils").find_adapter_config_file(place, local_files_only=local_files_only)
     if found is not None:
         raise ArgumentError(
@@ -197,6 +179,11 @@ def _refusing(name: str, place: str, what: str) -> Iterator[None]:
         raise ArgumentError(
             "model", f"expected the folder of {what}, got '{name}': {_first_words(error)}."
         ) from None
+
+
+def first_and_others(names: list[str]) -> str:
+    """The first of some names, and how many others there are."""
+    return names[0] + (f" and {len(names) - 1} others" if len(names) > 1 else "")
 
 
 def _first_words(error: Exception) -> str:

@@ -26,11 +26,7 @@ def repeated(states: Tensor, groups: int) -> Tensor:
 
 
 def refuse_others(implementation: str, arguments: Mapping[str, Any], *more: str) -> None:
-    """Refuse arguments that an attention function does not compute.
-
-    Raises:
-        UnsupportedError: One of them is given.
-    """
+    """Raise UnsupportedError for an argument that an attention function does not compute."""
     for name in (*_OTHERS, *more):
         if arguments.get(name) is not None:
             raise UnsupportedError(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diabat.attention.heads.balancing import nash_weights
+from diabat.attention.heads.losses import nash_weights
 
 
 def gradients(tasks: int, size: int, seed: int, scale: float = 0.0) -> Tensor:

@@ -21,7 +21,6 @@ from diabat.attention.heads import (
     small_coalitions,
     surrogate,
 )
-from diabat.attention.heads.balancing import nash_weights
 from diabat.attention.heads.couplings import (
     gradient_coupling,
     interaction,
@@ -31,13 +30,14 @@ from diabat.attention.heads.couplings import (
 )
 from diabat.attention.heads.information import head_information
 from diabat.attention.heads.losses import (
+    counted_tokens,
     cross_head_barlow_twins,
     log_det_barrier,
+    nash_weights,
     negative_entropy,
     pair_weights,
 )
 from diabat.attention.heads.outputs import HeadOutputs
-from diabat.attention.heads.targets import counted_tokens
 from diabat.checks import ArgumentError
 from diabat.samplers.base import UnsupportedError
 

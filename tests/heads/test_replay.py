@@ -44,12 +44,6 @@ def test_replay_is_the_whole_pass(name: str, layers: Any) -> None:
         assert float(direct.std(0).max()) > 0.01
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "qwen2"])
-def test_replay_is_the_whole_pass_in_float64(name: str) -> None:
-    replayed, direct = both(decoder(name, dtype=torch.float64), "mean", [1, 2])
-    torch.testing.assert_close(replayed, direct, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("ablation", ABLATIONS)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "qwen2"])
 def test_absent_heads_are_those_of_changed_weights(name: str, ablation: Any) -> None:
@@ -75,13 +69,6 @@ def test_players_across_layers_and_with_single_heads() -> None:
         absent = game.heads([k for k in range(3) if not code >> k & 1])
         expected = log_odds(without(model, absent, "mean"), questions(1)[0]["input_ids"])
         assert float(value) == pytest.approx(float(expected), abs=1e-6)
-
-
-def test_epsilon_is_nearly_the_mean() -> None:
-    mean, scaled = (
-        HeadCoalitions(decoder(), questions(2), layer=1, ablation=a).table() for a in ABLATIONS[:2]
-    )
-    assert 0 < float((mean - scaled).abs().max()) < 1e-4
 
 
 @pytest.mark.parametrize("ablation", ABLATIONS)

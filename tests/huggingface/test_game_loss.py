@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diabat.attention.heads.balancing import nash_weights
-from diabat.attention.heads.losses import cross_head_barlow_twins, log_det_barrier, pair_weights
+from diabat.attention.heads.losses import cross_head_barlow_twins, log_det_barrier, nash_weights, pair_weights
 from diabat.checks import ArgumentError
 from diabat.huggingface import GameLoss, GameOptions
 

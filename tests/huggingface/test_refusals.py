@@ -88,7 +88,7 @@ METHODS: list[tuple[Call, type[Exception], str]] = [
     ),
     (lambda: parameter_groups(coupled(), 0, 1e-2), ArgumentError, "lr: expected a positive"),
     (lambda: parameter_groups(coupled(), 1e-3, float("nan")), ArgumentError, "coupling_lr: expected a positive"),
-    (lambda: parameter_groups(coupled(), 1e-3, 1e-2, -1), ArgumentError, "weight_decay: expected a finite number"),
+    (lambda: parameter_groups(coupled(), 1e-3, 1e-2, -1), ArgumentError, "weight_decay: expected a number in"),
     (lambda: parameter_groups(decoder(), 1e-3, 1e-2), ArgumentError, "model: expected a model with couplings"),
     (
         lambda: parameter_groups(tiny_decoders.adapted(coupled()), 1e-3, 1e-2),

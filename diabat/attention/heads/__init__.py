@@ -3,9 +3,8 @@
 from diabat.attention.games.indices import harsanyi_dividends
 from diabat.attention.heads.calibration import Calibration, ColumnSums, calibrate
 from diabat.attention.heads.coalitions import HeadCoalitions
-from diabat.attention.heads.dividends import Dividends, small_coalitions
+from diabat.attention.heads.dividends import Dividends, common, max_dividend, small_coalitions
 from diabat.attention.heads.interactions import HeadInteractions, LayerInteraction
-from diabat.attention.heads.salient import common, max_dividend
 from diabat.attention.heads.search import SearchResult, Surrogate, fit_surrogate, surrogate
 from diabat.attention.heads.summary import DividendSummary
 from diabat.attention.heads.values import AnswerF1, Value

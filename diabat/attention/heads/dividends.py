@@ -4,19 +4,23 @@ r"""Harsanyi dividends of a mean over samples, with their noise.
 
 v(∅) is subtracted, which changes w(∅) = 0 only, and Σ_S w(S) = v(N) - v(∅).  (Overwriting v(∅) by 0 would shift every
 w(S) by -(-1)^{|S|} v(∅).)  The standard error of w(S) is a root of 2^{|S|} terms: noise grows as 2^{|S|/2}.
+
+The salient group of a game is the players whose heads a calibration leaves alone (GAC, eq. 7 and 8).
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 from torch import Tensor
 
 from diabat.attention.games.indices import harsanyi_dividends
-from diabat.attention.games.tables import all_coalitions, num_players
-from diabat.checks import ArgumentError, ArgumentTypeError, check_count
+from diabat.attention.games.tables import MAX_PLAYERS, all_coalitions, num_players, sizes, superset_sums
+from diabat.checks import ArgumentError, ArgumentTypeError, check_count, is_number
 
 _CHUNK = 1 << 24
 _MOST_COALITIONS = 1 << 16
@@ -164,3 +168,56 @@ def standard_error(by_sample: Tensor) -> Tensor:
     if len(by_sample) < 2:
         return torch.full_like(by_sample[0], torch.inf)
     return by_sample.std(0) / len(by_sample) ** 0.5
+
+
+def max_dividend(dividends: Dividends, min_size: int = 1) -> tuple[int, ...]:
+    r"""Players of argmax_S w(S), |S| >= ``min_size`` (GAC, eq. 7); without a size it is mostly one player.
+
+    Raises:
+        ValueError: If there is no coalition of that size.
+    """
+    return _players(dividends.coalitions[dividends.largest(min_size)].tolist())
+
+
+def common(dividends: Dividends, share: float = 0.5) -> tuple[int, ...]:
+    r"""Largest group G that lies inside at least a share q of the coalitions S ≠ ∅ with w(S) > 0.
+
+    With q = 1 it is the intersection of eq. 8, which is mostly empty.  Of groups of equal size the one inside the most
+    coalitions is taken, then the one with the smallest players first.
+
+    Args:
+        dividends: Of all coalitions, or of those up to a size.
+        share: q, 0 < q <= 1.
+
+    Returns:
+        The players; empty if no player is in so many.
+
+    Raises:
+        ValueError: If the share is out of range.
+    """
+    if not is_number(share) or not 0 < share <= 1:
+        raise ArgumentError("share", f"expected a number in (0, 1], got {share!r}.")
+    positive = dividends.coalitions[(dividends.value > 0) & (dividends.sizes > 0)]
+    if not len(positive):
+        return ()
+    needed, n = share * len(positive) - 1e-9, positive.shape[1]
+    counts: Counter[tuple[int, ...]] = Counter({(): len(positive)})
+    if n > MAX_PLAYERS:  # every subset of each coalition
+        for row in positive.tolist():
+            members = _players(row)
+            counts.update(
+                group for size in range(1, len(members) + 1) for group in combinations(members, size)
+            )
+    else:
+        there = torch.zeros(1 << n, dtype=torch.float64)
+        there[(positive.long() << torch.arange(n)).sum(-1)] = 1
+        inside = superset_sums(there)
+        largest = sizes(n).masked_fill(inside < needed, -1)
+        for code in (largest == largest.max()).nonzero()[:, 0].tolist():
+            counts[tuple(player for player in range(n) if code >> player & 1)] = int(inside[code])
+    enough = [group for group, count in counts.items() if count >= needed]
+    return min(enough, key=lambda group: (-len(group), -counts[group], group))
+
+
+def _players(mask: list[bool]) -> tuple[int, ...]:
+    return tuple(player for player, there in enumerate(mask) if there)

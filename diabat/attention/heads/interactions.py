@@ -32,9 +32,9 @@ from diabat.attention.heads.information import (
     diagonal_correlation,
     head_information,
 )
+from diabat.attention.heads.losses import counted_tokens, total_cross_entropy
 from diabat.attention.heads.outputs import HeadOutputs
 from diabat.attention.heads.pretrained import evaluating
-from diabat.attention.heads.targets import counted_tokens, total_cross_entropy
 from diabat.checks import ArgumentError, ArgumentTypeError, check_flag
 
 Batch = Mapping[str, Any]

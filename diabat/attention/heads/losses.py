@@ -1,22 +1,34 @@
-"""Losses that price the interaction of heads: log-det barrier, cross-head Barlow Twins, and two baselines.
+"""Losses on the heads of a decoder, the tokens that they and the cross-entropy count, and Nash weights of gradients.
 
-Source: "Multi-Head Attention is a Multi-Player Game", sec. 3.2, app. A.1 and A.3.2.
+Sources: "Multi-Head Attention is a Multi-Player Game", sec. 3.2, app. A.1 and A.3.2; for the weights (Nash-MTL) Navon
+et al., "Multi-Task Learning as a Bargaining Game" (2022), claim 3.1.
+
+Causal language models predict at position t the label of position t + 1; labels of -100 are no targets.
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diabat.checks import ArgumentError, check_choice, check_positive
+from diabat.checks import ArgumentError, ArgumentTypeError, check_choice, check_positive
 
 Target = Literal["identity", "zero"]
 Weighting = Literal["adaptive", "inverse", "uniform"]
 # Added to a standard deviation (ε of eq. 30, for which the paper gives no value).
 _SMALL = 1e-5
+_STEPS = 200
+_TOLERANCE = 1e-12
+# The optimum has |C a|_k = 1 / a_k; weights beyond this mean a combination of tasks that cancels.
+_DIVERGED = 1e7
+IGNORED = -100
+"""The label that Hugging Face ignores."""
 
 
 def log_det_barrier(coupling: Tensor, epsilon: float = 0.01) -> Tensor:
@@ -163,3 +175,112 @@ def _unmasked(values: Tensor, mask: Tensor | None, least: int) -> Tensor:
     if len(flat) < least:
         raise ArgumentError("mask", f"expected {least} or more tokens that count, got {len(flat)}.")
     return flat.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def nash_weights(gramian: Tensor) -> tuple[Tensor, tuple[int, int] | None]:
+    """The weights α > 0 with G α = 1 / α elementwise, which maximise Σ_k log(g_kᵀ Σ_l α_l g_l) up to scale.
+
+    They minimise ½ αᵀ G α - Σ log α, a convex and self-concordant function: damped Newton steps on the cosine matrix
+    converge from any start.  Multiplying g_k by c > 0 divides α_k by c, so that the update Σ α_k g_k does not depend
+    on the scale of any loss.  At the solution its norm is √K.
+
+    There is no solution if some combination of the gradients with weights >= 0 is zero, for example if two gradients
+    are exactly opposed: no step then improves every task.
+
+    Args:
+        gramian: G [K, K] with G_kl = ⟨g_k, g_l⟩, of K tasks.
+
+    Returns:
+        α [K] float64, 0 for tasks without gradient; and None.  If there is no solution, 1 / ‖g_0‖ for the first task
+        with a gradient and 0 for the others; and the two tasks with the most opposed gradients.
+
+    Raises:
+        ArgumentError: G is not square, has a value that is not finite, or no task has a gradient.
+    """
+    if gramian.ndim != 2 or gramian.shape[0] != gramian.shape[1] or not len(gramian):
+        raise ArgumentError("gramian", f"expected [K, K] with K >= 1, got {list(gramian.shape)}.")
+    matrix = gramian.detach().double().cpu().numpy()
+    if not np.isfinite(matrix).all():
+        raise ArgumentError("gramian", "expected finite gradients of every task, got NaN or infinity.")
+    active = np.flatnonzero(matrix.diagonal() > 0)
+    if not len(active):
+        raise ArgumentError("gramian", "expected a task with a gradient, got zero for all.")
+    norms: np.ndarray = matrix.diagonal()[active] ** 0.5
+    cosines: np.ndarray = matrix[np.ix_(active, active)] / np.outer(norms, norms)
+    found, weights = _solve((cosines + cosines.T) / 2), np.zeros(len(matrix))
+    if found is not None:
+        weights[active] = found / norms
+        return torch.from_numpy(weights), None
+    weights[active[0]] = 1 / norms[0]
+    first, second = sorted(divmod(int(cosines.argmin()), len(active)))
+    return torch.from_numpy(weights), (int(active[first]), int(active[second]))
+
+
+def _solve(cosines: np.ndarray) -> np.ndarray | None:
+    """Minimiser a > 0 of ½ aᵀ C a - Σ log a; None if there is none."""
+    a = np.ones(len(cosines))
+    for _ in range(_STEPS):
+        gradient = cosines @ a - 1 / a
+        if np.abs(a * gradient).max() <= _TOLERANCE:
+            return a
+        # In units of a, where the Hessian of the barrier is the identity.
+        hessian = cosines * np.outer(a, a) + np.eye(len(a))
+        move = np.linalg.solve(hessian, a * gradient)
+        decrement = math.sqrt(max(float(move @ (a * gradient)), 0.0))
+        # 1 / (1 + decrement) keeps a self-concordant function inside its domain; near the optimum full steps.
+        a = a * (1 - (move if decrement < 0.25 else move / (1 + decrement)))
+        if a.max() > _DIVERGED:
+            return None
+    return a if np.abs(a * (cosines @ a) - 1).max() <= 1e-6 else None
+
+
+def counted_tokens(batch: Mapping[str, Any]) -> Tensor:
+    """Return which positions t have a target: t and t + 1 are visible and ``labels[t + 1]`` is not -100.
+
+    The batch has ``input_ids`` [B, T], ``labels`` [B, T], and optionally ``attention_mask`` [B, T], 1 where visible.
+    The result is bool [B, T]; the last position has no target.
+
+    Raises:
+        ValueError: If there are no labels, a shape differs, or no position has a target.
+        TypeError: If the batch is not a mapping of tensors.
+    """
+    if not isinstance(batch, Mapping):
+        raise ArgumentTypeError(
+            "batch",
+            f"expected a mapping of tensors, as a data collator gives it, got {type(batch).__name__}.",
+        )
+    if batch.get("labels") is None:
+        raise ArgumentError("batch", "expected labels, the targets of the cross-entropy, got none.")
+    shape = _token_matrix(batch, "input_ids").shape
+    counted = _token_matrix(batch, "labels", shape) != IGNORED
+    if batch.get("attention_mask") is not None:
+        visible = _token_matrix(batch, "attention_mask", shape).bool()
+        counted = counted & visible
+        counted[:, 1:] &= visible[:, :-1]  # a target needs a visible token before it
+    counted = F.pad(counted[:, 1:], (0, 1))  # by the position that predicts
+    if not bool(counted.any()):
+        raise ArgumentError("batch", "expected one target or more, got labels that are all -100 or padded.")
+    return counted
+
+
+def total_cross_entropy(logits: Tensor, batch: Mapping[str, Any], counted: Tensor) -> Tensor:
+    """Return Σ_t -log p(labels[t + 1] | x_≤t), at least in float32, over the counted positions, bool [B, T].
+
+    Logits are [B, T, vocabulary], ``labels`` in the batch [B, T].
+    """
+    targets = F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED).to(logits.device)
+    counted = counted.to(logits.device)
+    chosen = logits[counted].to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(chosen, targets[counted], reduction="sum")
+
+
+def _token_matrix(batch: Mapping[str, Any], key: str, shape: Any = None) -> Tensor:
+    value = batch.get(key)
+    if not isinstance(value, Tensor) or value.ndim != 2:
+        got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ArgumentError(f"batch.{key}", f"expected a tensor [B, T], got {got}.")
+    if shape is not None and value.shape != shape:
+        raise ArgumentError(
+            f"batch.{key}", f"expected the shape of input_ids, {list(shape)}, got {list(value.shape)}."
+        )
+    return value

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from diabat.attention.coupled import CoupledHeads
 from diabat.attention.normalisation import normalised_weights
-from diabat.checks import ArgumentError, check_positive, is_number
+from diabat.checks import ArgumentError, check_number, check_positive
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.masks import refuse_others, repeated, visible_keys
 from diabat.samplers.base import UnsupportedError
@@ -35,12 +35,7 @@ NAME = "boltzmann"
 class BoltzmannHeads(CoupledHeads):
     """Couplings J between the slots of the window, per query head, in float32 or float64.
 
-    Args:
-        num_heads: H, the number of query heads.
-        options: Window, backend and weights.
-        device: Of J.
-        dtype: Of J, float32 or float64; ``half`` and ``to`` leave it at float32 or more, because steps of an optimiser
-            are lost in half precision.
+    ``half`` and ``to`` leave them at float32 or more, because steps of an optimiser are lost in half precision.
 
     Attributes:
         coupling_pairs: J_jk for j < k, [H, T(T-1)/2], initialised to 0; as in :class:`diabat.BoltzmannAttention`.
@@ -200,7 +195,7 @@ def boltzmann_attention(
 def parameter_groups(
     model: nn.Module, lr: float, coupling_lr: float, weight_decay: float = 0.01
 ) -> list[dict[str, Any]]:
-    """Groups of the trained parameters, for an optimiser of torch.
+    """Up to three groups of the trained parameters, for an optimiser of torch: decayed, other, couplings (``name``).
 
     ``Trainer(model, args, optimizers=(torch.optim.AdamW(parameter_groups(model, 2e-5, 3e-3)), None))`` takes its
     schedule from ``args`` and scales all rates by it.
@@ -212,16 +207,12 @@ def parameter_groups(
             rates of about 3e-3 moved them in our runs, where 3e-4 did not.
         weight_decay: Of matrices; vectors (biases, norms) and couplings do not decay.
 
-    Returns:
-        Up to three groups, with the key ``name``: decayed, other, couplings.
-
     Raises:
         ArgumentError: If a rate is invalid, or no coupling is trained.
     """
     check_positive("lr", lr)
     check_positive("coupling_lr", coupling_lr)
-    if not is_number(weight_decay) or not 0 <= weight_decay < float("inf"):
-        raise ArgumentError("weight_decay", f"expected a finite number >= 0, got {weight_decay!r}.")
+    check_number("weight_decay", weight_decay, "[0, inf)")
     heads = [part for part in model.modules() if isinstance(part, BoltzmannHeads)]
     if not heads:
         raise ArgumentError(

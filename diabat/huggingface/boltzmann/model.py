@@ -20,7 +20,7 @@ from diabat.compute.memory import require_memory
 from diabat.extras import extra
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.boltzmann.layer import NAME, BoltzmannHeads, boltzmann_attention
-from diabat.huggingface.loading import refuse_embedded_adapter
+from diabat.huggingface.loading import first_and_others, refuse_embedded_adapter
 from diabat.samplers.base import Sampler, UnsupportedError
 
 _PLAIN = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "gpt2": "GPT2LMHeadModel"}
@@ -115,9 +115,8 @@ class BoltzmannMixin:
         if missing:
             raise ArgumentError(
                 "pretrained_model_name_or_path",
-                f"expected a checkpoint with couplings, got one without {missing[0]}"
-                f"{f' and {len(missing) - 1} others' * (len(missing) > 1)}; load it as {cls._plain.__name__} and call "
-                "diabat.huggingface.convert.",
+                f"expected a checkpoint with couplings, got one without {first_and_others(missing)}; load it as "
+                f"{cls._plain.__name__} and call diabat.huggingface.convert.",
             )
         return (model, info) if output_loading_info else model
 
@@ -162,11 +161,7 @@ class BoltzmannMixin:
 
 @cache
 def kinds() -> dict[str, Kind]:
-    """The classes by the model type of transformers.
-
-    Raises:
-        ImportError: If the extra ``hf`` is not installed.
-    """
+    """The classes by the model type of transformers."""
     return {name: _kind(name, plain) for name, plain in _PLAIN.items()}
 
 
@@ -186,9 +181,7 @@ def register_boltzmann() -> None:
 def attach(model: Any, options: BoltzmannOptions) -> None:
     """Give every attention module of a model couplings J = 0, as its submodule ``boltzmann``.
 
-    Raises:
-        ValueError: If an option is invalid; the model is then unchanged.
-        UnsupportedError: If the model has cross-attention.
+    A model that is refused, for an invalid option or its cross-attention, is unchanged.
     """
     if getattr(model.config, "add_cross_attention", False):
         raise UnsupportedError(
@@ -215,28 +208,21 @@ def attach(model: Any, options: BoltzmannOptions) -> None:
 
 def _kind(name: str, plain_name: str) -> Kind:
     plain = getattr(extra("transformers"), plain_name)
-    config = type(
-        f"Boltzmann{plain.config_class.__name__}",
-        (plain.config_class,),
-        {
-            "__doc__": f"Configuration of {plain_name} with couplings; ``boltzmann`` has their settings.",
-            "__module__": __name__,
-            "__annotations__": {"boltzmann": dict[str, Any] | None},
-            "model_type": f"boltzmann_{name}",
-            "boltzmann": None,
-        },
-    )
-    model = type(
-        f"Boltzmann{plain_name}",
-        (BoltzmannMixin, plain),
-        {
-            "__doc__": f"{plain_name} with couplings between the last keys of every query.",
-            "__module__": __name__,
-            "config_class": config,
-            "_plain": plain,
-        },
-    )
-    return Kind(plain, config, model)
+    own: dict[str, Any] = {
+        "__doc__": f"Configuration of {plain_name} with couplings; ``boltzmann`` has their settings.",
+        "__module__": __name__,
+        "__annotations__": {"boltzmann": dict[str, Any] | None},
+        "model_type": f"boltzmann_{name}",
+        "boltzmann": None,
+    }
+    config = type(f"Boltzmann{plain.config_class.__name__}", (plain.config_class,), own)
+    own = {
+        "__doc__": f"{plain_name} with couplings between the last keys of every query.",
+        "__module__": __name__,
+        "config_class": config,
+        "_plain": plain,
+    }
+    return Kind(plain, config, type(f"Boltzmann{plain_name}", (BoltzmannMixin, plain), own))
 
 
 def _kind_of(model: Any) -> Kind:

@@ -79,16 +79,13 @@ def gac_attention(
     """
     state: CalibratedHeads | None = vars(module).get(CALIBRATED)
     if state is None:
-        capped = {} if softcap is None else {"softcap": softcap}
-        return eager(module)(
-            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **capped, **kwargs
-        )
+        kwargs |= {"scaling": scaling, "dropout": dropout} | ({} if softcap is None else {"softcap": softcap})
+        return eager(module)(module, query, key, value, attention_mask, **kwargs)
     refuse_others(NAME, kwargs)
     groups = query.shape[1] // key.shape[1]
     keys, values = repeated(key, groups), repeated(value, groups)
-    scores = torch.matmul(query, keys.transpose(2, 3)) * (
-        query.shape[-1] ** -0.5 if scaling is None else scaling
-    )
+    factor = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = torch.matmul(query, keys.transpose(2, 3)) * factor
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap  # rounds as eager attention does
     if attention_mask is not None:

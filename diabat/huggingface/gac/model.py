@@ -41,11 +41,7 @@ class _Enabled:
 
 
 def register_gac() -> None:
-    """Make ``attn_implementation="gac"`` known to transformers; twice does no harm.
-
-    Raises:
-        ImportError: If the extra ``hf`` is not installed.
-    """
+    """Make ``attn_implementation="gac"`` known to transformers; twice does no harm."""
     register_attention(NAME, gac_attention)
 
 

@@ -16,6 +16,7 @@ from diabat.attention.heads.couplings import (
     weight_coupling,
 )
 from diabat.attention.heads.losses import (
+    counted_tokens,
     cross_head_barlow_twins,
     disagreement,
     log_det_barrier,
@@ -24,7 +25,6 @@ from diabat.attention.heads.losses import (
 )
 from diabat.attention.heads.outputs import HeadOutputs
 from diabat.attention.heads.pretrained import pretrained_model
-from diabat.attention.heads.targets import counted_tokens
 from diabat.checks import ArgumentError
 from diabat.huggingface.game.config import GameOptions, Loss, Rho
 from diabat.huggingface.game.gradients import mean_over_ranks

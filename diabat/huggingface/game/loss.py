@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.heads.balancing import nash_weights
 from diabat.attention.heads.couplings import interaction_strength
+from diabat.attention.heads.losses import nash_weights
 from diabat.attention.heads.outputs import HeadOutputs
 from diabat.checks import ArgumentError, check_count, check_flag, check_positive
 from diabat.huggingface.game.config import GameOptions
@@ -48,7 +48,6 @@ class GameLoss:
 
     Attributes:
         steps: Optimiser steps done.
-        total_steps: As given.
         weights: Nash weights of the last solution by loss, relative to that of the cross-entropy; empty before the
             first.
         ema: Running mean of Barlow Twins.
@@ -108,13 +107,9 @@ class GameLoss:
     def loss(self, cross_entropy: Tensor, *, micro_batches: int = 1, last: bool = True) -> Tensor:
         """Return a scalar with the value of the cross-entropy and the gradient of the game.
 
-        Under gradient accumulation every micro-batch gives its part, and all of them together the gradient of the
-        step.  The log-det barrier and the Nash weights are computed in the last one, from the gradients of all.
-
-        Args:
-            cross_entropy: Part of this micro-batch in the cross-entropy of the step, of the captured forward.
-            micro_batches: Micro-batches of the step.
-            last: Whether this is the last of them.
+        Under gradient accumulation every micro-batch gives its part in the cross-entropy of the step, and all of them
+        together its gradient.  The log-det barrier and the Nash weights are computed in the last one, from the
+        gradients of all.
 
         Raises:
             ArgumentError: No forward was captured since the last call, a loss is not finite, or the gradient of the
@@ -146,11 +141,7 @@ class GameLoss:
         return cross_entropy.detach() + (total - total.detach())
 
     def step(self) -> None:
-        """End an optimiser step: call it after ``optimizer.step()``.
-
-        Raises:
-            ArgumentError: The gradients at the heads were not finite.
-        """
+        """End an optimiser step: call it after ``optimizer.step()``."""
         self._couplings.finish()
         self.ema = self._running_mean()
         for name, values in self._values.items():
@@ -175,11 +166,7 @@ class GameLoss:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state.
-
-        Raises:
-            ArgumentError: It is not a state of this class, or of other options; this one is then as it was.
-        """
+        """Go on from a state; one that is no such state, or of other options, is refused and changes nothing."""
         shapes = {p.layer: (p.heads, p.heads) for p in self._heads.projections.values()}
         try:
             former, steps, ema = dict(state["options"]), state["steps"], state["ema"]

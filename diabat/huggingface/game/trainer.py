@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from diabat.attention.heads.targets import IGNORED
+from diabat.attention.heads.losses import IGNORED
 from diabat.checks import ArgumentError
 from diabat.extras import extra
 from diabat.files import read_file

@@ -9,7 +9,7 @@ import torch
 
 from diabat.attention.heads.calibration import Calibration
 from diabat.attention.heads.decoder import Head
-from diabat.attention.heads.salient import common, max_dividend
+from diabat.attention.heads.dividends import common, max_dividend
 from diabat.attention.heads.search import surrogate
 from diabat.attention.heads.summary import DividendSummary
 from diabat.checks import ArgumentError

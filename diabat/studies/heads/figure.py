@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from diabat.attention.heads.salient import max_dividend
+from diabat.attention.heads.dividends import max_dividend
 from diabat.attention.heads.summary import DividendSummary
 from diabat.plots import COLOURS, legend_below, new_figure, save_figure, tidy
 from diabat.studies.heads.report import shown_layers, shown_players

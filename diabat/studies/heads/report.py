@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from diabat.attention.heads.decoder import Head
-from diabat.attention.heads.salient import max_dividend
+from diabat.attention.heads.dividends import max_dividend
 from diabat.attention.heads.summary import LEVEL, DividendSummary
 from diabat.studies.report import Column, Report, Row
 
