@@ -50,6 +50,7 @@ class Ablation:
     Attributes:
         present: bool [C, H] by attention module: which heads the C rows of the batch have.  All, where there is none.
         alike: The attention module whose inputs are the same in all rows, if there is one: computed for one row.
+        former: The attention that the model had before, by the identity of a configuration.
 
     Raises:
         ValueError: If an option is out of range, or the model is none of transformers.
@@ -62,7 +63,7 @@ class Ablation:
         self.model, self.kind, self.epsilon = model, kind, epsilon
         self.present: dict[nn.Module, Tensor] = {}
         self.alike: nn.Module | None = None
-        self._former: dict[int, str] = {}  # attention by the identity of the configuration
+        self.former: dict[int, str] = {}
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -73,8 +74,8 @@ class Ablation:
         """
         register_attention(NAME, _attend)
         configs = [vars(module)["config"] for module in self.base.modules() if "config" in vars(module)]
-        self._former = {id(config): config._attn_implementation or "eager" for config in configs}
-        for name in self._former.values():
+        self.former = {id(config): config._attn_implementation or "eager" for config in configs}
+        for name in self.former.values():
             if name == NAME or any(kind in name for kind in ("flash", "flex", "paged")):
                 raise UnsupportedError(
                     "model",
@@ -90,34 +91,6 @@ class Ablation:
             _APPLIED.reset(token)
             self.base.set_attn_implementation(former)
             self.present, self.alike = {}, None
-
-    def attend(
-        self,
-        module: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        **options: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Outputs [B, Q, H, D] of an attention with queries [B, H, Q, d], keys [B, G, K, d] and values [B, G, K, D]."""
-        name = self._former[id(module.config)]
-        interface = extra("transformers").AttentionInterface()
-        attention: Attention = eager(module) if name == "eager" else interface[name]
-        present = self.present.get(module)
-        if present is None:
-            return attention(module, query, key, value, attention_mask, **options)
-        if module is self.alike:
-            query, key, value = query[:1], key[:1], value[:1]
-            attention_mask = None if attention_mask is None else attention_mask[:1]
-        heads, _ = attention(module, query, key, value, attention_mask, **options)
-        if self.kind == "mean":
-            absent = mean_of_visible(query, value, attention_mask)
-        elif self.kind == "scaled":
-            absent, _ = attention(module, self.epsilon * query, key, value, attention_mask, **options)
-        else:
-            absent = torch.zeros_like(heads)
-        return torch.where(present[:, None, :, None].to(heads.device), heads, absent), None
 
 
 def mean_of_visible(query: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
@@ -153,11 +126,29 @@ def eager(module: nn.Module) -> Attention:
     )
 
 
-def _attend(module: nn.Module, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Outputs [B, Q, H, D] of an attention with queries [B, H, Q, d], keys [B, G, K, d] and values [B, G, K, D]."""
     ablation = _APPLIED.get()
     if ablation is None:
         raise UnsupportedError(
             "attn_implementation",
             f"expected {NAME!r} inside a game on heads only, got it in a model by itself.",
         )
-    return ablation.attend(module, *arguments, **options)
+    name, interface = ablation.former[id(module.config)], extra("transformers").AttentionInterface()
+    attention: Attention = eager(module) if name == "eager" else interface[name]
+    present = ablation.present.get(module)
+    if present is None:
+        return attention(module, query, key, value, mask, **options)
+    if module is ablation.alike:
+        query, key, value = query[:1], key[:1], value[:1]
+        mask = None if mask is None else mask[:1]
+    heads, _ = attention(module, query, key, value, mask, **options)
+    if ablation.kind == "mean":
+        absent = mean_of_visible(query, value, mask)
+    elif ablation.kind == "scaled":
+        absent, _ = attention(module, ablation.epsilon * query, key, value, mask, **options)
+    else:
+        absent = torch.zeros_like(heads)
+    return torch.where(present[:, None, :, None].to(heads.device), heads, absent), None
