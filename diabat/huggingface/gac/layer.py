@@ -144,7 +144,8 @@ def _calibrated(state: CalibratedHeads, weights: Tensor, mask: Tensor | None, ca
     part, at = weights, torch.tensor(state.heads, device=weights.device)
     some = len(at) < heads
     if some:
-        part, visible = weights[:, at], visible[:, at] if visible.shape[1] > 1 else visible
+        part = weights.index_select(1, at)
+        visible = visible.index_select(1, at) if visible.shape[1] > 1 else visible
     part, sums = calibrate(part, visible, state.calibration, past)
     if cache is not None:
         _sums(cache)[state.layer] = _Kept(sums, state.heads, cache.get_seq_length(state.layer))
