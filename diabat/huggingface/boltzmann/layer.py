@@ -148,15 +148,9 @@ def boltzmann_attention(
 ) -> tuple[Tensor, Tensor]:
     r"""Attend with the couplings of a module; scores and marginals are computed in float32 or more.
 
-    Args:
-        module: The attention module; its submodule ``boltzmann`` has the couplings.
-        query: [B, H, Q, D].
-        key: Past and present, [B, H_kv, K, D] with H a multiple of H_kv.
-        value: Likewise.
-        attention_mask: [B or 1, 1 or H, Q, K], bool, True where a key is visible; or floating, added to the scores.
-        scaling: Factor of the scores, 1/√D if None.
-        dropout: Probability of leaving out a weight, in training.
-        kwargs: What else a model passes on.
+    Queries are [B, H, Q, D], keys and values, past and present, [B, H_kv, K, D] with H a multiple of H_kv.  The mask
+    [B or 1, 1 or H, Q, K] is bool, True where a key is visible, or floating, added to the scores.  The submodule
+    ``boltzmann`` has the couplings.  ``scaling`` is 1/√D if None.
 
     Returns:
         Outputs [B, Q, H, D] and weights [B, H, Q, K].

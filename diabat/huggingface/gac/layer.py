@@ -60,16 +60,9 @@ def gac_attention(
 
     c(x) = softcap tanh(x / softcap), as Gemma 2 has it; c(x) = x without a soft cap.
 
-    Args:
-        module: The attention module; `CALIBRATED` holds its calibration.
-        query: [B, H, Q, D].
-        key: Past and present, [B, H_kv, K, D] with H a multiple of H_kv.
-        value: Likewise.
-        attention_mask: Added to the scores, 0 where a key is visible, floating [B or 1, 1 or H, Q, K].
-        scaling: Factor of the scores, 1/√D if None.
-        dropout: Probability of leaving out a weight, in training.
-        softcap: Bound of the scores before the mask is added; None for none.
-        kwargs: The cache under `CACHE`, and what else a model passes on.
+    Queries are [B, H, Q, D], keys and values, past and present, [B, H_kv, K, D] with H a multiple of H_kv.  The mask,
+    floating [B or 1, 1 or H, Q, K], is added to the scores, 0 where a key is visible.  `CALIBRATED` of the module holds
+    its calibration, `CACHE` of the other arguments its cache.  ``scaling`` is 1/√D if None.
 
     Returns:
         Outputs [B, Q, H, D] and weights [B, H, Q, K].

@@ -125,11 +125,7 @@ class GameMixin:
 
 @cache
 def game_trainer() -> Any:
-    """The class `GameTrainer`: the mixin and ``transformers.Trainer``.
-
-    Raises:
-        ImportError: If the extra ``hf`` is not installed.
-    """
+    """The class `GameTrainer`: the mixin and ``transformers.Trainer``."""
 
     class GameTrainer(GameMixin, extra("transformers").Trainer):  # type: ignore[misc]
         """Trainer of transformers with the losses of GAME-LoRA.
