@@ -46,7 +46,8 @@ class ValueCache:
         """Column of every key; new ones get one."""
         found = [self._column.setdefault(key, len(self._column)) for key in keys]
         fresh = len(self._column) - self.values.shape[1]
-        self.values = np.pad(self.values, ((0, 0), (0, fresh)), constant_values=np.nan)
+        if fresh:
+            self.values = np.pad(self.values, ((0, 0), (0, fresh)), constant_values=np.nan)
         return np.asarray(found, dtype=np.int64)
 
     def put(self, sample: int, columns: NDArray[np.int64], values: NDArray[np.float64]) -> None:
