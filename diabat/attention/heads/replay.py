@@ -33,8 +33,9 @@ class Replay:
     def __init__(self, model: Any, ablation: Kind, epsilon: float) -> None:
         self.ablation = Ablation(model, ablation, epsilon)
         self.decoder: Decoder = find_decoder(model)
-        with self.ablation.applied():  # refuses attention that cannot be switched
-            self.groups: Groups = ()
+        with self.ablation.applied():
+            pass  # refuses attention that cannot be switched
+        self.groups: Groups = ()
         self._checked: Groups = ()
 
     @property
