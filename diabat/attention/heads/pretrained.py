@@ -59,11 +59,7 @@ def query_heads(module: Any) -> int:
 
 
 def register_attention(name: str, function: Callable[..., Any]) -> None:
-    """Make ``attn_implementation=name`` known to transformers; calling it twice does no harm.
-
-    Raises:
-        ImportError: If the extra ``hf`` is not installed.
-    """
+    """Make ``attn_implementation=name`` known to transformers; calling it twice does no harm."""
     masks = extra("transformers.masking_utils")
     extra("transformers").AttentionInterface.register(name, function)
     # Without a mask function of this name the mask is None, and attention is silently not causal.

@@ -166,11 +166,7 @@ def kinds() -> dict[str, Kind]:
 
 
 def register_boltzmann() -> None:
-    """Make the attention and the model types known to transformers; calling it twice does no harm.
-
-    Raises:
-        ImportError: If the extra ``hf`` is not installed.
-    """
+    """Make the attention and the model types known to transformers; calling it twice does no harm."""
     transformers = extra("transformers")
     register_attention(NAME, boltzmann_attention)
     for kind in kinds().values():
