@@ -9,18 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from diabat.cli import (
-    anneal,
-    backends,
-    config,
-    evaluate,
-    explain,
-    heads_analyse,
-    heads_calibrate,
-    predict,
-    sample,
-    train,
-)
+from diabat.cli import anneal, backends, config, evaluate, explain, heads, predict, sample, train
 from diabat.cli.failures import Command, handled
 from diabat.cli.studies import study
 from diabat.compute.loading import preparing
@@ -107,8 +96,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "anneal export": anneal.export,
     "config show": config.show_config,
     "config list": config.list_configs,
-    "heads analyse": heads_analyse.analyse_heads,
-    "heads calibrate": heads_calibrate.calibrate_heads,
+    "heads analyse": heads.analyse_heads,
+    "heads calibrate": heads.calibrate_heads,
 }
 _GROUPS = {
     "anneal": "Learned anneals: train, look at and export plans.",

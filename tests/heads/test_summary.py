@@ -13,9 +13,8 @@ from diabat.attention.games.tables import inverse_mobius
 from diabat.attention.heads import Dividends, DividendSummary, max_dividend
 from diabat.attention.heads.summary import significant, summary_coalitions
 from diabat.plots import save_figure
-from diabat.studies.heads import HeadsReport, figure, plot_dividends
-from diabat.studies.heads.figure import expected_noise
-from diabat.studies.heads.report import shown_heads, shown_players
+from diabat.studies import heads
+from diabat.studies.heads import HeadsReport, expected_noise, plot_dividends, shown_heads, shown_players
 
 from .games import TableGame
 
@@ -126,7 +125,7 @@ def test_the_figure_has_a_panel_per_game(tmp_path: Path, monkeypatch: pytest.Mon
         drawn.append(given)
         return save_figure(given, path)
 
-    monkeypatch.setattr(figure, "save_figure", save)
+    monkeypatch.setattr(heads, "save_figure", save)
     games = [summary(noisy(4, {5: 1.0, 8: -0.5}, seed=layer), layer=layer) for layer in range(5)]
     plot_dividends([*games, summary(noisy(3, {5: 1.0}, samples=1))], tmp_path / "w.svg", title="of a test")
     panels = [axis for axis in drawn[0].axes if axis.get_visible()]

@@ -1,0 +1,134 @@
+"""``diabat heads analyse`` and ``calibrate``: Harsanyi dividends of the heads of a model, and the calibration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from diabat.cli import arguments
+from diabat.cli.failures import Interrupted, importing
+from diabat.cli.figures import require_writable
+from diabat.cli.output import print_json, print_report, print_table
+
+if TYPE_CHECKING:
+    from diabat.runs.heads.calibration import SalientGroup
+
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="Folder of a model, or its name on the Hugging Face Hub.")
+]
+DataArgument = Annotated[
+    Path, typer.Argument(metavar="DATA", help="Questions as JSON lines: prompt, choices and answer.")
+]
+OptionsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Options, e.g. layers=[4,5] count=300; docs/heads-commands.md."),
+]
+FolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of values, result and figure; runs/heads-MODEL if left out.", show_default=False
+    ),
+]
+# What the library calls an argument, where the command line has another name.
+NAMES = {"model": "MODEL", "name": "MODEL", "data": "DATA", "layer": "layers", "folder": "calibration",
+         "salient": "calibration", "store": "--output", "output": "--output"}  # fmt: skip
+
+
+def analyse_heads(
+    model: ModelArgument,
+    data: DataArgument,
+    options: OptionsArgument = None,
+    output: FolderOption = None,
+    progress: arguments.ProgressOption = True,
+    as_json: arguments.JsonOption = False,
+) -> None:
+    """Compute Harsanyi dividends of the heads of a model, layer by layer, and their noise.
+
+    The folder keeps every value: repeat the command to continue an interrupted analysis, or to see a finished one.
+    """
+    folder = output or Path("runs") / f"heads-{Path(model).name}"
+    figure = folder / "dividends.png"
+    with importing():
+        from diabat.config.errors import of_section
+        from diabat.runs.heads.analysis import STORE, analyse
+        from diabat.runs.heads.options import AnalysisOptions, read_options
+        from diabat.studies.heads import HeadsReport, plot_dividends
+
+    chosen = read_options(AnalysisOptions, options or ())
+    try:
+        with of_section("", NAMES):
+            found = analyse(model, data, folder, chosen, progress=progress)
+    except KeyboardInterrupt as error:
+        saved = f"The values so far are in '{folder}'; repeat the command to continue."
+        raise Interrupted(saved if (folder / STORE).exists() else "Nothing was saved yet.") from error
+    require_writable(figure)
+    plot_dividends(found.games, figure, title=found.heading)
+    report = HeadsReport.of_games(found.games, found.heading, found.model_dump(mode="json"))
+    print_report(report, figure, as_json=as_json)
+    if not as_json:
+        typer.echo(f"Analysis: {folder}")
+
+
+AnalysisArgument = Annotated[
+    Path, typer.Argument(metavar="ANALYSIS", help="Folder of 'diabat heads analyse', or its analysis.json.")
+]
+FileOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="File ending in .json, or folder for gac.json; that of ANALYSIS if left out.", show_default=False
+    ),
+]
+
+
+def calibrate_heads(
+    analysis: AnalysisArgument,
+    options: OptionsArgument = None,
+    output: FileOption = None,
+    force: arguments.ForceOption = False,
+    as_json: arguments.JsonOption = False,
+) -> None:
+    """Choose the salient group of every analysed layer, and write the calibration that leaves it alone.
+
+    The model is not loaded. All heads of an analysed layer outside its salient group are calibrated.
+    """
+    path = output or (analysis if analysis.is_dir() else analysis.parent)
+    path = path / "gac.json" if path.is_dir() or not path.suffix else path
+    require_writable(path, "output", (".json",), new=not force)
+    with importing():
+        from diabat.config.errors import of_section
+        from diabat.huggingface.gac.config import write_gac
+        from diabat.runs.heads.analysis import read_analysis
+        from diabat.runs.heads.calibration import calibration_of, salient_groups
+        from diabat.runs.heads.options import CalibrationOptions, read_options
+
+    chosen = read_options(CalibrationOptions, options or ())
+    with of_section("", {"analysis": "ANALYSIS"}):
+        found = read_analysis(analysis)
+        groups = salient_groups(found, chosen)
+        calibration = calibration_of(groups, chosen)
+    write_gac(path, calibration, found.digest)
+    if as_json:
+        print_json({"path": path, "options": chosen, "calibration": calibration.as_dict(), "groups": groups})
+        return
+    columns = ("layer", "salient", "heads", "w", "v", "bootstrap frequency")
+    print_table(f"Salient groups of {found.model}", columns, map(_cells, groups), right=columns[3:])
+    if any(group.selection_frequency is not None and group.selection_frequency < 0.5 for group in groups):
+        typer.echo("? More often than not, another coalition has the largest dividend; use more questions.\n")
+    typer.echo(f"Calibration: {path}")
+
+
+def _cells(group: SalientGroup) -> tuple[str, ...]:
+    from diabat.studies.heads import shown_heads, shown_layers, shown_players
+
+    error = "" if group.dividend_error is None else f" ± {group.dividend_error:.3f}"
+    often = group.selection_frequency
+    return (
+        shown_layers(group.layers),
+        shown_players(group.players),
+        shown_heads(group.heads) if group.heads else "none",
+        "–" if group.dividend is None else f"{group.dividend:+.3f}{error}",
+        "–" if group.value is None else f"{group.value:.3f}",
+        "–" if often is None else f"{often:.2f}{'?' * (often < 0.5)}",
+    )
