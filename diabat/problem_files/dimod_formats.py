@@ -129,13 +129,12 @@ def _add_line(bqm: Any, line: str, number: int, seen: set[frozenset[int]]) -> No
     found = _LINE.fullmatch(line)
     if found is None:
         raise ArgumentError(f"line {number}: expected 'i j bias', got '{line[:60]}'")
-    if found[1].startswith("-") or found[2].startswith("-"):
+    if "-" in found[1] + found[2]:
         raise ArgumentError(f"line {number}: expected labels >= 0, got '{line[:60]}'")
-    # By their length first: Python refuses to read thousands of digits.
-    if (
-        max(len(found[1].lstrip("0")), len(found[2].lstrip("0"))) > 19
-        or max(u := int(found[1]), v := int(found[2])) > _MAX_LABEL
-    ):
+    # Python refuses to read thousands of digits.
+    labels = (label.lstrip("0") or "0" for label in found.group(1, 2))
+    u, v = (int(label) if len(label) < 20 else _MAX_LABEL + 1 for label in labels)
+    if max(u, v) > _MAX_LABEL:
         raise ArgumentError(f"line {number}: expected labels below 2^63, got '{line[:60]}'")
     if frozenset((u, v)) in seen:
         raise ArgumentError(f"line {number}: the bias of {u} {v} is given twice")
