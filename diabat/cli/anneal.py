@@ -9,18 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from diabat.checks import ArgumentError
-from diabat.cli.arguments import (
-    BetaOption,
-    ConfigArgument,
-    FigureOption,
-    ForceOption,
-    JsonOption,
-    OverridesArgument,
-    ProblemArgument,
-    ProgressOption,
-    TrustOption,
-    load,
-)
+from diabat.cli import arguments
 from diabat.cli.failures import Interrupted, importing
 from diabat.cli.figures import require_writable
 from diabat.cli.output import print_json, print_report, print_table
@@ -34,12 +23,12 @@ PlanArgument = Annotated[
 
 
 def learn(
-    config: ConfigArgument = None,
-    overrides: OverridesArgument = None,
-    force: ForceOption = False,
-    progress: ProgressOption = True,
-    trust: TrustOption = False,
-    as_json: JsonOption = False,
+    config: arguments.ConfigArgument = None,
+    overrides: arguments.OverridesArgument = None,
+    force: arguments.ForceOption = False,
+    progress: arguments.ProgressOption = True,
+    trust: arguments.TrustOption = False,
+    as_json: arguments.JsonOption = False,
 ) -> None:
     """Train a plan to sample at beta = 1, and judge it on held-out instances.
 
@@ -50,7 +39,7 @@ def learn(
         from diabat.config.errors import of_section
         from diabat.runs.anneals import LearningInterrupted, learn_anneal
 
-    resolved = load(config, overrides, trust=trust)
+    resolved = arguments.load(config, overrides, trust=trust)
     with of_section():
         if "output" not in resolved.model_fields_set:
             raise ArgumentError(
@@ -66,14 +55,12 @@ def learn(
 
 
 def show(
-    plan: PlanArgument,
-    figure: FigureOption = None,
-    as_json: JsonOption = False,
+    plan: PlanArgument, figure: arguments.FigureOption = None, as_json: arguments.JsonOption = False
 ) -> None:
     """Print the angles of a plan, its first-order betas, and its errors on held-out instances."""
     with importing():
         from diabat.runs.anneals import find_plan
-        from diabat.studies.learned import plot_plan
+        from diabat.studies.learned.report import plot_plan
 
     chosen, metadata = find_plan(plan)
     if figure is not None:
@@ -84,10 +71,10 @@ def show(
 
 def export(
     plan: PlanArgument,
-    problem: ProblemArgument,
-    beta: BetaOption = None,
+    problem: arguments.ProblemArgument,
+    beta: arguments.BetaOption = None,
     measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Measure all qubits.")] = True,
-    as_json: JsonOption = False,
+    as_json: arguments.JsonOption = False,
 ) -> None:
     """Print the circuit of one problem under a plan as OpenQASM 3; qubit j is spin j, and 1 means +1.
 
@@ -126,9 +113,10 @@ def _print_plan(
 ) -> None:
     """Print a plan as tables, or as one JSON document with every angle."""
     from diabat.circuits import PlanRange, plan_betas
-    from diabat.studies.learned import ErrorTable
+    from diabat.studies.learned.report import ErrorTable
 
     betas = plan_betas(plan)
+    kinds = {"field": plan.field_angles, "coupling": plan.coupling_angles, "mixer": plan.mixer_angles}
     if as_json:
         document = {
             "plan": name,
@@ -136,9 +124,7 @@ def _print_plan(
             "layers": plan.steps,
             "beta_h": betas.beta_h,
             "beta_J": betas.beta_J,
-            "field_angles_rad": plan.field_angles,
-            "coupling_angles_rad": plan.coupling_angles,
-            "mixer_angles_rad": plan.mixer_angles,
+            **{f"{name}_angles_rad": angle for name, angle in kinds.items()},
             "metadata": metadata,
         }
         print_json(document)
@@ -154,8 +140,8 @@ def _print_plan(
     typer.echo()
     if angles:
         columns = ("layer", "field b", "coupling c", "mixer a")
-        layers = zip(plan.field_angles, plan.coupling_angles, plan.mixer_angles, strict=True)
-        cells = ((str(k), *(f"{x:+.6f}" for x in row)) for k, row in enumerate(layers, start=1))
+        layers = enumerate(zip(*kinds.values(), strict=True), start=1)
+        cells = ((str(k), *(f"{x:+.6f}" for x in row)) for k, row in layers)
         print_table("Angles (rad)", columns, cells, right=columns)
     if rows := metadata.get("held_out", {}).get("rows"):
         print_report(ErrorTable(rows))

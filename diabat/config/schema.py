@@ -15,7 +15,7 @@ from diabat.config.trust import sampler_sections
 from diabat.models import MODELS
 from diabat.studies.calibration import CalibrationOptions
 from diabat.studies.fidelity import FidelityOptions
-from diabat.studies.learned import AnnealOptions
+from diabat.studies.learned.problems import AnnealOptions
 from diabat.tasks import TASKS, ExampleKind
 from diabat.training.options import PROTOCOLS, TrainOptions
 

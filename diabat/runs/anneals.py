@@ -5,21 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import diabat
-from diabat.circuits import (
-    NativeEngine,
-    TrotterPlan,
-    available_plans,
-    builtin_plan,
-    load_plan,
-    save_plan,
-)
+from diabat.circuits import NativeEngine, TrotterPlan, available_plans, builtin_plan, load_plan, save_plan
 from diabat.circuits.plan_range import KEY as TRAINED_RANGE
 from diabat.config.errors import of_section
 from diabat.config.loading import to_plain
@@ -28,17 +19,10 @@ from diabat.progress import new_bar
 from diabat.runs.build import use_threads
 from diabat.runs.studies import attention_ensembles
 from diabat.studies.ensembles import Ensemble
-from diabat.studies.learned import (
-    AnnealOptions,
-    ErrorTable,
-    Instances,
-    Objective,
-    error_table,
-    learn_plan,
-    split_windows,
-    trained_range,
-    with_moments,
-)
+from diabat.studies.learned.objective import Objective
+from diabat.studies.learned.problems import AnnealOptions, Instances, split_windows, with_moments
+from diabat.studies.learned.report import ErrorTable, error_table, trained_range
+from diabat.studies.learned.search import learn_plan
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -71,12 +55,12 @@ def learn_anneal(
     """
     began, options = time.perf_counter(), config.anneal
     use_threads(config)
-    keeper = _Keeper(config.output, _metadata(config))
+    keeper = _Keeper(config.output, _metadata(config), new_bar(percent=True, shown=progress))
     problems = "anneal.strengths" if options.run is None else "anneal.run"
     keys = {"plan": "anneal.start", "ensemble": problems, "instances": problems}
     engine = NativeEngine()
     try:
-        with of_section("anneal", keys), keeper.display(progress):
+        with of_section("anneal", keys):
             start = None if options.start is None else find_plan(options.start)[0]
             training, held_out = _problems(options, config.seed, trust)
             objective = Objective(training, engine, pair_weight=options.pair_weight, shared=options.shared)
@@ -88,6 +72,8 @@ def learn_anneal(
         if keeper.best is None:
             raise KeyboardInterrupt("Nothing was saved yet.") from error
         raise LearningInterrupted(keeper.last_words()) from error
+    finally:
+        keeper.stop()
     finished = {"finished": True, "seconds": round(time.perf_counter() - began, 1)}
     keeper.metadata |= finished | {"held_out": {"columns": ErrorTable.definitions(), "rows": rows}}
     keeper.save(plan, loss)
@@ -136,12 +122,12 @@ def _metadata(config: Config) -> dict[str, Any]:
 class _Keeper:
     """Writes the best plan to the file, and updates the progress bar."""
 
-    def __init__(self, output: Path, metadata: dict[str, Any]) -> None:
+    def __init__(self, output: Path, metadata: dict[str, Any], bar: Progress) -> None:
         self.output, self.metadata = output, metadata
         self.best: tuple[TrotterPlan, float] | None = None
         self._saved: TrotterPlan | None = None
         self._last = -_SAVE_EVERY_S
-        self._bar: Progress | None = None
+        self._bar, self._task = bar, bar.add_task("", total=1.0)
 
     def watch(self, done: float, plan: TrotterPlan, loss: float) -> None:
         """Save a better plan, at most once a second (they come by the hundred), and move the bar."""
@@ -149,10 +135,9 @@ class _Keeper:
             self.best = plan, loss
             if time.monotonic() - self._last >= _SAVE_EVERY_S:
                 self.save(plan, loss)
-        if self._bar is not None:
-            if not self._bar.live.is_started:  # not before: an error message must start on a new line
-                self._bar.start()
-            self._bar.update(self._task, completed=done, description=f"loss {loss:.5f}, {plan.steps} layers")
+        if not self._bar.live.is_started:  # not before: an error message must start on a new line
+            self._bar.start()
+        self._bar.update(self._task, completed=done, description=f"loss {loss:.5f}, {plan.steps} layers")
 
     def save(self, plan: TrotterPlan, loss: float) -> None:
         """Write the file."""
@@ -168,16 +153,7 @@ class _Keeper:
             self.save(plan, loss)
         return f"The best plan so far ({plan.steps} layers, loss {loss:.3g}) is saved in '{self.output}'"
 
-    @contextmanager
-    def display(self, wanted: bool) -> Iterator[None]:
-        """Show a bar with the time left on stderr from the first step of the search to the end of the block."""
-        if not wanted:
-            yield
-            return
-        self._bar = new_bar(percent=True)
-        self._task = self._bar.add_task("", total=1.0)
-        try:
-            yield
-        finally:
-            if self._bar.live.is_started:
-                self._bar.stop()
+    def stop(self) -> None:
+        """Take the bar away, if there is one."""
+        if self._bar.live.is_started:
+            self._bar.stop()

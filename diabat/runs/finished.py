@@ -100,18 +100,11 @@ def load_run(path: str | Path, overrides: Iterable[str] = (), *, trust: bool = F
             "" if "task.data" in str(error) else "; if the data of the run have moved, give task.data=PATH"
         )
         raise DataError(f"{str(error).removesuffix('.')}{where}.") from error
-    model = build_model(config, task)
-    copy_tensors(weights, weights_of(model), Path(path))
-    return Run(config, task, model.to(choose_device(config)).eval())
+    return Run(config, task, _loaded(build_model(config, task), weights, config, path))
 
 
 def explain_run(
-    path: str | Path,
-    premise: str,
-    hypothesis: str,
-    overrides: Iterable[str] = (),
-    *,
-    trust: bool = False,
+    path: str | Path, premise: str, hypothesis: str, overrides: Iterable[str] = (), *, trust: bool = False
 ) -> PairExplanation:
     """Explain the prediction of a trained classifier for one pair of sentences; needs no data.
 
@@ -119,14 +112,11 @@ def explain_run(
         path: As for :func:`load_run`.
         premise: First sentence.
         hypothesis: Second sentence.
-        overrides: Changes of the configuration, e.g. of weighting and number of the coalitions; ``training.seed`` is
-            the seed of coalitions and reads.
-        trust: As for :func:`diabat.config.load_config`.
+        overrides: Changes of the configuration; ``training.seed`` is the seed of coalitions and reads.
+        trust: As for :func:`load_run`.
 
     Raises:
-        ConfigError: If the folder holds no run of a classifier of sentence pairs, or would have to be trusted.
-        CheckpointError: If the checkpoint is damaged or missing.
-        ValueError: If a sentence is empty.
+        ValueError: If a sentence is empty, and as :func:`load_classifier`.
     """
     from diabat.models.explanation import explain_pair
 
@@ -149,14 +139,12 @@ def explain_decoder_run(
     Args:
         path: As for :func:`load_run`.
         text: The text; of bracket matching a word such as ``(a(b)c)``.
-        overrides: Changes of the configuration, e.g. of the path of the data; ``training.seed`` is the seed of reads.
+        overrides: Changes of the configuration; ``training.seed`` is the seed of reads.
+        trust: As for :func:`load_run`.
         position: Position of the query whose correlations are computed; None for the last one.
-        trust: As for :func:`diabat.config.load_config`.
 
     Raises:
-        ConfigError: If the folder holds no run of a decoder, or would have to be trusted.
-        CheckpointError: If the checkpoint is damaged or missing.
-        DataError: If the data cannot be found, which have the characters of the task.
+        ConfigError: If the run is not that of a decoder, and as :func:`load_run`: the data have the characters.
         ValueError: If the text is empty or too long, has another character, or does not have this position.
     """
     from diabat.models.decoder_explanation import explain_decoder
@@ -218,14 +206,7 @@ def load_classifier(
 ) -> TrainedClassifier:
     """Load a classifier of sentence pairs for further sentences.
 
-    Args:
-        path: As for :func:`load_run`.
-        overrides: Changes of the configuration.
-        trust: As for :func:`diabat.config.load_config`.
-
-    Raises:
-        ConfigError: If the folder holds no run of a classifier of sentence pairs, or would have to be trusted.
-        CheckpointError: If the checkpoint is damaged or missing.
+    Arguments and errors are those of :func:`load_run`, without data; a run of another task is a ConfigError.
     """
     config, weights = _stored(Path(path), overrides, trust)
     if not isinstance(config.model, PairModelOptions) or not isinstance(config.task, PairOptions):
@@ -238,9 +219,14 @@ def load_classifier(
         tokenizer = config.model.load_tokenizer()
     model = build_model_of_sizes(config, len(tokenizer), len(classes), config.task.window)
     assert isinstance(model, PairClassifier)
-    copy_tensors(weights, weights_of(model), Path(path))
-    model = model.to(choose_device(config)).eval()
+    _loaded(model, weights, config, path)
     return TrainedClassifier(config, tokenizer, classes, config.task.columns, model)
+
+
+def _loaded(model: Model, weights: dict[str, Tensor], config: Config, path: str | Path) -> Model:
+    """The model with these weights, on its device, in evaluation mode."""
+    copy_tensors(weights, weights_of(model), Path(path))
+    return model.to(choose_device(config)).eval()
 
 
 def _stored(

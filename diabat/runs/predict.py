@@ -51,11 +51,12 @@ class Predictions:
         """Each pair with ``premise``, ``hypothesis``, ``label`` and ``probabilities`` by class."""
         columns = (self.pairs.premises, self.pairs.hypotheses, self.labels, self.probabilities.tolist())
         for premise, hypothesis, label, chances in zip(*columns, strict=True):
+            probabilities = dict(zip(self.classes, chances, strict=True))
             yield {
                 "premise": premise,
                 "hypothesis": hypothesis,
                 "label": label,
-                "probabilities": dict(zip(self.classes, chances, strict=True)),
+                "probabilities": probabilities,
             }
 
 
@@ -97,11 +98,9 @@ def write_predictions(predictions: Predictions, path: Path) -> None:
     probabilities for each class, which may hold no tab or line break.
 
     Raises:
-        ValueError: If a sentence does not fit into a table, or the suffix is not supported.
+        ArgumentError: If a sentence does not fit into a table.
         OSError: From the operating system; the previous file is unchanged.
     """
-    if path.suffix not in SUFFIXES:
-        raise ArgumentError("output", f"expected a file ending in {', '.join(SUFFIXES)}, got '{path}'.")
     lines = json_lines(predictions) if path.suffix == ".jsonl" else _table(predictions)
     replace_file(path, "".join(f"{line}\n" for line in lines).encode())
 

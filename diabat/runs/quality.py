@@ -66,16 +66,10 @@ def compared(moments: Moments, other: Sampler, found: Moments) -> Comparison:
     """Compare an answer with the marginals of another backend."""
     difference = moments.probability.detach() - found.probability.detach().to(moments.probability)
     seen = difference[moments.visible].abs()
-    return Comparison(
-        other.name,
-        other.capabilities.law,
-        other.capabilities.exact and found.num_reads is None,
-        found.probability.detach(),
-        difference,
-        float(seen.max()) if len(seen) else 0.0,
-        float(seen.mean()) if len(seen) else 0.0,
-        found.standard_error,
-    )
+    exact = other.capabilities.exact and found.num_reads is None
+    largest, mean = (float(seen.max()), float(seen.mean())) if len(seen) else (0.0, 0.0)
+    of = other.name, other.capabilities.law, exact, found.probability.detach()
+    return Comparison(*of, difference, largest, mean, found.standard_error)
 
 
 def quality(

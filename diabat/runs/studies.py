@@ -116,11 +116,5 @@ def _layer_ensemble(layer: BoltzmannAttention, name: str) -> Ensemble:
     if layer.mode == "J-self":  # the own spin of a query is +1
         own = torch.eye(length, dtype=torch.int8)
         ising = ising.clamp(own[-1] if layer.relative else own)
-    return from_attention(
-        ising.fields,
-        ising.couplings,
-        ising.visible,
-        ising.three_body,
-        windows=_WINDOWS,
-        name=f"trained, {name}",
-    )
+    terms = ising.fields, ising.couplings, ising.visible, ising.three_body
+    return from_attention(*terms, windows=_WINDOWS, name=f"trained, {name}")

@@ -126,23 +126,17 @@ class CalibrationReport(Report):
 
     def plot(self, path: str | Path) -> Path:
         """Draw β_h and β_J, their ratios to the prediction, and the distance to the target, against annealing time."""
-        of = {
-            key: np.array([row[key] for row in self.rows], dtype=float) for key in self.rows[0]
-        }  # None is NaN
+        # None is NaN.
+        of = {key: np.array([row[key] for row in self.rows], dtype=float) for key in self.rows[0]}
         times = of["annealing_time_ns"]
-        axis: dict[str, Any] = {"xscale": "log", "xticks": times, "xlabel": "annealing time $t_a$ (ns)"}
-        axis["xlim"] = ends = (0.85 * times[0], 1.18 * times[-1])
+        ends = 0.85 * times[0], 1.18 * times[-1]
         betas, ratios = [], [Line(ends, (1, 1), style=REFERENCE)]
-        for look, term, name, style, shift in (  # the fits nearly coincide: an open square around a dot
-            (
-                1,
-                "J",
-                r"couplings $\beta_J$",
-                {"markersize": 8, "fillstyle": "none", "linestyle": "none"},
-                1.015,
-            ),
-            (0, "h", r"fields $\beta_h$", {"markersize": 4, "linestyle": "none"}, 0.985),
-        ):
+        square = {"markersize": 8, "fillstyle": "none", "linestyle": "none"}
+        dot = {"markersize": 4, "linestyle": "none"}
+        # The fits nearly coincide: an open square around a dot.
+        terms = (1, "J", "couplings", square, 1.015), (0, "h", "fields", dot, 0.985)
+        for look, term, what, style, shift in terms:
+            name = rf"{what} $\beta_{term}$"
             predicted, fitted = of[f"predicted_beta_{term}"], of[f"fitted_beta_{term}"]
             margin = np.nan_to_num(of[f"fitted_beta_{term}_margin"])
             betas.append(Line(times, predicted, f"{name}, predicted", look, style={"marker": "."}))
@@ -157,14 +151,16 @@ class CalibrationReport(Report):
             Line(times, of["tv_after"], r"to the target, fitted $\beta$ programmed", 1),
             Line(times, of["tv_own"], r"to Boltzmann at its own fitted $\beta$", 2, style=grey),
         ]
+
+        def panel(drawn: list[Line], label: str, **settings: Any) -> Panel:
+            axis = {"xscale": "log", "xticks": times, "xlabel": "annealing time $t_a$ (ns)", "xlim": ends}
+            return Panel(drawn, settings={**axis, "ylabel": label, **settings})
+
         logarithmic = {"yscale": "log", "yticks": ticks} if len(times) > 1 else {}
         panels = [
-            Panel(betas, settings={**axis, **logarithmic, "ylabel": r"inverse temperature $\beta$"}),
-            Panel(ratios, settings={**axis, "ylabel": "fitted / predicted"}),
-            Panel(
-                distances,
-                settings={**axis, "ylim": (0, None), "ylabel": "total variation, mean over problems"},
-            ),
+            panel(betas, r"inverse temperature $\beta$", **logarithmic),
+            panel(ratios, "fitted / predicted"),
+            panel(distances, "total variation, mean over problems", ylim=(0, None)),
         ]
         title = self.title.replace("\n", "; ")
         return lines([panels], path, title=title, size=(4.2, 3.6), share_y=False, legend="inside")
@@ -191,13 +187,9 @@ def calibrate(
     of, seed = options or CalibrationOptions(), draw_seed(seed)
     schedule = find_schedule(of.schedule, of.protocol)
     if not isinstance(schedule, AnnealingSchedule):
-        raise ArgumentError(
-            "schedule",
-            f"expected an annealing schedule, which runs at any annealing time, got '{of.schedule}': a plan of angles, "
-            "which has none.",
-        )
-    sizes = {"num_spins": of.spins, "instances": of.instances, "queries": of.queries}
-    (ensemble,) = sk([of.strength], **sizes, seed=seed)
+        expected = "expected an annealing schedule, which runs at any annealing time"
+        raise ArgumentError("schedule", f"{expected}, got '{of.schedule}': a plan of angles, which has none.")
+    (ensemble,) = sk([of.strength], num_spins=of.spins, instances=of.instances, queries=of.queries, seed=seed)
     anneal: dict[str, Any] = {"engine": of.engine, "schedule": schedule, "steps": of.steps}
     times = sorted(set(of.times_ns))
     try:
@@ -206,10 +198,8 @@ def calibrate(
         known = refused.argument != "annealing_time_ns"
         raise ArgumentError(refused.argument if known else "times_ns", refused.reason) from refused
     with new_bar(shown=progress) as bar:
-        rows = [
-            _row(backend, ensemble.ising, of.num_reads, seed)
-            for backend in bar.track(backends, description="annealing times")
-        ]
+        shown = bar.track(backends, description="annealing times")
+        rows = [_row(backend, ensemble.ising, of.num_reads, seed) for backend in shown]
     return CalibrationReport(rows, f"{schedule.name} ({schedule.protocol})", of, seed)
 
 

@@ -26,10 +26,6 @@ LABELS = (
 _REPEATS, _REPEAT_BELOW_S = 3, 0.5
 
 
-class FidelityError(ArgumentError):
-    """A comparison that cannot be made because the exact answer cannot be computed."""
-
-
 def compare(
     backends: Mapping[str, Sampler],
     ensembles: Iterable[Ensemble],
@@ -51,8 +47,7 @@ def compare(
         The rows; ``refused`` is what a backend says that refuses an ensemble, or None.
 
     Raises:
-        FidelityError: If an ensemble has no exact answer.
-        ValueError: If there is nothing to compare.
+        ArgumentError: If an ensemble has no exact answer, or there is nothing to compare.
     """
     cases = list(ensembles)
     if not backends or not cases:
@@ -83,9 +78,8 @@ def _solved(case: Ensemble, solve: Callable[[Ensemble], T]) -> T:
         return solve(case)
     except UnsupportedError as refusal:
         what = f"'{case.name}' at strength {case.strength:g} with {case.ising.num_spins} spins"
-        raise FidelityError(
-            "ensembles", f"{what} has no exact answer to compare with ({refusal})"
-        ) from refusal
+        reason = f"{what} has no exact answer to compare with ({refusal})"
+        raise ArgumentError("ensembles", reason) from refusal
 
 
 def is_analytic(backend: Sampler) -> bool:

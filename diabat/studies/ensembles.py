@@ -69,17 +69,10 @@ def ferromagnet(
 ) -> list[Ensemble]:
     """All-to-all ferromagnet J_jk = g/n in random fields h ~ N(0, g), g being the standard deviation.
 
-    Args:
-        strengths: Values of g, dimensionless.
-        num_spins: Number n of spins.
-        queries: Number of different h.
-        seed: Seed of the fields.
+    Arguments and errors are those of :func:`sk`.
 
     Returns:
         One ensemble for each g, float64: fields [queries, n], J [n, n].
-
-    Raises:
-        ValueError: If a size is below 1, or a strength is negative or not finite.
     """
     generator = _checked(strengths, num_spins, 1, queries, seed)
     h = torch.randn(queries, num_spins, generator=generator, dtype=torch.float64)

@@ -147,9 +147,7 @@ class FidelityReport(Report):
         Raises:
             ValueError: If every backend refused every problem.
         """
-        rows = [row for row in self.rows if row["refused"] is None]
-        if not rows:
-            raise ArgumentError("report", "expected one with values, got one in which every backend refused.")
+        rows = self.answered()
         looks = {name: look for look, name in enumerate(dict.fromkeys(row["backend"] for row in rows))}
         panels = {row["ensemble"]: [r for r in rows if r["ensemble"] == row["ensemble"]] for row in rows}
         drawn = [_panel(name, own, looks) for name, own in panels.items()]
@@ -204,8 +202,8 @@ def fidelity_report(
         One row for each ensemble and backend, also if the backend refuses the ensemble (key ``refused``).
 
     Raises:
-        FidelityError: If an ensemble has no exact answer.  Raised before any backend runs.
-        ValueError: If there is nothing to compare, or ``num_reads`` or ``seed`` is out of range.
+        ArgumentError: If an ensemble has no exact answer (raised before any backend runs), there is nothing to
+            compare, or ``num_reads`` or ``seed`` is out of range.
     """
     check_count("num_reads", num_reads)
     seed = draw_seed(seed)

@@ -81,9 +81,7 @@ class GradientReport(Report):
         Raises:
             ValueError: If every backend refused every problem.
         """
-        rows = [row for row in self.rows if row["refused"] is None]
-        if not rows:
-            raise ArgumentError("report", "expected one with values, got one in which every backend refused.")
+        rows = self.answered()
         places = dict.fromkeys((row["backend"], row["ensemble"]) for row in rows)
         of = {place: [row for row in rows if (row["backend"], row["ensemble"]) == place] for place in places}
         upper = [_panel(own, "h", {"title": "\n".join(place)}) for place, own in of.items()]
@@ -127,7 +125,7 @@ def gradient_report(
         One row for each ensemble, backend and estimator, also if the backend refuses the ensemble (key ``refused``).
 
     Raises:
-        FidelityError: If an ensemble has no exact gradient.  Raised before any backend runs.
+        ArgumentError: If an ensemble has no exact gradient.  Raised before any backend runs.
         ValueError: If there is nothing to compare, the reference is not exact, or a number is out of range.
     """
     check_count("num_reads", num_reads)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from diabat.checks import ArgumentError
 from diabat.samplers.diagnostics import plain
 
 if TYPE_CHECKING:
@@ -110,6 +111,16 @@ class Report(ABC):
     def summary(self) -> str:
         """Sentences below the table; empty for none."""
         return ""
+
+    def answered(self) -> list[Row]:
+        """The rows with values, which a figure draws.
+
+        Raises:
+            ArgumentError: If every backend refused every problem.
+        """
+        if rows := [row for row in self.rows if row["refused"] is None]:
+            return rows
+        raise ArgumentError("report", "expected one with values, got one in which every backend refused.")
 
     @classmethod
     def definitions(cls) -> dict[str, str]:

@@ -11,7 +11,6 @@ import torch
 
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers import Capabilities, Sampler, sampler
-from diabat.studies.comparison import FidelityError
 from diabat.studies.ensembles import Ensemble, ferromagnet, from_attention, sk
 from diabat.studies.fidelity import FidelityOptions, FidelityReport, fidelity_report
 from diabat.testing import Mutant, RecorderSampler, ReferenceSampler, mutants, scaled
@@ -142,7 +141,7 @@ def test_refusal_is_a_row_and_no_exact_answer_an_error(tmp_path: Path) -> None:
         FidelityReport(report.rows[:1], 8, 0).plot(tmp_path / "x.png")
     recorder = RecorderSampler(ReferenceSampler())
     ensembles = [*sk([0.1], **SMALL), *sk([0.1], num_spins=20, instances=1, queries=1)]
-    with pytest.raises(FidelityError, match=r"'SK' at strength 0\.1 with 20 spins has no exact answer"):
+    with pytest.raises(ValueError, match=r"'SK' at strength 0\.1 with 20 spins has no exact answer"):
         fidelity_report({"r": recorder}, ensembles, reference=REFERENCE)
     assert recorder.calls == []
 

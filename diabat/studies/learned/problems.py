@@ -74,9 +74,8 @@ class AnnealOptions:
         _check_all("pair_weight", [self.pair_weight], least=0)
         for option in fields(self) if self.run is not None else ():
             if option.name in RANDOM and (got := getattr(self, option.name)) != option.default:
-                raise ArgumentError(
-                    option.name, f"cannot be combined with run, which provides the problems, got {got}."
-                )
+                wrong = f"cannot be combined with run, which provides the problems, got {got}."
+                raise ArgumentError(option.name, wrong)
         _check_all("strengths", self.strengths)
         for n in self.spins:
             check_count("spins", n, least=2, most=MAX_SPINS)
@@ -91,9 +90,8 @@ class AnnealOptions:
             if getattr(self, name) is not None:
                 _check_all(name, [getattr(self, name)])
         if self.wide_weight is not None and self.wide_fields is None:
-            raise ArgumentError(
-                "wide_weight", f"must be combined with wide_fields, got {self.wide_weight:g} without it."
-            )
+            wrong = f"must be combined with wide_fields, got {self.wide_weight:g} without it."
+            raise ArgumentError("wide_weight", wrong)
 
     def training(self, seed: int) -> list[Instances]:
         """Random problems for training."""
@@ -191,9 +189,8 @@ def with_moments(ensemble: Ensemble, *, weight: float = 1.0) -> list[Instances]:
     """
     ising, name = ensemble.ising.detach().to(torch.float64), ensemble.name
     if ising.three_body is not None:
-        raise ArgumentError(
-            "ensemble", f"expected only fields and couplings, got three-body terms in '{name}'."
-        )
+        got = f"got three-body terms in '{name}'."
+        raise ArgumentError("ensemble", f"expected only fields and couplings, {got}")
     batch, n = ising.batch_shape, ising.num_spins
     mask = ising.visible_mask.reshape(-1, n)
     most = int(mask.sum(-1).max())

@@ -113,17 +113,12 @@ def plot_plan(plan: TrotterPlan, path: str | Path, title: str = "") -> Path:
     """Draw the three kinds of angles in radians against the layer; the suffix of the path chooses the format."""
     layers, style = range(1, plan.steps + 1), {"marker": ""} if plan.steps > 50 else {}
     angles = {"mixer a": plan.mixer_angles, "field b": plan.field_angles, "coupling c": plan.coupling_angles}
-    drawn = [
-        Line(layers, y.tolist(), name, look, style=style) for look, (name, y) in enumerate(angles.items())
-    ]
+    drawn = [Line(layers, y, name, look, style=style) for look, (name, y) in enumerate(angles.items())]
     zero = Line((1, plan.steps), (0, 0), style=REFERENCE)
-    panel = Panel(
-        [*drawn, zero],
-        settings={
-            "title": title,
-            "xticks": layers[:: -(-plan.steps // 16)],
-            "xlabel": "layer",
-            "ylabel": "angle (rad)",
-        },
-    )
-    return lines([[panel]], path, size=(4.6, 3.0), legend="inside")
+    axis = {
+        "title": title,
+        "xticks": layers[:: -(-plan.steps // 16)],
+        "xlabel": "layer",
+        "ylabel": "angle (rad)",
+    }
+    return lines([[Panel([*drawn, zero], settings=axis)]], path, size=(4.6, 3.0), legend="inside")

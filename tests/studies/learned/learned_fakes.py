@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 
 from diabat.circuits import Batch, BatchMoments, Engine, TrotterPlan
 from diabat.circuits.schedules import FloatArray
-from diabat.studies.learned import Instances
+from diabat.studies.learned.problems import Instances
 
 
 class AnswerEngine(Engine):

@@ -7,7 +7,8 @@ import pytest
 
 from diabat.circuits import TrotterPlan, predicted_beta, reference_probabilities, schedule, trotter_plan
 from diabat.circuits.problem import spin_table
-from diabat.studies.learned import error_table, random_problems, with_moments
+from diabat.studies.learned.problems import random_problems, with_moments
+from diabat.studies.learned.report import error_table
 
 PLAN = TrotterPlan(*np.full((3, 3), 0.7))
 

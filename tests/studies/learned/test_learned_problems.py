@@ -12,7 +12,7 @@ import torch
 from diabat.circuits import Batch
 from diabat.ising import Ising
 from diabat.studies.ensembles import Ensemble, from_attention
-from diabat.studies.learned import (
+from diabat.studies.learned.problems import (
     AnnealOptions,
     Instances,
     random_problems,
@@ -148,16 +148,12 @@ def test_problems_that_no_plan_can_run_are_refused() -> None:
     ("change", "message"),
     [
         ({"layers": True}, "layers: expected an integer >= 1, got True"),
-        ({"restarts": 0}, "restarts: expected an integer >= 1, got 0"),
         ({"polish": -1}, "polish: expected an integer >= 0, got -1"),
         ({"strengths": ()}, "strengths: expected at least one, got none"),
         ({"strengths": (float("inf"), 1.0)}, "strengths: expected a finite number > 0, got inf"),
         ({"spins": (4, 1)}, "spins: expected an integer >= 2, got 1"),
         ({"spins": ()}, "spins: expected at least one, got none"),
         ({"weights": (0.0,) * 4}, r"weights: expected 4 numbers, .*, got \[0\.0, 0\.0, 0\.0, 0\.0\]"),
-        ({"wide_fields": float("nan")}, "wide_fields: expected a finite number > 0, got nan"),
-        ({"wide_weight": 2.0}, "wide_weight: must be combined with wide_fields, got 2 without it"),
-        ({"run": "r", "spins": (4,)}, "spins: cannot be combined with run"),
     ],
 )
 def test_bad_options_are_refused(change: dict[str, Any], message: str) -> None:

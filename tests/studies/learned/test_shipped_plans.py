@@ -3,7 +3,8 @@
 import pytest
 
 from diabat.circuits import builtin_plan
-from diabat.studies.learned import error_table, random_problems, wide_problems
+from diabat.studies.learned.problems import random_problems, wide_problems
+from diabat.studies.learned.report import error_table
 
 STRENGTHS = (0.3, 0.6, 1.0)
 # Largest mean |P(s = +1) - exact|.
