@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,11 +38,6 @@ def new_bar(*, percent: bool = False, window: float = 30.0, shown: bool = True) 
     done = TaskProgressColumn() if percent else MofNCompleteColumn()
     columns = (TextColumn("{task.description}"), BarColumn(), done, TimeRemainingColumn())
     return Progress(*columns, console=stderr_console(), speed_estimate_period=window, disable=not shown)
-
-
-def progress_bar(wanted: bool) -> AbstractContextManager[Any]:
-    """Show a bar while the block runs, and yield it; yield None if no bar is wanted."""
-    return new_bar() if wanted else nullcontext()
 
 
 def compiling_bar() -> Progress:

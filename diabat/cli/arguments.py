@@ -33,11 +33,7 @@ BetaOption = Annotated[float | None, typer.Option(help="Inverse temperature beta
 FigureOption = Annotated[Path | None, typer.Option(help="Write the figure: .png, .pdf or .svg.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
 TrustOption = Annotated[
-    bool,
-    typer.Option(
-        "--trust",
-        help="Let a run folder name any backend, e.g. dimod; see docs/security.md.",
-    ),
+    bool, typer.Option("--trust", help="Let a run folder name any backend, e.g. dimod; see docs/security.md.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print only one JSON document on stdout.")]
 ProgressOption = Annotated[bool, typer.Option("--progress/--no-progress", help="Progress bar on stderr.")]

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from diabat.cli.arguments import JsonOption, ProgressOption
+from diabat.cli import arguments
 from diabat.cli.failures import importing
 from diabat.cli.output import print_json, print_table
 
@@ -22,7 +22,7 @@ EXTRAS = {
 }
 
 
-def show_backends(as_json: JsonOption = False) -> None:
+def show_backends(as_json: arguments.JsonOption = False) -> None:
     """List the sampling backends, their limits, and the optional extras."""
     backends, extras = backend_rows(), extra_rows()
     if as_json:
@@ -89,23 +89,19 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def compile_kernels(progress: ProgressOption = True, as_json: JsonOption = False) -> None:
+def compile_kernels(progress: arguments.ProgressOption = True, as_json: arguments.JsonOption = False) -> None:
     """Compile all kernels ahead, once per machine and version; without it each is compiled at its first use."""
     with importing():
         from diabat.attention import warm_up as layers
-        from diabat.progress import progress_bar
+        from diabat.progress import new_bar
         from diabat.samplers import warm_up as backends
 
     found, asked = [], {**backends.GROUPS, **layers.GROUPS}
-    with progress_bar(progress) as bar:
-        task = bar.add_task("kernels", total=len(asked)) if bar else None
-        groups = backends.warm_up(asked)
-        for name in asked:
-            if bar:
-                bar.update(task, description=name)
+    with new_bar(shown=progress) as bar:
+        task, groups = bar.add_task("kernels", total=len(asked)), backends.warm_up(asked)
+        for name in bar.track(asked, task_id=task):
+            bar.update(task, description=name)
             found.append(next(groups))
-            if bar:
-                bar.advance(task)
     if as_json:
         print_json({"groups": [group._asdict() for group in found]})
         return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from diabat.cli.arguments import ConfigArgument, JsonOption, OverridesArgument, load
+from diabat.cli import arguments
 from diabat.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 
 def show_config(
-    config: ConfigArgument = None, overrides: OverridesArgument = None, as_json: JsonOption = False
+    config: arguments.ConfigArgument = None,
+    overrides: arguments.OverridesArgument = None,
+    as_json: arguments.JsonOption = False,
 ) -> None:
     """Print the resolved configuration: file, overrides and every default, with what each key means."""
     from diabat.config import to_plain, to_yaml
 
-    resolved = load(config, overrides, trust=True)  # which builds nothing
+    resolved = arguments.load(config, overrides, trust=True)  # which builds nothing
     if as_json:
         print_json(to_plain(resolved))
     else:
@@ -57,7 +59,7 @@ def _attributes(kind: Any) -> dict[str, str]:
     return found
 
 
-def list_configs(as_json: JsonOption = False) -> None:
+def list_configs(as_json: arguments.JsonOption = False) -> None:
     """List the configurations shipped with diabat, with a description and the time on one core."""
     from diabat.config import shipped_configs
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diabat.checks import ArgumentError
-from diabat.cli.arguments import FigureOption, JsonOption, OverridesArgument, RunArgument, TrustOption
+from diabat.cli import arguments
 from diabat.cli.failures import importing
 from diabat.cli.figures import require_writable
 from diabat.cli.output import print_json, print_table
@@ -22,12 +22,12 @@ SplitOption = Annotated[
 
 
 def evaluate_model(
-    run: RunArgument,
-    overrides: OverridesArgument = None,
+    run: arguments.RunArgument,
+    overrides: arguments.OverridesArgument = None,
     split: SplitOption = None,
-    figure: FigureOption = None,
-    trust: TrustOption = False,
-    as_json: JsonOption = False,
+    figure: arguments.FigureOption = None,
+    trust: arguments.TrustOption = False,
+    as_json: arguments.JsonOption = False,
 ) -> None:
     """Evaluate the best weights of a run, or the weights of a checkpoint; task.data=PATH if its data have moved.
 
@@ -38,8 +38,7 @@ def evaluate_model(
         from diabat.runs import evaluate_run, load_run
         from diabat.training.scores import plot_scores
 
-    if figure is not None:
-        require_writable(figure)
+    require_writable(figure)
     loaded = load_run(run, overrides or (), trust=trust)
     result = evaluate_run(loaded, split or ("test" if "test" in loaded.task.sets else "validation"))
     if figure is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from diabat.checks import ArgumentError
-from diabat.cli.arguments import FigureOption, JsonOption, RunArgument, TrustOption
+from diabat.cli import arguments
 from diabat.cli.explain_decoder import print_decoder
 from diabat.cli.failures import importing
 from diabat.cli.figures import require_writable
@@ -51,16 +52,16 @@ SizeOption = Annotated[
 
 
 def explain_prediction(
-    run: RunArgument,
+    run: arguments.RunArgument,
     text: WordsArgument,
     position: PositionOption = None,
     layer: LayerOption = None,
     head: HeadOption = None,
     top: TopOption = 8,
     at_least: SizeOption = None,
-    figure: FigureOption = None,
-    trust: TrustOption = False,
-    as_json: JsonOption = False,
+    figure: arguments.FigureOption = None,
+    trust: arguments.TrustOption = False,
+    as_json: arguments.JsonOption = False,
 ) -> None:
     """Explain the prediction of a trained classifier for two sentences, or a trained decoder over a text.
 
@@ -81,18 +82,14 @@ def explain_prediction(
     more = [word for word in overrides if "=" not in word]
     if len(texts) < count or more:
         raise ArgumentError("text", f"expected {what}, got {len(texts) + len(more)}.")
-    if figure is not None:
-        require_writable(figure)
+    require_writable(figure)
     if kind == "sequences":
         decoder = explain_decoder_run(run, texts[0], overrides, position=position, trust=trust)
         layers, heads = decoder.attention.shape[:2]
         layer, head, at_least = _index("layer", layer, layers), _index("head", head, heads), at_least or 0.0
-        if figure is not None:
-            plot_decoder(decoder, figure, layer=layer, head=head, at_least=at_least)
-        if as_json:
-            print_json({**vars(decoder), "effective": decoder.effective})
-            return
-        print_decoder(decoder, layer, head, top, at_least)
+        document = {**vars(decoder), "effective": decoder.effective}
+        plot = partial(plot_decoder, decoder, layer=layer, head=head, at_least=at_least)
+        show = partial(print_decoder, decoder, layer, head, top, at_least)
     else:
         for name, value in {"position": position, "layer": layer}.items():
             if value is not None:
@@ -103,12 +100,15 @@ def explain_prediction(
         )
         if head is not None:
             _index("head", head, len(pair.alpha))
-        if figure is not None:
-            plot_explanation(pair, figure, head=head, at_least=at_least)
-        if as_json:
-            print_json({"predicted": pair.predicted, **vars(pair)})
-            return
-        _print_pair(pair, head, top, at_least)
+        document = {"predicted": pair.predicted, **vars(pair)}
+        plot = partial(plot_explanation, pair, head=head, at_least=at_least)
+        show = partial(_print_pair, pair, head, top, at_least)
+    if figure is not None:
+        plot(path=figure)
+    if as_json:
+        print_json(document)
+        return
+    show()
     if figure is not None:
         typer.echo(f"Figure: {figure}")
 

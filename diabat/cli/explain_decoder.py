@@ -9,7 +9,13 @@ import typer
 from diabat.cli.output import print_table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
     from diabat.models.decoder_explanation import DecoderExplanation
+
+    Pick = Callable[[Tensor], Tensor]  # takes the layer and the head of values, or the mean over them
 
 _NEXT = 3
 """Most probable classes that are listed for each position."""
@@ -19,6 +25,8 @@ def print_decoder(
     explanation: DecoderExplanation, layer: int | None, head: int | None, top: int, at_least: float
 ) -> None:
     """Print attention, correlations and predictions, of one layer and head or, for None, the mean over them."""
+    from diabat.models.explanation import selected
+
     q = explanation.position
     sampler = "" if explanation.sampler is None else f", sampler {explanation.sampler}"
     typer.echo(f"Mode {explanation.mode}{sampler}")
@@ -28,24 +36,29 @@ def print_decoder(
     which = f"layer {layer}, {heads}"
     if layer is None:
         which = "mean over layers and heads" if head is None else f"{heads}, mean over layers"
+
+    def pick(values: Tensor) -> Tensor:
+        return selected(values, layer, head)
+
     if top:
-        _print_weights(explanation, layer, head, top, which)
-        _print_correlations(explanation, layer, head, top, at_least, which)
-    _print_positions(explanation, layer, head, which)
+        _print_weights(explanation, pick, top, which)
+        if explanation.without_correlations is not None:
+            typer.echo(f"{explanation.without_correlations}\n")
+        else:
+            found = explanation.strongest(top, layer, head, at_least)
+            _print_correlations(explanation, found, at_least, which)
+    _print_positions(explanation, pick, which)
 
 
-def _print_weights(
-    explanation: DecoderExplanation, layer: int | None, head: int | None, top: int, which: str
-) -> None:
-    from diabat.models.explanation import selected
+def _print_weights(explanation: DecoderExplanation, pick: Pick, top: int, which: str) -> None:
     from diabat.studies.report import formatted
 
-    weights = selected(explanation.attention, layer, head)[explanation.position]
+    weights = pick(explanation.attention)[explanation.position]
     order = [j for j in weights.argsort(descending=True, stable=True)[:top].tolist() if weights[j] > 0]
     rows = [[str(j), _token(explanation, j), formatted(float(weights[j]), ".4f")] for j in order]
     columns = ["position", "token", "weight"]
     if explanation.alpha is not None:
-        alpha = selected(explanation.alpha, layer, head).tolist()
+        alpha = pick(explanation.alpha).tolist()
         chances = {j: formatted(P, ".4f") for j, P in zip(explanation.coupled, alpha, strict=True)}
         columns.append("P(s = +1)")
         rows = [[*row, chances.get(j, "")] for j, row in zip(order, rows, strict=True)]
@@ -54,20 +67,12 @@ def _print_weights(
 
 
 def _print_correlations(
-    explanation: DecoderExplanation,
-    layer: int | None,
-    head: int | None,
-    top: int,
-    at_least: float,
-    which: str,
+    explanation: DecoderExplanation, found: list[tuple[int, int, float]], at_least: float, which: str
 ) -> None:
-    if explanation.without_correlations is not None:
-        typer.echo(f"{explanation.without_correlations}\n")
-        return
     rows = [
         (str(j), _token(explanation, j), str(k), _token(explanation, k), f"{C:+#.3g}",
          "together" if C > 0 else "one or the other")
-        for j, k, C in explanation.strongest(top, layer, head, at_least)
+        for j, k, C in found
     ]  # fmt: skip
     if not rows:
         none = f"No pair with |C_jk| {f'>= {at_least:g}' if at_least else '> 0'}."
@@ -83,14 +88,10 @@ def _print_correlations(
         )
 
 
-def _print_positions(
-    explanation: DecoderExplanation, layer: int | None, head: int | None, which: str
-) -> None:
-    from diabat.models.explanation import selected
+def _print_positions(explanation: DecoderExplanation, pick: Pick, which: str) -> None:
     from diabat.studies.report import formatted
 
-    entropy = selected(explanation.entropy, layer, head).tolist()
-    effective = selected(explanation.effective, layer, head).tolist()
+    entropy, effective = pick(explanation.entropy).tolist(), pick(explanation.effective).tolist()
     index = {name: number for number, name in enumerate(explanation.classes)}
     rows = []
     for i, expected in enumerate(explanation.targets):

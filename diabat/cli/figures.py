@@ -12,12 +12,12 @@ FIGURES = (".png", ".pdf", ".svg")
 
 
 def require_writable(
-    path: Path, name: str = "figure", suffixes: tuple[str, ...] = FIGURES, *, new: bool = False
+    path: Path | None, name: str = "figure", suffixes: tuple[str, ...] = FIGURES, *, new: bool = False
 ) -> None:
     """Fail before the computation rather than after it; missing folders are made.
 
     Args:
-        path: The file to write.
+        path: The file to write; None for none.
         name: The option, argument or key that names it.
         suffixes: Supported suffixes.
         new: Refuse a file that already exists.
@@ -26,6 +26,8 @@ def require_writable(
         ArgumentError: If the suffix is not supported, the path is a folder, the file cannot be written, or it already
             exists and ``new``.
     """
+    if path is None:
+        return
     if path.suffix not in suffixes or path.is_dir():
         kind = "the folder " * path.is_dir()
         raise ArgumentError(name, f"expected a file ending in {', '.join(suffixes)}, got {kind}'{path}'.")

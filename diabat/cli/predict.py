@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diabat.cli.arguments import (
-    ForceOption,
-    JsonOption,
-    OverridesArgument,
-    ProgressOption,
-    RunArgument,
-    TrustOption,
-)
+from diabat.cli import arguments
 from diabat.cli.failures import importing
 from diabat.cli.figures import require_writable
 from diabat.cli.output import print_json, print_table
@@ -38,16 +31,16 @@ HypothesisOption = Annotated[str | None, typer.Option(help="Column of the second
 
 
 def predict_pairs_of_file(
-    run: RunArgument,
+    run: arguments.RunArgument,
     pairs: PairsArgument,
-    overrides: OverridesArgument = None,
+    overrides: arguments.OverridesArgument = None,
     output: OutputOption = None,
     premise: PremiseOption = None,
     hypothesis: HypothesisOption = None,
-    force: ForceOption = False,
-    progress: ProgressOption = True,
-    trust: TrustOption = False,
-    as_json: JsonOption = False,
+    force: arguments.ForceOption = False,
+    progress: arguments.ProgressOption = True,
+    trust: arguments.TrustOption = False,
+    as_json: arguments.JsonOption = False,
 ) -> None:
     """Predict the label of sentence pairs with a trained classifier.
 
@@ -67,8 +60,7 @@ def predict_pairs_of_file(
         )
         from diabat.tasks.nli_files import Columns
 
-    if output is not None:
-        require_writable(output, "output", SUFFIXES, new=not force)
+    require_writable(output, "output", SUFFIXES, new=not force)
     classifier = load_classifier(run, overrides or (), trust=trust)
     own = classifier.columns
     columns = Columns(premise or own.premise, hypothesis or own.hypothesis)

@@ -9,19 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from diabat.checks import ArgumentError
-from diabat.cli.arguments import (
-    BetaOption,
-    ConfigArgument,
-    JsonOption,
-    OverridesArgument,
-    ProblemArgument,
-    TrustOption,
-    load,
-)
+from diabat.cli import arguments
 from diabat.cli.failures import importing
 from diabat.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from diabat.ising import Ising
     from diabat.problem_files import Problem
     from diabat.runs.quality import Comparison
@@ -54,18 +48,18 @@ DryOption = Annotated[bool, typer.Option("--dry-run", help="Show what 'dimod' wo
 
 
 def sample_problem(
-    problem: ProblemArgument,
-    config: ConfigArgument = None,
-    overrides: OverridesArgument = None,
+    problem: arguments.ProblemArgument,
+    config: arguments.ConfigArgument = None,
+    overrides: arguments.OverridesArgument = None,
     num_reads: ReadsOption = None,
-    beta: BetaOption = None,
+    beta: arguments.BetaOption = None,
     samples: SamplesOption = False,
     correlations: PairsOption = False,
     compare: CompareOption = None,
     lowest: LowestOption = False,
     dry_run: DryOption = False,
-    trust: TrustOption = False,
-    as_json: JsonOption = False,
+    trust: arguments.TrustOption = False,
+    as_json: arguments.JsonOption = False,
 ) -> None:
     """Sample one Ising problem, and report the law and the quality of the answer.
 
@@ -85,7 +79,7 @@ def sample_problem(
     marginal = {"correlations": correlations, "compare": compare is not None}
     if kinds and (others := [*kinds[1:], *(name for name, given in marginal.items() if given)]):
         raise ArgumentError(kinds[0], f"cannot be combined with --{others[0].replace('_', '-')}.")
-    resolved = load(config, overrides, trust=trust)
+    resolved = arguments.load(config, overrides, trust=trust)
     backend, seed = build_sampler(resolved.sampler), resolved.seed
     loaded = read_problem(problem, beta=beta)
     ising, reads = loaded.ising, num_reads or backend.num_reads
@@ -99,8 +93,7 @@ def sample_problem(
     else:
         other = None if compare is None else moments_of(compare, ising, seed)  # first: it may refuse
         found = backend.moments(ising, correlations=correlations, num_reads=num_reads, seed=seed)
-        beside = None if other is None else compared(found, *other)
-        _report_moments(loaded, backend, found, beside, as_json)
+        _report_moments(loaded, backend, found, None if other is None else compared(found, *other), as_json)
 
 
 def _report_dry_run(backend: Sampler, ising: Ising, num_reads: int, seed: int, as_json: bool) -> None:
@@ -126,36 +119,39 @@ def _report_moments(
 
     def show() -> None:
         up = "P(1)" if problem.binary else "P(+1)"
-        # The mean of 0 and 1 is P(1).
-        columns = ["variable", up, "std. error"] if problem.binary else ["spin", up, "std. error", "<s>"]
-        given = [None] * len(problem.labels) if errors is None else errors.tolist()
-        values = zip(moments.probability.tolist(), given, moments.magnetization.tolist(), strict=True)
-        cells = [[f"{p:.6g}", "-" if e is None else f"{e:.2g}", f"{m:+.6f}"] for p, e, m in values]
-        cells = [row[: len(columns) - 1] for row in cells]
+        labels, kind = [str(label) for label in problem.labels], "variable" if problem.binary else "spin"
+        columns: dict[str, tuple[Tensor | None, str]] = {
+            up: (moments.probability, ".6g"),
+            "std. error": (errors, ".2g"),
+        }
+        if not problem.binary:  # the mean of 0 and 1 is P(1)
+            columns["<s>"] = moments.magnetization, "+.6f"
         if comparison is not None:
-            columns += [f"{up}, {comparison.backend}", "error" if comparison.exact else "difference"]
-            beside = zip(comparison.probability.tolist(), comparison.difference.tolist(), strict=True)
-            cells = [[*row, f"{p:.6g}", f"{d:+.2g}"] for row, (p, d) in zip(cells, beside, strict=True)]
-        seen = zip(problem.labels, cells, moments.visible.tolist(), strict=True)
-        rows = [[str(label), *(row if visible else ["-"] * len(row))] for label, row, visible in seen]
-        print_table("Marginals", columns, rows, right=columns[1:])
+            columns[f"{up}, {comparison.backend}"] = comparison.probability, ".6g"
+            columns["error" if comparison.exact else "difference"] = comparison.difference, "+.2g"
+        cells = [
+            [
+                "-" if values is None or not seen else f"{float(values[j]):{form}}"
+                for values, form in columns.values()
+            ]
+            for j, seen in enumerate(moments.visible.tolist())
+        ]
+        rows = [[label, *row] for label, row in zip(labels, cells, strict=True)]
+        print_table("Marginals", [kind, *columns], rows, right=[*columns])
         if correlation is not None:
-            labels = [str(label) for label in problem.labels]
-            pairs = zip(labels, correlation.tolist(), strict=True)
-            grid = [[label, *(f"{c:+.4f}" for c in row)] for label, row in pairs]
+            grid = [
+                [label, *(f"{c:+.4f}" for c in row)]
+                for label, row in zip(labels, correlation.tolist(), strict=True)
+            ]
             corner = "<x x'>" if problem.binary else "<s s'>"
             print_table("Pair correlations", [corner, *labels], grid, right=labels)
         if moments.log_partition is not None:
             typer.echo(f"log Z = {float(moments.log_partition):.9g}")
 
-    names = ("probability", "standard_error", "log_partition")
-    found = {name: getattr(moments, name) for name in names}
-    found |= {
-        "correlation": correlation,
-        "comparison": None if comparison is None else comparison._asdict(),
-    }
-    largest = None if errors is None else float(errors.max())
-    _report(problem, backend, moments, found, show, as_json, largest)
+    found = {name: getattr(moments, name) for name in ("probability", "standard_error", "log_partition")}
+    found["correlation"] = correlation
+    found["comparison"] = None if comparison is None else comparison._asdict()
+    _report(problem, backend, moments, found, show, as_json, None if errors is None else float(errors.max()))
     if comparison is not None and not as_json:
         _print_comparison(comparison)
 
@@ -173,8 +169,7 @@ def _report_samples(problem: Problem, backend: Sampler, samples: Samples, as_jso
             for state, energy, count, share in found[:_SHOWN_STATES]
         ]
         typer.echo(_order(problem))
-        headings = ("state", "energy", "reads", "share")
-        print_table("Reads", headings, rows, right=headings[1:])
+        print_table("Reads", ("state", "energy", "reads", "share"), rows, right=("energy", "reads", "share"))
         if len(found) > _SHOWN_STATES:
             typer.echo(f"{len(found) - _SHOWN_STATES} more states; --json prints every read.")
 
@@ -239,8 +234,7 @@ def _report(
 
 
 def _order(problem: Problem) -> str:
-    what = "Variables" if problem.binary else "Spins"
-    return f"{what} in order: {' '.join(map(str, problem.labels))}"
+    return f"{'Variables' if problem.binary else 'Spins'} in order: {' '.join(map(str, problem.labels))}"
 
 
 def _drawn(problem: Problem, spins: Sequence[int]) -> str:

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
-from diabat.cli.arguments import (
-    ConfigArgument,
-    FigureOption,
-    JsonOption,
-    OverridesArgument,
-    ProgressOption,
-    TrustOption,
-    load,
-)
+from diabat.cli import arguments
 from diabat.cli.failures import importing
 from diabat.cli.figures import require_writable
 from diabat.cli.output import print_report
@@ -29,18 +21,17 @@ def study(function: str, text: str, default: str | None = None) -> Callable[...,
     """
 
     def command(
-        config: ConfigArgument = None,
-        overrides: OverridesArgument = None,
-        figure: FigureOption = None,
-        progress: ProgressOption = True,
-        trust: TrustOption = False,
-        as_json: JsonOption = False,
+        config: arguments.ConfigArgument = None,
+        overrides: arguments.OverridesArgument = None,
+        figure: arguments.FigureOption = None,
+        progress: arguments.ProgressOption = True,
+        trust: arguments.TrustOption = False,
+        as_json: arguments.JsonOption = False,
     ) -> None:
         with importing():
             make = getattr(import_module("diabat.runs.studies"), function)
-        resolved = load(config, overrides, trust=trust, default=default)
-        if figure is not None:
-            require_writable(figure)
+        resolved = arguments.load(config, overrides, trust=trust, default=default)
+        require_writable(figure)
         report = make(resolved, progress=progress, trust=trust)
         if figure is not None:
             report.plot(figure)

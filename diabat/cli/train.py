@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diabat.cli.arguments import (
-    ConfigArgument,
-    JsonOption,
-    OverridesArgument,
-    ProgressOption,
-    TrustOption,
-    load,
-)
+from diabat.cli import arguments
 from diabat.cli.failures import Interrupted, importing
 from diabat.cli.output import print_json, print_table
 
@@ -26,12 +19,12 @@ ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue the run f
 
 
 def train_model(
-    config: ConfigArgument,
-    overrides: OverridesArgument = None,
+    config: arguments.ConfigArgument,
+    overrides: arguments.OverridesArgument = None,
     resume: ResumeOption = False,
-    progress: ProgressOption = True,
-    trust: TrustOption = False,
-    as_json: JsonOption = False,
+    progress: arguments.ProgressOption = True,
+    trust: arguments.TrustOption = False,
+    as_json: arguments.JsonOption = False,
 ) -> None:
     """Train a model; Ctrl-C saves the state and prints how to continue.
 
@@ -42,7 +35,7 @@ def train_model(
         from diabat.runs.build import require_same_run, run_training
         from diabat.training import OutputError, TrainingInterrupted
 
-    resolved = load(config, overrides, trust=trust)
+    resolved = arguments.load(config, overrides, trust=trust)
     if resume:
         require_same_run(resolved)
     try:
