@@ -29,8 +29,10 @@ def test_fidelity_reports_rows_as_json_and_as_a_table() -> None:
     ]
     assert [row["queries"] for row in rows] == [8, 8]
     text = fidelity().stdout
-    assert "mean_field" in text
     assert "capture" in text
+    assert re.fullmatch(
+        r"Mean \|ΔP\| over all problems, best first: mean_field \(\S+\)\.", text.splitlines()[-1]
+    )
 
 
 def test_fidelity_without_a_configuration_takes_the_shipped_one() -> None:
@@ -39,17 +41,6 @@ def test_fidelity_without_a_configuration_takes_the_shipped_one() -> None:
     assert result.exit_code == 0, result.stderr
     rows = json.loads(result.stdout)["rows"]
     assert [row["marginal_mean"] for row in rows] == [row["marginal_mean"] for row in wanted]
-
-
-def test_a_line_below_the_table_ranks_the_backends() -> None:
-    anneal = ("fidelity.backends.dqa.backend=dqa", "fidelity.backends.dqa.schedule=boltzmann-8")
-    last = fidelity(*anneal).stdout.splitlines()[-1]
-    assert re.fullmatch(r"Mean \|ΔP\| over all problems, best first: dqa \(\S+\), mean_field \(\S+\)\.", last)
-
-
-def test_fidelity_names_the_sizes_if_there_are_several() -> None:
-    rows = json.loads(fidelity("fidelity.sizes=[3,4]", "fidelity.ensembles=[sk]", "--json").stdout)["rows"]
-    assert [row["ensemble"] for row in rows] == ["SK n=3", "SK n=4"]
 
 
 def test_fidelity_on_a_trained_checkpoint_with_a_figure(tmp_path: Path) -> None:
@@ -82,7 +73,7 @@ def test_gradients_of_every_estimator_with_a_figure(tmp_path: Path) -> None:
 LONG = "mean_field_with_a_name_of_one_s_own"
 
 
-@pytest.mark.parametrize("width", [60, 80, 130, 150, 200])
+@pytest.mark.parametrize("width", [60, 130])
 @pytest.mark.parametrize("backend", ["mean_field", LONG])
 def test_nothing_of_the_table_is_cut_at_any_width(
     width: int, backend: str, monkeypatch: pytest.MonkeyPatch

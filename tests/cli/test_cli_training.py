@@ -30,7 +30,7 @@ def test_train_writes_the_resolved_configuration_and_reports(tmp_path: Path) -> 
 def test_train_resumes_to_the_same_weights_as_an_uninterrupted_run(tmp_path: Path) -> None:
     assert train(tmp_path / "a", steps=4).exit_code == 0
     assert train(tmp_path / "b", steps=2).exit_code == 0
-    result = train(tmp_path / "b", "--resume", steps=4)
+    result = train(tmp_path / "b", "training.patience=30", "--resume", steps=4)  # limits may change
     assert result.exit_code == 0, result.stderr
     assert "accuracy" in result.stdout
     weights = [diabat.training.load_model(tmp_path / name, "latest") for name in "ab"]
@@ -42,15 +42,6 @@ def test_evaluate_counts_the_predictions_of_an_accuracy(tmp_path: Path) -> None:
     told = run_json("evaluate", str(tmp_path / "run"))
     assert told["count"] == 16  # one closing bracket in each of the words of four
     assert share(told["value"], 16) in run("evaluate", str(tmp_path / "run")).stdout
-
-
-def test_a_run_folder_is_a_configuration(tmp_path: Path) -> None:
-    assert train(tmp_path / "run").exit_code == 0
-    result = run(
-        "train", str(tmp_path / "run"), "--resume", "training.max_steps=3", "--json", "--no-progress"
-    )
-    assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout)["steps"] == 3
 
 
 def test_the_folder_of_a_run_is_meant_and_not_the_output_that_it_stores(
@@ -73,12 +64,6 @@ def test_the_folder_of_a_run_is_meant_and_not_the_output_that_it_stores(
     assert not list(Path().iterdir())
     copied = run("train", str(tmp_path / "there" / "run"), "output=copy", "--json", "--no-progress")
     assert json.loads(copied.stdout)["run_dir"] == "copy"
-
-
-def test_limits_may_change_on_resume(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    assert train(folder).exit_code == 0
-    assert train(folder, "training.patience=3", "--resume", steps=3).exit_code == 0
 
 
 def _failing(error: BaseException, folder: Path | None = None) -> Any:

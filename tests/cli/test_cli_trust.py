@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -18,15 +19,22 @@ class Sampler(dimod.RandomSampler):
 """
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trust") / "run"
+    assert train(folder).exit_code == 0
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run with exact marginals whose configuration somebody has changed afterwards."""
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "strangers.py").write_text(STRANGER.format(mark=str(tmp_path / "mark")))
     monkeypatch.syspath_prepend(tmp_path / "modules")
     monkeypatch.delitem(sys.modules, "strangers", raising=False)
     monkeypatch.chdir(tmp_path)
-    assert train(tmp_path / "run").exit_code == 0
+    shutil.copytree(trained, tmp_path / "run")
     path = tmp_path / "run" / "config.json"
     document = json.loads(path.read_text())
     document["sampler"] = {"backend": "dimod", "sampler": "strangers:Sampler", "beta": 1.0, "num_reads": 4}

@@ -121,10 +121,28 @@ def test_an_unknown_key_is_reported_before_other_faults() -> None:
         make_config({"seed": "x", "training": {"patienc": 1}})
 
 
-def test_values_that_only_the_backend_checks_are_refused_when_it_is_built() -> None:
-    config = make_config({"sampler": {"backend": "mean_field", "damping": 2}})
-    with pytest.raises(ConfigError, match=r"^sampler\.damping: expected a number in \(0, 1\], got 2"):
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"backend": "mean_field", "damping": 2}, r"damping: expected a number in \(0, 1\], got 2"),
+        (
+            {"backend": "dqa", "engine": "nativ"},
+            r"engine: expected one of native, .* Did you mean 'native'\?",
+        ),
+        ({"backend": "dqa", "betas": [1.0, -2.0]}, "betas: expected two positive numbers"),
+        (
+            {"backend": "dqa", "engine": "aer", "learn_schedule": True},
+            "learn_schedule: expected engine native",
+        ),
+    ],
+)
+def test_values_that_only_the_backend_checks_are_refused_when_it_is_built(
+    section: dict[str, Any], message: str
+) -> None:
+    config = make_config({"sampler": section})
+    with pytest.raises(ConfigError, match=rf"^sampler\.{message}") as caught:
         build_sampler(config.sampler)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_window_above_the_limit_of_the_sampler_names_the_key_that_gave_it() -> None:
@@ -132,41 +150,6 @@ def test_a_window_above_the_limit_of_the_sampler_names_the_key_that_gave_it() ->
     config = make_config({"task": {"name": "brackets", "num_train": 4, "num_validation": 4}, "model": model})
     with pytest.raises(ConfigError, match=r"^model\.attention_window: sampler 'exact' accepts at most"):
         build_model(config, build_task(config))
-
-
-DQA_OPTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"engine": "nativ"}, r"sampler\.engine: expected one of native, .* Did you mean 'native'\?"),
-    ({"calibration": "measured"}, r"sampler\.calibration: expected .*, got 'measured'"),
-    (
-        {"calibration_strength": 0.0},
-        r"sampler\.calibration_strength: expected a coupling strength in .*, got 0",
-    ),
-    (
-        {"calibration": "fitted", "betas": [1.0, 2.0]},
-        r"sampler\.calibration: cannot be combined with betas, got 'fitted'",
-    ),
-    ({"betas": [1.0, -2.0]}, r"sampler\.betas: expected two positive numbers"),
-    ({"field_noise": -0.1}, r"sampler\.field_noise: expected a standard deviation >= 0"),
-    ({"coupling_noise": -0.1}, r"sampler\.coupling_noise: expected a standard deviation >= 0"),
-    (
-        {"schedule": "Advantage2_system9"},
-        r"sampler\.schedule: .* got .* Did you mean 'Advantage2_system",
-    ),
-    (
-        {"trotter_error": 0.1, "steps": 300},
-        r"sampler\.trotter_error: cannot be combined with steps, got both",
-    ),
-    ({"engine": "aer", "learn_schedule": True}, r"sampler\.learn_schedule: expected engine native or torch"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), DQA_OPTIONS, ids=[" ".join(o) for o, _ in DQA_OPTIONS])
-def test_options_of_the_annealing_backend_are_refused_in_one_sentence(
-    options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        build_sampler(make_config({"sampler": {"backend": "dqa", **options}}).sampler)
-    assert "\n" not in str(caught.value)
 
 
 def test_parts_that_do_not_fit_together_are_refused_when_the_model_is_built() -> None:
