@@ -83,6 +83,20 @@ BAD = [
      "training.schedule_learning_rate: expected a finite number, got inf (number)."),
     ({"sampler": {"backend": "dqa", "annealing_time_ns": float("inf")}},
      "sampler.annealing_time_ns: expected a finite number, got inf (number)."),
+    # an unknown key comes before other faults, and one unlike any other lists the valid ones
+    ({"seed": "x", "training": {"patienc": 1}},
+     "training.patienc: unknown key. Did you mean 'training.patience'?"),
+    ({"zzzz": 1}, "zzzz: unknown key. Valid keys here: anneal, calibration, device, fidelity, gradient, model, ..."),
+    # names of models
+    ({"model": {"name": "transformr"}},
+     "model.name: expected one of transformer, pairs, got 'transformr' (string). Did you mean 'transformer'?"),
+    ({"model": {"name": 3}}, "model.name: expected one of transformer, pairs, got 3 (integer)."),
+    ({"model": {"name": "pairs"}}, "model.name: expected transformer for the task 'brackets', got 'pairs'."),
+    ({"task": {"name": "sick"}, "model": {"name": "transformer"}},
+     "model.name: expected pairs for the task 'sick', got 'transformer'."),
+    ({"task": {"name": "sick"}, "model": {"embed_dim": 8}}, "model.embed_dim: unknown key. Valid keys here: ..."),
+    ({"task": {"name": "sick"}, "model": {"pooling": "mean", "nam": 1}},
+     "model.nam: unknown key. Did you mean 'model.name'?"),
 ]  # fmt: skip
 
 
@@ -90,7 +104,8 @@ BAD = [
 def test_a_bad_value_is_one_sentence(document: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make_config(document)
-    assert str(caught.value) == message
+    got = str(caught.value)
+    assert got.startswith(message[:-3]) if message.endswith("...") else got == message
 
 
 def test_an_unknown_backend_is_named_with_the_nearest() -> None:
@@ -106,19 +121,6 @@ def test_built_in_backends_are_found_without_a_search_of_all_packages(
     """It takes 17 ms for each backend of a configuration."""
     monkeypatch.setattr(registry, "entry_points", lambda group: pytest.fail("searched"))
     make_config({"fidelity": {"backends": {name: {"backend": name} for name in ("exact", "dqa")}}})
-
-
-def test_a_key_unlike_any_other_lists_the_valid_ones() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"zzzz: unknown key\. Valid keys here: anneal, calibration, device, fidelity, gradient, model, ",
-    ):
-        make_config({"zzzz": 1})
-
-
-def test_an_unknown_key_is_reported_before_other_faults() -> None:
-    with pytest.raises(ConfigError, match=r"training\.patienc: unknown key"):
-        make_config({"seed": "x", "training": {"patienc": 1}})
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diabat.config import Config, ConfigError, make_config, to_plain
+from diabat.config import Config, make_config, to_plain
 from diabat.config.schema import valid_keys
 from diabat.models import MODELS, PairModelOptions, TransformerOptions
 from diabat.tasks import TASKS, BracketOptions, SickOptions
@@ -24,38 +24,6 @@ def test_the_model_follows_from_the_task_unless_it_is_named(task: str) -> None:
     assert config == make_config({**document, "model": {"name": config.model.name}})
     assert to_plain(config)["model"]["name"] == config.model.name
     assert MODELS[config.model.name].examples == TASKS[task].examples
-
-
-@pytest.mark.parametrize(
-    ("document", "message"),
-    [
-        (
-            {"model": {"name": "transformr"}},
-            "model.name: expected one of transformer, pairs, got 'transformr' (string). Did you mean 'transformer'?",
-        ),
-        ({"model": {"name": 3}}, "model.name: expected one of transformer, pairs, got 3 (integer)."),
-        (
-            {"model": {"name": "pairs"}},
-            "model.name: expected transformer for the task 'brackets', got 'pairs'.",
-        ),
-        (
-            {"task": {"name": "sick"}, "model": {"name": "transformer"}},
-            "model.name: expected pairs for the task 'sick', got 'transformer'.",
-        ),
-        (
-            {"task": {"name": "sick"}, "model": {"embed_dim": 8}},
-            "model.embed_dim: unknown key. Valid keys here: ",
-        ),
-        (
-            {"task": {"name": "sick"}, "model": {"pooling": "mean", "nam": 1}},
-            "model.nam: unknown key. Did you mean 'model.name'?",
-        ),
-    ],
-)
-def test_a_name_that_does_not_fit_is_refused(document: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        make_config(document)
-    assert str(caught.value).startswith(message)
 
 
 def test_options_that_do_not_fit_are_refused_in_python_too() -> None:
