@@ -120,15 +120,13 @@ def calibrate_heads(
 
 
 def _cells(group: SalientGroup) -> tuple[str, ...]:
-    from diabat.studies.heads import shown_heads, shown_layers, shown_players
+    from diabat.studies import heads
 
-    error = "" if group.dividend_error is None else f" ± {group.dividend_error:.3f}"
-    often = group.selection_frequency
     return (
-        shown_layers(group.layers),
-        shown_players(group.players),
-        shown_heads(group.heads) if group.heads else "none",
-        "–" if group.dividend is None else f"{group.dividend:+.3f}{error}",
+        heads.shown_layers(group.layers),
+        heads.shown_players(group.players),
+        heads.shown_heads(group.heads) if group.heads else "none",
+        heads.shown_dividend(group.dividend, group.dividend_error),
         "–" if group.value is None else f"{group.value:.3f}",
-        "–" if often is None else f"{often:.2f}{'?' * (often < 0.5)}",
+        heads.shown_frequency(group.selection_frequency),
     )

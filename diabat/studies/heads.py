@@ -15,7 +15,7 @@ from diabat.attention.heads.decoder import Head
 from diabat.attention.heads.dividends import max_dividend
 from diabat.attention.heads.summary import LEVEL, DividendSummary
 from diabat.plots import COLOURS, legend_below, new_figure, save_figure, tidy
-from diabat.studies.report import Column, Report, Row
+from diabat.studies.report import MISSING, Column, Report, Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,14 +24,14 @@ _COLUMNS = 4
 _DRAWN = 1 << 22
 
 
-def _largest(row: Row) -> str:
-    error = row["dividend_error"]
-    return f"{row['dividend']:+.3f}" + ("" if error is None else f" ± {error:.3f}")
+def shown_dividend(w: float | None, error: float | None) -> str:
+    """A dividend with its sign, ± its standard error if there is one; a dash for none."""
+    return MISSING if w is None else f"{w:+.3f}" + ("" if error is None else f" ± {error:.3f}")
 
 
-def _frequency(row: Row) -> str:
-    # Another coalition is selected as often or more often.
-    return f"{row['selection_frequency']:.2f}" + ("?" if row["selection_frequency"] < 0.5 else "")
+def shown_frequency(share: float | None) -> str:
+    """A bootstrap selection frequency; ? marks that another coalition is selected as often or more often."""
+    return MISSING if share is None else f"{share:.2f}{'?' * (share < 0.5)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +55,11 @@ class HeadsReport(Report):
         Column("coalition", "players of the largest dividend w(S), counted from 0", "largest"),
         Column("heads", "their heads", "heads"),
         Column("dividend", "their dividend w(S) of the mean over samples; the table adds ± its standard error", "w",
-               show=_largest),
+               show=lambda row: shown_dividend(row["dividend"], row["dividend_error"])),
         Column("dividend_error", "its standard error; null with one sample"),
         Column("selection_frequency", "share of bootstrap resamples of the samples in which this coalition has the "
-               "largest dividend; ? marks less than half", "bootstrap\nfrequency", show=_frequency),
+               "largest dividend; ? marks less than half", "bootstrap\nfrequency",
+               lambda row: shown_frequency(row["selection_frequency"])),
         Column("singles", "sum of the dividends of single players", "Σw\n|S| = 1"),
         Column("pairs", "sum of those of two players", "Σw\n|S| = 2"),
         Column("larger", "v(N) - v(∅) less both: sum of those of three and more", "Σw\n|S| > 2"),
