@@ -73,10 +73,15 @@ def check_number(name: str, value: Any, interval: str, *, optional: bool = False
         raise ArgumentError(name, f"expected a number in {interval}{' or None' * optional}, got {value!r}.")
 
 
+def is_positive(value: Any) -> bool:
+    """Whether a value is a finite number above 0."""
+    beyond = isinstance(value, int) and value > sys.float_info.max  # integers of Python have no bound
+    return is_number(value) and not beyond and bool(0 < value < math.inf)
+
+
 def check_positive(name: str, value: Any) -> None:
     """Raise ArgumentError unless a value is a finite number above 0."""
-    beyond = isinstance(value, int) and value > sys.float_info.max  # integers of Python have no bound
-    if not is_number(value) or beyond or not 0 < value < math.inf:
+    if not is_positive(value):
         raise ArgumentError(name, f"expected a positive finite number, got {value!r}.")
 
 

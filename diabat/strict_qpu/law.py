@@ -14,7 +14,7 @@ from scipy.sparse.csgraph import connected_components
 
 from diabat.checks import ArgumentError
 from diabat.ising import Ising, to_minimised
-from diabat.samplers.dimod.packing import FloatArray, IntArray
+from diabat.samplers.dimod.packing import FloatArray, IntArray, expand
 from diabat.samplers.seeds import child_seed
 
 
@@ -68,9 +68,7 @@ def draw(model: Model, sampler: Any, reads: int, keywords: dict[str, Any]) -> ND
         model.h, (first, second, model.J), 0.0, "SPIN", variable_order=labels
     )
     answer = sampler.sample(bqm, num_reads=reads, **keywords)
-    place = {label: column for column, label in enumerate(answer.variables)}
-    spins = answer.record.sample[:, [place[label] for label in labels]]
-    return np.repeat(spins, answer.record.num_occurrences, axis=0).astype(np.int8)
+    return expand(answer, labels, np.random.default_rng(keywords["seed"])).spins
 
 
 # A flux bias that acts like at least this field holds its qubit; weaker ones, growing like sqrt(B), are refused.

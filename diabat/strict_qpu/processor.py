@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from typing import Any, Literal
 
+import dimod
 import numpy as np
+from dwave.samplers import SimulatedAnnealingSampler
+from dwave.system.testing import MockDWaveSampler
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, check_choice, check_positive
 from diabat.circuits import schedule
 from diabat.samplers.dimod.budget import estimated_access_us
-from diabat.samplers.dimod.target import missing_package
 from diabat.strict_qpu import law as laws
 from diabat.strict_qpu import rules
 
@@ -38,8 +39,7 @@ TIMING = {
 
 
 def _check_law(law: Any, name: str | None, tied_below: float | None) -> None:
-    if law not in ("boltzmann", "anneal"):
-        raise ArgumentError("law", f"expected 'boltzmann' or 'anneal', got {law!r}.")
+    check_choice("law", law, ("boltzmann", "anneal"))
     if (law == "anneal") != (name is not None):
         raise ArgumentError(
             "schedule",
@@ -53,138 +53,110 @@ def _check_law(law: Any, name: str | None, tied_below: float | None) -> None:
         schedule(name)
 
 
-@cache
-def strict_mock_qpu() -> type:
-    """Build the class, whose base class is in dwave-system, an extra.
+class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has no stubs
+    """A ``MockDWaveSampler`` that enforces the rules of a processor and returns Boltzmann reads.
 
-    Raises:
-        ImportError: If the extra ``dwave`` is not installed.
+    It refuses with one sentence:
+
+    - values outside h_range, extended_j_range or per_qubit_coupling_range with ``auto_scale=False`` (True, the
+      default, scales to full range as the processor does);
+    - with ``fast_anneal``: h other than 0, schedules that do not have two points, reverse anneals, h gains, and
+      times out of range;
+    - invalid anneal schedules; a wrong number of flux biases, or flux biases with auto_scale;
+    - too many reads, too long runs, unknown keywords.
+
+    Answers are histograms unless ``answer_mode="raw"``.
+
+    The law ``boltzmann``: P(s) ∝ exp(-beta · E(s)) of the programmed values, by simulated annealing held at beta.
+    The law ``anneal``: the fast anneal of ``schedule``, simulated by the backend ``dqa`` for every connected part
+    (16 qubits at most); qubits with flux biases are fixed.  It is not Boltzmann: fields and couplings have
+    different effective temperatures.  As on a processor there is no seed per call: answer number k is a function
+    of ``seed`` and k.
+
+    Args:
+        law: ``boltzmann``, or ``anneal``, which accepts only submissions with ``fast_anneal``.
+        schedule: Built-in schedule of the anneal, such as Advantage2_system1.
+        beta: Inverse temperature of Boltzmann answers, for fields and couplings alike.
+        sweeps: Sweeps from a random start.
+        seed: Seed of all answers; None draws one.
+        tied_below: Qubits joined by couplings J at or below this value flip together, which is the limit of strong
+            chains; None flips every qubit alone.
+        fail_at: Numbers, from 1, of the calls that fail with a ConnectionError.
+        properties: Properties that replace those of the mock.
+        **chip: Arguments of ``MockDWaveSampler``, such as topology_type and topology_shape.
+
+    Attributes:
+        calls: Calls of ``sample`` so far.
+        answered: Calls that were answered.
+        reads: Reads answered.
     """
-    try:
-        import dimod
-        from dwave.samplers import SimulatedAnnealingSampler
-        from dwave.system.testing import MockDWaveSampler
-    except ImportError as error:
-        raise ImportError(missing_package(error, "StrictMockQPU"), name=error.name) from None
 
-    class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has no stubs
-        """A ``MockDWaveSampler`` that enforces the rules of a processor and returns Boltzmann reads.
+    def __init__(
+        self,
+        *,
+        law: Literal["boltzmann", "anneal"] = "boltzmann",
+        schedule: str | None = None,
+        beta: float = 1.0,
+        sweeps: int = 100,
+        seed: int | None = 0,
+        tied_below: float | None = None,
+        fail_at: Iterable[int] = (),
+        properties: dict[str, Any] | None = None,
+        **chip: Any,
+    ) -> None:
+        check_positive("beta", beta)
+        _check_law(law, schedule, tied_below)
+        stated = {"problem_timing_data": TIMING, "beta": beta, "seed": seed, "sweeps": sweeps}
+        if law == "anneal":
+            stated |= {"law": law, "schedule": schedule}
+        super().__init__(
+            properties={**stated, "tied_below": tied_below, **(properties or {})},
+            substitute_sampler=SimulatedAnnealingSampler(),
+            substitute_kwargs={"beta_schedule_type": "custom", "beta_schedule": [beta] * sweeps},
+            **chip,
+        )
+        self.parameters["max_answers"] = ["parameters"]
+        self.schedule = schedule
+        self.tied_below, self.fail_at = tied_below, frozenset(fail_at)
+        self._seeds = np.random.SeedSequence(seed)
+        self.calls = self.answered = self.reads = 0
 
-        It refuses with one sentence:
+    @dimod.bqm_structured  # type: ignore[untyped-decorator]  # dimod has no stubs
+    def sample(self, bqm: Any, **keywords: Any) -> Any:
+        """Answer like the processor; see the class."""
+        self.calls += 1
+        if self.calls in self.fail_at:
+            raise ConnectionError("the connection was lost")
+        rules.check_keywords(keywords, self.properties, set(self.parameters))
+        spin = bqm.change_vartype("SPIN", inplace=False)
+        reads = keywords.get("num_reads", 1)
+        spins = self._spins(spin, reads, keywords)
+        self.answered += 1
+        self.reads += reads
+        access = estimated_access_us(self.properties["problem_timing_data"], max(len(bqm), 1), keywords)
+        info = {"timing": {"qpu_access_time": access}, "problem_id": f"stand-in-{self.calls}"}
+        found = dimod.SampleSet.from_samples_bqm((spins, list(spin.variables)), spin, info=info)
+        return self._formatted(found, keywords).change_vartype(bqm.vartype, inplace=False)
 
-        - values outside h_range, extended_j_range or per_qubit_coupling_range with ``auto_scale=False`` (True, the
-          default, scales to full range as the processor does);
-        - with ``fast_anneal``: h other than 0, schedules that do not have two points, reverse anneals, h gains, and
-          times out of range;
-        - invalid anneal schedules; a wrong number of flux biases, or flux biases with auto_scale;
-        - too many reads, too long runs, unknown keywords.
+    def _spins(self, spin: Any, reads: int, keywords: dict[str, Any]) -> np.ndarray:
+        qubits = list(spin.variables)
+        h, (first, second, J), _ = spin.to_numpy_vectors(variable_order=qubits)
+        pairs = np.stack((first, second), axis=1).astype(np.int64)
+        h, J = rules.programmed(h.astype(np.float64), pairs, J.astype(np.float64), keywords, self.properties)
+        biases = keywords.get("flux_biases")
+        flux = np.zeros(len(h)) if biases is None else laws.flux_as_fields(biases, qubits)
+        (child,) = self._seeds.spawn(1)
+        seed = int(child.generate_state(1)[0] >> 1)
+        if self.schedule is not None:
+            time = rules.fast_annealing_time(keywords)
+            return laws.anneal(laws.Model(h, pairs, J), flux, self.schedule, time, reads, seed)
+        model, group = laws.tie(laws.Model(h + flux, pairs, J), self.tied_below)
+        given = {**self.substitute_kwargs, "seed": seed}
+        return laws.draw(model, self.substitute_sampler, reads, given)[:, group]
 
-        Answers are histograms unless ``answer_mode="raw"``.
-
-        The law ``boltzmann``: P(s) ∝ exp(-beta · E(s)) of the programmed values, by simulated annealing held at beta.
-        The law ``anneal``: the fast anneal of ``schedule``, simulated by the backend ``dqa`` for every connected part
-        (16 qubits at most); qubits with flux biases are fixed.  It is not Boltzmann: fields and couplings have
-        different effective temperatures.  As on a processor there is no seed per call: answer number k is a function
-        of ``seed`` and k.
-
-        Args:
-            law: ``boltzmann``, or ``anneal``, which accepts only submissions with ``fast_anneal``.
-            schedule: Built-in schedule of the anneal, such as Advantage2_system1.
-            beta: Inverse temperature of Boltzmann answers, for fields and couplings alike.
-            sweeps: Sweeps from a random start.
-            seed: Seed of all answers; None draws one.
-            tied_below: Qubits joined by couplings J at or below this value flip together, which is the limit of strong
-                chains; None flips every qubit alone.
-            fail_at: Numbers, from 1, of the calls that fail with a ConnectionError.
-            properties: Properties that replace those of the mock.
-            **chip: Arguments of ``MockDWaveSampler``, such as topology_type and topology_shape.
-
-        Attributes:
-            calls: Calls of ``sample`` so far.
-            answered: Calls that were answered.
-            reads: Reads answered.
-        """
-
-        def __init__(
-            self,
-            *,
-            law: Literal["boltzmann", "anneal"] = "boltzmann",
-            schedule: str | None = None,
-            beta: float = 1.0,
-            sweeps: int = 100,
-            seed: int | None = 0,
-            tied_below: float | None = None,
-            fail_at: Iterable[int] = (),
-            properties: dict[str, Any] | None = None,
-            **chip: Any,
-        ) -> None:
-            if not beta > 0:
-                raise ArgumentError("beta", f"expected a positive number, got {beta!r}.")
-            _check_law(law, schedule, tied_below)
-            stated = {"problem_timing_data": TIMING, "beta": beta, "seed": seed, "sweeps": sweeps}
-            if law == "anneal":
-                stated |= {"law": law, "schedule": schedule}
-            super().__init__(
-                properties={**stated, "tied_below": tied_below, **(properties or {})},
-                substitute_sampler=SimulatedAnnealingSampler(),
-                substitute_kwargs={"beta_schedule_type": "custom", "beta_schedule": [beta] * sweeps},
-                **chip,
-            )
-            self.parameters["max_answers"] = ["parameters"]
-            self.schedule = schedule
-            self.tied_below, self.fail_at = tied_below, frozenset(fail_at)
-            self._seeds = np.random.SeedSequence(seed)
-            self.calls = self.answered = self.reads = 0
-
-        @dimod.bqm_structured  # type: ignore[untyped-decorator]  # dimod has no stubs
-        def sample(self, bqm: Any, **keywords: Any) -> Any:
-            """Answer like the processor; see the class."""
-            self.calls += 1
-            if self.calls in self.fail_at:
-                raise ConnectionError("the connection was lost")
-            rules.check_keywords(keywords, self.properties, set(self.parameters))
-            spin = bqm.change_vartype("SPIN", inplace=False)
-            reads = keywords.get("num_reads", 1)
-            spins = self._spins(spin, reads, keywords)
-            self.answered += 1
-            self.reads += reads
-            info = {"timing": self._timing(len(bqm), keywords), "problem_id": f"stand-in-{self.calls}"}
-            found = dimod.SampleSet.from_samples_bqm((spins, list(spin.variables)), spin, info=info)
-            return self._formatted(found, keywords).change_vartype(bqm.vartype, inplace=False)
-
-        def _spins(self, spin: Any, reads: int, keywords: dict[str, Any]) -> np.ndarray:
-            qubits = list(spin.variables)
-            h, (first, second, J), _ = spin.to_numpy_vectors(variable_order=qubits)
-            pairs = np.stack((first, second), axis=1).astype(np.int64)
-            h, J = rules.programmed(
-                h.astype(np.float64), pairs, J.astype(np.float64), keywords, self.properties
-            )
-            biases = keywords.get("flux_biases")
-            flux = np.zeros(len(h)) if biases is None else laws.flux_as_fields(biases, qubits)
-            (child,) = self._seeds.spawn(1)
-            seed = int(child.generate_state(1)[0] >> 1)
-            if self.schedule is not None:
-                time = rules.fast_annealing_time(keywords)
-                return laws.anneal(laws.Model(h, pairs, J), flux, self.schedule, time, reads, seed)
-            model, group = laws.tie(laws.Model(h + flux, pairs, J), self.tied_below)
-            given = {**self.substitute_kwargs, "seed": seed}
-            return laws.draw(model, self.substitute_sampler, reads, given)[:, group]
-
-        def _timing(self, qubits: int, keywords: dict[str, Any]) -> dict[str, float]:
-            named = ("num_reads", "annealing_time", "anneal_schedule")
-            given = {name: keywords[name] for name in named if name in keywords}
-            access = estimated_access_us(self.properties["problem_timing_data"], max(qubits, 1), **given)
-            return {"qpu_access_time": access}
-
-        def _formatted(self, found: Any, keywords: dict[str, Any]) -> Any:
-            """Histogram, the default, or raw; at most ``max_answers`` rows."""
-            raw = keywords.get("answer_mode", "histogram") == "raw"
-            if not raw:
-                found = found.aggregate()
-                found = found.slice(sorted_by="energy") if len(found) else found
-            most = keywords.get("max_answers")
-            return found if most is None else found.slice(most, sorted_by=None)
-
-    StrictMockQPU.__module__ = __package__  # where copies and pickles find it
-    StrictMockQPU.__qualname__ = "StrictMockQPU"
-    return StrictMockQPU
+    def _formatted(self, found: Any, keywords: dict[str, Any]) -> Any:
+        """Histogram, the default, or raw; at most ``max_answers`` rows."""
+        if keywords.get("answer_mode", "histogram") == "histogram" and len(found):
+            found = found.aggregate().slice(sorted_by="energy")
+        most = keywords.get("max_answers")
+        return found if most is None else found.slice(most, sorted_by=None)

@@ -8,8 +8,6 @@ The suite compares with plain enumeration in float64, reports alpha and N in eve
 includes mutants (samplers with one mistake each) that must fail it.
 """
 
-from typing import Any
-
 from diabat.testing.conformance import check_names, check_sampler, run_check
 from diabat.testing.core import CHECKS, Check, ConformanceError, Trial
 from diabat.testing.fakes import Call, FIFOSampler, RecorderSampler, WeightedSampler, scaled
@@ -36,12 +34,3 @@ __all__ = [
     "scaled",
     "state_table",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Find ``StrictMockQPU`` under its former name, which is stored in configurations and runs."""
-    if name == "StrictMockQPU":
-        from diabat import strict_qpu
-
-        return strict_qpu.StrictMockQPU
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

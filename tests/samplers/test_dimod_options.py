@@ -188,11 +188,10 @@ def test_the_default_is_an_annealer_held_at_one() -> None:
     assert DimodSampler(plain(), beta=1.0).capabilities.law == "diabatic"
 
 
-@pytest.mark.parametrize("room", ["strict_qpu", "testing"])  # the latter in configurations and runs of before
-def test_a_configuration_names_the_sampler(room: str) -> None:
+def test_a_configuration_names_the_sampler() -> None:
     section = {
         "backend": "dimod",
-        "sampler": f"diabat.{room}:StrictMockQPU",
+        "sampler": "diabat.strict_qpu:StrictMockQPU",
         "options": {"topology_type": "zephyr", "topology_shape": [2, 4]},
         "qpu": {"annealing_time_ns": 7},
         "beta": [2.0, 3.0],

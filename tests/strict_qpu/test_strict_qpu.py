@@ -65,12 +65,12 @@ RULES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "pause in a fast anneal": (
         {},
         {"fast_anneal": True, "anneal_schedule": [[0, 0], [1, 0.5], [2, 0.5], [3, 1]]},
-        "anneal_schedule: expected two points with fast_anneal, got 4",
+        r"anneal_schedule: expected two points \[\[0, 0\], \[t, 1\]\] with fast_anneal, got",
     ),
     "reverse fast anneal": (
         {},
         {"fast_anneal": True, "anneal_schedule": [[0, 1], [1, 1]]},
-        r"anneal_schedule: expected \[\[0, 0\], \[t, 1\]\]",
+        "anneal_schedule: expected two points",
     ),
     "fast schedule too short": (
         {},
@@ -80,10 +80,18 @@ RULES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "initial state, fast": (
         {},
         {**FAST, "initial_state": {}},
-        "initial_state: not available with fast_anneal",
+        "initial_state: cannot be combined with fast_anneal",
     ),
-    "reinitialize, fast": ({}, {**FAST, "reinitialize_state": True}, "reinitialize_state: not available"),
-    "h gain, fast": ({}, {**FAST, "h_gain_schedule": [[0, 0], [1, 1]]}, "h_gain_schedule: not available"),
+    "reinitialize, fast": (
+        {},
+        {**FAST, "reinitialize_state": True},
+        "reinitialize_state: cannot be combined",
+    ),
+    "h gain, fast": (
+        {},
+        {**FAST, "h_gain_schedule": [[0, 0], [1, 1]]},
+        "h_gain_schedule: cannot be combined",
+    ),
     "time that falls": (
         {},
         {"anneal_schedule": [[0, 0], [5, 0.5], [4, 1]]},
@@ -95,8 +103,12 @@ RULES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "anneal_schedule: expected s that rises",
     ),
     "s that ends below 1": ({}, {"anneal_schedule": [[0, 0], [5, 0.5]]}, "anneal_schedule: expected s in"),
-    "slope": ({}, {"anneal_schedule": [[0, 0], [0.1, 1]]}, "anneal_schedule: expected slopes up to 2"),
-    "long schedule": ({}, {"anneal_schedule": [[0, 0], [3000, 1]]}, "anneal_schedule: expected at most 2000"),
+    "slope": (
+        {},
+        {"anneal_schedule": [[0, 0], [8, 0], [8.1, 1]]},
+        "anneal_schedule: expected slopes up to 2",
+    ),
+    "long schedule": ({}, {"anneal_schedule": [[0, 0], [3000, 1]]}, "annealing_time: expected 0.5 to 2000"),
     "many points": (
         {},
         {"anneal_schedule": [[float(i), i / 12] for i in range(13)]},
@@ -128,7 +140,7 @@ RULES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "too long a run": (
         {},
         {"num_reads": 10_000, "annealing_time": 1500.0},
-        "num_reads: expected a run of at most 1e",
+        "num_reads: expected a run of at most 6665 reads, got 10000",
     ),
     "an unknown keyword": ({}, {"num_read": 5}, "num_read: this solver has no such parameter"),
     "an unknown answer mode": ({}, {"answer_mode": "hist"}, "answer_mode: expected 'histogram' or 'raw'"),
@@ -157,7 +169,7 @@ def test_every_rule_is_kept(rule: str) -> None:
         FAST,
         {"fast_anneal": True, "anneal_schedule": [[0, 0], [0.01, 1]], "auto_scale": False},
         {"anneal_schedule": [[0, 0], [10, 0.5], [12, 0.5], [20, 1]]},
-        {"anneal_schedule": [[0, 1], [5, 0.5], [9, 1]], "initial_state": {}},
+        {"anneal_schedule": [[0, 1], [5, 0.5], [9, 1]], "initial_state": {0: 1}},
         {"annealing_time": 20.0, "num_reads": 7},
     ],
 )
@@ -274,7 +286,7 @@ def test_timing_grows_with_reads() -> None:
 
 
 def test_a_bad_beta_is_refused() -> None:
-    with pytest.raises(ValueError, match="beta: expected a positive number"):
+    with pytest.raises(ValueError, match="beta: expected a positive finite number"):
         chip(beta=0.0)
 
 
@@ -333,7 +345,7 @@ def test_parts_of_an_anneal_are_independent_and_seeded() -> None:
             {**FAST, "flux_biases": [1e-4] * 48},
             "flux_biases: expected 0 or enough to hold a qubit with law='anneal'",
         ),
-        ({"law": "boltzman"}, {}, "law: expected 'boltzmann' or 'anneal', got 'boltzman'"),
+        ({"law": "boltzman"}, {}, "law: expected one of boltzmann, anneal, got 'boltzman'"),
         (
             {"schedule": None},
             {},

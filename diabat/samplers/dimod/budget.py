@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
-
-import numpy as np
 
 from diabat.checks import ArgumentError
 from diabat.samplers.dimod.ledger import Ledger, Spent
@@ -28,71 +26,27 @@ def access_time(sampler: DimodLike) -> AccessTime | None:
         for owner in (member, getattr(member, "solver", None)):
             estimate = getattr(owner, "estimate_qpu_access_time", None)
             if callable(estimate):
-                return lambda qubits, keywords: estimate(qubits, **_timed(keywords))
+                return lambda qubits, keywords: estimate(qubits, **keywords)
     data = device_properties(sampler).get("problem_timing_data")
     if not data:
         return None
-    return lambda qubits, keywords: estimated_access_us(data, qubits, **_timed(keywords))
+    return lambda qubits, keywords: estimated_access_us(data, qubits, keywords)
 
 
-_TIMED = (
-    "num_reads",
-    "annealing_time",
-    "anneal_schedule",
-    "programming_thermalization",
-    "readout_thermalization",
-    "reduce_intersample_correlation",
-)
+def estimated_access_us(data: Mapping[str, Any], qubits: int, keywords: Mapping[str, Any]) -> float:
+    """Access time = programming + reads · (anneal + readout + delay) of a submission, in microseconds.
 
-
-def _timed(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: keywords[name] for name in _TIMED if name in keywords}
-
-
-def estimated_access_us(
-    data: Mapping[str, Any],
-    qubits: int,
-    *,
-    num_reads: int = 1,
-    annealing_time: float | None = None,
-    anneal_schedule: list[Any] | None = None,
-    programming_thermalization: float | None = None,
-    readout_thermalization: float | None = None,
-    reduce_intersample_correlation: bool = False,
-) -> float:
-    """Access time = programming + reads · (anneal + readout + delay), in microseconds.
-
-    D-Wave's timing model 1.0 ("Estimating access time" in the Ocean documentation) for forward anneals; times in
-    microseconds.
+    By D-Wave's client, which implements "Estimating access time" of the Ocean documentation.
 
     Args:
         data: The solver property ``problem_timing_data``.
         qubits: Number of qubits of the submission; the readout time depends on it.
-        num_reads: Reads.
-        annealing_time: As submitted.
-        anneal_schedule: As submitted.
-        programming_thermalization: As submitted.
-        readout_thermalization: As submitted.
-        reduce_intersample_correlation: As submitted.
+        keywords: Keywords of the call; times in microseconds.
     """
-    anneal = annealing_time or (
-        float(anneal_schedule[-1][0]) if anneal_schedule else data["default_annealing_time"]
-    )
-    programming = data["typical_programming_time"] + (
-        programming_thermalization or data["default_programming_thermalization"]
-    )
-    points = np.asarray(data["readout_time_model_parameters"], dtype=np.float64)
-    at, times = np.split(points, 2)
-    if data["readout_time_model"] == "pwl_log_log":
-        readout = float(10 ** np.interp(math.log10(qubits), at, times))
-    else:
-        readout = float(np.interp(qubits, at, times))
-    pause = readout_thermalization or data["default_readout_thermalization"]
-    if reduce_intersample_correlation:
-        low, high = data["decorrelation_time_range"]
-        spread = anneal / data["decorrelation_max_nominal_anneal_time"] * (high - low) + low
-        pause = max(pause, spread)
-    return float(programming + num_reads * (anneal + readout + data["qpu_delay_time_per_sample"] + pause))
+    from dwave.cloud.solver import StructuredSolver
+
+    solver: Any = SimpleNamespace(properties={"problem_timing_data": data})
+    return float(StructuredSolver.estimate_qpu_access_time(solver, qubits, **keywords))
 
 
 class BudgetError(ArgumentError):
@@ -124,11 +78,7 @@ class Budget:
         return self.ledger.total().seconds
 
     def require(self, reads: int, seconds: float | None) -> None:
-        """Refuse a request that would exceed a limit.
-
-        Args:
-            reads: Requested reads.
-            seconds: Estimated access time.
+        """Refuse a request of reads and estimated seconds that would exceed a limit.
 
         Raises:
             BudgetError: If a limit would be exceeded; the message names the limit, the use so far and the request.
@@ -137,22 +87,6 @@ class Budget:
         with _naming_the_file():
             used = self.ledger.total()
         self._check(used, reads, seconds)
-
-    def hold(self, reads: int, seconds: float | None) -> Held:
-        """Count a submission before it is made, so that it counts whether or not it succeeds.
-
-        Raises:
-            BudgetError: As `require`, or if the ledger cannot be written.
-        """
-        held = Held(self.ledger, Spent(reads, seconds or 0.0))
-        with _naming_the_file():
-            used, cost = self.ledger.add(*held.cost), held.cost
-        try:
-            self._check(Spent(used.reads - cost.reads, used.seconds - cost.seconds), reads, seconds)
-        except BudgetError:
-            held.release()
-            raise
-        return held
 
     def _check(self, used: Spent, reads: int, seconds: float | None) -> None:
         if self.max_reads is not None and used.reads + reads > self.max_reads:
@@ -167,6 +101,22 @@ class Budget:
                 f"expected at most {self.max_seconds:g} s of access in total, got {used.seconds:.4g} s "
                 f"used and an estimated {seconds:.4g} s more requested.",
             )
+
+    def hold(self, reads: int, seconds: float | None) -> Held:
+        """Count a submission before it is made, so that it counts whether or not it succeeds.
+
+        Raises:
+            BudgetError: As `require`, or if the ledger cannot be written.
+        """
+        held = Held(self.ledger, Spent(reads, seconds or 0.0))
+        with _naming_the_file():
+            used = self.ledger.add(*held.cost).plus(-held.cost.reads, -held.cost.seconds)
+        try:
+            self._check(used, reads, seconds)
+        except BudgetError:
+            held.release()
+            raise
+        return held
 
 
 @contextmanager
@@ -187,9 +137,8 @@ class Held:
     cost: Spent
 
     def settle(self, reads: int, seconds: float | None) -> None:
-        """Replace the estimate by the actual use; keep the estimated seconds if none or invalid ones are reported."""
-        told = seconds is not None and 0 <= seconds < math.inf
-        more = seconds - self.cost.seconds if seconds is not None and told else 0.0
+        """Replace the estimate by the actual use; keep the estimated seconds if none are reported."""
+        more = 0.0 if seconds is None else seconds - self.cost.seconds
         if reads != self.cost.reads or more:
             self.ledger.add(reads - self.cost.reads, more)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import sqlite3
 import stat
 import threading
@@ -13,14 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from diabat.checks import ArgumentError
-from diabat.files import parse_json
 
 # A module-level lock: samplers are copied and sent to other processes, which a lock of an object prevents.
 _LOCK = threading.Lock()
 _LONGEST_WAIT_S = 60.0
 # Errors of SQLite for files that are not a ledger, or are damaged.
 _DAMAGED = frozenset({sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-_MOST_READS = 1 << 62
 
 
 class Spent(NamedTuple):
@@ -31,10 +28,7 @@ class Spent(NamedTuple):
 
     def plus(self, reads: int, seconds: float) -> Spent:
         """Add (negative values subtract); the result is never below 0."""
-        return Spent(
-            min(max(0, self.reads + reads), _MOST_READS),
-            max(0.0, self.seconds + seconds),
-        )
+        return Spent(max(0, self.reads + reads), max(0.0, self.seconds + seconds))
 
 
 class Ledger:
@@ -50,7 +44,7 @@ class Ledger:
     def add(self, reads: int, seconds: float) -> Spent:
         """Add (negative values subtract), and return the new sum."""
         with _LOCK:
-            self._spent = Spent(self._spent.reads + reads, self._spent.seconds + seconds)
+            self._spent = self._spent.plus(reads, seconds)
             return self._spent
 
 
@@ -60,45 +54,36 @@ class FileLedger(Ledger):
     An entry is on disk before its submission, and the sum includes all earlier entries: of two processes that add an
     entry at the same time, one sees the entry of the other.  (Network file systems may not guarantee this.)
 
-    Earlier versions appended lines of JSON to a file of the same name with suffix ``.jsonl``.  They count as well: each
-    new entry imports the lines that are not imported yet, including lines that an earlier version appends later.  That
-    file is not changed.
-
     Args:
         path: The file; the first entry creates it with its folder.
 
     Raises:
-        ValueError: If the file, or a line of an earlier version, cannot be read.
+        ValueError: If the file cannot be read.
         OSError: If the file cannot be written, or is a link; the error names the file.
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__()
         self.path = path
-        self._lines = path.with_suffix(".jsonl")
 
     def total(self) -> Spent:
         """The sum of all entries in the file."""
-        if not self._there():
-            return self._with_lines(Spent(), 0)[0]
+        if not self._exists():
+            return Spent()
         with self._transaction("BEGIN") as database:
-            return self._sum(database)[0]
+            return self._sum(database)
 
     def add(self, reads: int, seconds: float) -> Spent:
         """Add to the sum in one transaction, which is on disk when this returns."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._there()
+        self._exists()
         with self._transaction("BEGIN IMMEDIATE") as database:
-            before, taken = self._sum(database)
-            spent = before.plus(reads, seconds)
-            database.execute(
-                "CREATE TABLE IF NOT EXISTS spent (reads INTEGER, seconds REAL, lines_bytes INTEGER)"
-            )
+            spent = self._sum(database).plus(reads, seconds)
+            database.execute("CREATE TABLE IF NOT EXISTS spent (reads INTEGER, seconds REAL)")
             database.execute("DELETE FROM spent")
-            database.execute("INSERT INTO spent VALUES (?, ?, ?)", (*spent, taken))
+            database.execute("INSERT INTO spent VALUES (?, ?)", spent)
         return spent
 
-    def _there(self) -> bool:
+    def _exists(self) -> bool:
         """Whether the file exists; refuses a link.
 
         The file is not opened: closing a file releases all locks of the process on it, also those of other threads.
@@ -131,56 +116,17 @@ class FileLedger(Ledger):
             code = errno.ENOSPC if error.sqlite_errorcode == sqlite3.SQLITE_FULL else errno.EIO
             raise OSError(code, str(error), str(self.path)) from error
 
-    def _sum(self, database: sqlite3.Connection) -> tuple[Spent, int]:
-        """The sum, and the number of bytes of an earlier version's file that it includes."""
+    def _sum(self, database: sqlite3.Connection) -> Spent:
         if not database.execute("SELECT 1 FROM sqlite_master").fetchone():
-            return self._with_lines(Spent(), 0)  # created, but still empty
-        rows = database.execute("SELECT reads, seconds, lines_bytes FROM spent").fetchall()
-        if len(rows) != 1 or [type(value) for value in rows[0]] != [int, float, int] or min(rows[0]) < 0:
+            return Spent()  # created, but still empty
+        rows = database.execute("SELECT reads, seconds FROM spent").fetchall()
+        if len(rows) != 1 or [type(value) for value in rows[0]] != [int, float] or min(rows[0]) < 0:
             raise self._damage(f"{rows!r:.60}")
-        reads, seconds, taken = rows[0]
-        return self._with_lines(Spent(reads, seconds), taken)
-
-    def _with_lines(self, spent: Spent, taken: int) -> tuple[Spent, int]:
-        """Add the lines of an earlier version from an offset in its file on; return the offset after them."""
-        try:
-            size = self._lines.stat().st_size
-        except FileNotFoundError:
-            return spent, 0
-        if size == taken:
-            return spent, taken
-        with self._lines.open("rb") as file:
-            file.seek(taken if size > taken else 0)  # a shorter file is a new one: the first was deleted
-            taken = file.tell()
-            content = file.read()
-        whole = content.rfind(b"\n") + 1  # an incomplete line has no submission
-        for line in filter(None, content[:whole].split(b"\n")):
-            spent = spent.plus(*_entry(line, self._lines))
-        return spent, taken + whole
+        return Spent(*rows[0])
 
     def _damage(self, got: str) -> ArgumentError:
         return ArgumentError(
             "cache_dir",
             f"expected a ledger of reads and seconds in '{self.path}', got {got}; restore a copy of it, or "
-            f"delete '{self.path.stem}.*' to count from zero.",
+            "delete it to count from zero.",
         )
-
-
-def _entry(line: bytes, path: Path) -> Spent:
-    try:
-        entry = parse_json(line)
-        reads, seconds = entry["reads"], entry["seconds"]
-        if (
-            type(reads) is int
-            and abs(reads) <= _MOST_READS
-            and type(seconds) in (int, float)
-            and math.isfinite(seconds)
-        ):
-            return Spent(reads, float(seconds))
-    except (ValueError, TypeError, KeyError, OverflowError):
-        pass
-    raise ArgumentError(
-        "cache_dir",
-        f"expected lines of reads and seconds in '{path}', got {line[:40]!r}; correct it, or "
-        "delete the file to count from zero.",
-    )

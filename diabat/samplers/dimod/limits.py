@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diabat.checks import ArgumentError
 from diabat.samplers.dimod.packing import FloatArray, Packed
@@ -25,6 +26,9 @@ FIX = (
 )
 
 
+Range = tuple[float, float]
+
+
 @dataclass(frozen=True)
 class Ranges:
     """Ranges that a device reports; None if it reports none.
@@ -36,15 +40,10 @@ class Ranges:
         J_name: Property from which ``J`` was read.
     """
 
-    h: tuple[float, float] | None = None
-    J: tuple[float, float] | None = None
-    sums: tuple[float, float] | None = None
+    h: Range | None = None
+    J: Range | None = None
+    sums: Range | None = None
     J_name: str = "j_range"
-
-    @property
-    def stated(self) -> bool:
-        """Whether there are any ranges."""
-        return (self.h, self.J, self.sums) != (None, None, None)
 
     def check(self, packed: Packed, factor: float) -> None:
         """Refuse values outside the ranges.
@@ -53,85 +52,63 @@ class Ranges:
             ValueError: The message names the value, the range and a fix.
         """
         h, J = packed.scaled(factor)
-        _require("fields", h, self.h, "h_range")
-        _require("couplings", J, self.J, self.J_name)
-        if self.sums is not None:
-            _require(
-                "couplings",
-                _totals(packed, J),
-                self.sums,
-                "per_qubit_coupling_range",
-                "a sum over one qubit of",
-            )
-
-    def largest_factor(self, packed: Packed) -> float:
-        """Largest factor of the problems' biases that keeps this submission in range; inf if all are 0."""
-        factor = min(_room(packed.fields, 0.0, self.h), _room(packed.couplings, packed.chains, self.J))
-        if self.sums is not None:
-            held = _totals(packed, packed.chains)
-            factor = min(factor, _room(_totals(packed, packed.couplings), held, self.sums))
-        return factor
+        sums = packed.totals(J)
+        for name, values, allowed, of, what in (
+            ("fields", h, self.h, "h_range", "a value"),
+            ("couplings", J, self.J, self.J_name, "a value"),
+            ("couplings", sums, self.sums, "per_qubit_coupling_range", "a sum over one qubit of value"),
+        ):
+            if allowed is not None and len(outside := values[beyond(values, allowed)]):
+                raise ArgumentError(
+                    name,
+                    f"expected programmed values within {of} [{allowed[0]:g}, {allowed[1]:g}], "
+                    f"got {what} {max(outside, key=abs):.4g}; {FIX}.",
+                )
 
     def fitting(self, packed: Sequence[Packed]) -> float:
-        """Largest factor that keeps a whole call in range; 1 if nothing is programmed.
+        """Largest factor of the problems' biases that keeps a whole call in range; 1 if nothing is programmed.
 
         Raises:
-            ValueError: Without ranges.
+            ValueError: Without ranges, or if chains leave no range.
         """
-        if not self.stated:
+        if (self.h, self.J, self.sums) == (None, None, None):
             raise ArgumentError(
                 "scale", "'fit' needs a sampler that reports h_range or j_range, got one that does not."
             )
-        factor = min((self.largest_factor(one) for one in packed), default=math.inf)
+        factor = min((self._largest_factor(one) for one in packed), default=math.inf)
         if factor <= 0:
             raise ArgumentError(
                 "scale", "expected chains that leave range for the problems, got none; use weaker chains."
             )
         return factor if math.isfinite(factor) else 1.0
 
+    def _largest_factor(self, packed: Packed) -> float:
+        """Largest factor that keeps one submission in range; inf if all biases are 0."""
+        return min(
+            room(packed.fields, 0.0, self.h),
+            room(packed.couplings, packed.chains, self.J),
+            room(packed.totals(packed.couplings), packed.totals(packed.chains), self.sums),
+        )
+
 
 def stated_ranges(properties: Mapping[str, Any]) -> Ranges:
     """Read the ranges from a sampler's properties."""
+
+    def pair(name: str) -> Range | None:
+        value = properties.get(name)
+        return None if value is None else (float(value[0]), float(value[1]))
+
     extended = properties.get("extended_j_range")
     name = "j_range" if extended is None else "extended_j_range"
-    return Ranges(
-        _pair(properties.get("h_range")),
-        _pair(properties.get(name)),
-        _pair(properties.get("per_qubit_coupling_range")),
-        name,
-    )
+    return Ranges(pair("h_range"), pair(name), pair("per_qubit_coupling_range"), name)
 
 
-def _pair(value: Any) -> tuple[float, float] | None:
-    if value is None:
-        return None
-    low, high = value
-    return float(low), float(high)
+def beyond(values: FloatArray, allowed: Range) -> NDArray[np.bool_]:
+    """Which values are outside a range by more than rounding."""
+    return (values < allowed[0] - _ROUNDING) | (values > allowed[1] + _ROUNDING)
 
 
-def _totals(packed: Packed, values: FloatArray) -> FloatArray:
-    first, second = (np.bincount(side, values, minlength=len(packed.labels)) for side in packed.pairs.T)
-    return (first + second).astype(np.float64)  # integers where there is no pair
-
-
-def _require(
-    name: str, values: FloatArray, allowed: tuple[float, float] | None, of: str, what: str = "a"
-) -> None:
-    if allowed is None or not len(values):
-        return
-    for worst, outside in (
-        (values.min(), values.min() < allowed[0] - _ROUNDING),
-        (values.max(), values.max() > allowed[1] + _ROUNDING),
-    ):
-        if outside:
-            raise ArgumentError(
-                name,
-                f"expected programmed values within {of} [{allowed[0]:g}, {allowed[1]:g}], "
-                f"got {what} value {worst:.4g}; {FIX}.",
-            )
-
-
-def _room(values: FloatArray, held: FloatArray | float, allowed: tuple[float, float] | None) -> float:
+def room(values: FloatArray, held: FloatArray | float, allowed: Range | None) -> float:
     """Largest f with f · values + held in the range."""
     if allowed is None or not len(values):
         return math.inf
@@ -161,12 +138,24 @@ def check_anneal(parameters: Mapping[str, Any], properties: Mapping[str, Any]) -
             "expected False, got True, which scales every problem to the full range and so changes its "
             "temperature; scale='fit' scales by a factor that is reported.",
         )
+    check_times(parameters, properties)
+
+
+def check_times(parameters: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
+    """Refuse times and schedules that the processor refuses, as :func:`check_anneal`."""
     fast = bool(parameters.get("fast_anneal"))
     schedule, time = parameters.get("anneal_schedule"), parameters.get("annealing_time")
     if schedule is not None and time is not None:
         raise ArgumentError("anneal_schedule", "cannot be combined with annealing_time, got both.")
-    if fast:
-        _check_fast(parameters, schedule)
+    for name in _NOT_WITH_FAST:
+        if fast and parameters.get(name) is not None:
+            raise ArgumentError(
+                name, "cannot be combined with fast_anneal, which runs forward at constant speed."
+            )
+    if fast and schedule is not None and ([*schedule[0]] != [0, 0] or [s for _, s in schedule] != [0, 1]):
+        raise ArgumentError(
+            "anneal_schedule", f"expected two points [[0, 0], [t, 1]] with fast_anneal, got {schedule!r}."
+        )
     of = "fast_anneal_time_range" if fast else "annealing_time_range"
     total = time if schedule is None else schedule[-1][0]
     if total is not None and of in properties:
@@ -175,18 +164,6 @@ def check_anneal(parameters: Mapping[str, Any], properties: Mapping[str, Any]) -
             raise ArgumentError(
                 "annealing_time", f"expected {low:g} to {high:g} microseconds ({of}), got {total:g}."
             )
-
-
-def _check_fast(parameters: Mapping[str, Any], schedule: Any) -> None:
-    for name in _NOT_WITH_FAST:
-        if parameters.get(name) is not None:
-            raise ArgumentError(
-                name, "cannot be combined with fast_anneal, which runs forward at constant speed."
-            )
-    if schedule is not None and (len(schedule) != 2 or tuple(schedule[0]) != (0, 0) or schedule[1][1] != 1):
-        raise ArgumentError(
-            "anneal_schedule", f"expected two points [[0, 0], [t, 1]] with fast_anneal, got {schedule!r}."
-        )
 
 
 def longest_run(parameters: Mapping[str, Any], properties: Mapping[str, Any]) -> int | None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from diabat.checks import ArgumentError, ArgumentTypeError, check_count, is_integer
+from diabat.checks import (
+    ArgumentError,
+    ArgumentTypeError,
+    check_choice,
+    check_count,
+    check_positive,
+    did_you_mean,
+    is_positive,
+)
 from diabat.circuits import Betas, predicted_beta, schedule
 from diabat.samplers.dimod.target import DimodLike, accepted_parameters
 from diabat.scrubbing import refuse_secrets
@@ -56,23 +62,20 @@ class QPU:
 
     def __post_init__(self) -> None:
         """Check everything that needs no processor."""
-        _one_of("protocol", self.protocol, ("fast", "standard"))
-        _one_of("fields", self.fields, ("ancilla", "gauge", "direct"))
+        check_choice("qpu.protocol", self.protocol, ("fast", "standard"))
+        check_choice("qpu.fields", self.fields, ("ancilla", "gauge", "direct"))
         if self.fields == "direct" and self.protocol == "fast":
             raise ArgumentError(
                 "qpu.fields",
                 "expected 'ancilla' or 'gauge' with a fast anneal, which needs h = 0, got 'direct'.",
             )
-        _positive("annealing_time_ns", self.annealing_time_ns)
-        _positive("flux_bias", self.flux_bias)
+        check_positive("qpu.annealing_time_ns", self.annealing_time_ns)
+        check_positive("qpu.flux_bias", self.flux_bias)
         if self.chain_strength not in (None, "uniform_torque"):
-            _positive("chain_strength", self.chain_strength)
-        for name, least in (("spins", 1), ("tiles", 1), ("embedding_seed", 0)):
-            value = getattr(self, name)
-            if value is not None and (not is_integer(value) or value < least):
-                raise ArgumentError(f"qpu.{name}", f"expected an integer >= {least}, got {value!r}.")
-            if value is not None and value >= 2**32:  # seeds are derived from it
-                raise ArgumentError(f"qpu.{name}", f"expected an integer below 2^32, got {value}.")
+            check_positive("qpu.chain_strength", self.chain_strength)
+        check_count("qpu.spins", self.spins, optional=True)
+        check_count("qpu.tiles", self.tiles, optional=True)
+        check_count("qpu.embedding_seed", self.embedding_seed, least=0, most=2**32 - 1)
         if self.schedule is not None:
             schedule(self.schedule, self.protocol)
 
@@ -100,14 +103,14 @@ class QPU:
         return Betas(betas.beta_J, betas.beta_J) if self.fields == "gauge" else betas
 
 
-def qpu_options(value: QPU | Mapping[str, Any]) -> QPU:
+def qpu_options(value: QPU | Mapping[str, Any] | None) -> QPU | None:
     """Build the options from a mapping, as in a configuration file.
 
     Raises:
         ValueError: If an option is out of range, as in :class:`QPU`.
         TypeError: If an option is unknown; the message gives the nearest one.
     """
-    if isinstance(value, QPU):
+    if value is None or isinstance(value, QPU):
         return value
     if not isinstance(value, Mapping):
         raise ArgumentTypeError(
@@ -117,21 +120,9 @@ def qpu_options(value: QPU | Mapping[str, Any]) -> QPU:
     known = [field.name for field in dataclasses.fields(QPU)]
     for name in value:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else f" It has {', '.join(known)}."
+            hint = did_you_mean(name, known) or f" It has {', '.join(known)}."
             raise ArgumentTypeError("qpu", f"expected known options, got '{name}'.{hint}")
     return QPU(**value)
-
-
-def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ArgumentError(f"qpu.{name}", f"expected one of {', '.join(known)}, got {value!r}.")
-
-
-def _positive(name: str, value: Any) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 < value < math.inf:
-        raise ArgumentError(f"qpu.{name}", f"expected a positive finite number, got {value!r}.")
 
 
 def refuse_beside_default(**given: Any) -> None:
@@ -139,19 +130,6 @@ def refuse_beside_default(**given: Any) -> None:
     for name, value in given.items():
         if value is not None:
             raise ArgumentError("sampler", f"expected a dimod sampler or its name with {name}, got None.")
-
-
-def count_or_none(name: str, value: int | None, least: int = 1) -> int | None:
-    """Raise ValueError unless the value is None or an integer of at least ``least``."""
-    check_count(name, value, least=least, optional=True)
-    return value
-
-
-def seconds_or_none(name: str, value: float | None) -> float | None:
-    """Raise ValueError unless the value is None or a finite number >= 0."""
-    if value is not None and not (_number(value) and 0 <= value < math.inf):
-        raise ArgumentError(name, f"expected a number of seconds >= 0, got {value!r}.")
-    return value
 
 
 def check_scale(scale: Scale | None) -> Scale:
@@ -164,7 +142,7 @@ def check_scale(scale: Scale | None) -> Scale:
         return 1.0
     if isinstance(scale, str) and scale == "fit":
         return "fit"
-    if not _number(scale) or not 0 < float(scale) < math.inf:
+    if not is_positive(scale):
         raise ArgumentError("scale", f"expected a positive number or 'fit', got {scale!r}.")
     return float(scale)
 
@@ -192,21 +170,14 @@ def call_keywords(target: DimodLike, parameters: Mapping[str, Any], qpu: QPU | N
         ValueError: If ``parameters`` and ``qpu`` set the same keyword, or the sampler does not accept a keyword of
             ``qpu``.
     """
-    own = {} if qpu is None else qpu.parameters
+    own, known = {} if qpu is None else qpu.parameters, accepted_parameters(target)
     for name in (*own, *(("flux_biases", "anneal_schedule") if qpu else ())):
         if name in parameters:
             raise ArgumentError("parameters", f"'{name}' cannot be combined with qpu, which sets it.")
-    known = accepted_parameters(target)
-    if qpu is not None:
-        for name in own:
-            if name not in known:
-                raise ArgumentError(
-                    "qpu", f"expected a sampler that accepts {name}, got {type(target).__name__}."
-                )
+        if name in own and name not in known:
+            raise ArgumentError(
+                "qpu", f"expected a sampler that accepts {name}, got {type(target).__name__}."
+            )
     # auto_scale is True by default on hardware; raw answers preserve the order of the reads.
     defaults = {"auto_scale": False, "answer_mode": "raw"}
     return {k: v for k, v in defaults.items() if k in known} | own | dict(parameters)
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -57,13 +57,12 @@ def program(ising: Ising, betas: Betas) -> list[Problem]:
     n, total = ising.num_spins, ising.num_problems
     h = _array(to_minimised(ising.fields, betas.beta_h)).reshape(total, n)
     coupled = _distinct(ising, betas.beta_J)
-    which = ising.coupling_index().numpy()
     visible = ising.visible_mask.cpu().numpy().reshape(total, n)
     problems = []
-    for row in range(total):
+    for row, which in enumerate(ising.coupling_index().tolist()):
         spins = np.flatnonzero(visible[row])
         if len(spins):
-            pairs, J = coupled[which[row]]
+            pairs, J = coupled[which]
             if len(spins) < n:
                 both = visible[row][pairs].all(1)
                 place = np.cumsum(visible[row]) - 1
@@ -75,8 +74,9 @@ def program(ising: Ising, betas: Betas) -> list[Problem]:
 def _distinct(ising: Ising, beta: float) -> list[tuple[IntArray, FloatArray]]:
     """Coupled pairs [E, 2] and their biases J / -beta [E], of each distinct J of a batch."""
     if ising.edges is not None:
-        shape = (ising.edges.lead.numel(), ising.edges.count)
-        values = _array(to_minimised(ising.edges.values, beta)).reshape(shape)
+        values = _array(to_minimised(ising.edges.values, beta)).reshape(
+            ising.num_couplings, ising.edges.count
+        )
         pairs = ising.edges.index.cpu().numpy()
         return [(pairs[row != 0], row[row != 0]) for row in values]
     if ising.matrix is None:
@@ -136,6 +136,15 @@ class Packed:
         """Programmed linear [V] and quadratic [E] biases."""
         return factor * self.fields, factor * self.couplings + self.chains
 
+    def totals(self, values: FloatArray) -> FloatArray:
+        """Sum of the values [E] of the pairs of each variable, float64 [V]."""
+        return coupling_totals(self.pairs, values, len(self.labels))
+
+
+def coupling_totals(pairs: IntArray, values: FloatArray, count: int) -> FloatArray:
+    """Sum of the values [E] of the pairs [E, 2] of each of ``count`` variables."""
+    return np.bincount(pairs.reshape(-1), np.repeat(values, 2), minlength=count).astype(np.float64)
+
 
 def pack_plain(problems: Sequence[Problem], together: int) -> list[Packed]:
     """Pack problems without an embedding, at most ``together`` per model; variables are 0, 1, ..."""
@@ -143,20 +152,17 @@ def pack_plain(problems: Sequence[Problem], together: int) -> list[Packed]:
 
 
 def _plain(problems: Sequence[Problem]) -> Packed:
-    pairs, couplings, start = [], [], 0
-    for problem in problems:
-        pairs.append(problem.pairs + start)
-        couplings.append(problem.couplings)
-        start += len(problem.spins)
-    places = np.arange(start)
-    values = np.concatenate(couplings)
+    sizes = [len(problem.spins) for problem in problems]
+    starts = np.cumsum([0, *sizes])
+    couplings = np.concatenate([problem.couplings for problem in problems])
+    places = np.arange(starts[-1])
     return Packed(
         labels=places,
         fields=np.concatenate([problem.fields for problem in problems]),
-        pairs=np.concatenate(pairs),
-        couplings=values,
-        chains=np.zeros_like(values),
-        rows=np.repeat([problem.row for problem in problems], [len(problem.spins) for problem in problems]),
+        pairs=np.concatenate([one.pairs + start for one, start in zip(problems, starts, strict=False)]),
+        couplings=couplings,
+        chains=np.zeros_like(couplings),
+        rows=np.repeat([problem.row for problem in problems], sizes),
         spins=np.concatenate([problem.spins for problem in problems]),
         members=places,
         starts=places,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,25 +19,6 @@ from diabat.samplers.dimod.target import DimodLike, accepted_parameters, device_
 _TORQUE = 1.414
 
 
-@dataclass(frozen=True, eq=False)
-class _Logical:
-    """Logical problems of the tiles of one submission; the ancilla or gauge spin, if any, is the last of a tile.
-
-    Attributes:
-        fields: Linear biases, [T, K].
-        couplings: Quadratic biases, [T, K, K].
-        used: bool [T, K].
-        rows: int64 [T, K], problem of each spin.
-        spins: int64 [T, K], spin within the problem.
-    """
-
-    fields: FloatArray
-    couplings: FloatArray
-    used: np.ndarray
-    rows: IntArray
-    spins: IntArray
-
-
 def pack_tiles(
     problems: Sequence[Problem], tiling: Tiling, qpu: QPU, strongest: float | None, num_qubits: int
 ) -> list[Packed]:
@@ -51,10 +31,9 @@ def pack_tiles(
         strongest: Largest chain strength that the processor can program; None if it is unknown.
         num_qubits: Length of the list of flux biases.
     """
-    room = tiling.spins - (qpu.fields != "direct")
-    bins = _fill(problems, room)
+    bins = _fill(problems, tiling.spins - (qpu.fields != "direct"))
     parts = [bins[i : i + tiling.tiles] for i in range(0, len(bins), tiling.tiles)]
-    return [_pack(_logical(part, tiling.spins, qpu), tiling, qpu, strongest, num_qubits) for part in parts]
+    return [_pack(part, tiling, qpu, strongest, num_qubits) for part in parts]
 
 
 def _fill(problems: Sequence[Problem], room: int) -> list[list[Problem]]:
@@ -69,9 +48,8 @@ def _fill(problems: Sequence[Problem], room: int) -> list[list[Problem]]:
         size = len(problem.spins)
         left = next((r for r in range(size, room + 1) if by_room[r]), None)
         if left is None:
-            chosen: list[Problem] = []
-            bins.append(chosen)
-            left = room
+            bins.append([])
+            left, chosen = room, bins[-1]
         else:
             chosen = by_room[left].pop()
         chosen.append(problem)
@@ -79,83 +57,78 @@ def _fill(problems: Sequence[Problem], room: int) -> list[list[Problem]]:
     return bins
 
 
-def _logical(bins: list[list[Problem]], width: int, qpu: QPU) -> _Logical:
-    tiles = len(bins)
-    h, J = np.zeros((tiles, width)), np.zeros((tiles, width, width))
-    used = np.zeros((tiles, width), dtype=bool)
-    rows, spins = (np.full((tiles, width), -1, dtype=np.int64) for _ in range(2))
-    for t, members in enumerate(bins):
-        start = 0
-        for problem in members:
-            here = slice(start, start + len(problem.spins))
-            J[t, here, here] = problem.matrix
-            rows[t, here], spins[t, here], h[t, here] = problem.row, problem.spins, problem.fields
-            start = here.stop
-        used[t, :start] = True
-    if qpu.fields != "direct":
-        # h_i s_i s_a with s_a = +1 (ancilla), or in the spins s_i s_a themselves (gauge).
-        J[:, :, -1] += h
-        used[:, -1], h = True, np.zeros_like(h)
-    return _Logical(h, J, used, rows, spins)
-
-
-def _pack(logical: _Logical, tiling: Tiling, qpu: QPU, strongest: float | None, num_qubits: int) -> Packed:
-    tiles, width = logical.used.shape
-    extra = qpu.fields != "direct"
-    chain_of = _number(logical.used, extra)  # [T, K], -1 where unused
-    t, i, qubit = tiling.qubits[tiling.qubits[:, 0] < tiles].T
+def _pack(
+    bins: list[list[Problem]], tiling: Tiling, qpu: QPU, strongest: float | None, num_qubits: int
+) -> Packed:
+    """One submission: chains are numbered tile by tile, the ancillas or gauge spins, last of each tile, after them."""
+    h, J, chain_of = _logical(bins, tiling.spins, qpu.fields != "direct")
+    t, i, qubit = tiling.qubits[tiling.qubits[:, 0] < len(bins)].T
     chain = chain_of[t, i]
     order = np.argsort(chain, kind="stable")[np.count_nonzero(chain < 0) :]
     labels, chain = qubit[order], chain[order]
+    starts = np.flatnonzero(np.diff(chain, prepend=-1))
+    lengths = np.diff(starts, append=len(labels))
     position = np.full(num_qubits, -1, dtype=np.int64)
     position[labels] = np.arange(len(labels))
-    starts = np.searchsorted(chain, np.arange(chain_of.max() + 1))
-    lengths = np.diff(starts, append=len(labels))
-    pairs, couplings, chains = _couplers(logical, tiling, qpu, strongest)
-    inner = chain_of[:, : width - extra]
-    places = np.argsort(inner[inner >= 0])
-    rows, spins = (table[:, : width - extra][inner >= 0][places] for table in (logical.rows, logical.spins))
-    t_of = np.nonzero(inner >= 0)[0][places]
-    ancillas = labels[starts[len(rows)] :] if extra else labels[:0]
+    pairs, couplings, chains = _couplers(J, chain_of, tiling, qpu, strongest)
+    members = [problem for part in bins for problem in part]
+    rows = np.repeat([problem.row for problem in members], [len(problem.spins) for problem in members])
+    flux = np.zeros(num_qubits)
+    # A positive flux bias holds +1: its sign is opposite to that of h.
+    flux[labels[np.searchsorted(chain, len(rows)) :]] = qpu.flux_bias
     return Packed(
         labels=labels,
-        fields=(logical.fields[t, i] / _length_of(chain_of, lengths)[t, i])[order],
+        fields=h[t, i][order] / lengths[chain],
         pairs=position[pairs],
         couplings=couplings,
         chains=chains,
         rows=rows,
-        spins=spins,
+        spins=np.concatenate([problem.spins for problem in members]),
         members=np.arange(len(labels)),
         starts=starts,
-        gauges=chain_of[t_of, -1] if qpu.fields == "gauge" else None,
-        parameters=_flux(ancillas, qpu, num_qubits) if qpu.fields == "ancilla" else {},
+        gauges=chain_of[_tile_of(chain_of, len(rows)), -1] if qpu.fields == "gauge" else None,
+        parameters={"flux_biases": flux.tolist()} if qpu.fields == "ancilla" else {},
     )
 
 
-def _number(used: np.ndarray, extra: bool) -> IntArray:
-    """Number the used chains: spins of problems tile by tile, then the ancillas or gauge spins."""
-    number = np.full(used.shape, -1, dtype=np.int64)
-    inner = used[:, : used.shape[1] - extra]
-    number[:, : inner.shape[1]][inner] = np.arange(inner.sum())
+def _logical(bins: list[list[Problem]], width: int, extra: bool) -> tuple[FloatArray, FloatArray, IntArray]:
+    """Biases [T, K] and [T, K, K] of the tiles, and the number of the chain of each logical spin, -1 without one."""
+    tiles = len(bins)
+    h, J, used = (
+        np.zeros((tiles, width)),
+        np.zeros((tiles, width, width)),
+        np.zeros((tiles, width), dtype=bool),
+    )
+    for t, members in enumerate(bins):
+        start = 0
+        for problem in members:
+            here = slice(start, start + len(problem.spins))
+            h[t, here], J[t, here, here], used[t, here] = problem.fields, problem.matrix, True
+            start = here.stop
+    chain_of = np.full((tiles, width), -1, dtype=np.int64)
+    chain_of[used] = np.arange(used.sum())
     if extra:
-        number[:, -1] = inner.sum() + np.arange(len(used))
-    return number
+        # h_i s_i s_a with s_a = +1 (ancilla), or in the spins s_i s_a themselves (gauge).
+        J[:, :, -1] += h
+        chain_of[:, -1] = used.sum() + np.arange(tiles)
+        h = np.zeros_like(h)
+    return h, J, chain_of
 
 
-def _length_of(chain_of: IntArray, lengths: IntArray) -> IntArray:
-    """Length of each chain, [T, K]; 1 if there is none."""
-    return np.where(chain_of >= 0, lengths[chain_of], 1)
+def _tile_of(chain_of: IntArray, spins: int) -> IntArray:
+    """Tile of each of the first ``spins`` chains."""
+    return np.nonzero((chain_of >= 0) & (chain_of < spins))[0]
 
 
 def _couplers(
-    logical: _Logical, tiling: Tiling, qpu: QPU, strongest: float | None
+    J: FloatArray, chain_of: IntArray, tiling: Tiling, qpu: QPU, strongest: float | None
 ) -> tuple[IntArray, FloatArray, FloatArray]:
     """Qubit pairs [E, 2] with the biases of the problems and those of the chains."""
-    kept = tiling.couplers[:, 0] < len(logical.used)
-    (t, i, j), pairs, shares = tiling.couplers[kept, :3].T, tiling.couplers[kept, 3:], tiling.shares[kept]
-    values = logical.couplings[t, i, j] * shares
-    held = (i == j) & logical.used[t, i]
-    strength = chain_strength(logical.couplings, qpu, strongest) if held.any() else 0.0
+    kept = tiling.couplers[:, 0] < len(J)
+    (t, i, j), pairs = tiling.couplers[kept, :3].T, tiling.couplers[kept, 3:]
+    values = J[t, i, j] * tiling.shares[kept]
+    held = (i == j) & (chain_of[t, i] >= 0)
+    strength = chain_strength(J, qpu, strongest) if held.any() else 0.0
     chains = np.where(held, -strength, 0.0)
     if qpu.chain_strength == "uniform_torque":  # it scales with the problem
         values, chains = values + chains, np.zeros_like(chains)
@@ -188,13 +161,6 @@ def chain_strength(couplings: FloatArray, qpu: QPU, strongest: float | None) -> 
         return 1.0
     degree = present.sum((1, 2)) * 2 / np.maximum((present | present.swapaxes(1, 2)).any(2).sum(1), 1)
     return _TORQUE * math.sqrt(float((upper[present] ** 2).mean()) * float(degree.max()))
-
-
-def _flux(ancillas: IntArray, qpu: QPU, num_qubits: int) -> dict[str, list[float]]:
-    """Positive flux biases hold +1: their sign is opposite to that of h."""
-    biases = np.zeros(num_qubits)
-    biases[ancillas] = qpu.flux_bias
-    return {"flux_biases": biases.tolist()}
 
 
 class Placement:

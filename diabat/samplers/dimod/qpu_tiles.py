@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, combinations_with_replacement, product
 from typing import Any
 
 import numpy as np
@@ -102,21 +102,16 @@ def _windows(graph: Any, spins: int, seed: int) -> Iterator[list[int]]:
     from dwave import graphs
 
     family = graph.graph.get("family")
-    if family not in ("chimera", "pegasus", "zephyr"):
-        yield list(graph.nodes)
-        return
-    make = getattr(graphs, f"{family}_graph")
-    rows, columns, tile = (graph.graph[key] for key in ("rows", "columns", "tile"))
-    for size in range(2 if family == "pegasus" else 1, rows):
-        source = {
-            "chimera": lambda m=size: make(m, m, tile),
-            "pegasus": lambda m=size: make(m),
-            "zephyr": lambda m=size: make(m, tile),
-        }[family]()
-        if size <= columns and _embed(source, spins, seed) is not None:
-            for place in getattr(graphs, f"{family}_sublattice_mappings")(source, graph):
-                yield [place(node) for node in source]
-            return
+    if family in ("chimera", "pegasus", "zephyr"):
+        make = getattr(graphs, f"{family}_graph")
+        rows, columns, tile = (graph.graph[key] for key in ("rows", "columns", "tile"))
+        for size in range(2 if family == "pegasus" else 1, rows):
+            shape = {"chimera": (size, size, tile), "pegasus": (size,), "zephyr": (size, tile)}[family]
+            source = make(*shape)
+            if size <= columns and _embed(source, spins, seed) is not None:
+                for place in getattr(graphs, f"{family}_sublattice_mappings")(source, graph):
+                    yield [place(node) for node in source]
+                return
     yield list(graph.nodes)
 
 
@@ -124,14 +119,11 @@ def _tabulate(graph: Any, tiles: list[Chains]) -> Tiling:
     qubits = [(t, i, q) for t, chains in enumerate(tiles) for i, chain in enumerate(chains) for q in chain]
     couplers, shares = [], []
     for t, chains in enumerate(tiles):
-        for i, chain in enumerate(chains):
-            inside = [(t, i, i, u, v) for u, v in combinations(chain, 2) if graph.has_edge(u, v)]
-            couplers += inside
-            shares += [1.0] * len(inside)
-        for i, j in combinations(range(len(chains)), 2):
-            between = [(t, i, j, u, v) for u in chains[i] for v in chains[j] if graph.has_edge(u, v)]
-            couplers += between
-            shares += [1 / len(between)] * len(between)
+        for i, j in combinations_with_replacement(range(len(chains)), 2):
+            linked = combinations(chains[i], 2) if i == j else product(chains[i], chains[j])
+            here = [(t, i, j, u, v) for u, v in linked if graph.has_edge(u, v)]
+            couplers += here
+            shares += [1.0 if i == j else 1 / len(here)] * len(here)
     return Tiling(
         spins=len(tiles[0]),
         tiles=len(tiles),

@@ -123,22 +123,19 @@ class DryRun:
 
 def dry_run(submitter: Submitter, works: Sequence[Work], problems: int) -> DryRun:
     """Sum the cost of the submissions that are not in the cache."""
-    cached = [submitter.is_cached(work) for work in works]
-    new = [work for work, known in zip(works, cached, strict=True) if not known]
-    times = [submitter.seconds(work.packed, work.reads) for work in new]
-    known = [time for time in times if time is not None]
+    new, seconds = submitter.cost(works)
     packed = [work.packed for work in works]
     budget = submitter.budget
     return DryRun(
         problems=problems,
         submissions=len(works),
-        cached=sum(cached),
+        cached=len(works) - len(new),
         reads=sum(work.reads for work in new),
         logical_variables=max((len(one.rows) for one in packed), default=0),
         qubits=max((len(one.labels) for one in packed), default=0),
         longest_chain=max((int(one.lengths.max()) for one in packed), default=0),
         scale=works[0].factor if works else 1.0,
-        access_s=None if submitter.access is None else sum(known),
+        access_s=seconds,
         reads_left=None if budget.max_reads is None else budget.max_reads - budget.reads,
         seconds_left=None if budget.max_seconds is None else budget.max_seconds - budget.seconds,
     )

@@ -7,10 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
-from diabat.checks import ArgumentError, check_count
+from diabat.checks import ArgumentError, check_count, check_number
 from diabat.circuits import Betas
 from diabat.ising import Ising
 from diabat.samplers.answers import Samples
@@ -22,25 +21,17 @@ from diabat.samplers.dimod.ledger import FileLedger, Ledger
 from diabat.samplers.dimod.limits import check_anneal, longest_run, stated_ranges
 from diabat.samplers.dimod.options import (
     QPU,
-    Scale,
     call_keywords,
     check_law,
     check_scale,
-    count_or_none,
     qpu_options,
     refuse_beside_default,
-    seconds_or_none,
 )
 from diabat.samplers.dimod.packing import Packed, Problem, logical_spins, pack_plain, program
 from diabat.samplers.dimod.qpu_packing import Placement
 from diabat.samplers.dimod.report import WATCHED, DryRun, Tally, dry_run
-from diabat.samplers.dimod.submit import Submitter, Work, iterate, split_reads
-from diabat.samplers.dimod.target import (
-    DimodLike,
-    check_parameters,
-    device_properties,
-    resolve,
-)
+from diabat.samplers.dimod.submit import Submitter, Work, split_reads
+from diabat.samplers.dimod.target import DimodLike, check_parameters, device_properties, resolve
 from diabat.samplers.dimod.temperature import (
     ESTIMATE_READS,
     check_beta,
@@ -124,56 +115,60 @@ class DimodSampler(Sampler):
         if sampler is None:
             refuse_beside_default(options=options, parameters=parameters, beta=beta, qpu=qpu)
             sampler, parameters, beta, law = DEFAULT_SAMPLER, _DEFAULT_PARAMETERS, 1.0, "boltzmann"
-        check_count("num_reads", num_reads)
-        self.num_reads, self.together = num_reads, count_or_none("together", together) or 1
-        self._reads_per_call = count_or_none("reads_per_call", reads_per_call)
-        self.qpu = None if qpu is None else qpu_options(qpu)
-        if self.qpu is not None and self.together != 1:
+        for name, count in (("num_reads", num_reads), ("together", together)):
+            check_count(name, count)
+        check_count("reads_per_call", reads_per_call, optional=True)
+        check_count("max_reads", max_reads, least=0, optional=True)
+        check_count("retries", retries, least=0)
+        check_number("max_qpu_seconds", max_qpu_seconds, "[0, inf)", optional=True)
+        check_number("retry_wait_s", retry_wait_s, "[0, inf)")
+        if cache_dir is not None and not isinstance(cache_dir, str | Path):
+            raise ArgumentError("cache_dir", f"expected a path or None, got {cache_dir!r}.")
+        self.num_reads, self.together, self._reads_per_call = num_reads, together, reads_per_call
+        self.qpu, self._beta, self._scale = qpu_options(qpu), check_beta(beta), check_scale(scale)
+        check_law(law, self._scale, self._beta == "estimate")
+        self._law: Literal["boltzmann", "diabatic"] = law or "diabatic"
+        if self.qpu is not None and together != 1:
             raise ArgumentError(
                 "together", f"cannot be combined with qpu, which tiles the chip, got {together}."
             )
-        self._beta = check_beta(beta)
-        self._scale: Scale = check_scale(scale)
-        check_law(law, self._scale, self._beta == "estimate")
-        self._law: Literal["boltzmann", "diabatic"] = law or "diabatic"
-        if self._beta == "predicted" and self.qpu is None:
+        if self.qpu is None and self._beta == "predicted":
             raise ArgumentError(
                 "beta", "'predicted' needs qpu.schedule, the schedule of the solver, got no qpu."
             )
-        if cache_dir is not None and not isinstance(cache_dir, str | Path):
-            raise ArgumentError("cache_dir", f"expected a path or None, got {cache_dir!r}.")
-        self._cache = None if cache_dir is None else AnswerCache(Path(cache_dir))
-        self.budget = Budget(
-            count_or_none("max_reads", max_reads, 0),
-            seconds_or_none("max_qpu_seconds", max_qpu_seconds),
-            Ledger() if cache_dir is None else FileLedger(Path(cache_dir) / "spent.sqlite"),
-        )
-        self._retries = count_or_none("retries", retries, 0) or 0
-        self._wait_s = seconds_or_none("retry_wait_s", retry_wait_s) or 0.0
-        self._given = (sampler, options, dict(parameters or {}))
-        if sampler is not DEFAULT_SAMPLER:
-            self._submitter  # noqa: B018 - built now to report mistakes early; the default is imported on first use
+        folder = None if cache_dir is None else Path(cache_dir)
+        self._cache = None if folder is None else AnswerCache(folder)
+        ledger = Ledger() if folder is None else FileLedger(folder / "spent.sqlite")
+        self.budget = Budget(max_reads, max_qpu_seconds, ledger)
+        self._attempts = (retries, retry_wait_s)
+        self._given = (sampler, options, parameters or {})
+        if sampler is not DEFAULT_SAMPLER:  # which is imported on first use
+            self._submitter = self._connected()
 
     @property
     def capabilities(self) -> Capabilities:
         """Fields and couplings with the declared law; reads only."""
-        return Capabilities(
-            law=self._law,
-            edges=True,
-            max_spins=None if self.qpu is None else self.qpu.spins,
-        )
+        limit = None if self.qpu is None else self.qpu.spins
+        return Capabilities(law=self._law, edges=True, max_spins=limit)
 
     @property
     def target(self) -> DimodLike:
         """The dimod sampler."""
         return self._submitter.sampler
 
-    @property
+    @cached_property
     def betas(self) -> Betas:
         """Inverse temperatures by which h and J are divided; with ``estimate`` the first access estimates them."""
         if isinstance(self._beta, Betas):
-            return self._beta if self.qpu is None else self.qpu.programmed(self._beta)
-        return self._estimated if self._beta == "estimate" else self._predicted
+            found = self._beta
+        elif self._beta == "predicted":
+            assert self.qpu is not None
+            found = self.qpu.predicted()
+        else:
+            # In tiles of the problems' size: longer chains anneal more slowly.
+            spins = max(2, (self.qpu and self.qpu.spins) or 6)
+            found = estimate(lambda ising, betas: self._draw(ising, betas, ESTIMATE_READS, 0)[0], spins)
+        return found if self.qpu is None else self.qpu.programmed(found)
 
     def dry_run(self, ising: Ising, num_reads: int, *, seed: int = 0) -> DryRun:
         """Estimate the cost of :meth:`sample` without submitting anything.
@@ -189,7 +184,7 @@ class DimodSampler(Sampler):
         check_count("num_reads", num_reads)
         self._require(ising)
         require_room(ising, num_reads)
-        estimated = self._beta != "estimate" or "_estimated" in self.__dict__
+        estimated = self._beta != "estimate" or "betas" in vars(self)
         works = self._works(ising.detach(), self.betas if estimated else Betas(1.0, 1.0), num_reads, seed)
         return dry_run(self._submitter, works, ising.num_problems)
 
@@ -206,33 +201,28 @@ class DimodSampler(Sampler):
         )
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
-        betas = self.betas
-        samples, facts = self._draw(ising, betas, num_reads, seed)
+        samples, facts = self._draw(ising, self.betas, num_reads, seed)
         if self._beta == "estimate":
             facts["beta_fit"] = fit_report(ising, samples)
         return Samples(samples.spins, samples.visible, info=facts)
 
     def _draw(self, ising: Ising, betas: Betas, num_reads: int, seed: int) -> tuple[Samples, dict[str, Any]]:
-        n, total = ising.num_spins, ising.num_problems
-        out = torch.full((num_reads, total, n), -1, dtype=torch.int8)
+        out = torch.full((num_reads, ising.num_problems, ising.num_spins), -1, dtype=torch.int8)
         spins, tally = out.numpy(), Tally()
         works = self._works(ising, betas, num_reads, seed)
-        for work, reads, cached in iterate(self._submitter, works):
-            random = np.random.Generator(np.random.PCG64(work.stream(0, 2)))
-            logical = logical_spins(reads.spins, work.packed, random)
+        for work, reads, cached in self._submitter.answers(works):
+            logical = logical_spins(reads.spins, work.packed, work.generator(0, 2))
             start = work.part * works[0].reads
-            rows, columns = work.packed.rows, work.packed.spins
-            spins[start : start + work.reads, rows, columns] = logical.spins
+            spins[start : start + work.reads, work.packed.rows, work.packed.spins] = logical.spins
             tally.add(work, reads, logical, cached)
-        samples = Samples(
-            out.reshape(num_reads, *ising.fields.shape).to(ising.fields.device), ising.visible_mask
-        )
-        return samples, tally.info() | self._facts(betas, works[0].factor if works else 1.0)
+        out = out.reshape(num_reads, *ising.fields.shape).to(ising.fields.device)
+        facts = tally.info() | self._facts(betas, works[0].factor if works else 1.0)
+        return Samples(out, ising.visible_mask), facts
 
     def _works(self, ising: Ising, betas: Betas, num_reads: int, seed: int) -> list[Work]:
         """Program, pack, scale and check; nothing is submitted."""
         packed = self._pack(program(ising, betas))
-        submitter, properties = self._submitter, device_properties(self.target)
+        parameters, properties = self._submitter.parameters, device_properties(self.target)
         ranges = stated_ranges(properties)
         factor = self._scale if not isinstance(self._scale, str) else ranges.fitting(packed)
         for one in packed:
@@ -243,13 +233,13 @@ class DimodSampler(Sampler):
                     "'predicted' holds for spins of one qubit each, got chains of up to "
                     f"{longest}, which anneal more slowly; use 'estimate', or give a measured value.",
                 )
-            if submitter.parameters.get("fast_anneal") and one.fields.any():
+            if parameters.get("fast_anneal") and one.fields.any():
                 raise ArgumentError(
                     "fields",
                     "expected 0 with fast_anneal, which has no h, got other values; use qpu={'fields': 'ancilla'} "
                     "or 'gauge'.",
                 )
-        limits = (self._reads_per_call, longest_run(submitter.parameters, properties))
+        limits = (self._reads_per_call, longest_run(parameters, properties))
         most = min((limit for limit in limits if limit is not None), default=None)
         return split_reads(packed, factor, num_reads, seed, most)
 
@@ -265,6 +255,9 @@ class DimodSampler(Sampler):
 
     @cached_property
     def _submitter(self) -> Submitter:
+        return self._connected()
+
+    def _connected(self) -> Submitter:
         sampler, options, parameters = self._given
         target = resolve(sampler, options)
         if self._cache is not None:
@@ -282,36 +275,9 @@ class DimodSampler(Sampler):
                 "expected a sampler that reports its timing (problem_timing_data), got "
                 f"{type(target).__name__}, which does not.",
             )
-        return Submitter(
-            target,
-            keywords,
-            cache=self._cache,
-            budget=self.budget,
-            access=access,
-            retries=self._retries,
-            wait_s=self._wait_s,
-            options=options,
-        )
-
-    @cached_property
-    def _estimated(self) -> Betas:
-        def draw(problems: Ising, betas: Betas) -> Samples:
-            return self._draw(problems, betas, ESTIMATE_READS, 0)[0]
-
-        if self.qpu is None:
-            found, self._estimate_fit = estimate(draw)
-            return found
-        # Tiles of the problems' size: longer chains anneal more slowly.
-        found, self._estimate_fit = estimate(draw, max(2, self.qpu.spins or 6))
-        return self.qpu.programmed(found)
-
-    @cached_property
-    def _predicted(self) -> Betas:
-        assert self.qpu is not None
-        return self.qpu.programmed(self.qpu.predicted())
+        return Submitter(target, keywords, self._cache, self.budget, access, *self._attempts, options or {})
 
     def _facts(self, betas: Betas, factor: float) -> dict[str, Any]:
-        submitter = self._submitter
         facts: dict[str, Any] = {
             "law": self._law,
             "sampler": type(self.target).__name__,
@@ -322,6 +288,6 @@ class DimodSampler(Sampler):
             "reads_spent": self.budget.reads,
             "qpu_seconds_spent": self.budget.seconds,
         }
-        if not submitter.seeded and submitter.cache is None:
+        if not self._submitter.seeded and self._cache is None:
             facts["seed"] = None  # the sampler accepts no seed: the reads cannot be reproduced
         return facts

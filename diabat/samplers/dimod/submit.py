@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,43 +14,35 @@ import numpy as np
 from diabat.checks import ArgumentError
 from diabat.samplers.dimod.budget import AccessTime, Budget, BudgetError, Held
 from diabat.samplers.dimod.cache import AnswerCache, submission_key
-from diabat.samplers.dimod.packing import Packed, Reads, expand, most_reads, valid_time
+from diabat.samplers.dimod.packing import Packed, Reads, expand, valid_time
 from diabat.samplers.dimod.target import DimodLike, accepted_parameters, identity
 from diabat.scrubbing import safe_message
 
 T = TypeVar("T")
 
 # Class names anywhere among the bases, so that neither requests nor dwave.cloud needs to be imported.
-TRANSIENT = frozenset(
-    {
-        "ConnectionError",  # Python's and that of requests
-        "TimeoutError",
-        "Timeout",  # requests: ConnectTimeout and ReadTimeout
-        "ChunkedEncodingError",
-        "RequestTimeout",  # dwave.cloud from here on
-        "PollingTimeout",
-        "SolverOfflineError",
-        "InternalServerError",
-        "ProblemUploadError",
-    }
-)
-# Failures after which the problem may still have been answered.
+# After these failures the problem may still have been answered:
 _TIMEOUTS = frozenset({"TimeoutError", "Timeout", "RequestTimeout", "PollingTimeout"})
+TRANSIENT = _TIMEOUTS | {
+    "ConnectionError",  # Python's and that of requests
+    "ChunkedEncodingError",
+    "SolverOfflineError",  # dwave.cloud from here on
+    "InternalServerError",
+    "ProblemUploadError",
+}
 _LONGEST_WAIT_S = 60.0
+# A sampler that returns too few reads is refused after this many submissions.
+_MOST_PARTS = 4
+_MOST_SUBMISSIONS = 1_000_000
 
 
 class SubmissionError(RuntimeError):
     """A submission failed; the message contains no token, and no exception is chained that could contain one."""
 
 
-def is_transient(error: BaseException) -> bool:
+def is_transient(error: BaseException, kinds: frozenset[str] = TRANSIENT) -> bool:
     """Whether an exception is about the network or an unavailable solver, not about the problem."""
-    return any(base.__name__ in TRANSIENT for base in type(error).__mro__)
-
-
-def may_have_run(error: BaseException) -> bool:
-    """Whether the solver may have run the problem and charged its time, although no answer arrived."""
-    return any(base.__name__ in _TIMEOUTS for base in type(error).__mro__)
+    return any(base.__name__ in kinds for base in type(error).__mro__)
 
 
 def with_retries(call: Callable[[], T], *, retries: int, wait_s: float, what: str) -> T:
@@ -82,11 +75,6 @@ def with_retries(call: Callable[[], T], *, retries: int, wait_s: float, what: st
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-# A sampler that returns too few reads is refused after this many submissions.
-_MOST_PARTS = 4
-_MOST_SUBMISSIONS = 1_000_000
-
-
 @dataclass(frozen=True, eq=False)
 class Work:
     """Requested reads of one packed model.
@@ -109,6 +97,21 @@ class Work:
         """Seed sequence of this submission, from the seed, the first problem and the part."""
         return np.random.SeedSequence(self.seed, spawn_key=(self.packed.first_row, self.part, *kind))
 
+    def generator(self, *kind: int) -> np.random.Generator:
+        """Generator of that sequence."""
+        return np.random.Generator(np.random.PCG64(self.stream(*kind)))
+
+    def model(self) -> Any:
+        """The dimod model, with the variables in the order of ``packed.labels``."""
+        import dimod
+
+        h, J = self.packed.scaled(self.factor)
+        first, second = self.packed.pairs.T
+        labels = self.packed.labels.tolist()
+        return dimod.BinaryQuadraticModel.from_numpy_vectors(
+            h, (first, second, J), 0.0, "SPIN", variable_order=labels
+        )
+
 
 def split_reads(
     packed: Sequence[Packed], factor: float, reads: int, seed: int, most: int | None
@@ -130,10 +133,11 @@ def split_reads(
     ]
 
 
+@dataclass(eq=False)
 class Submitter:
     """Answers work; every call that costs money goes through :meth:`answer`.
 
-    Args:
+    Attributes:
         sampler: The dimod sampler.
         parameters: Keywords of every call.
         cache: Cache of answers; None for no cache.
@@ -142,42 +146,51 @@ class Submitter:
         retries: Attempts after a transient failure.
         wait_s: Wait before the first retry in seconds.
         options: Options of a sampler that was given by name; part of the cache key.
-
-    Attributes:
-        seeded: Whether the sampler takes a seed.
     """
 
-    def __init__(
-        self,
-        sampler: DimodLike,
-        parameters: Mapping[str, Any],
-        *,
-        cache: AnswerCache | None,
-        budget: Budget,
-        access: AccessTime | None,
-        retries: int,
-        wait_s: float,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.sampler, self.parameters, self.cache = sampler, dict(parameters), cache
-        self.budget, self.access, self.retries, self.wait_s = budget, access, retries, wait_s
-        self.seeded = "seed" in accepted_parameters(sampler)
-        # Without options the key is the same as that of a sampler object.
-        self._built = {"options": dict(options)} if options else {}
-        self._identity: dict[str, Any] | None = None
+    sampler: DimodLike
+    parameters: Mapping[str, Any]
+    cache: AnswerCache | None
+    budget: Budget
+    access: AccessTime | None
+    retries: int
+    wait_s: float
+    options: Mapping[str, Any] = field(default_factory=dict)
 
-    def require(self, works: Sequence[Work]) -> None:
-        """Refuse the whole call if its uncached submissions would exceed the budget."""
-        missing = [work for work in works if not self.is_cached(work)]
-        seconds = [self.seconds(work.packed, work.reads) for work in missing]
-        known = [value for value in seconds if value is not None]
-        self.budget.require(sum(work.reads for work in missing), sum(known) if known else None)
+    @cached_property
+    def seeded(self) -> bool:
+        """Whether the sampler takes a seed."""
+        return "seed" in accepted_parameters(self.sampler)
 
-    def is_cached(self, work: Work) -> bool:
-        """Whether the first submission of this work is in the cache."""
-        return self.cache is not None and self.cache.holds(self._key(work, work.reads, 0))
+    @cached_property
+    def _identity(self) -> dict[str, Any]:
+        return identity(self.sampler) | {"options": dict(self.options)}
 
-    def seconds(self, packed: Packed, reads: int) -> float | None:
+    def answers(self, works: Sequence[Work]) -> Iterator[tuple[Work, Reads, bool]]:
+        """Answer all work in order; **this is the only Python loop over problems in this package**.
+
+        dimod accepts one model at a time; ``together`` and tiling combine many problems in one model.
+
+        Yields:
+            The work, its reads, and whether all of them came from the cache.
+
+        Raises:
+            BudgetError: Before the first submission, if those that are not cached would exceed the budget.
+        """
+        missing, seconds = self.cost(works)
+        self.budget.require(sum(work.reads for work in missing), seconds)
+        for work in works:
+            yield work, *self.answer(work)
+
+    def cost(self, works: Sequence[Work]) -> tuple[list[Work], float | None]:
+        """Work whose first submission is not in the cache, and its estimated access time in seconds, or None."""
+        missing = [
+            work for work in works if not (self.cache and self.cache.holds(self._key(work, work.reads, 0)))
+        ]
+        times = [self._seconds(work.packed, work.reads) for work in missing]
+        return missing, None if self.access is None else sum(time for time in times if time is not None)
+
+    def _seconds(self, packed: Packed, reads: int) -> float | None:
         """Estimated access time of a submission, in seconds; None if the sampler has no estimate.
 
         Raises:
@@ -225,31 +238,29 @@ class Submitter:
         )
 
     def _call(self, work: Work, reads: int, part: int) -> tuple[Reads, bool]:
-        key = self._key(work, reads, part) if self.cache is not None else ""
-        if (
-            self.cache is not None
-            and (stored := self.cache.load(key, len(work.packed.labels), most_reads(reads))) is not None
-        ):
-            return stored, True
-        seconds = self.seconds(work.packed, reads)
-        keywords = self._keywords(work.packed, reads) | self._seed(work, part)
         labels = work.packed.labels.tolist()
+        key = self._key(work, reads, part) if self.cache is not None else ""
+        if self.cache is not None and (stored := self.cache.load(key, len(labels), reads)) is not None:
+            return stored, True
+        seconds = self._seconds(work.packed, reads)
+        keywords = self._keywords(work.packed, reads)
+        if self.seeded:  # below 2^31, as samplers in C expect
+            keywords["seed"] = int(work.stream(part).generate_state(1)[0] >> 1)
 
         def submit() -> tuple[Any, Held]:
             held = self.budget.hold(reads, seconds)
             try:
-                sampleset = self.sampler.sample(_model(work, labels), **keywords)
+                sampleset = self.sampler.sample(work.model(), **keywords)
                 sampleset.resolve()  # remote samplers answer asynchronously; errors are raised here
             except Exception as error:
-                if not may_have_run(error):
+                if not is_transient(error, _TIMEOUTS):
                     held.release()
                 raise
             return sampleset, held
 
         name = type(self.sampler).__name__
         sampleset, held = with_retries(submit, retries=self.retries, wait_s=self.wait_s, what=name)
-        order = np.random.Generator(np.random.PCG64(work.stream(part, 1)))
-        found = expand(sampleset, labels, order, reads)
+        found = expand(sampleset, labels, work.generator(part, 1), reads)
         held.settle(len(found.spins), None if found.access_us is None else found.access_us / 1e6)
         if self.cache is not None:
             self.cache.store(key, found)
@@ -258,32 +269,14 @@ class Submitter:
     def _keywords(self, packed: Packed, reads: int) -> dict[str, Any]:
         return {**self.parameters, **packed.parameters, "num_reads": reads}
 
-    def _seed(self, work: Work, part: int) -> dict[str, Any]:
-        """The keyword seed, below 2^31 as samplers in C expect."""
-        return {"seed": int(work.stream(part).generate_state(1)[0] >> 1)} if self.seeded else {}
-
     def _key(self, work: Work, reads: int, part: int) -> str:
-        if self._identity is None:
-            self._identity = {**identity(self.sampler), **self._built}
         place = {"seed": work.seed, "row": work.packed.first_row, "part": [work.part, part]}
         keywords = self._keywords(work.packed, reads)
-        return submission_key(work.packed, work.factor, keywords, {**self._identity, **place})
-
-
-def _model(work: Work, labels: list[int]) -> Any:
-    import dimod
-
-    h, J = work.packed.scaled(work.factor)
-    first, second = work.packed.pairs.T
-    return dimod.BinaryQuadraticModel.from_numpy_vectors(
-        h, (first, second, J), 0.0, "SPIN", variable_order=labels
-    )
+        return submission_key(work.packed, work.factor, keywords, self._identity | place)
 
 
 def _joined(parts: list[Reads], reads: int) -> Reads:
     """The first ``reads`` reads of all parts."""
-    if len(parts) == 1 and len(parts[0].spins) == reads:
-        return parts[0]
     breaks = [part.chain_breaks for part in parts if part.chain_breaks is not None]
     times = [part.access_us for part in parts if part.access_us is not None]
     return Reads(
@@ -291,14 +284,3 @@ def _joined(parts: list[Reads], reads: int) -> Reads:
         np.concatenate(breaks)[:reads] if len(breaks) == len(parts) else None,
         sum(times) if times else None,
     )
-
-
-def iterate(submitter: Submitter, works: Sequence[Work]) -> Iterator[tuple[Work, Reads, bool]]:
-    """Answer all work in order; **this is the only Python loop over problems in this package**.
-
-    dimod accepts one model at a time; ``together`` and tiling combine many problems in one model.
-    """
-    submitter.require(works)
-    for work in works:
-        reads, cached = submitter.answer(work)
-        yield work, reads, cached

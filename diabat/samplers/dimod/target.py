@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import inspect
@@ -10,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from diabat.checks import ArgumentError, ArgumentTypeError
+from diabat.checks import ArgumentError, ArgumentTypeError, did_you_mean
 from diabat.scrubbing import refuse_secrets, safe_message
 
 
@@ -40,9 +39,14 @@ def resolve(sampler: str | DimodLike, options: Mapping[str, Any] | None) -> Dimo
     elif options is not None:
         raise ArgumentError("options", f"cannot be combined with a sampler object, got {sorted(options)}.")
     if isinstance(sampler, type) or not isinstance(sampler, DimodLike):
-        kind = f"the class {sampler.__name__}" if isinstance(sampler, type) else type(sampler).__name__
-        raise ArgumentTypeError("sampler", f"expected a dimod sampler or its name 'module:name', got {kind}.")
+        raise ArgumentTypeError(
+            "sampler", f"expected a dimod sampler or its name 'module:name', got {_kind(sampler)}."
+        )
     return sampler
+
+
+def _kind(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
 def _build(name: str, options: dict[str, Any]) -> Any:
@@ -63,22 +67,17 @@ def _build(name: str, options: dict[str, Any]) -> Any:
         ) from None
     except Exception as error:  # importing a module can raise any type
         raise ArgumentError("sampler", f"'{name}' cannot be imported: {safe_message(error)}") from None
-    _require_sampler_class(name, found)
+    import dimod
+
+    # Functions, and classes that are not dimod samplers, must not be called.
+    if not (isinstance(found, type) and issubclass(found, dimod.Sampler)):
+        raise ArgumentTypeError(
+            "sampler", f"expected the name of a class of dimod samplers, got '{name}', {_kind(found)}."
+        )
     try:
         return found(**options)
     except Exception as error:  # constructors can raise any type, and the message may contain a token
         raise ArgumentError("sampler", f"'{name}' cannot be built: {safe_message(error)}") from None
-
-
-def _require_sampler_class(name: str, found: Any) -> None:
-    """Refuse functions, and classes that are not dimod samplers: they must not be called."""
-    import dimod
-
-    if not (isinstance(found, type) and issubclass(found, dimod.Sampler)):
-        kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
-        raise ArgumentTypeError(
-            "sampler", f"expected the name of a class of dimod samplers, got '{name}', {kind}."
-        )
 
 
 def missing_package(error: ImportError, what: str) -> str:
@@ -126,8 +125,7 @@ def check_parameters(sampler: DimodLike, parameters: Mapping[str, Any]) -> None:
         if name == "max_answers":
             raise ArgumentError("parameters", "expected no 'max_answers', which would cut the reads.")
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else f" It accepts {', '.join(sorted(known))}."
+            hint = did_you_mean(name, known) or f" It accepts {', '.join(sorted(known))}."
             raise ArgumentTypeError(
                 "parameters", f"{type(sampler).__name__} has no parameter '{name}'.{hint}"
             )
@@ -139,18 +137,17 @@ def check_parameters(sampler: DimodLike, parameters: Mapping[str, Any]) -> None:
 
 def identity(sampler: DimodLike) -> dict[str, Any]:
     """Identity of the sampler for the cache key: classes, solver, graph and properties."""
-    members = []
-    for member in family(sampler):
+
+    def one(member: Any) -> dict[str, str]:
         solver = getattr(member, "solver", None)
-        members.append(
-            {
-                "class": f"{type(member).__module__}.{type(member).__qualname__}",
-                "solver": str(getattr(solver, "name", "")),
-                "graph": str(getattr(solver, "graph_id", "")),
-                "properties": _digest(getattr(member, "properties", None) or {}),
-            }
-        )
-    return {"sampler": members}
+        return {
+            "class": f"{type(member).__module__}.{type(member).__qualname__}",
+            "solver": str(getattr(solver, "name", "")),
+            "graph": str(getattr(solver, "graph_id", "")),
+            "properties": _digest(getattr(member, "properties", None) or {}),
+        }
+
+    return {"sampler": [one(member) for member in family(sampler)]}
 
 
 # Load and statistics change daily and are excluded; a new calibration changes the graph or a range.

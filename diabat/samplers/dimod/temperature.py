@@ -9,13 +9,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, is_positive
 from diabat.circuits import Betas
 from diabat.ising import Ising
 from diabat.samplers.answers import Samples
 from diabat.samplers.calibrated import reference_problems
 from diabat.samplers.dimod.target import accepted_parameters, family
-from diabat.samplers.pseudolikelihood import BetaFit, fit_betas, log_pseudolikelihood
+from diabat.samplers.pseudolikelihood import fit_betas, log_pseudolikelihood
 
 Mode = Literal["estimate", "predicted"]
 Beta = Mode | float | tuple[float, float]
@@ -65,7 +65,7 @@ def check_beta(beta: Beta | None) -> Mode | Betas:
             return beta
     else:
         values = tuple(beta) if isinstance(beta, (tuple, list)) else (beta, beta)
-        if len(values) == 2 and all(_positive(value) for value in values):
+        if len(values) == 2 and all(is_positive(value) for value in values):
             return Betas(float(values[0]), float(values[1]))
     raise ArgumentError(
         "beta", f"expected a positive number, two of them, 'estimate' or 'predicted', got {beta!r}."
@@ -110,12 +110,7 @@ def refuse_optimisers(sampler: Any) -> None:
             )
 
 
-def _positive(value: Any) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and 0 < value < math.inf
-
-
-def estimate(draw: Callable[[Ising, Betas], Samples], spins: int = 6) -> tuple[Betas, BetaFit]:
+def estimate(draw: Callable[[Ising, Betas], Samples], spins: int) -> Betas:
     """Inverse temperatures by maximum pseudo-likelihood on 16 reference problems.
 
     There are three rounds; each is programmed with the result of the previous one.
@@ -123,9 +118,6 @@ def estimate(draw: Callable[[Ising, Betas], Samples], spins: int = 6) -> tuple[B
     Args:
         draw: Draws reads of problems programmed with given inverse temperatures.
         spins: Size of the problems, at least 2.
-
-    Returns:
-        The estimate, and the last fit, whose scales are relative to it.
 
     Raises:
         ValueError: If no finite temperature explains the answers.
@@ -141,7 +133,7 @@ def estimate(draw: Callable[[Ising, Betas], Samples], spins: int = 6) -> tuple[B
                 f"({fit.field}, {fit.coupling}); declare beta, or check the parameters of the sampler.",
             )
         betas = Betas(betas.beta_h * fit.field, betas.beta_J * fit.coupling)
-    return betas, fit
+    return betas
 
 
 def fit_report(ising: Ising, samples: Samples) -> dict[str, Any]:
