@@ -10,7 +10,7 @@ import torch
 
 import diabat
 from diabat.ising import pack_couplings
-from diabat.samplers.executor import SampleJob, map_samples
+from diabat.samplers.distributed import DistributedSampler
 from diabat.samplers.ocean import OceanSampler
 
 
@@ -23,11 +23,12 @@ def main() -> None:
     # The same problem at several temperatures, one job each.
     torch.manual_seed(0)
     fields, J = torch.randn(12), pack_couplings(0.3 * torch.randn(66), 12)
-    betas = (0.25, 0.5, 1.0, 2.0)
-    jobs = [SampleJob(diabat.Ising(b * fields, b * J), num_reads=500, name=f"beta {b}") for b in betas]
-    for beta, samples in zip(betas, map_samples("exact", jobs, seed=7, workers=2), strict=True):
-        energy = diabat.Ising(fields, J).energy(samples.spins).mean()
-        print(f"beta {beta}: mean energy {energy:.3f}, seed {samples.info['seed']}")
+    betas = torch.tensor([0.25, 0.5, 1.0, 2.0])
+    problems = diabat.Ising(betas[:, None] * fields, betas[:, None, None] * J)
+    with DistributedSampler("exact", workers=2, chunk=1) as sampler:
+        samples = sampler.sample(problems, num_reads=500, seed=7)
+    for beta, energy in zip(betas, diabat.Ising(fields, J).energy(samples.spins).mean(0), strict=True):
+        print(f"beta {beta}: mean energy {energy:.3f}")
 
 
 if __name__ == "__main__":  # the processes import this file

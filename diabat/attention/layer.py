@@ -23,13 +23,11 @@ class LayerProblems:
         window: Largest number of spins; None for sequences of any length.
         reach: Largest distance of two coupled spins; None without couplings, or if any two spins may be coupled.
         three_body: Whether there are three-body terms.
-        own_couplings: Whether every problem has its own J instead of one shared J.
     """
 
     window: int | None = None
     reach: int | None = None
     three_body: bool = False
-    own_couplings: bool = False
 
 
 class IsingLayer(nn.Module):
@@ -111,12 +109,6 @@ def _fitted(sampler: Sampler, problems: LayerProblems) -> Sampler:
     if problems.window is not None and problems.reach is not None:
         sampler = sampler.for_window(problems.window, problems.reach)
     able = sampler.capabilities
-    if problems.own_couplings and not able.per_problem_couplings:
-        raise UnsupportedError(
-            "sampler",
-            "expected one that supports different couplings for every sequence and head, "
-            f"got '{sampler.name}'.",
-        )
     if problems.three_body and not able.three_body:
         raise UnsupportedError(
             "mode",

@@ -130,7 +130,7 @@ class NeuroGameAttention(IsingLayer):
         self.eval_seed = None if eval_seed is None else draw_seed(eval_seed)
         self.f, self.normalisation, self.output, self.mode = f, normalisation, output, mode
         chosen = build_sampler("mean_field", **PAPER_MEAN_FIELD) if sampler is None else sampler
-        self._bind(LayerProblems(own_couplings=True), chosen, gradient=gradient, num_reads=num_reads)
+        self._bind(LayerProblems(), chosen, gradient=gradient, num_reads=num_reads)
         self.value = nn.Linear(embed_dim, embed_dim, bias=False)
         self.gate = nn.Linear(embed_dim, num_heads)
         self.output_projection = nn.Linear(embed_dim, embed_dim, bias=bias)

@@ -108,8 +108,7 @@ class _FromReads(torch.autograd.Function):
             drawn = call.bridge.sampler.sample(ising, call.num_reads, seed=call.seed)
             held = clamped(drawn, call.own, call.with_own)
             moments = held.moments(dtype=J.dtype)
-        weights = None if held.log_weights is None else held.weights
-        return moments.smoothed_probability, held.spins, weights
+        return moments.smoothed_probability, held.spins, None
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:

@@ -176,7 +176,7 @@ def _report_samples(problem: Problem, backend: Sampler, samples: Samples, as_jso
     found = {
         "states": problem.states(samples.spins),
         "energy": problem.energy(samples.spins),
-        "weights": None if samples.log_weights is None else samples.weights,
+        "weights": None,
     }
     _report(problem, backend, samples, found, show, as_json)
 

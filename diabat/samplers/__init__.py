@@ -19,15 +19,12 @@ __all__ = [
     "sampler",
 ]
 
-# Imported on first use as attributes of the package: one loads dimod, the other is for scripts.
-_MODULES = ("executor", "ocean")
-
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"diabat.samplers.{name}")
+    if name == "ocean":  # imported on first use: it loads dimod
+        return importlib.import_module("diabat.samplers.ocean")
     raise AttributeError(f"module 'diabat.samplers' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+    return sorted({*globals(), "ocean"})

@@ -127,7 +127,6 @@ class Samples:
     Attributes:
         spins: int8 ±1, [num_reads, *batch, n]; -1 for invisible spins, the value of clamped ones.
         visible: bool [*batch, n].
-        log_weights: Log importance weight of each read, [num_reads, *batch], None for equal weights.
         info: Backend, seed, effective beta, timing.
         ising: The problems, detached, which :meth:`Sampler.sample` sets; their memory is the caller's.
         tracked: The state of lowest energy that the backend visited on the way to the reads, int8 [*batch, n], -1 for
@@ -136,7 +135,6 @@ class Samples:
 
     spins: Tensor
     visible: Tensor
-    log_weights: Tensor | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
     ising: Ising | None = field(default=None, repr=False)
     tracked: Tensor | None = field(default=None, repr=False)
@@ -192,30 +190,20 @@ class Samples:
 
     @property
     def weights(self) -> Tensor:
-        """Normalised weight of each read, float64 [num_reads, *batch]."""
-        if self.log_weights is None:
-            shape = self.spins.shape[:-1]
-            return torch.full(shape, 1 / shape[0], dtype=torch.float64, device=self.spins.device)
-        return torch.softmax(self.log_weights.double(), dim=0)
+        """The weight 1/num_reads of each read, float64 [num_reads, *batch], for functions of weighted states."""
+        shape = self.spins.shape[:-1]
+        return torch.full(shape, 1 / shape[0], dtype=torch.float64, device=self.spins.device)
 
     def moments(self, *, correlations: bool = False, dtype: torch.dtype = torch.float32) -> Moments:
-        """Weighted averages over the reads.
-
-        The standard error is sqrt(Σ w² ) · sqrt(P(1 - P)) with P smoothed, i.e. sqrt(P(1 - P)/N) for equal
-        weights; it treats reads as independent.
-        """
-        w, reads = self.weights, self.num_reads
-        if self.log_weights is None:  # counted: one byte a read, and no rounding
-            probability = (self.spins > 0).sum(0).double() / reads
-        else:
-            # Rounding of the weights can push a certain spin above 1.
-            probability = (w[..., None] * (self.spins > 0)).sum(0).clamp(max=1)
+        """Averages over N reads; the standard error sqrt(P(1 - P)/N), with P smoothed, treats them as independent."""
+        reads = self.num_reads
+        probability = (self.spins > 0).sum(0).double() / reads
         smooth = (reads * probability + 0.5) / (reads + 1)
-        error = (smooth * (1 - smooth) * (w**2).sum(0)[..., None]).sqrt()
+        error = (smooth * (1 - smooth) / reads).sqrt()
         correlation = None
         if correlations:
             s = torch.where(self.visible, self.spins.double(), 0)
-            correlation = torch.einsum("r...,r...j,r...k->...jk", w, s, s).to(dtype)
+            correlation = (torch.einsum("r...j,r...k->...jk", s, s) / reads).to(dtype)
         return Moments(
             probability=torch.where(self.visible, probability, 0).to(dtype),
             visible=self.visible,

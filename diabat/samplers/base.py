@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from diabat.checks import ArgumentError, ArgumentTypeError, check_count
 from diabat.compute.loading import preparing
 from diabat.compute.memory import require_memory
-from diabat.edges import DENSE_SPINS, Edges
+from diabat.edges import DENSE_SPINS
 from diabat.ising import Ising, without_autocast
 from diabat.ising_checks import check_size
 from diabat.samplers.answers import AdjointGradient, Moments, Samples, Solution
@@ -50,7 +50,6 @@ class Capabilities:
         three_body: Accepts K.
         edges: Takes couplings as edges, without expanding them into a matrix; for other backends the base class
             expands them, up to ``diabat.edges.DENSE_SPINS`` spins.
-        per_problem_couplings: Accepts a different J for every problem at reasonable cost.
         samples: Can draw samples.
         correlations: Can report pair correlations.
         log_partition: Reports log Z.
@@ -65,7 +64,6 @@ class Capabilities:
     max_spins: int | None = None
     three_body: bool = False
     edges: bool = False
-    per_problem_couplings: bool = True
     samples: bool = True
     correlations: bool = True
     log_partition: bool = False
@@ -172,7 +170,7 @@ class Sampler(WithOptions, nn.Module, ABC):
         with torch.no_grad(), without_autocast(ising.fields):
             samples = self._sample(self._taken(held.without_constants()), num_reads, drawn)
         info = {"backend": self.name, "seed": drawn, "wall_s": preparing.clock() - start, **samples.info}
-        found = Samples(samples.spins, samples.visible, samples.log_weights, info, held, samples.tracked)
+        found = Samples(samples.spins, samples.visible, info, held, samples.tracked)
         return found.with_clamped(held.clamped)
 
     @final
@@ -375,14 +373,6 @@ class Sampler(WithOptions, nn.Module, ABC):
                 raise UnsupportedError(
                     "fields",
                     f"sampler '{self.name}' accepts at most {able.max_spins} visible spins, got {visible}.",
-                )
-        J = ising.held_couplings
-        if not able.per_problem_couplings and J is not None:
-            distinct = (J.lead if isinstance(J, Edges) else J.shape[:-2]).numel()
-            if distinct > 1 and distinct == ising.num_problems:
-                raise UnsupportedError(
-                    "couplings",
-                    f"sampler '{self.name}' needs couplings shared by the batch, got {distinct} different J.",
                 )
 
 

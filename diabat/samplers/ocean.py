@@ -12,18 +12,16 @@ beta, 1 by default.  To find the ground state choose a large beta, or use a solv
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import dimod
 import numpy as np
 
-from diabat.checks import ArgumentError, ArgumentTypeError, check_count, is_number
+from diabat.checks import ArgumentTypeError, check_count, check_number
 from diabat.ising import from_bqm
-from diabat.samplers.answers import Samples
 from diabat.samplers.base import Sampler
 from diabat.samplers.diagnostics import plain
-from diabat.samplers.registry import build_base
+from diabat.samplers.registry import build_base, require_samples
 from diabat.samplers.seeds import MAX_SEED, as_int, draw_seed
 
 
@@ -44,16 +42,10 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
 
     def __init__(self, sampler: str | Sampler = "tempering", /, **options: Any) -> None:
         self.sampler = build_base(sampler, options or None)
-        able = self.sampler.capabilities
-        if not able.samples:
-            raise ArgumentError(
-                "sampler",
-                f"expected a backend that draws samples, got '{self.sampler.name}', "
-                "which computes moments only.",
-            )
+        require_samples(self.sampler)
         self._properties = {
             "backend": self.sampler.name,
-            **{name: plain(value) for name, value in dataclasses.asdict(able).items()},
+            **{name: plain(value) for name, value in dataclasses.asdict(self.sampler.capabilities).items()},
             "default_beta": 1.0,
             "seed_range": [0, MAX_SEED],
         }
@@ -90,7 +82,7 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
 
         Returns:
             One int8 row per read in the order of drawing, not aggregated.  ``info`` is that of the backend as plain
-            data, with ``beta``.  If the backend weights its reads, the record has a vector ``log_weight``.
+            data, with ``beta``.
 
         Raises:
             UnsupportedError: If the backend does not support the model, for instance its number of variables.
@@ -105,41 +97,20 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
             )
         num_reads = as_int(num_reads)
         check_count("num_reads", num_reads)
-        _check_beta(beta)
-        if not bqm.num_variables:
-            empty = {"backend": self.sampler.name, "seed": draw_seed(seed)}
-            return _sampleset(bqm, None, [], num_reads, {**empty, "beta": float(beta)})
-        ising, labels = from_bqm(bqm, beta=float(beta))
-        drawn = self.sampler.sample(ising, num_reads, seed=seed)
-        return _sampleset(bqm, drawn, labels, num_reads, {**plain(drawn.info), "beta": float(beta)})
+        check_number("beta", beta, "[0, inf)")
+        beta = float(beta)
+        if bqm.num_variables:
+            ising, labels = from_bqm(bqm, beta=beta)
+            drawn = self.sampler.sample(ising, num_reads, seed=seed)
+            rows, info = drawn.spins.cpu().numpy(), plain(drawn.info)
+        else:
+            rows, labels = np.empty((num_reads, 0), dtype=np.int8), []
+            info = {"backend": self.sampler.name, "seed": draw_seed(seed)}
+        if bqm.vartype is dimod.BINARY:
+            rows = (rows > 0).astype(np.int8)
+        energy = bqm.energies((rows, labels))
+        return dimod.SampleSet.from_samples((rows, labels), bqm.vartype, energy, info=info | {"beta": beta})
 
     def close(self) -> None:
         """Release resources of the backend, such as worker processes."""
         self.sampler.close()
-
-
-def _sampleset(
-    bqm: dimod.BinaryQuadraticModel,
-    drawn: Samples | None,
-    labels: list[Any],
-    num_reads: int,
-    info: dict[str, Any],
-) -> dimod.SampleSet:
-    """Rows in the vartype of the model with its own energies; ``drawn`` is None for the empty model."""
-    vectors = {}
-    if drawn is None:
-        rows = np.empty((num_reads, 0), dtype=np.int8)
-    else:
-        rows = drawn.spins.cpu().numpy()
-        if drawn.log_weights is not None:
-            vectors["log_weight"] = drawn.log_weights.double().cpu().numpy()
-    if bqm.vartype is dimod.BINARY:
-        rows = (rows > 0).astype(np.int8)
-    energy = bqm.energies((rows, labels))
-    return dimod.SampleSet.from_samples((rows, labels), bqm.vartype, energy, info=info, **vectors)
-
-
-def _check_beta(beta: Any) -> None:
-    number = is_number(beta)
-    if not number or not math.isfinite(beta) or beta < 0:
-        raise ArgumentError("beta", f"expected a finite number >= 0, got {beta!r}.")

@@ -13,7 +13,7 @@ from diabat.ising import Ising
 from diabat.samplers.answers import Samples
 from diabat.samplers.base import Capabilities, Sampler
 from diabat.samplers.diagnostics import Watched
-from diabat.samplers.registry import build_base
+from diabat.samplers.registry import build_base, refuse_learnable, require_samples
 from diabat.samplers.tempering.batch import Batch, Kept, require_single_precision
 from diabat.samplers.tempering.simulation import Rules
 
@@ -31,8 +31,7 @@ class RefineSampler(Sampler):
     Philox4x32-10 of (seed, problem, read, sweep, spin), independent of other problems and of the number of threads.
 
     The declared law is that of the base.  If it is not Boltzmann, the reads tend to Boltzmann, but k sweeps guarantee
-    no distance.  Log-weights of the base are kept; if they correct its reads to the Boltzmann law, they still do after
-    the sweeps, because that law is invariant.
+    no distance.
 
     Args:
         sampler: The base: a name, or a sampler.
@@ -62,18 +61,8 @@ class RefineSampler(Sampler):
             raise ArgumentError("sweeps", f"expected an integer below 2^31, got {sweeps}.")
         check_count("num_reads", num_reads)
         self.base, self.sweeps, self.num_reads = build_base(sampler, options), sweeps, num_reads
-        if not self.base.capabilities.samples:
-            raise ArgumentError(
-                "sampler",
-                f"expected a backend that draws samples, got '{self.base.name}', "
-                "which computes moments only.",
-            )
-        if learnable := len(list(self.base.parameters())):
-            raise ArgumentError(
-                "sampler",
-                "expected a base without learnable parameters, because reads cannot train them, "
-                f"got '{self.base.name}' with {learnable}.",
-            )
+        require_samples(self.base)
+        refuse_learnable(self.base, "because reads cannot train them")
 
     @property
     def capabilities(self) -> Capabilities:
@@ -84,7 +73,6 @@ class RefineSampler(Sampler):
             max_spins=base.max_spins,
             three_body=base.three_body,
             edges=True,
-            per_problem_couplings=base.per_problem_couplings,
         )
 
     @property
@@ -116,7 +104,7 @@ class RefineSampler(Sampler):
         if self.sweeps:
             spins = _swept(spins, ising, self.sweeps, int(of_sweeps.generate_state(1, np.uint64)[0]))
         info = {"base": dict(drawn.info), "sweeps": self.sweeps}
-        return Samples(spins, ising.visible_mask, drawn.log_weights, info)
+        return Samples(spins, ising.visible_mask, info)
 
 
 def _swept(spins: Tensor, ising: Ising, sweeps: int, seed: int) -> Tensor:

@@ -5,7 +5,6 @@ Third-party packages add theirs under the entry-point group ``diabat.samplers``.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -83,10 +82,7 @@ def _built(name: str, options: Mapping[str, Any]) -> Sampler:
     takes_anything = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
     for option in options:
         if option not in known and not takes_anything:
-            near = difflib.get_close_matches(option, known, n=1)
-            hint = (
-                f" Did you mean '{near[0]}'?" if near else f" It accepts {', '.join(known) or 'no options'}."
-            )
+            hint = did_you_mean(option, known) or f" It accepts {', '.join(known) or 'no options'}."
             raise TypeError(f"sampler '{name}' has no option '{option}'.{hint}")
     return factory(**options)
 
@@ -137,6 +133,24 @@ def refuse_memory(base: Sampler) -> None:
         raise ArgumentError(
             "sampler",
             f"expected a base without state between calls, got '{base.name}' with persistent=True.",
+        )
+
+
+def refuse_learnable(base: Sampler, why: str) -> None:
+    """Refuse a base with learnable parameters, for a reason such as "because reads cannot train them"."""
+    if learnable := len(list(base.parameters())):
+        raise ArgumentError(
+            "sampler",
+            f"expected a base without learnable parameters, {why}, got '{base.name}' with {learnable}.",
+        )
+
+
+def require_samples(base: Sampler) -> None:
+    """Refuse a base that computes moments only."""
+    if not base.capabilities.samples:
+        raise ArgumentError(
+            "sampler",
+            f"expected a backend that draws samples, got '{base.name}', which computes moments only.",
         )
 
 

@@ -10,7 +10,7 @@ includes mutants (samplers with one mistake each) that must fail it.
 
 from diabat.testing.conformance import check_names, check_sampler, run_check
 from diabat.testing.core import CHECKS, Check, ConformanceError, Trial
-from diabat.testing.fakes import Call, FIFOSampler, RecorderSampler, WeightedSampler, scaled
+from diabat.testing.fakes import Call, FIFOSampler, RecorderSampler, scaled
 from diabat.testing.mutants import Mutant, mutants
 from diabat.testing.oracle import ReferenceSampler, brute_force, brute_force_states, state_table
 
@@ -24,7 +24,6 @@ __all__ = [
     "RecorderSampler",
     "ReferenceSampler",
     "Trial",
-    "WeightedSampler",
     "brute_force",
     "brute_force_states",
     "check_names",

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from diabat.checks import ArgumentError
+from diabat.checks import check_choice, check_count, check_number
 from diabat.samplers.base import Law, Sampler
 
 # Importing these modules registers their checks.
 from diabat.testing import boltzmann, draws, own_law, refusals, structure
 from diabat.testing.core import CHECKS, DEFAULT_ALPHA, DEFAULT_NUM_READS, ConformanceError, Trial
 
-__all__ = ["check_names", "check_sampler", "run_check"]
-
 # Form before law: a wrong shape should be reported as a wrong shape, not as wrong statistics.
-_MODULES = (structure, draws, refusals, boltzmann, own_law)
-_ORDER = [module.__name__ for module in _MODULES]
-
-
-def _trial(sampler: Sampler, alpha: float, num_reads: int, seed: int, law: Law | None) -> Trial:
-    if not 0 < alpha < 1:
-        raise ArgumentError("alpha", f"expected a probability between 0 and 1, got {alpha!r}.")
-    if num_reads < 256:
-        raise ArgumentError(
-            "num_reads", f"expected at least 256, below which no test has power, got {num_reads!r}."
-        )
-    return Trial(sampler, alpha, num_reads, seed, law or sampler.capabilities.law)
+_ORDER = [module.__name__ for module in (structure, draws, refusals, boltzmann, own_law)]
+_FEWEST_READS = 256  # below which no test has power
 
 
 def check_names(sampler: Sampler, *, law: Law | None = None) -> list[str]:
@@ -33,7 +21,7 @@ def check_names(sampler: Sampler, *, law: Law | None = None) -> list[str]:
         sampler: The sampler.
         law: As in :func:`check_sampler`.
     """
-    trial = _trial(sampler, DEFAULT_ALPHA, DEFAULT_NUM_READS, 0, law)
+    trial = Trial(sampler, law=law or sampler.capabilities.law)
     ordered = sorted(CHECKS.values(), key=lambda item: _ORDER.index(item.run.__module__))
     return [item.name for item in ordered if item.applies(trial)]
 
@@ -53,9 +41,10 @@ def run_check(
         ConformanceError: If the sampler fails it.
         ValueError: If no check has this name, or an argument is out of range.
     """
-    if name not in CHECKS:
-        raise ArgumentError("name", f"expected one of {', '.join(CHECKS)}, got {name!r}.")
-    CHECKS[name].run(_trial(sampler, alpha, num_reads, seed, law))
+    check_choice("name", name, CHECKS)
+    check_number("alpha", alpha, "(0, 1)")
+    check_count("num_reads", num_reads, least=_FEWEST_READS)
+    CHECKS[name].run(Trial(sampler, alpha, num_reads, seed, law or sampler.capabilities.law))
 
 
 def check_sampler(

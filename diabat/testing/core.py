@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from diabat.ising import Ising
 from diabat.samplers.answers import Samples
@@ -75,17 +77,14 @@ class Check:
 CHECKS: dict[str, Check] = {}
 
 
-def always(trial: Trial) -> bool:
-    """Applies to every sampler."""
-    return True
-
-
 def draws_samples(trial: Trial) -> bool:
     """Applies to samplers that draw."""
     return trial.able.samples
 
 
-def check(applies: Applies = always) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
+def check(
+    applies: Applies = lambda trial: True,
+) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
     """Register a function as a check under its name; the first line of its docstring is the summary."""
 
     def register(run: Callable[[Trial], None]) -> Callable[[Trial], None]:
@@ -100,3 +99,14 @@ def demand(condition: bool, sentence: str) -> None:
     """Raise ConformanceError with the sentence unless the condition is true."""
     if not condition:
         raise ConformanceError(sentence)
+
+
+def demand_equal(got: Any, want: Any, what: str) -> None:
+    """Raise ConformanceError unless two values are equal; ``what`` names them."""
+    demand(got == want, f"{what}: expected {want}, got {got}.")
+
+
+def demand_below(error: Tensor, limit: float, expectation: str) -> None:
+    """Raise ConformanceError if the largest error is above a limit (or NaN); ``expectation`` is the sentence before."""
+    worst = float(error.detach().abs().max())
+    demand(worst <= limit, f"{expectation} (within {limit:g}), got a difference of {worst:.3g}.")

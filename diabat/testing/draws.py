@@ -6,7 +6,6 @@ The statistic of independence is a mean of products of centred spins, 0 for inde
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -26,37 +25,27 @@ def seeds(trial: Trial) -> None:
     """The same seed gives the same draw, another seed another one, and the seed in info replays."""
     ising = make_problem((3,), 5, seed=trial.seed, fields=0.2, couplings=0.2)
     first, again, other = (trial.draw(ising, 64, shift=shift) for shift in (0, 0, 1))
-    demand(
-        torch.equal(first.spins, again.spins),
-        "seed: expected the same draw for the same seed, got another one.",
-    )
+    same = torch.equal(first.spins, again.spins)
+    demand(same, "seed: expected the same draw for the same seed, got another one.")
     # Two independent draws of 960 nearly free spins agree with probability below 1e-200.
-    demand(
-        not torch.equal(first.spins, other.spins),
-        "seed: expected another draw for another seed, got the same.",
-    )
+    differ = not torch.equal(first.spins, other.spins)
+    demand(differ, "seed: expected another draw for another seed, got the same.")
     free = trial.sampler.sample(ising, 64)
     replay = trial.sampler.sample(ising, 64, seed=int(free.info["seed"]))
-    demand(
-        torch.equal(free.spins, replay.spins), "info['seed']: expected the recorded seed to replay the draw."
-    )
+    same = torch.equal(free.spins, replay.spins)
+    demand(same, "info['seed']: expected the recorded seed to replay the draw.")
 
 
 @check(draws_samples)
 def global_random_state(trial: Trial) -> None:
     """The sampler neither reads nor moves the random state of torch or numpy."""
     ising = make_problem((2,), SIZE, seed=trial.seed)
-    torch_state, numpy_state = torch.get_rng_state(), _numpy_state()
+    before = torch.get_rng_state(), repr(np.random.get_state(legacy=False))
     trial.draw(ising, FEW_READS)
-    moved = not torch.equal(torch_state, torch.get_rng_state())
-    demand(not moved, "sample: expected torch's global random state untouched, found it moved.")
-    same = numpy_state == _numpy_state()
+    same = torch.equal(before[0], torch.get_rng_state())
+    demand(same, "sample: expected torch's global random state untouched, found it moved.")
+    same = before[1] == repr(np.random.get_state(legacy=False))
     demand(same, "sample: expected numpy's global random state untouched, found it moved.")
-
-
-def _numpy_state() -> str:
-    # numpy's global generator belongs to the caller; its state is only read here.
-    return repr(np.random.get_state(legacy=False))
 
 
 @check()
@@ -74,40 +63,28 @@ def inputs_unchanged(trial: Trial) -> None:
 def no_live_state(trial: Trial) -> None:
     """Results share no memory with the sampler: writing into one changes no other result."""
     ising, other = (make_problem((3,), SIZE, seed=trial.seed + shift) for shift in (0, 1))
-    for method, call in _returned_tensors(trial).items():
+
+    def sample(problem: Ising) -> list[Tensor]:
+        return [trial.draw(problem, FEW_READS).spins]
+
+    def moments(problem: Ising) -> list[Tensor]:
+        got = trial.sampler.moments(problem, correlations=trial.able.correlations, seed=trial.seed)
+        parts = (got.probability, got.correlation, got.log_partition, got.standard_error)
+        return [part.detach() for part in parts if part is not None]
+
+    for call in (sample, moments) if trial.able.samples else (moments,):
         first = call(ising)
         kept = [part.clone() for part in first]
         # Another problem of the same shape: an overwritten result then holds other values.
         call(other)
-        demand(
-            _equal(first, kept),
-            f"{method}: expected a result that owns its memory, found it overwritten by the next call.",
-        )
+        owned = all(map(torch.equal, first, kept))
+        demand(owned, f"{call.__name__}: expected a result that owns its memory, found it overwritten.")
         for part in first:
             part.zero_()
+        same = all(map(torch.equal, call(ising), kept))
         demand(
-            _equal(call(ising), kept),
-            f"{method}: expected the same values after the caller wrote into a result, found others.",
+            same, f"{call.__name__}: expected the same values after a result was written into, found others."
         )
-
-
-def _returned_tensors(trial: Trial) -> dict[str, Callable[[Ising], list[Tensor]]]:
-    """Tensors that ``sample`` and ``moments`` return."""
-
-    def sample(ising: Ising) -> list[Tensor]:
-        drawn = trial.draw(ising, FEW_READS)
-        return [drawn.spins] if drawn.log_weights is None else [drawn.spins, drawn.log_weights]
-
-    def moments(ising: Ising) -> list[Tensor]:
-        got = trial.sampler.moments(ising, correlations=trial.able.correlations, seed=trial.seed)
-        parts = (got.probability, got.correlation, got.log_partition, got.standard_error)
-        return [part.detach() for part in parts if part is not None]
-
-    return {"sample": sample, "moments": moments} if trial.able.samples else {"moments": moments}
-
-
-def _equal(first: list[Tensor], second: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 _SIZE = 5
@@ -149,7 +126,7 @@ def independent_reads(trial: Trial) -> None:
 def independent_problems(trial: Trial) -> None:
     """Two problems with the same parameters get different reads."""
     one = make_problem((1,), _SIZE, seed=trial.seed + 11)
-    spins = trial.draw(type(one)(one.fields.expand(6, _SIZE).clone(), one.couplings)).spins.cpu()
+    spins = trial.draw(Ising(one.fields.expand(6, _SIZE).clone(), one.couplings)).spins.cpu()
     for a, b in ((0, 1), (1, 2), (0, 3), (0, 5)):
         _demand_uncorrelated(trial, spins[:, a], spins[:, b], f"problems {a} and {b} of equal parameters")
 

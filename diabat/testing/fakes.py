@@ -1,10 +1,10 @@
-"""Fake samplers for tests of code that calls samplers: given spins, recorded calls, weighted reads."""
+"""Fake samplers for tests of code that calls samplers: given spins, recorded calls."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -90,32 +90,6 @@ class RecorderSampler(Sampler):
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         self.calls.append(Call("moments", None, seed, tuple(ising.fields.shape)))
         return self.base.moments(ising, correlations=correlations, seed=seed)
-
-
-class WeightedSampler(Sampler):
-    """A correct importance sampler: draws at a higher temperature and weights by exp((1 - beta) · exponent).
-
-    Args:
-        base: A Boltzmann sampler.
-        beta: Inverse temperature of the draw; 1 gives equal weights.
-        keep_weights: False drops the weights; the suite must detect this mistake.
-    """
-
-    name = "weighted"
-
-    def __init__(self, base: Sampler, *, beta: float = 0.7, keep_weights: bool = True) -> None:
-        self.base, self.beta, self.keep_weights = base, beta, keep_weights
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Capabilities of the base, without those that only analytic backends have."""
-        own: Capabilities = replace(self.base.capabilities, exact=False, log_partition=False)
-        return replace(own, gradients=("straight_through", "linear_response", "covariance"))
-
-    def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
-        drawn = self.base.sample(scaled(ising, self.beta, self.beta), num_reads, seed=seed)
-        weights = -(1 - self.beta) * ising.energy(drawn.spins)
-        return replace(drawn, log_weights=weights if self.keep_weights else None, info={})
 
 
 def scaled(ising: Ising, fields: float, interactions: float) -> Ising:

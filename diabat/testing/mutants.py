@@ -16,7 +16,7 @@ from torch import Tensor
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.base import Capabilities, Sampler
-from diabat.testing.fakes import WeightedSampler, scaled
+from diabat.testing.fakes import scaled
 
 
 def _same(value: Any) -> Any:
@@ -123,7 +123,6 @@ def mutants(base: Sampler) -> dict[str, Sampler]:
     if base.capabilities.samples:  # of moments the base class makes copies
         for name, cache in (("aliased_buffer", False), ("cached_result", True)):
             built[name] = _Live(base, name, cache=cache)
-        built["ignored_weights"] = WeightedSampler(base, keep_weights=False)
     return built
 
 

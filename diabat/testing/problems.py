@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from diabat.edges import Edges
 from diabat.ising import Ising, pack_couplings, pack_three_body
 
 Lead = Literal["none", "shared", "heads", "per_problem"]
+LEADS: tuple[Lead, ...] = get_args(Lead)
+"""Leading shapes of J."""
 
 
 def make_problem(

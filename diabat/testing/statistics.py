@@ -1,7 +1,6 @@
 """Tests of a law: binomial tests of events, pooled z-tests of scales, Pearson's chi-square of states.
 
-Every test reports alpha and N in its message.  Weighted reads are compared with the same values using the
-self-normalised variance Σ w² (x - x̄)².
+Every test reports alpha and N in its message.
 """
 
 from __future__ import annotations
@@ -23,33 +22,26 @@ Array = NDArray[np.float64]
 _MIN_EXPECTED = 25.0
 
 
-def event_frequencies(samples: Samples, events: Tensor) -> tuple[Tensor, Tensor]:
-    """Weighted frequencies of events [reads, *batch, M] and their variances Σ w² (x - x̄)², float64 [*batch, M]."""
-    w, x = samples.weights[..., None].cpu(), events.double().cpu()
-    mean = (w * x).sum(0)
-    return mean, ((w * (x - mean)) ** 2).sum(0)
+def event_frequencies(events: Tensor) -> tuple[Tensor, Tensor]:
+    """Frequencies x̄ of N events [N, *batch, M] and their variances x̄(1 - x̄)/N, float64 [*batch, M]."""
+    mean = events.cpu().double().mean(0)
+    return mean, mean * (1 - mean) / len(events)
 
 
-def event_pvalues(samples: Samples, events: Tensor, exact: Tensor) -> Array:
-    """Two-sided p-values of the frequencies of events against exact probabilities.
+def event_pvalues(events: Tensor, exact: Tensor) -> Array:
+    """Two-sided binomial p-values of the frequencies of events against exact probabilities.
 
     Args:
-        samples: Their weights are used.
         events: bool [reads, *batch, M].
         exact: float64 [*batch, M].
 
     Returns:
         float64 [*batch, M]; 1 where the exact probability is 0 or 1 and the frequency agrees.
     """
-    p, n = np.clip(exact.cpu().numpy(), 0.0, 1.0), events.shape[0]
-    if samples.log_weights is None:
-        count = events.sum(0).cpu().numpy()
-        lower, upper = stats.binom.cdf(count, n, p), stats.binom.sf(count - 1, n, p)
-        return np.minimum(1.0, 2 * np.minimum(lower, upper))
-    mean, variance = event_frequencies(samples, events)
-    # An event that occurs in no read has variance 0; the variance of one read is added.
-    z = (mean.numpy() - p) / (variance.sqrt().numpy() + np.sqrt(p * (1 - p)) / n + 1e-300)
-    return 2 * stats.norm.sf(np.abs(z))
+    p, n = np.clip(exact.cpu().numpy(), 0.0, 1.0), len(events)
+    count = events.sum(0).cpu().numpy()
+    lower, upper = stats.binom.cdf(count, n, p), stats.binom.sf(count - 1, n, p)
+    return np.minimum(1.0, 2 * np.minimum(lower, upper))
 
 
 def spin_and_pair_events(spins: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,8 +61,8 @@ def demand_events(trial: Trial, samples: Samples, ising: Ising, where: str) -> N
         ("P(s = +1)", up, exact.probability, exact.visible),
         ("P(s_j = s_k)", equal, (1 + exact.correlation[..., j, k]) / 2, both),
     ):
-        pvalues = np.where(counts.numpy(), event_pvalues(samples, events, p), 1.0)
-        frequency = (samples.weights[..., None].cpu() * events.cpu()).sum(0).numpy()
+        pvalues, frequency = event_pvalues(events, p), event_frequencies(events)[0].numpy()
+        pvalues = np.where(counts.numpy(), pvalues, 1.0)
         demand_all(trial, pvalues, frequency, p.numpy(), f"{what} {where}", samples.num_reads)
 
 
@@ -87,18 +79,8 @@ def demand_all(trial: Trial, pvalues: Array, got: Array, exact: Array, what: str
         )
 
 
-def pooled_z(samples: Samples, values: Tensor, mean: Tensor, variance: Tensor) -> float:
-    """z-score of a statistic [reads, *batch], summed, from its exact mean and variance."""
-    w = samples.weights.cpu()
-    if samples.log_weights is None:
-        shift = (values.mean(0) - mean).sum()
-        return float(shift / (variance.sum() / values.shape[0]).sqrt())
-    average = (w * values).sum(0)
-    return float((average - mean).sum() / ((w * (values - average)) ** 2).sum().sqrt())
-
-
 def state_chi_square(samples: Samples, ising: Ising) -> tuple[float, int]:
-    """Pearson's chi-square of all states of all problems of unweighted reads, and its degrees of freedom."""
+    """Pearson's chi-square of all states of all problems, and its degrees of freedom."""
     n, reads = ising.num_spins, samples.num_reads
     bits = (samples.spins.cpu() > 0).long() << torch.arange(n)
     index = bits.sum(-1).reshape(reads, -1)  # [reads, problems]
@@ -144,7 +126,7 @@ def demand_scales(trial: Trial, samples: Samples, ising: Ising) -> None:
     terms = exponent_terms(ising, samples.spins)
     for name, values in terms.items():
         mean, variance = exact_mean_variance(ising, exact_terms[name].movedim(0, -1))
-        z = pooled_z(samples, values, mean, variance)
+        z = float((values.mean(0) - mean).sum() / (variance.sum() / samples.num_reads).sqrt())
         pvalue = 2 * stats.norm.sf(abs(z))
         if pvalue * len(terms) < trial.alpha:
             raise ConformanceError(

@@ -116,7 +116,7 @@ def _follows(samples: Samples, ising: Ising, law: Any = None, sure: Tensor | Non
     expected = torch.cat([p, (1 + correlation[..., j, k]) / 2], -1)
     # Rounding of a certain event must not make a read impossible.
     events = torch.cat(spin_and_pair_events(samples.spins), -1)
-    _plausible(event_pvalues(samples, events, expected.clamp(1e-12, 1 - 1e-12))[used.numpy()], "reads")
+    _plausible(event_pvalues(events, expected.clamp(1e-12, 1 - 1e-12))[used.numpy()], "reads")
 
 
 def _plausible(pvalues: np.ndarray, subject: str) -> None:

@@ -17,7 +17,7 @@ from diabat.samplers.base import Estimator
 from diabat.samplers.dqa import DQASampler
 from diabat.samplers.exact import ExactSampler
 from diabat.samplers.mean_field import MeanFieldSampler
-from diabat.testing import FIFOSampler, RecorderSampler, ReferenceSampler, WeightedSampler
+from diabat.testing import FIFOSampler, RecorderSampler, ReferenceSampler
 from diabat.testing.problems import make_problem
 
 F64 = torch.float64
@@ -31,7 +31,6 @@ SAMPLERS: dict[str, Sampler] = {
     "dqa_primitive": DQASampler(schedule=PLAN, engine="primitive", num_reads=64),
     "dqa_learned": DQASampler(schedule=PLAN, learn_schedule=True),
     "reference": ReferenceSampler(num_reads=64),
-    "weighted": WeightedSampler(ReferenceSampler()),
 }
 BEST = {
     "exact": "exact",
@@ -42,7 +41,6 @@ BEST = {
     "dqa_primitive": "straight_through",
     "dqa_learned": "adjoint",
     "reference": "straight_through",
-    "weighted": "straight_through",
 }
 
 
@@ -158,22 +156,6 @@ def test_a_single_read_has_no_covariance_gradient() -> None:
     h = torch.zeros(2, 3, requires_grad=True)
     with pytest.raises(ValueError, match="expects at least 2 reads, got 1"):
         spin_probabilities(h, None, "exact", gradient="covariance", num_reads=1).sum().backward()
-
-
-def test_covariance_keeps_the_weights_of_the_reads() -> None:
-    """Weighted reads of the same law: within 5 standard errors of the exact gradient at N = 40,000."""
-    h, J, _ = problem()
-    weighted = WeightedSampler(ExactSampler(), beta=0.5)
-    grads = []
-    for sampler, options in ((ExactSampler(), {}), (weighted, {"num_reads": 40_000, "seed": 4})):
-        gradient = "covariance" if options else "exact"
-        loss = spin_probabilities(h, J, sampler, gradient=gradient, **options)[..., 0].sum()  # type: ignore[arg-type]  # options are of two types
-        grads.append(torch.autograd.grad(loss, h)[0])
-    # One component has a standard error of about sqrt(2 · <w²>) / 2 / sqrt(N) < 0.005.
-    assert float((grads[0] - grads[1]).abs().max()) < 0.025
-    forgetful = WeightedSampler(ExactSampler(), beta=0.5, keep_weights=False)
-    loss = spin_probabilities(h, J, forgetful, gradient="covariance", num_reads=40_000, seed=4)[..., 0].sum()
-    assert float((grads[0] - torch.autograd.grad(loss, h)[0]).abs().max()) > 0.025
 
 
 @pytest.mark.parametrize("lead", [(), (1,), (2, 1), (1, 3), (2, 3), (1, 1)])

@@ -345,12 +345,6 @@ def test_inside_a_stack() -> None:
     assert all(p.grad is not None for p in stack.parameters())
 
 
-class SharedOnly(ReferenceSampler):
-    @property
-    def capabilities(self) -> Any:
-        return replace(super().capabilities, per_problem_couplings=False)
-
-
 class Three(ReferenceSampler):
     @property
     def capabilities(self) -> Any:
@@ -376,7 +370,6 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"gradient": "adjoint"}, UnsupportedError, "gradient: sampler 'mean_field' supports"),
     ({"num_reads": 10}, UnsupportedError, "num_reads: gradient 'exact' differentiates"),
     ({"num_reads": 0, "sampler": "dqa"}, ValueError, "num_reads: expected an integer >= 1, got 0"),
-    ({"sampler": SharedOnly()}, UnsupportedError, "sampler: expected one that supports different couplings"),
     ({"sampler": 3}, TypeError, "sampler: expected a diabat Sampler or its name, got int"),
 ]
 

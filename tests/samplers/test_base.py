@@ -38,21 +38,6 @@ def test_averages_over_reads_by_hand() -> None:
     assert moments.num_reads == 3
 
 
-def test_weighted_averages_by_hand() -> None:
-    weights = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
-    samples = Samples(reads(), SEEN, log_weights=weights.log() + 7)
-    assert samples.weights.tolist() == pytest.approx(weights.tolist())
-    moments = samples.moments(correlations=True, dtype=torch.float64)
-    assert moments.probability.tolist() == pytest.approx([0.75, 0.5])
-    assert moments.correlation is not None
-    assert float(moments.correlation[0, 1]) == pytest.approx(0.5)
-    assert moments.standard_error is not None
-    smooth = (3 * 0.5 + 0.5) / 4
-    assert float(moments.standard_error[1]) == pytest.approx(
-        (smooth * (1 - smooth) * weights.square().sum()) ** 0.5
-    )
-
-
 def test_invisible_spins_average_to_nothing() -> None:
     moments = Samples(reads(), torch.tensor([True, False])).moments(correlations=True)
     assert moments.correlation is not None
@@ -92,7 +77,6 @@ class Limited(ReferenceSampler):
             super().capabilities,
             max_spins=3,
             three_body=False,
-            per_problem_couplings=False,
             correlations=False,
         )
 
@@ -104,10 +88,6 @@ class Limited(ReferenceSampler):
         (
             make_problem((2,), 3, three_body=1.0),
             "sampler 'limited' accepts fields and couplings only; use 'exact'",
-        ),
-        (
-            make_problem((2,), 3, lead="per_problem"),
-            "couplings: sampler 'limited' needs couplings shared by the batch, got 2 different J",
         ),
     ],
 )

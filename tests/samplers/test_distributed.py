@@ -25,7 +25,7 @@ from diabat.samplers.diagnostics import condensed
 from diabat.samplers.distributed import DistributedSampler
 from diabat.samplers.distributed.jobs import Job
 from diabat.samplers.seeds import child_seed
-from diabat.testing import ReferenceSampler, WeightedSampler
+from diabat.testing import ReferenceSampler
 from diabat.testing.problems import Lead, causal_problem, make_problem
 
 
@@ -49,7 +49,7 @@ def test_averages_over_reads_are_drawn_in_parts() -> None:
     base = sampler("refine", sampler="exact", num_reads=50)
     split = DistributedSampler(base, executor=spy, read_chunk=20)
     moments = split.moments(ising, seed=4)
-    assert [job.num_reads for job in spy.jobs] == [20, 20, 10]
+    assert [job.options["num_reads"] for job in spy.jobs] == [20, 20, 10]
     want = split.sample(ising, 50, seed=4).moments(dtype=torch.float64)
     assert torch.equal(moments.probability, want.probability)
     assert moments.num_reads == 50
@@ -181,13 +181,6 @@ def test_sampled_moments_are_merged() -> None:
     assert moments.info["seed"] == 3
 
 
-def test_weights_of_reads_are_put_together() -> None:
-    ising, base = problems()["heads"], WeightedSampler(ReferenceSampler())
-    samples = DistributedSampler(base, workers=0, chunk=5, read_chunk=4).sample(ising, 10, seed=1)
-    assert samples.log_weights is not None
-    torch.testing.assert_close(samples.log_weights, -0.3 * ising.energy(samples.spins))
-
-
 LEADS: list[Lead] = ["none", "shared", "heads", "per_problem"]
 
 
@@ -283,11 +276,6 @@ def test_limits_of_the_base_are_refused() -> None:
         DistributedSampler(ReferenceSampler(), workers=0).moments(Ising(torch.zeros(15)))
     with pytest.raises(UnsupportedError, match="computes moments only and cannot draw samples"):
         DistributedSampler("mean_field", workers=0).sample(make_problem((2,), 3), 4)
-    one_by_one = replace(ReferenceSampler().capabilities, per_problem_couplings=False)
-    shared = type("Shared", (ReferenceSampler,), {"capabilities": one_by_one})()
-    with pytest.raises(UnsupportedError, match="'distributed' needs couplings shared by the batch"):
-        DistributedSampler(shared, workers=0).moments(make_problem((3,), 4, lead="per_problem"))
-    assert DistributedSampler(shared, workers=0, chunk=3).moments(make_problem((2, 3), 4, lead="heads"))
 
 
 def test_a_base_that_cannot_travel_is_named() -> None:

@@ -28,7 +28,7 @@ import diabat
 from diabat.ising import Ising
 from diabat.samplers import Samples, UnsupportedError, available_backends
 from diabat.samplers.ocean import OceanSampler
-from diabat.testing import ReferenceSampler, WeightedSampler, mutants
+from diabat.testing import ReferenceSampler, mutants
 
 from .goodness import g_test
 
@@ -169,16 +169,6 @@ def test_a_drawn_seed_replays() -> None:
     assert np.array_equal(first.record.sample, again.record.sample)
 
 
-def test_weights_of_reads_are_a_vector_of_the_record() -> None:
-    weighted, bqm = WeightedSampler(ReferenceSampler()), model("SPIN")
-    sampleset = OceanSampler(weighted).sample(bqm, num_reads=20, seed=4)
-    problem, _ = diabat.ising.from_bqm(bqm)
-    want = weighted.sample(problem, 20, seed=4).log_weights
-    assert want is not None
-    assert np.array_equal(sampleset.record.log_weight, want.numpy())
-    assert "log_weight" not in ocean("exact").sample(bqm).record.dtype.names
-
-
 class Chatty(ReferenceSampler):
     """Info of every kind that a backend may give."""
 
@@ -288,10 +278,10 @@ def test_limits_of_the_backend_are_refused() -> None:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"beta": -1.0}, "beta: expected a finite number >= 0, got -1.0."),
-    ({"beta": float("nan")}, "beta: expected a finite number >= 0, got nan."),
-    ({"beta": True}, "beta: expected a finite number >= 0, got True."),
-    ({"beta": [1.0]}, r"beta: expected a finite number >= 0, got \[1.0\]."),
+    ({"beta": -1.0}, r"beta: expected a number in \[0, inf\), got -1.0."),
+    ({"beta": float("nan")}, r"beta: expected a number in \[0, inf\), got nan."),
+    ({"beta": True}, r"beta: expected a number in \[0, inf\), got True."),
+    ({"beta": [1.0]}, r"beta: expected a number in \[0, inf\), got \[1.0\]."),
     ({"num_reads": 0}, "num_reads: expected an integer >= 1, got 0."),
     ({"num_reads": True}, "num_reads: expected an integer >= 1, got True."),
     ({"seed": -1}, "seed: expected an integer between 0 and"),

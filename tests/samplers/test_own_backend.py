@@ -167,7 +167,7 @@ def test_a_sampler_that_is_compared_by_value_is_refused() -> None:
 def test_capabilities_are_an_attribute_or_a_property() -> None:
     class Fields(Sampler):
         name = "fields"
-        capabilities = Capabilities(per_problem_couplings=False)
+        capabilities = Capabilities(max_spins=3)
 
         def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
             drawn: Tensor = torch.rand(
@@ -176,7 +176,7 @@ def test_capabilities_are_an_attribute_or_a_property() -> None:
             p = torch.sigmoid(2 * ising.fields) * ising.visible_mask
             return Samples((2 * (drawn < p) - 1).to(torch.int8), ising.visible_mask)
 
-    with pytest.raises(diabat.UnsupportedError, match="needs couplings shared by the batch"):
+    with pytest.raises(diabat.UnsupportedError, match="accepts at most 3 visible spins, got 4"):
         Fields().sample(make_problem((3,), 4, lead="per_problem"), 2)
 
     class Nothing(Sampler):

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers import conditionals, pseudolikelihood
-from diabat.samplers.answers import Samples
 from diabat.samplers.pseudolikelihood import (
     BetaFit,
     Term,
@@ -224,9 +223,9 @@ def test_weighted_reads() -> None:
     # Reads at beta 0.7 with weights for beta 1, N = 20,000: 4.9 standard errors, alpha 1e-6.
     problem = make_problem((4,), 5, seed=4)
     drawn = ReferenceSampler().sample(scaled(problem, 0.7, 0.7), 20_000, seed=0)
-    weighted = Samples(drawn.spins, drawn.visible, -0.3 * problem.energy(drawn.spins))
-    for samples, truth in ((drawn, 0.7), (weighted, 1.0)):
-        fit = fit_betas(problem, samples.spins, samples.weights)
+    weights = torch.softmax(-0.3 * problem.energy(drawn.spins), 0)
+    for given, truth in ((drawn.weights, 0.7), (weights, 1.0)):
+        fit = fit_betas(problem, drawn.spins, given)
         assert fit.field == pytest.approx(truth, abs=4.9 * (fit.field_error or 0))
         assert fit.coupling == pytest.approx(truth, abs=4.9 * (fit.coupling_error or 0))
 

@@ -16,14 +16,12 @@ from diabat.config import ConfigError, make_config
 from diabat.config.yaml_files import parse_yaml
 from diabat.ising import Ising, pack_couplings
 from diabat.runs import build_sampler
-from diabat.samplers import Capabilities, Sampler, Samples, UnsupportedError, sampler
+from diabat.samplers import Sampler, Samples, UnsupportedError, sampler
 from diabat.samplers.refine import RefineSampler
 from diabat.testing import (
     RecorderSampler,
     ReferenceSampler,
-    WeightedSampler,
     brute_force_states,
-    run_check,
 )
 from diabat.testing.problems import Lead, causal_problem, make_problem, with_visible
 
@@ -127,15 +125,6 @@ def test_refined_anneals_are_closer_to_boltzmann() -> None:
         assert sweeps == 2 or pvalue(refined, ising, laws[sweeps + 1]) < ALPHA
 
 
-def test_weights_of_the_base_stay_right() -> None:
-    """The conformance suite's z-tests of the exponent, alpha = 1e-6, N = 4096 reads of 16 problems."""
-    weighted = WeightedSampler(ReferenceSampler())
-    run_check("state_distribution", RefineSampler(weighted, sweeps=1))
-    refined = RefineSampler(weighted).sample(make_problem((3,), 4, seed=8), 10, seed=1)
-    assert refined.log_weights is not None
-    assert refined.log_weights.shape == (10, 3)
-
-
 def test_no_sweeps_give_the_reads_of_the_base_with_its_own_seed() -> None:
     ising, base = make_problem((2, 3), 5, lead="heads", seed=9), ReferenceSampler()
     samples = RefineSampler(base, sweeps=0).sample(ising, 50, seed=11)
@@ -221,14 +210,6 @@ def test_capabilities_are_those_of_reads_of_the_base() -> None:
     assert (dqa.capabilities.law, dqa.capabilities.three_body) == ("diabatic", False)
 
 
-class Shared(ReferenceSampler):
-    """A base that does not take a J for every problem."""
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return replace(super().capabilities, per_problem_couplings=False)
-
-
 def test_limits_of_the_base_are_refused() -> None:
     with pytest.raises(
         UnsupportedError, match="three_body: sampler 'refine' accepts fields and couplings only"
@@ -238,8 +219,6 @@ def test_limits_of_the_base_are_refused() -> None:
         UnsupportedError, match=r"sampler 'refine' accepts at most 14 visible spins, got 15\."
     ):
         RefineSampler(ReferenceSampler()).moments(Ising(torch.zeros(15)))
-    with pytest.raises(UnsupportedError, match="sampler 'refine' needs couplings shared by the batch"):
-        RefineSampler(Shared()).moments(make_problem((3,), 4, lead="per_problem"))
 
 
 def test_couplings_beyond_float32_are_refused_by_sweeps_only() -> None:

@@ -6,10 +6,11 @@ A worker process imports torch, about 2 s of one core: the tests share two of th
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -78,12 +79,12 @@ def _interrupt(workers: Workers) -> None:
     processes = list(opened.processes)
     assert all(process.is_alive() for process in processes)
 
-    def press(done: int) -> None:
-        raise KeyboardInterrupt
-
     start = time.monotonic()
+    main = threading.main_thread().ident
+    assert main is not None
+    threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
-        list(workers.finished(time.sleep, [(0,), (600,)], progress=press))
+        list(workers.results(time.sleep, [(0,), (600,)]))
     assert not any(process.is_alive() for process in processes)
     assert time.monotonic() - start < 300  # not the end of the job
 
@@ -164,37 +165,21 @@ def test_a_scheduler_that_does_not_answer_is_named() -> None:
         list(Workers("tcp://127.0.0.1:9").results(abs, [(1,)]))
 
 
-def test_results_come_in_order_and_no_further_than_asked() -> None:
-    taken: list[int] = []
-
-    def jobs() -> Iterator[tuple[int]]:
-        for number in range(10):
-            taken.append(number)
-            yield (number,)
-
+def test_results_come_in_order() -> None:
     class Later(WorkerPool):
-        """Keeps its futures until told."""
+        """Ends its jobs last one first."""
 
         def __init__(self) -> None:
             self.futures: list[Future[Any]] = []
 
         def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
             self.futures.append(Future())
-            if len(self.futures) == 3:  # the last one first
+            if len(self.futures) == 3:
                 for place in (2, 1, 0):
                     self.futures[place].set_result(place)
             return self.futures[-1]
 
-    waiting: deque[Future[Any]] = deque()
-    told: list[int] = []
-    workers = Workers(Later())
-    results = workers.finished(abs, jobs(), ahead=3, progress=told.append, waiting=waiting)
-    assert next(results).result() == 0
-    assert taken == [0, 1, 2]
-    assert told == [3]
-    assert len(waiting) == 2
-    results.close()  # type: ignore[attr-defined]  # a generator
-    assert next(Workers(workers=0).results(abs, ((n,) for n in (-1, -2)))) == 1
+    assert list(Workers(Later()).results(abs, [(0,)] * 3)) == [0, 1, 2]
 
 
 def test_here_jobs_run_one_by_one() -> None:

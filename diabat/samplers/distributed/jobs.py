@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import pickle
 import threading
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from numpy.typing import NDArray
@@ -22,35 +21,29 @@ from diabat.samplers.diagnostics import plain
 Method = Literal["sample", "moments", "adjoint"]
 
 
-@dataclass(frozen=True, eq=False)
-class Job:
+class Job(NamedTuple):
     """A call of a sampler.
 
     Attributes:
         method: The called method.
+        seed: Seed of this job.
+        options: The other arguments of the method: ``num_reads``, ``correlations`` or the array ``cotangent``.
         fields: h, [*batch, n].
         couplings: J or None.
         visible: bool or None.
         three_body: K or None.
-        seed: Seed of this job.
-        num_reads: Reads of ``sample``.
-        correlations: Whether ``moments`` reports pair correlations.
-        cotangent: v of ``adjoint``, [*batch, n].
     """
 
     method: Method
+    seed: int
+    options: dict[str, Any]
     fields: NDArray
     couplings: NDArray | None
     visible: NDArray | None
     three_body: NDArray | None
-    seed: int
-    num_reads: int = 0
-    correlations: bool = False
-    cotangent: NDArray | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Answer:
+class Answer(NamedTuple):
     """The result of a sampler.
 
     Attributes:
@@ -60,47 +53,35 @@ class Answer:
     """
 
     arrays: dict[str, NDArray]
-    num_reads: int | None = None
-    info: dict[str, Any] = field(default_factory=dict)
+    num_reads: int | None
+    info: dict[str, Any]
 
 
 _RESULTS: dict[Method, tuple[str, ...]] = {
-    "sample": ("spins", "log_weights", "tracked"),
+    "sample": ("spins", "tracked"),
     "moments": ("probability", "correlation", "log_partition", "standard_error"),
     "adjoint": ("fields", "couplings"),
 }
 
 
-def make_job(
-    method: Method, ising: Ising, seed: int, *, cotangent: Tensor | None = None, **options: Any
-) -> Job:
+def make_job(method: Method, ising: Ising, seed: int, **options: Any) -> Job:
     """Turn a call of a sampler into a job."""
-    parts = (ising.fields, ising.couplings, ising.visible, ising.three_body)
-    h, J, visible, K = (None if part is None else to_numpy(part) for part in parts)
-    assert h is not None
-    v = None if cotangent is None else to_numpy(cotangent)
-    return Job(method, h, J, visible, K, seed, cotangent=v, **options)
+    h = to_numpy(ising.fields)
+    parts = (None if t is None else to_numpy(t) for t in (ising.couplings, ising.visible, ising.three_body))
+    return Job(method, seed, options, h, *parts)
 
 
 def run(sampler: Sampler, job: Job) -> Answer:
     """Run a job with a sampler."""
-    parts = (job.fields, job.couplings, job.visible, job.three_body)
-    h, J, visible, K = (None if part is None else _tensor(part) for part in parts)
-    assert h is not None
-    ising = Ising(h, J, visible, K, check=False)
-    result: Any
-    if job.method == "sample":
-        result = sampler.sample(ising, job.num_reads, seed=job.seed)
-    elif job.method == "moments":
-        result = sampler.moments(ising, correlations=job.correlations, seed=job.seed)
-    else:
-        assert job.cotangent is not None
-        result = sampler.adjoint(ising, _tensor(job.cotangent), seed=job.seed)
+    J, visible, K = (None if array is None else _tensor(array) for array in job[4:])
+    ising = Ising(_tensor(job.fields), J, visible, K, check=False)
+    options = dict(job.options)
+    if job.method == "adjoint":
+        options["cotangent"] = _tensor(options["cotangent"])
+    result = getattr(sampler, job.method)(ising, seed=job.seed, **options)
     tensors = {name: getattr(result, name) for name in _RESULTS[job.method]}
     arrays = {name: to_numpy(tensor) for name, tensor in tensors.items() if tensor is not None}
-    if job.method == "adjoint":
-        return Answer(arrays)
-    return Answer(arrays, getattr(result, "num_reads", None), plain(result.info))
+    return Answer(arrays, getattr(result, "num_reads", None), plain(getattr(result, "info", {})))
 
 
 def run_packed(packed: bytes, job: Job) -> Answer:

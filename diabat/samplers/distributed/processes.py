@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import parent_process
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any
@@ -34,19 +34,6 @@ class WorkerPool(ProcessPoolExecutor):
         for process in self._spawn.started:
             process.terminate()
         self.shutdown(wait=True, cancel_futures=True)
-
-
-class InProcess(Executor):
-    """Executor that runs each job in the submitting thread."""
-
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run the call now, and return a finished future."""
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
 
 
 class _Spawn(SpawnContext):

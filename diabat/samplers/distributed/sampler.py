@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from numpy.typing import NDArray
 from torch import Tensor
 
-from diabat.checks import ArgumentError, check_count
+from diabat.checks import check_count
 from diabat.ising import Ising
 from diabat.samplers.answers import AdjointGradient, Moments, Samples, lowest_state
 from diabat.samplers.base import Capabilities, Sampler
 from diabat.samplers.diagnostics import Watched, condensed
-from diabat.samplers.distributed.chunks import Box, Chunks
-from diabat.samplers.distributed.jobs import Answer, Job, make_job, pack, run, run_packed
+from diabat.samplers.distributed.chunks import Chunks
+from diabat.samplers.distributed.jobs import Answer, Method, make_job, pack, run, run_packed, to_numpy
 from diabat.samplers.distributed.workers import Workers
-from diabat.samplers.registry import build_base, refuse_memory
+from diabat.samplers.registry import build_base, refuse_learnable, refuse_memory
 from diabat.samplers.seeds import child_seed
 
 
@@ -42,8 +42,7 @@ class DistributedSampler(Sampler):
         chunk: Largest number of problems per job.
         read_chunk: Largest number of reads per job of ``sample``, and of ``moments`` that average reads; None keeps the
             reads of a problem together.  For backends with expensive reads: each part repeats the burn-in,
-            enumeration or anneal.  Log-weights of the base must mean the same in every call (log p/q up to a
-            constant of the problem).
+            enumeration or anneal.
         executor: None for processes of this machine; a ``concurrent.futures.Executor``; ``"dask"`` or the address
             of a dask scheduler (``"tcp://host:8786"``), with the extra ``[cluster]``.
 
@@ -74,12 +73,7 @@ class DistributedSampler(Sampler):
         self.base, self.chunk, self.read_chunk = build_base(sampler, options), chunk, read_chunk
         self.num_reads = self.base.num_reads
         refuse_memory(self.base)
-        if learnable := len(list(self.base.parameters())):
-            raise ArgumentError(
-                "sampler",
-                "expected a base without learnable parameters, which workers do not receive, "
-                f"got '{self.base.name}' with {learnable}.",
-            )
+        refuse_learnable(self.base, "which workers do not receive")
         self._packed: bytes | None = None
 
     @property
@@ -103,18 +97,15 @@ class DistributedSampler(Sampler):
         """The derivative of the base, chunk by chunk; ∂L/∂J is summed over chunks that share J."""
         self._require(ising)
         chunks = Chunks(ising.detach(), self.chunk)
-        plan = _plan(chunks, seed, None, None)
-        jobs = (
-            make_job("adjoint", chunks.problem(p.box), p.seed, cotangent=chunks.cotangent(cotangent, p.box))
-            for p in plan
+        plan = _plan(chunks, seed)
+        answers = self._answers(
+            "adjoint", chunks, plan, [{"cotangent": to_numpy(chunks.cut(cotangent, p.box))} for p in plan]
         )
-        answers = list(self._run(jobs))
-        h = chunks.assemble(_parts(plan, answers, "fields"), ())
+        h = chunks.assemble(_parts(plan, answers, "fields"))
         J = None
         if ising.couplings is not None:
-            J = chunks.add_couplings(
-                [(p.box, a.arrays["couplings"]) for p, a in zip(plan, answers, strict=True)]
-            )
+            found = zip(plan, answers, strict=True)
+            J = chunks.add_couplings([(part.box, answer.arrays["couplings"]) for part, answer in found])
         return AdjointGradient(h.to(ising.fields), J)
 
     def close(self) -> None:
@@ -126,50 +117,39 @@ class DistributedSampler(Sampler):
         if self.read_chunk is not None and type(self.base)._moments is Sampler._moments:
             return super()._moments(ising, correlations, seed)  # averages over reads, drawn in parts
         chunks = Chunks(ising.detach(), self.chunk)
-        plan = _plan(chunks, seed, None, None)
-        jobs = (make_job("moments", chunks.problem(p.box), p.seed, correlations=correlations) for p in plan)
-        answers = list(self._run(jobs))
-        found = {name: chunks.assemble(_parts(plan, answers, name), ()) for name in answers[0].arrays}
+        plan = _plan(chunks, seed)
+        answers = self._answers("moments", chunks, plan, [{"correlations": correlations}] * len(plan))
+        found = {name: chunks.assemble(_parts(plan, answers, name)) for name in answers[0].arrays}
         info = self._info(plan, answers)
         return Moments(**found, visible=ising.visible_mask, num_reads=answers[0].num_reads, info=info)
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         chunks = Chunks(ising, self.chunk)
         plan = _plan(chunks, seed, num_reads, self.read_chunk)
-        jobs = (
-            make_job("sample", chunks.problem(p.box), p.seed, num_reads=p.reads.stop - p.reads.start)
-            for p in plan
-        )
-        answers = list(self._run(jobs))
-        spins = chunks.assemble(_parts(plan, answers, "spins", reads=True), (num_reads,))
-        weights = None
-        if "log_weights" in answers[0].arrays:
-            weights = chunks.assemble(_parts(plan, answers, "log_weights", reads=True), (num_reads,))
-        tracked = None
+        options = [{"num_reads": part.reads.stop - part.reads.start} for part in plan]
+        answers = self._answers("sample", chunks, plan, options)
+        found = [((p.reads,), p.box, a.arrays["spins"]) for p, a in zip(plan, answers, strict=True)]
+        spins, tracked = chunks.assemble(found, (num_reads,)), None
         if "tracked" in answers[0].arrays:
-            # One state from each range of reads.
-            ranges = {start: i for i, start in enumerate(sorted({p.reads.start for p in plan}))}
-            states = chunks.assemble(
-                [
-                    (
-                        (slice(ranges[p.reads.start], ranges[p.reads.start] + 1),),
-                        p.box,
-                        a.arrays["tracked"][None],
-                    )
-                    for p, a in zip(plan, answers, strict=True)
-                ],
-                (len(ranges),),
-            )
-            tracked = lowest_state(ising, states).spins
-        return Samples(spins, ising.visible_mask, weights, self._info(plan, answers), tracked=tracked)
+            # One state from each range of reads: as many as parts of each box, one after the other.
+            ranges = len(plan) // len(chunks.boxes)
+            kept = [answer.arrays["tracked"][None] for answer in answers]
+            where = [((slice(i % ranges, i % ranges + 1),), p.box, kept[i]) for i, p in enumerate(plan)]
+            tracked = lowest_state(ising, chunks.assemble(where, (ranges,))).spins
+        return Samples(spins, ising.visible_mask, info=self._info(plan, answers), tracked=tracked)
 
-    def _run(self, jobs: Iterable[Job]) -> Iterator[Answer]:
-        if self.workers.here:
-            return self.workers.results(run, ((self.base, job) for job in jobs))
-        if self._packed is None:
-            self._packed = pack(self.base)
-        packed = self._packed
-        return self.workers.results(run_packed, ((packed, job) for job in jobs))
+    def _answers(
+        self, method: Method, chunks: Chunks, plan: list[_Part], options: list[dict[str, Any]]
+    ) -> list[Answer]:
+        function: Callable[..., Answer] = run if self.workers.here else run_packed
+        if not self.workers.here:
+            self._packed = self._packed or pack(self.base)
+        sent = self.base if self.workers.here else self._packed
+        jobs = (
+            (sent, make_job(method, chunks.problem(part.box), part.seed, **given))
+            for part, given in zip(plan, options, strict=True)
+        )
+        return list(self.workers.results(function, jobs))
 
     def _info(self, plan: list[_Part], answers: list[Answer]) -> dict[str, Any]:
         base = condensed([{k: v for k, v in a.info.items() if k != "seed"} for a in answers])
@@ -184,35 +164,32 @@ class DistributedSampler(Sampler):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 class _Part(NamedTuple):
     """One job: its problems, its reads and its seed."""
 
-    box: Box
+    box: Tensor
     reads: slice
     seed: int
 
 
-def _plan(chunks: Chunks, seed: int, num_reads: int | None, read_chunk: int | None) -> list[_Part]:
+def _plan(chunks: Chunks, seed: int, num_reads: int = 1, read_chunk: int | None = None) -> list[_Part]:
     """All jobs of a batch.  The first reads of a box have the same seed as its moments and adjoint."""
-    total = num_reads or 1
-    size = min(read_chunk or total, total)
-    plan = []
-    for number, box in enumerate(chunks.boxes):
-        for part, start in enumerate(range(0, total, size)):
-            own = child_seed(seed, number, part) if part else child_seed(seed, number)
-            plan.append(_Part(box, slice(start, min(start + size, total)), own))
-    return plan
-
-
-def _parts(plan: list[_Part], answers: list[Answer], name: str, *, reads: bool = False) -> list[Any]:
-    """Arrays of one name with their places, as input of :meth:`Chunks.assemble`."""
+    size = min(read_chunk or num_reads, num_reads)
     return [
-        ((part.reads,) if reads else (), part.box, answer.arrays[name])
-        for part, answer in zip(plan, answers, strict=True)
+        _Part(
+            box,
+            slice(start, min(start + size, num_reads)),
+            child_seed(seed, number, part) if part else child_seed(seed, number),
+        )
+        for number, box in enumerate(chunks.boxes)
+        for part, start in enumerate(range(0, num_reads, size))
     ]
+
+
+def _parts(plan: list[_Part], answers: list[Answer], name: str) -> list[tuple[tuple[()], Tensor, NDArray]]:
+    """Arrays of one name with their places, as input of :meth:`Chunks.assemble`."""
+    return [((), part.box, answer.arrays[name]) for part, answer in zip(plan, answers, strict=True)]

@@ -6,17 +6,14 @@ import importlib.util
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
-from types import TracebackType
+from concurrent.futures import BrokenExecutor, Executor, Future
 from typing import Any, Self
 
 from diabat.checks import ArgumentError, ArgumentTypeError, check_count
-from diabat.samplers.distributed.processes import InProcess, WorkerPool, available_cpus
+from diabat.samplers.distributed.processes import WorkerPool, available_cpus
 from diabat.scrubbing import without_secrets
 
 _ADDRESSES = ("tcp://", "tls://", "ucx://", "ws://", "wss://", "inproc://")
-Progress = Callable[[int], None]
-"""Called with the number of finished jobs."""
 
 
 class WorkerLostError(RuntimeError):
@@ -72,58 +69,25 @@ class Workers:
             ConnectionError: If the dask scheduler does not answer.
             Exception: The exception of a job; jobs that have not started are cancelled.
         """
-        for future in self.finished(function, jobs):
-            yield self.result(future)
-
-    def finished(
-        self,
-        function: Callable[..., Any],
-        jobs: Iterable[tuple[Any, ...]],
-        *,
-        ahead: int | None = None,
-        progress: Progress | None = None,
-        waiting: deque[Future[Any]] | None = None,
-    ) -> Iterator[Future[Any]]:
-        """Run jobs and yield their futures in order, each when it is finished.
-
-        Args:
-            function: A function of a module that the workers can import.
-            jobs: The arguments of each job.
-            ahead: Number of jobs submitted before the first result is taken; None submits all at once.
-            progress: Called with the number of finished jobs, in this thread.
-            waiting: Filled with the futures that are submitted and not yet yielded.
-        """
         if self.here:
-            ahead = 1
-        waiting = deque() if waiting is None else waiting
-        counter = _Counter(progress)
+            yield from (function(*job) for job in jobs)
+            return
+        futures: deque[Future[Any]] = deque()
         try:
             executor = self._open()
-            for job in jobs:
-                waiting.append(self._submit(executor, function, job))
-                while ahead is not None and len(waiting) >= ahead:
-                    counter.wait(waiting)
-                    yield waiting.popleft()
-            while waiting:
-                counter.wait(waiting)
-                yield waiting.popleft()
-        except (KeyboardInterrupt, SystemExit):
-            self._kill()
-            raise
-        finally:
-            for future in waiting:
-                future.cancel()
-
-    def result(self, future: Future[Any]) -> Any:
-        """Result of a finished future.
-
-        Raises:
-            WorkerLostError: As :meth:`results`.
-        """
-        try:
-            return future.result()
+            futures.extend(self._submit(executor, function, job) for job in jobs)
+            while futures:
+                yield futures.popleft().result()
         except self._lost as error:
             raise self._loss() from error
+        except (KeyboardInterrupt, SystemExit):
+            if isinstance(self._opened, WorkerPool):
+                self._opened.kill()
+            self.close()
+            raise
+        finally:
+            for future in futures:
+                future.cancel()
 
     def close(self) -> None:
         """Stop the workers started here; the next job starts new ones.  A given executor stays open."""
@@ -132,11 +96,6 @@ class Workers:
             self._opened = self._client = None
         if opened is not None and opened is not self.executor:
             opened.shutdown(wait=True, cancel_futures=True) if client is None else client.close()
-
-    def _kill(self) -> None:
-        if isinstance(self._opened, WorkerPool):
-            self._opened.kill()
-        self.close()
 
     def _open(self) -> Executor:
         with self._lock:
@@ -148,7 +107,7 @@ class Workers:
         if isinstance(self.executor, Executor):
             return self.executor
         if self.executor is None:
-            return InProcess() if self.here else WorkerPool(self.workers or available_cpus())
+            return WorkerPool(self.workers or available_cpus())
         from distributed import Client, KilledWorker
 
         try:
@@ -180,9 +139,7 @@ class Workers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -192,28 +149,6 @@ class Workers:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._forget()
-
-
-class _Counter:
-    """Waits for the first of some futures, and reports the number of finished ones."""
-
-    def __init__(self, progress: Progress | None) -> None:
-        self.progress, self.taken, self.told = progress, 0, 0
-
-    def wait(self, waiting: deque[Future[Any]]) -> None:
-        self._tell(waiting)
-        while not waiting[0].done():
-            pending = [future for future in waiting if not future.done()]
-            wait(pending if self.progress else pending[:1], return_when=FIRST_COMPLETED)
-            self._tell(waiting)
-        self.taken += 1
-
-    def _tell(self, waiting: deque[Future[Any]]) -> None:
-        if self.progress is not None:
-            done = self.taken + sum(future.done() for future in waiting)
-            if done > self.told:
-                self.told = done
-                self.progress(done)
 
 
 def _check_executor(executor: Any) -> None:
