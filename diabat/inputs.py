@@ -12,7 +12,7 @@ from torch import Tensor
 from diabat.checks import is_number
 from diabat.edges import Edges, best_form
 from diabat.ising import Ising
-from diabat.ising_checks import IsingError, check_finite, check_tensor
+from diabat.ising_checks import IsingError, check_finite, check_tensor, first_true
 
 _REAL_KINDS = "iuf"  # dtype kinds of numpy: integers, unsigned integers, floats
 
@@ -161,16 +161,15 @@ def edges_of(J: Tensor, n: int) -> Edges:
     wrong = names != mirrored[order]
     if not bool(wrong.any()):
         wrong = ~torch.isclose(values.detach(), partner.detach(), rtol=1e-6, atol=1e-12)
-    if bool(wrong.any()):
-        e = int(wrong.nonzero()[0])
+    if at := first_true(wrong):
+        (e,) = at
         raise IsingError(
             "couplings",
             f"expected a symmetric matrix, got {float(values[e]):.6g} at [{int(rows[e])}, {int(columns[e])}] and "
             "another number, or none, at its mirror image; use U + U.T of an upper triangle U, or diabat.Edges.",
         )
-    loops = (rows == columns) & (values.detach() != 0)
-    if bool(loops.any()):
-        e = int(loops.nonzero()[0])
+    if at := first_true((rows == columns) & (values.detach() != 0)):
+        (e,) = at
         raise IsingError(
             "couplings",
             f"expected no diagonal, got {float(values[e]):.3g} at [{int(rows[e])}, {int(rows[e])}].",

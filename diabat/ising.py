@@ -32,9 +32,7 @@ from diabat.ising_checks import (
     check_spins,
     check_visible,
 )
-from diabat.ising_checks import (
-    IsingError as IsingError,
-)
+from diabat.ising_checks import IsingError as IsingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -116,7 +114,8 @@ class Ising:
             self._hold_edges(no_edges(self.fields))  # a matrix of zeros may not fit into memory
         if check:
             check_interaction("couplings", self.matrix, self.fields, order=2)
-            check_edges(self.edges, self.fields)
+            if self.edges is not None:
+                check_edges(self.edges.index, self.edges.values, self.fields)
             check_interaction("three_body", self.three_body, self.fields, order=3)
             check_visible(self.visible, self.fields)
             check_offset(self.offset, self.fields)
@@ -127,27 +126,23 @@ class Ising:
             from diabat.inputs import edges_of
 
             couplings = edges_of(couplings, self.num_spins)
-        object.__setattr__(self, "edges", couplings.mapped(lambda values: values.to(self.fields.dtype)))
+        vars(self)["edges"] = couplings.mapped(lambda values: values.to(self.fields.dtype))
 
     def _convert(self) -> None:
         """Convert arguments that are not float32, float64 or bool tensors."""
-        if (
-            _is_known(self.fields)
-            and _is_known(self.matrix)
-            and _is_known(self.three_body)
-            and _is_known(self.offset)
-            and (self.visible is None or isinstance(self.visible, Tensor))
-        ):
+        h, J, K, c, visible = self.fields, self.matrix, self.three_body, self.offset, self.visible
+        if all(map(_is_known, (h, J, K, c))) and (visible is None or isinstance(visible, Tensor)):
             return
         from diabat.inputs import as_fields, as_interaction, as_visible
 
-        fields = as_fields(self.fields)
-        object.__setattr__(self, "fields", fields)
+        vars(self)["fields"] = fields = as_fields(h)
         if isinstance(fields, Tensor):
-            for name in ("matrix", "three_body", "offset"):
-                called = "couplings" if name == "matrix" else name
-                object.__setattr__(self, name, as_interaction(called, getattr(self, name), fields))
-            object.__setattr__(self, "visible", as_visible(self.visible, fields))
+            vars(self).update(
+                matrix=as_interaction("couplings", J, fields),
+                three_body=as_interaction("three_body", K, fields),
+                offset=as_interaction("offset", c, fields),
+                visible=as_visible(visible, fields),
+            )
 
     @classmethod
     def from_dict(

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError
-from diabat.edges import Edges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,9 +73,7 @@ def check_finite(name: str, value: Tensor) -> None:
     """Raise IsingError, with the first index, unless all values are finite."""
     if value.dtype in DTYPES and is_within(value, sys.float_info.max):
         return
-    finite = torch.isfinite(value)
-    if not bool(finite.all()):
-        index = tuple(int(i) for i in (~finite).nonzero()[0])
+    if (index := first_true(~torch.isfinite(value))) is not None:
         raise IsingError(name, f"expected finite values, got {value[index].item()} at index {index}.")
 
 
@@ -114,38 +111,33 @@ def check_interaction(name: str, value: Any, fields: Tensor, *, order: int) -> N
     _check_symmetric(name, value, order)
 
 
-def check_edges(edges: Edges | None, fields: Tensor) -> None:
-    """Raise IsingError unless edges fit the fields, are finite and name every pair once."""
-    if edges is None:
-        return
-    n, values = fields.shape[-1], edges.values
+def check_edges(pairs: Tensor, values: Tensor, fields: Tensor) -> None:
+    """Raise IsingError unless edges [E, 2] and their J [*lead, E] fit the fields, are finite and name a pair once."""
+    n, name = fields.shape[-1], "couplings"
     if values.device != fields.device:
         raise IsingError(
-            "couplings", f"expected edges on {fields.device} as the fields, got them on {values.device}."
+            name, f"expected edges on {fields.device} as the fields, got them on {values.device}."
         )
-    _check_lead("couplings", edges.lead, fields.shape[:-1])
-    check_finite("couplings", values)
-    pairs = edges.index
-    outside = ((pairs < 0) | (pairs >= n)).any(1)
-    if bool(outside.any()):
-        e = int(outside.nonzero()[0])
-        raise IsingError("couplings", f"expected spins 0 to {n - 1}, got the edge {pairs[e].tolist()}.")
-    loops = pairs[:, 0] == pairs[:, 1]
-    if bool(loops.any()):
-        e = int(loops.nonzero()[0])
-        raise IsingError(
-            "couplings", f"expected edges between two different spins, got {pairs[e].tolist()} at edge {e}."
-        )
+    _check_lead(name, values.shape[:-1], fields.shape[:-1])
+    check_finite(name, values)
+    if edge := first_true(((pairs < 0) | (pairs >= n)).any(1)):
+        raise IsingError(name, f"expected spins 0 to {n - 1}, got the edge {pairs[edge].tolist()}.")
+    if edge := first_true(pairs[:, 0] == pairs[:, 1]):
+        got = f"{pairs[edge].tolist()} at edge {edge[0]}"
+        raise IsingError(name, f"expected edges between two different spins, got {got}.")
     names, order = (pairs.amin(1) * n + pairs.amax(1)).sort(stable=True)
-    twice = names[1:] == names[:-1]
-    if bool(twice.any()):
-        at = int(twice.nonzero()[0])
-        first, second = int(order[at]), int(order[at + 1])
+    if at := first_true(names[1:] == names[:-1]):
+        one, other = (f"{pairs[e].tolist()} at edge {int(e)}" for e in order[at[0] : at[0] + 2])
         raise IsingError(
-            "couplings",
-            f"expected every pair of spins once, got {pairs[first].tolist()} at edge {first} and "
-            f"{pairs[second].tolist()} at edge {second}; add their values, or give one direction only.",
+            name,
+            f"expected every pair of spins once, got {one} and {other}; add their values, or give one direction "
+            "only.",
         )
+
+
+def first_true(mask: Tensor) -> tuple[int, ...] | None:
+    """Index of the first True of a mask; None if there is none."""
+    return tuple(mask.nonzero()[0].tolist()) if bool(mask.any()) else None
 
 
 def _check_like(name: str, value: Tensor, fields: Tensor) -> None:
@@ -236,9 +228,7 @@ def check_spins(spins: Any, fields: Tensor) -> torch.Size:
 def check_clamped(spins: Any, fields: Tensor) -> torch.Size:
     """Return the shape of the clamped batch."""
     shape = check_spins(spins, fields)
-    wrong = (spins != 0) & (spins.abs() != 1)
-    if bool(wrong.any()):
-        index = tuple(int(i) for i in wrong.nonzero()[0])
+    if (index := first_true((spins != 0) & (spins.abs() != 1))) is not None:
         raise IsingError(
             "spins", f"expected -1, 0 (free) or +1, got {spins[index].item()} at index {list(index)}."
         )
@@ -288,9 +278,7 @@ def check_size(ising: Ising, limit: float) -> None:
         if name == "fields":
             value = torch.where(ising.visible_mask, value, 0)
         check_finite(name, value)
-        beyond = value.abs() > limit
-        if bool(beyond.any()):
-            index = tuple(int(i) for i in beyond.nonzero()[0])
+        if (index := first_true(value.abs() > limit)) is not None:
             raise IsingError(
                 name,
                 f"expected numbers up to {limit:g}, so that float64 still resolves smaller ones, got "

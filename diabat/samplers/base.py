@@ -9,67 +9,29 @@ from __future__ import annotations
 import copy
 import sys
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any, Literal, Self, final
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
 
-from diabat.checks import ArgumentError, ArgumentTypeError, check_count
+from diabat.checks import ArgumentTypeError, check_count
 from diabat.compute.loading import preparing
 from diabat.compute.memory import require_memory
 from diabat.edges import DENSE_SPINS
 from diabat.ising import Ising, without_autocast
 from diabat.ising_checks import check_size
 from diabat.samplers.answers import AdjointGradient, Moments, Samples, Solution
+from diabat.samplers.capabilities import Capabilities, Estimator, Law, UnsupportedError
 from diabat.samplers.derivatives import Solver, analytic_moments, differentiated
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.odds import analytic_log_odds
 from diabat.samplers.options import WithOptions
 from diabat.samplers.seeds import as_int, draw_seed
 
-Law = Literal["boltzmann", "mean-field", "diabatic"]
-Estimator = Literal["exact", "straight_through", "linear_response", "covariance", "adjoint"]
+__all__ = ["LARGEST", "Capabilities", "Estimator", "Law", "Sampler", "UnsupportedError", "require_room"]
 
 # Analytic backends form sums of exponents in float64: in a sum of this size a term of size 1 keeps seven digits.
 LARGEST = 1e9
-
-
-class UnsupportedError(ArgumentError):
-    """The backend does not support the problem or the request; the message names an alternative where there is one."""
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """What a backend supports; the defaults describe a Boltzmann sampler for fields and couplings.
-
-    Attributes:
-        exact: Moments are exact up to rounding.
-        law: The law that is sampled: ``boltzmann``, or the backend's own (``mean-field``, ``diabatic``).
-        max_spins: Largest number of visible spins in one problem, None if unbounded.
-        three_body: Accepts K.
-        edges: Takes couplings as edges, without expanding them into a matrix; for other backends the base class
-            expands them, up to ``diabat.edges.DENSE_SPINS`` spins.
-        samples: Can draw samples.
-        correlations: Can report pair correlations.
-        log_partition: Reports log Z.
-        gradients: Estimators that support it, best first (``gradient="auto"`` takes the first).
-        max_states: Largest Σ 2^n that a layer may request in one call if every problem has a different J, when no work
-            is shared; None if the backend does not enumerate.
-        solution: Has :meth:`Sampler.solution`.
-    """
-
-    exact: bool = False
-    law: Law = "boltzmann"
-    max_spins: int | None = None
-    three_body: bool = False
-    edges: bool = False
-    samples: bool = True
-    correlations: bool = True
-    log_partition: bool = False
-    gradients: tuple[Estimator, ...] = ("straight_through", "linear_response", "covariance")
-    max_states: int | None = None
-    solution: bool = False
 
 
 class Sampler(WithOptions, nn.Module, ABC):

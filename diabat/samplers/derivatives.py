@@ -15,9 +15,9 @@ raises.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from torch.autograd import forward_ad
 
 from diabat.edges import Edges
 from diabat.ising import Ising, without_autocast
+from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.folding import Terms, batched_cotangent, dims_of, folded_terms, mapped_first, unfolded
 
 if TYPE_CHECKING:
@@ -92,16 +93,15 @@ def analytic_moments(solver: Solver, ising: Ising) -> Moments:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Kept:
+class _Kept(NamedTuple):
     """State that a forward pass keeps for the backward pass: the backend's graph from its leaves to its results."""
 
     moments: Moments
-    leaves: tuple[Tensor | None, ...] = ()
-    results: tuple[Tensor | None, ...] = ()
+    leaves: Gradients = ()
+    results: Gradients = ()
 
 
-def _leaves(terms: Sequence[Tensor | None], wanted: Sequence[bool]) -> tuple[Tensor | None, ...]:
+def _leaves(terms: Sequence[Tensor | None], wanted: Sequence[bool]) -> Any:
     """Detach tensors; those that are wanted require gradients."""
     return tuple(
         None if t is None else t.detach().requires_grad_(bool(want))
@@ -109,17 +109,22 @@ def _leaves(terms: Sequence[Tensor | None], wanted: Sequence[bool]) -> tuple[Ten
     )
 
 
-def _replaced(terms: Terms, leaves: Sequence[Tensor | None]) -> Terms:
-    """The same problem with leaves in place of h, J and K."""
-    fields, couplings, three_body = leaves
-    assert fields is not None
-    return Terms(fields, couplings, three_body, terms.visible)
+def _present(found: Iterable[Tensor], asked: Sequence[bool]) -> Gradients:
+    """Tensors where they are asked for, None elsewhere."""
+    found = iter(found)
+    return tuple(next(found) if ask else None for ask in asked)
+
+
+def _pairs(results: Sequence[Any], cotangents: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:
+    """Results and their cotangents, where there are both."""
+    both = zip(results, cotangents, strict=True)
+    return [(r, c) for r, c in both if r is not None and c is not None]
 
 
 def _solve(solver: Solver, terms: Terms, wanted: Sequence[bool]) -> _Kept:
-    leaves = _leaves(terms[:3], wanted)
+    leaves = h, J, K = _leaves(terms[:3], wanted)
     with torch.set_grad_enabled(any(wanted)):
-        moments = solver.moments(solver.problem(_replaced(terms, leaves)))
+        moments = solver.moments(solver.problem(Terms(h, J, K, terms.visible)))
     return _Kept(moments, leaves, (moments.probability, moments.log_partition) if any(wanted) else ())
 
 
@@ -127,25 +132,16 @@ class _Moments(torch.autograd.Function):
     """(h, J, K, visible) -> P, log Z or None, correlations or None, visible, and the state for the backward pass."""
 
     @staticmethod
-    def forward(
-        fields: Tensor,
-        couplings: Tensor | None,
-        three_body: Tensor | None,
-        visible: Tensor | None,
-        solver: Solver,
-        differentiated: bool,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, _Kept]:
-        terms = Terms(fields, couplings, three_body, visible)
-        wanted = [differentiated and t is not None and t.requires_grad for t in terms[:3]]
-        kept = _solve(solver, terms, wanted)
-        found = kept.moments
-        p, log_z, pairs = (
-            None if t is None else t.detach()
-            for t in (found.probability, found.log_partition, found.correlation)
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, _Kept]:
+        *tensors, solver, differentiated = inputs
+        terms = Terms(*tensors)
+        kept = _solve(
+            solver, terms, [differentiated and t is not None and t.requires_grad for t in terms[:3]]
         )
-        assert p is not None
+        found = kept.moments
+        log_z, pairs = (None if t is None else t.detach() for t in (found.log_partition, found.correlation))
         # Rounding can push a certain spin above 1.
-        return p.clamp(0, 1), log_z, pairs, found.visible, kept
+        return found.probability.detach().clamp(0, 1), log_z, pairs, found.visible, kept
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -187,27 +183,14 @@ class _Gradient(torch.autograd.Function):
     """(h, J, K, visible, v, u) -> ∂L/∂h, ∂L/∂J and ∂L/∂K in their shapes, None where not wanted."""
 
     @staticmethod
-    def forward(
-        fields: Tensor,
-        couplings: Tensor | None,
-        three_body: Tensor | None,
-        visible: Tensor | None,
-        v: Tensor,
-        u: Tensor | None,
-        solver: Solver,
-        wanted: tuple[bool, ...],
-        kept: _Kept | None,
-    ) -> Gradients:
+    def forward(*inputs: Any) -> Gradients:
+        *tensors, v, u, solver, wanted, kept = inputs
         if kept is None:
-            kept = _solve(solver, Terms(fields, couplings, three_body, visible), wanted)
-        chosen = [t for t, want in zip(kept.leaves, wanted, strict=True) if want and t is not None]
-        pairs = [(r, c) for r, c in zip(kept.results, (v, u), strict=True) if r is not None and c is not None]
-        with torch.enable_grad(), without_autocast(fields):
-            found = iter(_cotangents_through(pairs, chosen))
-        return tuple(
-            next(found) if want and t is not None else None
-            for t, want in zip(kept.leaves, wanted, strict=True)
-        )
+            kept = _solve(solver, Terms(*tensors), wanted)
+        asked = [want and t is not None for t, want in zip(kept.leaves, wanted, strict=True)]
+        chosen = [t for t, ask in zip(kept.leaves, asked, strict=True) if ask]
+        with torch.enable_grad(), without_autocast(tensors[0]):
+            return _present(_cotangents_through(_pairs(kept.results, (v, u)), chosen), asked)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -259,46 +242,26 @@ class _Second(torch.autograd.Function):
     """(h, J, K, visible, v, u, w of h, of J, of K) -> the gradient of Σ w g in h, J, K, v and u."""
 
     @staticmethod
-    def forward(
-        fields: Tensor,
-        couplings: Tensor | None,
-        three_body: Tensor | None,
-        visible: Tensor | None,
-        v: Tensor,
-        u: Tensor | None,
-        w_h: Tensor | None,
-        w_J: Tensor | None,
-        w_K: Tensor | None,
-        solver: Solver,
-        wanted: tuple[bool, ...],
-    ) -> Gradients:
-        along_or_wanted = [w is not None or want for w, want in zip((w_h, w_J, w_K), wanted, strict=True)]
-        leaves = _leaves((fields, couplings, three_body, v, u), (*along_or_wanted, True, True))
-        *terms, v_leaf, u_leaf = leaves
+    def forward(*inputs: Any) -> Gradients:
+        *terms, visible, v, u, w_h, w_J, w_K, solver, wanted = inputs
+        directions = (w_h, w_J, w_K)
+        along_or_wanted = [w is not None or want for w, want in zip(directions, wanted, strict=True)]
+        leaves = h, J, K, *_ = _leaves((*terms, v, u), (*along_or_wanted, True, True))
+        asked = [t is not None and want for t, want in zip(leaves, (*wanted, True, True), strict=True)]
         with torch.enable_grad():
-            p, log_z = solver.smooth_moments(_replaced(Terms(fields, couplings, three_body, visible), terms))
-            pairs = [(r, c) for r, c in ((p, v_leaf), (log_z, u_leaf)) if r is not None and c is not None]
-            directions = [
-                (t, w) for t, w in zip(terms, (w_h, w_J, w_K), strict=True) if t is not None and w is not None
-            ]
+            results = solver.smooth_moments(Terms(h, J, K, visible))
+            pairs, along = _pairs(results, leaves[3:]), _pairs(leaves[:3], directions)
             first = torch.autograd.grad(
                 [r for r, _ in pairs],
-                [t for t, _ in directions],
+                [t for t, _ in along],
                 [c for _, c in pairs],
                 create_graph=True,
                 materialize_grads=True,
             )
-        asked = [t is not None and want for t, want in zip(leaves, (*wanted, True, True), strict=True)]
-        with without_autocast(fields):
-            found = iter(
-                torch.autograd.grad(
-                    first,
-                    [t for t, ask in zip(leaves, asked, strict=True) if t is not None and ask],
-                    [w for _, w in directions],
-                    materialize_grads=True,
-                )
-            )
-        return tuple(next(found) if ask else None for ask in asked)
+        chosen = [t for t, ask in zip(leaves, asked, strict=True) if ask]
+        with without_autocast(v):
+            found = torch.autograd.grad(first, chosen, [w for _, w in along], materialize_grads=True)
+        return _present(found, asked)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -306,8 +269,6 @@ class _Second(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Gradients:
-        from diabat.samplers.base import UnsupportedError
-
         raise UnsupportedError(
             "gradient", f"expected at most second derivatives through sampler '{ctx.name}', got a third."
         )

@@ -297,28 +297,23 @@ def _cached_tiers(
 def _build_tiers(
     visible: Tensor, shape: torch.Size, lead: torch.Size, cost: Cost, device: torch.device
 ) -> Tiers:
-    n, batch = shape[-1], shape[:-1]
+    n, batch, sizes = shape[-1], shape[:-1], (shape[:-1].numel(), lead.numel(), shape[-1])
     patterns, inverse = _distinct_rows(visible.expand(*visible.shape[:-1], n).reshape(-1, n))
     pattern = inverse.reshape(visible.shape[:-1]).expand(batch).reshape(-1)
-    coupling = flat_index(lead, batch)
-    keys, group, counts = torch.unique(
-        coupling * len(patterns) + pattern, return_inverse=True, return_counts=True
-    )
-    members = torch.argsort(group, stable=True).split(counts.tolist())
-    sizes = patterns.sum(1)[keys % len(patterns)].tolist()
+    keys, group = torch.unique(flat_index(lead, batch) * len(patterns) + pattern, return_inverse=True)
+    counts = torch.bincount(group).tolist()
+    members = torch.argsort(group, stable=True).split(counts)
+    which, seen = keys // len(patterns), patterns[keys % len(patterns)]
     buckets: dict[int, list[int]] = defaultdict(list)
-    for g, (size, count) in enumerate(zip(sizes, counts.tolist(), strict=True)):
+    for g, (size, count) in enumerate(zip(seen.sum(1).tolist(), counts, strict=True)):
         if size:
             # Groups of very different numbers of problems do not share a tier: padding would dominate.
             buckets[(count - 1).bit_length()].append(g)
     built = []
     for bucket in buckets.values():
-        for part in _partition(bucket, sizes, max(len(members[g]) for g in bucket), cost):
-            visible_spins = [patterns[keys[g] % len(patterns)].nonzero()[:, 0] for g in part]
-            rows = [members[g] for g in part]
-            distinct = lead.numel()
-            which = keys[part] // len(patterns)
-            built.append(_make_tier(rows, visible_spins, which, (len(group), distinct, n), device))
+        for part in _partition(bucket, seen.sum(1).tolist(), max(counts[g] for g in bucket), cost):
+            rows, spins = [members[g] for g in part], [seen[g].nonzero()[:, 0] for g in part]
+            built.append(_make_tier(rows, spins, which[part], sizes, device))
     return Tiers(shape, tuple(built))
 
 

@@ -83,7 +83,7 @@ def test_mutants_of_mean_field_are_refused(name: str, check: str) -> None:
 def test_uncalibrated_scales_of_an_own_law_are_seen() -> None:
     # beta_h and beta_J mixed up shift one scale by about 9 %; a quarter is the least that the bounds exclude.
     weak = Mutant(backend("mean_field"), "weak", problem=lambda ising: scaled(ising, 0.75, 0.75))
-    with pytest.raises(ConformanceError, match="slope 0.85 to 1.15"):
+    with pytest.raises(ConformanceError, match=r"slope 0\.85 to 1\.15"):
         run_check("field_response", weak)
 
 

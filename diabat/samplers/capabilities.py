@@ -1,0 +1,48 @@
+"""What a backend supports, as data, and the refusal of everything else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from diabat.checks import ArgumentError
+
+Law = Literal["boltzmann", "mean-field", "diabatic"]
+Estimator = Literal["exact", "straight_through", "linear_response", "covariance", "adjoint"]
+
+
+class UnsupportedError(ArgumentError):
+    """The backend does not support the problem or the request; the message names an alternative where there is one."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend supports; the defaults describe a Boltzmann sampler for fields and couplings.
+
+    Attributes:
+        exact: Moments are exact up to rounding.
+        law: The law that is sampled: ``boltzmann``, or the backend's own (``mean-field``, ``diabatic``).
+        max_spins: Largest number of visible spins in one problem, None if unbounded.
+        three_body: Accepts K.
+        edges: Takes couplings as edges, without expanding them into a matrix; for other backends the base class
+            expands them, up to ``diabat.edges.DENSE_SPINS`` spins.
+        samples: Can draw samples.
+        correlations: Can report pair correlations.
+        log_partition: Reports log Z.
+        gradients: Estimators that support it, best first (``gradient="auto"`` takes the first).
+        max_states: Largest Σ 2^n that a layer may request in one call if every problem has a different J, when no work
+            is shared; None if the backend does not enumerate.
+        solution: Has :meth:`Sampler.solution`.
+    """
+
+    exact: bool = False
+    law: Law = "boltzmann"
+    max_spins: int | None = None
+    three_body: bool = False
+    edges: bool = False
+    samples: bool = True
+    correlations: bool = True
+    log_partition: bool = False
+    gradients: tuple[Estimator, ...] = ("straight_through", "linear_response", "covariance")
+    max_states: int | None = None
+    solution: bool = False
