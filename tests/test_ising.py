@@ -79,13 +79,6 @@ def test_energy_broadcasts_samples_heads_and_visibility() -> None:
         )
 
 
-def test_shape_properties() -> None:
-    ising = make_problem((2, 3), 4)
-    assert (ising.num_spins, ising.num_problems, tuple(ising.batch_shape)) == (4, 6, (2, 3))
-    assert ising.visible_mask.all()
-    assert (make_problem((), 4).num_problems, tuple(make_problem((), 4).batch_shape)) == (1, ())
-
-
 def test_detach_cuts_every_tensor_and_keeps_the_mask() -> None:
     base = make_problem((2,), 3, three_body=0.5)
     parts = [
@@ -160,20 +153,6 @@ def test_offsets_are_broadcast_converted_and_differentiable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("offset", "message"),
-    [
-        (torch.zeros(3), r"offset: expected leading dimensions that broadcast to the batch \[2\], got \[3\]"),
-        (math.inf, "offset: expected finite values, got inf"),
-        ("1", "offset: expected a number or a tensor, got str"),
-        (torch.zeros(2, dtype=F64), "offset: expected dtype torch.float32 on cpu as in fields"),
-    ],
-)
-def test_bad_offsets_are_refused(offset: Any, message: str) -> None:
-    with pytest.raises(IsingError, match=message):
-        Ising(torch.zeros(2, 3), offset=offset)
-
-
-@pytest.mark.parametrize(
     ("ising", "message"),
     [
         (make_problem((2,), 3), r"fields: expected one problem \[n\], got a batch \[2, 3\]"),
@@ -202,28 +181,6 @@ def test_other_models_than_bqms_are_refused(model: Any) -> None:
         IsingError, match=f"bqm: expected a dimod.BinaryQuadraticModel, got {type(model).__name__}"
     ):
         from_bqm(model)
-
-
-def test_sparse_fields_are_refused() -> None:
-    with pytest.raises(
-        IsingError, match=r"fields: expected a dense tensor, got the layout torch\.sparse_coo"
-    ):
-        Ising(torch.zeros(3).to_sparse())
-
-
-@pytest.mark.parametrize("argument", ["fields", "couplings", "visible", "three_body"])
-def test_tensors_without_data_are_refused(argument: str) -> None:
-    given: dict[str, Any] = {
-        "fields": torch.zeros(3),
-        "couplings": torch.zeros(3, 3),
-        "visible": torch.ones(3, dtype=torch.bool),
-        "three_body": torch.zeros(3, 3, 3),
-    }
-    given[argument] = given[argument].to("meta")
-    with pytest.raises(
-        IsingError, match=f"{argument}: expected a tensor with data, got one on the device meta"
-    ):
-        Ising(**given)
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype", "ignore:.*quantized tensor creation")
@@ -289,7 +246,17 @@ def at(value: float, *index: int, n: int = 3) -> Tensor:
 
 
 FIELDS = torch.zeros(2, 3)
+NO_DATA = {"fields": FIELDS, "couplings": torch.zeros(3, 3), "visible": FIELDS[0] == 0}
 BAD: list[tuple[dict[str, Any], str]] = [
+    *(
+        ({name: value.to("meta")}, f"{name}: expected a tensor with data, got one on the device meta")
+        for name, value in (NO_DATA | {"three_body": torch.zeros(3, 3, 3)}).items()
+    ),
+    ({"fields": FIELDS.to_sparse()}, r"fields: expected a dense tensor, got the layout torch\.sparse_coo"),
+    ({"offset": torch.zeros(3)}, r"offset: .* dimensions that broadcast to the batch \[2\], got \[3\]"),
+    ({"offset": math.inf}, "offset: expected finite values, got inf"),
+    ({"offset": "1"}, "offset: expected a number or a tensor, got str"),
+    ({"offset": torch.zeros(2, dtype=F64)}, "offset: expected dtype torch.float32 on cpu as in fields"),
     ({"fields": 0.0}, "fields: expected a tensor, an array or a list, got float"),
     ({"fields": None}, "fields: expected a tensor, an array or a list, got NoneType"),
     ({"fields": FIELDS.bool()}, "fields: expected dtype float32 or float64, got torch.bool"),
@@ -486,29 +453,17 @@ BAD_CLAMPS: list[tuple[Any, str]] = [
         r"spins: expected integers or floats \(-1, 0, \+1\), got dtype torch.bool",
     ),
     (torch.zeros(4), r"spins: expected a shape that broadcasts against \[2, 3\], got \[4\]"),
-    (torch.zeros(5, 3), r"spins: expected a shape that broadcasts against \[2, 3\], got \[5, 3\]"),
+    (torch.zeros(3).to_sparse(), "spins: expected a dense tensor"),
 ]
 
 
 @pytest.mark.parametrize(("spins", "message"), BAD_CLAMPS)
-def test_bad_clamps_are_refused(spins: Any, message: str) -> None:
+def test_bad_spins_are_refused(spins: Any, message: str) -> None:
     with pytest.raises(IsingError, match=message):
         Ising(torch.zeros(2, 3)).clamp(spins)
-
-
-@pytest.mark.parametrize(
-    ("spins", "told"),
-    [
-        ([1, -1], "expected a torch.Tensor, got list"),
-        (torch.ones(2, dtype=torch.bool), "expected integers or floats"),
-        (torch.ones(2, dtype=torch.complex64), "expected integers or floats"),
-        (torch.ones(3), r"expected a shape that broadcasts against \[2\], got \[3\]"),
-        ("sparse", "expected a dense tensor"),
-    ],
-)
-def test_energy_refuses_invalid_spins(spins: Any, told: str) -> None:
-    with pytest.raises(IsingError, match=f"^spins: {told}"):
-        Ising(torch.zeros(2)).energy(torch.ones(2).to_sparse() if isinstance(spins, str) else spins)
+    if "free" not in message and "-1, 0 ." not in message:
+        with pytest.raises(IsingError, match=message):
+            Ising(torch.zeros(2, 3)).energy(spins)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,37 +70,6 @@ class Mutant(Sampler):
         return changed
 
 
-@final
-class _Live(Sampler):
-    """Returns its own memory: one buffer for all results, or one result for all equal calls."""
-
-    def __init__(self, base: Sampler, name: str, *, cache: bool) -> None:
-        self.base, self.name, self.num_reads, self.cache = base, name, base.num_reads, cache
-        self.memory: dict[Any, Tensor] = {}
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self.base.capabilities
-
-    def _keep(self, value: Tensor, ising: Ising, seed: int) -> Tensor:
-        parameters = (ising.fields, ising.couplings, ising.visible, ising.three_body)
-        content = tuple(None if t is None else t.detach().numpy().tobytes() for t in parameters)
-        key = (tuple(value.shape), value.dtype, (*content, seed) if self.cache else None)
-        if key not in self.memory:
-            self.memory[key] = value.detach().clone()
-        elif not self.cache:
-            self.memory[key].copy_(value.detach())
-        return self.memory[key]
-
-    def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
-        drawn = self.base.sample(ising, num_reads, seed=seed)
-        return replace(drawn, spins=self._keep(drawn.spins, ising, seed), info={})
-
-    def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
-        moments = self.base.moments(ising, correlations=correlations, seed=seed)
-        return replace(moments, probability=self._keep(moments.probability, ising, seed))
-
-
 def mutants(base: Sampler) -> dict[str, Sampler]:
     """Wrap a correct Boltzmann sampler in one mistake at a time; every one must fail :func:`check_sampler`.
 
@@ -122,11 +91,27 @@ def mutants(base: Sampler) -> dict[str, Sampler]:
         built["via_magnetization"] = Mutant(base, "via_magnetization", moments=via_magnetization)
     if base.capabilities.samples:  # of moments the base class makes copies
         for name, cache in (("aliased_buffer", False), ("cached_result", True)):
-            built[name] = _Live(base, name, cache=cache)
+            built[name] = Mutant(base, name, **_live(cache))
     return built
 
 
 Change = Callable[[Any], Any]
+
+
+def _live(cache: bool) -> dict[str, Change]:
+    """Results in the sampler's own memory: one buffer for all of a shape, or one result for all equal ones."""
+    memory: dict[Any, Tensor] = {}
+
+    def keep(value: Tensor) -> Tensor:
+        key = (value.shape, value.dtype, value.detach().numpy().tobytes() if cache else None)
+        if key not in memory:
+            memory[key] = value.detach().clone()
+        return memory[key] if cache else memory[key].copy_(value.detach())
+
+    return {
+        "samples": lambda samples: replace(samples, spins=keep(samples.spins)),
+        "moments": lambda moments: replace(moments, probability=keep(moments.probability)),
+    }
 
 
 def without_three_body(ising: Ising) -> Ising:

@@ -41,7 +41,7 @@ def penalty(name: str) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
-@pytest.mark.parametrize("n", range(1, 9))
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
 @pytest.mark.parametrize("name", SMOOTH)
 def test_gradgradcheck_at_every_size(name: str, n: int, own: bool) -> None:
     """Central differences of the analytic gradient; about 1e-9 apart, gradgradcheck's tolerance is 1e-5."""

@@ -88,7 +88,7 @@ def problems() -> dict[str, Ising]:
     }
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 4, 10, 100])
+@pytest.mark.parametrize("chunk", [1, 4, 10])
 @pytest.mark.parametrize("name", problems())
 def test_moments_are_those_of_the_base(name: str, chunk: int) -> None:
     ising, exact = problems()[name], sampler("exact")
@@ -99,7 +99,7 @@ def test_moments_are_those_of_the_base(name: str, chunk: int) -> None:
     assert got.num_reads is None
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 4, 10, 100])
+@pytest.mark.parametrize("chunk", [1, 4, 10])
 @pytest.mark.parametrize("name", problems())
 def test_couplings_are_cut_and_never_expanded(name: str, chunk: int) -> None:
     """A job carries no J or K twice, unless the other of them differs, and no more problems than asked for."""

@@ -48,20 +48,6 @@ def test_both_pages_show_the_same_backend() -> None:
     assert shown("CONTRIBUTING.md") == shown("docs/backends.md")
 
 
-def test_the_defaults_are_those_of_a_boltzmann_sampler() -> None:
-    able = Capabilities()
-    assert (able.law, able.exact, able.samples, able.correlations, able.log_partition) == (
-        "boltzmann",
-        False,
-        True,
-        True,
-        False,
-    )
-    assert not able.three_body
-    assert able.max_spins is able.max_states is None
-    assert able.gradients == ("straight_through", "linear_response", "covariance")
-
-
 class Biased(Sampler):
     """Learnable numbers, a base and chains; its constructor leaves ``super().__init__()`` out."""
 
