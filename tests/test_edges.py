@@ -250,8 +250,7 @@ def test_correlations_of_large_problems_are_refused() -> None:
     n = 100_000
     ising = Ising(torch.zeros(n), diabat.Edges([(0, n - 1)], [1.0]))
     with pytest.raises(
-        UnsupportedError,
-        match=r"correlations: expected at most 4096 spins, .* got 100000; average",
+        UnsupportedError, match=r"correlations: expected at most 4096 spins, .* got 100000; average"
     ):
         diabat.sampler("tempering").moments(ising, correlations=True)
 

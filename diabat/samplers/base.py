@@ -70,9 +70,7 @@ class Sampler(WithOptions, nn.Module, ABC):
         nn.Module.__init__(built)
         return built
 
-    def __init__(
-        self,
-    ) -> None:  # __new__ has initialised the module; doing it again would discard attributes
+    def __init__(self) -> None:  # __new__ has initialised the module; doing it again would discard attributes
         pass
 
     @property

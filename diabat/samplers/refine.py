@@ -68,12 +68,7 @@ class RefineSampler(Sampler):
     def capabilities(self) -> Capabilities:
         """Law and limits of the base; moments are averages over reads."""
         base = self.base.capabilities
-        return Capabilities(
-            law=base.law,
-            max_spins=base.max_spins,
-            three_body=base.three_body,
-            edges=True,
-        )
+        return Capabilities(law=base.law, max_spins=base.max_spins, three_body=base.three_body, edges=True)
 
     @property
     def watched(self) -> tuple[Watched, ...]:

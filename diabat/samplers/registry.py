@@ -131,8 +131,7 @@ def refuse_memory(base: Sampler) -> None:
     """
     if base.remembers:
         raise ArgumentError(
-            "sampler",
-            f"expected a base without state between calls, got '{base.name}' with persistent=True.",
+            "sampler", f"expected a base without state between calls, got '{base.name}' with persistent=True."
         )
 
 

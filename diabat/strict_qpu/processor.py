@@ -42,8 +42,7 @@ def _check_law(law: Any, name: str | None, tied_below: float | None) -> None:
     check_choice("law", law, ("boltzmann", "anneal"))
     if (law == "anneal") != (name is not None):
         raise ArgumentError(
-            "schedule",
-            f"expected a name with law='anneal' and None with law='boltzmann', got {name!r}.",
+            "schedule", f"expected a name with law='anneal' and None with law='boltzmann', got {name!r}."
         )
     if law == "anneal" and tied_below is not None:
         raise ArgumentError(

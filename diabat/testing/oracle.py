@@ -111,10 +111,7 @@ class ReferenceSampler(Sampler):
     def capabilities(self) -> Capabilities:
         """Boltzmann, up to 14 spins, with three-body terms."""
         return Capabilities(
-            exact=self.analytic,
-            max_spins=MAX_SPINS,
-            three_body=True,
-            log_partition=self.analytic,
+            exact=self.analytic, max_spins=MAX_SPINS, three_body=True, log_partition=self.analytic
         )
 
     def state_probabilities(self, ising: Ising) -> Tensor:

@@ -73,12 +73,7 @@ class Limited(ReferenceSampler):
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(
-            super().capabilities,
-            max_spins=3,
-            three_body=False,
-            correlations=False,
-        )
+        return replace(super().capabilities, max_spins=3, three_body=False, correlations=False)
 
 
 @pytest.mark.parametrize(

@@ -98,10 +98,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "sampler: expected a name in the module dimod",
     ),
     "no such module": ({"sampler": "nowhere_at_all:X", "beta": 1.0}, "a package that is not installed"),
-    "parameters without a sampler": (
-        {"parameters": HELD},
-        "sampler: expected .* with parameters, got None",
-    ),
+    "parameters without a sampler": ({"parameters": HELD}, "sampler: expected .* with parameters, got None"),
     "together 0": ({"sampler": plain(), "beta": 1.0, "together": 0}, "together: expected an integer >= 1"),
     "retries -1": ({"sampler": plain(), "beta": 1.0, "retries": -1}, "retries: expected an integer >= 0"),
     "max_reads 0.5": ({"sampler": plain(), "beta": 1.0, "max_reads": 0.5}, "max_reads: expected an integer"),

@@ -223,11 +223,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "time 0": ({"annealing_time_ns": 0}, {}, "qpu.annealing_time_ns: expected a positive finite number"),
     "no protocol": ({"protocol": "slow"}, {}, "qpu.protocol: expected one of fast, standard"),
     "no schedule": ({"schedule": "Advantage3"}, {}, "schedule: expected one of .*, got 'Advantage3'"),
-    "a seed of none": (
-        {"embedding_seed": 2**32},
-        {},
-        "qpu.embedding_seed: expected at most 4294967295",
-    ),
+    "a seed of none": ({"embedding_seed": 2**32}, {}, "qpu.embedding_seed: expected at most 4294967295"),
     "tiles 0": ({"tiles": 0}, {}, "qpu.tiles: expected an integer >= 1"),
     "weak chain": ({"chain_strength": -1.0}, {}, "qpu.chain_strength: expected a positive"),
     "token": ({"token": "x"}, {}, "qpu: expected no 'token'"),

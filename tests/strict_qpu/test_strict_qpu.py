@@ -125,11 +125,7 @@ RULES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"flux_biases": [0.0], "auto_scale": False},
         "flux_biases: expected 48 numbers, got 1",
     ),
-    "flux biases and auto_scale": (
-        {},
-        {"flux_biases": [0.0] * 48},
-        "flux_biases: expected auto_scale=False",
-    ),
+    "flux biases and auto_scale": ({}, {"flux_biases": [0.0] * 48}, "flux_biases: expected auto_scale=False"),
     "flux biases NaN": (
         {},
         {"flux_biases": [float("nan")] * 48, "auto_scale": False},

@@ -65,10 +65,7 @@ class Tally:
         }
         if self.breaks:
             fractions = np.concatenate(self.breaks)
-            facts["chain_break_fraction"] = {
-                "mean": float(fractions.mean()),
-                "max": float(fractions.max()),
-            }
+            facts["chain_break_fraction"] = {"mean": float(fractions.mean()), "max": float(fractions.max())}
         if self.flipped:
             facts["ancilla_flips"] = float(np.mean(self.flipped))
         return facts
