@@ -168,7 +168,7 @@ class Tiers:
         if J is not None and K is not None:
             lead = ising.lead
             J, K = J.expand(*lead, *J.shape[-2:]), K.expand(*lead, *K.shape[-3:])
-        if len(self.tiers) == 1 and self.tiers[0].whole:
+        if self.whole:
             groups, queries, m = self.tiers[0].cells.shape
             return [
                 Group(
@@ -185,20 +185,24 @@ class Tiers:
 
     def per_spin(self, values: Sequence[Tensor], fill: float = 0.0) -> Tensor:
         """Results per spin, [G, Q, m] of each tier, as [*batch, n]; differentiable."""
-        if len(self.tiers) == 1 and self.tiers[0].whole:
-            return values[0].reshape(self.shape).clone()
-        return _assembled(self._cells, values, self.shape, fill)
+        return self._assembled(self._cells, values, self.shape, fill)
 
     def per_problem(self, values: Sequence[Tensor], fill: float = 0.0) -> Tensor:
         """Results per problem, [G, Q] of each tier, as [*batch]; differentiable."""
-        if len(self.tiers) == 1 and self.tiers[0].whole:
-            return values[0].reshape(self.shape[:-1]).clone()
-        return _assembled(self._problems, values, self.shape[:-1], fill)
+        return self._assembled(self._problems, values, self.shape[:-1], fill)
 
     def per_pair(self, values: Sequence[Tensor]) -> Tensor:
         """Results per pair, [G, Q, m, m] of each tier, as [*batch, n, n]; zero for invisible spins."""
         index = _joined([tier.matrix_cells for tier in self.tiers])
-        return _assembled(index, values, torch.Size((*self.shape, self.shape[-1])), 0.0)
+        return self._assembled(index, values, torch.Size((*self.shape, self.shape[-1])), 0.0)
+
+    def _assembled(self, index: Tensor, parts: Sequence[Tensor], shape: torch.Size, fill: float) -> Tensor:
+        """Scatter results by an index whose largest value is the dump."""
+        if self.whole:
+            return parts[0].reshape(shape).clone()
+        size, values = shape.numel(), _joined(parts)
+        out = torch.full((size + 1,), fill, dtype=values.dtype, device=values.device)
+        return out.scatter(0, index, values)[:size].reshape(shape)
 
     @cached_property
     def _cells(self) -> Tensor:
@@ -252,13 +256,6 @@ def undivided(ising: Ising) -> Tiers:
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     """Flatten and concatenate all parts."""
     return parts[0].reshape(-1) if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts])
-
-
-def _assembled(index: Tensor, parts: Sequence[Tensor], shape: torch.Size, fill: float) -> Tensor:
-    """Scatter results by an index whose largest value is the dump."""
-    size, values = shape.numel(), _joined(parts)
-    out = torch.full((size + 1,), fill, dtype=values.dtype, device=values.device)
-    return out.scatter(0, index, values)[:size].reshape(shape)
 
 
 def _with_dump(values: Tensor) -> Tensor:

@@ -139,7 +139,6 @@ def chains(*lengths: int, logical: int, gauges: Any = None) -> Packed:
         chains=nothing,
         rows=np.zeros(logical, dtype=np.int64),
         spins=np.arange(logical),
-        members=np.arange(size),
         starts=np.cumsum([0, *lengths[:-1]]),
         gauges=gauges,
     )

@@ -74,11 +74,9 @@ def program(ising: Ising, betas: Betas) -> list[Problem]:
 def _distinct(ising: Ising, beta: float) -> list[tuple[IntArray, FloatArray]]:
     """Coupled pairs [E, 2] and their biases J / -beta [E], of each distinct J of a batch."""
     if ising.edges is not None:
-        values = _array(to_minimised(ising.edges.values, beta)).reshape(
-            ising.num_couplings, ising.edges.count
-        )
-        pairs = ising.edges.index.cpu().numpy()
-        return [(pairs[row != 0], row[row != 0]) for row in values]
+        pairs, values = ising.edges.index.cpu().numpy(), _array(to_minimised(ising.edges.values, beta))
+        rows = values.reshape(ising.num_couplings, len(pairs))
+        return [(pairs[row != 0], row[row != 0]) for row in rows]
     if ising.matrix is None:
         return [(np.empty((0, 2), np.int64), np.empty(0))]
     matrices = _array(to_minimised(ising.matrix, beta)).reshape(-1, ising.num_spins, ising.num_spins)
@@ -104,8 +102,7 @@ class Packed:
         chains: Quadratic biases that hold chains together, float64 [E]; no scale applies to them.
         rows: int64 [L], problem of each logical spin.
         spins: int64 [L], spin of each logical spin within its problem.
-        members: int64 [M], positions of the variables of all chains, chain after chain.
-        starts: int64 [C], start of each chain in ``members``, C >= L.
+        starts: int64 [C], first variable of each chain, C >= L; chains follow each other.
         gauges: int64 [L], chain by which a logical spin is multiplied; None without gauge spins.
         parameters: Keywords of this submission only, such as flux biases.
     """
@@ -117,7 +114,6 @@ class Packed:
     chains: FloatArray
     rows: IntArray
     spins: IntArray
-    members: IntArray
     starts: IntArray
     gauges: IntArray | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -130,7 +126,7 @@ class Packed:
     @property
     def lengths(self) -> IntArray:
         """Number of variables of each chain, int64 [C]."""
-        return np.diff(self.starts, append=len(self.members))
+        return np.diff(self.starts, append=len(self.labels))
 
     def scaled(self, factor: float) -> tuple[FloatArray, FloatArray]:
         """Programmed linear [V] and quadratic [E] biases."""
@@ -164,7 +160,6 @@ def _plain(problems: Sequence[Problem]) -> Packed:
         chains=np.zeros_like(couplings),
         rows=np.repeat([problem.row for problem in problems], sizes),
         spins=np.concatenate([problem.spins for problem in problems]),
-        members=places,
         starts=places,
     )
 
@@ -272,9 +267,9 @@ def logical_spins(spins: Spins, packed: Packed, random: np.random.Generator) -> 
         packed: The submission.
         random: Generator for ties.
     """
-    if len(packed.members) == len(packed.rows):
-        return Logical(spins[:, packed.members], np.zeros(len(spins)))
-    sums = np.add.reduceat(spins[:, packed.members], packed.starts, axis=1, dtype=np.int64)
+    if len(packed.labels) == len(packed.rows):
+        return Logical(spins, np.zeros(len(spins)))
+    sums = np.add.reduceat(spins, packed.starts, axis=1, dtype=np.int64)
     broken = (np.abs(sums) != packed.lengths).mean(axis=1)
     tied = np.flatnonzero(sums == 0)
     sums.reshape(-1)[tied] = 2 * random.integers(0, 2, len(tied)) - 1

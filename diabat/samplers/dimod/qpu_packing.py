@@ -84,7 +84,6 @@ def _pack(
         chains=chains,
         rows=rows,
         spins=np.concatenate([problem.spins for problem in members]),
-        members=np.arange(len(labels)),
         starts=starts,
         gauges=chain_of[_tile_of(chain_of, len(rows)), -1] if qpu.fields == "gauge" else None,
         parameters={"flux_biases": flux.tolist()} if qpu.fields == "ancilla" else {},

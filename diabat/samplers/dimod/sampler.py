@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +26,7 @@ from diabat.samplers.dimod.options import (
     qpu_options,
     refuse_beside_default,
 )
-from diabat.samplers.dimod.packing import Packed, Problem, logical_spins, pack_plain, program
+from diabat.samplers.dimod.packing import logical_spins, pack_plain, program
 from diabat.samplers.dimod.qpu_packing import Placement
 from diabat.samplers.dimod.report import WATCHED, DryRun, Tally, dry_run
 from diabat.samplers.dimod.submit import Submitter, Work, split_reads
@@ -221,7 +220,8 @@ class DimodSampler(Sampler):
 
     def _works(self, ising: Ising, betas: Betas, num_reads: int, seed: int) -> list[Work]:
         """Program, pack, scale and check; nothing is submitted."""
-        packed = self._pack(program(ising, betas))
+        problems = program(ising, betas)
+        packed = pack_plain(problems, self.together) if self.qpu is None else self._placement.pack(problems)
         parameters, properties = self._submitter.parameters, device_properties(self.target)
         ranges = stated_ranges(properties)
         factor = self._scale if not isinstance(self._scale, str) else ranges.fitting(packed)
@@ -242,11 +242,6 @@ class DimodSampler(Sampler):
         limits = (self._reads_per_call, longest_run(parameters, properties))
         most = min((limit for limit in limits if limit is not None), default=None)
         return split_reads(packed, factor, num_reads, seed, most)
-
-    def _pack(self, problems: Sequence[Problem]) -> list[Packed]:
-        if self.qpu is None:
-            return pack_plain(problems, self.together)
-        return self._placement.pack(problems)
 
     @cached_property
     def _placement(self) -> Placement:
