@@ -42,12 +42,6 @@ def test_energies_of_many_reads_are_computed_in_parts(monkeypatch: pytest.Monkey
     torch.testing.assert_close(ising.energy(s), whole, rtol=0, atol=0)
 
 
-def test_energies_agree_with_dimod() -> None:
-    ising = sparse_problem((), 9, 13, seed=2)
-    bqm, s = to_bqm(ising), states(20, 9)
-    assert np.abs(ising.energy(s).numpy() - bqm.energies((s.numpy(), range(9)))).max() < 1e-12
-
-
 @pytest.mark.parametrize("layout", ["coo", "csr", "csc", "uncoalesced"])
 def test_sparse_tensors_are_edges(layout: str) -> None:
     ising = sparse_problem((2,), 8, 12)
@@ -223,19 +217,18 @@ def test_backends_that_take_edges_form_no_matrix(backend: str) -> None:
 
 @pytest.mark.parametrize("J", [None, diabat.Edges(torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0))])
 @pytest.mark.parametrize("backend", ["mean_field", "tempering", "refine", "banded"])
-def test_many_spins_without_couplings_form_no_matrix(backend: str, J: diabat.Edges | None) -> None:
-    """200,001 of them: a matrix of zeros would have 298 GiB."""
-    n = 200_001
+def test_many_spins_without_couplings_form_no_matrix(
+    backend: str, J: diabat.Edges | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N = 4,097 spins and at least one read: 0.05 is beyond 6 standard errors."""
+    monkeypatch.setattr("diabat.edges.Edges.matrix", None)  # nothing may call it
+    n, quick = DENSE_SPINS + 1, {"num_replicas": 1, "sweeps": 2, "burn_in": 2}
     ising = Ising(torch.full((n,), 0.1, dtype=torch.float64), J)
     assert ising.couplings is None
-    options: dict[str, Any] = {"refine": {"sampler": "tempering", "options": {"num_replicas": 1}}}.get(
-        backend, {}
-    )
-    if backend == "tempering":
-        options = {"num_replicas": 1, "sweeps": 2, "burn_in": 2}
-    sampler = diabat.sampler(backend, **options)
+    options: dict[str, Any] = {"refine": {"sampler": "tempering", "options": quick}, "tempering": quick}
+    sampler = diabat.sampler(backend, **options.get(backend, {}))
     p = sampler.moments(ising, num_reads=2 if backend == "refine" else None, seed=1).probability
-    assert float(p.mean()) == pytest.approx(1 / (1 + np.exp(-0.2)), abs=0.01)
+    assert float(p.mean()) == pytest.approx(1 / (1 + np.exp(-0.2)), abs=0.05)
 
 
 @pytest.mark.parametrize("backend", ["dqa", "exact"])

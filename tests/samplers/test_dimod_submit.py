@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import errno
-import subprocess
-import sys
 import traceback
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +25,6 @@ from diabat.samplers.dimod.budget import BudgetError, estimated_access_us
 from diabat.samplers.dimod.cache import AnswerCache
 from diabat.samplers.dimod.packing import Reads
 from diabat.samplers.dimod.submit import SubmissionError, is_transient
-from diabat.strict_qpu import StrictMockQPU
 from diabat.strict_qpu.processor import TIMING
 from diabat.testing.problems import make_problem
 
@@ -264,24 +260,6 @@ def test_an_interrupted_run_pays_nothing_twice(tmp_path: Path) -> None:
     third = Scripted(annealed)
     assert torch.equal(backend(third, cache_dir=tmp_path).sample(ising, 20, seed=3).spins, resumed.spins)
     assert not third.calls
-
-
-def interrupted(cache: Path, fail_at: range = range(0)) -> int:
-    """Five problems in five submissions to the stand-in, whose network may fail; how many it answered."""
-    mock = StrictMockQPU(topology_type="zephyr", topology_shape=[1, 4], beta=2.0, sweeps=5, fail_at=fail_at)
-    options: dict[str, Any] = {"qpu": {"tiles": 1, "spins": 3}, "cache_dir": cache, "retries": 0}
-    with suppress(SubmissionError):
-        DimodSampler(mock, beta=2.0, **options).sample(make_problem((5,), 3, seed=4), 10, seed=3)
-    return int(mock.answered)
-
-
-def test_another_process_resumes_on_the_stand_in(tmp_path: Path) -> None:
-    assert interrupted(tmp_path, range(3, 99)) == 2
-    code = f"from pathlib import Path; from {__name__} import interrupted; print(interrupted(Path({str(tmp_path)!r})))"
-    root = Path(__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
-    assert done.stdout.strip() == "3"
-    assert interrupted(tmp_path) == 0
 
 
 # budgets

@@ -20,7 +20,6 @@ import torch
 from dimod.exceptions import SamplerUnknownArgWarning
 from dwave.preprocessing.composites import (
     FixVariablesComposite,
-    ScaleComposite,
     SpinReversalTransformComposite,
 )
 
@@ -112,14 +111,6 @@ def test_form_of_the_sample_set(name: str, vartype: str) -> None:
 def test_the_law_is_boltzmann_at_the_beta_asked_for(name: str, vartype: str) -> None:
     bqm = model(vartype)
     assert pvalue(ocean(name).sample(bqm, num_reads=READS, seed=1, beta=BETA), bqm) > ALPHA
-
-
-def test_an_anneal_goes_down_in_energy() -> None:
-    """Its law is its own; the sign and the order of the variables show in the means, N = 4,000."""
-    bqm = model("SPIN")
-    got = spins(ocean("dqa").sample(bqm, num_reads=4000, seed=1, beta=0.2), bqm)[:, 0].double().mean(0)
-    fields = torch.tensor([bqm.get_linear(v) for v in bqm.variables])
-    assert torch.equal(got[:3].sign(), -fields[:3].sign().double())
 
 
 def test_beta_is_one_unless_said_otherwise() -> None:
@@ -239,19 +230,6 @@ def test_fixed_variables_give_the_conditional_law() -> None:
     rest = bqm.copy()
     rest.fix_variables(fixed)
     assert pvalue(sampleset, rest) > ALPHA
-
-
-def test_all_variables_fixed_is_the_empty_model() -> None:
-    composite = FixVariablesComposite(ocean("exact"), algorithm="explicit")
-    sampleset = composite.sample(model(), fixed_variables=dict.fromkeys(model().variables, 0), num_reads=2)
-    assert (sampleset.record.energy == 1.5).all()
-
-
-def test_scaled_models_are_scaled_temperatures() -> None:
-    bqm, composite = model(), ScaleComposite(ocean("exact"))
-    sampleset = composite.sample(bqm, scalar=0.5, num_reads=READS, seed=7, beta=2 * BETA)
-    assert pvalue(sampleset, bqm) > ALPHA
-    dimod.testing.assert_sampleset_energies(sampleset, bqm)
 
 
 def test_closing_reaches_the_backend() -> None:
