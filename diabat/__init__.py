@@ -6,61 +6,34 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from diabat.attention import (
-        BoltzmannAttention,
-        BoltzmannMultiheadAttention,
-        NeuroGameAttention,
-        spin_probabilities,
-    )
-    from diabat.edges import Edges
-    from diabat.ising import Ising, IsingError
-    from diabat.samplers import (
-        Capabilities,
-        Moments,
-        Sampler,
-        Samples,
-        UnsupportedError,
-        available_backends,
-        sampler,
-    )
+    from diabat.attention import BoltzmannAttention as BoltzmannAttention
+    from diabat.attention import BoltzmannMultiheadAttention as BoltzmannMultiheadAttention
+    from diabat.attention import NeuroGameAttention as NeuroGameAttention
+    from diabat.attention import spin_probabilities as spin_probabilities
+    from diabat.edges import Edges as Edges
+    from diabat.ising import Ising as Ising
+    from diabat.ising import IsingError as IsingError
+    from diabat.samplers import Capabilities as Capabilities
+    from diabat.samplers import Moments as Moments
+    from diabat.samplers import Sampler as Sampler
+    from diabat.samplers import Samples as Samples
+    from diabat.samplers import UnsupportedError as UnsupportedError
+    from diabat.samplers import available_backends as available_backends
+    from diabat.samplers import sampler as sampler
 
 __version__ = "0.1.0"
 
 # Every name is imported on first use: importing torch takes a second, and `diabat --help` must be faster.
-_LAZY = {
-    "BoltzmannAttention": "diabat.attention",
-    "BoltzmannMultiheadAttention": "diabat.attention",
-    "Capabilities": "diabat.samplers",
-    "Edges": "diabat.edges",
-    "Ising": "diabat.ising",
-    "IsingError": "diabat.ising",
-    "Moments": "diabat.samplers",
-    "NeuroGameAttention": "diabat.attention",
-    "Sampler": "diabat.samplers",
-    "Samples": "diabat.samplers",
-    "UnsupportedError": "diabat.samplers",
-    "available_backends": "diabat.samplers",
-    "sampler": "diabat.samplers",
-    "spin_probabilities": "diabat.attention",
+_NAMES = {
+    "attention": "BoltzmannAttention BoltzmannMultiheadAttention NeuroGameAttention spin_probabilities",
+    "edges": "Edges",
+    "ising": "Ising IsingError",
+    "samplers": "Capabilities Moments Sampler Samples UnsupportedError available_backends sampler",
 }
+_LAZY = {name: f"diabat.{module}" for module, names in _NAMES.items() for name in names.split()}
 _SUBPACKAGES = ("attention", "ising", "samplers")
 
-__all__ = [
-    "BoltzmannAttention",
-    "BoltzmannMultiheadAttention",
-    "Capabilities",
-    "Edges",
-    "Ising",
-    "IsingError",
-    "Moments",
-    "NeuroGameAttention",
-    "Sampler",
-    "Samples",
-    "UnsupportedError",
-    "available_backends",
-    "sampler",
-    "spin_probabilities",
-]
+__all__ = sorted(_LAZY)
 
 
 def __getattr__(name: str) -> Any:
