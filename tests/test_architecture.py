@@ -71,14 +71,11 @@ KERNELS = [
     "compute/counter_random.py",
     "compute/scratch.py",
     "compute/threads.py",
-    "samplers/tempering/sweep.py",
+    "samplers/tempering/summed.py",
     "samplers/tempering/kernel.py",
-    "samplers/tempering/edge_sweep.py",
-    "samplers/tempering/edge_kernel.py",
-    "samplers/tempering/cached_sweep.py",
-    "samplers/tempering/cached_kernel.py",
+    "samplers/tempering/edges.py",
+    "samplers/tempering/cached.py",
     "samplers/tempering/simulation.py",
-    "samplers/tempering/edge_simulation.py",
     "samplers/tempering/averages.py",
     "samplers/tempering/ladder.py",
     "samplers/tempering/chain_statistics.py",
@@ -118,12 +115,10 @@ COMPILED = [
     "attention/games/pair_gradient_kernel.py",
     "attention/games/pair_kernel.py",
     "attention/games/order_kernel.py",
-    "samplers/tempering/sweep.py",
+    "samplers/tempering/summed.py",
     "samplers/tempering/kernel.py",
-    "samplers/tempering/edge_sweep.py",
-    "samplers/tempering/edge_kernel.py",
-    "samplers/tempering/cached_sweep.py",
-    "samplers/tempering/cached_kernel.py",
+    "samplers/tempering/edges.py",
+    "samplers/tempering/cached.py",
 ]
 # Kernels are also imported by name, by diabat.compute.loading.loaded.
 LOADED = {f"diabat.{file.removesuffix('.py').replace('/', '.')}" for file in COMPILED}
@@ -275,7 +270,6 @@ NUMPY_ONLY = [
     "samplers/tempering/chain_statistics.py",
     "samplers/tempering/ladder.py",
     "samplers/tempering/simulation.py",
-    "samplers/tempering/edge_simulation.py",
 ]
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache
-from typing import Any, TypeVar
+from functools import cache, singledispatch
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from diabat.compute.loading import preparing
 
@@ -19,11 +19,16 @@ with preparing:
     import numba
     from numba.core import event
     from numba.core.registry import cpu_target
+    from numba.extending import overload
 
     # What numba does at its first compilation or loading, a third of a second.
     cpu_target.target_context.refresh()
 
+if TYPE_CHECKING:
+    from functools import _SingleDispatchCallable
+
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 NOTICE = (
     "diabat compiles its kernels once per machine: about 3 to 8 s at the first use of each backend, "
@@ -51,7 +56,22 @@ def inner(function: F, **options: Any) -> F:
 
 def inlined(function: F) -> F:
     """Inline the function into its callers: for large functions with one caller, which would be optimised twice."""
-    return inner(function, inline="always")
+    return inner(function)
+
+
+def by_type(function: Callable[..., T]) -> _SingleDispatchCallable[T]:
+    """Declare a compiled function that has an implementation for each type of its first argument, a NamedTuple.
+
+    Implementations are registered as those of `functools.singledispatch`; callers are compiled for each type.
+    """
+    chosen = singledispatch(function)
+    options = {"error_model": "numpy", "nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+    @overload(chosen, jit_options=options, strict=False)  # type: ignore[untyped-decorator]  # no stubs
+    def implementation(state: Any, *others: Any) -> Any:
+        return chosen.dispatch(state.instance_class)
+
+    return chosen
 
 
 @cache

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic as _intrinsic
 from numba.extending import models, register_model
@@ -118,6 +118,33 @@ def skip(typing_context: Any, array: Any, count: Any) -> Any:
         return builder.gep(data, [builder.mul(arguments[1], lanes)])
 
     return Rows(array.dtype)(array, types.intp), generate
+
+
+@intrinsic
+def offset(typing_context: Any, array: Any, index: Any) -> Any:
+    """`Rows` from number ``index`` on."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.gep(data_of(context, builder, signature.args[0], arguments[0]), [arguments[1]])
+
+    return Rows(array.dtype)(array, types.intp), generate
+
+
+@intrinsic
+def opened(typing_context: Any, arrays: Any) -> Any:
+    """A NamedTuple with the addresses of its C-contiguous arrays in their place; the caller keeps the arrays."""
+    kinds = [Rows(kind.dtype) if isinstance(kind, types.Array) else kind for kind in arrays.types]
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values = cgutils.unpack_tuple(builder, arguments[0], len(kinds))
+        data = [
+            data_of(context, builder, kind, value) if isinstance(kind, types.Array) else value
+            for kind, value in zip(signature.args[0].types, values, strict=True)
+        ]
+        return context.make_tuple(builder, signature.return_type, data)
+
+    result = types.NamedTuple(kinds, arrays.instance_class)  # type: ignore[attr-defined]  # numba has no stubs
+    return result(arrays), generate
 
 
 @intrinsic

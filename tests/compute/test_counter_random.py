@@ -19,8 +19,7 @@ from diabat.compute.counter_random import (
     visiting_orders,
 )
 from diabat.compute.simd_bits import load_words, store_words
-from diabat.samplers.tempering.cached_sweep import draw_words
-from diabat.samplers.tempering.kernel import _SWAP
+from diabat.samplers.tempering.kernel import _SWAP, draw_in_order
 
 PI = "243f6a88 85a308d3 13198a2e 03707344 a4093822 299f31d0"
 # Random123, file kat_vectors: rounds, counter and key, words.
@@ -51,7 +50,7 @@ def of_lanes(index: int, sweep: int, lanes: Any, queries: Any, key: Any, out: An
 @numba.njit  # type: ignore[untyped-decorator]  # no stubs
 def of_spins(index: int, sweep: int, lane: int, query: int, key: Any, out: Any) -> None:
     """Words of 64 spins of one lane."""
-    w = draw_words(index, sweep, lane, query, key)
+    w = draw_in_order(index, sweep, lane, query, key)
     for i in range(4):
         store_words(out, i, w[0] if i == 0 else w[1] if i == 1 else w[2] if i == 2 else w[3])
 

@@ -12,8 +12,7 @@ from scipy import stats
 import diabat
 from diabat.ising import Ising
 from diabat.samplers.tempering import TemperingSampler
-from diabat.samplers.tempering.edge_simulation import EdgeSimulation, neighbour_lists
-from diabat.samplers.tempering.simulation import Rules
+from diabat.samplers.tempering.simulation import EdgeSimulation, Rules, neighbour_lists
 from diabat.testing import brute_force_states
 from diabat.testing.problems import sparse_problem, with_visible
 

@@ -19,9 +19,9 @@ from diabat.compute.counter_random import PURPOSE_SHIFT, UPDATE, philox, seed_ke
 from diabat.compute.simd import constant, load, mul, store
 from diabat.compute.simd_bits import bits_less, load_words, where_bits
 from diabat.ising import Ising
-from diabat.samplers.tempering.cached_sweep import threshold
+from diabat.samplers.tempering.cached import threshold
 from diabat.samplers.tempering.simulation import Fields, Rules, Simulation, caching_pays
-from diabat.samplers.tempering.sweep import heat_bath, metropolis
+from diabat.samplers.tempering.summed import heat_bath, metropolis
 from diabat.testing import brute_force_states
 from diabat.testing.problems import make_problem
 

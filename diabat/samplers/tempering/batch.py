@@ -21,8 +21,7 @@ from diabat.ising_checks import is_within
 from diabat.samplers.answers import lowest_state
 from diabat.samplers.base import UnsupportedError
 from diabat.samplers.grouping import Group, Tier, tiers, undivided
-from diabat.samplers.tempering.edge_simulation import EdgeSimulation
-from diabat.samplers.tempering.simulation import ChainSimulation, Simulation
+from diabat.samplers.tempering.simulation import ChainSimulation, EdgeSimulation, Simulation
 
 Array = NDArray[Any]
 

@@ -1,6 +1,9 @@
 """Compiled runs of many chains of many problems, with swaps between the rungs of a ladder; imported on first use.
 
-The result of a lane depends only on the lanes of its chain.
+A *lane* is one replica of one chain.  Its result depends only on the lanes of its chain.  The sweeps are those of a
+*state*, which says how local fields are found: :mod:`~diabat.samplers.tempering.summed`,
+:mod:`~diabat.samplers.tempering.cached` and :mod:`~diabat.samplers.tempering.edges` implement the four functions
+`load_lane`, `sweep`, `write_spins` and `add_averages` for their type of state.
 """
 
 from __future__ import annotations
@@ -10,41 +13,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diabat.compute.compiled_random import random_word
-from diabat.compute.counter_random import PURPOSE_SHIFT, SWAP
-from diabat.compute.jit import inlined, inner, jit
-from diabat.compute.simd import address, constant, item, load, set_item, store
-from diabat.samplers.tempering.sweep import (
-    LOG2E,
-    STRIP,
-    Interactions,
-    Strip,
-    scratch_rows,
-    start_strip,
-    strip_exponents,
-    strip_of,
-    sweep_strip,
-)
+from diabat.compute.compiled_random import philox, random_word
+from diabat.compute.counter_random import PURPOSE_SHIFT, START, SWAP
+from diabat.compute.jit import by_type, inner, jit
+from diabat.compute.scratch import aligned_rows
+from diabat.compute.simd import constant, item, offset, opened, set_item, store
+from diabat.compute.simd import load as load_vector
+from diabat.compute.simd_bits import bits_signed, in_turn, steps_from
 
-# Exponents are updated by the changes of each sweep, and recomputed after this many sweeps.
-_RENEW = 64
-_SWAP = SWAP << PURPOSE_SHIFT
-
-
-class Problems(NamedTuple):
-    """The problems that are sampled.
-
-    Attributes:
-        couplings: float32 [G, n, n].
-        three_body: float32 [G, n, n, n], or [G, 0, 0, 0].
-        fields: float32 [P, n].
-        queries: Identifiers of the problems, for random numbers, uint32 [P].
-    """
-
-    couplings: Any
-    three_body: Any
-    fields: Any
-    queries: Any
+STRIP = 64
+"""Lanes are counted in multiples of this, four vectors of 16."""
+LOG2E = 1.4426950408889634
+_START, _SWAP = START << PURPOSE_SHIFT, SWAP << PURPOSE_SHIFT
 
 
 class Chains(NamedTuple):
@@ -56,13 +36,19 @@ class Chains(NamedTuple):
         spins: int8 ±1, [P·C, R, n].
         rungs: Rung of every slot, int64 [P·C, R].
         betas: Ladder of every problem, float64 [P, R]; reads are taken on the last rung.
+        queries: Identifiers of the problems, for random numbers, uint32 [P].
         count: C.
+        replicas: R.
+        n: Number of spins.
     """
 
     spins: Any
     rungs: Any
     betas: Any
+    queries: Any
     count: Any
+    replicas: Any
+    n: Any
 
 
 class Stretch(NamedTuple):
@@ -77,8 +63,10 @@ class Stretch(NamedTuple):
         use_metropolis: Metropolis instead of heat bath.
         shuffled: Whether the orders differ from 0, 1, ... .
         average: Fill ``ups`` and ``sums``.
+        record: Fill ``exponents``.
         every: Sweeps between reads; 0 for no reads.
         track: Keep the state of lowest energy of every chain.
+        chains: P·C.
     """
 
     first: Any
@@ -89,8 +77,10 @@ class Stretch(NamedTuple):
     use_metropolis: Any
     shuffled: Any
     average: Any
+    record: Any
     every: Any
     track: Any
+    chains: Any
 
 
 class Results(NamedTuple):
@@ -100,7 +90,7 @@ class Results(NamedTuple):
         ups: Σ over sweeps of P(s = +1 | rest) at the update of each spin, float32 [P·C, n].
         sums: Σ over sweeps of s, float32 [P·C, n].
         rejections: Σ over attempted swaps of 1 - their probability, float64 [P·C, R - 1].
-        exponents: -E of the replica on every rung after every sweep, float32 [sweeps, P·C, R]; empty if not requested.
+        exponents: -E of the replica on every rung after every sweep, float32 [sweeps, P·C, R].
         reads: Spins, int8 [reads, P·C, n].
         lowest: The state of lowest energy after any sweep, of all replicas of a chain, int8 [P·C, n]; empty if not
             tracked.  It is kept between calls.
@@ -116,249 +106,262 @@ class Results(NamedTuple):
     highest: Any
 
 
-@inlined
-def load_strip(
-    strip: Strip, first_lane: int, first: int, count: int, problems: Problems, chains: Chains, average: bool
-) -> None:
-    """Load fields, spins and identifiers of a strip; lanes beyond the last chain repeat it and are not used."""
-    replicas, n = chains.spins.shape[1], chains.spins.shape[2]
-    fields, spins = strip.fields, strip.spins
-    # Chain, slot and problem are incremented: a division costs as much as ten spins.
-    x, slot = first + first_lane // replicas, first_lane % replicas
-    p = x // chains.count
-    chain = x - p * chains.count
-    for lane in range(STRIP):
-        set_item(strip.lanes, lane, np.uint32(chain * replicas + slot))
-        set_item(strip.queries, lane, problems.queries[p])
-        set_item(strip.scale, lane, np.float32(0.0))
-        set_item(strip.cold, lane, np.float32(0.0))
-        own, start = problems.fields[p], chains.spins[x, slot]
-        for j in range(n):
-            set_item(fields, STRIP * j + lane, own[j])
-            set_item(spins, STRIP * j + lane, np.float32(start[j]))
-        slot += 1
-        if slot == replicas:
-            slot = 0
-            if x + 1 < first + count:
-                x, chain = x + 1, chain + 1
-                if chain == chains.count:
-                    p, chain = p + 1, 0
-    if average:
-        for i in range(STRIP * n):
-            set_item(strip.ups, i, np.float32(0.0))
-            set_item(strip.sums, i, np.float32(0.0))
+class Lanes(NamedTuple):
+    """The lanes of a block in every kind of state: lane c R + r is slot r of chain c, and S strips hold all lanes.
+
+    Attributes:
+        exponents: -E, if it is followed, float64 [64 S].
+        slots: Slot on every rung, int64 [C, R].
+        scale: -2 β log2 e, float32 [64 S].
+        cold: 1 on the last rung, 0 elsewhere, float32 [64 S].
+        names: C R times the problem's chain plus the slot: a counter of the random numbers, uint32 [64 S].
+        queries: Identifier of the problem, uint32 [64 S].
+    """
+
+    exponents: Any
+    slots: Any
+    scale: Any
+    cold: Any
+    names: Any
+    queries: Any
+
+
+class How(NamedTuple):
+    """Options of one sweep.
+
+    Attributes:
+        sweep: Its number.
+        key: Two words of the seed.
+        use_metropolis: As in `Stretch`, also the following.
+        shuffled: Whether the order is random.
+        average: Whether averages are collected on the last rung.
+        followed: Whether the changes of -E are added to the exponents.
+        anew: Whether the lanes were loaded since the last sweep.
+    """
+
+    sweep: Any
+    key: Any
+    use_metropolis: Any
+    shuffled: Any
+    average: Any
+    followed: Any
+    anew: Any
+
+
+# Compiled functions pass addresses, which `opened` puts in the place of the arrays of a named tuple: numba counts
+# references to every array that a function passes to another, which takes as long as the update of a spin.
+
+
+@by_type
+def load_lane(state: Any, lane: int, problem: int, spins: Any) -> None:
+    """Load the fields of a problem, and spins int8 [n]."""
+
+
+@by_type
+def sweep(state: Any, at: Any, lanes: Lanes, order: Any, how: How) -> None:
+    """Update every spin once, and the exponents if they are followed.
+
+    Args:
+        state: Overwritten.
+        at: Row of the couplings, problem of the first lane, numbers of chains and of replicas.
+        lanes: Exponents are overwritten.
+        order: Spins in the order of updates, [n].
+        how: Options.
+    """
+
+
+@by_type
+def write_spins(state: Any, lane: int, out: Any) -> None:
+    """Write the spins of a lane as ±1 to int8 [n]."""
+
+
+@by_type
+def add_averages(state: Any, lane: int, replicas: int, ups: Any, sums: Any) -> None:
+    """Move what the lanes of a chain, from ``lane`` on, collected on the last rung to ``ups`` and ``sums`` [n]."""
+
+
+def empty_lanes(chains: int, replicas: int) -> Lanes:
+    """Memory for the lanes of up to this many chains."""
+    rows = 4 * (-(-chains * replicas // STRIP))
+    scale, cold, names, queries = aligned_rows(4 * rows, np.uint32).reshape(4, -1)
+    return Lanes(
+        np.empty(16 * rows), np.empty((chains, replicas), np.int64), scale.view(np.float32),
+        cold.view(np.float32), names, queries,
+    )  # fmt: skip
 
 
 @inner
-def set_rungs(numbers: Any, slots: Any, first: int, count: int, chains: Chains) -> None:
+def draw_in_order(index: int, sweep: int, name: int, query: int, key: Any) -> Any:
+    """Random words of 64 spins of one lane, four vectors; ``index`` is the counter of the first four spins."""
+    w = philox(steps_from(index), sweep, name, query, key[0], key[1])
+    return in_turn(w[0], w[1], w[2], w[3])
+
+
+@inner
+def draw_spins(name: Any, query: Any, key: Any, out: Any, n: int) -> None:
+    """Write random spins to int8 [n]."""
+    for first in range(0, n, 64):
+        w = draw_in_order(_START + first // 4, n - n, name, query, key)  # a literal 0 would be a new version
+        a, b = bits_signed(w[0]) | bits_signed(w[1]) << 16, bits_signed(w[2]) | bits_signed(w[3]) << 16
+        down = a | b << 32
+        for j in range(min(64, n - first)):
+            set_item(out, first + j, 1 - 2 * (down >> j & 1))
+
+
+@inner
+def load(first: int, count: int, state: Any, lanes: Lanes, chains: Chains, stretch: Stretch) -> None:
+    """Load the lanes of a block."""
+    R, lane = chains.replicas, 0
+    for x in range(first, first + count):
+        p = x // chains.count
+        for slot in range(R):
+            name, query = np.uint32((x - p * chains.count) * R + slot), item(chains.queries, p)
+            set_item(lanes.names, lane, name)
+            set_item(lanes.queries, lane, query)
+            set_item(lanes.slots, (x - first) * R + item(chains.rungs, x * R + slot), slot)
+            spins = offset(chains.spins, (x * R + slot) * chains.n)
+            if stretch.start:
+                draw_spins(name, query, stretch.key, spins, chains.n)
+            load_lane(state, lane, p, spins)
+            lane += 1
+    for unused in range(lane, (lane + STRIP - 1) // STRIP * STRIP):
+        set_item(lanes.scale, unused, 0.0)
+        set_item(lanes.cold, unused, 0.0)
+
+
+@inner
+def set_rungs(first: int, count: int, lanes: Lanes, chains: Chains) -> None:
     """Give every lane the inverse temperature of its rung."""
-    replicas, n = chains.spins.shape[1], chains.spins.shape[2]
-    p = first // chains.count
-    chain = first - p * chains.count
+    R = chains.replicas
     for c in range(count):
-        ladder = p
-        chain += 1
-        if chain == chains.count:
-            p, chain = p + 1, 0
-        for i in range(replicas):
-            lane = c * replicas + slots[c, i]
-            strip, v, column = lane // STRIP, lane % STRIP // 16, lane % 16
-            base = strip * scratch_rows(n) + 16 * n + v
-            numbers[base, column] = -2.0 * LOG2E * chains.betas[ladder, i]
-            numbers[base + 4, column] = 1.0 if i == replicas - 1 else 0.0
-
-
-@inner
-def store_spins(numbers: Any, lane: int, out: Any) -> None:
-    """Store the spins of a lane, [n]."""
-    n = out.shape[0]
-    base = lane // STRIP * scratch_rows(n) + 4 * n + lane % STRIP // 16
-    for j in range(n):
-        out[j] = np.int8(numbers[base + 4 * j, lane % 16])
-
-
-@inlined
-def store_chains(
-    numbers: Any, slots: Any, first: int, count: int, chains: Chains, average: bool, results: Results
-) -> None:
-    """Store spins and rungs, and add the sums that the lanes of a chain collected on the last rung."""
-    replicas, n, flat = chains.spins.shape[1], chains.spins.shape[2], numbers.reshape(-1)
-    for c in range(count):
-        x = first + c
-        for i in range(replicas):
-            chains.rungs[x, slots[c, i]] = i
-        for slot in range(replicas):
-            lane = c * replicas + slot
-            # Index of spin 0 of the lane in fields, spins and sums, each with n rows per strip.
-            block = lane // STRIP * scratch_rows(n) * 16 + lane % STRIP
-            end = chains.spins[x, slot]
-            for j in range(n):
-                end[j] = np.int8(flat[block + STRIP * (n + j)])
-            if average:
-                for j in range(n):
-                    results.ups[x, j] += flat[block + STRIP * (2 * n + j)]
-                    results.sums[x, j] += flat[block + STRIP * (3 * n + j)]
+        betas = offset(chains.betas, (first + c) // chains.count * R)
+        for i in range(R):
+            lane = c * R + item(lanes.slots, c * R + i)
+            set_item(lanes.scale, lane, -2.0 * LOG2E * item(betas, i))
+            set_item(lanes.cold, lane, 1.0 if i == R - 1 else 0.0)
 
 
 @inner
 def swap_neighbours(
-    exponents: Any,
-    slots: Any,
-    betas: Any,
-    rejections: Any,
-    at: Any,
-    sweep: int,
-    chain: int,
-    query: int,
-    key: Any,
+    chain: int, exponents: Any, slots: Any, chains: Chains, results: Results, how: How
 ) -> None:
-    """Exchange the rungs of neighbours (i, i + 1), i even after even sweeps and odd after odd ones.
+    """Exchange the rungs of neighbours (i, i + 1) of a chain, i even after even sweeps and odd after odd ones.
 
     A swap has probability min(1, exp((β_i - β_{i+1})(A_{i+1} - A_i))) with A = -E of the replica on a rung.
 
     Args:
-        exponents: Address of A of every slot, R for each chain of the block.
-        slots: Address of the slot on every rung, R for each chain of the block, overwritten.
-        betas: Address of the ladders, [P, R].
-        rejections: Address of [P·C, R - 1], incremented.
-        at: Number of rungs; place of the chain in the block, its problem and its row.
-        sweep: Number of the sweep.
-        chain: Number of the chain.
-        query: Number of the problem.
-        key: Two words of the seed.
+        chain: Number of the chain in all problems.
+        exponents: A of every slot, [R].
+        slots: Slot on every rung, [R], overwritten.
+        chains: Ladders.
+        results: Rejections are incremented.
+        how: Number of the sweep, and the seed.
     """
-    replicas, own, ladder, counted = at[0], at[0] * at[1], at[0] * at[2], (at[0] - 1) * at[3]
-    for i in range(sweep % 2, replicas - 1, 2):
-        below, above = item(slots, own + i), item(slots, own + i + 1)
-        step = item(betas, ladder + i) - item(betas, ladder + i + 1)
-        gain = step * (item(exponents, own + above) - item(exponents, own + below))
+    R, p = chains.replicas, chain // chains.count
+    betas, rejections = offset(chains.betas, p * R), offset(results.rejections, chain * (R - 1))
+    for i in range(how.sweep % 2, R - 1, 2):
+        below, above = item(slots, i), item(slots, i + 1)
+        gain = (item(betas, i) - item(betas, i + 1)) * (item(exponents, above) - item(exponents, below))
         probability = 1.0 if gain >= 0 else math.exp(gain)
-        set_item(rejections, counted + i, item(rejections, counted + i) + 1.0 - probability)
-        if probability == 1.0 or random_word(i // 2, sweep, chain, query, key, _SWAP) < probability:
-            set_item(slots, own + i, above)
-            set_item(slots, own + i + 1, below)
+        set_item(rejections, i, item(rejections, i) + 1.0 - probability)
+        if probability < 1.0:
+            own, query = chain - p * chains.count, item(chains.queries, p)
+            if random_word(i // 2, how.sweep, own, query, how.key, _SWAP) >= probability:
+                continue
+        set_item(slots, i, above)
+        set_item(slots, i + 1, below)
 
 
 @inner
-def keep_lowest(exponents: Any, chain: int, results: Results) -> int:
-    """Slot of a chain with the largest exponent, if it exceeds all earlier ones, which is recorded; else -1.
-
-    Args:
-        exponents: -E of every slot, [R].
-        chain: Row of the results.
-        results: ``highest`` is overwritten.
-    """
-    slot = -1
-    for i in range(exponents.shape[0]):
-        if exponents[i] > results.highest[chain]:
-            results.highest[chain], slot = exponents[i], i
-    return slot
+def keep_lowest(chain: int, lane: int, state: Any, exponents: Any, chains: Chains, results: Results) -> None:
+    """Record the state of largest exponent of a chain, whose first lane is given, if it exceeds all earlier ones."""
+    best = -1
+    for slot in range(chains.replicas):
+        if item(exponents, slot) > item(results.highest, chain):
+            set_item(results.highest, chain, item(exponents, slot))
+            best = slot
+    if best >= 0:
+        write_spins(state, lane + best, offset(results.lowest, chain * chains.n))
 
 
 @inner
-def clear(rows: Any) -> None:
-    """Set four rows to zero."""
-    for v in range(4):
-        store(rows, v, constant(load(rows, v), 0.0))
-
-
-@inner
-def collect(exponents: Any, strip: Strip, i: int, anew: bool) -> None:
-    """Add the gains of strip i to its exponents; ``anew`` replaces the exponents by them."""
-    for lane in range(STRIP):
-        gain = float(item(strip.gains, lane))
-        at = i * STRIP + lane
-        exponents[at] = gain if anew else exponents[at] + gain
-
-
-@inlined
-def run_block(
-    group: int,
-    first: int,
-    count: int,
-    problems: Problems,
-    chains: Chains,
-    stretch: Stretch,
-    results: Results,
-    numbers: Any,
-    words: Any,
-    exponents: Any,
-    slots: Any,
-) -> None:
-    """Run all sweeps of ``count`` chains from chain ``first`` on, with the couplings of ``group``."""
-    replicas, n = chains.spins.shape[1], chains.spins.shape[2]
-    strips = (count * replicas + STRIP - 1) // STRIP
-    couplings, three_body = problems.couplings[group], problems.three_body[group]
-    J = Interactions(address(couplings), address(three_body), n, three_body.shape[0] > 0)
-    tempered = replicas > 1
-    followed = tempered or stretch.track
+def after_sweep(
+    t: int, first: int, count: int, state: Any, lanes: Lanes, chains: Chains, stretch: Stretch,
+    results: Results, how: How,
+) -> None:  # fmt: skip
+    """Record the lowest states, swap neighbours, and record exponents and reads, after sweep t of a call."""
+    R, total = chains.replicas, stretch.chains
     for c in range(count):
-        for slot in range(replicas):
-            slots[c, chains.rungs[first + c, slot]] = slot
-    for i in range(strips):
-        strip = strip_of(numbers, words, i, n)
-        load_strip(strip, i * STRIP, first, count, problems, chains, stretch.average)
-        if stretch.start:
-            start_strip(strip, n, stretch.key)
-    set_rungs(numbers, slots, first, count, chains)
-    for t in range(stretch.sweeps):
-        number = stretch.first + t
-        order = stretch.orders[t if stretch.shuffled else 0]
-        for i in range(strips):
-            strip = strip_of(numbers, words, i, n)
-            if followed and (t == 0 or number % _RENEW == 0):
-                strip_exponents(strip, J)
-                collect(exponents, strip, i, followed)  # true; a literal would compile the function anew
-            clear(strip.gains)
-            sweep_strip(
-                strip, J, order, number, stretch.key, stretch.use_metropolis, stretch.shuffled, stretch.average,
-                followed, min(4, (count * replicas - i * STRIP + 15) // 16),
-            )  # fmt: skip
-            if followed:
-                collect(exponents, strip, i, not followed)
+        x, lane = first + c, c * R
+        exponents, slots = offset(lanes.exponents, lane), offset(lanes.slots, lane)
         if stretch.track:
-            for c in range(count):
-                slot = keep_lowest(exponents[c * replicas : (c + 1) * replicas], first + c, results)
-                if slot >= 0:
-                    store_spins(numbers, c * replicas + slot, results.lowest[first + c])
-        if tempered:
-            for c in range(count):
-                x = first + c
-                p = x // chains.count
-                swap_neighbours(
-                    address(exponents), address(slots), address(chains.betas), address(results.rejections),
-                    (replicas, c, p, x), number, x % chains.count, problems.queries[p], stretch.key,
-                )  # fmt: skip
-                if results.exponents.shape[0]:
-                    for r in range(replicas):
-                        results.exponents[t, x, r] = exponents[c * replicas + slots[c, r]]
-            set_rungs(numbers, slots, first, count, chains)
+            keep_lowest(x, lane, state, exponents, chains, results)
+        if R > 1:
+            swap_neighbours(x, exponents, slots, chains, results, how)
+        if stretch.record:
+            for i in range(R):
+                set_item(results.exponents, (t * total + x) * R + i, item(exponents, item(slots, i)))
         if stretch.every and (t + 1) % stretch.every == 0:
-            for c in range(count):
-                lane = c * replicas + slots[c, replicas - 1]
-                store_spins(numbers, lane, results.reads[(t + 1) // stretch.every - 1, first + c])
-    store_chains(numbers, slots, first, count, chains, stretch.average, results)
+            row = ((t + 1) // stretch.every - 1) * total + x
+            write_spins(state, lane + item(slots, R - 1), offset(results.reads, row * chains.n))
+
+
+@inner
+def run_block(
+    group: int, first: int, count: int, state: Any, lanes: Lanes, chains: Chains, stretch: Stretch,
+    results: Results,
+) -> None:  # fmt: skip
+    """Run all sweeps of ``count`` chains from chain ``first`` on, with row ``group`` of the couplings."""
+    R, n = chains.replicas, chains.n
+    at = group, first // chains.count, count, R
+    load(first, count, state, lanes, chains, stretch)
+    set_rungs(first, count, lanes, chains)
+    for t in range(stretch.sweeps):
+        how = How(
+            stretch.first + t, stretch.key, stretch.use_metropolis, stretch.shuffled, stretch.average,
+            R > 1 or stretch.track, t == 0,
+        )  # fmt: skip
+        sweep(state, at, lanes, offset(stretch.orders, t * n if stretch.shuffled else 0), how)
+        if how.followed or stretch.every:
+            after_sweep(t, first, count, state, lanes, chains, stretch, results, how)
+        if R > 1:
+            set_rungs(first, count, lanes, chains)
+    for c in range(count):
+        for i in range(R):
+            slot = item(lanes.slots, c * R + i)
+            set_item(chains.rungs, (first + c) * R + slot, i)
+            write_spins(state, c * R + slot, offset(chains.spins, ((first + c) * R + slot) * n))
+        if stretch.average:
+            add_averages(
+                state, c * R, R, offset(results.ups, (first + c) * n), offset(results.sums, (first + c) * n)
+            )
 
 
 @jit
 def run_blocks(
-    blocks: Any,
-    problems: Problems,
-    chains: Chains,
-    stretch: Stretch,
-    results: Results,
-    numbers: Any,
-    words: Any,
-    exponents: Any,
-    slots: Any,
+    blocks: Any, state: Any, lanes: Lanes, chains: Chains, stretch: Stretch, results: Results
 ) -> None:
-    """Run blocks of chains [blocks, 3]: group of couplings, first chain, number of chains.
+    """Run blocks of chains [blocks, 3]: row of the couplings, first chain, number of chains.
 
-    The last four are scratch: see `scratch_rows` and `word_rows`, float64 for every lane of a block, and int64 [chains
-    of a block, R].
+    State and lanes are memory of this thread for the largest block; what they hold before does not matter.
     """
+    places = opened(state), opened(lanes), opened(chains), opened(stretch), opened(results)
     for b in range(blocks.shape[0]):
-        run_block(
-            blocks[b, 0], blocks[b, 1], blocks[b, 2], problems, chains, stretch, results, numbers, words, exponents,
-            slots,
-        )  # fmt: skip
+        run_block(blocks[b, 0], blocks[b, 1], blocks[b, 2], *places)
+
+
+@inner
+def collect(exponents: Any, gains: Any, start: int) -> None:
+    """Add the gains of a strip to the exponents from ``start`` on, and clear them."""
+    for lane in range(STRIP):
+        at = start + lane
+        set_item(exponents, at, item(exponents, at) + float(item(gains, lane)))
+    for v in range(4):
+        store(gains, v, constant(load_vector(gains, v), 0.0))
+
+
+@inner
+def clear(exponents: Any, start: int) -> None:
+    """Set the exponents of a strip to zero."""
+    for lane in range(STRIP):
+        set_item(exponents, start + lane, 0.0)

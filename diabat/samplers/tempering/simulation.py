@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -20,12 +21,11 @@ Array = NDArray[Any]
 Method = Literal["heat_bath", "metropolis"]
 Order = Literal["sequential", "random"]
 Fields = Literal["auto", "summed", "cached"]
+Work = tuple[Array, Callable[[int], Any]]
+"""Blocks (row of the couplings, first chain, number of chains), and what makes a state for so many chains."""
 
-KERNEL, SWEEP = "diabat.samplers.tempering.kernel", "diabat.samplers.tempering.sweep"
-_CACHED_KERNEL, _CACHED_SWEEP = (
-    "diabat.samplers.tempering.cached_kernel",
-    "diabat.samplers.tempering.cached_sweep",
-)
+KERNEL, SUMMED = "diabat.samplers.tempering.kernel", "diabat.samplers.tempering.summed"
+_CACHED, _EDGES = "diabat.samplers.tempering.cached", "diabat.samplers.tempering.edges"
 
 # Fields are clipped to this: they still determine the spin, and their sums stay within float32.
 _LARGEST = 1e30
@@ -57,52 +57,6 @@ class Rules:
     fields: Fields = "auto"
 
 
-def clipped(fields: Array) -> Array:
-    """Fields as float32, clipped to magnitudes whose sums stay finite."""
-    return np.ascontiguousarray(np.minimum(np.maximum(fields, -_LARGEST), _LARGEST), np.float32)
-
-
-def stretch_of(
-    rules: Rules,
-    first: int,
-    sweeps: int,
-    n: int,
-    *,
-    fresh: bool,
-    average: bool = False,
-    every: int = 0,
-    track: bool = False,
-) -> Any:
-    """Options of a call as the kernel takes them; arguments as in :meth:`ChainSimulation.run` and `kernel.Stretch`."""
-    shuffled = rules.order == "random"
-    orders = visiting_orders(rules.seed, first, sweeps, n) if shuffled else np.arange(n)[None]
-    low, high = seed_key(rules.seed)
-    return loaded(KERNEL).Stretch(
-        first, sweeps, orders, (np.uint32(low), np.uint32(high)), fresh,
-        rules.method == "metropolis", shuffled, average, every, track,
-    )  # fmt: skip
-
-
-def block_scratch(n: int, chains: int, replicas: int) -> tuple[Array, Array, Array, Array]:
-    """Scratch of a thread for blocks of up to this many chains, as `kernel.run_blocks` takes it."""
-    strip, numbers, words = _strip_rows(n)
-    strips = -(-chains * replicas // strip)
-    rows = aligned_rows(strips * (numbers + words), np.float32)
-    return (
-        rows[: strips * numbers],
-        rows[strips * numbers :].view(np.uint32),
-        np.empty(strips * strip),
-        np.empty((chains, replicas), np.int64),
-    )
-
-
-@cache
-def _strip_rows(n: int) -> tuple[int, int, int]:
-    """Lanes of a strip, and its rows of numbers and of words."""
-    sweep = loaded(SWEEP)
-    return sweep.STRIP, sweep.scratch_rows.py_func(n), sweep.word_rows.py_func(n)
-
-
 @dataclass(frozen=True)
 class Found:
     """Results of some sweeps for P problems and C chains; arrays that were not requested are empty.
@@ -120,6 +74,26 @@ class Found:
     rejections: Array
     exponents: Array
     reads: Array
+
+
+def clipped(fields: Array) -> Array:
+    """Fields as float32, clipped to magnitudes whose sums stay finite."""
+    return np.ascontiguousarray(np.minimum(np.maximum(fields, -_LARGEST), _LARGEST), np.float32)
+
+
+def stretch_of(rules: Rules, first: int, sweeps: int, n: int, **options: Any) -> Any:
+    """Options of a call, as `kernel.Stretch`, of which ``options`` are those that the rules do not have."""
+    shuffled = rules.order == "random"
+    low, high = seed_key(rules.seed)
+    return loaded(KERNEL).Stretch(
+        first=first,
+        sweeps=sweeps,
+        orders=visiting_orders(rules.seed, first, sweeps, n) if shuffled else np.arange(n)[None],
+        key=(np.uint32(low), np.uint32(high)),
+        use_metropolis=rules.method == "metropolis",
+        shuffled=shuffled,
+        **options,
+    )
 
 
 class ChainSimulation(ABC):
@@ -151,22 +125,21 @@ class ChainSimulation(ABC):
         spins: Array | None = None,
         track: bool = False,
     ) -> None:
-        count, n = fields.shape
-        replicas = betas.shape[1]
+        total, replicas, n = len(fields) * chains, betas.shape[1], fields.shape[1]
         self._fields = clipped(fields)
         self._queries = queries.astype(np.uint32)
         self.chains, self.betas, self.sweeps = chains, betas, 0
         self._fresh = spins is None
-        shape = (count * chains, replicas, n)
+        shape = (total, replicas, n)
         self._spins = np.empty(shape, np.int8) if spins is None else spins.reshape(shape).copy()
-        self._rungs = np.arange(replicas)[None].repeat(count * chains, axis=0)
+        self._rungs = np.arange(replicas)[None].repeat(total, axis=0)
         self._track = track
-        self._lowest = np.empty((count * chains if track else 0, n), np.int8)
-        self._highest = np.full(len(self._lowest), -np.inf) if track else np.empty(0)
+        self._lowest = np.empty((total if track else 0, n), np.int8)
+        self._highest = np.full(len(self._lowest), -np.inf)
 
     @abstractmethod
-    def _run(self, rules: Rules, chains: Any, stretch: Any, found: Any) -> None:
-        """Run the compiled sweeps; arguments as in :mod:`diabat.samplers.tempering.kernel`."""
+    def _work(self, rules: Rules, average: bool) -> list[Work]:
+        """The blocks of every kind of state."""
 
     def run(
         self, rules: Rules, sweeps: int, *, average: bool = False, exponents: bool = False, every: int = 0
@@ -182,6 +155,19 @@ class ChainSimulation(ABC):
         """
         kernel = loaded(KERNEL)
         total, replicas, n = self._spins.shape
+        stretch = stretch_of(
+            rules, self.sweeps, sweeps, n, start=self._fresh, average=average, record=exponents and replicas > 1,
+            every=every, track=self._track, chains=total,
+        )  # fmt: skip
+        chains = kernel.Chains(
+            self._spins,
+            self._rungs,
+            np.ascontiguousarray(self.betas),
+            self._queries,
+            self.chains,
+            replicas,
+            n,
+        )
         found = kernel.Results(
             np.zeros((total if average else 0, n), np.float32),
             np.zeros((total if average else 0, n), np.float32),
@@ -191,42 +177,60 @@ class ChainSimulation(ABC):
             self._lowest,
             self._highest,
         )
-        stretch = stretch_of(
-            rules, self.sweeps, sweeps, n, fresh=self._fresh, average=average, every=every, track=self._track
-        )
-        state = kernel.Chains(self._spins, self._rungs, np.ascontiguousarray(self.betas), self.chains)
-        self._run(rules, state, stretch, found)
+        for blocks, state in self._work(rules, average):
+            run_blocks(blocks, state, (chains, stretch, found), rules.threads)
         self.sweeps += sweeps
         self._fresh = False
-        return self._by_problem(found)
+        return Found(
+            self._by_problem(found.ups),
+            self._by_problem(found.sums),
+            self._by_problem(found.rejections),
+            self._by_problem(found.exponents, 1),
+            self._by_problem(found.reads, 1),
+        )
 
     def lowest(self) -> Array:
         """Tracked state of lowest energy of each chain, int8 [P, C, n]."""
-        return self._lowest.reshape(len(self._fields), self.chains, -1)
+        return self._by_problem(self._lowest)
 
     def spins(self) -> Array:
         """Copy of the spins by rung, int8 [P, C, R, n]."""
         if self._spins.shape[1] == 1:
-            spins = self._spins.copy()
-        else:
-            by_rung = np.argsort(self._rungs, axis=1)[..., None]  # slot on each rung
-            spins = np.take_along_axis(self._spins, by_rung, axis=1)
-        return spins.reshape(len(self._fields), self.chains, *self._spins.shape[1:])
+            return self._by_problem(self._spins.copy())
+        by_rung = np.argsort(self._rungs, axis=1)[..., None]  # slot on each rung
+        return self._by_problem(np.take_along_axis(self._spins, by_rung, axis=1))
 
-    def _by_problem(self, found: Any) -> Found:
-        def split(array: Array, axis: int = 0) -> Array:
-            shape = array.shape
-            if shape[axis] == 0:  # not requested
-                return array
-            return array.reshape(*shape[:axis], len(self._fields), self.chains, *shape[axis + 1 :])
+    def _by_problem(self, array: Array, axis: int = 0) -> Array:
+        """Divide an axis [P·C] into [P, C], unless it is empty."""
+        shape = array.shape
+        if not shape[axis]:
+            return array
+        return array.reshape(*shape[:axis], len(self._fields), self.chains, *shape[axis + 1 :])
 
-        return Found(
-            split(found.ups),
-            split(found.sums),
-            split(found.rejections),
-            split(found.exponents, 1),
-            split(found.reads, 1),
-        )
+    def _blocks(self, ranges: Array, limit: int | None, lanes: int) -> Array:
+        """Blocks of ranges [K, 3] (row of the couplings, first chain, end), each of complete chains in these lanes."""
+        size = min(limit or lanes, lanes // self._spins.shape[1])
+        return np.array([
+            (row, first, min(size, stop - first))
+            for row, start, stop in ranges.tolist()
+            for first in range(start, stop, size)
+        ])  # fmt: skip
+
+    def _strip_lanes(self) -> int:
+        """Lanes of the fewest strips that hold a chain."""
+        strip: int = loaded(KERNEL).STRIP
+        return -(-self._spins.shape[1] // strip) * strip
+
+
+def run_blocks(blocks: Array, state: Callable[[int], Any], arguments: tuple[Any, ...], threads: int) -> None:
+    """Run blocks in threads, each with memory for the largest of them."""
+    kernel, most = loaded(KERNEL), int(blocks[:, 2].max())
+    replicas = arguments[0].spins.shape[1]
+    run_parts(
+        equal_ranges(len(blocks), threads),
+        lambda part: (state(most), kernel.empty_lanes(most, replicas)),
+        lambda part, memory: kernel.run_blocks(blocks[part], *memory, *arguments),
+    )
 
 
 class Simulation(ChainSimulation):
@@ -237,11 +241,7 @@ class Simulation(ChainSimulation):
         three_body: K, [G, n, n, n], or None.
         fields: h, [P, n].
         groups: Group of each problem, ascending, [P].
-        queries: As in :class:`ChainSimulation`.
-        chains: C.
-        betas: As in :class:`ChainSimulation`.
-        spins: As in :class:`ChainSimulation`.
-        track: As in :class:`ChainSimulation`.
+        queries: As in :class:`ChainSimulation`, like the options.
     """
 
     def __init__(
@@ -251,102 +251,97 @@ class Simulation(ChainSimulation):
         fields: Array,
         groups: Array,
         queries: Array,
-        *,
-        chains: int,
-        betas: Array,
-        spins: Array | None = None,
-        track: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(fields, queries, chains=chains, betas=betas, spins=spins, track=track)
-        count, n = fields.shape
-        size = int(groups[-1]) + 1
-        self._couplings = (
-            np.zeros((size, n, n), np.float32)
-            if couplings is None
-            else np.ascontiguousarray(couplings, np.float32)
+        super().__init__(fields, queries, **options)
+        n, size = fields.shape[1], int(groups[-1]) + 1
+        self._couplings, self._three_body = (
+            np.zeros((size, *empty), np.float32) if given is None else np.ascontiguousarray(given, np.float32)
+            for given, empty in ((couplings, (n, n)), (three_body, (0, 0, 0)))
         )
-        self._three_body = (
-            np.zeros((size, 0, 0, 0), np.float32)
-            if three_body is None
-            else np.ascontiguousarray(three_body, np.float32)
-        )
-        if size == 1:
-            self._last, self._groups = np.array([count]), np.array([0])
-        else:  # first problem of the next group
-            self._last = np.append(np.flatnonzero(np.diff(groups)) + 1, count)
-            self._groups = groups[self._last - 1]
-        self._cut: dict[Rules, tuple[Array | None, Array | None]] = {}  # cached blocks
-        self._panels: Any = None  # of the cached fields
+        starts = [0, *(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
+        self._ranges = np.array([(groups[a], a * self.chains, b * self.chains) for a, b in pairwise(starts)])
 
-    def _run(self, rules: Rules, chains: Any, stretch: Any, found: Any) -> None:
-        kernel, sweep = loaded(KERNEL), loaded(SWEEP)
-        problems = kernel.Problems(self._couplings, self._three_body, self._fields, self._queries)
-        if rules not in self._cut:
-            self._cut[rules] = self._both_kinds_of_blocks(rules, sweep.STRIP)
-        summed, changed = self._cut[rules]
-        if summed is not None:
-            self._run_summed(summed, rules.threads, (problems, chains, stretch, found))
-        if changed is not None:
-            self._run_cached(changed, rules.threads, (problems, chains, stretch, found))
+    def _work(self, rules: Rules, average: bool) -> list[Work]:
+        summed, cached = loaded(SUMMED), loaded(_CACHED)
+        replicas, n = self._spins.shape[1:]
+        chosen = self._cached(rules)
 
-    def _run_summed(self, blocks: Array, threads: int, arguments: tuple[Any, Any, Any, Any]) -> None:
-        """Run blocks whose local fields are summed for every update."""
-        kernel = loaded(KERNEL)
-        _, replicas, n = self._spins.shape
-        chains = int(blocks[:, 2].max())
+        def summed_state(chains: int) -> Any:
+            return summed.summed_state(
+                self._couplings, self._three_body, self._fields, chains * replicas, rules.order == "random"
+            )
 
-        def work(part: slice, scratch: tuple[Array, ...]) -> None:
-            kernel.run_blocks(blocks[part], *arguments, *scratch)
+        def cached_state(chains: int) -> Any:
+            return cached.cached_state(panels, n, chains, replicas, average)
 
-        run_parts(equal_ranges(len(blocks), threads), lambda part: block_scratch(n, chains, replicas), work)
+        work: list[Work] = []
+        if not chosen.all():
+            work.append((self._blocks(self._ranges[~chosen], rules.block, self._strip_lanes()), summed_state))
+        if chosen.any():
+            panels = _in_panels(self._couplings, self._fields, cached.PANEL)
+            # Fewer lanes where a thread would have no block.
+            lanes = min(_CACHED_LANES, -(-self._spins[..., 0].size // rules.threads))
+            lanes = max(_CACHED_LANES // 4, lanes, replicas)
+            work.append((self._blocks(self._ranges[chosen], rules.block, lanes), cached_state))
+        return work
 
-    def _run_cached(self, blocks: Array, threads: int, arguments: tuple[Any, Any, Any, Any]) -> None:
-        """Run blocks whose local fields are cached."""
-        cached_kernel, cached_sweep = loaded(_CACHED_KERNEL), loaded(_CACHED_SWEEP)
-        _, replicas, n = self._spins.shape
-        chains = int(blocks[:, 2].max())
-        rows = cached_kernel.float_rows(chains * replicas, chains, n, arguments[2].average)
-        if self._panels is None:
-            self._panels = cached_sweep.Panels(*_in_panels(self._couplings, self._fields, cached_sweep.PANEL))
-        panels = self._panels
+    def _cached(self, rules: Rules) -> Array:
+        """Whether the fields of each range of problems are cached, bool [K]."""
+        rows, n = self._ranges[:, 0], self._spins.shape[2]
+        never = rules.order == "random" or self._three_body.shape[1] > 0 or rules.fields == "summed"
+        if never or rules.fields == "cached" or n < _LEAST_CACHED:
+            return np.full(len(rows), not never and rules.fields == "cached")
+        return np.array([caching_pays(self._couplings[row], self._spins.shape[1]) for row in rows])
 
-        def work(part: slice, scratch: Array) -> None:
-            cached_kernel.run_blocks(blocks[part], panels, *arguments, scratch)
 
-        run_parts(equal_ranges(len(blocks), threads), lambda part: aligned_rows(rows, np.float32), work)
+class EdgeSimulation(ChainSimulation):
+    """Chains of problems with the same edges, in memory linear in spins and edges.
 
-    def _both_kinds_of_blocks(self, rules: Rules, strip: int) -> tuple[Array | None, Array | None]:
-        """Blocks of groups whose fields are summed, and of those whose fields are cached; None if there are none."""
-        replicas = self._spins.shape[1]
-        cached = [self._caches(group, rules) for group in self._groups.tolist()]
-        lanes = -(-replicas // strip) * strip
-        return (
-            None if all(cached) else self._blocks([not c for c in cached], rules.block, lanes),
-            self._blocks(cached, rules.block, max(self._cached_lanes(rules.threads), replicas))
-            if any(cached)
-            else None,
-        )
+    A spin that is not ``seen`` has neither field nor couplings: it is free, and no other spin depends on it.
 
-    def _caches(self, group: int, rules: Rules) -> bool:
-        """Whether the fields of a group are cached."""
-        if rules.order == "random" or self._three_body.shape[1] or rules.fields == "summed":
-            return False
-        return rules.fields == "cached" or caching_pays(self._couplings[group], self._spins.shape[1])
+    Args:
+        index: Pairs of coupled spins, int64 [E, 2].
+        values: J of each pair, [D, E], for D distinct couplings.
+        which: Row of ``values`` of each problem, [P].
+        seen: bool [P, n].
+        fields: h, [P, n].
+        queries: As in :class:`ChainSimulation`, like the options.
+    """
 
-    def _cached_lanes(self, threads: int) -> int:
-        """Lanes of a block with cached fields, fewer where a thread would have no block."""
-        return max(_CACHED_LANES // 4, min(_CACHED_LANES, -(-self._spins[:, :, 0].size // threads)))
+    def __init__(
+        self,
+        index: Array,
+        values: Array,
+        which: Array,
+        seen: Array,
+        fields: Array,
+        queries: Array,
+        **options: Any,
+    ) -> None:
+        super().__init__(np.where(seen, fields, 0), queries, **options)
+        starts, neighbours, entry = neighbour_lists(index, fields.shape[1])
+        masks, mask_of = np.unique(np.packbits(seen, axis=1), axis=0, return_inverse=True)
+        first, groups = np.unique(
+            which * len(masks) + mask_of.reshape(-1), return_index=True, return_inverse=True
+        )[1:]
+        # One row per distinct pair of couplings and visible spins; edges of other spins are 0.
+        both = [seen[p, index].all(1) for p in first]
+        J = np.stack([np.where(alive, values[which[p]], 0) for p, alive in zip(first, both, strict=True)])
+        doubled = np.ascontiguousarray(2 * J[:, entry], np.float32)
+        sums = np.stack([row_sums(row[entry], starts) for row in J])
+        base = np.ascontiguousarray(self._fields - sums[groups], np.float32)
+        self._problems = starts, neighbours, doubled, base, self._fields
+        chains = np.arange(len(fields) + 1) * self.chains
+        self._ranges = np.stack((groups, chains[:-1], chains[1:]), axis=1)
 
-    def _blocks(self, chosen: list[bool], limit: int | None, lanes: int) -> Array:
-        """Rows (group, first chain, number of chains) of chosen groups; a block has complete chains of one group."""
-        size = min(limit or lanes, lanes // self._spins.shape[1])
-        rows, start = [], 0
-        for group, problems, taken in zip(self._groups.tolist(), self._last.tolist(), chosen, strict=True):
-            stop = problems * self.chains
-            if taken:
-                rows += [(group, first, min(size, stop - first)) for first in range(start, stop, size)]
-            start = stop
-        return np.array(rows, np.int64)
+    def _work(self, rules: Rules, average: bool) -> list[Work]:
+        edges, replicas = loaded(_EDGES), self._spins.shape[1]
+
+        def state(chains: int) -> Any:
+            return edges.edge_state(self._problems, chains * replicas, rules.order == "random", average)
+
+        return [(self._blocks(self._ranges, rules.block, self._strip_lanes()), state)]
 
 
 def caching_pays(couplings: Array, replicas: int) -> bool:
@@ -383,3 +378,28 @@ def _in_panels(couplings: Array, fields: Array, width: int) -> tuple[Array, Arra
     padded = h.reshape(len(fields), panels * width)
     padded[:, :n], padded[:, n:] = fields, 0
     return rows.reshape(groups, -1, 16), h
+
+
+def neighbour_lists(index: Array, n: int) -> tuple[Array, Array, Array]:
+    """Neighbours of every spin: those after it, then those before it, each in ascending order.
+
+    In sequential sweeps the spin that was drawn last is added last to a local field, so that the rest of the sum does
+    not wait for it.
+
+    Args:
+        index: Pairs, int64 [E, 2].
+        n: Number of spins.
+
+    Returns:
+        First entry of each spin int64 [n + 1], neighbours uint32 [2E], and the pair of each entry int64 [2E].
+    """
+    spins, others = np.concatenate((index, index[:, ::-1])).T
+    order = np.lexsort((others, others < spins, spins))
+    starts = np.append(0, np.cumsum(np.bincount(spins, minlength=n)))
+    return starts, others[order].astype(np.uint32), order % max(1, len(index))
+
+
+def row_sums(values: Array, starts: Array) -> Array:
+    """Sum over the entries of each spin, float64 [n]."""
+    total = np.append(0.0, np.cumsum(values, dtype=np.float64))
+    return total[starts[1:]] - total[starts[:-1]]

@@ -1,7 +1,7 @@
-"""Compiled sweeps of a strip of 64 lanes; imported on first use.
+"""Chains whose local fields are summed for every update, with couplings held as matrices; imported on first use.
 
-A lane is one replica of one chain.  A *strip* is 64 lanes, four vectors of 16: rows 4j .. 4j + 3 of an array [4n, 16]
-belong to spin j.  One spin of a strip is drawn at a time, from the local field at inverse temperature β
+A *strip* is 64 lanes, four vectors of 16: rows 4j .. 4j + 3 of an array [4n, 16] belong to spin j.  One spin of a strip
+is drawn at a time, from the local field at inverse temperature β
 
     f_j = h_j + Σ_k J_jk s_k + Σ_{k<l} K_jkl s_k s_l,        P(s_j = +1 | rest) = σ(2 β f_j),
 
@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from diabat.compute.compiled_random import half_uniform, philox, whole_uniform
-from diabat.compute.counter_random import PURPOSE_SHIFT, START
 from diabat.compute.jit import inner
+from diabat.compute.scratch import Scratch
 from diabat.compute.simd import (
     add,
-    address,
     constant,
     divide,
     fma,
@@ -28,6 +30,8 @@ from diabat.compute.simd import (
     load,
     mul,
     nearest,
+    offset,
+    set_item,
     skip,
     splat,
     store,
@@ -43,40 +47,86 @@ from diabat.compute.simd_bits import (
     times_power_of_two,
     where_signed,
 )
+from diabat.samplers.tempering.kernel import (
+    STRIP,
+    How,
+    Lanes,
+    add_averages,
+    clear,
+    collect,
+    load_lane,
+    sweep,
+    write_spins,
+)
 
-STRIP = 64
-LOG2E = 1.4426950408889634
-_START = START << PURPOSE_SHIFT
+# Exponents are updated by the changes of each sweep, and recomputed after this many sweeps.
+_RENEW = 64
+Array = NDArray[Any]
+
+
+class Summed(NamedTuple):
+    """State of S strips of n spins.
+
+    Attributes:
+        couplings: J, float32 [G, n, n].
+        three_body: K, float32 [G, n, n, n], or [G, 0, 0, 0].
+        fields: h of every problem, float32 [P, n].
+        rows: Fields, spins, Σ P(s = +1 | rest) and Σ s on the last rung, float32 [S, 4, n, 64].
+        gains: Change of -E in a sweep of one strip, float32 [4, 16].
+        sums: Local fields of four spins of one strip, float32 [16, 16].
+        words: Random words of one strip, 16 rows for four spins, uint32 [16 or, in random order, 16 ⌈n/4⌉, 16].
+        n: Number of spins.
+        has_triples: Whether there is a K.
+    """
+
+    couplings: Any
+    three_body: Any
+    fields: Any
+    rows: Any
+    gains: Any
+    sums: Any
+    words: Any
+    n: Any
+    has_triples: Any
+
+
+def summed_state(couplings: Array, three_body: Array, fields: Array, lanes: int, shuffled: bool) -> Summed:
+    """A state with memory for so many lanes; the first three arguments are attributes."""
+    n, strips = fields.shape[1], -(-lanes // STRIP)
+    words = 16 * -(-n // 4) if shuffled else 16
+    # Zeros: lanes out of use are computed as well, and nothing must slow that down.
+    memory = Scratch(16 * n * strips + 20 + words, cleared=True)
+    return Summed(
+        couplings, three_body, fields, memory.take(np.float32, strips, 4, n, STRIP),
+        memory.take(np.float32, 4, 16), memory.take(np.float32, 16, 16), memory.take(np.uint32, words, 16), n,
+        three_body.size > 0,
+    )  # fmt: skip
 
 
 class Strip(NamedTuple):
-    """Addresses of the scratch of 64 lanes: numba would count references to arrays in every call.
+    """Memory of a strip.
 
-    Rows of 16 lanes: four rows for each spin, four rows in total, or four for each of four spins.
+    Attributes:
+        fields: h, four rows of 16 lanes for each spin; likewise ``spins``, ``ups`` and ``averages``.
+        scale: As in `Lanes`, four rows; likewise ``cold``, ``names`` and ``queries``.
+        gains: As in `Summed`; likewise ``sums`` and ``words``.
     """
 
     fields: Any
     spins: Any
     ups: Any
+    averages: Any
+    gains: Any
     sums: Any
+    words: Any
     scale: Any
     cold: Any
-    gains: Any
-    sums_of_four: Any
-    words: Any
-    lanes: Any
+    names: Any
     queries: Any
 
 
 class Interactions(NamedTuple):
-    """Addresses of J [n, n] and K [n, n, n] of one group.
-
-    Attributes:
-        pairs: J.
-        triples: K.
-        n: Number of spins.
-        has_triples: Whether there is a K.
-    """
+    """J [n, n] and K [n, n, n] of one group, n, and whether there is a K."""
 
     pairs: Any
     triples: Any
@@ -85,25 +135,12 @@ class Interactions(NamedTuple):
 
 
 @inner
-def scratch_rows(n: int) -> int:
-    """Rows of float32 scratch of a strip; Python calls its ``py_func``."""
-    return 16 * n + 28
-
-
-@inner
-def word_rows(n: int) -> int:
-    """Rows of uint32 scratch of a strip; Python calls its ``py_func``."""
-    return 16 * ((n + 3) // 4) + 8
-
-
-@inner
-def strip_of(numbers: Any, words: Any, i: int, n: int) -> Strip:
-    """Strip i in the scratch of a block, which the caller keeps."""
-    x, w = skip(address(numbers), i * scratch_rows(n)), skip(address(words), i * word_rows(n))
-    small, last = skip(x, 16 * n), skip(w, word_rows(n) - 8)
+def strip_of(state: Summed, lanes: Lanes, i: int) -> Strip:
+    """Strip i of a block."""
+    n, x = state.n, skip(state.rows, 16 * state.n * i)
     return Strip(
-        x, skip(x, 4 * n), skip(x, 8 * n), skip(x, 12 * n), small, skip(small, 4), skip(small, 8), skip(small, 12),
-        w, last, skip(last, 4),
+        x, skip(x, 4 * n), skip(x, 8 * n), skip(x, 12 * n), state.gains, state.sums, state.words,
+        skip(lanes.scale, 4 * i), skip(lanes.cold, 4 * i), skip(lanes.names, 4 * i), skip(lanes.queries, 4 * i),
     )  # fmt: skip
 
 
@@ -174,7 +211,7 @@ def pair_fields(j: int, strip: Strip, J: Interactions) -> Any:
 @inner
 def triple_fields(j: int, strip: Strip, J: Interactions) -> Any:
     """As `pair_fields` with K: Σ_k s_k (J_jk + Σ_{l>k} K_jkl s_l)."""
-    fields, spins, n = strip.fields, strip.spins, J.n
+    fields, spins, n, row = strip.fields, strip.spins, J.n, j * J.n
     a, b, c, d = (
         load(fields, 4 * j),
         load(fields, 4 * j + 1),
@@ -182,10 +219,10 @@ def triple_fields(j: int, strip: Strip, J: Interactions) -> Any:
         load(fields, 4 * j + 3),
     )
     for k in range(n):
-        w = splat(item(J.pairs, j * n + k))
+        w = splat(item(J.pairs, row + k))
         x, y, z = w, w, w
         for m in range(k + 1, n):
-            K = splat(item(J.triples, (j * n + k) * n + m))
+            K = splat(item(J.triples, (row + k) * n + m))
             w = fma(K, load(spins, 4 * m), w)
             x = fma(K, load(spins, 4 * m + 1), x)
             y = fma(K, load(spins, 4 * m + 2), y)
@@ -198,14 +235,13 @@ def triple_fields(j: int, strip: Strip, J: Interactions) -> Any:
 
 
 @inner
-def draw_words(strip: Strip, row: int, index: int, sweep: int, key: Any, vectors: int) -> None:
-    """Write random words of four spins of the first vectors of a strip into rows ``row`` .. ``row`` + 15.
+def draw_words(words: Any, row: int, index: int, vectors: int, names: Any, queries: Any, how: How) -> None:
+    """Write random words of four spins into rows ``row`` .. ``row`` + 15: word w of vector v into row 4w + v.
 
     Callers pass ``n - n`` for 0: numba would compile this anew for every literal.
     """
-    words, lanes, queries = strip.words, strip.lanes, strip.queries
     for v in range(vectors):
-        w = philox(index, sweep, load_words(lanes, v), load_words(queries, v), key[0], key[1])
+        w = philox(index, how.sweep, load_words(names, v), load_words(queries, v), how.key[0], how.key[1])
         store_words(words, row + v, w[0])
         store_words(words, row + 4 + v, w[1])
         store_words(words, row + 8 + v, w[2])
@@ -213,42 +249,33 @@ def draw_words(strip: Strip, row: int, index: int, sweep: int, key: Any, vectors
 
 
 @inner
-def update(
-    row: int,
-    v: int,
-    field: Any,
-    word: Any,
-    strip: Strip,
-    use_metropolis: bool,
-    average: bool,
-    tempered: bool,
-) -> None:
+def update(row: int, v: int, field: Any, word: Any, strip: Strip, how: How) -> None:
     """Draw one spin of vector v and add it to the averages."""
     old = load(strip.spins, row)
-    if use_metropolis:
+    if how.use_metropolis:
         new, p = metropolis(field, load(strip.scale, v), word, old)
     else:
         new, p = heat_bath(field, load(strip.scale, v), word)
     store(strip.spins, row, new)
-    if average:
+    if how.average:
         cold = load(strip.cold, v)
         store(strip.ups, row, fma(cold, p, load(strip.ups, row)))
-        store(strip.sums, row, fma(cold, new, load(strip.sums, row)))
-    if tempered:
+        store(strip.averages, row, fma(cold, new, load(strip.averages, row)))
+    if how.followed:
         store(strip.gains, v, fma(field, sub(new, old), load(strip.gains, v)))
 
 
 @inner
 def field_vectors(j: int, strip: Strip, J: Interactions) -> None:
-    """Write the local fields of spin j into the first four rows of ``sums_of_four``."""
+    """Write the local fields of spin j into the first four rows of ``sums``."""
     if J.has_triples:
         a, b, c, d = triple_fields(j, strip, J)
     else:
         a, b, c, d = pair_fields(j, strip, J)
-    store(strip.sums_of_four, 0, a)
-    store(strip.sums_of_four, 1, b)
-    store(strip.sums_of_four, 2, c)
-    store(strip.sums_of_four, 3, d)
+    store(strip.sums, 0, a)
+    store(strip.sums, 1, b)
+    store(strip.sums, 2, c)
+    store(strip.sums, 3, d)
 
 
 @inner
@@ -257,13 +284,14 @@ def sums_over_others(j: int, v: int, strip: Strip, J: Interactions) -> None:
 
     Eight sums at a time stay in registers; the couplings of four spins are read once for two vectors.
     """
-    fields, spins, out = strip.fields, strip.spins, strip.sums_of_four
+    fields, spins, out = strip.fields, strip.spins, strip.sums
     a, b = load(fields, 4 * j + v), load(fields, 4 * j + v + 1)
     c, d = load(fields, 4 * j + 4 + v), load(fields, 4 * j + 5 + v)
     e, f = load(fields, 4 * j + 8 + v), load(fields, 4 * j + 9 + v)
     g, h = load(fields, 4 * j + 12 + v), load(fields, 4 * j + 13 + v)
     pairs, n = J.pairs, J.n
-    first, second, third, fourth = j * n, (j + 1) * n, (j + 2) * n, (j + 3) * n
+    first = j * n
+    second, third, fourth = first + n, first + 2 * n, first + 3 * n
     for start, stop in ((0, j), (j + 4, n)):
         for k in range(start, stop):
             x, y = load(spins, 4 * k + v), load(spins, 4 * k + v + 1)
@@ -286,33 +314,22 @@ def sums_over_others(j: int, v: int, strip: Strip, J: Interactions) -> None:
 
 
 @inner
-def sweep_strip(
-    strip: Strip,
-    J: Interactions,
-    order: Any,
-    sweep: int,
-    key: Any,
-    use_metropolis: bool,
-    shuffled: bool,
-    average: bool,
-    tempered: bool,
-    vectors: int,
-) -> None:
+def sweep_strip(strip: Strip, J: Interactions, order: Any, vectors: int, how: How) -> None:
     """Update every spin of the first ``vectors`` vectors of a strip once.
 
     The last spins of an order that is not a multiple of four are summed in the same order as in a block of four, so
     that padding at the end changes no bit; a random order is not cut into blocks for the same reason.
     """
-    n, out = J.n, strip.sums_of_four
-    if shuffled:
+    n, out, words = J.n, strip.sums, strip.words
+    if how.shuffled:
         for quad in range((n + 3) // 4):
-            draw_words(strip, 16 * quad, quad, sweep, key, vectors)
-    blocked = 0 if shuffled or J.has_triples else n // 4 * 4
+            draw_words(words, 16 * quad, quad, vectors, strip.names, strip.queries, how)
+    blocked = 0 if how.shuffled or J.has_triples else n // 4 * 4
     for step in range(n):
-        j = order[step]
-        if not shuffled and j % 4 == 0:
-            draw_words(strip, n - n, j // 4, sweep, key, vectors)
-        at = 4 * j if shuffled else 4 * (j % 4)
+        j = item(order, step)
+        if not how.shuffled and j % 4 == 0:
+            draw_words(words, n - n, j // 4, vectors, strip.names, strip.queries, how)
+        at = 4 * j if how.shuffled else 4 * (j % 4)
         row, first, last = 0, 0, 0
         if step < blocked:
             row, first, last = 4 * (j % 4), j // 4 * 4, j // 4 * 4 + 4
@@ -325,36 +342,72 @@ def sweep_strip(
             field = load(out, row + v)
             for k in range(first, last):  # J_jj = 0
                 field = fma(splat(item(J.pairs, j * n + k)), load(strip.spins, 4 * k + v), field)
-            update(
-                4 * j + v, v, field, load_words(strip.words, at + v), strip, use_metropolis, average, tempered
-            )
+            update(4 * j + v, v, field, load_words(words, at + v), strip, how)
 
 
 @inner
-def start_strip(strip: Strip, n: int, key: Any) -> None:
-    """Set random spins."""
-    one = constant(load(strip.scale, 0), 1.0)
-    for j in range(n):
-        if j % 4 == 0:
-            draw_words(strip, n - n, _START + j // 4, n - n, key, STRIP // 16 + n - n)
-        for v in range(4):
-            store(strip.spins, 4 * j + v, flip_sign(one, sign_of(load_words(strip.words, 4 * (j % 4) + v))))
-
-
-@inner
-def strip_exponents(strip: Strip, J: Interactions) -> None:
+def write_exponents(strip: Strip, J: Interactions) -> None:
     """Write Σ_j s_j (h_j + Σ_{k<j} s_k (J_jk + Σ_{l<k} K_jkl s_l)) of every lane into ``gains``."""
     n = J.n
     for v in range(4):
         total = constant(load(strip.scale, v), 0.0)
         for j in range(n):
             field = load(strip.fields, 4 * j + v)
+            row = j * n
             for k in range(j):
-                pair = splat(item(J.pairs, j * n + k))
+                pair = splat(item(J.pairs, row + k))
                 if J.has_triples:
                     for m in range(k):
-                        triple = splat(item(J.triples, (j * n + k) * n + m))
+                        triple = splat(item(J.triples, (row + k) * n + m))
                         pair = fma(triple, load(strip.spins, 4 * m + v), pair)
                 field = fma(pair, load(strip.spins, 4 * k + v), field)
             total = fma(field, load(strip.spins, 4 * j + v), total)
         store(strip.gains, v, total)
+
+
+@load_lane.register
+def _load_lane(state: Summed, lane: int, problem: int, spins: Any) -> None:
+    n, fields = state.n, offset(state.fields, problem * state.n)
+    rows = offset(state.rows, lane // STRIP * 4 * n * STRIP + lane % STRIP)
+    for j in range(n):
+        set_item(rows, STRIP * j, item(fields, j))
+        set_item(rows, STRIP * (n + j), np.float32(item(spins, j)))
+
+
+@sweep.register
+def _sweep(state: Summed, at: Any, lanes: Lanes, order: Any, how: How) -> None:
+    n, group, used = state.n, at[0], at[2] * at[3]
+    J = Interactions(
+        offset(state.couplings, group * n * n),
+        offset(state.three_body, group * n * n * n),
+        n,
+        state.has_triples,
+    )
+    for i in range((used + STRIP - 1) // STRIP):
+        strip = strip_of(state, lanes, i)
+        if how.followed and (how.anew or how.sweep % _RENEW == 0):
+            clear(lanes.exponents, STRIP * i)
+            write_exponents(strip, J)
+            collect(lanes.exponents, state.gains, STRIP * i)
+        sweep_strip(strip, J, order, min(4, (used - STRIP * i + 15) // 16), how)
+        if how.followed:
+            collect(lanes.exponents, state.gains, STRIP * i)
+
+
+@write_spins.register
+def _write_spins(state: Summed, lane: int, out: Any) -> None:
+    spins = offset(state.rows, (lane // STRIP * 4 + 1) * state.n * STRIP + lane % STRIP)
+    for j in range(state.n):
+        set_item(out, j, np.int8(item(spins, STRIP * j)))
+
+
+@add_averages.register
+def _add_averages(state: Summed, lane: int, replicas: int, ups: Any, sums: Any) -> None:
+    n = state.n
+    for at in range(lane, lane + replicas):
+        rows = offset(state.rows, (at // STRIP * 4 + 2) * n * STRIP + at % STRIP)
+        for j in range(n):
+            set_item(ups, j, item(ups, j) + item(rows, STRIP * j))
+            set_item(sums, j, item(sums, j) + item(rows, STRIP * (n + j)))
+            set_item(rows, STRIP * j, np.float32(0.0))
+            set_item(rows, STRIP * (n + j), np.float32(0.0))

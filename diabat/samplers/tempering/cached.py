@@ -1,0 +1,337 @@
+"""Chains with cached local fields, for large problems whose spins rarely flip; imported on first use.
+
+A *panel* is the columns of J of 64 spins, [n, 64].  Each chain keeps its local fields, and a list of the spins that
+flipped in this sweep and in the last one.  When panel b is visited,
+
+    f_j += Σ_k J_jk Δs_k    over all spins k that flipped since its last visit,        j = 64 b .. 64 b + 63,
+
+then the 64 spins are drawn in order, and each flip is added to the 64 fields at once.  A sweep costs n additions per
+flip in place of n per spin; one panel stays in the cache while it serves all chains.  Random numbers and decisions are
+those of :mod:`~diabat.samplers.tempering.summed`: a uniform number u becomes the threshold θ of the local field,
+
+    s_j = +1    if -2 β f_j log2 e < θ,    θ = ± log2((1 - u)/u) by heat bath,    θ = -s_j log2(1/u) by Metropolis,
+
+and 16 spins are compared at a time up to the next flip.  Every 32 sweeps the fields are summed anew, because of
+rounding.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diabat.compute.compiled_random import half_uniform, whole_uniform
+from diabat.compute.jit import inner
+from diabat.compute.scratch import Scratch
+from diabat.compute.simd import (
+    add,
+    constant,
+    divide,
+    fma,
+    item,
+    load,
+    mul,
+    offset,
+    set_item,
+    skip,
+    splat,
+    store,
+    sub,
+)
+from diabat.compute.simd_bits import (
+    binary_exponent,
+    bits_less,
+    flip_sign,
+    lowest_bit,
+    sign_of,
+    times_power_of_two,
+    where_bits,
+)
+from diabat.samplers.tempering.kernel import (
+    LOG2E,
+    How,
+    Lanes,
+    add_averages,
+    draw_in_order,
+    load_lane,
+    sweep,
+    write_spins,
+)
+from diabat.samplers.tempering.summed import power_of_two
+
+PANEL = 64
+# The fields are summed anew after this many sweeps.
+_RENEW = 32
+Array = NDArray[Any]
+
+
+class Cached(NamedTuple):
+    """State of L lanes; J and h have rows of 16 spins, padded with zeros to V = 4 B rows for B panels.
+
+    Attributes:
+        couplings: J of every group, panel after panel, float32 [G, B·n·4, 16].
+        external: h, float32 [P·V, 16].
+        fields: Local fields, float32 [L·V, 16].
+        bits: Spins, a bit for each, int64 [L, V].
+        flips: Spins that flipped in even and in odd sweeps, k for a flip to +1 and -1 - k for one to -1, int32
+            [2, L, n].
+        ends: Length of these lists after each panel, int64 [2, L, B + 1].
+        averages: Sums of P(s = +1 | rest) and of s on the last rung of every chain, float32 [chains, 2, V, 16]; empty
+            unless requested.
+        problems: Problem of every lane, int64 [L].
+        thresholds: Thresholds of one panel, float32 [4, 16].
+        signs: Spins of four lanes as numbers, float32 [4·V, 16].
+        n: Number of spins.
+        vectors: V.
+        lanes: L.
+    """
+
+    couplings: Any
+    external: Any
+    fields: Any
+    bits: Any
+    flips: Any
+    ends: Any
+    averages: Any
+    problems: Any
+    thresholds: Any
+    signs: Any
+    n: Any
+    vectors: Any
+    lanes: Any
+
+
+def cached_state(panels: tuple[Array, Array], n: int, chains: int, replicas: int, average: bool) -> Cached:
+    """A state with memory for so many chains; ``panels`` are the first two attributes."""
+    V, lanes = 4 * -(-n // PANEL), -(-chains * replicas // 4) * 4
+    memory = Scratch((lanes + 2 * chains * average + 4) * V + 4, cleared=True)
+    return Cached(
+        *panels, memory.take(np.float32, lanes * V, 16), np.zeros((lanes, V), np.int64),
+        np.empty((2, lanes, n), np.int32), np.zeros((2, lanes, V // 4 + 1), np.int64),
+        memory.take(np.float32, chains * average, 2, V, 16), np.zeros(lanes, np.int64),
+        memory.take(np.float32, 4, 16), memory.take(np.float32, 4 * V, 16), n, V, lanes,
+    )  # fmt: skip
+
+
+@inner
+def log_two(x: Any) -> Any:
+    """Log2 x of positive normal numbers, absolute error 1e-7 + 1e-7 |log2 x|; polynomial of Cephes on [√½, √2)."""
+    e = binary_exponent(x)
+    t = sub(times_power_of_two(x, mul(e, constant(e, -1.0))), constant(x, 1.0))
+    p = constant(x, 7.0376836292e-2)
+    for c in (
+        -1.1514610310e-1,
+        1.1676998740e-1,
+        -1.2420140846e-1,
+        1.4249322787e-1,
+        -1.6668057665e-1,
+        2.0000714765e-1,
+        -2.4999993993e-1,
+        3.3333331174e-1,
+        -0.5,
+        1.0,
+    ):
+        p = fma(p, t, constant(x, c))
+    return fma(mul(p, t), constant(x, LOG2E), e)
+
+
+@inner
+def sum_fields(b: int, lane: int, v: int, J: Any, state: Cached) -> None:
+    """Local fields of lanes ``lane`` .. ``lane`` + 3 from all spins, in vectors v and v + 1 of panel b."""
+    V, n, h, fields, signs = state.vectors, state.n, state.external, state.fields, state.signs
+    own, out = 4 * b + v, lane * V + 4 * b + v
+    a, c = item(state.problems, lane) * V + own, item(state.problems, lane + 1) * V + own
+    d, e = item(state.problems, lane + 2) * V + own, item(state.problems, lane + 3) * V + own
+    a0, a1 = load(h, a), load(h, a + 1)
+    b0, b1 = load(h, c), load(h, c + 1)
+    c0, c1 = load(h, d), load(h, d + 1)
+    d0, d1 = load(h, e), load(h, e + 1)
+    for k in range(n):
+        x, y = load(J, (b * n + k) * 4 + v), load(J, (b * n + k) * 4 + v + 1)
+        s = splat(item(signs, k))
+        a0, a1 = fma(s, x, a0), fma(s, y, a1)
+        s = splat(item(signs, 16 * V + k))
+        b0, b1 = fma(s, x, b0), fma(s, y, b1)
+        s = splat(item(signs, 32 * V + k))
+        c0, c1 = fma(s, x, c0), fma(s, y, c1)
+        s = splat(item(signs, 48 * V + k))
+        d0, d1 = fma(s, x, d0), fma(s, y, d1)
+    store(fields, out, a0)
+    store(fields, out + 1, a1)
+    store(fields, out + V, b0)
+    store(fields, out + V + 1, b1)
+    store(fields, out + 2 * V, c0)
+    store(fields, out + 2 * V + 1, c1)
+    store(fields, out + 3 * V, d0)
+    store(fields, out + 3 * V + 1, d1)
+
+
+@inner
+def renew(used: int, J: Any, state: Cached, exponents: Any) -> None:
+    """Compute all local fields and exponents from the spins: A = Σ_j s_j (h_j + f_j)/2."""
+    V, panels = state.vectors, state.vectors // 4
+    one = constant(load(state.thresholds, 0), 1.0)
+    minus = constant(one, -1.0)
+    for b in range(panels):
+        for lane in range(0, used, 4):
+            for v in range(4 * V):  # of four lanes
+                store(state.signs, v, where_bits(item(state.bits, lane * V + v), one, minus))
+            for v in range(0, 4, 2):
+                sum_fields(b, lane, v, J, state)
+    for lane in range(used):
+        h = offset(state.external, 16 * V * item(state.problems, lane))
+        local, bits, total = offset(state.fields, 16 * V * lane), offset(state.bits, V * lane), 0.0
+        for j in range(state.n):
+            s = 2 * (item(bits, j // 16) >> (j % 16) & 1) - 1
+            total += s * 0.5 * (float(item(h, j)) + float(item(local, j)))
+        set_item(exponents, lane, total)
+        for panel in range(panels + 1):
+            set_item(state.ends, (panels + 1) * lane + panel, 0)
+            set_item(state.ends, (panels + 1) * (state.lanes + lane) + panel, 0)
+
+
+@inner
+def add_list(start: int, stop: int, base: int, row: int, J: Any, state: Cached) -> None:
+    """Add the effect of flips ``start`` .. ``stop`` - 1 to the four vectors of fields from ``row`` on.
+
+    ``base`` is the first spin of the panel in the rows of J.
+    """
+    fields = state.fields
+    a, b, c, d = load(fields, row), load(fields, row + 1), load(fields, row + 2), load(fields, row + 3)
+    for i in range(start, stop):
+        code = np.int64(item(state.flips, i))
+        down = code >> 63  # -1 or 0
+        k = (base + (code ^ down)) * 4
+        change = splat(np.float32(2 + 4 * down))
+        a = fma(change, load(J, k), a)
+        b = fma(change, load(J, k + 1), b)
+        c = fma(change, load(J, k + 2), c)
+        d = fma(change, load(J, k + 3), d)
+    store(fields, row, a)
+    store(fields, row + 1, b)
+    store(fields, row + 2, c)
+    store(fields, row + 3, d)
+
+
+@inner
+def threshold(word: Any, spins: int, use_metropolis: bool) -> Any:
+    """θ of 16 spins."""
+    if use_metropolis:
+        level = log_two(whole_uniform(word))
+        return where_bits(spins, level, mul(level, constant(level, -1.0)))
+    u = half_uniform(word)
+    return flip_sign(log_two(divide(sub(constant(u, 1.0), u), u)), sign_of(word))
+
+
+@inner
+def write_thresholds(b: int, lane: int, state: Cached, lanes: Lanes, how: How) -> None:
+    """Write θ of the 64 spins of a panel."""
+    words = draw_in_order(16 * b, how.sweep, item(lanes.names, lane), item(lanes.queries, lane), how.key)
+    row = lane * state.vectors + 4 * b
+    store(state.thresholds, 0, threshold(words[0], item(state.bits, row), how.use_metropolis))
+    store(state.thresholds, 1, threshold(words[1], item(state.bits, row + 1), how.use_metropolis))
+    store(state.thresholds, 2, threshold(words[2], item(state.bits, row + 2), how.use_metropolis))
+    store(state.thresholds, 3, threshold(words[3], item(state.bits, row + 3), how.use_metropolis))
+
+
+@inner
+def collect_averages(rows: Any, vectors: int, spins: int, decided: Any, scale: Any) -> None:
+    """Add P(s = +1 | rest) at the local fields of the draws to the first row, and the spins to that V rows later."""
+    one = constant(decided, 1.0)
+    p = divide(one, add(one, power_of_two(mul(decided, scale))))
+    store(rows, 0, add(p, load(rows, 0)))
+    store(rows, vectors, add(where_bits(spins, one, constant(one, -1.0)), load(rows, vectors)))
+
+
+@inner
+def visit(b: int, lane: int, chain: int, J: Any, state: Cached, lanes: Lanes, how: How) -> None:
+    """Bring the fields of a panel up to date, and draw its spins in order; chain -1 collects no averages."""
+    n, V, L, fields = state.n, state.vectors, state.lanes, state.fields
+    row, own, other = lane * V + 4 * b, how.sweep % 2 * L + lane, (1 - how.sweep % 2) * L + lane
+    panels = V // 4
+    ends = own * (panels + 1)
+    before = other * (panels + 1)
+    count = n * own + item(state.ends, ends + b)
+    add_list(
+        n * other + item(state.ends, before + b + 1),
+        n * other + item(state.ends, before + panels),
+        b * n,
+        row,
+        J,
+        state,
+    )
+    add_list(n * own, count, b * n, row, J, state)
+    write_thresholds(b, lane, state, lanes, how)
+    beta, gain = splat(item(lanes.scale, lane)), 0.0
+    for v in range(4):
+        first = PANEL * b + 16 * v
+        left, spins = (1 << min(max(n - first, 0), 16)) - 1, item(state.bits, row + v)
+        level, field = load(state.thresholds, v), load(fields, row + v)
+        decided = field
+        while True:
+            decided = where_bits(left, field, decided)
+            up = bits_less(mul(field, beta), level)
+            changed = (up ^ spins) & left
+            if changed == 0:
+                break
+            i = lowest_bit(changed)
+            left &= -2 << i
+            spins ^= 1 << i
+            rise = up >> i & 1
+            j = first + i
+            set_item(state.flips, count, np.int32(j if rise else -1 - j))
+            count += 1
+            gain += item(fields, 16 * (row + v) + i) * (4 * rise - 2)
+            change = splat(np.float32(4 * rise - 2))
+            for w in range(4):
+                store(fields, row + w, fma(change, load(J, (b * n + j) * 4 + w), load(fields, row + w)))
+            field = load(fields, row + v)
+        set_item(state.bits, row + v, spins)
+        if chain >= 0:
+            collect_averages(
+                offset(state.averages, 16 * (2 * V * chain + 4 * b + v)), V, spins, decided, beta
+            )
+    set_item(state.ends, ends + b + 1, count - n * own)
+    set_item(lanes.exponents, lane, item(lanes.exponents, lane) + gain)
+
+
+@load_lane.register
+def _load_lane(state: Cached, lane: int, problem: int, spins: Any) -> None:
+    bits = offset(state.bits, lane * state.vectors)
+    set_item(state.problems, lane, problem)
+    for v in range(state.vectors):
+        set_item(bits, v, 0)
+    for j in range(state.n):
+        set_item(bits, j // 16, item(bits, j // 16) | (1 if item(spins, j) > 0 else 0) << (j % 16))
+
+
+@sweep.register
+def _sweep(state: Cached, at: Any, lanes: Lanes, order: Any, how: How) -> None:
+    group, _, chains, replicas = at
+    J = skip(state.couplings, group * state.vectors * state.n)
+    if how.anew or how.sweep % _RENEW == 0:
+        renew(chains * replicas, J, state, lanes.exponents)
+    for b in range(state.vectors // 4):
+        for chain in range(chains):
+            for lane in range(chain * replicas, (chain + 1) * replicas):
+                collected = how.average and item(lanes.cold, lane) > 0
+                visit(b, lane, chain if collected else -1, J, state, lanes, how)
+
+
+@write_spins.register
+def _write_spins(state: Cached, lane: int, out: Any) -> None:
+    bits = offset(state.bits, lane * state.vectors)
+    for j in range(state.n):
+        set_item(out, j, 2 * (item(bits, j // 16) >> (j % 16) & 1) - 1)
+
+
+@add_averages.register
+def _add_averages(state: Cached, lane: int, replicas: int, ups: Any, sums: Any) -> None:
+    rows, width = offset(state.averages, lane // replicas * 32 * state.vectors), 16 * state.vectors
+    for j in range(state.n):
+        set_item(ups, j, item(ups, j) + item(rows, j))
+        set_item(sums, j, item(sums, j) + item(rows, width + j))
+    for j in range(2 * width):
+        set_item(rows, j, np.float32(0.0))
