@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from diabat.samplers.tempering.batch import Batch, Kept
 from diabat.samplers.tempering.simulation import Rules
 
 Array = NDArray[Any]
+A = TypeVar("A", Samples, Moments)
 
 CHAINS = 32
 # Sweeps before and in the averages of two stages; problems that the first one decides skip the second.
@@ -112,53 +113,29 @@ def only(ising: Ising, chosen: Tensor) -> Ising:
     return Ising(ising.fields, ising.held_couplings, seen, ising.three_body, check=False)
 
 
-def joined_samples(
-    ising: Ising, pilot: Pilot, plain: Samples | None, tempered: Samples | None, rungs: int
-) -> Samples:
-    """Reads of problems that have mixed from ``plain``, of the others from ``tempered``; None if there are none."""
-    mixed = pilot.mixed.to(ising.fields.device)[..., None]
+# Tensors of samples and moments, and entries of ``info``, by problem: number of axes after those of the batch.
+_TENSORS = {"spins": 1, "tracked": 1, "probability": 1, "standard_error": 1, "correlation": 2}
+_ENTRIES = {"rhat": 0, "effective_sample_size": 0, "autocorrelation_time": 0, "measured_error": 1, "chain": 1}
+
+
+def joined(ising: Ising, pilot: Pilot, plain: A | None, tempered: A | None, rungs: int) -> A:
+    """Results of problems that have mixed from ``plain``, of the others from ``tempered``; None if there are none."""
     first, second = plain or tempered, tempered or plain
     assert first is not None
     assert second is not None
-    tracked = None
-    if first.tracked is not None and second.tracked is not None:
-        tracked = torch.where(mixed, first.tracked, second.tracked)
-    spins = torch.where(mixed, first.spins, second.spins)
+    chosen = {
+        name: _chosen(pilot, getattr(first, name), getattr(second, name), axes)
+        for name, axes in _TENSORS.items()
+        if getattr(first, name, None) is not None
+    }
     info = _joined_info(pilot, first.info, second.info, rungs, plain is not None, tempered is not None)
-    return Samples(spins, ising.visible_mask, info=info, tracked=tracked)
+    return replace(first, visible=ising.visible_mask, info=info, **chosen)
 
 
-def joined_moments(
-    ising: Ising, pilot: Pilot, plain: Moments | None, tempered: Moments | None, rungs: int
-) -> Moments:
-    """As `joined_samples`, for moments."""
-    mixed = pilot.mixed.to(ising.fields.device)[..., None]
-    first, second = plain or tempered, tempered or plain
-    assert first is not None
-    assert second is not None
-    correlation = error = None
-    if first.correlation is not None and second.correlation is not None:
-        correlation = torch.where(mixed[..., None], first.correlation, second.correlation)
-    if first.standard_error is not None and second.standard_error is not None:
-        error = torch.where(mixed, first.standard_error, second.standard_error)
-    return Moments(
-        torch.where(mixed, first.probability, second.probability),
-        ising.visible_mask,
-        correlation=correlation,
-        standard_error=error,
-        num_reads=first.num_reads,
-        info=_joined_info(pilot, first.info, second.info, rungs, plain is not None, tempered is not None),
-    )
-
-
-# Entries of ``info`` by problem: number of axes after those of the batch.
-_PER_PROBLEM = {
-    "rhat": 0,
-    "effective_sample_size": 0,
-    "autocorrelation_time": 0,
-    "measured_error": 1,
-    "chain": 1,
-}
+def _chosen(pilot: Pilot, plain: Tensor, tempered: Tensor, axes: int) -> Any:
+    """Values of problems that have mixed from ``plain``, of the others from ``tempered``, [..., *batch, axes]."""
+    mixed = pilot.mixed.to(plain.device)
+    return torch.where(mixed.reshape((*mixed.shape, *(1,) * axes)), plain, tempered)
 
 
 def _joined_info(
@@ -169,19 +146,21 @@ def _joined_info(
     A plain problem has β = NaN on the rungs that it does not have, and swap rates of 1.
     """
     info, mixed = dict(first), pilot.mixed
-    for name, axes in _PER_PROBLEM.items():
-        if name in first:
-            a, b = first[name], second[name]
-            chosen = mixed.to(a.device).reshape((*mixed.shape, *(1,) * axes))
-            info[name] = torch.where(chosen, a, b)
+    info.update(
+        {
+            name: _chosen(pilot, first[name], second[name], axes)
+            for name, axes in _ENTRIES.items()
+            if name in first
+        }
+    )
     if "rhat" in info:
         info["rhat_max"] = float(info["rhat"].max())
     betas = torch.full((*mixed.shape, rungs), math.nan, dtype=torch.float64)
     betas[..., -1] = 1.0
     rates = torch.ones(*mixed.shape, rungs - 1, dtype=torch.float64)
     if tempered:
-        betas = torch.where(mixed[..., None], betas, second["betas"].cpu())
-        rates = torch.where(mixed[..., None], rates, second["swap_rates"].cpu())
+        betas = _chosen(pilot, betas, second["betas"].cpu(), 1)
+        rates = _chosen(pilot, rates, second["swap_rates"].cpu(), 1)
     counts = torch.where(mixed, 1, rungs)
     both = first["updates"] + second["updates"] if plain and tempered else first["updates"]
     return info | {

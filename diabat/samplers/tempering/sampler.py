@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -21,7 +21,7 @@ from diabat.samplers.diagnostics import Watched
 from diabat.samplers.tempering.averages import averages, burn_in
 from diabat.samplers.tempering.batch import Batch, Kept, Part, require_single_precision
 from diabat.samplers.tempering.ladder import even_ladder
-from diabat.samplers.tempering.pilot import joined_moments, joined_samples, only, run_pilot
+from diabat.samplers.tempering.pilot import A, joined, only, run_pilot
 from diabat.samplers.tempering.results import assembled
 from diabat.samplers.tempering.simulation import Method, Order, Rules
 from diabat.samplers.tempering.single import is_single, last_states
@@ -224,17 +224,24 @@ class TemperingSampler(Sampler):
         require_single_precision(self.name, ising)
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+        return self._answered(ising, seed, partial(self._reads, num_reads))
+
+    def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
+        return self._answered(ising.detach(), seed, partial(self._averages, correlations))
+
+    def _answered(self, ising: Ising, seed: int, answer: Callable[[Ising, Rules, Array], A]) -> A:
+        """The answer with the ladder of the options, or with the ladder that a pilot chooses for each problem."""
         rules = self._rules(seed)
         if not self.automatic:
-            return self._reads(ising, num_reads, rules, self.ladder)
+            return answer(ising, rules, self.ladder)
         pilot = run_pilot(ising, rules)
         plain, tempered = (
-            self._reads(only(ising, chosen), num_reads, rules, ladder) if bool(chosen.any()) else None
+            answer(only(ising, chosen), rules, ladder) if bool(chosen.any()) else None
             for chosen, ladder in ((pilot.mixed, even_ladder(1)), (~pilot.mixed, self.ladder))
         )
-        return joined_samples(ising, pilot, plain, tempered, self.num_replicas)
+        return joined(ising, pilot, plain, tempered, self.num_replicas)
 
-    def _reads(self, ising: Ising, num_reads: int, rules: Rules, ladder: Array) -> Samples:
+    def _reads(self, num_reads: int, ising: Ising, rules: Rules, ladder: Array) -> Samples:
         special = self.persistent or self.thin is not None or self.track_lowest
         if len(ladder) == 1 and not special and is_single(ising, num_reads):
             return self._single_reads(ising, num_reads, rules)
@@ -266,18 +273,7 @@ class TemperingSampler(Sampler):
         info = self._info(num_reads, self.burn_in, 1, ising.num_spins, betas)
         return Samples(states, ising.visible_mask, info=info | {"swap_rates": betas[..., :0]})
 
-    def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
-        ising, rules = ising.detach(), self._rules(seed)
-        if not self.automatic:
-            return self._averages(ising, correlations, rules, self.ladder)
-        pilot = run_pilot(ising, rules)
-        plain, tempered = (
-            self._averages(only(ising, chosen), correlations, rules, ladder) if bool(chosen.any()) else None
-            for chosen, ladder in ((pilot.mixed, even_ladder(1)), (~pilot.mixed, self.ladder))
-        )
-        return joined_moments(ising, pilot, plain, tempered, self.num_replicas)
-
-    def _averages(self, ising: Ising, correlations: bool, rules: Rules, ladder: Array) -> Moments:
+    def _averages(self, correlations: bool, ising: Ising, rules: Rules, ladder: Array) -> Moments:
         batch = self._begin(ising, self.num_chains, ladder)
         wanted = {
             "pairs": correlations,
