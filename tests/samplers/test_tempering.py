@@ -80,30 +80,22 @@ def test_these_tests_see_a_wrong_beta() -> None:
     assert g_test(spins, brute_force_states(ising)) < ALPHA
 
 
-@pytest.mark.parametrize("lead", ["none", "heads", "per_problem"])
-def test_couplings_of_every_lead(lead: Lead) -> None:
-    ising = make_problem((2, 3), 4, lead=lead, seed=4)
+@pytest.mark.parametrize(
+    "ising",
+    [
+        *(make_problem((2, 3), 4, lead=lead, seed=4) for lead in ("none", "heads", "per_problem")),
+        make_problem((3,), 1, seed=5),
+        make_problem((3,), 2, seed=5),
+        causal_problem(5, seed=6),
+        make_problem((4,), 5, seed=7, three_body=0.4).clamp(torch.tensor([0, 1, 0, 0, -1])),
+    ],
+    ids=["no J", "J of heads", "own J", "1 spin", "2 spins", "causal", "clamped"],
+)
+def test_reads_and_moments_of_every_kind_of_problem(ising: Ising) -> None:
     assert pvalue(tempering(), ising) > ALPHA
     assert (sampling_z(tempering(), ising).abs() < 5).all()
-
-
-@pytest.mark.parametrize("n", [1, 2])
-def test_one_and_two_spins(n: int) -> None:
-    ising = make_problem((3,), n, seed=5)
-    for options in ({}, {"num_replicas": 1}, {"order": "random"}):
+    for options in ({"num_replicas": 1}, {"order": "random"}):
         assert pvalue(tempering(**options), ising) > ALPHA
-        assert (sampling_z(tempering(**options), ising).abs() < 5).all()
-
-
-def test_a_causal_window() -> None:
-    ising = causal_problem(5, seed=6)
-    assert pvalue(tempering(), ising) > ALPHA
-    assert (sampling_z(tempering(), ising).abs() < 5).all()
-
-
-def test_a_clamped_problem() -> None:
-    ising = make_problem((4,), 5, seed=7, three_body=0.4).clamp(torch.tensor([0, 1, 0, 0, -1]))
-    assert pvalue(tempering(), ising) > ALPHA
 
 
 @pytest.mark.parametrize("method", ["heat_bath", "metropolis"])
@@ -624,23 +616,6 @@ def test_auto_with_invisible_spins_and_none() -> None:
     assert single.info["rhat"].shape == ()
 
 
-def test_auto_is_refused_where_it_cannot_be() -> None:
-    assert not TemperingSampler(**AUTO).capabilities.log_partition
-    with pytest.raises(
-        ValueError, match=r"num_replicas: expected an integer with persistent=True, got 'auto'\."
-    ):
-        TemperingSampler(**AUTO, persistent=True)
-    with pytest.raises(ValueError, match=r"num_replicas: cannot be combined with betas, got 'auto'\."):
-        TemperingSampler(**AUTO, betas=(0.0, 1.0))
-    with pytest.raises(
-        ValueError, match=r"expected an integer between 1 and 256 or 'auto', got 'automatic'\."
-    ):
-        TemperingSampler(num_replicas="automatic")  # type: ignore[arg-type]
-    text = "sampler: {backend: tempering, num_replicas: auto}"
-    built: Any = build_sampler(make_config(parse_yaml(text, "text")).sampler)
-    assert (built.automatic, built.options["num_replicas"]) == (True, "auto")
-
-
 @pytest.mark.parametrize("options", [{}, {"num_replicas": 1, "thin": 4, "num_chains": 4}, AUTO])
 def test_the_lowest_state_of_all_sweeps(options: dict[str, Any]) -> None:
     """Ground states of 8 problems of 10 spins by enumeration, found by 4 chains of which few ends are there."""
@@ -697,6 +672,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
         for name in ("burn_in", "sweeps", "num_chains", "thin", "threads", "num_reads")
         for bad in (0, -1, 1.5, True, "4")
     ),
+    *(
+        ({name: 2**31}, f"{name}: expected at most 2147483647, got 2147483648.")
+        for name in ("burn_in", "sweeps", "num_chains", "thin", "threads")
+    ),
+    (AUTO | {"persistent": True}, "num_replicas: expected an integer with persistent=True, got 'auto'."),
+    (AUTO | {"betas": (0.0, 1.0)}, "num_replicas: cannot be combined with betas, got 'auto'."),
+    ({"num_replicas": "automatic"}, "expected an integer between 1 and 256 or 'auto', got 'automatic'."),
     ({"method": "gibbs"}, "method: expected one of heat_bath, metropolis, got 'gibbs'."),
     ({"order": "shuffled"}, "order: expected one of sequential, random, got 'shuffled'."),
 ]
@@ -717,12 +699,9 @@ def test_configuration() -> None:
     text = "sampler: {backend: tempering, betas: [0.0, 0.5, 1.0], sweeps: 12, method: metropolis}"
     built: Any = build_sampler(make_config(parse_yaml(text, "text")).sampler)
     assert (built.ladder.tolist(), built.sweeps, built.method) == ([0.0, 0.5, 1.0], 12, "metropolis")
+    text = "sampler: {backend: tempering, num_replicas: auto}"
+    auto: Any = build_sampler(make_config(parse_yaml(text, "text")).sampler)
+    assert (auto.automatic, auto.options["num_replicas"]) == (True, "auto")
+    assert not auto.capabilities.log_partition
     with pytest.raises(ConfigError, match=r"sampler.burn_in: expected an integer >= 1, got 0"):
         build_sampler(make_config({"sampler": {"backend": "tempering", "burn_in": 0}}).sampler)
-
-
-@pytest.mark.parametrize("name", ["burn_in", "sweeps", "num_chains", "thin", "threads"])
-def test_counts_that_no_kernel_can_hold_are_refused(name: str) -> None:
-    options: dict[str, Any] = {name: 2**31}
-    with pytest.raises(ValueError, match=rf"^{name}: expected at most 2147483647, got 2147483648\.$"):
-        TemperingSampler(**options)

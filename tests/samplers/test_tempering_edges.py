@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 import diabat
 from diabat.ising import Ising
@@ -36,36 +35,10 @@ def tempering(**options: Any) -> TemperingSampler:
     return TemperingSampler(**({"num_replicas": 3, "burn_in": 32} | options))
 
 
-def pvalue(ising: Ising, **options: Any) -> float:
-    """G-test of the states of all problems, N = 10,000 reads each."""
-    spins = tempering(**options).sample(ising, READS, seed=1).spins.reshape(READS, -1, ising.num_spins)
-    return g_test(spins, brute_force_states(ising).reshape(-1, 2**ising.num_spins))
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
-def test_reads_have_the_boltzmann_law(options: dict[str, Any]) -> None:
-    """alpha = 1e-6, N = 10,000 reads of 4 problems on 10 edges of 7 spins."""
-    assert pvalue(sparse_problem((4,), 7, 10, seed=3), **options) > ALPHA
-
-
-@pytest.mark.parametrize(("n", "count"), [(1, 0), (2, 1), (5, 0), (5, 10), (12, 14)])
-def test_sizes_without_and_with_all_edges(n: int, count: int) -> None:
-    """alpha = 1e-6, N = 10,000; n = 12 is the largest."""
-    assert pvalue(sparse_problem((), n, count, seed=n), num_replicas=1) > ALPHA
-
-
-@pytest.mark.parametrize("lead", [(), (3, 1), (1, 4), (3, 4)])
-def test_values_of_every_lead(lead: tuple[int, ...]) -> None:
-    assert pvalue(sparse_problem((3, 4), 5, 6, lead=lead, seed=4)) > ALPHA
-
-
-def test_a_wrong_value_is_seen() -> None:
-    """Guard of the tests above: the law of another J, half as strong, is refused."""
-    ising = sparse_problem((4,), 7, 10, seed=3)
-    assert ising.edges is not None
-    other = Ising(ising.fields, ising.edges.with_values(0.5 * ising.edges.values))
-    spins = tempering().sample(other, READS, seed=1).spins
-    assert g_test(spins, brute_force_states(ising)) < ALPHA
+def same_draws(ising: Ising, reads: int, **options: Any) -> None:
+    one, other = (tempering(**options).sample(problem, reads, seed=9) for problem in (ising, ising.dense()))
+    assert torch.equal(one.spins, other.spins)
+    assert torch.equal(one.info["betas"], other.info["betas"])
 
 
 def test_invisible_spins_and_clamped_ones() -> None:
@@ -90,18 +63,28 @@ def test_invisible_spins_and_clamped_ones() -> None:
         assert torch.equal(moments.probability[~seen], exact.probability[~seen])
         assert torch.equal(moments.correlation == 0, exact.correlation == 0)
         assert (moments.correlation - exact.correlation).abs().max() < 0.06
+        assert moments.log_partition is not None
+        assert exact.log_partition is not None
+        error = moments.info["log_partition_error"]
+        assert (
+            (moments.log_partition - exact.log_partition).abs() < 5.5 * error
+        ).all()  # alpha = 1e-6, 64 chains
     assert hidden.edges is base.edges
 
 
-@pytest.mark.parametrize("options", [v for k, v in OPTIONS.items() if k != "thinned"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
 @pytest.mark.parametrize("reads", [1, 17, 70])
 def test_draws_are_those_of_the_same_couplings_as_a_matrix(options: dict[str, Any], reads: int) -> None:
     """h and J are multiples of 1/64: local fields are exact in both forms, and every spin is the same."""
-    ising = sparse_problem((3, 2), 11, 16, lead=(3, 1), seed=6)
-    backend = tempering(**options)
-    one, other = (backend.sample(problem, reads, seed=9) for problem in (ising, ising.dense()))
-    assert torch.equal(one.spins, other.spins)
-    assert torch.equal(one.info["betas"], other.info["betas"])
+    same_draws(sparse_problem((3, 2), 11, 16, lead=(3, 1), seed=6), reads, **options)
+
+
+@pytest.mark.parametrize(("n", "count"), [(1, 0), (2, 1), (5, 0), (5, 10), (70, 90)])
+@pytest.mark.parametrize("lead", [(), (3, 1), (1, 4), (3, 4)])
+def test_sizes_and_values_of_every_lead(n: int, count: int, lead: tuple[int, ...]) -> None:
+    """Without and with all edges, and more spins than the random words of a block."""
+    same_draws(sparse_problem((3, 4), n, count, lead=lead, seed=n), 5, num_replicas=1)
+    same_draws(sparse_problem((3, 4), n, count, lead=lead, seed=n), 1, persistent=True)
 
 
 def test_moments_are_those_of_the_same_couplings_as_a_matrix() -> None:
@@ -115,10 +98,7 @@ def test_moments_are_those_of_the_same_couplings_as_a_matrix() -> None:
 
 def test_many_replicas_share_several_strips() -> None:
     """70 replicas of a chain are two strips of 64 lanes."""
-    ising = sparse_problem((2,), 9, 12, seed=8)
-    backend = tempering(num_replicas=70, burn_in=16)
-    one, other = (backend.sample(p, 3, seed=9).spins for p in (ising, ising.dense()))
-    assert torch.equal(one, other)
+    same_draws(sparse_problem((2,), 9, 12, seed=8), 3, num_replicas=70, burn_in=16)
 
 
 def test_problems_without_visible_spins_are_left_out() -> None:
@@ -133,21 +113,6 @@ def test_problems_without_visible_spins_are_left_out() -> None:
     assert not moments.probability.any()
     assert moments.log_partition is not None
     assert not moments.log_partition.any()
-
-
-def test_log_partition_lies_within_its_error() -> None:
-    """z-tests of 12 problems, alpha = 1e-6, N = 64 chains; with invisible spins."""
-    visible = torch.rand(12, 10, generator=torch.Generator().manual_seed(1)) < 0.8
-    for ising in (
-        sparse_problem((12,), 10, 15, seed=9),
-        with_visible(sparse_problem((12,), 10, 15), visible),
-    ):
-        found = tempering(num_replicas=6, num_chains=64).moments(ising, seed=3)
-        exact = diabat.sampler("exact").moments(ising).log_partition
-        assert found.log_partition is not None
-        assert exact is not None
-        z = (found.log_partition - exact) / found.info["log_partition_error"]
-        assert z.abs().max() < stats.norm.isf(ALPHA / 2 / 12)
 
 
 def test_exponents_of_long_runs_stay_those_of_the_states() -> None:
@@ -194,18 +159,6 @@ def test_a_draw_depends_neither_on_threads_nor_on_blocks() -> None:
     assert np.array_equal(spins[0], spins[1])
 
 
-def test_persistent_chains_go_on_and_have_the_form_of_dense_ones() -> None:
-    ising = sparse_problem((2,), 9, 12, seed=12)
-    one, other = (tempering(persistent=True, num_chains=5) for _ in range(2))
-    for seed in (1, 2):
-        a, b = one.moments(ising, seed=seed), other.moments(ising.dense(), seed=seed)
-        assert a.info["continued"] is (seed == 2)
-        torch.testing.assert_close(a.probability, b.probability)
-        assert one.chains is not None
-        assert other.chains is not None
-        assert torch.equal(one.chains, other.chains)
-
-
 def test_refine_sweeps_on_edges() -> None:
     ising = sparse_problem((2,), 9, 12, seed=13)
     backend = diabat.sampler("refine", sampler=tempering(num_replicas=1), sweeps=3)
@@ -221,20 +174,6 @@ def test_tracked_states_are_those_of_the_matrix(replicas: int) -> None:
     one, other = (backend.sample(p, 20, seed=4) for p in (ising, ising.dense()))
     assert torch.equal(one.lowest().spins, other.lowest().spins)
     assert (one.lowest().energy <= one.energy.amin(0)).all()
-
-
-def test_automatic_replicas_are_decided_as_for_the_matrix() -> None:
-    """A weak problem mixes plainly, a strong one does not; both in one batch on the same edges."""
-    base = sparse_problem((2,), 30, 60, lead=(2,), seed=15, couplings=0.2)
-    assert base.edges is not None
-    strong = base.edges.values * torch.tensor([[1.0], [16.0]], dtype=torch.float64)
-    ising = Ising(base.fields, base.edges.with_values(strong))
-    backend = tempering(num_replicas="auto")
-    one, other = (backend.sample(p, 20, seed=4) for p in (ising, ising.dense()))
-    assert one.info["num_replicas"].tolist() == other.info["num_replicas"].tolist() == [1, 8]
-    assert torch.equal(one.spins[:, 0], other.spins[:, 0])
-    plain = tempering(num_replicas=1).sample(ising, 20, seed=4)
-    assert torch.equal(one.spins[:, 0], plain.spins[:, 0])
 
 
 def test_neighbour_lists_hold_every_edge_twice() -> None:

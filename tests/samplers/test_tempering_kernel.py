@@ -191,24 +191,22 @@ def swept(spins: Array, ising: Ising, seed: int, sweeps: int) -> Array:
     return s
 
 
-@pytest.mark.parametrize("three_body", [0.0, 0.4])
-@pytest.mark.parametrize("n", [1, 2, 4, 5, 7, 9])
-def test_sweeps_are_those_of_the_definition(n: int, three_body: float) -> None:
-    """n below, at and above the four spins of a random block; 2 x 67 chains are three strips of 64 lanes."""
-    ising = make_problem((2,), n, seed=n, fields=0.6, couplings=0.5, three_body=three_body)
-    start = (2 * np.random.default_rng(n).integers(0, 2, (2, 67, 1, n)) - 1).astype(np.int8)
-    run = simulation(ising, [1.0], chains=67, spins=start)
-    run.run(Rules(seed=2**40 + n), 2)
-    assert np.array_equal(run.spins()[:, :, 0], swept(start[:, :, 0], ising, 2**40 + n, 2))
-
-
-@pytest.mark.parametrize("n", [1, 15, 16, 64, 65, 130])
-def test_sweeps_with_cached_fields_are_those_of_the_definition(n: int) -> None:
-    """n below, at and above vectors of 16 and panels of 64; a second sweep uses the flips of the first."""
-    ising = make_problem((2,), n, seed=n, fields=0.6, couplings=0.9 / n**0.5)
-    start = (2 * np.random.default_rng(n).integers(0, 2, (2, 3, 1, n)) - 1).astype(np.int8)
-    run = simulation(ising, [1.0], chains=3, spins=start)
-    run.run(Rules(seed=2**40 + n, fields="cached"), 3)
+@pytest.mark.parametrize(
+    ("n", "three_body", "fields"),
+    [
+        *((n, K, "summed") for n in (1, 2, 4, 5, 7, 9) for K in (0.0, 0.4)),
+        *((n, 0.0, "cached") for n in (1, 15, 16, 64, 65, 130)),
+    ],
+)
+def test_sweeps_are_those_of_the_definition(n: int, three_body: float, fields: Fields) -> None:
+    """n below, at and above blocks of 4, vectors of 16 and panels of 64 spins; 2 x 67 chains are three strips."""
+    chains = 67 if fields == "summed" else 3
+    ising = make_problem((2,), n, seed=n, fields=0.6, couplings=0.9 / n**0.5, three_body=three_body)
+    start = (2 * np.random.default_rng(n).integers(0, 2, (2, chains, 1, n)) - 1).astype(np.int8)
+    run = simulation(ising, [1.0], chains=chains, spins=start)
+    run.run(
+        Rules(seed=2**40 + n, fields=fields), 3
+    )  # with cached fields, later sweeps use the flips of the first
     assert np.array_equal(run.spins()[:, :, 0], swept(start[:, :, 0], ising, 2**40 + n, 3))
 
 
@@ -376,20 +374,12 @@ def test_given_spins_are_where_the_chains_begin() -> None:
     assert run.spins().base is not run._spins
 
 
-def test_equal_problems_and_chains_and_replicas_get_numbers_of_their_own() -> None:
-    """Free spins: two lanes agree in half of 2 x 20 x 5 x 64 spins, never in all of one lane."""
+def test_problems_chains_replicas_sweeps_and_calls_get_numbers_of_their_own() -> None:
+    """Free spins: two states agree in half of 64 spins; never beyond 7 standard deviations."""
     free = Ising(torch.zeros(2, 64), torch.zeros(64, 64))
-    run = simulation(free, LADDER, chains=20)
-    run.run(Rules(seed=8), 3)
-    lanes = run.spins().reshape(-1, 64).astype(np.int64)
-    overlap = lanes @ lanes.T - 64 * np.eye(len(lanes), dtype=np.int64)
-    assert np.abs(overlap).max() < 56  # beyond 7 standard deviations
-
-
-def test_sweeps_and_calls_get_numbers_of_their_own() -> None:
-    free = Ising(torch.zeros(1, 64), torch.zeros(64, 64))
-    run = simulation(free, [1.0], chains=2)
-    reads = np.concatenate([run.run(Rules(seed=8), 20, every=1).reads[:, 0] for _ in range(2)])
-    lanes = reads.reshape(-1, 64).astype(np.int64)
-    overlap = lanes @ lanes.T - 64 * np.eye(len(lanes), dtype=np.int64)
-    assert np.abs(overlap).max() < 56
+    tempered, plain = simulation(free, LADDER, chains=20), simulation(free, [1.0], chains=2)
+    tempered.run(Rules(seed=8), 3)
+    reads = np.concatenate([plain.run(Rules(seed=8), 20, every=1).reads for _ in range(2)])
+    for states in (tempered.spins(), reads):
+        lanes = states.reshape(-1, 64).astype(np.int64)
+        assert np.abs(lanes @ lanes.T - 64 * np.eye(len(lanes), dtype=np.int64)).max() < 56
