@@ -87,12 +87,15 @@ def test_sizes_and_values_of_every_lead(n: int, count: int, lead: tuple[int, ...
     same_draws(sparse_problem((3, 4), n, count, lead=lead, seed=n), 1, persistent=True)
 
 
-def test_moments_are_those_of_the_same_couplings_as_a_matrix() -> None:
-    ising = sparse_problem((3, 2), 11, 16, seed=7)
-    backend = tempering(store_chain=True, num_chains=20)
+@pytest.mark.parametrize("options", [{"num_chains": 20}, {"num_chains": 2, "num_replicas": 1}])
+def test_moments_are_those_of_the_same_couplings_as_a_matrix(options: dict[str, int]) -> None:
+    """Two lanes are updated one after the other, more of them as vectors."""
+    ising = sparse_problem((3, 2), 70, 110, seed=7)
+    backend = tempering(store_chain=True, **options)
     one, other = (backend.moments(p, correlations=True, seed=9) for p in (ising, ising.dense()))
     assert torch.equal(one.info["chain"], other.info["chain"])
-    for name in ("probability", "standard_error", "correlation", "log_partition"):
+    names = ("probability", "standard_error", "correlation", "log_partition")
+    for name in names if backend.capabilities.log_partition else names[:3]:
         torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=1e-5, atol=1e-6)
 
 
@@ -166,12 +169,12 @@ def test_refine_sweeps_on_edges() -> None:
     assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
-def test_tracked_states_are_those_of_the_matrix(replicas: int) -> None:
+@pytest.mark.parametrize(("replicas", "reads"), [(1, 1), (1, 20), (3, 20)])
+def test_tracked_states_are_those_of_the_matrix(replicas: int, reads: int) -> None:
     """The lowest state after any sweep, of all chains and replicas."""
     ising = sparse_problem((3,), 30, 45, seed=14)
     backend = tempering(num_replicas=replicas, track_lowest=True)
-    one, other = (backend.sample(p, 20, seed=4) for p in (ising, ising.dense()))
+    one, other = (backend.sample(p, reads, seed=4) for p in (ising, ising.dense()))
     assert torch.equal(one.lowest().spins, other.lowest().spins)
     assert (one.lowest().energy <= one.energy.amin(0)).all()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,8 +155,7 @@ def averages(
     )
 
 
-@dataclass(frozen=True)
-class _Segment:
+class _Segment(NamedTuple):
     """Sums over one segment of all chains; arrays that are not requested are empty."""
 
     length: int
@@ -173,35 +172,27 @@ def _segment(
     simulation: ChainSimulation, rules: Rules, lengths: list[int], *, pairs: bool, bridge: bool, reads: bool
 ) -> _Segment:
     """Run one segment in calls of the given lengths."""
-    ups: list[Array] = []
-    spins: list[Array] = []
-    rejections: list[Array] = []
-    products: list[Array] = []
-    bridges: list[tuple[Array, Array]] = []
-    states: list[Array] = []
+    nothing, calls = np.empty(0), []
     for length in lengths:
-        every = 1 if pairs or reads else 0
-        found = simulation.run(rules, length, average=True, exponents=bridge, every=every)
-        ups.append(found.ups.astype(np.float64))
-        spins.append(found.sums.astype(np.float64))
-        rejections.append(found.rejections.sum(1))
-        if pairs:
-            products.append(_products(found.reads))
-        if bridge:
-            bridges.append(bridge_terms(simulation.betas, found.exponents))
-        if reads:
-            states.append(found.reads)
-    nothing = np.empty(0)
-    return _Segment(
-        length=sum(lengths),
-        up=_total(ups),
-        spin=_total(spins),
-        rejections=_total(rejections),
-        products=_total(products) if pairs else nothing,
-        forward=np.logaddexp.reduce([b[0] for b in bridges]) if bridge else nothing,
-        backward=np.logaddexp.reduce([b[1] for b in bridges]) if bridge else nothing,
-        reads=np.concatenate(states) if reads else nothing,
-    )
+        found = simulation.run(
+            rules, length, average=True, exponents=bridge, every=1 if pairs or reads else 0
+        )
+        low, high = bridge_terms(simulation.betas, found.exponents) if bridge else (nothing, nothing)
+        calls.append(
+            _Segment(
+                length,
+                found.ups.astype(np.float64),
+                found.sums.astype(np.float64),
+                found.rejections.sum(1),
+                _products(found.reads) if pairs else nothing,
+                low,
+                high,
+                found.reads if reads else nothing,
+            )
+        )
+    _, *sums, forward, backward, states = zip(*calls, strict=True)
+    logarithms = np.logaddexp.reduce(forward), np.logaddexp.reduce(backward)
+    return _Segment._make((sum(lengths), *map(_total, sums), *logarithms, np.concatenate(states)))
 
 
 def _segments(sweeps: int, chains: int) -> Iterator[list[int]]:

@@ -6,8 +6,8 @@ lanes is drawn at a time, from the local field
 
     f_j = (h_j - Σ_k J_jk) + Σ_{k: s_k = +1} 2 J_jk,        P(s_j = +1 | rest) = σ(2 β f_j),
 
-computed anew at each update.  Updates, order and random words are those of :mod:`diabat.samplers.tempering.summed`, so
-that the law is the same, and so are the reads, up to the rounding of the local fields.
+computed anew at each update.  Order and random words are those of :mod:`diabat.samplers.tempering.summed`, decisions
+those of :mod:`diabat.samplers.tempering.cached`, so that the law is the same, and so are the reads, up to rounding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from diabat.compute.compiled_random import half_uniform, philox, whole_uniform
 from diabat.compute.jit import inner
 from diabat.compute.scratch import Scratch
 from diabat.compute.simd import (
@@ -34,17 +33,8 @@ from diabat.compute.simd import (
     splat,
     store,
 )
-from diabat.compute.simd_bits import (
-    bits_less,
-    bits_signed,
-    flip_sign,
-    load_words,
-    sign_of,
-    steps_from,
-    store_words,
-    where_bits,
-    where_signed,
-)
+from diabat.compute.simd_bits import bits_less, load_words, where_bits
+from diabat.samplers.tempering.cached import threshold
 from diabat.samplers.tempering.kernel import (
     STRIP,
     How,
@@ -52,6 +42,7 @@ from diabat.samplers.tempering.kernel import (
     add_averages,
     clear,
     collect,
+    draw_in_order,
     load_lane,
     sweep,
     write_spins,
@@ -62,8 +53,8 @@ from diabat.samplers.tempering.summed import draw_words, power_of_two
 _CHUNK = 512
 # Exponents are updated by the changes of each sweep, and recomputed after this many sweeps.
 _RENEW = 64
-# Up to this many lanes draw their random words for a block of 16 quadruples of spins at a time.
-_FEW, _BLOCK = 4, 16
+# Up to this many lanes are updated one after the other.
+_FEW = 2
 Array = NDArray[Any]
 
 
@@ -79,8 +70,8 @@ class Edges(NamedTuple):
         spins: Masks, uint16 [S, n, 4].
         averages: Σ P(s = +1 | rest) and Σ s on the last rung, float32 [S, 2, 4n, 16]; empty unless requested.
         gains: Change of -E since it was cleared, float32 [4, 16].
-        sums: Local fields of one spin, float32 [4, 16].
-        words: Random words: 16 rows for four spins, uint32 [16 _BLOCK + 4, or 16 ⌈n/4⌉ in random order, 16].
+        sums: Local fields of one spin, or thresholds and fields of 64 spins of a lane, float32 [8, 16].
+        words: Random words: 16 rows for four spins, uint32 [16 or, in random order, 16 ⌈n/4⌉, 16].
         n: Number of spins.
         entries: 2E.
     """
@@ -105,11 +96,11 @@ def edge_state(
     """A state of the problems, the first five attributes, with memory for so many lanes."""
     n, strips = problems[-1].shape[1], -(-lanes // STRIP)
     rows = 4 * n if average else 0
-    words = max(16 * _BLOCK + 4, 16 * -(-n // 4) if shuffled else 0)
-    memory = Scratch(2 * rows * strips + 8 + words, cleared=True)
+    words = 16 * -(-n // 4) if shuffled else 16
+    memory = Scratch(2 * rows * strips + 12 + words, cleared=True)
     return Edges(
         *problems, np.empty((strips, n, 4), np.uint16), memory.take(np.float32, strips, 2, rows, 16),
-        memory.take(np.float32, 4, 16), memory.take(np.float32, 4, 16), memory.take(np.uint32, words, 16), n,
+        memory.take(np.float32, 4, 16), memory.take(np.float32, 8, 16), memory.take(np.uint32, words, 16), n,
         len(problems[1]),
     )  # fmt: skip
 
@@ -147,64 +138,69 @@ def strip_of(state: Edges, at: Any, lanes: Lanes, i: int) -> Strip:
 
 
 @inner
-def draw_block(strip: Strip, first: int, used: int, how: How) -> None:
-    """Write the words of 64 spins, from quadruple ``first`` on, for ``used`` lanes of one vector; 16 rows each.
-
-    The numbers are those of `draw_words`, with the 16 quadruples of spins as the lanes of Philox.
-    """
-    words, last = strip.words, 16 * _BLOCK
-    for lane in range(used):
-        name, query = item(strip.names, lane), item(strip.queries, lane)
-        w = philox(steps_from(first), how.sweep, name, query, how.key[0], how.key[1])
-        store_words(words, last, w[0])
-        store_words(words, last + 1, w[1])
-        store_words(words, last + 2, w[2])
-        store_words(words, last + 3, w[3])
-        for quad in range(_BLOCK):
-            for i in range(4):
-                set_item(words, 16 * (16 * quad + 4 * i) + lane, item(words, 16 * (last + i) + quad))
-
-
-@inner
-def heat_bath(field: Any, scale: Any, words: Any) -> Any:
-    """Mask of the new spins, and their P(s = +1 | rest); as in ``summed.heat_bath``."""
-    ends = sign_of(words)
-    ratio = power_of_two(mul(flip_sign(field, ends), scale))
-    u, one = half_uniform(words), constant(field, 1.0)
-    new = bits_less(fma(u, ratio, u), one) ^ bits_signed(words)
-    return new, divide(where_signed(ends, ratio, one), add(one, ratio))
-
-
-@inner
-def metropolis(field: Any, scale: Any, words: Any, old: Any) -> Any:
-    """As `heat_bath`, but a flip of the old spin is accepted with probability min(1, exp(-2 β s f))."""
-    ratio = power_of_two(mul(signed(old, field), scale))
-    one = constant(field, 1.0)
-    kept = bits_less(ratio, whole_uniform(words))
-    return ~(kept ^ old), divide(where_bits(old, one, ratio), add(one, ratio))
-
-
-@inner
 def signed(spins: Any, x: Any) -> Any:
     """Product of spins, given as a mask, with x."""
     return where_bits(spins, x, mul(x, constant(x, -1.0)))
 
 
 @inner
-def sweep_spins(strip: Strip, used: int, order: Any, first: int, last: int, how: How) -> None:
-    """Update the spins at places ``first``, a multiple of 64, to ``last`` - 1 of the order in ``used`` lanes."""
+def probability(field: Any, scale: Any) -> Any:
+    """P(s = +1 | rest)."""
+    one = constant(field, 1.0)
+    return divide(one, add(one, power_of_two(mul(field, scale))))
+
+
+@inner
+def sweep_few(strip: Strip, lane: int, first: int, last: int, how: How) -> None:
+    """As `sweep_spins` in sequential order, for one lane: the thresholds of 64 spins at once, then spin by spin.
+
+    A spin waits for the one before it; a comparison of two numbers is all that it waits for.
+    """
+    spins, levels, fields, bit = strip.spins, strip.sums, skip(strip.sums, 4), 1 << lane
+    name, query, scale = item(strip.names, lane), item(strip.queries, lane), item(strip.scale, lane)
+    gain, cold = item(strip.gains, lane), item(strip.cold, lane)
+    for start in range(first, last, 64):
+        stop = min(last, start + 64)
+        old: Any = start - start
+        if how.use_metropolis:
+            for j in range(start, stop):
+                old |= np.int64(item(spins, 4 * j) >> lane & 1) << (j - start)
+        words = draw_in_order(start // 4, how.sweep, name, query, how.key)
+        store(levels, 0, threshold(words[0], old, how.use_metropolis))
+        store(levels, 1, threshold(words[1], old >> 16, how.use_metropolis))
+        store(levels, 2, threshold(words[2], old >> 32, how.use_metropolis))
+        store(levels, 3, threshold(words[3], old >> 48, how.use_metropolis))
+        for j in range(start, stop):
+            field = item(strip.base, j)
+            for e in range(item(strip.starts, j), item(strip.starts, j + 1)):
+                J, k = item(strip.doubled, e), np.int64(item(strip.neighbours, e))
+                field += J if item(spins, 4 * k) & bit else np.float32(0.0)  # no branch: J is read before
+            mask, risen = item(spins, 4 * j), field * scale < item(levels, j - start)
+            set_item(spins, 4 * j, mask & ~bit | np.int64(risen) << lane)
+            if how.followed and risen != (mask & bit > 0):
+                gain += field + field if risen else -(field + field)
+            set_item(fields, j - start, field)
+        if how.average and cold > 0:
+            for v in range(4):
+                store(fields, v, probability(load(fields, v), splat(scale)))
+            for j in range(start, stop):
+                at = STRIP * j + lane
+                set_item(strip.ups, at, item(strip.ups, at) + item(fields, j - start))
+                spin = np.float32(1.0 if item(spins, 4 * j) & bit else -1.0)
+                set_item(strip.averages, at, item(strip.averages, at) + spin)
+    set_item(strip.gains, lane, gain)
+
+
+@inner
+def sweep_spins(strip: Strip, width: int, order: Any, first: int, last: int, how: How) -> None:
+    """Update the spins at places ``first``, a multiple of 64, to ``last`` - 1 of the order in ``width`` vectors."""
     others, doubled, spins, fields = strip.neighbours, strip.doubled, strip.spins, strip.sums
-    words, gains, width = strip.words, strip.gains, (used + 15) // 16
-    few = used <= _FEW
+    words, gains = strip.words, strip.gains
     for step in range(first, last):
         j = item(order, step)
-        row = 4 * j
-        if not how.shuffled:
-            row = 4 * (j % (4 * _BLOCK if few else 4))
-            if row == 0 and few:
-                draw_block(strip, j // 4, used, how)
-            elif row == 0:
-                draw_words(words, first - first, j // 4, width, strip.names, strip.queries, how)
+        row = 4 * j if how.shuffled else 4 * (j % 4)
+        if row == 0 and not how.shuffled:
+            draw_words(words, first - first, j // 4, width, strip.names, strip.queries, how)
         a = splat(item(strip.base, j))
         b, c, d = a, a, a
         start, stop = item(strip.starts, j), item(strip.starts, j + 1)
@@ -223,16 +219,13 @@ def sweep_spins(strip: Strip, used: int, order: Any, first: int, last: int, how:
         store(fields, 2, c)
         store(fields, 3, d)
         for v in range(width):
-            field, at = load(fields, v), 4 * j + v
+            field, scale, at = load(fields, v), load(strip.scale, v), 4 * j + v
             old = item(spins, at)
-            if how.use_metropolis:
-                new, p = metropolis(field, load(strip.scale, v), load_words(words, row + v), old)
-            else:
-                new, p = heat_bath(field, load(strip.scale, v), load_words(words, row + v))
+            new = bits_less(mul(field, scale), threshold(load_words(words, row + v), old, how.use_metropolis))
             set_item(spins, at, new)
             if how.average:
                 cold = load(strip.cold, v)
-                store(strip.ups, at, fma(cold, p, load(strip.ups, at)))
+                store(strip.ups, at, fma(cold, probability(field, scale), load(strip.ups, at)))
                 store(strip.averages, at, add(signed(new, cold), load(strip.averages, at)))
             if how.followed:
                 gain = load(gains, v)
@@ -276,7 +269,11 @@ def _sweep(state: Edges, at: Any, lanes: Lanes, order: Any, how: How) -> None:
                 collect(lanes.exponents, state.gains, STRIP * i)
         step = _CHUNK if how.followed else n
         for first in range(0, n, step):
-            sweep_spins(strip, used, order, first, min(n, first + step), how)
+            if used <= _FEW and not how.shuffled:
+                for lane in range(used):
+                    sweep_few(strip, lane, first, min(n, first + step), how)
+            else:
+                sweep_spins(strip, width, order, first, min(n, first + step), how)
             if how.followed:
                 collect(lanes.exponents, state.gains, STRIP * i)
 
