@@ -26,13 +26,15 @@ from diabat.circuits.engines.qiskit.circuit import (
     to_qasm3,
 )
 from diabat.circuits.engines.qiskit.primitive import PrimitiveEngine
+from diabat.circuits.grids import default_steps, minimum_steps
+from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.plan_file import available_plans, builtin_plan, load_plan, save_plan
 from diabat.circuits.plan_range import OutOfRangeWarning, PlanRange
 from diabat.circuits.problem import reference_probabilities, spin_table
 from diabat.circuits.response import Betas, Response, plan_betas, predicted_beta, second_order_response
 from diabat.circuits.schedule_csv import from_csv
 from diabat.circuits.schedules import AnnealingSchedule, available_schedules, linear_ramp, schedule
-from diabat.circuits.trotter import TrotterPlan, default_steps, minimum_steps, trotter_plan
+from diabat.circuits.trotter import trotter_plan
 from diabat.circuits.trotter_error import plan_distance, steps_for_error
 
 if TYPE_CHECKING:

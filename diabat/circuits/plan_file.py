@@ -3,7 +3,7 @@
     {"format": "diabat-plan", "version": 1, "label": "...", "metadata": {...},
      "field_angles_rad": [...], "coupling_angles_rad": [...], "mixer_angles_rad": [...]}
 
-The angles are those of `diabat.circuits.trotter`. The metadata can be any object, for example the training problems
+The angles are those of `diabat.circuits.plan`. The metadata can be any object, for example the training problems
 of the plan, its errors and its command.
 """
 
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from diabat.checks import ArgumentError, check_choice
+from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.schedules import FloatArray
-from diabat.circuits.trotter import TrotterPlan
 from diabat.files import create_file, parse_json, read_file, replacing
 
 FORMAT = "diabat-plan"

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from diabat.checks import ArgumentError
+from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.problem import reference_probabilities
 from diabat.circuits.schedules import FloatArray
-from diabat.circuits.trotter import TrotterPlan
 
 KEY = "trained_range"
 """The key in the metadata of a learned plan."""

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from diabat.checks import ArgumentError
+from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.schedules import FloatArray
-from diabat.circuits.trotter import TrotterPlan
 
 
 def check_fields(fields: ArrayLike, ndim: int) -> FloatArray:
@@ -107,7 +107,7 @@ def coupling_exponents(couplings: FloatArray) -> FloatArray:
 def reference_probabilities(plan: TrotterPlan, fields: ArrayLike, couplings: ArrayLike) -> FloatArray:
     """Probabilities of all spin states after the plan, in complex128.
 
-        |ψ> = U_{steps-1} … U_0 |+>^n,   P(s) = |<s|ψ>|²,   U_k as in `diabat.circuits.trotter`.
+        |ψ> = U_{steps-1} … U_0 |+>^n,   P(s) = |<s|ψ>|²,   U_k as in `diabat.circuits.plan`.
 
     Args:
         plan: Angles of the Trotter steps.

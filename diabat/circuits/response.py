@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from diabat.checks import ArgumentError
+from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.schedules import AnnealingSchedule, FloatArray, check_annealing_time
-from diabat.circuits.trotter import TrotterPlan
 
 # Six Gauss-Legendre nodes per piece integrate sin over one radian to 1e-13.
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(6)
@@ -59,7 +59,7 @@ def plan_betas(plan: TrotterPlan) -> Betas:
 
         beta_h = Σ_k b_k sin(A_k),     beta_J = Σ_k c_k sin(2 A_k),     A_k = Σ_{l ≥ k} a_l
 
-    with the angles a, b, c of `diabat.circuits.trotter`. Derivation: seen from the end of the plan, the mixer
+    with the angles a, b, c of `diabat.circuits.plan`. Derivation: seen from the end of the plan, the mixer
     layers that follow problem layer k turn its spin operators into S(A_k) = S cos A_k + Y sin A_k with
     Y = (i/2) [X, S], for which i [S, Y] = 2 X, and X = 1 on |+>. To first order in the problem layers
     exp(i/2 (b_k Σ h_j S_j + c_k Σ J_ij S_i S_j)) then

@@ -5,7 +5,7 @@ The annealing Hamiltonian, in D-Wave's convention (Ocean documentation), is
     H(s) = -A(s)/2 Σ_i X_i + B(s)/2 (Σ_i h_i Z_i + Σ_{i<j} J_ij Z_i Z_j),     s = t / t_a,
 
 with A and B in GHz and t in ns: a term of E GHz changes a phase by 2π·E·dt radians in dt nanoseconds.
-`diabat.circuits.trotter` defines the sign of h and J in diabat, and the map from Z to spins.
+`diabat.circuits.plan` defines the sign of h and J in diabat, and the map from Z to spins.
 """
 
 from __future__ import annotations

@@ -10,10 +10,11 @@ from numpy.typing import ArrayLike
 
 from diabat.checks import ArgumentError, is_number
 from diabat.circuits.grids import GridName, Order, check_order_and_grid, least_number, minimum_steps
+from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.problem import reference_probabilities
 from diabat.circuits.response import predicted_beta
 from diabat.circuits.schedules import AnnealingSchedule, FloatArray
-from diabat.circuits.trotter import TrotterPlan, check_plan_time, trotter_plan
+from diabat.circuits.trotter import check_plan_time, trotter_plan
 
 # Largest number of layers of all plans of one search: five seconds of the reference simulation at four spins.
 _MOST_LAYERS = 120_000

@@ -28,6 +28,7 @@ from diabat.circuits import (
     plan_betas,
     predicted_beta,
     second_order_response,
+    steps_for_error,
     trotter_plan,
 )
 from diabat.circuits import schedule as built_in_schedule
@@ -89,10 +90,11 @@ def resolve_anneal(
             AnnealingSchedule or a TrotterPlan.
         protocol: Protocol of a built-in schedule (None for ``fast``), or of a CSV file that contains several.
         annealing_time_ns: t_a in ns; None for 5 ns.
-        steps: As in :func:`diabat.circuits.trotter_plan`, like ``order``, ``grid`` and ``trotter_error``.
+        steps: As in :func:`diabat.circuits.trotter_plan`, like ``order`` and ``grid``.
         order: Splitting; None for ``strang``.
         grid: Spacing of the steps; None for ``adaptive``, or ``uniform`` with ``first``.
-        trotter_error: Total variation distance that determines the steps.
+        trotter_error: Total variation distance that determines the steps, by :func:`diabat.circuits.steps_for_error`;
+            excludes ``steps`` and an array of edges.
 
     Raises:
         ValueError: If the name is unknown, or an option does not apply.
@@ -106,7 +108,12 @@ def resolve_anneal(
         order = "strang" if order is None else order
         if grid is None:  # first order errs less on equal steps
             grid = "uniform" if isinstance(order, str) and order == "first" else "adaptive"
-        plan = trotter_plan(found, time, steps, order, grid, trotter_error)
+        if trotter_error is not None:
+            if steps is not None or not isinstance(grid, str):
+                other = "steps" if steps is not None else "an array of edges"
+                raise ArgumentError("trotter_error", f"cannot be combined with {other}, got both.")
+            steps = steps_for_error(found, time, trotter_error, order, grid)
+        plan = trotter_plan(found, time, steps, order, grid)
         return Anneal(found.name, plan, predicted_beta(found, time), False, float(time))
     of_schedules = {
         "protocol": protocol,

@@ -139,9 +139,8 @@ def test_steps_for_an_error_keep_it_on_other_problems(order: Any, grid: Any) -> 
     fields, couplings = random_problem(4, 6, seed=9, scale=0.5)
     programmed = fields / 4.02, couplings / 4.47
     exact = trotter_plan(table, 5.0, 400, "suzuki4")
-    plan = trotter_plan(table, 5.0, order=order, grid=grid, trotter_error=5e-3)
-    steps = plan.steps // (5 if order == "suzuki4" else 1)
-    assert steps == steps_for_error(table, 5.0, 5e-3, order, grid)
+    steps = steps_for_error(table, 5.0, 5e-3, order, grid)
+    plan = trotter_plan(table, 5.0, steps, order, grid)
     assert plan_distance(plan, exact, *programmed).max() < 5e-3
     least = minimum_steps(table, 5.0, order, grid)
     if 0.6 * steps > least:
@@ -168,19 +167,10 @@ def test_smaller_errors_take_more_steps_and_are_found_again_at_once(monkeypatch:
         steps_for_error(changed, 2.0, 1e-3)
 
 
-def test_trotter_error_excludes_steps_and_own_grids() -> None:
-    with pytest.raises(ValueError, match="trotter_error: cannot be combined with steps, got both"):
-        trotter_plan(RAMP, 1.0, 100, trotter_error=1e-3)
-    with pytest.raises(
-        ValueError, match="trotter_error: cannot be combined with an array of edges, got both"
-    ):
-        trotter_plan(RAMP, 1.0, grid=[0, 0.5, 1], trotter_error=1e-3)
-
-
 @pytest.mark.parametrize("error", [0.0, -1e-3, 1.0, float("nan"), True, "1e-3"])
 def test_bad_trotter_errors(error: Any) -> None:
     with pytest.raises(ValueError, match="trotter_error: expected a number above 0 and below 1, got"):
-        trotter_plan(RAMP, 1.0, trotter_error=error)
+        steps_for_error(RAMP, 1.0, error)
 
 
 def test_an_error_that_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +178,7 @@ def test_an_error_that_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyP
     with pytest.raises(
         ValueError, match=r"that 300 layers resolve, got 1e-09 for linear.* give steps instead"
     ):
-        trotter_plan(RAMP, 1.0, trotter_error=1e-9)
+        steps_for_error(RAMP, 1.0, 1e-9)
 
 
 @pytest.mark.parametrize("steps", [200.0, "200", True])

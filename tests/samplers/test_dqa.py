@@ -539,6 +539,10 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"grid": ""}, "grid: expected 'uniform', 'adaptive' or an array of edges, got ''"),
     ({"grid": "tight"}, "grid"),
     ({"trotter_error": 0.1}, "trotter_error: cannot be combined with steps, got both"),
+    (
+        {"trotter_error": 0.1, "steps": None, "grid": [0, 0.5, 1]},
+        "trotter_error: cannot be combined with an array of edges, got both",
+    ),
     ({"trotter_error": 2.0, "steps": None}, "trotter_error: expected a number above 0 and below 1, got 2.0"),
     (
         {"trotter_error": True, "steps": None},

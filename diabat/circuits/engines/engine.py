@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from diabat.checks import ArgumentError
+from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.problem import check_batch, spin_table
 from diabat.circuits.schedules import FloatArray
-from diabat.circuits.trotter import TrotterPlan
 
 Precision = Literal["double", "single"]
 # Largest rounding of a phase, in rad.
@@ -170,7 +170,7 @@ def most_phase(precision: Precision) -> float:
 
 
 class Engine(ABC):
-    """Runs a plan: |ψ> = U_{steps-1} … U_0 |+>^n, P(s) = |<s|ψ>|², U_k as in `diabat.circuits.trotter`.
+    """Runs a plan: |ψ> = U_{steps-1} … U_0 |+>^n, P(s) = |<s|ψ>|², U_k as in `diabat.circuits.plan`.
 
     One call can contain problems of different sizes, such as the prefixes of a causal window. An engine that computes
     the probabilities of all states inherits the other methods; faster engines override them.

@@ -9,8 +9,8 @@ import numpy as np
 
 from diabat.checks import ArgumentError
 from diabat.circuits.engines.engine import Engine
+from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.schedules import FloatArray
-from diabat.circuits.trotter import TrotterPlan
 from diabat.studies.learned.problems import Instances
 
 # Below this the couplings have almost no effect, and an error relative to it is meaningless.

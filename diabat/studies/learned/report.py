@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from diabat.circuits.engines.engine import Batch, Engine
+from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.plan_range import PlanRange
 from diabat.circuits.schedules import FloatArray
-from diabat.circuits.trotter import TrotterPlan
 from diabat.plots import REFERENCE, Line, Panel, lines
 from diabat.samplers.dqa import DQASampler
 from diabat.samplers.mean_field import MeanFieldSampler

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from diabat.checks import ArgumentError
+from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.schedules import FloatArray
-from diabat.circuits.trotter import TrotterPlan
 from diabat.studies.learned.objective import Objective, canonical, doubled, from_plan, ramp_start, to_plan
 from diabat.studies.learned.problems import AnnealOptions
 

@@ -23,8 +23,8 @@ from diabat.circuits.engines.engine import (
 )
 from diabat.circuits.engines.native.kernel_inputs import SPINS, Lanes, in_lanes, lower_pairs, native_plan
 from diabat.circuits.engines.native.one_block import KERNEL, marginals_of_block, scratch_of
+from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.schedules import FloatArray
-from diabat.circuits.trotter import TrotterPlan
 from diabat.compute.loading import loaded
 from diabat.compute.memory import require_memory
 from diabat.compute.scratch import VECTOR_BYTES, aligned_rows, lanes_of

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diabat.circuits.engines.engine import Batch
+from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.schedules import FloatArray
-from diabat.circuits.trotter import TrotterPlan
 
 Floats = NDArray[np.floating]
 

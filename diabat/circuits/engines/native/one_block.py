@@ -8,8 +8,8 @@ import numpy as np
 
 from diabat.circuits.engines.engine import Batch
 from diabat.circuits.engines.native.kernel_inputs import Floats, job_table, native_plan, packed_couplings
+from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.schedules import FloatArray
-from diabat.circuits.trotter import TrotterPlan
 from diabat.compute.loading import loaded
 from diabat.compute.memory import require_memory
 from diabat.compute.scratch import VECTOR_BYTES, aligned_rows, lanes_of

@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike
 from diabat.checks import ArgumentError, check_count
 from diabat.circuits.engines.engine import Engine
 from diabat.circuits.engines.qiskit.circuit import ParameterisedCircuit, parameterised_circuit
+from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.problem import check_batch, check_couplings
 from diabat.circuits.schedules import FloatArray
-from diabat.circuits.trotter import TrotterPlan
 
 if TYPE_CHECKING:
     from qiskit_aer import AerSimulator
@@ -27,7 +27,7 @@ _MAX_TABLE = 1 << 22
 class AerEngine(Engine):
     """Runs plans on Qiskit Aer: |ψ> = U_{steps-1} … U_0 |+>^n, P(s) = |<s|ψ>|².
 
-    The unitaries U_k are those of `diabat.circuits.trotter`. Problems with the same couplings run as one
+    The unitaries U_k are those of `diabat.circuits.plan`. Problems with the same couplings run as one
     parameterised circuit whose fields are bound inside Aer, many problems per job; there is no transpilation.
     The circuit of the last plan and couplings is cached, so that repeated calls with the same J build nothing.
     Per-problem couplings are grouped by equal J, and **every distinct J builds and runs a separate circuit**: some

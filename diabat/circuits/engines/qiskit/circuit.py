@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from diabat.checks import ArgumentError
+from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.problem import check_couplings, check_fields, coupling_exponents, spin_table
 from diabat.circuits.schedules import FloatArray
-from diabat.circuits.trotter import TrotterPlan
 
 if TYPE_CHECKING:
     from qiskit import QuantumCircuit
@@ -41,7 +41,7 @@ def anneal_circuit(
     """Build the circuit of one problem: H on every qubit, then per step a problem layer and a mixer layer.
 
     Qubit j is spin j, and reading 1 means s_j = +1, so a measured bit string, read as a binary number, is
-    diabat's state index. Signs as in `diabat.circuits.trotter`: RZ(b_k h_j), RZZ(-c_k J_ij), RX(-a_k).
+    diabat's state index. Signs as in `diabat.circuits.plan`: RZ(b_k h_j), RZZ(-c_k J_ij), RX(-a_k).
 
     Args:
         plan: Angles of the Trotter steps.
@@ -256,7 +256,7 @@ def ising_circuit(
     visible: ArrayLike | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> IsingCircuit:
-    """Build one measured circuit with RZ(b_k h_j), RZZ(-c_k J_ij), RX(-a_k) as in `diabat.circuits.trotter`.
+    """Build one measured circuit with RZ(b_k h_j), RZZ(-c_k J_ij), RX(-a_k) as in `diabat.circuits.plan`.
 
     Args:
         plan: Angles of the Trotter steps; angles of exactly 0 make no gate.

@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from diabat.checks import ArgumentError, is_integer
 from diabat.circuits.engines.engine import Batch, BatchMoments, Engine, EngineError
 from diabat.circuits.engines.qiskit.circuit import IsingCircuit, coupled_pairs, ising_circuit
+from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.schedules import FloatArray
-from diabat.circuits.trotter import TrotterPlan
 from diabat.scrubbing import scrubbed
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from diabat.circuits.engines.engine import (
 )
 from diabat.circuits.engines.torch.adjoint import observable, part_gradient
 from diabat.circuits.engines.torch.steps import HalvedStates, TorchSteps
+from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.schedules import FloatArray
-from diabat.circuits.trotter import TrotterPlan
 
 _DTYPES = {"double": torch.complex128, "single": torch.complex64}
 # Bytes per amplitude of one problem while its gradient is computed: |ψ> and |λ>, as many again for the next

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.problem import spin_table
 from diabat.circuits.schedules import FloatArray
-from diabat.circuits.trotter import TrotterPlan
 
 # Qubits that one matrix of the mixer acts on: 2^4 rows keep a matrix product near the speed of the machine.
 _WIDEST = 4
