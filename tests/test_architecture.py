@@ -89,7 +89,6 @@ COMPILED = [
     "attention/fused_kernel.py",
     "compute/jit.py",
     "circuits/engines/native/adjoint.py",
-    "circuits/engines/native/few_kernel.py",
     "circuits/engines/native/kernel.py",
     "circuits/engines/native/narrow.py",
     "circuits/engines/native/passes.py",

@@ -407,7 +407,6 @@ def test_kernels_stay_within_their_scratch(
 ) -> None:
     """Guard rows before and behind either buffer of scratch are left as they were, all sizes of groups."""
     from diabat.circuits.engines.native import adjoint as native_adjoint
-    from diabat.circuits.engines.native import few_kernel
     from diabat.circuits.engines.native import kernel as native_kernel
 
     runs = 0
@@ -430,7 +429,6 @@ def test_kernels_stay_within_their_scratch(
     for module, name, place in (
         (native_kernel, "run_plan", 6),
         (native_adjoint, "run_gradient", 6),
-        (few_kernel, "run_few", 4),
     ):
         monkeypatch.setattr(module, name, guarded(getattr(module, name), place))
     sizes = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12)
@@ -464,7 +462,7 @@ def test_phases_beyond_the_precision_are_refused(precision: Any, most: float) ->
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
 def test_one_block_has_the_bits_of_many(precision: Any, n: int) -> None:
-    """Up to 8 problems that share couplings take a shorter way, with fewer results and without a table of jobs."""
+    """Marginals of one block of problems that share couplings are made without a layout of batches."""
     plan, engine = random_plan(3, seed=2), NativeEngine(precision)
     for count in (1, 2, 3, 8, 9, 16):
         fields, couplings = random_problem(n, count, seed=n)

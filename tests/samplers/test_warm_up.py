@@ -20,7 +20,6 @@ from diabat.samplers.warm_up import GROUPS, warm_up
 
 KERNELS = [
     "circuits.engines.native.adjoint",
-    "circuits.engines.native.few_kernel",
     "circuits.engines.native.kernel",
     "compute.compiled_random",
     "samplers.banded.kernel",

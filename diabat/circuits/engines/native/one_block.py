@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from diabat.circuits.engines.engine import Batch
-from diabat.circuits.engines.native.kernel_inputs import Floats, job_table, native_plan, packed_couplings
+from diabat.circuits.engines.native.kernel_inputs import job_table, native_plan, packed_couplings
 from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.schedules import FloatArray
 from diabat.compute.loading import loaded
@@ -15,7 +15,6 @@ from diabat.compute.memory import require_memory
 from diabat.compute.scratch import VECTOR_BYTES, aligned_rows, lanes_of
 
 KERNEL, STEPS = "diabat.circuits.engines.native.kernel", "diabat.circuits.engines.native.steps"
-_FEW_KERNEL = "diabat.circuits.engines.native.few_kernel"
 # Tables of 2^n rows of a run, besides the phase tables.
 _TABLES = 2
 
@@ -31,22 +30,11 @@ def marginals_of_block(plan: TrotterPlan, batch: Batch, dtype: type[np.floating]
     require_memory((rows + small) * VECTOR_BYTES, f"{n} spins on 1 thread")
     scratch = aligned_rows(rows + small, dtype)
     ups, totals, none = np.empty((n, width), dtype), np.empty((1, width), dtype), np.empty((0, width), dtype)
-    kernel = loaded(KERNEL)
-    if width == 1 << kernel.GROUP and n >= kernel.GROUP and problems <= min(kernel.FEW, n - 2):
-        loaded(_FEW_KERNEL).run_few(
-            reduced.table, reduced.flip, fields, packed_couplings(batch.couplings, width, dtype), scratch[:rows],
-            scratch[rows:], problems, ups, totals,
-        )  # fmt: skip
-        return _normalised(ups, totals, problems, spins)
-    kernel.run_plan(
+    loaded(KERNEL).run_plan(
         job_table(((problems, n, False),), (0,), width), 0, reduced.table, reduced.flip, fields,
         packed_couplings(batch.couplings, width, dtype), scratch[:rows], scratch[rows:], ups, totals, none, none,
         np.empty((0, width)), np.empty((0, width), np.int64),
     )  # fmt: skip
-    return _normalised(ups, totals, problems, spins)
-
-
-def _normalised(ups: Floats, totals: Floats, problems: int, spins: int) -> FloatArray:
     up: FloatArray = ups[:spins, :problems].T.astype(np.float64, order="C")
     return up / totals[:, :problems].T.astype(np.float64)
 
