@@ -1,4 +1,4 @@
-"""What the models are trained on: Tiny Shakespeare, bracket matching, natural language inference."""
+"""What the models are trained on: Tiny Shakespeare, bracket matching, recall, natural language inference."""
 
 from collections.abc import Mapping
 
@@ -7,10 +7,12 @@ from diabat.tasks.brackets import BracketOptions
 from diabat.tasks.data import DataError, fetch
 from diabat.tasks.nli import MnliOptions, PairFileOptions, PairOptions, SickOptions, SnliOptions
 from diabat.tasks.nli_tokens import PairBatch, PairSplit
+from diabat.tasks.recall import RecallOptions
 from diabat.tasks.shakespeare import ShakespeareOptions
 
 TASKS: Mapping[str, type[TaskOptions]] = {
     "brackets": BracketOptions,
+    "recall": RecallOptions,
     "shakespeare": ShakespeareOptions,
     "sick": SickOptions,
     "snli": SnliOptions,
@@ -31,6 +33,7 @@ __all__ = [
     "PairFileOptions",
     "PairOptions",
     "PairSplit",
+    "RecallOptions",
     "ShakespeareOptions",
     "SickOptions",
     "SnliOptions",

@@ -86,7 +86,7 @@ def _draw_sets(options: BracketOptions) -> tuple[Tensor, Tensor]:
     train = validation = torch.empty(0, options.window, dtype=torch.int64)
     for _ in range(_MAX_DRAWS):
         words = draw_words(sum(wanted), options.window, options.vocab_size, generator)
-        reserved = _reserved(words, options.seed)
+        reserved = hash_of_ten(words, options.seed) == 0
         train = torch.cat((train, words[~reserved]))[: wanted[0]]
         validation = torch.cat((validation, words[reserved]))[: wanted[1]]
         if (len(train), len(validation)) == wanted:
@@ -148,10 +148,10 @@ def matched(words: Tensor) -> Tensor:
     return matching_positions(words)
 
 
-def _reserved(words: Tensor, seed: int) -> Tensor:
-    """Whether each word is reserved for validation: bool [count], true for one word in ten."""
+def hash_of_ten(words: Tensor, seed: int) -> Tensor:
+    """A hash of each word in 0 .. 9, int64 [count]: sets that take different ones have no word in common."""
     key = torch.full((len(words),), seed)
     for symbol in words.unbind(1):
         # Knuth's multiplicative congruence; int64 wraps around, and the high bits are the well-mixed ones.
         key = (key + symbol + 1) * 6364136223846793005 + 1442695040888963407
-    return (key >> 33) % 10 == 0
+    return (key >> 33) % 10
