@@ -2,6 +2,7 @@
 
 from diabat.attention.boltzmann import BoltzmannAttention
 from diabat.attention.bridge import spin_probabilities
+from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.explanation import NeuroGameExplanation
 from diabat.attention.multihead import BoltzmannMultiheadAttention
 from diabat.attention.neurogame import NeuroGameAttention
@@ -9,6 +10,7 @@ from diabat.attention.neurogame import NeuroGameAttention
 __all__ = [
     "BoltzmannAttention",
     "BoltzmannMultiheadAttention",
+    "CouplingInit",
     "NeuroGameAttention",
     "NeuroGameExplanation",
     "spin_probabilities",

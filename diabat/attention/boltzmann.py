@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from diabat.attention.coupled import SELF_MODES, WEIGHTS, CoupledHeads, check_sizes
+from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.decoding import DecodingState, check_state
 from diabat.attention.far import weights_with_far
 from diabat.attention.fused import FusedLayer, attend, can_fuse
@@ -30,8 +31,9 @@ FAR = ("none", "independent")
 class BoltzmannAttention(CoupledHeads):
     """Multi-head self-attention with Ising models over windows of ``window`` positions.
 
-    Couplings J (and K) are free parameters of each head, initialised to zero, so that training starts from sigmoid
-    attention (mode ``h+J``), or from softmax (``weights="odds"``).  Batch first, as ``x [B, T, D]``.  Under autocast,
+    Couplings J (and K) are free parameters of each head, zero at first, so that training starts from sigmoid attention
+    (mode ``h+J``), or from softmax (``weights="odds"``);
+    ``coupling_init`` gives J another start.  Batch first, as ``x [B, T, D]``.  Under autocast,
     and with weights of half precision, fields and marginals are computed in float32.
 
     Absolute couplings are between positions 0 .. window-1, and sequences have at most ``window`` positions.  With
@@ -65,6 +67,7 @@ class BoltzmannAttention(CoupledHeads):
         rotary: Rotary positions on queries and keys (arXiv:2104.09864); D / H must be even.
         offset_bias: With relative couplings, a learned b_t per head and slot, added to the scores of the last T keys:
             the term of a window that needs no couplings.
+        coupling_init: Initial J; None for zero.  Unused in modes without J.
 
     Attributes:
         coupling_pairs: J_jk for j < k, [H, window(window-1)/2], in modes with J; with a bandwidth the pairs with
@@ -97,6 +100,7 @@ class BoltzmannAttention(CoupledHeads):
         weights: str = "probability",
         rotary: bool = False,
         offset_bias: bool = False,
+        coupling_init: CouplingInit | None = None,
     ) -> None:
         super().__init__()
         check_sizes(embed_dim, num_heads, window, mode, bandwidth, SELF_MODES)
@@ -125,6 +129,7 @@ class BoltzmannAttention(CoupledHeads):
             bandwidth=bandwidth,
             weights=weights,
             relative=relative,
+            coupling_init=coupling_init,
         )
         self.offset_bias = nn.Parameter(torch.zeros(num_heads, window)) if offset_bias else None
 

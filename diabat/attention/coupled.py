@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.layer import IsingLayer, LayerProblems
 from diabat.attention.normalisation import masked_softmax, normalised_weights
 from diabat.attention.odds import log_odds, odds_fields
@@ -58,6 +59,7 @@ class CoupledHeads(IsingLayer):
         bandwidth: int | None,
         weights: str = "probability",
         relative: bool = False,
+        coupling_init: CouplingInit | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -81,6 +83,8 @@ class CoupledHeads(IsingLayer):
         pairs, triples = _numbers_of_terms(window, reach)
         zeros = partial(torch.zeros, device=device, dtype=dtype)
         self.coupling_pairs = nn.Parameter(zeros(num_heads, pairs)) if "J" in terms else None
+        if self.coupling_pairs is not None and coupling_init is not None:
+            coupling_init.fill(self.coupling_pairs, window, bandwidth)
         self.coupling_triples = nn.Parameter(zeros(num_heads, triples)) if "K" in terms else None
         self._recorded: tuple[Tensor, Tensor | Edges | None] | None = None
 

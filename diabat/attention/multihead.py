@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diabat.attention.coupled import CoupledHeads, check_sizes
+from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.head_axis import merged_heads, split_heads
 from diabat.attention.layer import check_tokens
 from diabat.checks import ArgumentError
@@ -45,6 +46,7 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         gradient: Estimator, see :func:`diabat.spin_probabilities`.
         num_reads: Reads per query for sampling backends.
         bandwidth: w; J_jk is a parameter for abs(j - k) <= w and 0 beyond.  None makes every pair a parameter.
+        coupling_init: Initial J; None for zero.  Unused in modes without J.
 
     Attributes:
         coupling_pairs, coupling_triples, sampler: As in :class:`diabat.BoltzmannAttention`.
@@ -76,6 +78,7 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         gradient: str = "auto",
         num_reads: int | None = None,
         bandwidth: int | None = None,
+        coupling_init: CouplingInit | None = None,
     ) -> None:
         check_sizes(embed_dim, num_heads, window, mode, bandwidth)
         for name, value in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
@@ -103,6 +106,7 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
             gradient=gradient,
             num_reads=num_reads,
             bandwidth=bandwidth,
+            coupling_init=coupling_init,
             device=device,
             dtype=dtype,
         )

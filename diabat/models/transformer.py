@@ -17,6 +17,7 @@ from diabat.attention.boltzmann import (
     coupling_parameters,
 )
 from diabat.attention.coupled import SELF_MODES
+from diabat.attention.coupling_init import CouplingInit
 from diabat.checks import ArgumentError, check_choice, check_count, check_number
 from diabat.compute.memory import require_memory
 from diabat.models.base import Model
@@ -53,6 +54,7 @@ class TransformerOptions:
         positions: ``learned`` embeddings, one for each position of the context, or ``rope``: rotary positions in every
             attention layer.
         offset_bias: With ``relative``, a learned bias on the scores of the last keys, by head and offset.
+        coupling_init: Initial couplings: ``mean`` and ``std`` of J_jk for abs(j - k) <= ``distance``; None for zero.
     """
 
     examples: ClassVar[ExampleKind] = "sequences"
@@ -74,6 +76,7 @@ class TransformerOptions:
     weights: str = "probability"
     positions: str = "learned"
     offset_bias: bool = False
+    coupling_init: CouplingInit | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("embed_dim", 1), ("num_heads", 1), ("num_layers", 1), ("ffn_dim", 0)):
@@ -148,6 +151,7 @@ class Block(nn.Module):
             weights=options.weights,
             rotary=options.positions == "rope",
             offset_bias=options.offset_bias,
+            coupling_init=options.coupling_init,
         )
         self.dropout = nn.Dropout(options.dropout)
         self.ffn: nn.Sequential | None = None

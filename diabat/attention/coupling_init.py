@@ -1,0 +1,48 @@
+"""Initial couplings of a layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diabat.checks import check_count, check_number
+from diabat.ising import pair_indices
+
+
+@dataclass(frozen=True)
+class CouplingInit:
+    """Initial couplings J_jk ~ N(mean, std²) for |j - k| <= distance, and 0 beyond; the default is J = 0.
+
+    J = 0 is where training leaves softmax or sigmoid attention, and a saddle where a task needs couplings: a match of
+    keys is worth nothing without couplings, and couplings are worth nothing without a match (docs/recall.md).
+
+    Attributes:
+        mean: Mean; positive couplings let neighbouring keys be attended together.
+        std: Standard deviation, drawn from torch's global generator of the CPU, the same on every device.
+        distance: Largest distance of a pair whose coupling is not 0; None for any.
+
+    Raises:
+        ValueError: If ``mean`` is not finite, ``std`` is negative or ``distance`` is no integer >= 1.
+    """
+
+    mean: float = 0.0
+    std: float = 0.0
+    distance: int | None = None
+
+    def __post_init__(self) -> None:
+        check_number("mean", self.mean, "(-inf, inf)")
+        check_number("std", self.std, "[0, inf)")
+        check_count("distance", self.distance, optional=True)
+
+    @torch.no_grad()
+    def fill(self, pairs: Tensor, window: int, bandwidth: int | None) -> None:
+        """Set packed couplings [H, pairs] in place."""
+        drawn = torch.full(pairs.shape, self.mean, dtype=pairs.dtype)
+        if self.std:
+            drawn += self.std * torch.randn(pairs.shape, dtype=pairs.dtype)
+        if self.distance is not None:
+            first, second = pair_indices(window, bandwidth)
+            drawn *= second - first <= self.distance
+        pairs.copy_(drawn)

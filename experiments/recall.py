@@ -1,0 +1,253 @@
+"""Associative recall: what one layer with couplings can do that one layer of softmax cannot (docs/recall.md).
+
+    python -m experiments.recall FOLDER --only pairs      # accuracy against pairs, by model
+    python -m experiments.recall FOLDER --only width      # against the width of the model
+    python -m experiments.recall FOLDER --only start      # initial couplings, positions, queries
+    python -m experiments.recall FOLDER --only samplers   # trained on one sampler, evaluated on the others
+    python -m experiments.recall FOLDER --only reads      # reads instead of probabilities
+
+Every training is one file in the folder, and is not done again.  A training ends at 99.5 % on 1,000 validation
+sequences or after --steps steps of 128 sequences; the numbers are those of 1,000 test sequences.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from rich.progress import track
+from torch import Tensor, nn
+
+import diabat
+from diabat.attention import BoltzmannAttention, CouplingInit
+from diabat.attention.boltzmann import coupling_parameters
+from diabat.attention.head_axis import merged_heads, split_heads
+from diabat.attention.rotary import rotated
+from diabat.models.transformer import Transformer, TransformerOptions
+from diabat.tasks import RecallOptions, Split, Task
+from diabat.training.evaluate import evaluate
+from diabat.training.optimizer import token_loss
+from experiments.common import Row, calls, keep, kept, parser, report, same_settings
+
+BATCH, EVERY, SOLVED = 128, 25, 0.995
+NEIGHBOURS = CouplingInit(mean=0.5, distance=1)
+BAND: Row = {"bandwidth": 1, "coupling_init": NEIGHBOURS}
+ANNEAL_OPTIONS: Row = {"engine": "native", "annealing_time_ns": 5.0, "precision": "single"}
+ANNEAL: Row = {"backend": "dqa", **ANNEAL_OPTIONS}
+
+MODELS: dict[str, Row] = {
+    "softmax": {"mode": "softmax"},
+    "softmax, two layers": {"mode": "softmax", "num_layers": 2},
+    "softmax, keys convolved": {"mode": "softmax", "convolved": "k"},
+    "softmax, q, k, v convolved": {"mode": "softmax", "convolved": "qkv"},
+    "h": {"mode": "h"},
+    "h+J": {"coupling_init": NEIGHBOURS},
+    "h+J+K": {"mode": "h+J+K", "coupling_init": NEIGHBOURS},
+    "h+J, band of 1": {"sampler": {"backend": "banded"}, **BAND},
+    "h+J, band of 1, odds": {"sampler": {"backend": "banded"}, "weights": "odds", **BAND},
+    "h+J, band of 1, mean field": {"sampler": {"backend": "mean_field"}, **BAND},
+    "h+J of the last 8 keys": {
+        "relative": True,
+        "attention_window": 8,
+        "far": "independent",
+        "coupling_init": NEIGHBOURS,
+    },
+}
+MOST_PAIRS = {"h+J": 8, "h+J+K": 4}
+"""Enumeration of 2^T states ends here."""
+
+WIDTHS = [name for name in MODELS if name.startswith("softmax") or name.endswith("band of 1")]
+
+STARTS: dict[str, CouplingInit | None] = {
+    "J = 0": None,
+    "N(0, .1²)": CouplingInit(std=0.1),
+    "N(0, .3²)": CouplingInit(std=0.3),
+    "neighbours N(0, .3²)": CouplingInit(std=0.3, distance=1),
+    "neighbours -.5": CouplingInit(mean=-0.5, distance=1),
+    "neighbours +.25": CouplingInit(mean=0.25, distance=1),
+    "neighbours +.5": NEIGHBOURS,
+    "neighbours +1": CouplingInit(mean=1.0, distance=1),
+}
+
+TABLES = ("pairs", "width", "start", "samplers")
+
+SAMPLERS: dict[str, Row] = {
+    "exact": {"backend": "exact"},
+    "mean_field": {"backend": "mean_field"},
+    "anneal of 5 ns, adjoint": {**ANNEAL, "gradient": "adjoint"},
+    "anneal of 5 ns, straight through": {**ANNEAL, "gradient": "straight_through"},
+    "boltzmann-8": {"backend": "dqa", "engine": "native", "schedule": "boltzmann-8", "gradient": "adjoint"},
+    "100 reads of 5 ns": {**ANNEAL, "num_reads": 100},
+    "refine of 5 ns, 100 reads": {
+        "backend": "refine",
+        "sampler": "dqa",
+        "options": ANNEAL_OPTIONS,
+        "num_reads": 100,
+    },
+    "tempering": {"backend": "tempering"},
+}
+
+
+class Convolved(BoltzmannAttention):
+    """Softmax attention with causal depthwise convolutions of width 3 over keys, or over queries, keys and values."""
+
+    def __init__(self, embed_dim: int, window: int, convolved: str) -> None:
+        super().__init__(embed_dim, 1, window, mode="softmax", rotary=True)
+        self.convolutions = nn.ModuleDict()
+        for name in convolved:
+            filters = self.convolutions[name] = nn.Conv1d(
+                embed_dim, embed_dim, 3, groups=embed_dim, bias=False
+            )
+            nn.init.normal_(filters.weight, std=0.1)
+            filters.weight.data[..., -1] += 1.0  # near the identity
+
+    def _projected(self, x: Tensor, first: Tensor | int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (
+            self.convolutions[name](nn.functional.pad(linear(x).mT, (2, 0))).mT
+            if name in self.convolutions
+            else linear(x)
+            for name, linear in (("q", self.query), ("k", self.key), ("v", self.value))
+        )
+        q, k = (merged_heads(rotated(split_heads(tokens, 1), first)) for tokens in (q, k))
+        return q, k, v
+
+
+def built(options: Row, task: Task[Split], width: int, seed: int) -> Transformer:
+    """A model of one block, unless the options say otherwise, with weights drawn from the seed."""
+    options = {"embed_dim": width, "ffn_dim": 2 * width, "dropout": 0.0, "positions": "rope", **options}
+    sampler, convolved = options.pop("sampler", SAMPLERS["exact"]), options.pop("convolved", "")
+    torch.manual_seed(seed)
+    sizes = (task.vocab_size, task.num_classes, task.window)
+    model = Transformer(TransformerOptions(**options), *sizes, diabat.sampler(sampler["backend"]))
+    use(model, sampler)
+    if convolved:
+        block = model.all_blocks()[0]
+        plain, block.attention = block.attention, Convolved(width, task.window, convolved)
+        block.attention.load_state_dict(plain.state_dict(), strict=False)
+    return model
+
+
+def use(model: Transformer, sampler: Row) -> None:
+    """Give every attention layer a sampler."""
+    options = dict(sampler)
+    backend, reads = options.pop("backend"), options.pop("num_reads", None)
+    gradient = options.pop("gradient", "auto")
+    for layer in model.attention_layers():
+        layer.use_sampler(diabat.sampler(backend, **options), gradient=gradient, num_reads=reads)
+
+
+def train(model: Transformer, task: Task[Split], seed: int, steps: int) -> Row:
+    """Train until the model recalls, and measure it on the test set."""
+    couplings = coupling_parameters(model)
+    own = {id(parameter) for parameter in couplings}
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in own]
+    groups: list[Row] = [{"params": rest}]
+    if couplings:
+        groups.append({"params": couplings, "lr": 2e-2, "weight_decay": 0.0})
+    optimiser = torch.optim.AdamW(groups, 2e-3)
+    generator = torch.Generator().manual_seed(seed)
+    began, reached, step = time.process_time(), None, 0
+    while step < steps:
+        chosen = torch.randint(len(task.train), (BATCH,), generator=generator)
+        inputs, targets = task.train.batch(chosen)
+        optimiser.zero_grad()
+        token_loss(model(inputs), targets).backward()
+        optimiser.step()
+        step += 1
+        if step % EVERY == 0:
+            accuracy = evaluate(model, task.validation)[1]
+            reached = step if reached is None and accuracy >= 0.99 else reached
+            if accuracy >= SOLVED:
+                break
+    seconds = time.process_time() - began
+    return {
+        "accuracy": recalled(model, task),
+        "steps to 99 %": reached,
+        "CPU ms a step": 1e3 * seconds / step,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+
+
+def recalled(model: Transformer, task: Task[Split]) -> float:
+    """Accuracy on the test set."""
+    assert task.test is not None
+    return evaluate(model, task.test)[1]
+
+
+def one(folder: Path, table: str, name: str, job: Row, seed: int, steps: int) -> tuple[str, str, Row]:
+    """One training, unless its result is there."""
+    path = folder / table / f"{name} {seed}.json".replace("/", "_")
+    if not path.exists():
+        torch.set_num_threads(1)
+        task = RecallOptions(**job["task"]).build()
+        model = built(job["model"], task, job.get("width", 64), seed)
+        row = train(model, task, seed, steps)
+        for other, sampler in job.get("then", {}).items():
+            use(model, sampler)
+            row[other] = recalled(model, task)
+        keep(path, row)
+    return table, name, kept(path)
+
+
+def jobs_of(table: str) -> Iterator[tuple[str, Row]]:
+    """Names and settings of the trainings of a table."""
+    if table == "pairs":
+        for pairs in (4, 8, 16, 32, 64):
+            task = {"pairs": pairs, "symbols": max(16, pairs), "queries": 4}
+            for name, model in MODELS.items():
+                if pairs <= MOST_PAIRS.get(name, pairs):
+                    yield f"{pairs:2} pairs, {name}", {"task": task, "model": model}
+    elif table == "width":
+        for width in (16, 32, 64, 128):
+            for name in WIDTHS:
+                job = {"task": {"pairs": 16, "queries": 4}, "model": MODELS[name], "width": width}
+                yield f"width {width:3}, {name}", job
+    elif table == "start":
+        for positions in ("rope", "learned"):
+            for queries in (1, 4):
+                for name, start in STARTS.items():
+                    model = {"positions": positions, "coupling_init": start}
+                    task = {"pairs": 4, "queries": queries}
+                    yield f"{positions}, {queries} queries, {name}", {"task": task, "model": model}
+    elif table == "samplers":
+        for name, sampler in SAMPLERS.items():
+            model = {"coupling_init": NEIGHBOURS, "sampler": sampler}
+            yield f"trained by {name}", {"task": {"pairs": 4}, "model": model, "then": SAMPLERS}
+
+
+def summary(name: str, rows: Sequence[Row]) -> Row:
+    """Means over seeds; steps are the median of the seeds that reached 99 %."""
+    found: Row = {"": name, "seeds": len(rows)}
+    found["solved"] = sum(row["accuracy"] >= 0.99 for row in rows)
+    for key in rows[0]:
+        values = [row[key] for row in rows if row[key] is not None]
+        found[key] = (statistics.median if "steps" in key else statistics.fmean)(values) if values else None
+    accuracies = [row["accuracy"] for row in rows]
+    found["σ"] = statistics.stdev(accuracies) if len(rows) > 1 else None
+    return found
+
+
+def main() -> None:
+    """Train what is not there, and print the tables."""
+    made = parser(__doc__, study=True)
+    made.add_argument("--only", nargs="+", default=TABLES, choices=TABLES)
+    made.add_argument("--steps", type=int, default=600, help="most steps of a training")
+    options = made.parse_args()
+    same_settings(options.folder, {"steps": options.steps})
+    for table in options.only:
+        jobs = [
+            (options.folder, table, name, job, seed, options.steps)
+            for seed in range(options.seeds)
+            for name, job in jobs_of(table)
+        ]
+        rows: dict[str, list[Row]] = {name: [] for name, _ in jobs_of(table)}
+        for _, name, row in track(calls(one, jobs, options.workers), f"{table}", len(jobs)):
+            rows[name].append(row)
+        report(table, [summary(name, found) for name, found in rows.items()], as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
