@@ -15,12 +15,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-# Train bracket matching with exact marginals and with simulated quantum annealing, then compare all backends.
+# Associative recall: softmax fails, couplings solve it, so does a quantum anneal; then the fidelity of the couplings.
 demo: $(VENV)/.installed
 	rm -rf demo
-	OMP_NUM_THREADS=1 $(BIN)/diabat train demo-exact
-	OMP_NUM_THREADS=1 $(BIN)/diabat train demo-dqa
-	OMP_NUM_THREADS=1 $(BIN)/diabat fidelity demo-fidelity --figure demo/fidelity.png
+	OMP_NUM_THREADS=1 $(BIN)/diabat train recall-softmax
+	OMP_NUM_THREADS=1 $(BIN)/diabat train recall-exact
+	OMP_NUM_THREADS=1 $(BIN)/diabat train recall-dqa
+	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.recall_figure demo
+	OMP_NUM_THREADS=1 $(BIN)/diabat fidelity recall-fidelity --figure demo/fidelity.png
 	@echo "Figures and runs are in demo/."
 
 test: $(VENV)/.installed

@@ -156,7 +156,7 @@ def test_config_show_prints_what_loads_to_the_same(tmp_path: Path) -> None:
 def test_config_list_names_the_shipped_configurations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)  # narrow terminals fold the descriptions
     names = list(shipped_configs())
-    assert {"brackets-t8", "shakespeare-t8", "demo-exact"} <= set(names)
+    assert {"brackets-t8", "shakespeare-t8", "brackets-small"} <= set(names)
     listed = run_json("config", "list")
     assert [row["name"] for row in listed] == names
     text = run("config", "list").stdout

@@ -1,0 +1,87 @@
+"""The figure of `make demo`: learned couplings, one query without and with them, and the learning curves.
+
+python -m experiments.recall_figure FOLDER     # of the runs softmax, exact and dqa; writes FOLDER/recall.png
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diabat.models.decoder_explanation import explain_decoder
+from diabat.models.transformer import Transformer
+from diabat.plots import COLOURS, Line, Panel, draw_panel, new_figure, save_figure, tidy
+from diabat.runs.finished import Run, load_run
+
+TEXT = "aGcAdFbBd"
+RUNS = {"softmax": "softmax", "exact": "h + J, exact", "dqa": "h + J, 5 ns anneal"}
+
+
+def main() -> None:
+    """Draw the figure."""
+    folder = Path(sys.argv[1])
+    run = load_run(folder / "exact")
+    assert isinstance(run.model, Transformer)
+    layer = run.model.attention_layers()[0]
+    couplings, pairs = layer.couplings(), layer.coupling_pairs
+    assert couplings is not None
+    assert pairs is not None
+    J, bound = couplings[0, 0].detach(), _weights(run)
+    with torch.no_grad():
+        pairs.zero_()
+    figure = new_figure(13.5, 3.9)
+    axes = figure.subplots(1, 3, width_ratios=(1.1, 1.4, 1.2))
+    _draw_couplings(figure, axes[0], J)
+    _draw_weights(axes[1], {"the same without J": _weights(run), "with J": bound})
+    curves = [
+        Line(*zip(*_curve(folder / name), strict=True), label, look)
+        for look, (name, label) in enumerate(RUNS.items())
+    ]
+    settings = {"xlabel": "training step", "ylabel": "accuracy", "ylim": (0, 1.03), "title": "One layer each"}
+    draw_panel(axes[2], Panel(curves, settings=settings))
+    axes[2].legend(frameon=False, loc="lower right")
+    print(f"Figure: {save_figure(figure, folder / 'recall.png')}")
+
+
+def _weights(run: Run) -> Tensor:
+    """Attention of the last position over the text."""
+    form = run.task.text
+    assert form is not None
+    assert isinstance(run.model, Transformer)
+    return explain_decoder(run.model, form.encode(TEXT), TEXT, form.classes).attention[0, 0, -1]
+
+
+def _curve(folder: Path) -> list[tuple[float, float]]:
+    """Step and validation accuracy of every epoch."""
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    epochs = [entry for line in lines if (entry := json.loads(line))["event"] == "epoch"]
+    return [(entry["step"], entry["accuracy"]) for entry in epochs]
+
+
+def _draw_couplings(figure: Any, axis: Any, J: Tensor) -> None:
+    bound, places = float(J.abs().max()), range(len(J))
+    image = axis.imshow(J.numpy(), cmap="RdBu_r", vmin=-bound, vmax=bound)
+    figure.colorbar(image, ax=axis, label="$J_{jk}$")
+    axis.set_xticks(places, TEXT)
+    axis.set_yticks(places, TEXT)
+    axis.set_title("Learned couplings between positions")
+
+
+def _draw_weights(axis: Any, found: dict[str, Tensor]) -> None:
+    for look, (label, weights) in enumerate(found.items()):
+        places = [place + 0.4 * look - 0.2 for place in range(len(weights))]
+        colour = ("0.7", COLOURS[1])[look]
+        axis.bar(places, weights.tolist(), 0.4, label=label, color=colour, zorder=3)
+    axis.set_xticks(range(len(TEXT)), TEXT)
+    axis.set_title(f"Attention of the query “{TEXT[-1]}”, whose value is “{TEXT[TEXT.index(TEXT[-1]) + 1]}”")
+    axis.legend(frameon=False)
+    tidy(axis, "y")
+
+
+if __name__ == "__main__":
+    main()
