@@ -90,7 +90,14 @@ SAMPLERS: dict[str, Row] = {
         "options": ANNEAL_OPTIONS,
         "num_reads": 100,
     },
-    "tempering": {"backend": "tempering"},
+    "boltzmann-8, 1000 reads, covariance": {
+        "backend": "dqa",
+        "schedule": "boltzmann-8",
+        "precision": "single",
+        "gradient": "covariance",
+        "num_reads": 1000,
+    },
+    "tempering, covariance": {"backend": "tempering", "gradient": "covariance"},
 }
 
 

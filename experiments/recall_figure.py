@@ -38,10 +38,7 @@ def main() -> None:
     axes = figure.subplots(1, 3, width_ratios=(1.1, 1.4, 1.2))
     _draw_couplings(figure, axes[0], J)
     _draw_weights(axes[1], {"the same without J": _weights(run), "with J": bound})
-    curves = [
-        Line(*zip(*_curve(folder / name), strict=True), label, look)
-        for look, (name, label) in enumerate(RUNS.items())
-    ]
+    curves = [_curve(folder / name, label, look) for look, (name, label) in enumerate(RUNS.items())]
     settings = {"xlabel": "training step", "ylabel": "accuracy", "ylim": (0, 1.03), "title": "One layer each"}
     draw_panel(axes[2], Panel(curves, settings=settings))
     axes[2].legend(frameon=False, loc="lower right")
@@ -56,11 +53,11 @@ def _weights(run: Run) -> Tensor:
     return explain_decoder(run.model, form.encode(TEXT), TEXT, form.classes).attention[0, 0, -1]
 
 
-def _curve(folder: Path) -> list[tuple[float, float]]:
-    """Step and validation accuracy of every epoch."""
+def _curve(folder: Path, label: str, look: int) -> Line:
+    """Validation accuracy of every epoch against the step."""
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     epochs = [entry for line in lines if (entry := json.loads(line))["event"] == "epoch"]
-    return [(entry["step"], entry["accuracy"]) for entry in epochs]
+    return Line([entry["step"] for entry in epochs], [entry["accuracy"] for entry in epochs], label, look)
 
 
 def _draw_couplings(figure: Any, axis: Any, J: Tensor) -> None:
