@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -81,6 +81,7 @@ class Config(BaseModel):
                 "model.name",
                 f"expected {' or '.join(fitting)} for the task '{self.task.name}', got '{self.model.name}'.",
             )
+        self.task.check_model(self.model)
         return self
 
 
@@ -144,6 +145,9 @@ def valid_keys(document: dict[str, Any]) -> list[str]:
     }
     for section, options in (_SECTIONS | named).items():
         keys += [f"{section}.{field.name}" for field in dataclasses.fields(options)]
+        for name, hint in get_type_hints(options if isinstance(options, type) else type(options)).items():
+            for part in filter(dataclasses.is_dataclass, get_args(hint)):  # e.g. CouplingInit | None
+                keys += [f"{section}.{name}.{field.name}" for field in dataclasses.fields(part)]
     for place, choice in ({("sampler",): None} | sampler_sections(document)).items():
         keys += [f"{dotted(place)}.{name}" for name in ("backend", *_option_names(choice))]
     return keys

@@ -190,6 +190,13 @@ class TaskOptions(Protocol):
     def window(self) -> int:
         """Largest length T of an example."""
 
+    def check_model(self, model: Any) -> None:
+        """Refuse options of a model that cannot learn the task.
+
+        Raises:
+            ValueError: Naming the option.
+        """
+
     def build(self, tokenizer: Any = None) -> Task[Examples]:
         """Build the task, reading its data; sentence pairs need a fast tokenizer of Hugging Face.
 

@@ -57,6 +57,9 @@ class BracketOptions:
         for name, least in limits.items():
             check_count(name, getattr(self, name), least=least)
 
+    def check_model(self, model: Any) -> None:
+        """Any model of this kind of examples will do."""
+
     def build(self, tokenizer: Any = None) -> Task[Split]:
         """Build the task: T classes (positions), accuracy over closing brackets.
 

@@ -69,6 +69,9 @@ class PairOptions(ABC):
             ImportError: If the extra ``hf`` is needed and not installed.
         """
 
+    def check_model(self, model: Any) -> None:  # noqa: B027  # a model may have nothing to refuse
+        """Any model of this kind of examples will do."""
+
     def build(self, tokenizer: Any = None) -> Task[PairSplit]:
         """Read and tokenize the pairs; the metric is accuracy.
 

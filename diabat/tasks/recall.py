@@ -108,6 +108,23 @@ class RecallOptions:
         """Length T of a sequence."""
         return self.pair_width * self.longest + self.filler + self.queries
 
+    def check_model(self, model: Any) -> None:
+        """Refuse options of a model whose couplings or keys do not reach from a query over its pairs.
+
+        Raises:
+            ValueError: Naming the option.
+        """
+        reach = 1 if self.distance == 1 else 2
+        if getattr(model, "bandwidth", None) is not None and model.bandwidth < reach:
+            reason = (
+                f"expected at least {reach}, the distance from a key to its value, got {model.bandwidth}."
+            )
+            raise ArgumentError("model.bandwidth", reason)
+        seen = getattr(model, "attention_window", None)
+        if seen is not None and model.far == "none" and seen < self.window:
+            reason = f"expected at least the {self.window} positions of a sequence with far=none, got {seen}."
+            raise ArgumentError("model.attention_window", reason)
+
     def build(self, tokenizer: Any = None) -> Task[Split]:
         """Build the task: S classes (values), accuracy over the queries.
 

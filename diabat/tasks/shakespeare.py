@@ -37,6 +37,9 @@ class ShakespeareOptions:
         # A tenth of the text is for validation and must hold one window and its last target.
         check_count("characters", self.characters, least=10 * (self.window + 1))
 
+    def check_model(self, model: Any) -> None:
+        """Any model of this kind of examples will do."""
+
     def build(self, tokenizer: Any = None) -> Task[Split]:
         """Build the task: predict every next character; the metric is perplexity over all positions.
 

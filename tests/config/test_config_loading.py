@@ -82,7 +82,7 @@ def test_a_configuration_is_found_by_path_by_name_and_by_run_folder(tmp_path: Pa
     assert load_config(tmp_path).seed == 9
     with pytest.raises(ConfigError, match=r"'brackets-t9': no such file, .* Did you mean 'brackets-t"):
         find_config("brackets-t9")
-    with pytest.raises(ConfigError, match=r"'zzz': no such file, .* Shipped are anneal, brackets-t12, "):
+    with pytest.raises(ConfigError, match=r"'zzz': no such file, .* Shipped are anneal, brackets-small, "):
         find_config("zzz")
 
 

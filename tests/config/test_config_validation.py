@@ -7,7 +7,7 @@ from diabat.runs import build_model, build_sampler, build_task
 from diabat.samplers import registry
 
 BACKENDS = "dqa, exact, mean_field"
-TASKS = "brackets, shakespeare, sick, snli, mnli, pairs"
+TASKS = "brackets, recall, shakespeare, sick, snli, mnli, pairs"
 BAD = [
     # unknown keys
     ({"trainin": {}}, "trainin: unknown key. Did you mean 'training'?"),
