@@ -7,21 +7,18 @@ With relative couplings the spins of query i are its last T keys, so that one J 
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.coupled import SELF_MODES, WEIGHTS, CoupledHeads, check_sizes
+from diabat.attention.coupled import SELF_MODES, WEIGHTS, CoupledHeads, CouplingLayout
 from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.decoding import DecodingState, check_state
-from diabat.attention.far import weights_with_far
 from diabat.attention.fused import FusedLayer, attend, can_fuse
 from diabat.attention.head_axis import merged_heads, split_heads
 from diabat.attention.layer import check_sequences
 from diabat.attention.rotary import rotated
 from diabat.attention.self_couplings import self_probabilities
-from diabat.attention.windows import slots_to_keys, visible_keys, visible_slots, window_mix, window_scores
+from diabat.attention.windows import slot_keys, slots_to_keys, visible_keys, visible_slots, window_mix
 from diabat.checks import ArgumentError, check_choice, check_flag
 from diabat.samplers.base import Sampler
 
@@ -103,7 +100,8 @@ class BoltzmannAttention(CoupledHeads):
         coupling_init: CouplingInit | None = None,
     ) -> None:
         super().__init__()
-        check_sizes(embed_dim, num_heads, window, mode, bandwidth, SELF_MODES)
+        layout = CouplingLayout(window, mode, bandwidth, relative, weights)
+        layout.check(embed_dim, num_heads, SELF_MODES)
         check_flag("causal", causal)
         check_flag("rotary", rotary)
         check_windows(relative, causal, far, weights, mode)
@@ -119,18 +117,7 @@ class BoltzmannAttention(CoupledHeads):
         self.value = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.output = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.dropout = nn.Dropout(dropout)
-        self._build_terms(
-            num_heads,
-            window,
-            sampler=sampler,
-            mode=mode,
-            gradient=gradient,
-            num_reads=num_reads,
-            bandwidth=bandwidth,
-            weights=weights,
-            relative=relative,
-            coupling_init=coupling_init,
-        )
+        self._build_terms(num_heads, layout, sampler, gradient, num_reads, coupling_init=coupling_init)
         self.offset_bias = nn.Parameter(torch.zeros(num_heads, window)) if offset_bias else None
 
     def forward(
@@ -253,20 +240,20 @@ class BoltzmannAttention(CoupledHeads):
         """The same of the features of each head, [B, H, L, d]."""
         queries, keys = q.shape[-2], k.shape[-2]
         window, in_slots = min(self.window, keys), self._in_slots and queries == keys
-        wide = torch.promote_types(q.dtype, torch.float32)
-        # Samplers compute in float32 or float64; exponents need this precision.
         with torch.autocast(q.device.type, enabled=False):
-            scores = self._scores(q.to(wide), k.to(wide), window if in_slots else None)
+            scores = self._scores(q, k, window if in_slots else None)
             if self.offset_bias is not None:
-                bias = self.offset_bias[:, None, self.window - window :].to(wide)
+                bias = self.offset_bias[:, None, self.window - window :].to(scores)
                 scores = scores + (bias if in_slots else slots_to_keys(bias.expand(-1, queries, -1), keys))
             if in_slots:
                 visible = visible_slots(keys, window, key_mask, q.device)
             else:
                 visible = visible_keys(queries, keys, key_mask, q.device, causal=self.causal)
             zero = not self._has_fields
-            if self.relative and self.far == "independent":
-                weights = weights_with_far(self, scores, visible, zero=zero)
+            if self.far == "independent" and self.mode != "softmax":
+                slots = slot_keys(scores, window)
+                filled = (slots >= 0) & visible.gather(-1, (slots % keys).expand(*visible.shape[:-1], -1))
+                weights = self._weights_with_far(scores, slots % keys, filled, visible, zero=zero)
             else:
                 weights = self._weights_of(scores, visible, zero=zero)
         weights = self.dropout(weights.to(v.dtype))
@@ -297,27 +284,20 @@ class BoltzmannAttention(CoupledHeads):
         if self.mode not in ("h", "h+J") or self._biased or self.far != "none":
             return None
         bridge = None if self.mode == "h" else self._bridge
-        odds = self.weighting == "odds"
-        layer = FusedLayer(
-            bridge, self.num_heads, self.window, self.bandwidth, self.relative, odds, self.causal
-        )
+        layer = FusedLayer(bridge, self.num_heads, self.layout, self.causal)
         return layer if layer.supported else None
 
-    def _scores(self, q: Tensor, k: Tensor, window: int | None) -> Tensor:
-        """Scores q·k / sqrt(d) of all keys, [B, H, Q, S], or of slots, [B, H, Q, T]; 0 in modes without fields."""
-        if not self._has_fields:
-            return q.new_zeros(*q.shape[:-1], k.shape[-2] if window is None else window)
-        q = q / math.sqrt(q.shape[-1])
-        return q @ k.mT if window is None else window_scores(q, k, window)
+    def _record(self, fields: Tensor, couplings: Tensor | None) -> None:
+        self._recorded = (fields, couplings)
 
-    def _probabilities(self, fields: Tensor, visible: Tensor, *, zero: bool) -> Tensor:
-        """P(s_j = +1), [B, H, Q, T]; in mode J-self with the query's own spin at +1."""
+    def _solved(self, fields: Tensor, visible: Tensor, *, zero: bool) -> Tensor:
+        """As in the base class; in mode J-self with the query's own spin at +1."""
         if self.mode != "J-self":
-            return super()._probabilities(fields, visible, zero=zero)
+            return super()._solved(fields, visible, zero=zero)
         J = self.couplings(fields.shape[-1])
         assert J is not None
         J = J.to(fields.dtype, copy=True)  # torch's compiler fails at a break of the graph on views of views
-        self._record(fields, J.detach())
+        self._recorded = fields, J.detach()
         found = self_probabilities(self._bridge, J, visible, last=self.relative, seed=self._fixed_seed)
         return found.expand(fields.shape)
 

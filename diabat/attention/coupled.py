@@ -2,13 +2,14 @@ r"""Base class of the layers whose weights come from free couplings: the terms o
 
 For one query P(s) ∝ exp( Σ_j h_j s_j + Σ_{j<k} J_jk s_j s_k + Σ_{j<k<l} K_jkl s_j s_k s_l ) over the visible keys, and
 weights alpha_j / Σ_k alpha_k with alpha_j = P(s_j = +1), or alpha_j / (1 - alpha_j) normalised
-(:mod:`diabat.attention.odds`).
+(:mod:`diabat.attention.weights`).
 """
 
 from __future__ import annotations
 
 import difflib
 import math
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -16,8 +17,8 @@ from torch import Tensor, nn
 
 from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.layer import IsingLayer, LayerProblems
-from diabat.attention.normalisation import masked_softmax, normalised_weights
-from diabat.attention.odds import log_odds, odds_fields
+from diabat.attention.weights import log_odds, masked_softmax, normalised_weights, odds_fields
+from diabat.attention.windows import window_scores
 from diabat.checks import ArgumentError, check_choice, check_count, is_integer
 from diabat.compute.memory import require_memory
 from diabat.edges import Edges
@@ -28,17 +29,91 @@ MODES = ("softmax", "h+J", "h", "J", "h+K", "J+K", "h+J+K", "K")
 SELF_MODES = (*MODES, "J-self")
 """Modes of self-attention, where a query has a spin of its own."""
 WEIGHTS = ("probability", "odds")
-_INDEPENDENT = ("softmax", "h")
+
+
+@dataclass(frozen=True)
+class CouplingLayout:
+    """Which positions of a layer are coupled, and what its weights are.
+
+    Attributes:
+        window: Number of positions.
+        mode: Terms of the exponent.
+        bandwidth: Largest distance of two coupled positions; None for any.
+        relative: The positions are those of the last keys that a query sees.
+        weights: ``probability`` or ``odds``.
+    """
+
+    window: int
+    mode: str = "h+J"
+    bandwidth: int | None = None
+    relative: bool = False
+    weights: str = "probability"
+
+    @property
+    def terms(self) -> list[str]:
+        """The letters of the mode."""
+        return self.mode.removesuffix("-self").split("+")
+
+    @property
+    def reach(self) -> int:
+        """Largest distance of two coupled positions."""
+        return self.window - 1 if self.bandwidth is None else min(self.bandwidth, self.window - 1)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Numbers of pairs and of triples that are parameters."""
+        terms, reach = self.terms, self.reach
+        pairs = reach * self.window - reach * (reach + 1) // 2
+        return pairs * ("J" in terms), math.comb(self.window, 3) * ("K" in terms)
+
+    def problems(self, *, with_bias: bool) -> LayerProblems:
+        """What the sampler must support; nothing in modes that do not call it."""
+        if self.mode in ("softmax", "h") or (self.mode == "J" and not with_bias):
+            return LayerProblems()
+        return LayerProblems(self.window, self.reach if "J" in self.terms else None, "K" in self.terms)
+
+    def part(self, length: int | None) -> slice:
+        """The positions of ``length`` keys."""
+        T = self.window if length is None else length
+        return slice(self.window - T, self.window) if self.relative else slice(T)
+
+    def check(self, embed_dim: int, num_heads: int, modes: tuple[str, ...] = MODES) -> None:
+        """Refuse invalid sizes, weights that do not fit into memory, and unknown modes (suggesting the nearest one).
+
+        Raises:
+            ValueError: Names the argument.
+        """
+        for name, value in (("embed_dim", embed_dim), ("num_heads", num_heads), ("window", self.window)):
+            check_count(name, value)
+        if embed_dim % num_heads:
+            raise ArgumentError(
+                "embed_dim", f"expected a multiple of num_heads = {num_heads}, got {embed_dim}."
+            )
+        if not isinstance(self.mode, str) or self.mode not in modes:
+            lower = {m.lower(): m for m in modes}
+            near = [lower[m] for m in difflib.get_close_matches(str(self.mode).lower(), lower, n=1)]
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            raise ArgumentError("mode", f"expected one of {', '.join(modes)}, got {self.mode!r}.{hint}")
+        if self.bandwidth is not None and (not is_integer(self.bandwidth) or self.bandwidth < 1):
+            raise ArgumentError("bandwidth", f"expected None or an integer >= 1, got {self.bandwidth!r}.")
+        # float32: weights, gradients and both moments of an optimiser; and J as a matrix, with its gradient.
+        numbers = num_heads * sum(self.sizes) + 4 * embed_dim**2
+        require_memory(
+            16 * numbers + (1 + 12 * num_heads * ("J" in self.terms)) * self.window**2,
+            f"weights of window = {self.window} and embed_dim = {embed_dim}",
+            "window",
+        )
 
 
 class CoupledHeads(IsingLayer):
-    """Couplings of H heads over ``window`` key positions, and the weights that follow from fields.
+    """Couplings of H heads over ``window`` key positions, and the weights that follow from scores.
 
-    A subclass calls ``_build_terms`` in its constructor and ``_weights`` in its forward pass.  The parameters have
+    A subclass calls ``_build_terms`` in its constructor and ``_weights_of`` in its forward pass.  The parameters have
     these names in its ``state_dict``.  The couplings of a *relative* layer are between the last keys that a query sees,
     the others between absolute positions.
 
     Attributes:
+        layout: Which positions are coupled.
         coupling_pairs: J_jk for j < k, [H, window(window-1)/2], in modes with J; with a bandwidth w the pairs with
             k - j <= w, [H, Σ_{d=1..w} (window-d)], in the same row-major order.
         coupling_triples: K_jkl for j < k < l, [H, window(window-1)(window-2)/6], in modes with K.
@@ -50,15 +125,11 @@ class CoupledHeads(IsingLayer):
     def _build_terms(
         self,
         num_heads: int,
-        window: int,
-        *,
+        layout: CouplingLayout,
         sampler: Sampler | str,
-        mode: str,
         gradient: str,
         num_reads: int | None,
-        bandwidth: int | None,
-        weights: str = "probability",
-        relative: bool = False,
+        *,
         coupling_init: CouplingInit | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -66,26 +137,22 @@ class CoupledHeads(IsingLayer):
         """Register the parameters of the terms, after those of the projections, and check the backend.
 
         Raises:
-            ValueError: If ``num_reads``, ``bandwidth`` or ``weights`` is invalid.
+            ValueError: If ``num_reads`` or ``weights`` is invalid.
             UnsupportedError: If the sampler does not support the mode, the window or the estimator.
         """
-        check_choice("weights", weights, WEIGHTS)
-        self.num_heads, self.window, self.bandwidth, self.mode = num_heads, window, bandwidth, mode
-        self.weighting, self.relative = weights, relative
-        reach, terms = _reach(window, bandwidth), _terms_of(mode)
-        problems = (
-            LayerProblems()
-            if mode in _INDEPENDENT or (mode == "J" and not self._takes_bias)
-            else LayerProblems(window, reach if "J" in terms else None, "K" in terms)
-        )
+        check_choice("weights", layout.weights, WEIGHTS)
+        self.num_heads, self.layout = num_heads, layout
+        self.window, self.bandwidth, self.mode = layout.window, layout.bandwidth, layout.mode
+        self.weighting, self.relative = layout.weights, layout.relative
+        self._has_fields = "h" in layout.terms or self.mode == "softmax"
+        problems = layout.problems(with_bias=self._takes_bias)
         self._bind(problems, sampler, gradient=gradient, num_reads=num_reads)
-        self._has_fields = "h" in terms or mode == "softmax"
-        pairs, triples = _numbers_of_terms(window, reach)
         zeros = partial(torch.zeros, device=device, dtype=dtype)
-        self.coupling_pairs = nn.Parameter(zeros(num_heads, pairs)) if "J" in terms else None
+        pairs, triples = (zeros(num_heads, size) for size in layout.sizes)
+        self.coupling_pairs = nn.Parameter(pairs) if "J" in layout.terms else None
         if self.coupling_pairs is not None and coupling_init is not None:
-            coupling_init.fill(self.coupling_pairs, window, bandwidth)
-        self.coupling_triples = nn.Parameter(zeros(num_heads, triples)) if "K" in terms else None
+            coupling_init.fill(self.coupling_pairs, layout.window, layout.bandwidth)
+        self.coupling_triples = nn.Parameter(triples) if "K" in layout.terms else None
         self._recorded: tuple[Tensor, Tensor | Edges | None] | None = None
 
     def couplings(self, length: int | None = None) -> Tensor | None:
@@ -95,7 +162,7 @@ class CoupledHeads(IsingLayer):
         """
         if self.coupling_pairs is None:
             return None
-        part = self._part(length)
+        part = self.layout.part(length)
         return pack_couplings(self.coupling_pairs, self.window, self.bandwidth)[:, None, part, part]
 
     def _band(self, length: int) -> Edges:
@@ -103,9 +170,7 @@ class CoupledHeads(IsingLayer):
         pairs = self.coupling_pairs
         assert pairs is not None
         index = torch.stack(pair_indices(self.window, self.bandwidth, pairs.device), 1)
-        if length == self.window:
-            return Edges(index, pairs[:, None])
-        index = index - (self._part(length).start or 0)
+        index = index - self.layout.part(length).indices(self.window)[0]
         inside = ((index >= 0) & (index < length)).all(1)
         return Edges(index[inside], pairs[:, None, inside])
 
@@ -113,12 +178,8 @@ class CoupledHeads(IsingLayer):
         """Symmetric K over the same positions, [H, 1, T, T, T]; None in modes without K."""
         if self.coupling_triples is None:
             return None
-        part = self._part(length)
+        part = self.layout.part(length)
         return pack_three_body(self.coupling_triples, self.window)[:, None, part, part, part]
-
-    def _part(self, length: int | None) -> slice:
-        T = self.window if length is None else length
-        return slice(self.window - T, self.window) if self.relative else slice(T)
 
     def last_fields_and_couplings(self) -> tuple[Tensor, Tensor | None]:
         """Fields [B, H, T, T] and J [H, 1, T, T] of the last forward pass, detached.
@@ -135,24 +196,17 @@ class CoupledHeads(IsingLayer):
         fields, J = self._recorded
         return fields, J.matrix(fields.shape[-1]) if isinstance(J, Edges) else J
 
-    def _weights(self, q: Tensor, k: Tensor, visible: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Normalised weights [B, H, L, T], in float32 where queries and keys are of half precision.
+    def _scores(self, q: Tensor, k: Tensor, slots: int | None = None) -> Tensor:
+        """Scores q·k / sqrt(d) of all keys, [B, H, Q, S], or of slots, [B, H, Q, T]; 0 in modes without fields.
 
-        Args:
-            q: [B, H, L, d].
-            k: [B, H, T, d].
-            visible: bool, broadcastable to [B, H, L, T].
-            bias: Added to the fields, in modes without fields too; broadcastable to [B, H, L, T].
+        They are in float32 where queries and keys are of half precision: exponents need it, and samplers compute in
+        float32 or float64.
         """
-        # Samplers compute in float32 or float64; exponents need this precision.
         wide = torch.promote_types(q.dtype, torch.float32)
-        with torch.autocast(q.device.type, enabled=False):
-            scores = q.to(wide) @ k.to(wide).transpose(-2, -1) / math.sqrt(q.shape[-1])
-            if not self._has_fields:
-                scores = torch.zeros_like(scores)
-            if bias is not None:
-                scores = scores + bias.to(wide)
-            return self._weights_of(scores, visible, zero=not self._has_fields and bias is None)
+        if not self._has_fields:
+            return q.new_zeros(*q.shape[:-1], k.shape[-2] if slots is None else slots, dtype=wide)
+        q, k = q.to(wide) / math.sqrt(q.shape[-1]), k.to(wide)
+        return q @ k.mT if slots is None else window_scores(q, k, slots)
 
     def _weights_of(self, scores: Tensor, visible: Tensor, *, zero: bool) -> Tensor:
         """Normalised weights [B, H, L, T] of keys that are all coupled.
@@ -166,118 +220,64 @@ class CoupledHeads(IsingLayer):
             return masked_softmax(scores, visible)
         if self.weighting == "odds":
             h = scores if zero else odds_fields(scores, visible)
-            return masked_softmax(self._log_odds(h, visible, zero=zero), visible)
-        return normalised_weights(self._probabilities(scores, visible, zero=zero), visible)
+            return masked_softmax(self._solved(h, visible, zero=zero), visible)
+        return normalised_weights(self._solved(scores, visible, zero=zero), visible)
 
-    def _probabilities(self, fields: Tensor, visible: Tensor, *, zero: bool) -> Tensor:
-        """P(s_j = +1), [B, H, L, T]."""
-        J, K = self._terms(fields)
-        if self.mode == "h":
-            return torch.sigmoid(2 * fields)
-        if zero and self.mode == "J":
-            # The law does not change when all spins are flipped: every P is 1/2, whatever J is.
-            return self._without_gradient(torch.full_like(fields, 0.5))
-        return self._bridge(fields, J, visible, K, self._fixed_seed)
+    def _weights_with_far(
+        self, scores: Tensor, keys: Tensor, filled: Tensor, visible: Tensor, *, zero: bool = False
+    ) -> Tensor:
+        """Normalised weights [B, H, L, S] where the keys before the window are spins without couplings.
 
-    def _log_odds(self, fields: Tensor, visible: Tensor, *, zero: bool) -> Tensor:
-        """Log-odds of s_j = +1 in the same problems."""
-        J, K = self._terms(fields)
-        if self.mode == "h":
-            return 2 * fields
-        if zero and self.mode == "J":
-            return self._without_gradient(torch.zeros_like(fields))
-        return log_odds(self._bridge, fields, J, visible, K, self._fixed_seed)
-
-    def _moved_softmax(self, logits: Tensor, keys: Tensor, visible: Tensor, *, zero: bool) -> Tensor:
-        """Softmax over all keys, [B, H, L, S], whose logits the couplings move at the keys of the window.
+        Such spins are independent of all others: alpha_j = sigmoid(2 h_j), odds exp(2 h_j).  Together with the problem
+        of the window this is the exact law of couplings that are zero beyond the window.
 
         Args:
-            logits: Log-softmax of the scores of all visible keys, [B, H, L, S].
-            keys: The key in each slot, int64, broadcastable to [B, H, L, T].
-            visible: Whether a slot holds a visible key, bool, likewise.  Other slots move nothing.
-            zero: The mode has no fields.
+            scores: [B, H, L, S].
+            keys: The key in each slot of the window, different ones in a row, int64, broadcastable to [B, H, L, T].
+            filled: Whether a slot holds a visible key, bool, likewise; the other slots have keys that are not visible.
+            visible: bool, broadcastable to the scores.
+            zero: The mode has no fields, and the scores are 0.
         """
-        keys = keys.expand(*logits.shape[:-1], -1)
-        h = logits.gather(-1, keys).masked_fill(~visible, 0) * (0 if zero else 0.5)
-        moved = (self._log_odds(h, visible, zero=zero) - 2 * h).masked_fill(~visible, 0)
-        return logits.scatter_add(-1, keys, moved).softmax(-1)
+        keys = keys.expand(*scores.shape[:-1], -1)
+        if self.weighting == "odds":
+            # Up to a constant of each query the logits are the scores, moved in the window by what the couplings add.
+            logits = scores.masked_fill(~visible, torch.finfo(scores.dtype).min).log_softmax(-1)
+            h = logits.gather(-1, keys).masked_fill(~filled, 0) * (0 if zero else 0.5)
+            moved = (self._solved(h, filled, zero=zero) - 2 * h).masked_fill(~filled, 0)
+            return logits.scatter_add(-1, keys, moved).softmax(-1).masked_fill(~visible, 0)
+        near = self._solved(scores.gather(-1, keys).masked_fill(~filled, 0), filled, zero=zero)
+        alpha = torch.sigmoid(2 * scores).scatter(-1, keys, near.masked_fill(~filled, 0))
+        return normalised_weights(alpha, visible)
 
-    def _without_gradient(self, values: Tensor) -> Tensor:
-        """Give J the gradient 0 rather than none, which some wrappers and optimisers treat differently."""
-        return values if self.coupling_pairs is None else values + 0 * self.coupling_pairs.sum()
+    def _solved(self, fields: Tensor, visible: Tensor, *, zero: bool) -> Tensor:
+        """P(s_j = +1), [B, H, L, T], or the log-odds of it in a layer of odds."""
+        odds, (J, K) = self.weighting == "odds", self._terms(fields)
+        if self.mode == "h":
+            return 2 * fields if odds else torch.sigmoid(2 * fields)
+        if zero and self.mode == "J":
+            # The law does not change when all spins are flipped: every P is 1/2, whatever J is.
+            assert self.coupling_pairs is not None
+            # The gradient 0 rather than none, which some wrappers and optimisers treat differently.
+            return torch.full_like(fields, 0 if odds else 0.5) + 0 * self.coupling_pairs.sum()
+        if odds:
+            return log_odds(self._bridge, fields, J, visible, K, self._fixed_seed)
+        return self._bridge(fields, J, visible, K, self._fixed_seed)
 
     def _terms(self, fields: Tensor) -> tuple[Tensor | Edges | None, Tensor | None]:
         """J and K in the precision of the fields; recorded with the fields."""
         length = fields.shape[-1]
         if self.bandwidth is not None and self.coupling_pairs is not None and self._bridge.takes_edges:
             band = self._band(length).mapped(lambda values: values.to(fields))
-            self._record(fields.detach(), band.mapped(Tensor.detach))
+            self._recorded = fields.detach(), band.mapped(Tensor.detach)
             return band, None
         J, K = (
             None if t is None else t.to(fields) for t in (self.couplings(length), self.three_body(length))
         )
-        self._record(fields.detach(), None if J is None else J.detach())
+        self._recorded = fields.detach(), None if J is None else J.detach()
         return J, K
-
-    def _record(self, fields: Tensor, couplings: Tensor | Edges | None) -> None:
-        """Keep the problems of this pass for `last_fields_and_couplings`."""
-        self._recorded = (fields, couplings)
 
     def extra_repr(self) -> str:
         """Show the options in ``repr``."""
         shown = f"num_heads={self.num_heads}, window={self.window}, mode={self.mode!r}, gradient={self.gradient!r}"
         given = {"bandwidth": self.bandwidth, "num_reads": self.num_reads}
         return shown + "".join(f", {name}={value}" for name, value in given.items() if value is not None)
-
-
-def _terms_of(mode: str) -> list[str]:
-    return mode.removesuffix("-self").split("+")
-
-
-def _reach(window: int, bandwidth: int | None) -> int:
-    """Largest distance of two coupled positions."""
-    return window - 1 if bandwidth is None else min(bandwidth, window - 1)
-
-
-def _numbers_of_terms(window: int, reach: int) -> tuple[int, int]:
-    """Pairs of positions that are at most ``reach`` apart, and triples."""
-    return reach * window - reach * (reach + 1) // 2, math.comb(window, 3)
-
-
-def check_sizes(
-    embed_dim: int,
-    num_heads: int,
-    window: int,
-    mode: str,
-    bandwidth: int | None,
-    modes: tuple[str, ...] = MODES,
-) -> None:
-    """Refuse invalid sizes, weights that do not fit into memory, and unknown modes (suggesting the nearest one).
-
-    Raises:
-        ValueError: Names the argument.
-    """
-    for name, value in (("embed_dim", embed_dim), ("num_heads", num_heads), ("window", window)):
-        check_count(name, value)
-    if embed_dim % num_heads:
-        raise ArgumentError("embed_dim", f"expected a multiple of num_heads = {num_heads}, got {embed_dim}.")
-    if not isinstance(mode, str) or mode not in modes:
-        lower = {m.lower(): m for m in modes}
-        near = [lower[m] for m in difflib.get_close_matches(str(mode).lower(), lower, n=1)]
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise ArgumentError("mode", f"expected one of {', '.join(modes)}, got {mode!r}.{hint}")
-    _check_bandwidth(bandwidth)
-    pairs, triples = _numbers_of_terms(window, _reach(window, bandwidth))
-    terms = _terms_of(mode)
-    # float32: weights, gradients and both moments of an optimiser; and J as a matrix, with its gradient.
-    numbers = num_heads * (pairs * ("J" in terms) + triples * ("K" in terms)) + 4 * embed_dim**2
-    require_memory(
-        16 * numbers + (1 + 12 * num_heads * ("J" in terms)) * window**2,
-        f"weights of window = {window} and embed_dim = {embed_dim}",
-        "window",
-    )
-
-
-def _check_bandwidth(bandwidth: int | None) -> None:
-    if bandwidth is not None and (not is_integer(bandwidth) or bandwidth < 1):
-        raise ArgumentError("bandwidth", f"expected None or an integer >= 1, got {bandwidth!r}.")

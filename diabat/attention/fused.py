@@ -1,7 +1,7 @@
 """Attention over small windows in one autograd function on the CPU, from queries, keys and values to mixed values.
 
 Between the compiled passes stands one solution of the sampler (:meth:`Sampler.solution`).  Results and derivatives are
-those of the operators of :mod:`diabat.attention.coupled` and :mod:`diabat.attention.windows`, which second derivatives
+those of the operators of :mod:`diabat.attention.weights` and :mod:`diabat.attention.windows`, which second derivatives
 use.
 """
 
@@ -20,13 +20,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diabat.attention.bridge import GradientBridge
+from diabat.attention.coupled import CouplingLayout
 from diabat.attention.head_axis import merged_heads, split_heads
-from diabat.attention.normalisation import masked_softmax, normalised_weights
-from diabat.attention.odds import log_odds, odds_fields
-from diabat.attention.pair_places import PairPlaces, matrices, of_pairs, pair_places
+from diabat.attention.weights import log_odds, masked_softmax, normalised_weights, odds_fields
 from diabat.attention.windows import visible_keys, visible_slots, window_mix, window_scores
 from diabat.compute.threads import equal_ranges, run_parts
-from diabat.ising import Ising, pack_couplings
+from diabat.ising import Ising, pack_couplings, pair_indices
 from diabat.samplers.answers import Solution
 from diabat.samplers.folding import refuse_batched_cotangent
 
@@ -44,19 +43,13 @@ class FusedLayer:
     Attributes:
         bridge: Its backend, with the estimator ``exact``; None without couplings, where P(s = +1) = sigmoid(2h).
         heads: H.
-        window: Positions that J is between.
-        bandwidth: Largest distance of two coupled positions, or None.
-        relative: J belongs to the last positions.
-        odds: Weights are those of odds.
+        layout: Which positions are coupled.
         causal: A query sees the keys up to its own position.
     """
 
     bridge: GradientBridge | None
     heads: int
-    window: int
-    bandwidth: int | None
-    relative: bool
-    odds: bool
+    layout: CouplingLayout
     causal: bool
 
     @property
@@ -67,9 +60,15 @@ class FusedLayer:
             return True
         return bridge.estimator == "exact" and not bridge.draws and bridge.sampler.capabilities.solution
 
-    def places(self, length: int) -> PairPlaces:
-        """Where the pairs of the layer are in J of ``length`` keys."""
-        return pair_places(self.window, self.bandwidth, self.relative, length)
+    def solution(
+        self, fields: Tensor, J: Tensor | None, visible: Tensor, differentiated: bool
+    ) -> Solution | None:
+        """The solution of the backend; None if it has none for these problems."""
+        odds = self.layout.weights == "odds"
+        if self.bridge is None:
+            return _Independent(fields, odds)
+        problem = Ising(fields, J, visible, check=False)
+        return self.bridge.sampler.solution(problem, odds=odds, differentiated=differentiated)
 
 
 class _Independent(Solution):
@@ -127,125 +126,135 @@ def attend(
         they have few states.
     """
     queries, keys = q.shape[1], k.shape[1]
-    window = min(layer.window, keys)
+    window = min(layer.layout.window, keys)
     if (q.shape[0] * queries * layer.heads) << window <= FEW_STATES:
         return None
     shape = (queries, keys, window if slots else None, layer.causal)
-    core = _Pass(
-        layer, q, k, pairs, _without_padding(*shape) if key_mask is None else _visibility(*shape, key_mask)
-    )
-    record(core.fields, core.couplings)
-    if not core.solved():
+    visible, mask = _without_padding(*shape) if key_mask is None else _visibility(*shape, key_mask)
+    differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, pairs))
+    core = _Core(layer, q, mask, slots, differentiated)
+    fields = core.scores(q, k)
+    J = None
+    if pairs is not None:
+        J = _with_zero(pairs.detach())[:, None, _pair_numbers(layer.layout, window)]
+    record(fields, J)
+    solution = layer.solution(fields, J, visible, differentiated)
+    if solution is None:
         return None
-    if dropout > 0:
-        core.noise = F.dropout(torch.ones_like(core.fields), dropout)
-    mixed, weights = core.mixed(v)
-    if core.differentiated or (torch.is_grad_enabled() and v.requires_grad):
-        result: Any = _Attend.apply(q, k, v, pairs, core, mixed, weights)
-        mixed, weights = result
-    elif core.noise is not None:
-        weights = weights * core.noise
-    return mixed, weights
-
-
-@dataclass(frozen=True, eq=False)
-class _Visibility:
-    """Which keys, or slots, each query sees.
-
-    Attributes:
-        window: Number of slots; None if the keys are meant.
-        visible: bool, broadcastable to the fields.
-        array: The same as an array [B or 1, Q, T].
-    """
-
-    window: int | None
-    visible: Tensor
-    array: Array
+    noise = F.dropout(torch.ones_like(fields), dropout) if dropout > 0 else None
+    solved = _Solved(core, visible, fields, solution, noise)
+    found: tuple[Tensor, Tensor] = _Attend.apply(q, k, v, pairs, solved)
+    return found
 
 
 def _visibility(
     queries: int, keys: int, window: int | None, causal: bool, key_mask: Tensor | None
-) -> _Visibility:
+) -> tuple[Tensor, Array]:
+    """Which keys, or slots, each query sees: bool, broadcastable to the fields; and as an array [B or 1, Q, T]."""
     device = torch.device("cpu")
     if window is None:
         visible = visible_keys(queries, keys, key_mask, device, causal=causal)
     else:
         visible = visible_slots(keys, window, key_mask, device)
-    return _Visibility(
-        window, visible, np.ascontiguousarray(visible.numpy()).reshape(-1, *visible.shape[-2:])
-    )
+    return visible, np.ascontiguousarray(visible.numpy()).reshape(-1, *visible.shape[-2:])
 
 
 @lru_cache(maxsize=64)
-def _without_padding(queries: int, keys: int, window: int | None, causal: bool) -> _Visibility:
+def _without_padding(queries: int, keys: int, window: int | None, causal: bool) -> tuple[Tensor, Array]:
     return _visibility(queries, keys, window, causal, None)
 
 
-class _Pass:
-    """One pass: what both directions need."""
+@lru_cache(maxsize=64)
+def _pair_numbers(layout: CouplingLayout, length: int) -> Tensor:
+    """Which of the P pairs of a layer is at j, k of J of ``length`` keys, int64 [T, T]; P where there is none."""
+    j, k = pair_indices(layout.window, layout.bandwidth)
+    numbers = torch.full((layout.window, layout.window), len(j))
+    numbers[j, k] = numbers[k, j] = torch.arange(len(j))
+    part = layout.part(length)
+    return numbers[part, part].contiguous()
 
-    def __init__(
-        self, layer: FusedLayer, q: Tensor, k: Tensor, pairs: Tensor | None, view: _Visibility
-    ) -> None:
-        from diabat.attention.fused_kernel import Slots, scores
 
-        self.layer, self.view = layer, view
-        self.noise: Tensor | None = None
-        batch, queries, features = q.shape[0], q.shape[1], q.shape[2] // layer.heads
-        shape = (batch, layer.heads, queries, view.array.shape[2])
-        self._number, self._threads = batch * layer.heads, 1
-        work = math.prod(shape) * features
+def _with_zero(pairs: Tensor) -> Tensor:
+    """Pairs [H, P], with a zero behind them."""
+    return F.pad(pairs, (0, 1))
+
+
+class _Core:
+    """The compiled passes of one call: sizes, threads, and the scores."""
+
+    def __init__(self, layer: FusedLayer, q: Tensor, mask: Array, moves: bool, differentiated: bool) -> None:
+        from diabat.attention.fused_kernel import Slots
+
+        self.layer, self.differentiated = layer, differentiated
+        features = q.shape[2] // layer.heads
+        self.shape = (q.shape[0], layer.heads, q.shape[1], mask.shape[2])
+        work = math.prod(self.shape) * features
+        self._threads = 1
         if work >= _WORK_PER_THREAD:
             self._threads = min(torch.get_num_threads(), 1 + work // _WORK_PER_THREAD)
-        self._slots = Slots(view.array, view.window is not None, 1 / math.sqrt(features), layer.odds)
-        self.differentiated = torch.is_grad_enabled() and (
-            q.requires_grad or k.requires_grad or (pairs is not None and pairs.requires_grad)
-        )
-        rows = self._rows(q)
-        fields = np.empty(shape, rows.dtype)
-        self._run(scores, rows, self._rows(k), fields)
-        self.fields = torch.from_numpy(fields)
-        self.couplings = None if pairs is None else matrices(layer.places(shape[3]), pairs)
-        self.solution: Solution | None = None
+        self.slots = Slots(mask, moves, 1 / math.sqrt(features), layer.layout.weights == "odds")
 
-    def solved(self) -> bool:
-        """Solve the problems, if the backend has a solution for them."""
-        bridge, odds = self.layer.bridge, self.layer.odds
-        if bridge is None:
-            self.solution = _Independent(self.fields, odds)
-            return True
-        problem = Ising(self.fields, self.couplings, self.view.visible, check=False)
-        self.solution = bridge.sampler.solution(problem, odds=odds, differentiated=self.differentiated)
-        return self.solution is not None
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """Fields [B, H, Q, T] of queries and keys."""
+        from diabat.attention.fused_kernel import scores
 
-    def _rows(self, tokens: Tensor) -> Array:
+        rows = self.rows(q)
+        fields = np.empty(self.shape, rows.dtype)
+        self.run(scores, rows, self.rows(k), fields)
+        return torch.from_numpy(fields)
+
+    def rows(self, tokens: Tensor) -> Array:
         """Features [B, L, H·d] as [B, L, H, d]."""
         rows = np.ascontiguousarray(tokens.detach().numpy())
         return rows.reshape(*rows.shape[:2], self.layer.heads, -1)
 
-    def _run(self, kernel: Any, *arrays: Any) -> None:
+    def run(self, kernel: Any, *arrays: Any) -> None:
+        """Run a kernel on all pairs of a sequence and a head."""
+        number = self.shape[0] * self.shape[1]
         if self._threads == 1:
-            kernel(0, self._number, self._slots, *arrays)
+            kernel(0, number, self.slots, *arrays)
             return
         run_parts(
-            equal_ranges(self._number, self._threads),
+            equal_ranges(number, self._threads),
             lambda part: None,
-            lambda part, none: kernel(part.start, part.stop, self._slots, *arrays),
+            lambda part, none: kernel(part.start, part.stop, self.slots, *arrays),
         )
 
-    def _noise(self, dtype: Any) -> Array:
-        return np.empty((0, 0, 0, 0), dtype) if self.noise is None else self.noise.numpy()
+
+@dataclass(frozen=True, eq=False)
+class _Solved:
+    """A call whose problems are solved.
+
+    Attributes:
+        core: Its compiled passes.
+        visible: bool, broadcastable to the fields.
+        fields: [B, H, Q, T].
+        solution: Of these fields.
+        noise: Factors of dropout, [B, H, Q, T], or None.
+    """
+
+    core: _Core
+    visible: Tensor
+    fields: Tensor
+    solution: Solution
+    noise: Tensor | None
+
+    def _found(self, v: Tensor) -> tuple[float, Array, Array, Array]:
+        """What both directions of mixing need: the least weight, probabilities or log-odds, values and noise."""
+        rows, found = self.core.rows(v), self.solution.result.numpy()
+        least = float(np.finfo(rows.dtype).tiny) ** 0.75  # as in `normalised_weights`
+        return least, found, rows, _or_none(self.noise, rows.dtype)
 
     def mixed(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """Mixed values [B, Q, H·d], and weights before dropout, [B, H, Q, T]."""
         from diabat.attention.fused_kernel import mixed
 
-        assert self.solution is not None
-        found, rows = self.solution.result.numpy(), self._rows(v)
-        batch, heads, queries, _ = found.shape
-        weights, out = np.empty_like(found), np.empty((batch, queries, heads, rows.shape[3]), rows.dtype)
-        self._run(mixed, _least(rows), found, rows, self._noise(rows.dtype), weights, out)
-        return torch.from_numpy(out.reshape(batch, queries, -1)), torch.from_numpy(weights)
+        given = self._found(v)
+        batch, heads, queries, _ = self.core.shape
+        weights = np.empty_like(given[1])
+        out = np.empty((batch, queries, heads, given[2].shape[3]), weights.dtype)
+        self.core.run(mixed, *given, weights, out)
+        return _tokens(out), torch.from_numpy(weights)
 
     def gradient(
         self,
@@ -260,47 +269,40 @@ class _Pass:
         """Derivatives by q, k, v and the pairs, for cotangents of both results."""
         from diabat.attention.fused_kernel import mixed_backward, scores_backward
 
-        assert self.solution is not None
-        found, rows = self.solution.result.numpy(), self._rows(v)
-        g = torch.zeros_like(q) if g is None else g
-        more = np.empty((0, 0, 0, 0), found.dtype) if extra is None else extra.detach().contiguous().numpy()
-        slope, dv = np.empty_like(found), np.empty_like(rows)
-        self._run(
-            mixed_backward,
-            _least(rows),
-            found,
-            rows,
-            self._noise(rows.dtype),
-            weights.detach().numpy(),
-            self._rows(g),
-            more,
-            slope,
-            dv,
-        )
-        if not self.differentiated:
+        core, given = self.core, self._found(v)
+        rows_g = core.rows(torch.zeros_like(q) if g is None else g)
+        more = _or_none(extra, given[1].dtype)
+        slope, dv = np.empty_like(given[1]), np.empty_like(given[2])
+        core.run(mixed_backward, *given, weights.detach().numpy(), rows_g, more, slope, dv)
+        if not core.differentiated:
             return None, None, _tokens(dv), None
         with_pairs = pairs is not None and pairs.requires_grad
         dh, dJ = self.solution.gradient(torch.from_numpy(slope), pairs=with_pairs)
-        rows_q, rows_k = self._rows(q), self._rows(k)
+        rows_q, rows_k = core.rows(q), core.rows(k)
         dq, dk = np.empty_like(rows_q), np.empty_like(rows_k)
-        self._run(scores_backward, self.fields.numpy(), dh.numpy(), rows_q, rows_k, dq, dk)
-        by_pairs = None if dJ is None else of_pairs(self.layer.places(dJ.shape[-1]), dJ)
+        core.run(scores_backward, self.fields.numpy(), dh.numpy(), rows_q, rows_k, dq, dk)
+        by_pairs = None
+        if dJ is not None and pairs is not None:
+            numbers = _pair_numbers(core.layer.layout, dJ.shape[-1]).reshape(1, -1)
+            sums = torch.zeros_like(_with_zero(pairs.detach()))
+            by_pairs = sums.scatter_add_(1, numbers.expand(len(sums), -1), dJ.reshape(len(sums), -1))[:, :-1]
         return _tokens(dq), _tokens(dk), _tokens(dv), by_pairs
 
     def by_operators(self, q: Tensor, k: Tensor, v: Tensor, pairs: Tensor | None) -> tuple[Tensor, Tensor]:
         """Both results by operators that autograd differentiates again."""
-        layer, visible, window = self.layer, self.view.visible, self.view.window
+        layer, layout, visible = self.core.layer, self.core.layer.layout, self.visible
+        window = self.core.shape[3] if self.core.slots.moves else None
         q, k, v = (split_heads(tokens, layer.heads) for tokens in (q, k, v))
         q = q / math.sqrt(q.shape[-1])
         scores = q @ k.mT if window is None else window_scores(q, k, window)
         J = None
         if pairs is not None:
-            part = layer.places(scores.shape[-1]).part
-            J = pack_couplings(pairs, layer.window, layer.bandwidth)[:, None, part, part]
-        if layer.odds:
+            part = layout.part(scores.shape[-1])
+            J = pack_couplings(pairs, layout.window, layout.bandwidth)[:, None, part, part]
+        if layout.weights == "odds":
             h = odds_fields(scores, visible)
-            odds = 2 * h if layer.bridge is None else log_odds(layer.bridge, h, J, visible, None)
-            weights = masked_softmax(odds, visible)
+            logits = 2 * h if layer.bridge is None else log_odds(layer.bridge, h, J, visible)
+            weights = masked_softmax(logits, visible)
         else:
             alpha = torch.sigmoid(2 * scores) if layer.bridge is None else layer.bridge(scores, J, visible)
             weights = normalised_weights(alpha, visible)
@@ -311,26 +313,18 @@ class _Pass:
 
 
 class _Attend(torch.autograd.Function):
-    """(q, k, v, pairs, their pass) -> mixed values, weights."""
+    """(q, k, v, pairs, their solved problems) -> mixed values, weights."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        pairs: Tensor | None,
-        core: _Pass,
-        mixed: Tensor,
-        weights: Tensor,
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, pairs: Tensor | None, solved: _Solved
     ) -> tuple[Tensor, Tensor]:
-        """Take what the pass has computed."""
-        ctx.core = core
+        """Mix the values."""
+        ctx.solved = solved
         ctx.set_materialize_grads(False)
-        mixed = mixed.view_as(mixed)
-        dropped = weights.view_as(weights) if core.noise is None else weights * core.noise
-        ctx.save_for_backward(q, k, v, pairs, dropped if core.noise is None else weights)
-        return mixed, dropped
+        mixed, weights = solved.mixed(v)
+        ctx.save_for_backward(q, k, v, pairs, weights)
+        return mixed, weights if solved.noise is None else weights * solved.noise
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -338,10 +332,10 @@ class _Attend(torch.autograd.Function):
         refuse_batched_cotangent(*cotangents)
         *terms, weights = ctx.saved_tensors
         if not torch.is_grad_enabled():
-            return *ctx.core.gradient(*terms, weights, *cotangents), None, None, None
+            return *ctx.solved.gradient(*terms, weights, *cotangents), None
         # Separate leaves: cotangents may also depend on the terms, but are held fixed here.
         terms = [None if t is None else t.view_as(t) for t in terms]
-        results = ctx.core.by_operators(*terms)
+        results = ctx.solved.by_operators(*terms)
         loss = sum((r * c).sum() for r, c in zip(results, cotangents, strict=True) if c is not None)
         wanted = ctx.needs_input_grad[:4]
         found = iter(
@@ -352,14 +346,14 @@ class _Attend(torch.autograd.Function):
                 materialize_grads=True,
             )
         )
-        return *(next(found) if want else None for want in wanted), None, None, None
+        return *(next(found) if want else None for want in wanted), None
+
+
+def _or_none(numbers: Tensor | None, dtype: Any) -> Array:
+    """Numbers [B, H, Q, T] as an array; [0, 0, 0, 0] for None."""
+    return np.empty((0, 0, 0, 0), dtype) if numbers is None else numbers.detach().contiguous().numpy()
 
 
 def _tokens(rows: Array) -> Tensor:
     """Features [B, L, H, d] as [B, L, H·d]."""
     return torch.from_numpy(rows.reshape(*rows.shape[:2], -1))
-
-
-def _least(v: Array) -> float:
-    """What is added to probabilities, as in `normalised_weights`."""
-    return float(np.finfo(v.dtype).tiny) ** 0.75

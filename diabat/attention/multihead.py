@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diabat.attention.coupled import CoupledHeads, check_sizes
+from diabat.attention.coupled import CoupledHeads, CouplingLayout
 from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.head_axis import merged_heads, split_heads
 from diabat.attention.layer import check_tokens
@@ -80,7 +80,8 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         bandwidth: int | None = None,
         coupling_init: CouplingInit | None = None,
     ) -> None:
-        check_sizes(embed_dim, num_heads, window, mode, bandwidth)
+        layout = CouplingLayout(window, mode, bandwidth)
+        layout.check(embed_dim, num_heads)
         for name, value in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
             if value:
                 raise ArgumentError(name, f"expected False, since couplings are between keys, got {value!r}.")
@@ -98,17 +99,9 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         )
         # torch's transformer layers read this before they use a fused softmax with the weights of this module.
         self._qkv_same_embed_dim = False
+        options = (sampler, gradient, num_reads)
         self._build_terms(
-            num_heads,
-            window,
-            sampler=sampler,
-            mode=mode,
-            gradient=gradient,
-            num_reads=num_reads,
-            bandwidth=bandwidth,
-            coupling_init=coupling_init,
-            device=device,
-            dtype=dtype,
+            num_heads, layout, *options, coupling_init=coupling_init, device=device, dtype=dtype
         )
 
     def forward(
@@ -156,8 +149,12 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         q, k, v = self._projected(query, key, value)
         shape = (*q.shape[:3], k.shape[2])
         visible, added = attention_masks(shape, key_padding_mask, attn_mask, is_causal, q.device)
-        weights = self._weights(q, k, visible, added).to(v.dtype)
-        weights = F.dropout(weights, self.dropout, self.training)
+        with torch.autocast(q.device.type, enabled=False):
+            scores = self._scores(q, k)
+            if added is not None:
+                scores = scores + added.to(scores)
+            weights = self._weights_of(scores, visible, zero=not self._has_fields and added is None)
+        weights = F.dropout(weights.to(v.dtype), self.dropout, self.training)
         out: Tensor = self.out_proj(merged_heads(weights @ v))
         if not batched:
             out = out[0]

@@ -11,10 +11,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.coupled import CoupledHeads
+from diabat.attention.coupled import CoupledHeads, CouplingLayout
 from diabat.attention.head_axis import split_heads
 from diabat.attention.layer import visible_positions
-from diabat.attention.normalisation import normalised_weights
+from diabat.attention.weights import normalised_weights
 from diabat.checks import ArgumentError, check_count
 from diabat.samplers.base import Sampler
 
@@ -57,15 +57,7 @@ class BoltzmannPooling(CoupledHeads):
         super().__init__()
         check_count("window", window)
         self.heads = QueryHeads(embed_dim, num_heads)
-        self._build_terms(
-            num_heads,
-            window,
-            sampler=sampler,
-            mode="h+J",
-            gradient=gradient,
-            num_reads=num_reads,
-            bandwidth=None,
-        )
+        self._build_terms(num_heads, CouplingLayout(window), sampler, gradient, num_reads)
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """Map [B, T, D] to [B, D]; the mask is bool [B, T], True at padding."""

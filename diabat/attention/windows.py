@@ -5,7 +5,7 @@ Slots of several queries form a band of the matrix of queries and keys.  With ro
 R+T-1 keys that they can see as columns, slot t of row r is column r+t: the slots are a *skewed* view of the block, and
 no tensor of the shape [L, T, d] is needed.
 
-Queries are the last Q of S keys in `slots_of` and `slots_to_keys`: Q = S in a full pass, Q = 1 in decoding.
+Queries are the last Q of S keys in `slot_keys` and `slots_to_keys`: Q = S in a full pass, Q = 1 in decoding.
 """
 
 from __future__ import annotations
@@ -48,20 +48,9 @@ def slot_keys(matrix: Tensor, window: int) -> Tensor:
     return last - torch.arange(window - 1, -1, -1, device=matrix.device)
 
 
-def slots_of(matrix: Tensor, window: int) -> Tensor:
-    """Take the slots [*, Q, T] of the last Q of S keys from a matrix [*, Q, S]; 0 before the first key."""
-    columns = slot_keys(matrix, window)
-    found = matrix.gather(-1, columns.clamp_min(0).expand(*matrix.shape[:-1], window))
-    return found.masked_fill(columns < 0, 0)
-
-
 def slots_to_keys(slots: Tensor, keys: int) -> Tensor:
-    """Place slots [*, Q, T] of the last Q of S keys in a matrix [*, Q, S] of zeros; the inverse of `slots_of`."""
-    return with_slots_added(slots.new_zeros(*slots.shape[:-1], keys), slots)
-
-
-def with_slots_added(matrix: Tensor, slots: Tensor) -> Tensor:
-    """Add slots [*, Q, T] of the last Q of S keys to a matrix [*, Q, S]; slots before the first key are ignored."""
+    """Place slots [*, Q, T] of the last Q of S keys in a matrix [*, Q, S] of zeros; none before the first key."""
+    matrix = slots.new_zeros(*slots.shape[:-1], keys)
     columns = slot_keys(matrix, slots.shape[-1])
     return matrix.scatter_add(-1, columns.clamp_min(0).expand(slots.shape), slots.masked_fill(columns < 0, 0))
 
@@ -81,12 +70,6 @@ def visible_keys(
     if causal:
         mask = mask.tril(keys - queries)
     return mask if key_mask is None else mask & key_mask[:, None, None]
-
-
-def in_window(queries: int, keys: int, window: int, device: torch.device) -> Tensor:
-    """Compute which of S keys are in the window of each of the last Q, bool [Q, S]."""
-    past = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
-    return past.triu(keys - queries - window + 1)
 
 
 def _block_rows(window: int, length: int) -> int:

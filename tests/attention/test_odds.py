@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diabat import BoltzmannAttention
 from diabat.attention.bridge import GradientBridge
-from diabat.attention.odds import log_odds, odds_fields
+from diabat.attention.weights import log_odds, odds_fields
 from diabat.ising import Ising
 from diabat.samplers import sampler
 from diabat.testing import brute_force

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from diabat.attention.windows import (
-    in_window,
-    slots_of,
+    slot_keys,
     slots_to_keys,
     visible_keys,
     visible_slots,
@@ -19,6 +18,13 @@ from diabat.attention.windows import (
 F64 = torch.float64
 CPU = torch.device("cpu")
 SIZES = [(1, 1), (5, 5), (7, 3), (64, 16), (70, 16), (100, 40), (33, 2), (31, 1)]
+
+
+def slots_of(matrix: Tensor, window: int) -> Tensor:
+    """Slots [*, Q, T] of the last Q of S keys of a matrix [*, Q, S]; 0 before the first key."""
+    columns = slot_keys(matrix, window)
+    found = matrix.gather(-1, columns.clamp_min(0).expand(*matrix.shape[:-1], window))
+    return found.masked_fill(columns < 0, 0)
 
 
 def gathered(length: int, window: int) -> Tensor:
@@ -50,7 +56,8 @@ def test_mixing_slots_is_the_product_with_a_band(length: int, window: int) -> No
     weights = torch.rand(2, 3, length, window, dtype=F64) * seen
     band = slots_to_keys(weights, length)
     assert torch.equal(slots_of(band, window), weights)
-    assert torch.equal(band != 0, in_window(length, length, window, CPU).expand(band.shape))
+    inside = visible_keys(length, length, None, CPU).triu(1 - window)
+    assert torch.equal(band != 0, inside.expand(band.shape))
     assert (window_mix(weights, v, window) - band @ v).abs().max() < 1e-13
 
 
@@ -60,7 +67,6 @@ def test_the_last_queries_of_more_keys(queries: int, keys: int, window: int) -> 
     last = slots_of(full[-queries:], window)
     assert torch.equal(last, slots_of(full, window)[-queries:])
     assert torch.equal(slots_to_keys(last, keys), slots_to_keys(slots_of(full, window), keys)[-queries:])
-    assert torch.equal(in_window(queries, keys, window, CPU), in_window(keys, keys, window, CPU)[-queries:])
 
 
 def test_visible_slots() -> None:

@@ -6,7 +6,7 @@ With the scores s_j of all visible keys of a query and the last T of them couple
     P(s) ∝ exp( Σ_j h_j s_j + Σ_{j<k} J_jk s_j s_k ),
     weight_j ∝ P(s_j = +1) / P(s_j = -1);        for keys before the window, exp(2 h_j).
 
-At J = 0 the weights are softmax(s) exactly (:mod:`diabat.attention.odds`).  Windows are found from the mask, so that
+At J = 0 the weights are softmax(s) exactly (:mod:`diabat.attention.weights`).  Windows are found from the mask, so that
 static caches, padding on either side, sliding windows, packed sequences and prompts in chunks need no rules of their
 own.
 """
@@ -21,8 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diabat.attention.coupled import CoupledHeads
-from diabat.attention.normalisation import normalised_weights
+from diabat.attention.coupled import CoupledHeads, CouplingLayout
 from diabat.checks import ArgumentError, check_number, check_positive
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.masks import refuse_others, repeated, visible_keys
@@ -56,16 +55,15 @@ class BoltzmannHeads(CoupledHeads):
     ) -> None:
         super().__init__()
         self.options = options
+        layout = CouplingLayout(
+            options.window, bandwidth=options.bandwidth, relative=True, weights=options.weights
+        )
         self._build_terms(
             num_heads,
-            options.window,
-            sampler=options.sampler,
-            mode="h+J",
-            gradient=options.gradient,
-            num_reads=options.num_reads,
-            bandwidth=options.bandwidth,
-            weights=options.weights,
-            relative=True,
+            layout,
+            options.sampler,
+            options.gradient,
+            options.num_reads,
             device=device,
             dtype=dtype,
         )
@@ -76,12 +74,7 @@ class BoltzmannHeads(CoupledHeads):
 
         A row without a visible key gets 1/K everywhere, as in eager attention.
         """
-        if self.weighting == "odds":
-            return self._moved_softmax(scores.log_softmax(-1), windows.keys, windows.filled, zero=False)
-        keys = windows.keys.expand(*scores.shape[:-1], -1)
-        h = scores.gather(-1, keys).masked_fill(~windows.filled, 0)
-        near = self._probabilities(h, windows.filled, zero=False).masked_fill(~windows.filled, 0)
-        return normalised_weights(torch.sigmoid(2 * scores).scatter(-1, keys, near), windows.visible)
+        return self._weights_with_far(scores, windows.keys, windows.filled, windows.visible)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move parameters, but do not convert them to half precision."""

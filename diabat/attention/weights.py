@@ -1,6 +1,7 @@
-r"""Attention weights from odds: softmax with couplings.
+r"""Attention weights from scores: positive, and with the sum 1 over the visible keys of a query.
 
-With the scores s of all visible keys of a query, fields and weights are
+Weights of *probabilities* are alpha_j / Σ_k alpha_k, alpha_j = P(s_j = +1), with the scores as fields.  Weights of
+*odds* are softmax with couplings: with the scores s of all visible keys,
 
     h_j = (s_j - log Σ_k exp s_k) / 2,      weight_j ∝ P(s_j = +1) / P(s_j = -1).
 
@@ -17,12 +18,31 @@ from diabat.attention.bridge import GradientBridge
 from diabat.edges import Edges
 
 
+def masked_softmax(scores: Tensor, visible: Tensor) -> Tensor:
+    """Softmax over visible keys; a row without visible keys gets zeros instead of NaN."""
+    weights = torch.softmax(scores.masked_fill(~visible, torch.finfo(scores.dtype).min), -1)
+    return weights.masked_fill(~visible, 0)
+
+
+def normalised_weights(alpha: Tensor, visible: Tensor) -> Tensor:
+    """Alpha / Σ alpha; uniform over the visible keys where every alpha underflows, zero without visible keys."""
+    # Too small to change any significant alpha; its inverse does not overflow in the backward pass.
+    positive = (alpha + torch.finfo(alpha.dtype).tiny ** 0.75).masked_fill(~visible, 0)
+    return positive / positive.sum(-1, keepdim=True).clamp_min(torch.finfo(alpha.dtype).tiny)
+
+
+def odds_fields(scores: Tensor, visible: Tensor) -> Tensor:
+    """Compute h_j = (s_j - log Σ_k exp s_k) / 2 over the visible keys, 0 elsewhere, in the shape of the scores."""
+    hidden = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+    return hidden.log_softmax(-1).masked_fill(~visible, 0) / 2
+
+
 def log_odds(
     bridge: GradientBridge,
     fields: Tensor,
     couplings: Tensor | Edges | None,
     visible: Tensor,
-    three_body: Tensor | None,
+    three_body: Tensor | None = None,
     seed: int | None = None,
 ) -> Tensor:
     r"""Compute log P(s_j = +1) - log P(s_j = -1), [*batch, n].
@@ -43,9 +63,3 @@ def log_odds(
     limits = torch.finfo(fields.dtype)
     up = bridge(fields, couplings, visible, three_body, seed).clamp(limits.tiny**0.75, 1 - limits.eps)
     return up.log() - (-up).log1p()
-
-
-def odds_fields(scores: Tensor, visible: Tensor) -> Tensor:
-    """Compute h_j = (s_j - log Σ_k exp s_k) / 2 over the visible keys, 0 elsewhere, in the shape of the scores."""
-    hidden = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
-    return hidden.log_softmax(-1).masked_fill(~visible, 0) / 2
