@@ -7,7 +7,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from diabat.attention.compiled import compiled_probabilities, outside_graph, register
+from diabat.attention.compiled import compiled_probabilities, outside_graphs, register
 from diabat.attention.sampled import Draw, sampled_probabilities
 from diabat.checks import check_count
 from diabat.edges import Edges
@@ -24,6 +24,7 @@ from diabat.samplers.registry import as_sampler
 from diabat.samplers.seeds import draw_seed
 
 
+@outside_graphs
 def spin_probabilities(
     fields: Tensor,
     couplings: Tensor | Edges | None,
@@ -63,20 +64,6 @@ def spin_probabilities(
         IsingError: If the problem is not valid.
         UnsupportedError: If the sampler does not support the problem or the estimator.
     """
-    if torch.compiler.is_compiling():
-        function: Any = outside_graph(spin_probabilities)
-        result: Tensor = function(
-            fields,
-            couplings,
-            sampler,
-            gradient=gradient,
-            visible=visible,
-            three_body=three_body,
-            num_reads=num_reads,
-            seed=seed,
-            check=check,
-        )
-        return result
     refuse_trace()
     bridge = GradientBridge(as_sampler(sampler), gradient, num_reads)
     ising = Ising(fields, couplings, visible, three_body, check=check)

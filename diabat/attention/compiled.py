@@ -6,44 +6,65 @@ instead.  Its fake kernel gives shapes only; its real kernel runs the same code 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from diabat.ising import Ising
-from diabat.samplers.base import Sampler, UnsupportedError
+from diabat.samplers.base import Estimator, Sampler, UnsupportedError
 from diabat.samplers.folding import Terms
 from diabat.samplers.registry import backend_factory, sampler
 from diabat.samplers.seeds import draw_seed
 from diabat.samplers.state import in_place
 
-if TYPE_CHECKING:
-    from diabat.attention.bridge import GradientBridge
+P = ParamSpec("P")
+R = TypeVar("R")
 
-_living: WeakValueDictionary[str, GradientBridge] = WeakValueDictionary()
+
+class Bridge(Protocol):
+    """What the operator calls: a :class:`diabat.attention.bridge.GradientBridge`."""
+
+    sampler: Sampler
+    estimator: Estimator
+    num_reads: int | None
+    draws: bool
+
+    def probabilities(self, ising: Ising, seed: int | None) -> Tensor:
+        """P(s = +1) of a batch, differentiable."""
+
+
+_living: WeakValueDictionary[str, Bridge] = WeakValueDictionary()
 _numbers = itertools.count()
 _outside: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
-def outside_graph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function so that compiled code breaks the graph at its call and does not trace it.
+def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function so that compiled code breaks the graph at its call and does not trace it.
 
     ``torch.compiler.disable`` as a decorator would load the compiler, about one second, when diabat is imported.
     """
-    wrapped = _outside.get(function)
-    if wrapped is None:
-        wrapped = _outside[function] = torch.compiler.disable(function)
-    return wrapped
+
+    @functools.wraps(function)
+    def called(*args: P.args, **options: P.kwargs) -> R:
+        if not torch.compiler.is_compiling():
+            return function(*args, **options)
+        if function not in _outside:
+            _outside[function] = torch.compiler.disable(function)
+        result: R = _outside[function](*args, **options)
+        return result
+
+    return called
 
 
-def register(bridge: GradientBridge) -> str:
+def register(bridge: Bridge) -> str:
     """Register a bridge under a name for graphs: its options if they describe it, otherwise a number."""
     name = _description(bridge) or f"bridge {next(_numbers)}"
     _living[name] = bridge
@@ -69,7 +90,7 @@ def compiled_probabilities(terms: Terms, parameters: Sequence[Tensor], name: str
     return probability
 
 
-def _description(bridge: GradientBridge) -> str | None:
+def _description(bridge: Bridge) -> str | None:
     """Describe a backend without state as JSON, from which any process can rebuild it."""
     if bridge.estimator != "exact" or bridge.num_reads is not None:
         return None
@@ -81,20 +102,30 @@ def _description(bridge: GradientBridge) -> str | None:
         return None
 
 
-def _find(name: str) -> GradientBridge:
-    bridge = _living.get(name)
-    return _rebuilt(name) if bridge is None else bridge
+def _find(name: str) -> Bridge:
+    return _living.get(name) or _rebuilt(name)
+
+
+class _Analytic:
+    """The bridge of a backend without state, in another process."""
+
+    estimator: Estimator = "exact"
+    num_reads: int | None = None
+    draws = False
+
+    def __init__(self, backend: Sampler) -> None:
+        self.sampler = backend
+
+    def probabilities(self, ising: Ising, seed: int | None) -> Tensor:
+        return self.sampler.differentiable_moments(ising).probability
 
 
 @lru_cache(maxsize=32)
-def _rebuilt(name: str) -> GradientBridge:
-    from diabat.attention.bridge import GradientBridge
-
+def _rebuilt(name: str) -> Bridge:
     if not name.startswith("{"):
         raise RuntimeError("sampler: the layer that this graph was compiled with no longer exists.")
     described = json.loads(name)
-    built: Sampler = sampler(described["sampler"], **described["options"])
-    return GradientBridge(built, "exact")
+    return _Analytic(sampler(described["sampler"], **described["options"]))
 
 
 class _Kept(NamedTuple):
@@ -105,7 +136,7 @@ class _Kept(NamedTuple):
 
 
 def _run(
-    terms: Terms, parameters: Sequence[Tensor], bridge: GradientBridge, wanted: Sequence[bool], seed: int
+    terms: Terms, parameters: Sequence[Tensor], bridge: Bridge, wanted: Sequence[bool], seed: int
 ) -> _Kept:
     """Run the bridge on new leaf tensors."""
     leaves = [

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.compiled import outside_graph
+from diabat.attention.compiled import outside_graphs
 from diabat.attention.explanation import NeuroGameExplanation, mean_field_residual
 from diabat.attention.games import Estimate, NormGame, sample_banzhaf, sample_interaction, sample_shapley
 from diabat.attention.games.estimate import Temperature
@@ -149,6 +149,7 @@ class NeuroGameAttention(IsingLayer):
         """γ of each head, [H]."""
         return self.log_temperature.exp()
 
+    @outside_graphs  # coalitions are drawn by numpy
     def forward(
         self,
         x: Tensor,
@@ -175,10 +176,6 @@ class NeuroGameAttention(IsingLayer):
             UnsupportedError: If a sequence has more tokens than the sampler accepts spins, or Σ 2^n over sequences and
                 heads is more than it enumerates in one call.  This is checked before anything is computed.
         """
-        if torch.compiler.is_compiling():  # coalitions are drawn by numpy
-            around: Any = outside_graph(NeuroGameAttention.forward)
-            answer: Tensor = around(self, x, key_padding_mask, need_explanation, seed)
-            return answer
         check_sequences(x, self.value.weight, self.embed_dim, key_padding_mask)
         self._check_lengths(x, key_padding_mask)
         x, V, players = self._values(x, key_padding_mask)

@@ -6,7 +6,6 @@ derivatives; a second derivative raises.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -200,23 +199,14 @@ class _Estimated(torch.autograd.Function):
             raise UnsupportedError(
                 "gradient", "gradients of the anneal's parameters under vmap are unsupported."
             )
-        terms, dims = Terms(*inputs[:4]), _term_dims(in_dims)
+        dims: TermDims = in_dims[:4]
+        terms = Terms(*inputs[:4])
         folded = folded_terms(terms, dims, size, own=True)
-        seen = _folded_batches(inputs[4:9], in_dims[4:9], (0, 0, 1, 1, 0), size)
+        behind_reads = (0, 0, 1, 1, 0)  # spins and weights have their reads first
+        seen = [
+            None if t is None else mapped_first(t, dim, size, place)
+            for t, dim, place in zip(inputs[4:9], in_dims[4:9], behind_reads, strict=True)
+        ]
         found: Any = _Estimated.apply(*folded, *seen, replace(draw, ising=None), wanted, *inputs[11:])
         outputs = [unfolded(g, t, d) for g, t, d in zip(found[:3], terms[:3], dims[:3], strict=True)]
         return tuple(outputs), dims_of(*outputs)
-
-
-def _term_dims(in_dims: tuple[Any, ...]) -> TermDims:
-    return in_dims[0], in_dims[1], in_dims[2], in_dims[3]
-
-
-def _folded_batches(
-    tensors: Sequence[Maybe], dims: Sequence[int | None], places: Sequence[int], size: int
-) -> list[Maybe]:
-    """Move the mapped dimension of tensors to the front of the batch, that is after the reads."""
-    return [
-        None if t is None else mapped_first(t, dim, size, place)
-        for t, dim, place in zip(tensors, dims, places, strict=True)
-    ]

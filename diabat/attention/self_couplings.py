@@ -24,7 +24,7 @@ from torch import Tensor
 
 from diabat.attention import estimators
 from diabat.attention.bridge import GradientBridge
-from diabat.attention.compiled import outside_graph
+from diabat.attention.compiled import outside_graphs
 from diabat.ising import Ising, without_autocast
 from diabat.samplers.answers import Samples
 from diabat.samplers.seeds import draw_seed
@@ -45,10 +45,13 @@ def self_probabilities(
         seed: Seed of a bridge that draws; None takes one from torch's global generator.
     """
     draws = bridge.draws and bridge.gradient in ("auto", "covariance")
-    if draws and torch.compiler.is_compiling():
-        outside: Any = outside_graph(self_probabilities)
-        result: Tensor = outside(bridge, couplings, visible, last=last, seed=seed)
-        return result
+    return (_reads_by_rows if draws else _by_rows)(bridge, couplings, visible, draws, last, seed)
+
+
+def _by_rows(
+    bridge: GradientBridge, couplings: Tensor, visible: Tensor, draws: bool, last: bool, seed: int | None
+) -> Tensor:
+    """The probabilities, of relative layers from one problem for each different row of the mask."""
     spins, solved = couplings.shape[-1], partial(_solved, bridge, couplings, draws=draws, seed=seed)
     if not last:
         return solved(visible, torch.arange(spins, device=visible.device))
@@ -60,6 +63,9 @@ def self_probabilities(
     found = solved(rows, own)  # [H, P, T]
     found = found[:, index.reshape(visible.shape[:-1])]  # [H, Q, T] or [H, B, 1, Q, T]
     return found if visible.ndim == 2 else found[:, :, 0].transpose(0, 1)
+
+
+_reads_by_rows = outside_graphs(_by_rows)
 
 
 def _solved(

@@ -107,18 +107,18 @@ WINDOWS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", WINDOWS)
 def test_relative_couplings_in_one_graph_for_all_lengths(name: str) -> None:
-    """Without and with padding: one graph of each for the first length, one more for all others."""
+    """With padding, and once without: one graph of each for the first length, one more for all others."""
     net = BoltzmannAttention(8, 2, 3, relative=True, **WINDOWS[name])
     torch.nn.init.normal_(net.coupling_pairs, std=0.3)  # type: ignore[arg-type]  # a parameter in this mode
-    graphs, backend = count_graphs()
+    graphs, backend = count_graphs("eager")
     compiled = torch.compile(net, fullgraph=True, backend=backend)
     for length in (7, 9, 12):
         x, mask = torch.randn(2, length, 8), torch.arange(length) < torch.tensor([[0], [4]])
-        for padding in (None, mask):
+        for padding in (mask, None) if name == "probability" else (mask,):
             got, want = (step(partial(f, key_padding_mask=padding), net, x) for f in (compiled, net))
             for a, b in zip(got, want, strict=True):
                 assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
-    assert len(graphs) <= 4
+    assert len(graphs) <= (4 if name == "probability" else 2)
 
 
 def test_reads_of_clamped_couplings_break_the_graph() -> None:
