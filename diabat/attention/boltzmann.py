@@ -104,8 +104,7 @@ class BoltzmannAttention(CoupledHeads):
         layout.check(embed_dim, num_heads, SELF_MODES)
         check_flag("causal", causal)
         check_flag("rotary", rotary)
-        check_windows(relative, causal, far, weights, mode)
-        check_offset_bias(offset_bias, relative, mode)
+        check_windows(layout, causal, far, offset_bias)
         if rotary and embed_dim // num_heads % 2:
             raise ArgumentError(
                 "rotary", f"expected an even embed_dim / num_heads, got {embed_dim} / {num_heads}."
@@ -311,38 +310,34 @@ class BoltzmannAttention(CoupledHeads):
         return shown + ", rotary=True" * self.rotary + ", offset_bias=True" * (self.offset_bias is not None)
 
 
-def check_windows(relative: bool, causal: bool, far: str, weights: str, mode: str) -> None:
+def check_windows(layout: CouplingLayout, causal: bool, far: str, offset_bias: bool) -> None:
     """Refuse options of windows that contradict each other.
 
     Raises:
         ValueError: Names the argument.
     """
+    relative, mode = layout.relative, layout.mode
     check_flag("relative", relative)
+    check_flag("offset_bias", offset_bias)
     check_choice("far", far, FAR)
-    check_choice("weights", weights, WEIGHTS)
-    if relative and not causal:
-        raise ArgumentError(
-            "relative", "expected causal=True, since windows end at the query, got causal=False."
-        )
-    if far != "none" and not relative:
-        raise ArgumentError("far", f"expected 'none' without relative=True, got {far!r}.")
-    if weights == "odds" and mode == "J-self":
+    check_choice("weights", layout.weights, WEIGHTS)
+    without_fields = mode != "softmax" and "h" not in layout.terms
+    for refused, name, expected in (
+        (
+            relative and not causal,
+            "relative",
+            "causal=True, since windows end at the query, got causal=False",
+        ),
+        (far != "none" and not relative, "far", f"'none' without relative=True, got {far!r}"),
+        (offset_bias and not relative, "offset_bias", "False without relative=True, got True"),
+        (offset_bias and without_fields, "offset_bias", f"a mode with fields, got True in mode '{mode}'"),
+    ):
+        if refused:
+            raise ArgumentError(name, f"expected {expected}.")
+    if layout.weights == "odds" and mode == "J-self":
         raise ArgumentError(
             "weights", "expected 'probability' in mode 'J-self', where the own spin is certain, got 'odds'."
         )
-
-
-def check_offset_bias(offset_bias: bool, relative: bool, mode: str) -> None:
-    """Refuse a bias per offset where there are no offsets or no fields.
-
-    Raises:
-        ValueError: Names the argument.
-    """
-    check_flag("offset_bias", offset_bias)
-    if offset_bias and not relative:
-        raise ArgumentError("offset_bias", "expected False without relative=True, got True.")
-    if offset_bias and mode != "softmax" and "h" not in mode.split("+"):
-        raise ArgumentError("offset_bias", f"expected a mode with fields, got True in mode '{mode}'.")
 
 
 def coupling_parameters(model: nn.Module) -> list[nn.Parameter]:

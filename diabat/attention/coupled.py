@@ -145,8 +145,8 @@ class CoupledHeads(IsingLayer):
         self.window, self.bandwidth, self.mode = layout.window, layout.bandwidth, layout.mode
         self.weighting, self.relative = layout.weights, layout.relative
         self._has_fields = "h" in layout.terms or self.mode == "softmax"
-        problems = layout.problems(with_bias=self._takes_bias)
-        self._bind(problems, sampler, gradient=gradient, num_reads=num_reads)
+        self._problems = layout.problems(with_bias=self._takes_bias)
+        self.use_sampler(sampler, gradient=gradient, num_reads=num_reads)
         zeros = partial(torch.zeros, device=device, dtype=dtype)
         pairs, triples = (zeros(num_heads, size) for size in layout.sizes)
         self.coupling_pairs = nn.Parameter(pairs) if "J" in layout.terms else None

@@ -44,18 +44,6 @@ class IsingLayer(nn.Module):
     eval_seed: int | None = 0
     _problems = LayerProblems()
 
-    def _bind(
-        self,
-        problems: LayerProblems,
-        sampler: Sampler | str,
-        *,
-        gradient: str = "auto",
-        num_reads: int | None = None,
-    ) -> None:
-        """Set the sampler for the problems of this layer; raises as :meth:`use_sampler` does."""
-        self._problems = problems
-        self.use_sampler(sampler, gradient=gradient, num_reads=num_reads)
-
     def use_sampler(
         self, sampler: Sampler | str, *, gradient: str = "auto", num_reads: int | None = None
     ) -> None:
@@ -142,10 +130,7 @@ def require_within_limits(sampler: Sampler, lengths: Tensor, heads: int, begin: 
         UnsupportedError: If a sequence has more tokens than the sampler accepts spins, or heads · Σ 2^n is more than
             it enumerates in one call.
     """
-    able = sampler.capabilities
-    if not len(lengths):
-        return
-    longest = int(lengths.max())
+    able, longest = sampler.capabilities, max(lengths.tolist(), default=0)
     if able.max_spins is not None and longest > able.max_spins:
         raise UnsupportedError(
             f"{begin} '{sampler.name}' accepts at most {able.max_spins} tokens, got {longest}; "
@@ -161,12 +146,7 @@ def require_within_limits(sampler: Sampler, lengths: Tensor, heads: int, begin: 
 
 
 def check_tokens(x: Any, weight: Tensor, name: str = "x") -> None:
-    """Refuse an input that the first projection cannot process.
-
-    Args:
-        x: The input of a layer.
-        weight: One of its parameters.
-        name: Argument that the error names.
+    """Refuse an input that a projection with this weight cannot process.
 
     Raises:
         ValueError: If it is not a dense floating tensor, is on another device, or has another dtype outside autocast.
@@ -188,14 +168,7 @@ def check_tokens(x: Any, weight: Tensor, name: str = "x") -> None:
 def check_sequences(
     x: Any, weight: Tensor, features: int, padding: Tensor | None, window: int | None = None
 ) -> None:
-    """Refuse inputs other than tokens [B, T, features] and a padding mask.
-
-    Args:
-        x: Tokens.
-        weight: A parameter of the layer.
-        features: D.
-        padding: ``key_padding_mask``, bool [B, T], or None.
-        window: Largest T.
+    """Refuse inputs other than tokens [B, T, features], T <= window, and a mask of padding, bool [B, T].
 
     Raises:
         ValueError: As :func:`check_tokens`, or if a shape is wrong.

@@ -171,10 +171,13 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         """Attend over sequences of different lengths, as ``nn.TransformerEncoder`` packs them at inference."""
         if not self.batch_first:
             raise ArgumentError("query", "expected dense tensors without batch_first, got a nested one.")
-        (q, lengths), (k, lengths_of_keys), (v, _) = (to_padded(x) for x in (query, key, value))
-        hidden = torch.arange(k.shape[1], device=k.device) >= lengths_of_keys[:, None]
+        lengths, keys = (torch.tensor([len(t) for t in x.unbind()], device=x.device) for x in (query, key))
+        q, k, v = (x.to_padded_tensor(0.0) for x in (query, key, value))
+        hidden = torch.arange(k.shape[1], device=k.device) >= keys[:, None]
         out, weights = self.forward(q, k, v, hidden, need_weights, None, average, is_causal)
-        return from_padded(out, lengths), weights
+        mask = torch.arange(out.shape[1], device=out.device) < lengths[:, None]
+        # The same constructor as in torch's layers, so that the two can be added.
+        return torch._nested_tensor_from_mask(out, mask, mask_check=False), weights
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         """Queries [B, H, L, d], keys and values [B, H, S, d]."""
@@ -289,17 +292,3 @@ def is_nested(*tensors: Tensor) -> bool:
     if len(kinds) == 2:
         raise ArgumentError("query", "expected query, key and value all nested or all dense, got both kinds.")
     return kinds == {True}
-
-
-def to_padded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Pad with zeros to the longest sequence: [B, L, E], and the lengths, int64 [B]."""
-    lengths = torch.tensor([len(part) for part in x.unbind()], device=x.device)
-    return x.to_padded_tensor(0.0), lengths
-
-
-def from_padded(x: Tensor, lengths: Tensor) -> Tensor:
-    """Remove the padding."""
-    mask = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
-    # The same constructor as in torch's layers, so that the two can be added.
-    packed: Tensor = torch._nested_tensor_from_mask(x, mask, mask_check=False)
-    return packed

@@ -26,7 +26,6 @@ from diabat.attention.games.value_games import NONLINEARITIES
 from diabat.attention.head_axis import split_heads
 from diabat.attention.layer import (
     IsingLayer,
-    LayerProblems,
     check_sequences,
     require_within_limits,
     within_limits,
@@ -38,8 +37,6 @@ from diabat.samplers.base import Sampler
 from diabat.samplers.registry import sampler as build_sampler
 from diabat.samplers.seeds import draw_seed
 
-NORMALISATIONS = ("l1", "sum", "none")
-OUTPUTS = ("pooled", "tokens")
 MODES = ("h+J", "h", "uniform")
 PAPER_MEAN_FIELD = {"damping": 0.7, "max_iterations": 25, "tolerance": 1e-4}
 
@@ -109,28 +106,28 @@ class NeuroGameAttention(IsingLayer):
         num_reads: int | None = None,
     ) -> None:
         super().__init__()
-        counts = {"embed_dim": embed_dim, "num_heads": num_heads}
-        for name, count in (
-            counts | {"num_coalitions": num_coalitions, "eval_coalitions": eval_coalitions}
-        ).items():
+        counts = {"embed_dim": embed_dim, "num_heads": num_heads, "num_coalitions": num_coalitions}
+        for name, count in (counts | {"eval_coalitions": eval_coalitions}).items():
             check_count(name, count)
         if embed_dim % num_heads:
             raise ArgumentError(
                 "embed_dim", f"expected a multiple of num_heads = {num_heads}, got {embed_dim}."
             )
         check_positive("temperature", temperature)
-        check_choice("weighting", weighting, ("gibbs", "uniform"))
-        check_choice("f", f, NONLINEARITIES)
-        check_choice("normalisation", normalisation, NORMALISATIONS)
-        check_choice("output", output, OUTPUTS)
-        check_choice("mode", mode, MODES)
-        self.embed_dim, self.num_heads = embed_dim, num_heads
-        self.weighting = weighting
+        for name, value, known in (
+            ("weighting", weighting, ("gibbs", "uniform")),
+            ("f", f, NONLINEARITIES),
+            ("normalisation", normalisation, ("l1", "sum", "none")),
+            ("output", output, ("pooled", "tokens")),
+            ("mode", mode, MODES),
+        ):
+            check_choice(name, value, known)
+        self.embed_dim, self.num_heads, self.weighting = embed_dim, num_heads, weighting
         self.num_coalitions, self.eval_coalitions = num_coalitions, eval_coalitions
         self.eval_seed = None if eval_seed is None else draw_seed(eval_seed)
         self.f, self.normalisation, self.output, self.mode = f, normalisation, output, mode
         chosen = build_sampler("mean_field", **PAPER_MEAN_FIELD) if sampler is None else sampler
-        self._bind(LayerProblems(), chosen, gradient=gradient, num_reads=num_reads)
+        self.use_sampler(chosen, gradient=gradient, num_reads=num_reads)
         self.value = nn.Linear(embed_dim, embed_dim, bias=False)
         self.gate = nn.Linear(embed_dim, num_heads)
         self.output_projection = nn.Linear(embed_dim, embed_dim, bias=bias)
@@ -302,12 +299,7 @@ class NeuroGameAttention(IsingLayer):
         self.require_lengths(torch.full((batch,), longest) if padding is None else (~padding).sum(-1))
 
     def require_lengths(self, lengths: Tensor, begin: str = "x: sampler") -> None:
-        """Refuse sequences of these lengths (int64 [B]) if they exceed the sampler's limits, as in :meth:`forward`.
-
-        Args:
-            lengths: Tokens of each sequence of a batch.
-            begin: Start of the error message, before the name of the sampler.
-        """
+        """Refuse lengths of sequences, int64 [B], as :meth:`forward` does, with this beginning of the error."""
         if self.mode == "h+J":
             require_within_limits(self.sampler, lengths, self.num_heads, begin)
 

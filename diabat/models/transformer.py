@@ -10,13 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.boltzmann import (
-    BoltzmannAttention,
-    check_offset_bias,
-    check_windows,
-    coupling_parameters,
-)
-from diabat.attention.coupled import SELF_MODES
+from diabat.attention.boltzmann import BoltzmannAttention, check_windows, coupling_parameters
+from diabat.attention.coupled import SELF_MODES, CouplingLayout
 from diabat.attention.coupling_init import CouplingInit
 from diabat.checks import ArgumentError, check_choice, check_count, check_number
 from diabat.compute.memory import require_memory
@@ -91,8 +86,8 @@ class TransformerOptions:
             check_number(name, getattr(self, name), "[0, 1)", optional=name == "attention_dropout")
         check_choice("mode", self.mode, SELF_MODES)
         check_choice("positions", self.positions, ("learned", "rope"))
-        check_windows(self.relative, self.causal, self.far, self.weights, self.mode)
-        check_offset_bias(self.offset_bias, self.relative, self.mode)
+        layout = CouplingLayout(1, self.mode, relative=self.relative, weights=self.weights)
+        check_windows(layout, self.causal, self.far, self.offset_bias)
         if self.attention_window is not None and not self.relative:
             raise ArgumentError(
                 "attention_window", f"expected None without relative couplings, got {self.attention_window}."

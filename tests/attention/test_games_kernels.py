@@ -20,7 +20,7 @@ from diabat.attention.games import (
     pair_kernel,
     predecessors,
 )
-from diabat.attention.games.warm_up import compile_token_games
+from diabat.attention.warm_up import GROUPS
 
 from .test_games_gradients import SAMPLED, Sampled, use_tiles
 from .test_games_tables import F64, token_vectors
@@ -194,7 +194,7 @@ def test_arrays_are_linear_in_kn_plus_n_squared(weighting: Any) -> None:
 
 def test_every_kernel_is_compiled_ahead() -> None:
     """One version per precision and kernel; other sizes and options add none."""
-    compile_token_games()
+    GROUPS["token games"]()
     kernels: list[Any] = [
         pair_kernel.run_means,
         pair_kernel.run_errors,

@@ -1,7 +1,8 @@
 r"""Random coalitions and permutations.
 
-Every problem of a batch has a stream of its own, keyed by (seed, kind of draw, position in the batch), from
-which its players take numbers in their order: a draw depends neither on padding nor on the size of the batch.
+Every problem of a batch has a stream of its own, keyed by (seed, kind of draw, position in the batch), whose counters
+are the number of the draw and that of the player among the players: a draw depends neither on padding nor on the size
+of the batch.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diabat.compute.counter_random import uniforms
+
+Array = NDArray[np.float64]
 _SUBSETS, _SIZES, _PERMUTATIONS = range(3)
 
 
@@ -30,8 +34,8 @@ def half_coalitions(players: Tensor, count: int, seed: int, *, antithetic: bool 
         bool [*batch, K, n], on the device of ``players``; False where there is no player.
     """
     drawn = count // 2 if antithetic else count
-    uniforms, _ = _uniforms(players, drawn, seed, _SUBSETS)
-    return _with_complements(torch.from_numpy(uniforms < 0.5), players, antithetic)
+    numbers, _ = _uniforms(players, drawn, seed, _SUBSETS)
+    return _with_complements(torch.from_numpy(numbers < 0.5), players, antithetic)
 
 
 def sized_coalitions(
@@ -54,12 +58,12 @@ def sized_coalitions(
         bool [*batch, K, n], on the device of ``players``.
     """
     drawn = count // 2 if antithetic else count
-    uniforms, levels = _uniforms(players, drawn, seed, _SIZES)
+    numbers, levels = _uniforms(players, drawn, seed, _SIZES)
     if stratified:
         levels = (np.arange(drawn) + levels) / drawn
     present = players.sum(-1, keepdim=True).cpu().numpy()  # [*batch, 1]
     size = np.floor(levels * (present + 1)).clip(0, present)  # rounding at the top stratum
-    return _with_complements(torch.from_numpy(_ranks(uniforms) < size[..., None]), players, antithetic)
+    return _with_complements(torch.from_numpy(_ranks(numbers) < size[..., None]), players, antithetic)
 
 
 def permutations(players: Tensor, count: int, seed: int, *, antithetic: bool = False) -> Tensor:
@@ -75,8 +79,8 @@ def permutations(players: Tensor, count: int, seed: int, *, antithetic: bool = F
         int64 [*batch, K, n], on the device of ``players``: players are at 0, 1, ...; what is no player comes after.
     """
     drawn = count // 2 if antithetic else count
-    uniforms, _ = _uniforms(players, drawn, seed, _PERMUTATIONS)
-    position = torch.from_numpy(_ranks(uniforms)).to(players.device)
+    numbers, _ = _uniforms(players, drawn, seed, _PERMUTATIONS)
+    position = torch.from_numpy(_ranks(numbers)).to(players.device)
     if not antithetic:
         return position
     last = players.sum(-1)[..., None, None] - 1
@@ -84,26 +88,19 @@ def permutations(players: Tensor, count: int, seed: int, *, antithetic: bool = F
     return torch.stack((position, reverse), -2).flatten(-3, -2)
 
 
-def _uniforms(
-    players: Tensor, count: int, seed: int, kind: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _uniforms(players: Tensor, count: int, seed: int, kind: int) -> tuple[Array, Array]:
     """Uniforms [*batch, K, n] of the players, 2 elsewhere, and [*batch, K] of the draws."""
     there = players.cpu().numpy()
-    *batch, n = there.shape
-    problems = there.reshape(-1, n)
-    uniforms = np.full((len(problems), count, n), 2.0)
-    levels = np.empty((len(problems), count))
-    for index, row in enumerate(problems):
-        stream = np.random.SeedSequence(seed, spawn_key=(kind, index))
-        rng = np.random.Generator(np.random.PCG64(stream))
-        levels[index] = rng.random(count)
-        uniforms[index][:, row] = rng.random((count, int(row.sum())))
-    return uniforms.reshape(*batch, count, n), levels.reshape(*batch, count)
+    state = np.random.SeedSequence(seed, spawn_key=(kind,)).generate_state(there[..., 0].size, np.uint64)
+    keys = state.astype(np.uint64).reshape(*there.shape[:-1], 1)
+    draw, number = np.arange(count), there.cumsum(-1)  # from 1; 0 is the draw itself
+    found = uniforms(keys[..., None], (number[..., None, :] << 32) + draw[:, None])
+    return np.where(there[..., None, :], found, 2.0), uniforms(keys, draw)
 
 
-def _ranks(uniforms: NDArray[np.float64]) -> NDArray[np.int64]:
+def _ranks(numbers: Array) -> NDArray[np.int64]:
     """Rank of every entry in its row; what is no player ranks last."""
-    order = np.argsort(uniforms, axis=-1, kind="stable")
+    order = np.argsort(numbers, axis=-1, kind="stable")
     ranks = np.empty_like(order)
     np.put_along_axis(ranks, order, np.arange(order.shape[-1]), axis=-1)
     return ranks
