@@ -218,7 +218,7 @@ class BoltzmannAttention(CoupledHeads):
         """Queries, keys and values, [B, L, D]; ``first`` is the position of the first token."""
         q, k, v = self.query(x), self.key(x), self.value(x)
         if self.rotary:
-            q, k = (merged_heads(rotated(self._split(tokens), first)) for tokens in (q, k))
+            q, k = merged_heads(rotated(self._split(torch.cat((q, k))), first)).chunk(2)
         return q, k, v
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:

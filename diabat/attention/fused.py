@@ -143,6 +143,9 @@ def attend(
         return None
     noise = F.dropout(torch.ones_like(fields), dropout) if dropout > 0 else None
     solved = _Solved(core, visible, fields, solution, noise)
+    if not torch.is_grad_enabled():
+        mixed, weights = solved.mixed(v)
+        return mixed, solved.dropped(weights)
     found: tuple[Tensor, Tensor] = _Attend.apply(q, k, v, pairs, solved)
     return found
 
@@ -256,6 +259,10 @@ class _Solved:
         self.core.run(mixed, *given, weights, out)
         return _tokens(out), torch.from_numpy(weights)
 
+    def dropped(self, weights: Tensor) -> Tensor:
+        """The weights after dropout."""
+        return weights if self.noise is None else weights * self.noise
+
     def gradient(
         self,
         q: Tensor,
@@ -306,8 +313,7 @@ class _Solved:
         else:
             alpha = torch.sigmoid(2 * scores) if layer.bridge is None else layer.bridge(scores, J, visible)
             weights = normalised_weights(alpha, visible)
-        if self.noise is not None:
-            weights = weights * self.noise
+        weights = self.dropped(weights)
         mixed = weights @ v if window is None else window_mix(weights, v, window)
         return merged_heads(mixed), weights
 
@@ -324,7 +330,7 @@ class _Attend(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         mixed, weights = solved.mixed(v)
         ctx.save_for_backward(q, k, v, pairs, weights)
-        return mixed, weights if solved.noise is None else weights * solved.noise
+        return mixed, solved.dropped(weights)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:

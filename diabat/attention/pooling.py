@@ -73,9 +73,13 @@ class BoltzmannPooling(CoupledHeads):
         visible = visible_positions(x, key_padding_mask)[:, None]
         if x.shape[1] > self.window:
             raise ArgumentError("x", f"expected at most window = {self.window} positions, got {x.shape[1]}.")
-        fields, J = self.heads.scores(x), self.couplings(x.shape[1])
-        self._recorded = (fields.detach(), J.detach())
-        return self._bridge(fields, J, visible, seed=self._fixed_seed)
+        fields = self.heads.scores(x)
+        # Samplers compute in float32 or float64.
+        fields = fields.to(torch.promote_types(fields.dtype, torch.float32))
+        with torch.autocast(x.device.type, enabled=False):
+            J = self.couplings(x.shape[1]).to(fields)
+            self._recorded = (fields.detach(), J.detach())
+            return self._bridge(fields, J, visible, seed=self._fixed_seed)
 
     def couplings(self, length: int | None = None) -> Tensor:
         """Symmetric J over the first ``length`` positions, [H, T, T]."""
@@ -108,7 +112,8 @@ class QueryHeads(nn.Module):
 
     def combine(self, weights: Tensor, x: Tensor) -> Tensor:
         """Mix the values by weights [B, H, T] and project, [B, D]."""
-        out: Tensor = self.output(mix(weights, self._split(self.value(x))).flatten(1))
+        values = self._split(self.value(x))
+        out: Tensor = self.output(mix(weights.to(values.dtype), values).flatten(1))
         return out
 
     def _split(self, x: Tensor) -> Tensor:

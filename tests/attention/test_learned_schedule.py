@@ -79,16 +79,6 @@ def test_gradient_of_the_angles_equals_central_differences_of_the_loss(engine: s
             assert float(angles.grad[kind, step]) == pytest.approx(want, rel=1e-5, abs=1e-7)
 
 
-def test_every_parameter_of_the_layer_has_a_gradient() -> None:
-    built = layer()
-    assert not any(p.grad is not None for p in built.parameters())
-    built(inputs()).square().sum().backward()
-    for name, p in built.named_parameters():
-        assert p.grad is not None, name
-        assert bool(p.grad.isfinite().all()), name
-        assert bool((p.grad != 0).any()), name
-
-
 def test_angles_are_parameters_under_their_name() -> None:
     built = layer()
     names = [name for name, p in built.named_parameters() if p is angles_of(built)]
@@ -147,17 +137,6 @@ def test_angles_that_are_replaced_are_the_ones_used() -> None:
     assert torch.equal(target(x), want)
     target(x).square().sum().backward()
     assert angles_of(target).grad is not None
-
-
-def test_deepcopy_is_independent() -> None:
-    built, x = layer(), inputs()
-    twin = copy.deepcopy(built)
-    before = built(x)
-    assert torch.equal(twin(x), before)
-    with torch.no_grad():
-        angles_of(twin).mul_(0.5)
-    assert torch.equal(built(x), before)
-    assert not torch.allclose(twin(x), before, atol=1e-4)
 
 
 def test_initialisation_does_not_change_the_angles() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -316,28 +315,6 @@ def test_vmap_is_a_loop(name: str) -> None:
     built, x = layer(**OPTIONS[name]), torch.randn(3, 2, 9, 8, dtype=F64)
     mapped = torch.func.vmap(built)(x)
     assert (mapped - torch.stack([built(part) for part in x])).abs().max() < 1e-12
-
-
-@pytest.mark.parametrize("name", ["probability", "odds", "far", "far odds"])
-def test_autocast_computes_marginals_in_full_precision(name: str) -> None:
-    built, x = layer(dtype=torch.float32, **OPTIONS[name]), inputs(dtype=torch.float32)
-    out, weights = run(built, x)
-    with torch.autocast("cpu", torch.bfloat16):
-        low, low_weights = run(built, x)
-    assert low.dtype == low_weights.dtype == torch.bfloat16
-    assert (low.float() - out).abs().max() < 0.02
-    assert (low_weights.float() - weights).abs().max() < 0.02
-    half = copy.deepcopy(built).bfloat16()
-    assert (half(x.bfloat16()).float() - out).abs().max() < 0.05
-
-
-def test_deepcopy_and_state_dict() -> None:
-    built, x = layer(weights="odds"), inputs()
-    twin = copy.deepcopy(built)
-    assert torch.equal(twin(x), built(x))
-    other = BoltzmannAttention(8, 2, WINDOW, relative=True, weights="odds").to(F64)
-    other.load_state_dict(built.state_dict())
-    assert torch.equal(other(x), built(x))
 
 
 def test_fields_of_the_last_pass_are_those_of_the_slots() -> None:

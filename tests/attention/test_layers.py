@@ -1,0 +1,148 @@
+"""What holds for every layer: seeds of training and evaluation, copies and states, gradients, autocast."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import diabat
+from diabat.attention.pooling import BoltzmannPooling
+from diabat.models import Model
+from diabat.tasks.base import Split
+from diabat.training import evaluate
+
+LAYERS: dict[str, Any] = {
+    "attention": diabat.BoltzmannAttention,
+    "odds": lambda *a, **k: diabat.BoltzmannAttention(*a, weights="odds", **k),
+    "own spin": lambda *a, **k: diabat.BoltzmannAttention(*a, mode="J-self", **k),
+    "slots": lambda *a, **k: diabat.BoltzmannAttention(*a, relative=True, **k),
+    "multihead": lambda dim, heads, window, **k: diabat.BoltzmannMultiheadAttention(
+        dim, heads, batch_first=True, window=window, **k
+    ),
+    "pooling": BoltzmannPooling,
+    "neurogame": lambda dim, heads, window, **k: diabat.NeuroGameAttention(dim, heads, **k),
+}
+
+
+def tempering(**options: Any) -> diabat.Sampler:
+    return diabat.sampler("tempering", num_replicas=2, burn_in=2, sweeps=3, num_chains=3, **options)
+
+
+def built(kind: str, sampler: Any = None, seed: int = 0, **options: Any) -> Any:
+    torch.manual_seed(seed)
+    layer = LAYERS[kind](8, 2, 4, sampler=sampler or tempering(**options))
+    for name, p in layer.named_parameters():
+        if name == "coupling_pairs":
+            nn.init.normal_(p)
+    return layer
+
+
+def answer(layer: nn.Module, x: Tensor) -> Tensor:
+    out: Any = layer(x, x, x) if isinstance(layer, diabat.BoltzmannMultiheadAttention) else layer(x)
+    found: Tensor = out[0] if isinstance(out, tuple) else out
+    return found.detach()
+
+
+def inputs() -> Tensor:
+    return torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_equal_inputs_have_equal_outputs_in_evaluation(kind: str) -> None:
+    layer, x = built(kind), inputs()
+    trained = []
+    for seed in (5, 5, 6):  # a resumed run relies on torch's generator
+        torch.manual_seed(seed)
+        trained.append(answer(layer, x))
+    assert torch.equal(trained[0], trained[1])
+    assert not torch.equal(trained[0], trained[2])
+    layer.eval()
+    state = torch.get_rng_state()
+    first = answer(layer, x)
+    assert torch.equal(answer(layer, x), first)
+    assert torch.equal(torch.get_rng_state(), state)
+    layer.eval_seed = 7
+    assert not torch.equal(answer(layer, x), first)
+    layer.eval_seed = None
+    assert not torch.equal(answer(layer, x), answer(layer, x))
+
+
+def test_chains_that_continue_draw_in_evaluation() -> None:
+    layer, x = built("attention", persistent=True).eval(), inputs()
+    answer(layer, x)
+    chains = layer.sampler.chains
+    different = answer(layer, x)
+    layer.sampler.chains = chains
+    assert not torch.equal(answer(layer, x), different)
+
+
+@pytest.mark.parametrize("sampler", ["mean_field", "learned"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_copies_and_states_are_independent(kind: str, sampler: str) -> None:
+    learned = diabat.sampler("dqa", schedule="boltzmann-4", learn_schedule=True)
+    chosen = learned if sampler == "learned" else sampler
+    layer, x = built(kind, chosen).eval(), inputs()
+    before = answer(layer, x)
+    twin, other = copy.deepcopy(layer), built(kind, chosen, seed=1).eval()
+    assert not torch.equal(answer(other, x), before)
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(answer(other, x), before)
+    assert torch.equal(answer(twin, x), before)
+    with torch.no_grad():
+        for p in twin.parameters():
+            p.mul_(1.5)
+    assert torch.equal(answer(layer, x), before)
+    assert not torch.equal(answer(twin, x), before)
+
+
+IDLE = {"own spin": {"query", "key"}, "odds": {"key.bias"}}
+"""What has no gradient: scores without fields, and a shift of all scores."""
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_gradients_reach_every_parameter(kind: str, drawn: bool) -> None:
+    layer = built(kind, tempering() if drawn else "mean_field")
+    state = torch.get_rng_state()
+    found: Any = layer(inputs(), inputs(), inputs())[0] if kind == "multihead" else layer(inputs())
+    assert kind == "neurogame" or torch.equal(torch.get_rng_state(), state) is not drawn
+    found.sin().sum().backward()
+    copy.deepcopy(layer)  # nothing of the graph is kept
+    for name, p in layer.named_parameters():
+        if not {name, name.split(".")[0]} & IDLE.get(kind, set()):
+            assert p.grad is not None, name
+            assert p.grad.isfinite().all(), name
+            assert p.grad.any(), name
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_autocast_computes_marginals_in_full_precision(kind: str) -> None:
+    layer, x = built(kind, "mean_field").eval(), inputs()
+    out = answer(layer, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = answer(layer, x)
+        assert answer(layer, x.bfloat16()).isfinite().all()
+    assert low.dtype == torch.bfloat16
+    assert (low.float() - out).abs().max() < 0.1 * out.abs().max() + 0.02
+
+
+class Chain(Model, nn.Sequential):
+    """A model without options."""
+
+
+def test_an_evaluation_of_a_split_draws_for_every_batch_by_its_seed() -> None:
+    layer, symbols = built("attention"), torch.tensor([[0, 2, 1, 3]])
+    model = Chain(nn.Embedding(4, 8), layer)
+    one, twice = Split(symbols, symbols), Split(*(symbols.expand(2, -1) for _ in range(2)))
+
+    def loss(split: Split, seed: int) -> float:
+        return evaluate(model, split, batch_size=1, seed=seed)[0]
+
+    assert loss(twice, 1) == loss(twice, 1)
+    assert loss(twice, 1) != loss(twice, 2)
+    assert loss(twice, 1) != loss(one, 1)
+    assert layer.eval_seed == 0
