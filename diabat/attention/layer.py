@@ -69,12 +69,6 @@ class IsingLayer(nn.Module):
         else:
             super().__setattr__(name, value)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        former = f"{prefix}schedule_angles.0"  # name in checkpoints of earlier versions
-        if former in state_dict:
-            state_dict[f"{prefix}sampler.schedule_angles"] = state_dict.pop(former)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
     @property
     def gradient(self) -> str:
         """Estimator, as given; ``auto`` is not resolved."""

@@ -86,21 +86,28 @@ def test_support_matrix(name: str, gradient: str) -> None:
     assert not J.grad[..., 2, :].any()
 
 
-def test_unknown_estimator() -> None:
-    with pytest.raises(
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    (
+        {"gradient": "reinforce"},
         UnsupportedError,
-        match="gradient: expected auto, exact, straight_through, linear_response, covariance, adjoint, "
-        "got 'reinforce'",
-    ):
-        spin_probabilities(torch.zeros(2), None, "exact", gradient="reinforce")
+        "gradient: expected auto, exact, straight_through, linear_response, covariance, adjoint, got 'reinforce'",
+    ),
+    ({"fields": torch.tensor([float("nan")])}, IsingError, "fields: expected finite values"),
+    ({"sampler": None}, TypeError, "sampler: expected a diabat Sampler or its name, got NoneType"),
+    ({"gradient": "covariance", "num_reads": 1}, ValueError, "expects at least 2 reads, got 1"),
+    *(
+        ({"gradient": name, "num_reads": 0}, ValueError, "num_reads: expected an integer >= 1, got 0")
+        for name in ("exact", "straight_through", "linear_response", "covariance")
+    ),
+]
 
 
-def test_invalid_problems_and_samplers_are_refused() -> None:
-    with pytest.raises(IsingError, match="fields: expected finite values"):
-        spin_probabilities(torch.tensor([float("nan")]), None, "exact")
-    nothing: Any = None
-    with pytest.raises(TypeError, match="sampler: expected a diabat Sampler or its name, got NoneType"):
-        spin_probabilities(torch.zeros(2), None, nothing)
+@pytest.mark.parametrize(("options", "kind", "message"), REFUSED)
+def test_refusals(options: dict[str, Any], kind: type[Exception], message: str) -> None:
+    h = torch.zeros(2, 3, requires_grad=True)
+    given: dict[str, Any] = {"fields": h, "couplings": None, "sampler": "exact"} | options
+    with pytest.raises(kind, match=message):
+        spin_probabilities(**given).sum().backward()
 
 
 @pytest.mark.parametrize("gradient", ["straight_through", "linear_response", "covariance"])
@@ -143,19 +150,6 @@ def test_without_num_reads_the_samplers_own_setting_counts() -> None:
     recorder.calls.clear()
     spin_probabilities(torch.zeros(2, 3), None, recorder, gradient="straight_through", seed=9)
     assert [(c.method, c.seed) for c in recorder.calls] == [("moments", 9)]
-
-
-@pytest.mark.parametrize("gradient", ["exact", "straight_through", "linear_response", "covariance"])
-@pytest.mark.parametrize("num_reads", [0, -1])
-def test_num_reads_below_one_is_refused_by_every_estimator(gradient: str, num_reads: int) -> None:
-    with pytest.raises(ValueError, match=f"num_reads: expected an integer >= 1, got {num_reads}"):
-        spin_probabilities(torch.zeros(2, 3), None, "exact", gradient=gradient, num_reads=num_reads)
-
-
-def test_a_single_read_has_no_covariance_gradient() -> None:
-    h = torch.zeros(2, 3, requires_grad=True)
-    with pytest.raises(ValueError, match="expects at least 2 reads, got 1"):
-        spin_probabilities(h, None, "exact", gradient="covariance", num_reads=1).sum().backward()
 
 
 @pytest.mark.parametrize("lead", [(), (1,), (2, 1), (1, 3), (2, 3), (1, 1)])

@@ -111,20 +111,6 @@ def test_each_layer_has_its_own_angles() -> None:
     assert not torch.equal(grads[0], grads[1])
 
 
-def test_state_dict_round_trip() -> None:
-    source, target, x = layer(), layer(), inputs()
-    with torch.no_grad():
-        angles_of(source).add_(torch.randn(3, 4))
-        source.query.weight.normal_()
-    state = source.state_dict()
-    assert state["sampler.schedule_angles"].shape == (3, 4)
-    assert not torch.allclose(target(x), source(x))
-    target.load_state_dict(state)
-    assert torch.equal(target(x), source(x))
-    with pytest.raises(RuntimeError, match=r"sampler\.schedule_angles"):
-        BoltzmannAttention(6, 2, 4, sampler=DQASampler(schedule=PLAN)).load_state_dict(state)
-
-
 def test_angles_that_are_replaced_are_the_ones_used() -> None:
     """``load_state_dict(assign=True)`` and ``functional_call`` put other tensors in place of the parameters."""
     source, target, x = layer(), layer(), inputs()
