@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -93,8 +93,12 @@ def analytic_moments(solver: Solver, ising: Ising) -> Moments:
     )
 
 
-class _Kept(NamedTuple):
-    """State that a forward pass keeps for the backward pass: the backend's graph from its leaves to its results."""
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """State that a forward pass keeps for the backward pass: the backend's graph from its leaves to its results.
+
+    No tuple: torch.func would wrap the tensors in it, which then are no leaves any more.
+    """
 
     moments: Moments
     leaves: Gradients = ()
