@@ -43,30 +43,18 @@ LAYER = {
 }
 FILES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py"))
 KERNELS = [
-    "samplers/exact/enumeration.py",
-    "samplers/exact/half_energies.py",
-    "samplers/exact/lane_gradient.py",
-    "samplers/exact/lane_kernel.py",
-    "samplers/exact/lane_pairs.py",
-    "samplers/exact/lane_tables.py",
-    "samplers/exact/lanes.py",
-    "samplers/exact/own.py",
-    "samplers/exact/own_gradient.py",
-    "samplers/exact/own_kernel.py",
-    "samplers/exact/own_pairs.py",
-    "samplers/exact/own_tables.py",
+    "samplers/exact/half_tables.py",
     "samplers/exact/half_split.py",
-    "samplers/exact/smooth.py",
+    "samplers/exact/kernel.py",
+    "samplers/exact/kernel_gradient.py",
+    "samplers/exact/kernel_pairs.py",
+    "samplers/exact/kernel_tables.py",
     "samplers/exact/states.py",
     "samplers/banded/kernel.py",
     "samplers/banded/native.py",
     "samplers/banded/steps.py",
     "samplers/banded/torch.py",
     "samplers/banded/walks.py",
-    "samplers/exact/fused_products.py",
-    "samplers/exact/fused_kernel.py",
-    "samplers/exact/row_weights.py",
-    "samplers/exact/row_kernel.py",
     "samplers/mean_field/kernel.py",
     "samplers/mean_field/rules.py",
     "compute/counter_random.py",
@@ -98,16 +86,10 @@ COMPILED = [
     "samplers/banded/kernel.py",
     "samplers/banded/steps.py",
     "samplers/banded/walks.py",
-    "samplers/exact/fused_kernel.py",
-    "samplers/exact/lane_gradient.py",
-    "samplers/exact/lane_kernel.py",
-    "samplers/exact/lane_pairs.py",
-    "samplers/exact/lane_tables.py",
-    "samplers/exact/own_gradient.py",
-    "samplers/exact/own_kernel.py",
-    "samplers/exact/own_pairs.py",
-    "samplers/exact/own_tables.py",
-    "samplers/exact/row_kernel.py",
+    "samplers/exact/kernel.py",
+    "samplers/exact/kernel_gradient.py",
+    "samplers/exact/kernel_pairs.py",
+    "samplers/exact/kernel_tables.py",
     "samplers/mean_field/kernel.py",
     "compute/compiled_random.py",
     "compute/simd_bits.py",
@@ -198,10 +180,10 @@ def test_the_package_needs_nothing_that_is_not_installed(file: str) -> None:
 def test_the_parser_sees_imports() -> None:
     """Guard of this file: the layers are not empty by mistake."""
     assert {"ising", "circuits", "samplers"} <= units_imported("samplers/dqa.py")
-    assert imports_package("samplers/exact/row_weights.py", "diabat.samplers.exact.row_kernel")
+    assert imports_package("samplers/tempering/edge_simulation.py", "diabat.samplers.tempering.edge_kernel")
     assert not any(
-        n.startswith("diabat.samplers.exact.row_kernel")
-        for n in imports("samplers/exact/row_weights.py", at_module_level=True)
+        n.startswith("diabat.samplers.tempering.edge_kernel")
+        for n in imports("samplers/tempering/edge_simulation.py", at_module_level=True)
     )
 
 

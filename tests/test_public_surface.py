@@ -46,8 +46,7 @@ def test_small_problems_are_solved_without_heavy_libraries() -> None:
         "import torch, diabat\n"
         "[diabat.sampler(name) for name in ('exact', 'mean_field', 'dqa')]\n"
         "problem = diabat.Ising(torch.zeros(4, 6), torch.zeros(6, 6), torch.ones(6, dtype=bool))\n"
-        "diabat.sampler('exact').moments(problem)\n"
-        "diabat.BoltzmannAttention(8, 1, 4)(torch.zeros(1, 4, 8)).sum().backward()"
+        "diabat.sampler('exact').moments(problem)"
     )
     assert loaded_by(code) == {"torch"}
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from diabat import BoltzmannAttention, sampler
 from diabat.attention import boltzmann, fused
-from diabat.samplers.exact import enumeration
 
 F64 = torch.float64
 LAYERS: dict[str, dict[str, Any]] = {
@@ -36,8 +35,7 @@ LAYERS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small problems, too, are solved in lanes."""
-    monkeypatch.setattr(enumeration, "FEW_STATES", 0)
+    """Small problems, too, are solved in one function."""
     monkeypatch.setattr(fused, "FEW_STATES", 0)
 
 

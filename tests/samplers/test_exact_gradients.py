@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diabat.ising import Ising, pack_couplings, pack_three_body
-from diabat.samplers.exact import ExactSampler, enumeration, half_split, lanes, sampler
+from diabat.samplers.exact import ExactSampler, half_split, sampler
 from diabat.testing.problems import Lead, make_problem
 
 from .enumeration import naive
@@ -54,25 +54,28 @@ def analytic(ising: Ising) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two rows or so in a tile: ``streamed`` streams at these sizes, and ``analytic`` keeps several."""
+    """Two rows or so in a tile, at these sizes."""
     monkeypatch.setattr(half_split, "_TILE_BYTES", 64)
 
 
 def halved(ising: Ising) -> tuple[Tensor, Tensor]:
-    """By products of halves, which few states do without."""
+    """By products of halves, which few spins without three-body terms do without."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(enumeration, "MOST_STATES", 0)
+        patched.setattr(sampler, "suits_kernel", lambda *shape: False)
         return analytic(ising)
 
 
-def streamed(ising: Ising) -> tuple[Tensor, Tensor]:
-    moments = ExactSampler(memory_budget_mb=1e-6).moments(ising)
+def divided(ising: Ising) -> tuple[Tensor, Tensor]:
+    """By products of halves, one query after the other."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sampler, "suits_kernel", lambda *shape: False)
+        moments = ExactSampler(memory_budget_mb=1e-6).moments(ising)
     assert moments.log_partition is not None
     return moments.probability, moments.log_partition
 
 
 @pytest.mark.parametrize("terms", ["P", "Z", "PZ"])
-@pytest.mark.parametrize("solve", [analytic, halved, streamed])
+@pytest.mark.parametrize("solve", [analytic, halved, divided])
 @pytest.mark.parametrize("three_body", [0.0, 0.5])
 @pytest.mark.parametrize("visible", [None, CAUSAL, PADDED], ids=["all", "causal", "padded"])
 @pytest.mark.parametrize("lead", ["none", "shared", "heads", "per_problem"])
@@ -87,7 +90,7 @@ def test_against_autograd_through_enumeration(
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 9])
-@pytest.mark.parametrize("solve", [analytic, halved, streamed])
+@pytest.mark.parametrize("solve", [analytic, halved, divided])
 def test_every_split_of_the_halves(n: int, solve: object) -> None:
     ising = make_problem((3,), n, seed=n, three_body=0.3)
     for got, want in zip(gradients(ising, solve, "PZ"), gradients(ising, naive, "PZ"), strict=True):
@@ -95,7 +98,7 @@ def test_every_split_of_the_halves(n: int, solve: object) -> None:
 
 
 @pytest.mark.parametrize("visible", [None, CAUSAL], ids=["all", "causal"])
-@pytest.mark.parametrize("solve", [analytic, halved, streamed])
+@pytest.mark.parametrize("solve", [analytic, halved, divided])
 def test_against_central_differences(visible: Tensor | None, solve: object) -> None:
     """Through the packed parameters, which is how J and K are trained: every perturbation stays symmetric."""
     generator = torch.Generator().manual_seed(22)
@@ -176,7 +179,7 @@ def test_float32_gradients_are_close_to_float64() -> None:
 @pytest.mark.parametrize("three_body", [0.0, 0.5])
 @pytest.mark.parametrize("visible", [None, CAUSAL], ids=["all", "causal"])
 def test_second_derivatives_by_halves(visible: Tensor | None, three_body: float) -> None:
-    """Those of few states are checked in test_derivatives.py.  Rounding is that of enumeration with hidden spins."""
+    """Those of the kernel are checked in test_derivatives.py.  Rounding is that of enumeration with hidden spins."""
     base = make_problem((2, 4), 4, seed=25, three_body=three_body)
     parts = leaves(base)
     generator = torch.Generator().manual_seed(1)
@@ -190,46 +193,3 @@ def test_second_derivatives_by_halves(visible: Tensor | None, three_body: float)
         found.append(torch.autograd.grad(along.sum(), parts))
     for got, want in zip(*found, strict=True):
         assert float((got - want).abs().max()) < 1e-7
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, F64])
-@pytest.mark.parametrize("three_body", [0.0, 0.3])
-@pytest.mark.parametrize("n", [1, 2, 5, 9])
-def test_states_and_halves_agree(n: int, three_body: float, dtype: torch.dtype) -> None:
-    """Values, pair correlations and gradients; the former to the rounding of the dtype."""
-    ising = make_problem((2, 6), n, lead="heads", seed=n, three_body=three_body, dtype=dtype)
-    tolerance = {torch.float32: 2e-6, F64: 1e-12}[dtype]
-    few = ExactSampler().moments(ising, correlations=True)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(enumeration, "MOST_STATES", 0)
-        halves = ExactSampler().moments(ising, correlations=True)
-    for name in ("probability", "correlation", "log_partition"):
-        got, want = getattr(few, name), getattr(halves, name)
-        assert got.dtype == dtype
-        assert float(((got - want) / want.abs().clamp_min(0.1)).abs().max()) < tolerance
-
-
-@pytest.mark.parametrize(
-    ("batch", "n", "budget_mb", "few"),
-    [
-        ((), 9, 1.0, True),
-        ((), 10, 1.0, False),
-        ((32,), 8, 1.0, True),
-        ((33,), 8, 1.0, False),
-        ((), 8, 1e-3, False),
-    ],
-)
-def test_few_states_that_fit_into_memory_are_enumerated(
-    monkeypatch: pytest.MonkeyPatch, batch: tuple[int, ...], n: int, budget_mb: float, few: bool
-) -> None:
-    monkeypatch.setattr(lanes, "MOST_SPINS", 0)
-    seen: list[int] = []
-    original = enumeration.enumerate_states
-
-    def spy(*terms: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        seen.append(1)
-        return original(*terms)  # type: ignore[arg-type]  # h is no None
-
-    monkeypatch.setattr(sampler, "enumerate_states", spy)
-    ExactSampler(memory_budget_mb=budget_mb).moments(make_problem(batch, n, seed=1), correlations=True)
-    assert bool(seen) is few

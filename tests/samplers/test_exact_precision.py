@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from diabat.ising import Ising, pack_three_body
 from diabat.samplers import UnsupportedError
-from diabat.samplers.exact import ExactSampler, enumeration, lanes, row_weights, sampler
+from diabat.samplers.exact import ExactSampler, half_split, sampler
 from diabat.testing import brute_force, brute_force_states, state_table
 from diabat.testing.problems import make_problem
 
@@ -19,12 +16,13 @@ from .goodness import g_test
 @pytest.fixture
 def halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small problems, too, are done by products of halves."""
-    monkeypatch.setattr(enumeration, "MOST_STATES", 0)
+    monkeypatch.setattr(sampler, "is_few", lambda ising: False)
+    monkeypatch.setattr(sampler, "suits_kernel", lambda *shape: False)
 
 
-@pytest.fixture(params=["states", "halves"])
+@pytest.fixture(params=["kernel", "halves"])
 def either(request: pytest.FixtureRequest) -> None:
-    """Small problems by their states, as usual, and by products of halves."""
+    """Small problems by the kernel, as usual, and by products of halves."""
     if request.param == "halves":
         request.getfixturevalue("halves")
 
@@ -81,25 +79,13 @@ def below_its_bound(cross: float, dtype: torch.dtype) -> Ising:
     return Ising((0.3 * h).to(dtype), J)
 
 
+@pytest.mark.usefixtures("halves")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("cross", "falls_back"), [(0.01, False), (2.0, True), (4.0, True)])
-def test_rows_far_below_their_bound(
-    monkeypatch: pytest.MonkeyPatch, cross: float, falls_back: bool, dtype: torch.dtype
-) -> None:
-    """The compiled loop scales rows by a bound; rows that vanish under it are formed from the exponent."""
-    monkeypatch.setattr(lanes, "MOST_SPINS", 0)
-    repaired: list[int] = []
-    original = row_weights._exponentials
-
-    def spy(c: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-        if c.ndim == 2:  # single rows; tables too small for the compiled loop come as [G, X, f]
-            repaired.append(c.shape[0])
-        return original(c, *rest)
-
-    monkeypatch.setattr(row_weights, "_exponentials", spy)
+@pytest.mark.parametrize("cross", [0.01, 2.0, 4.0])
+def test_rows_far_below_their_bound(cross: float, dtype: torch.dtype) -> None:
+    """The largest weights of a row are far below the product of the largest of its factors."""
     ising = below_its_bound(cross, dtype)
-    moments = ExactSampler().moments(ising, correlations=True)
-    want = brute_force(ising)
+    moments, want = ExactSampler().moments(ising, correlations=True), brute_force(ising)
     assert moments.correlation is not None
     assert want.correlation is not None
     assert (
@@ -107,38 +93,6 @@ def test_rows_far_below_their_bound(
         < {torch.float32: 1e-5, torch.float64: 1e-11}[dtype]
     )
     assert (moments.correlation - want.correlation).abs().max() < 1e-5
-    if dtype == torch.float32:
-        assert bool(repaired) == falls_back
-
-
-def test_the_fallback_is_what_repairs_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guard of the test above: without the fallback the same instance is lost."""
-    monkeypatch.setattr(row_weights, "_MIN_ROW_MAX", {torch.float32: -1.0, torch.float64: -1.0})
-    ising = below_its_bound(4.0, torch.float32)
-    W, _ = row_weights.row_scaled_weights(*_row_arguments(ising), torch.float32)
-    assert not W.amax(-1).all()
-
-
-def _row_arguments(ising: Ising) -> tuple[Tensor, Tensor, Tensor]:
-    from diabat.samplers.exact.half_energies import half_tables, split_energies
-
-    assert ising.couplings is not None
-    e = split_energies(ising.couplings[None], None, 1, 14, torch.device("cpu"))
-    half = half_tables(7, torch.device("cpu"))
-    return half.signs @ e.cross, e.right, half.signs
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("cross", [0.01, 4.0])
-def test_compiled_rows_equal_the_exponent(cross: float, dtype: torch.dtype) -> None:
-    c, right, features = _row_arguments(below_its_bound(cross, torch.float64))
-    W, log_scale = row_weights.row_scaled_weights(c, right, features, dtype)
-    want = c @ features.T + right[:, None] - log_scale[..., None]
-    large = want > -60  # below, float32 has no normal numbers left next to the scale of a row
-    assert W.dtype == dtype
-    assert float(W.max()) <= 1 + 1e-6
-    error = (W.double() / want.exp() - 1).abs()[large].max()
-    assert float(error) < {torch.float32: 2e-6, torch.float64: 1e-11}[dtype]
 
 
 def opposed(field: float, coupling: float, dtype: torch.dtype) -> Ising:
@@ -217,8 +171,9 @@ def test_what_exceeds_float64_is_right(n: int, three_body: bool, dtype: torch.dt
 @pytest.mark.usefixtures("halves")
 def test_strong_queries_are_lost_without_weights_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guard of the tests around this one."""
-    monkeypatch.setattr(sampler, "_MIN_SCALED_Z", {torch.float32: -1.0, torch.float64: -1.0})
-    assert not ExactSampler().moments(opposed(500.0, 450.0, torch.float64)).probability.isfinite().all()
+    monkeypatch.setattr(half_split, "_LEAST_TOTAL", {torch.float32: -1.0, torch.float64: -1.0})
+    with pytest.raises(UnsupportedError, match="float64 can hold"):
+        ExactSampler().moments(opposed(500.0, 450.0, torch.float64))
 
 
 @pytest.mark.usefixtures("either")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,17 +10,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from diabat.ising import Ising
 from diabat.samplers import UnsupportedError
-from diabat.samplers.exact import ExactSampler, half_split, lanes
+from diabat.samplers.exact import ExactSampler, half_split, sampler
 from diabat.testing.problems import causal_problem, make_problem
 
-# Nothing is kept for the backward pass under this budget.
+# One query after the other under this budget.
 FORGETFUL = ExactSampler(memory_budget_mb=1e-6)
 
 
 @pytest.fixture(autouse=True)
 def halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Problems of few spins, too, are solved by halves."""
-    monkeypatch.setattr(lanes, "MOST_SPINS", 0)
+    monkeypatch.setattr(sampler, "suits_kernel", lambda *shape: False)
 
 
 @pytest.fixture
@@ -55,42 +55,39 @@ def problems() -> dict[str, Ising]:
 
 # 1 byte makes a tile of every row; 10 kB cut the rows into tiles that do not divide them.
 @pytest.mark.parametrize("size", [1, 10_000])
-@pytest.mark.parametrize("sampler", [ExactSampler(), FORGETFUL], ids=["kept", "formed_again"])
+@pytest.mark.parametrize("backend", [ExactSampler(), FORGETFUL], ids=["whole", "divided"])
 @pytest.mark.parametrize("name", problems())
 def test_tiles_equal_the_whole(
-    tiles: Callable[[int], list[int]], name: str, sampler: ExactSampler, size: int
+    tiles: Callable[[int], list[int]], name: str, backend: ExactSampler, size: int
 ) -> None:
     ising = problems()[name]
     seen = tiles(1 << 30)
     whole = ExactSampler().moments(ising, correlations=True)
     assert max(seen) == 1
     seen = tiles(size)
-    tiled = sampler.moments(ising, correlations=True)
+    tiled = backend.moments(ising, correlations=True)
     assert max(seen) > 1
     for attribute in ("probability", "correlation", "log_partition"):
         got, want = getattr(tiled, attribute), getattr(whole, attribute)
         assert (got - want).abs().max() < 1e-12 * max(1.0, float(want.abs().max()))
 
 
-def test_the_memory_budget_decides_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a budget the backward pass finds W where the forward pass left it; without, queries come in parts.
+def test_the_memory_budget_divides_the_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tables of one query have 1.3 kB at n = 10; both passes form W for every part."""
+    formed: list[int] = []
+    original = half_split.Split.tiles
 
-    W has 8 kB at n = 10, the tables of one query 1.3 kB.
-    """
-    formed: list[slice] = []
-    original = half_split.Split.weights
+    def spy(self: half_split.Split) -> Iterator[tuple[slice, Tensor]]:
+        formed.append(1)
+        return original(self)
 
-    def spy(self: half_split.Split, rows: slice, scratch: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        formed.append(rows)
-        return original(self, rows, scratch)
-
-    monkeypatch.setattr(half_split.Split, "weights", spy)
+    monkeypatch.setattr(half_split.Split, "tiles", spy)
     ising = make_problem((3,), 10, seed=8)
-    for budget, passes in ((1.0, 1), (5e-3, 2), (1e-9, 6)):
+    for budget, passes in ((1.0, 2), (1e-9, 6)):
         formed.clear()
-        sampler = ExactSampler(memory_budget_mb=budget)
         fields = ising.fields.clone().requires_grad_()
-        sampler.moments(Ising(fields, ising.couplings)).probability.pow(2).sum().backward()
+        found = ExactSampler(memory_budget_mb=budget).moments(Ising(fields, ising.couplings))
+        found.probability.pow(2).sum().backward()
         assert len(formed) == passes
 
 

@@ -1,215 +1,154 @@
-r"""Exact enumeration of shared-coupling Ising models by two matrix products (kernel).
+r"""Exact enumeration by two matrix products, in torch on any device (kernel).
 
-The m spins split into a left half x (a spins, low bits of the state index) and a right half y.  With
+The m spins split into a left half x (a spins, low bits of the state index) and a right half y.  With the spins F of a
+half and, if there are three-body terms, their products in pairs, and up to factors that depend on x or on the query,
 
-    W[x,y] = exp(e_L(x) + e_R(y) + F_L(x)ᵀ X F_R(y)),   A[q,x] = exp(h_L·s_x),   C[q,y] = exp(h_R·s_y)
+    W[x,y] = exp(F_L(x)ᵀ X F_R(y)),   A[q,x] = exp(h_L·s_x + e_L(x)),   C[q,y] = exp(h_R·s_y + e_R(y)),
 
     Z_q = Σ_xy A W C,   right state weights (A W) ∘ C,   left state weights A ∘ (C Wᵀ).
 
-F holds the spins of a half, and with three-body terms also their products in pairs.  Nothing of size
-[queries, 2^m] exists.  Exponents are computed in float64 and shifted by row maxima before they are rounded to the
-working precision.  W is computed in tiles of rows that stay in cache, with a running maximum per query as in
-FlashAttention.  Tiles are kept for the backward pass if they fit ``keep_bytes``, else they are recomputed.
-
-On the CPU :mod:`diabat.samplers.exact.fused_products` does the same in one compiled pass, with e_R in C instead of W.
-This file handles three-body terms, queries with a separate W, and factors beyond the working precision.
+Nothing of size [queries, 2^m] exists, and W only in tiles of rows, which the backward pass forms again.  Exponents are
+float64.  Row x of W is divided by exp(Σ_k |c_k|), c = F_L(x)ᵀ X, and A multiplied by it: no factor exceeds 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from diabat.samplers.exact.fused_products import can_fuse, fused_products
-from diabat.samplers.exact.half_energies import HalfEnergies, half_tables
-from diabat.samplers.exact.row_weights import row_scaled_weights
-from diabat.samplers.exact.smooth import smooth_gradient, smooth_probabilities
+from diabat.compute.memory import require_memory
+from diabat.samplers.exact.half_tables import HalfEnergies, half_tables, single_queries
 from diabat.samplers.folding import refuse_batched_cotangent
 
+_TILE_BYTES = 1 << 21
+# Smallest scaled Z with full relative precision: terms below the smallest normal number are lost, and 2^m of them must
+# not matter.  Second derivatives divide by Z³.
+_LEAST_TOTAL = {torch.float32: 1e-25, torch.float64: 1e-90}
+# W, its exponent, and their cotangents of first and second order.
+_COPIES = 8
 
-@dataclass(eq=False)
-class HalfSums:
-    """Sums over the states of one group, relative to a scale per query.
 
-    Attributes:
-        left_sums: Weights of the spins at +1 and, last, of all states, [G, Q, a + 1].
-        right_sums: The same for the right half, [G, Q, b + 1].
-        log_partition: log Z of every query, float64 [G, Q].
+class Split:
+    """Tables of both halves, and W in ``dtype`` in tiles of rows, or as a ``whole``, for autograd to differentiate."""
+
+    def __init__(
+        self, spins: int, energies: HalfEnergies, dtype: torch.dtype, *, whole: bool = False
+    ) -> None:
+        device = energies.left.device
+        self.a, self.energies, self.dtype, self._whole = spins // 2, energies, dtype, whole
+        L, R = half_tables(self.a, device), half_tables(spins - self.a, device)
+        self.L, self.R = half_tables(self.a, device, dtype), half_tables(spins - self.a, device, dtype)
+        self.F_L, self.F_R = L.features(energies.three_body), R.features(energies.three_body)
+        self.coefficients = self.F_L @ energies.cross  # [G, 2^a, f_R]
+        if energies.single:
+            largest = [self._exponent(rows).detach().amax(-1) for rows in self.blocks()]
+            self.log_scale = torch.cat(largest, 1)
+        else:
+            self.log_scale = self.coefficients.detach().abs().sum(-1)
+
+    def blocks(self) -> list[slice]:
+        """Row ranges of the tiles."""
+        rows, row_bytes = len(self.F_L), len(self.energies.left) * len(self.F_R) * self.dtype.itemsize
+        step = rows if self._whole else max(1, min(rows, _TILE_BYTES // row_bytes))
+        return [slice(i, min(i + step, rows)) for i in range(0, rows, step)]
+
+    def tiles(self) -> Iterator[tuple[slice, Tensor]]:
+        """Iterate over W, [G, rows, 2^b]; a tile is valid until the next iteration."""
+        W: Tensor | None = None
+        for rows in self.blocks():
+            if self.energies.single or self.energies.three_body:
+                W = (self._exponent(rows) - self.log_scale[:, rows, None]).exp().to(self.dtype)
+            else:
+                size = rows.stop - rows.start
+                scratch = None if W is None or self._whole else W[:, :size]
+                W = exponentials(self.coefficients[:, rows], self.dtype, out=scratch)
+            yield rows, W
+
+    def _exponent(self, rows: slice) -> Tensor:
+        exponent = self.coefficients[:, rows] @ self.F_R.T
+        return exponent + self.energies.right[:, None] if self.energies.single else exponent
+
+
+def exponentials(c: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+    """exp(Σ_k c_k s_k - Σ_k |c_k|) over all states, [..., 2^k] in ``dtype``, of c float64 [..., k]; differentiable.
+
+    The product of two small tables: few exponentials, and no float64 numbers of the size of the result.
     """
-
-    left_sums: Tensor
-    right_sums: Tensor
-    log_partition: Tensor
-
-    @property
-    def total(self) -> Tensor:
-        """Z of every query up to the scale, [G, Q]."""
-        return self.right_sums[..., -1]
+    low = c.shape[-1] // 2
+    factors = []
+    for some in (c[..., :low], c[..., low:]):
+        signs = half_tables(some.shape[-1], c.device).signs
+        bound = some.detach().abs().sum(-1, keepdim=True)
+        factors.append((some @ signs.T - bound).exp().to(dtype))
+    low_states, high_states = factors
+    shape = (*high_states.shape, low_states.shape[-1])
+    out = None if out is None else out.view(shape)
+    return torch.mul(high_states[..., None], low_states[..., None, :], out=out).flatten(-2)
 
 
 @dataclass(eq=False)
-class HalfProducts(HalfSums):
-    """State weights of one group, up to the same scale.
+class HalfProducts:
+    """State weights and their sums of one group, relative to a scale per query.
 
     Attributes:
+        split: The tables.
         A, V: Left factor and C Wᵀ, [G, Q, 2^a]; left state weights are A ∘ V.
         C, U: Right factor and A W, [G, Q, 2^b]; right state weights are U ∘ C.
-        energies: Exponents of W: without e_R if it is in C.
-        tiles: Rows of W in order, [G, rows, 2^b] each, if they are kept, else None.
+        lost: Queries whose largest terms may be below the range of the precision, bool [G, Q].
+        total: Z of every query up to its scale, 1 for lost ones, [G, Q].
+        probability: P(s = +1), [G, Q, m].
+        log_partition: log Z, float64 [G, Q].
     """
 
+    split: Split
     A: Tensor
     V: Tensor
     C: Tensor
     U: Tensor
-    energies: HalfEnergies
-    tiles: list[Tensor] | None
-
-
-_TILE_BYTES = 4 << 20
-
-
-class Split:
-    """Tables of both halves, and W in tiles of rows."""
-
-    def __init__(self, spins: int, energies: HalfEnergies, dtype: torch.dtype) -> None:
-        device = energies.left.device
-        self.a, self.energies, self.dtype = spins // 2, energies, dtype
-        self.L, self.R = half_tables(self.a, device), half_tables(spins - self.a, device)
-        # Exponents use the float64 tables; sums of weights use tables in the working precision.
-        self.L_work, self.R_work = (
-            half_tables(self.a, device, dtype),
-            half_tables(spins - self.a, device, dtype),
-        )
-        self.F_L = self.L.features(energies.three_body)
-        self.F_R = self.R.features(energies.three_body)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Size of W."""
-        return len(self.energies.left) * len(self.F_L) * len(self.F_R) * torch.finfo(self.dtype).bits // 8
-
-    def blocks(self) -> list[slice]:
-        """Row ranges of the tiles."""
-        rows = len(self.F_L)
-        step = max(1, min(rows, rows * _TILE_BYTES // self.weight_bytes))
-        return [slice(i, min(i + step, rows)) for i in range(0, rows, step)]
-
-    def weights(self, rows: slice, scratch: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """W of a block of rows, entries at most 1, and the float64 log scale of each row."""
-        coefficients = self.F_L[rows] @ self.energies.cross  # [G, rows, f_R]
-        return row_scaled_weights(coefficients, self.energies.right, self.F_R, self.dtype, scratch)
-
-    def tiles(self, products: HalfProducts) -> Iterator[tuple[slice, Tensor]]:
-        """Iterate over the tiles of W, kept or recomputed; a tile is valid until the next iteration."""
-        W: Tensor | None = None
-        for i, rows in enumerate(self.blocks()):
-            W = self.weights(rows, W)[0] if products.tiles is None else products.tiles[i]
-            yield rows, W
-
-
-def half_sums(fields: Tensor, energies: HalfEnergies, dtype: torch.dtype) -> HalfSums:
-    """Sums over the states for fields [G, Q, m]."""
-    return _fused(fields, energies, dtype, tables=False) or half_products(fields, energies, dtype)
+    lost: Tensor
+    total: Tensor
+    probability: Tensor
+    log_partition: Tensor
 
 
 def half_products(
-    fields: Tensor, energies: HalfEnergies, dtype: torch.dtype, keep_bytes: int = 0
+    fields: Tensor, energies: HalfEnergies, dtype: torch.dtype, *, whole: bool = False
 ) -> HalfProducts:
-    """Compute both products for fields [G, Q, m]; W is kept if it has at most ``keep_bytes``."""
-    fused = _fused(fields, energies, dtype, tables=True, keep_bytes=keep_bytes)
-    if isinstance(fused, HalfProducts):
-        return fused
-    split = Split(fields.shape[-1], energies, dtype)
+    """Compute both products for fields [G, Q, m]; autograd can differentiate them if ``whole``."""
+    split = Split(fields.shape[-1], energies, dtype, whole=whole)
     h = fields.double()
     h_L, h_R = h[..., : split.a], h[..., split.a :]
-    C, right_scale = row_scaled_weights(h_R, torch.zeros_like(energies.right), split.R.signs, dtype)
-    blocks = split.blocks()
-    if len(blocks) == 1:
-        W, log_scale = split.weights(blocks[0])
-        A, left_scale = row_scaled_weights(h_L, energies.left + log_scale, split.L.signs, dtype)
-        kept = [W] if split.weight_bytes <= keep_bytes else None
-        U, V = A @ W, C @ W.transpose(1, 2)
-    else:
-        A, U, V, left_scale, kept = _tiled_products(split, h_L, C, keep_bytes)
-    left_sums = (A * V) @ split.L_work.bits_and_one
-    right_sums = (U * C) @ split.R_work.bits_and_one
-    log_z = right_sums[..., -1].double().log() + left_scale + right_scale
-    return HalfProducts(left_sums, right_sums, log_z, A, V, C, U, energies, kept)
-
-
-def _fused(
-    fields: Tensor, energies: HalfEnergies, dtype: torch.dtype, *, tables: bool, keep_bytes: int = 0
-) -> HalfSums | HalfProducts | None:
-    """The compiled form; None if it does not apply."""
-    groups, queries, m = fields.shape
-    if fields.device.type != "cpu" or energies.three_body or not can_fuse(groups, queries, m):
-        return None
-    found = fused_products(
-        fields.detach().double().contiguous().numpy(),
-        energies.cross.detach().numpy(),
-        energies.left.detach().numpy(),
-        energies.right.detach().numpy(),
-        np.float32 if dtype == torch.float32 else np.float64,
-        torch.get_num_threads(),
-        tables=tables,
-        keep_bytes=keep_bytes,
-    )
-    if found is None:
-        return None
-    left, right, log_z = (
-        torch.from_numpy(t) for t in (found.left_sums, found.right_sums, found.log_partition)
-    )
-    if not tables:
-        return HalfSums(left, right, log_z)
-    A, V, C, U = (torch.from_numpy(t) for t in found.tables)
-    bare = HalfEnergies(energies.left, torch.zeros_like(energies.right), energies.cross, three_body=False)
-    kept = None
-    if found.weights is not None:
-        W = torch.from_numpy(found.weights)
-        kept = [W[:, rows] for rows in Split(m, bare, dtype).blocks()]
-    return HalfProducts(left, right, log_z, A, V, C, U, bare, kept)
-
-
-def _tiled_products(
-    split: Split, h_L: Tensor, C: Tensor, keep_bytes: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor] | None]:
-    """A, U, V, the log scale of A per query and the kept tiles, computed tile by tile."""
-    dtype = split.dtype
-    exponent = h_L @ split.L.signs.T + split.energies.left[:, None]  # [G, Q, 2^a]
-    running = torch.full_like(exponent[..., 0], -torch.inf)
-    U, V = torch.zeros_like(C), exponent.new_empty(exponent.shape, dtype=dtype)
-    kept: list[Tensor] | None = [] if split.weight_bytes <= keep_bytes else None
-    W: Tensor | None = None
-    for rows in split.blocks():
-        W, log_scale = split.weights(rows, W if kept is None else None)
-        part = exponent[..., rows].add_(log_scale[:, None])
-        new = torch.maximum(running, part.amax(-1))
-        A = (part - new[..., None]).to(dtype).exp_()
-        U.mul_((running - new).exp_().to(dtype)[..., None]).add_(A @ W)
-        running = new
-        V[..., rows] = C @ W.transpose(1, 2)
-        if kept is not None:
-            kept.append(W)
-    A = (exponent - running[..., None]).to(dtype).exp_()
-    return A, U, V, running, kept
-
-
-def probabilities(sums: HalfSums) -> Tensor:
-    """P(s_j = +1), [G, Q, m], as ratios of sums of positive numbers."""
+    left, left_scale = _scaled(energies.left + split.log_scale)
+    right, right_scale = _scaled(torch.zeros_like(energies.right) if energies.single else energies.right)
+    A = exponentials(h_L, dtype) * left.to(dtype)[:, None]
+    C = exponentials(h_R, dtype) * right.to(dtype)[:, None]
+    U, parts = torch.zeros_like(C), []
+    for rows, W in split.tiles():
+        U = U + A[..., rows] @ W
+        parts.append(C @ W.mT)
+    V = torch.cat(parts, -1)
+    left_sums, right_sums = (A * V) @ split.L.bits_and_one, (U * C) @ split.R.bits_and_one
+    lost = ~(right_sums[..., -1].detach() >= _LEAST_TOTAL[dtype])  # NaN is lost
+    totals = [sums[..., -1:].masked_fill(lost[..., None], 1) for sums in (left_sums, right_sums)]
     # Each half is divided by its own sum of weights, because the two differ by rounding; the ratio can exceed 1.
-    left, right = sums.left_sums, sums.right_sums
-    return torch.cat((left[..., :-1] / left[..., -1:], right[..., :-1] / right[..., -1:]), -1).clamp_(max=1)
+    p = torch.cat((left_sums[..., :-1] / totals[0], right_sums[..., :-1] / totals[1]), -1)
+    total = totals[1][..., 0]
+    log_z = total.double().log() + (left_scale + right_scale) + h.detach().abs().sum(-1)
+    return HalfProducts(split, A, V, C, U, lost, total, p, log_z)
 
 
-class ExactProbabilities(torch.autograd.Function):
-    """(fields, e_L, e_R, X) -> (P(s=+1) [G, Q, m], log Z, scaled Z, both [G, Q]), with the analytic backward.
+def _scaled(exponent: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(exponent - scale) and the scale of each row, its largest exponent, [rows, 1]."""
+    scale = exponent.detach().amax(-1, keepdim=True)
+    return (exponent - scale).exp(), scale
+
+
+class HalfMoments(torch.autograd.Function):
+    """(fields, e_L, e_R, X, ...) -> P(s=+1) [G, Q, m], log Z, lost queries [G, Q], with the analytic backward.
 
     For cotangents v of P and u of log Z let f(s) = Σ_j v_j [s_j = +1] = f_L + f_R.  Then
 
@@ -220,78 +159,88 @@ class ExactProbabilities(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        fields: Tensor,
-        left: Tensor,
-        right: Tensor,
-        cross: Tensor,
-        three_body: bool,
-        keep_bytes: int | None,
+        ctx: Any, fields: Tensor, left: Tensor, right: Tensor, cross: Tensor, three_body: bool, single: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Solve the group, and save tensors for the backward pass unless ``keep_bytes`` is None."""
-        energies = HalfEnergies(left, right, cross, three_body)
-        sums: HalfSums
-        if keep_bytes is None:
-            sums = half_sums(fields, energies, fields.dtype)
-        else:
-            sums = ctx.products = half_products(fields, energies, fields.dtype, keep_bytes)
-        p = probabilities(sums)
-        log_partition = sums.log_partition.to(fields.dtype)
+        """Solve the group; the tables of the queries are kept for the backward pass."""
+        energies = HalfEnergies(left, right, cross, three_body, single)
+        found = half_products(fields, energies, fields.dtype)
+        p = found.probability.clamp_(max=1)
+        ctx.products, ctx.kinds = found, (three_body, single)
         ctx.save_for_backward(p, fields, left, right, cross)
-        ctx.three_body = three_body
-        total = sums.total.clone()
-        ctx.mark_non_differentiable(total)
-        return p, log_partition, total
+        ctx.mark_non_differentiable(found.lost)
+        return p, found.log_partition.to(fields.dtype), found.lost
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         """Covariances of f with fields, half energies and the cut; differentiable again if create_graph is set."""
         p, *terms = ctx.saved_tensors
-        refuse_batched_cotangent(*cotangents[:2])
+        v, u = cotangents[:2]
+        refuse_batched_cotangent(v, u)
         if torch.is_grad_enabled():
-            solve = partial(_smooth, ctx.three_body)
-            return *smooth_gradient(terms, solve, ctx.needs_input_grad, *cotangents[:2]), None, None
-        split = Split(p.shape[-1], ctx.products.energies, p.dtype)
+
+            def solve(fields: Tensor, left: Tensor, right: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:
+                return smooth_moments(fields, HalfEnergies(left, right, cross, *ctx.kinds))
+
+            return *smooth_gradient(terms, solve, ctx.needs_input_grad, v, u), None, None
         with torch.autocast(p.device.type, enabled=False):
-            GL, GR, dX = _weighted_states(
-                split, ctx.products, p, cotangents[0], cotangents[1], ctx.needs_input_grad[3]
-            )
-            dh = torch.cat((GL @ split.L_work.signs, GR @ split.R_work.signs), -1)
-        return dh, GL.sum(1).double(), GR.sum(1).double(), dX, None, None
+            return *_gradient(ctx.products, p, v, u, need_cross=ctx.needs_input_grad[3]), None, None
 
 
-def _smooth(
-    three_body: bool, fields: Tensor, left: Tensor, right: Tensor, cross: Tensor
-) -> tuple[Tensor, Tensor]:
-    return smooth_probabilities(fields, HalfEnergies(left, right, cross, three_body))
-
-
-def _weighted_states(
-    split: Split, t: HalfProducts, p: Tensor, v: Tensor, u: Tensor, need_cross: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Σ p(s)(f - <f> + u) over right states, over left states, and projected onto the features of the cut."""
+def _gradient(
+    t: HalfProducts, p: Tensor, v: Tensor, u: Tensor, *, need_cross: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Σ p(s)(f - <f> + u) with signs of spins, over left states, over right states, and with features of the cut."""
+    split, inverse, centre = t.split, (1 / t.total)[..., None], ((v * p).sum(-1) - u)[..., None]
     a = split.a
-    inverse = (1 / t.total)[..., None]
-    centre = ((v * p).sum(-1) - u)[..., None]
-    f_L = v[..., :a] @ split.L_work.bits.T
-    f_R = v[..., a:] @ split.R_work.bits.T
+    f_L = v[..., :a] @ split.L.bits_and_one[:, :-1].T
+    f_R = v[..., a:] @ split.R.bits_and_one[:, :-1].T
     A, C = t.A * inverse, t.C
-    Af, Cf, Cc = A * f_L, C * f_R, C * (f_R - centre)
+    Af, Cf = A * f_L, C * f_R
     right_sum, left_sum = torch.zeros_like(C), torch.empty_like(A)
-    F_R = split.R_work.features(split.energies.three_body)
     dX = torch.zeros_like(split.energies.cross) if need_cross else None
-    both = torch.cat((Cc, C), 1)
-    M = C.new_empty(0)
-    for rows, W in split.tiles(t):
-        left_sum[..., rows] = Cf @ W.transpose(1, 2)
+    F_R, both, M = split.F_R.to(p.dtype), torch.cat((Cf - C * centre, C), 1), None
+    for rows, W in split.tiles():
+        left_sum[..., rows] = Cf @ W.mT
         right_sum += Af[..., rows] @ W
         if dX is not None:
-            stacked = torch.cat((A[..., rows], Af[..., rows]), 1).transpose(1, 2)
-            # All tiles use the same memory: otherwise malloc does not reuse it, and the process grows by the
-            # size of W.
-            M = M if M.shape == W.shape else torch.empty_like(W)
-            torch.bmm(stacked, both, out=M).mul_(W)  # [G, rows, 2^b]
+            stacked = torch.cat((A[..., rows], Af[..., rows]), 1).mT
+            # All tiles use the same memory: otherwise malloc does not reuse it, and the process grows by the size of W.
+            M = torch.bmm(stacked, both, out=None if M is None else M[:, : W.shape[1]]).mul_(W)
             dX += split.F_L[rows].T @ (M @ F_R).double()
     GL = A * ((f_L - centre) * t.V + left_sum)
     GR = C * ((f_R - centre) * t.U * inverse + right_sum)
-    return GL, GR, dX
+    dh = torch.cat((GL @ split.L.signs, GR @ split.R.signs), -1)
+    return dh, GL.sum(1).double(), GR.sum(1).double(), dX
+
+
+def smooth_moments(fields: Tensor, energies: HalfEnergies) -> tuple[Tensor, Tensor]:
+    """P(s_j = +1) [G, Q, m] and log Z [G, Q] in float64, by operations that autograd can differentiate again and again.
+
+    Raises:
+        ValueError: If W and its first and second derivatives do not fit in memory.
+    """
+    groups, queries, m = fields.shape
+    needed = 8 * _COPIES * groups * (2**m + 2 * queries * 2 ** ((m + 1) // 2))
+    require_memory(needed, f"second derivatives of {groups} x {queries} problems of {m} spins")
+    found = half_products(fields, energies, torch.float64, whole=True)
+    p, log_z = found.probability, found.log_partition
+    if not energies.single and bool(found.lost.any()):
+        part = found.lost.nonzero(as_tuple=True)
+        single = half_products(*single_queries(fields.double(), energies, part), torch.float64, whole=True)
+        p = p.index_put(part, single.probability[:, 0])
+        log_z = log_z.index_put(part, single.log_partition[:, 0])
+    return p, log_z
+
+
+def smooth_gradient(
+    terms: Sequence[Tensor | None], solve: Callable[..., Any], wanted: Sequence[bool], v: Tensor, u: Tensor
+) -> list[Tensor | None]:
+    """Differentiable gradient of Σ v P + Σ u log Z by the ``wanted`` terms; ``solve`` gives P and log Z of terms."""
+    # Separate leaves: v may also depend on the terms, but is held fixed here.
+    terms = [None if t is None else t.view_as(t) for t in terms]
+    p, log_z = solve(*terms)
+    asked = [t is not None and want for t, want in zip(terms, wanted, strict=False)]
+    chosen = [t for t, ask in zip(terms, asked, strict=True) if t is not None and ask]
+    loss = (p * v).sum() + (log_z * u).sum()
+    found = iter(torch.autograd.grad(loss, chosen, create_graph=True, materialize_grads=True))
+    return [next(found) if ask else None for ask in asked]

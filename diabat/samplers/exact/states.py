@@ -5,83 +5,60 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diabat.samplers.exact.half_energies import HalfEnergies
-from diabat.samplers.exact.half_split import HalfProducts, Split, half_products
+from diabat.samplers.exact.half_split import HalfProducts, Split
 
 
-def pair_correlations(fields: Tensor, products: HalfProducts) -> Tensor:
+def pair_correlations(found: HalfProducts) -> Tensor:
     """<s_j s_k>, [G, Q, m, m], with ones on the diagonal."""
-    split = Split(fields.shape[-1], products.energies, products.A.dtype)
-    dtype, a, m = split.dtype, split.a, fields.shape[-1]
-    S_L, S_R = split.L_work.signs, split.R_work.signs
-    out = torch.empty(*fields.shape, m, dtype=dtype, device=fields.device)
-    inverse = (1 / products.total)[..., None, None]
-    out[..., :a, :a] = _weighted_pairs(products.A * products.V, S_L) * inverse
-    out[..., a:, a:] = _weighted_pairs(products.U * products.C, S_R) * inverse
-    crossing = torch.zeros(*fields.shape[:-1], a, m - a, dtype=dtype, device=fields.device)
-    for rows, W in split.tiles(products):
-        for k in range(m - a):
-            V = (products.C * S_R[:, k]) @ W.transpose(1, 2)
-            crossing[..., k] += (products.A[..., rows] * V) @ S_L[rows]
-    out[..., :a, a:] = crossing * inverse
-    out[..., a:, :a] = out[..., :a, a:].transpose(-1, -2)
-    out.diagonal(dim1=-2, dim2=-1).fill_(1)
+    split, A, C = found.split, found.A / found.total[..., None], found.C
+    a, b = split.a, split.R.spins
+    S_L, S_R = split.L.signs, split.R.signs
+    out = A.new_ones(*A.shape[:2], a + b, a + b)
+    for first, half, weights in (
+        (0, split.L, A * found.V),
+        (a, split.R, found.U * C / found.total[..., None]),
+    ):
+        j, k = half.upper
+        out[..., first + j, first + k] = out[..., first + k, first + j] = weights @ half.pairs
+    crossing = torch.zeros_like(out[..., :a, a:])
+    for rows, W in split.tiles():
+        for k in range(b):
+            crossing[..., k] += (A[..., rows] * ((C * S_R[:, k]) @ W.mT)) @ S_L[rows]
+    out[..., :a, a:] = crossing
+    out[..., a:, :a] = crossing.mT
     return out
 
 
-def _weighted_pairs(weights: Tensor, signs: Tensor) -> Tensor:
-    spins = signs.shape[1]
-    products = (signs[:, :, None] * signs[:, None, :]).reshape(len(signs), -1)
-    return (weights @ products).reshape(*weights.shape[:-1], spins, spins)
-
-
-def state_probabilities(fields: Tensor, energies: HalfEnergies) -> tuple[Tensor, Tensor]:
-    """p(s), [G, Q, 2^m] in float64, and scaled Z, [G, Q]; bit j of the state index is spin j."""
-    products = half_products(fields, energies, torch.float64)
-    split = Split(fields.shape[-1], products.energies, torch.float64)
-    W = torch.cat([split.weights(rows)[0] for rows in split.blocks()], 1)
-    joint = products.A[:, :, None, :] * W.transpose(1, 2)[:, None] * products.C[..., None]  # [G, Q, y, x]
-    return (joint / products.total[..., None, None]).flatten(-2), products.total
+def joint_probabilities(found: HalfProducts) -> Tensor:
+    """p(s), [G, Q, 2^m]; bit j of the state index is spin j."""
+    W = torch.cat([tile.clone() for _, tile in found.split.tiles()], 1)
+    joint = found.A[:, :, None] * W.mT[:, None] * found.C[..., None]  # [G, Q, y, x]
+    return (joint / found.total[..., None, None]).flatten(-2)
 
 
 def draw_states(
-    fields: Tensor, energies: HalfEnergies, right_weights: Tensor, uniforms: Tensor, chunk_bytes: int
+    fields: Tensor, split: Split, right_weights: Tensor, uniforms: Tensor, chunk_bytes: int
 ) -> Tensor:
-    """Draw i.i.d. states by inverse transform: the right half from its marginal, the left half given the right.
+    """Draw i.i.d. states by inverse transform, int8 ±1 [reads, G, Q, m]: the right half, and the left given the right.
 
-    Args:
-        fields: [G, Q, m].
-        energies: Shared exponents.
-        right_weights: Weights of the right states U ∘ C, float64 [G, Q, 2^b].
-        uniforms: float64 in [0, 1), [2, reads, G, Q].
-        chunk_bytes: Scratch memory.
-
-    Returns:
-        int8 ±1 [reads, G, Q, m].
+    Of fields [G, Q, m], weights U ∘ C of the right states [G, Q, 2^b] and uniforms in [0, 1) [2, reads, G, Q], float64.
     """
-    split = Split(fields.shape[-1], energies, torch.float64)
     reads, groups, queries = uniforms.shape[1:]
-    right = _inverse_transform(right_weights, uniforms[0])  # [reads, G, Q]
+    right = _inverse_transform(right_weights, uniforms[0].movedim(0, -1)).movedim(-1, 0)
     h_L = fields[..., : split.a].double()
-    base = h_L @ split.L.signs.T + energies.left[:, None]  # [G, Q, 2^a]
+    base = h_L @ split.L.signs.T + split.energies.left[:, None]  # [G, Q, 2^a]
     left = torch.empty_like(right)
     step = max(1, chunk_bytes // (8 * groups * queries * base.shape[-1]))
     for start in range(0, reads, step):
         part = slice(start, start + step)
-        coupling = split.F_R[right[part]] @ energies.cross.transpose(1, 2)[None]  # [r, G, Q, f_L]
+        coupling = split.F_R[right[part]] @ split.energies.cross.mT  # [r, G, Q, f_L]
         weights = torch.softmax(base + coupling @ split.F_L.T, dim=-1)
-        left[part] = _inverse_transform(weights, uniforms[1, part], leading=True)
-    spins = torch.cat((split.L.signs.to(torch.int8)[left], split.R.signs.to(torch.int8)[right]), -1)
-    return spins
+        left[part] = _inverse_transform(weights, uniforms[1, part, ..., None])[..., 0]
+    return torch.cat((split.L.signs.to(torch.int8)[left], split.R.signs.to(torch.int8)[right]), -1)
 
 
-def _inverse_transform(weights: Tensor, uniforms: Tensor, *, leading: bool = False) -> Tensor:
-    """Index of the state at which the cumulative weight passes uniform·total."""
-    cumulative = weights.double().cumsum(-1)
-    total = cumulative[..., -1]
-    if leading:
-        index = torch.searchsorted(cumulative, (uniforms * total)[..., None], right=True)[..., 0]
-    else:
-        targets = (uniforms * total).movedim(0, -1).contiguous()  # [G, Q, reads]
-        index = torch.searchsorted(cumulative, targets, right=True).movedim(-1, 0)
-    return index.clamp_(max=weights.shape[-1] - 1)
+def _inverse_transform(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Index of the state at which the cumulative weight [..., states] passes uniform·total, for uniforms [..., k]."""
+    cumulative = weights.cumsum(-1)
+    targets = (uniforms * cumulative[..., -1:]).contiguous()
+    return torch.searchsorted(cumulative, targets, right=True).clamp_(max=weights.shape[-1] - 1)

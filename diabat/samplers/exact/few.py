@@ -1,4 +1,4 @@
-"""Moments of a few small problems that share couplings, without derivatives: no tiers, and few calls of torch."""
+"""Moments of a few small problems that share couplings, without derivatives, by numpy: no compiled code."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from numpy.typing import NDArray
 from diabat.ising import Ising
 from diabat.ising_checks import few_numbers
 from diabat.samplers.answers import Moments
-from diabat.samplers.exact import enumeration
 
 Array = NDArray[Any]
 
-_UNSPLIT = 9216
+_MOST_SPINS, _MOST_STATES = 9, 1 << 12
 
 
-def is_single(ising: Ising) -> bool:
-    """Whether a batch is one group of few states, without derivatives: it needs no tiers."""
+def is_few(ising: Ising) -> bool:
+    """Whether a batch is one group of few states, without derivatives."""
     h, J, n = ising.fields, ising.matrix, ising.num_spins
     return (
-        n <= enumeration.MOST_SPINS
-        and h.numel() // n << n <= enumeration.MOST_STATES
-        and ising.visible is None
+        n <= _MOST_SPINS
+        and h.numel() // n << n <= _MOST_STATES
+        and (ising.visible is None or bool(ising.visible.all()))
         and ising.three_body is None
         and ising.edges is None
         and (J is None or J.ndim == 2 or J.shape[:-2].numel() == 1)
@@ -34,35 +33,27 @@ def is_single(ising: Ising) -> bool:
     )
 
 
-def single_moments(ising: Ising, limit: float) -> Moments | None:
-    """Moments of such a batch, as from `enumerated`.
+def few_moments(ising: Ising, limit: float) -> Moments | None:
+    """P(s_j = +1) = Σ_s p [s_j = +1] and log Z of such a batch, p ∝ exp(h Sᵀ + J S₂ᵀ) in float64.
 
-    Args:
-        ising: The batch.
-        limit: Largest magnitude of a field or coupling.
-
-    Returns:
-        None if a number exceeds the limit or is none, or if numpy cannot read the tensors.
+    S are all states, and S₂ their products in pairs.  The result is None if a field or coupling exceeds the limit or is
+    no number, or if numpy cannot read the tensors.
     """
     h = few_numbers(ising.fields)
     J = None if ising.matrix is None else few_numbers(ising.matrix)
     if h is None or (ising.matrix is not None and J is None) or not _within(h, limit):
         return None
     n = h.shape[-1]
-    table = enumeration.table_of_states(n)
-    exponent = h.reshape(-1, n).astype(np.float64) @ table.signs.T
+    signs, bits_and_one, pair_signs, upper, lower = _states(n)
+    exponent = h.reshape(-1, n).astype(np.float64) @ signs.T
     if J is not None:
         if not _within(J, limit):
             return None
-        upper, lower = _cells(n)
         flat = J.reshape(-1)
-        pairs = (flat[upper].astype(np.float64) + flat[lower]) / 2
-        # BLAS, but for products that OpenBLAS splits by the number of threads, which changes their last bit.
-        signs = table.pair_signs
-        exponent += signs @ pairs if signs.size < _UNSPLIT else np.einsum("p,xp->x", pairs, signs)
+        exponent += pair_signs @ ((flat[upper].astype(np.float64) + flat[lower]) / 2)
     scale = exponent.max(1, keepdims=True)
     exponent -= scale
-    sums = np.exp(exponent, out=exponent) @ table.bits_and_one
+    sums = np.exp(exponent, out=exponent) @ bits_and_one
     total = sums[:, n:]
     p = np.minimum(sums[:, :n] / total, 1.0)  # rounding of the sums can exceed 1
     log_z = np.log(total) + scale
@@ -79,8 +70,10 @@ def _within(numbers: Array, limit: float) -> bool:
     return 1.01 * math.sqrt(np.vdot(numbers, numbers)) <= limit
 
 
-@lru_cache(maxsize=16)
-def _cells(n: int) -> tuple[Array, Array]:
-    """Flat indices of the entries (j, k) and (k, j) of a matrix, j < k."""
-    j, k = np.triu_indices(n, 1)
-    return j * n + k, k * n + j
+@lru_cache(maxsize=_MOST_SPINS)
+def _states(n: int) -> tuple[Array, Array, Array, Array, Array]:
+    """±1 states, 0/1 states with a column of ones, s_j s_k, and where J_jk and J_kj are in a flat matrix, j < k."""
+    bits = (np.arange(1 << n)[:, None] >> np.arange(n)) & 1
+    signs, (j, k) = 2.0 * bits - 1, np.triu_indices(n, 1)
+    bits_and_one = np.concatenate((bits, np.ones((1 << n, 1))), axis=1)
+    return signs, bits_and_one, np.ascontiguousarray(signs[:, j] * signs[:, k]), j * n + k, k * n + j

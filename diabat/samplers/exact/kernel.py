@@ -1,6 +1,6 @@
-"""Compiled sums over all states of problems with couplings of their own, one problem per lane; imported on first use.
+"""Compiled sums over all states of problems of few spins, one problem per lane; imported on first use.
 
-With the tables F[x,y], G[y,z] and H[z,x] of :mod:`diabat.samplers.exact.own_tables`, the sum of the weights over z is
+With the tables F[x,y], G[y,z] and H[z,x] of :mod:`diabat.samplers.exact.kernel_tables`, the weights summed over z are
 
     M[x,y] = F[x,y] Σ_z H[z,x] G[y,z],
 
@@ -27,114 +27,94 @@ from diabat.compute.simd import (
     store,
     where_less,
 )
-from diabat.samplers.exact.lane_kernel import fold
-from diabat.samplers.exact.lane_tables import Groups
-from diabat.samplers.exact.own_pairs import PairWork, fill_pairs, pair_rows
-from diabat.samplers.exact.own_tables import (
+from diabat.samplers.exact.kernel_pairs import fill_pairs
+from diabat.samplers.exact.kernel_tables import (
     Problems,
-    TableWork,
+    Work,
+    divided,
     fill_factors,
     fill_tables,
-    table_rows,
     thirds,
     triangle,
 )
 
 
-class OwnFound(NamedTuple):
+class Found(NamedTuple):
     """What the enumeration found.
 
     Attributes:
-        up: P(s = +1), [N, n]; written for spins of the groups only, as below.
+        up: P(s = +1), [N, n]; written for visible spins of the problems only, as below.
         down: P(s = -1).
-        total: Z with every phantom spin, [N].
-        strength: Strength of each block, see `own_tables`, float64 [blocks].
+        total: Z with every phantom spin, divided by its scale, [N].
+        scale: Log of the scale, [N].
+        strength: Strength of each block, see `kernel_tables`, float64 [blocks].
         least: Smallest probability of each block, float64 [blocks].
-        correlation: <s_j s_k>, [N, n, n], 1 on the diagonal; or [0, n, n].
-        factors: Factors of every block and their inverses, for the derivative, [rows, lanes]; or [0, lanes].
-        stride: Rows of them per block, or 0.
+        limit: Largest strength; blocks of larger ones are left out.
     """
 
     up: Any
     down: Any
     total: Any
+    scale: Any
     strength: Any
     least: Any
-    correlation: Any
-    factors: Any
-    stride: Any
-
-
-class SumWork(NamedTuple):
-    """Further scratch of one thread, [rows, lanes].
-
-    Attributes:
-        M: [2^(a + b), lanes].
-        rows, columns: Sums of M, [2^a, lanes].
-        up, down: Sums with spin k at +1 and at -1, [most, lanes].
-        totals: Sums over the states of each third, and last the smallest probability, [4, lanes].
-        factors: Factors of a block and their inverses, [most (most + 1), lanes].
-    """
-
-    M: Any
-    rows: Any
-    columns: Any
-    up: Any
-    down: Any
-    totals: Any
-    factors: Any
+    limit: Any
 
 
 @jit
-def forward(
-    first: int,
-    end: int,
-    groups: Groups,
-    problems: Problems,
-    found: OwnFound,
-    tables: TableWork,
-    work: SumWork,
-    pairs: PairWork,
-) -> None:
-    """Enumerate the problems of the blocks from ``first`` to ``end``."""
-    lanes = work.M.shape[1]
-    addresses, signs, M = table_rows(tables), pair_rows(pairs), address(work.M)
-    rows, columns = address(work.rows), address(work.columns)
-    up, down, totals = address(work.up), address(work.down), address(work.totals)
-    correlated = len(found.correlation) > 0
+def forward(first: int, end: int, problems: Problems, found: Found, correlation: Any, memory: Any) -> None:
+    """Enumerate the blocks from ``first`` to ``end``.
+
+    ``correlation`` receives <s_j s_k>, [N, n, n], 1 on the diagonal; it is None if they are not requested.
+    """
+    lanes, work = memory.shape[1], divided(memory, problems.members.shape[1])
+    M, tile, rows, columns = work.M, work.tile, work.rows, work.columns
+    up, down, totals = work.up, work.down, work.totals
     for block in range(first, end):
         m = problems.blocks[block, 2]
-        kept = found.factors if found.stride > 0 else work.factors
-        factors = skip(address(kept), block * found.stride)
-        inverses = skip(factors, len(work.factors) // 2)
-        found.strength[block] = fill_factors(groups, problems, block, factors, inverses, lanes)
-        fill_tables(factors, inverses, m, addresses)
+        strength = fill_factors(problems, block, found.limit, lanes, work)
+        found.strength[block] = strength
+        if strength > found.limit:
+            continue
+        fill_tables(m, work)
         # Sums over y come first, then those over z; sums over x are needed for pairs only.
         a, b, c = thirds(m)
         row, column, summed = a + b, m - m, a
-        left, right, factor = addresses.G, addresses.F, addresses.H
+        left, right, factor = work.G, work.F, work.H
         p, q, r = c, a, b
-        for step in range(3 if correlated else 2):
-            products(left, 1 << p, right, 1 << r, factor, 1 << q, rows, columns, correlated, M)
+        for step in range(2 if correlation is None else 3):
+            products(
+                left, 1 << p, right, 1 << r, factor, 1 << q, tile, rows, columns, correlation is not None, M
+            )
             if step < 2:
                 fold(rows, p, skip(up, row), skip(down, row), skip(totals, 2 - 2 * step))
             if step == 1:
                 fold(columns, q, skip(up, column), skip(down, column), skip(totals, step))
-            if correlated:
-                fill_pairs(M, row, p, column, q, signs)
+            if correlation is not None:
+                fill_pairs(row, p, column, q, work)
             # Every third takes the place of the one before it.
             left, right, factor = factor, left, right
             p, q, r = q, r, p
             row, column, summed = column, summed, row
         _normalise(m, a, a + b, up, down, totals)
-        _write(groups, problems, found, work, block)
-        if correlated:
-            _write_pairs(groups, problems, found, work, pairs, block)
+        _write(problems, found, work, lanes, block)
+        if correlation is not None:
+            _write_pairs(problems, correlation, work, lanes, block)
 
 
 @inner
 def products(
-    left: Any, P: int, right: Any, R: int, factor: Any, Q: int, rows: Any, columns: Any, keep: bool, out: Any
+    left: Any,
+    P: int,
+    right: Any,
+    R: int,
+    factor: Any,
+    Q: int,
+    tile: Any,
+    rows: Any,
+    columns: Any,
+    keep: bool,
+    out: Any,
 ) -> None:
     """Sums over the rows and columns of M[x,y] = factor[x,y] Σ_z left[z,x] right[y,z], and M itself if it is kept."""
     zero = constant(load(left, P - P), 0.0)
@@ -142,12 +122,13 @@ def products(
         store(columns, y, zero)
     for x in range(0, P, 4):
         r0, r1, r2, r3 = zero, zero, zero, zero
+        copy_columns(left, P, x, R, tile)
         for y in range(0, Q, 4):
             s00, s01, s02, s03, s10, s11, s12, s13 = zero, zero, zero, zero, zero, zero, zero, zero
             s20, s21, s22, s23, s30, s31, s32, s33 = zero, zero, zero, zero, zero, zero, zero, zero
-            p, q = x, y * R
+            p, q = 0, y * R
             for _ in range(R):
-                a, b, c, d = load(left, p), load(left, p + 1), load(left, p + 2), load(left, p + 3)
+                a, b, c, d = load(tile, p), load(tile, p + 1), load(tile, p + 2), load(tile, p + 3)
                 v = load(right, q)
                 s00, s10, s20, s30 = fma(a, v, s00), fma(b, v, s10), fma(c, v, s20), fma(d, v, s30)
                 v = load(right, q + R)
@@ -156,7 +137,7 @@ def products(
                 s02, s12, s22, s32 = fma(a, v, s02), fma(b, v, s12), fma(c, v, s22), fma(d, v, s32)
                 v = load(right, q + 3 * R)
                 s03, s13, s23, s33 = fma(a, v, s03), fma(b, v, s13), fma(c, v, s23), fma(d, v, s33)
-                p += P
+                p += 4
                 q += 1
             i, j = x * Q + y, (x + 1) * Q + y
             s00, s01, s02, s03 = _scaled(factor, i, s00, s01, s02, s03)
@@ -179,6 +160,15 @@ def products(
 
 
 @inner
+def copy_columns(table: Any, width: int, first: int, rows: int, out: Any) -> None:
+    """Copy four columns of a table [rows, width], whose rows are too far apart for the first-level cache."""
+    for z in range(rows):
+        p, q = z * width + first, 4 * z
+        store(out, q, load(table, p)), store(out, q + 1, load(table, p + 1))
+        store(out, q + 2, load(table, p + 2)), store(out, q + 3, load(table, p + 3))
+
+
+@inner
 def _scaled(factor: Any, i: int, s0: Any, s1: Any, s2: Any, s3: Any) -> Any:
     """Four sums times the numbers of ``factor`` from row i on."""
     return (
@@ -193,6 +183,29 @@ def _scaled(factor: Any, i: int, s0: Any, s1: Any, s2: Any, s3: Any) -> Any:
 def _sum(a: Any, b: Any, c: Any, d: Any) -> Any:
     """Sum of four vectors."""
     return add(add(a, b), add(c, d))
+
+
+@inner
+def fold(values: Any, spins: int, up: Any, down: Any, total: Any) -> None:
+    """Sums of values over states with spin k at +1 (up) and at -1 (down), and over all states; overwrites the values.
+
+    Bits are summed out one by one, the top bit first: three additions per state for all spins together.
+    """
+    zero = constant(load(values, spins - spins), 0.0)
+    for k in range(spins - 1, -1, -1):
+        half = 1 << k
+        above, below = zero, zero
+        for start in range(0, half, 16):
+            # Short partial sums keep rounding errors small.
+            part_above, part_below = zero, zero
+            for x in range(start, min(start + 16, half)):
+                lower, upper = load(values, x), load(values, half + x)
+                store(values, x, add(lower, upper))
+                part_above, part_below = add(part_above, upper), add(part_below, lower)
+            above, below = add(above, part_above), add(below, part_below)
+        store(up, k, above)
+        store(down, k, below)
+    store(total, 0, load(values, 0))
 
 
 @inner
@@ -213,48 +226,45 @@ def _normalise(m: int, a: int, second: int, up: Any, down: Any, totals: Any) -> 
 
 
 @inlined
-def _write(groups: Groups, problems: Problems, found: OwnFound, work: SumWork, block: int) -> None:
+def _write(problems: Problems, found: Found, work: Work, lanes: int, block: int) -> None:
     """Write the probabilities and Z of a block."""
-    start, stop, lanes = problems.blocks[block, 0], problems.blocks[block, 1], work.up.shape[1]
-    n, most, least = problems.h.shape[1], groups.members.shape[1], 1.0
-    members, above, below = address(groups.members), address(work.up), address(work.down)
+    start, stop = problems.blocks[block, 0], problems.blocks[block, 1]
+    n, most, least = problems.h.shape[1], problems.members.shape[1], 1.0
+    members, above, below, totals = address(problems.members), work.up, work.down, work.totals
     up, down = address(found.up), address(found.down)
     for q in range(stop - start):
-        place = problems.order[start + q]
-        row, g = groups.rows[place], problems.group[place]
-        found.total[row] = work.totals[0, q]
-        least = min(least, float(work.totals[3, q]))
-        for k in range(groups.own[g]):
-            at = row * n + item(members, g * most + k)
+        place = start + q
+        row = problems.rows[place]
+        found.total[row], found.scale[row] = item(totals, q), item(totals, 4 * lanes + q)
+        least = min(least, float(item(totals, 3 * lanes + q)))
+        for k in range(problems.spins[place]):
+            at = row * n + item(members, place * most + k)
             set_item(up, at, item(above, k * lanes + q))
             set_item(down, at, item(below, k * lanes + q))
     found.least[block] = least
 
 
 @inlined
-def _write_pairs(
-    groups: Groups, problems: Problems, found: OwnFound, work: SumWork, pairs: PairWork, block: int
-) -> None:
+def _write_pairs(problems: Problems, correlation: Any, work: Work, lanes: int, block: int) -> None:
     """Write <s_j s_k> of a block."""
     start, stop, m = problems.blocks[block, 0], problems.blocks[block, 1], problems.blocks[block, 2]
-    n, most, lanes = problems.h.shape[1], groups.members.shape[1], work.up.shape[1]
-    members, sums, out = address(groups.members), address(pairs.sums), address(found.correlation)
+    n, most = problems.h.shape[1], problems.members.shape[1]
+    members, sums, out = address(problems.members), work.sums, address(correlation)
     one = constant(load(sums, m - m), 1.0)
-    inverse, least = divide(one, load(address(work.totals), m - m)), constant(one, -1.0)
+    inverse, least = divide(one, load(work.totals, m - m)), constant(one, -1.0)
     for row in range(triangle(m)):
         # Rounding can give a number beyond 1.
         value = mul(load(sums, row), inverse)
         value = where_less(value, one, value, one)
         store(sums, row, where_less(least, value, value, least))
     for q in range(stop - start):
-        place = problems.order[start + q]
-        row, g = groups.rows[place], problems.group[place]
-        at = q
-        for j in range(groups.own[g]):
-            spin = item(members, g * most + j)
+        place, at = start + q, q
+        row = problems.rows[place]
+        for j in range(problems.spins[place]):
+            spin = item(members, place * most + j)
             first, second = (row * n + spin) * n, row * n * n + spin
             for k in range(j):
-                other, value = item(members, g * most + k), item(sums, at)
+                other, value = item(members, place * most + k), item(sums, at)
                 set_item(out, first + other, value)
                 set_item(out, second + other * n, value)
                 at += lanes

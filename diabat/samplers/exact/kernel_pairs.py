@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from diabat.compute.jit import inner
-from diabat.compute.simd import add, address, constant, load, skip, store, sub
-from diabat.samplers.exact.own_tables import triangle
-
-
-class PairWork(NamedTuple):
-    """Scratch of one thread, [rows, lanes].
-
-    Attributes:
-        sums: Σ s_j s_k of the pairs j < k and Σ s_k, in rows as of `own_tables.triangle`, [most (most + 1) / 2, lanes].
-        signed: Σ_y s_k M[x,y] of every x for every k, and last Σ_y M[x,y], [(a + 1) · 2^a, lanes].
-        halves: Differences between both halves of the states of some spins, [2^a, lanes].
-        found: Sums with the sign of each of some spins, and last without, [a + 1, lanes].
-    """
-
-    sums: Any
-    signed: Any
-    halves: Any
-    found: Any
+from diabat.compute.simd import add, constant, load, skip, store, sub
+from diabat.samplers.exact.kernel_tables import Work, triangle
 
 
 @inner
-def pair_rows(work: PairWork) -> PairWork:
-    """The same as addresses, which are passed on without a count of references."""
-    return PairWork(address(work.sums), address(work.signed), address(work.halves), address(work.found))
-
-
-@inner
-def fill_pairs(M: Any, first: int, rows: int, other: int, columns: int, work: PairWork) -> None:
+def fill_pairs(first: int, rows: int, other: int, columns: int, work: Work) -> None:
     """Sums over M[x,y] of pairs between two thirds, and of the pairs and spins of the third of x; overwrites M.
 
-    x are the states of ``rows`` spins from ``first`` on, y those of ``columns`` spins from ``other`` on; ``work`` has
-    addresses.
+    x are the states of ``rows`` spins from ``first`` on, y those of ``columns`` spins from ``other`` on.
     """
-    signed, found, out = work.signed, work.found, work.sums
+    M, signed, found, out = work.M, work.signed, work.found, work.sums
     for x in range(1 << rows):
         _with_signs(skip(M, x << columns), columns, found)
         for k in range(columns + 1):
@@ -52,9 +29,9 @@ def fill_pairs(M: Any, first: int, rows: int, other: int, columns: int, work: Pa
 
 
 @inner
-def fill_spins(M: Any, first: int, rows: int, other: int, columns: int, work: PairWork) -> None:
+def fill_spins(first: int, rows: int, other: int, columns: int, work: Work) -> None:
     """Sums over M[x,y] with the sign of each spin of both thirds; overwrites M."""
-    signed, found, out = work.signed, work.found, work.sums
+    M, signed, found, out = work.M, work.signed, work.found, work.sums
     for x in range(1 << rows):
         _with_signs(skip(M, x << columns), columns, found)
         for k in range(columns):

@@ -1,7 +1,10 @@
-"""Enumeration with one problem per lane: couplings of their own, held against definitions and closed forms."""
+"""The kernel, one problem per lane, held against definitions, products of halves and closed forms."""
 
 from __future__ import annotations
 
+import math
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -9,8 +12,7 @@ import torch
 from torch import Tensor
 
 from diabat.ising import Ising, pack_couplings
-from diabat.samplers.exact import ExactSampler, enumeration, lanes, own
-from diabat.samplers.exact.small_batches import SmallSolution
+from diabat.samplers.exact import ExactSampler, compiled, sampler
 from diabat.testing import brute_force
 from diabat.testing.problems import make_problem
 
@@ -18,24 +20,28 @@ PRECISIONS = [(torch.float64, 1e-12), (torch.float32, 3e-6)]
 
 
 @pytest.fixture(autouse=True)
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small problems, too, are solved in lanes."""
-    monkeypatch.setattr(enumeration, "FEW_STATES", 0)
-    monkeypatch.setattr(enumeration, "MOST_STATES", 0)
+def no_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few states, too, are enumerated by the kernel."""
+    monkeypatch.setattr(sampler, "is_few", lambda ising: False)
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each enumeration with one problem per lane was precise."""
+def precise(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each enumeration by the kernel was precise."""
     made: list[bool] = []
-    original = own.OwnSums.__init__
+    original = compiled.KernelSolution.__init__
 
-    def spy(self: own.OwnSums, *args: Any, **options: Any) -> None:
+    def spy(self: compiled.KernelSolution, *args: Any, **options: Any) -> None:
         original(self, *args, **options)
         made.append(self.precise)
 
-    monkeypatch.setattr(own.OwnSums, "__init__", spy)
+    monkeypatch.setattr(compiled.KernelSolution, "__init__", spy)
     return made
+
+
+def by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Solve all problems by products of halves from now on."""
+    monkeypatch.setattr(sampler, "suits_kernel", lambda *shape: False)
 
 
 def masked(ising: Ising) -> Ising:
@@ -47,18 +53,24 @@ def masked(ising: Ising) -> Ising:
     return Ising(ising.fields, ising.couplings, mask)
 
 
+def causal_batch(n: int, dtype: torch.dtype) -> Ising:
+    """21 sequences of n positions, each of which sees those before it."""
+    ising = make_problem((21, n), n, seed=5, dtype=dtype)
+    return Ising(ising.fields, ising.couplings, torch.ones(n, n, dtype=torch.bool).tril())
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
 @pytest.mark.parametrize("n", range(1, 17))
 def test_couplings_of_their_own(
-    monkeypatch: pytest.MonkeyPatch, alone: list[bool], n: int, dtype: torch.dtype, tolerance: float
+    monkeypatch: pytest.MonkeyPatch, precise: list[bool], n: int, dtype: torch.dtype, tolerance: float
 ) -> None:
     """Also beside invisible spins, whose problems share blocks with others, and with two problems per J."""
     ising = make_problem((11, 2), n, lead="heads", seed=11, fields=2.0, dtype=dtype)
     problems = [ising, masked(ising)]
     found = [ExactSampler().moments(problem) for problem in problems]
     odds = [ExactSampler().differentiable_log_odds(problem) for problem in problems]
-    assert alone[-1]
-    monkeypatch.setattr(lanes, "MOST_SPINS", 0)
+    assert precise[-1]
+    by_halves(monkeypatch)
     for problem, one, ratio in zip(problems, found, odds, strict=True):
         assert problem.couplings is not None
         doubled = Ising(problem.fields.double(), problem.couplings.double(), problem.visible)
@@ -74,8 +86,54 @@ def test_couplings_of_their_own(
         )
 
 
+def solve(ising: Ising) -> list[Tensor]:
+    """Probabilities, log Z, <s_j s_k>, and the gradients of a function of the first two by h and J."""
+    assert ising.couplings is not None
+    h, J = ising.fields.clone().requires_grad_(), ising.couplings.clone().requires_grad_()
+    moments = ExactSampler().moments(Ising(h, J, ising.visible), correlations=True)
+    assert moments.log_partition is not None
+    assert moments.correlation is not None
+    dh, dJ = torch.autograd.grad(moments.probability.square().sum() + moments.log_partition.sum(), (h, J))
+    return [moments.probability.detach(), moments.log_partition.detach(), moments.correlation, dh, dJ]
+
+
+PROBLEMS = {
+    # A block that is not full; several blocks of one J; heads; groups of different sizes; the other side of 16 spins.
+    "few": lambda dtype: make_problem((5,), 3, seed=1, dtype=dtype),
+    "blocks": lambda dtype: make_problem((300,), 6, seed=3, dtype=dtype),
+    "heads": lambda dtype: make_problem((3, 17), 9, lead="heads", seed=4, dtype=dtype),
+    "causal": lambda dtype: causal_batch(10, dtype),
+    "more": lambda dtype: make_problem((3,), 18, seed=2, dtype=dtype),
+}
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 2e-5)])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_kernel_and_halves_agree(
+    monkeypatch: pytest.MonkeyPatch, precise: list[bool], name: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    ising = PROBLEMS[name](dtype)
+    found = solve(ising)
+    assert torch.equal(ExactSampler().moments(ising).probability, found[0])
+    assert precise == [True, True]
+    by_halves(monkeypatch)
+    for got, want in zip(found, solve(ising), strict=True):
+        assert (got - want).abs().max() < tolerance * want.abs().max()
+    assert len(precise) == 2
+
+
+def test_tiers_of_both_kinds_in_one_batch(monkeypatch: pytest.MonkeyPatch, precise: list[bool]) -> None:
+    """Problems of at most 16 spins by the kernel, those of 17 by halves beside them."""
+    ising = causal_batch(17, torch.float64)
+    want = solve(ising)
+    monkeypatch.setattr(sampler, "suits_kernel", lambda shape, *limits: shape[2] <= 16)
+    for got, expected in zip(solve(ising), want, strict=True):
+        assert (got - expected).abs().max() < 1e-13 * expected.abs().max()
+    assert precise == [True, True]
+
+
 @pytest.mark.parametrize(
-    ("dtype", "strength", "precise"),
+    ("dtype", "strength", "expected"),
     [
         (torch.float64, 172.0, [True]),
         (torch.float64, 173.0, [False]),
@@ -85,16 +143,16 @@ def test_couplings_of_their_own(
     ],
 )
 def test_the_range_of_a_precision(
-    alone: list[bool], dtype: torch.dtype, strength: float, precise: list[bool]
+    precise: list[bool], dtype: torch.dtype, strength: float, expected: list[bool]
 ) -> None:
-    """Opposed fields and couplings: float64 replaces float32, and tables with a scale replace both."""
+    """Opposed fields and couplings: float64 replaces float32, and products of halves replace both."""
     h = torch.tensor([strength, -1.0, 0.5, 0.1], dtype=dtype).repeat(3, 1)
     J = torch.zeros(3, 4, 4, dtype=dtype)
     J[:, 0, 1] = J[:, 1, 0] = -strength
     problem = Ising(h, J)
     found, want = ExactSampler().moments(problem), brute_force(Ising(h.double(), J.double()))
-    assert alone == precise
-    assert found.info["float64_escalation"] == (precise == [False, True])
+    assert precise == expected
+    assert found.info["float64_escalation"] == (expected == [False, True])
     assert found.log_partition is not None
     assert want.log_partition is not None
     # Probabilities below 1e-37 are not numbers of float32.
@@ -105,11 +163,11 @@ def test_the_range_of_a_precision(
     )
 
 
-def test_small_probabilities_of_log_odds_are_solved_in_float64(alone: list[bool]) -> None:
+def test_small_probabilities_of_log_odds_are_solved_in_float64(precise: list[bool]) -> None:
     """P(s = -1) = exp(-80) is a number of float32, which the derivative divides by."""
     h = torch.tensor([[40.0, 0.5, 0.1]]).repeat(3, 1)
     found = ExactSampler().differentiable_log_odds(Ising(h, torch.zeros(3, 3, 3)))
-    assert alone == [False, True]
+    assert precise == [False, True]
     assert (found / (2 * h) - 1).abs().max() < 1e-6
 
 
@@ -139,7 +197,7 @@ def by_definition(
 @pytest.mark.parametrize("n", [1, 2, 4, 6, 7, 8, 9, 11])
 @pytest.mark.parametrize("odds", [False, True])
 def test_the_gradient_is_that_of_the_definition(
-    alone: list[bool], n: int, odds: bool, dtype: torch.dtype, tolerance: float
+    precise: list[bool], n: int, odds: bool, dtype: torch.dtype, tolerance: float
 ) -> None:
     """With the gradient of J or without, with invisible spins or without, beside a cotangent of log Z."""
     whole = make_problem((11, 2), n, lead="heads", seed=12, dtype=dtype)
@@ -150,7 +208,7 @@ def test_the_gradient_is_that_of_the_definition(
         want = by_definition(ising, odds, v, u)
         for pairs in (True, False):
             solved = ExactSampler().solution(ising, odds=odds)
-            assert isinstance(solved, SmallSolution)
+            assert isinstance(solved, compiled.KernelSolution)
             dh, dJ = solved.gradient(v.to(dtype), u.to(dtype), pairs=pairs)
             found = (solved.result, solved.log_partition, dh, dJ)
             assert (dJ is not None) == pairs
@@ -158,8 +216,8 @@ def test_the_gradient_is_that_of_the_definition(
                 if one is not None and expected is not None:
                     assert one.dtype == dtype
                     assert (one - expected).abs().max() < tolerance * max(1.0, float(expected.abs().max()))
-    assert all(alone)
-    assert len(alone) == 4
+    assert all(precise)
+    assert len(precise) == 4
 
 
 def test_the_gradient_of_independent_spins() -> None:
@@ -216,7 +274,7 @@ def test_cotangents_of_any_size(size: float) -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
 @pytest.mark.parametrize("n", [1, 5, 6, 7, 8, 10])
-def test_correlations(alone: list[bool], n: int, dtype: torch.dtype, tolerance: float) -> None:
+def test_correlations(precise: list[bool], n: int, dtype: torch.dtype, tolerance: float) -> None:
     """Beside the same probabilities as without them."""
     whole = make_problem((11, 2), n, lead="heads", seed=15, dtype=dtype)
     for ising in (whole, masked(whole)):
@@ -226,34 +284,20 @@ def test_correlations(alone: list[bool], n: int, dtype: torch.dtype, tolerance: 
         assert want.correlation is not None
         assert (found.correlation - want.correlation).abs().max() < tolerance
         assert torch.equal(found.probability, plain.probability)
-    assert all(alone)
+    assert all(precise)
 
 
-def test_each_group_is_solved_as_if_it_were_alone(alone: list[bool]) -> None:
-    """Of 40 problems of one J and 3 of each of two others only the latter stand one per lane."""
-    ising = make_problem((3, 40), 7, lead="heads", seed=16)
-    assert ising.couplings is not None
-    visible = torch.ones(3, 40, 7, dtype=torch.bool)
-    visible[1:, 3:] = False
-    results = []
-    for part, size in ((slice(3), 40), (slice(1), 40), (slice(1, 2), 3), (slice(2, 3), 3)):
-        h = ising.fields[part, :size].clone().requires_grad_()
-        J = ising.couplings[part].clone().requires_grad_()
-        found = ExactSampler().moments(Ising(h, J, visible[part, :size]))
-        assert found.log_partition is not None
-        loss = found.probability.sin().sum() + found.log_partition.cos().sum()
-        results.append((found.probability, found.log_partition, *torch.autograd.grad(loss, (h, J))))
-    assert alone == [True] * 3
-    together, *separate = results
-    for k in range(4):
-        for g, one in enumerate(separate):
-            whole = together[k][g : g + 1]
-            assert torch.equal(one[k], whole if k == 3 else whole[:, : one[k].shape[1]])
+def test_the_sums_of_pairs_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one block after the other give the same bits."""
+    ising = PROBLEMS["blocks"](torch.float32)
+    want = solve(ising)
+    monkeypatch.setattr(compiled, "_PAIR_BYTES", 1)
+    assert all(torch.equal(got, expected) for got, expected in zip(solve(ising), want, strict=True))
 
 
 def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of the gradient of couplings that several blocks share."""
-    monkeypatch.setattr(own, "_STATES_PER_THREAD", 1)
+    monkeypatch.setattr(compiled, "_STATES_PER_THREAD", 1)
     ising, threads = (
         make_problem((9, 11), 8, lead="heads", seed=17, dtype=torch.float32),
         torch.get_num_threads(),
@@ -273,12 +317,85 @@ def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPat
         assert torch.equal(one, three)
 
 
-def test_memory_for_the_derivative_is_within_the_budget(alone: list[bool]) -> None:
-    """Factors of fields and couplings are kept for it; else problems are solved by halves."""
-    ising = make_problem((400, 1), 8, lead="heads", seed=18)
+def log_odds_by_definition(ising: Ising) -> tuple[Tensor, list[Tensor]]:
+    """log Σ_{s_k = +1} exp E - log Σ_{s_k = -1} exp E of one J, and the gradient of its sum of sines by h and J."""
+    n, J = ising.num_spins, ising.couplings
+    assert J is not None
+    h, J = ising.fields.double().requires_grad_(), J.double().requires_grad_()
+    states = ((torch.arange(1 << n)[:, None] >> torch.arange(n)) & 1).double() * 2 - 1
+    exponent = h @ states.T + torch.einsum("xj,jk,xk->x", states, J.triu(1) + J.tril(-1), states) / 2
+    sides = [
+        torch.stack([exponent[..., states[:, k] == side].logsumexp(-1) for k in range(n)], -1)
+        for side in (1, -1)
+    ]
+    odds = sides[0] - sides[1]
+    return odds.detach(), list(torch.autograd.grad(odds.sin().sum(), (h, J)))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
+@pytest.mark.parametrize("n", [1, 5, 10])
+@pytest.mark.parametrize("strength", [1.0, 10.0, 40.0])
+def test_log_odds_and_their_gradient_from_one_enumeration(
+    monkeypatch: pytest.MonkeyPatch, n: int, strength: float, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Also where P rounds to 0 and 1 for all spins, as it does above ±9 in float32, and ±19 in float64."""
+    ising = make_problem((21,), n, seed=8, fields=strength, couplings=0.8, dtype=dtype)
     assert ising.couplings is not None
-    sampler = ExactSampler(memory_budget_mb=0.01)
-    found = sampler.moments(Ising(ising.fields.clone().requires_grad_(), ising.couplings))
-    assert alone == []
-    assert (found.probability - ExactSampler().moments(ising).probability).abs().max() < 1e-12
-    assert alone == [True]
+    h, J = ising.fields.clone().requires_grad_(), ising.couplings.clone().requires_grad_()
+    want, slopes = log_odds_by_definition(ising)
+    with monkeypatch.context() as patch:
+        patch.setattr(ExactSampler, "differentiable_moments", None)  # the flipped problem would ask for them
+        found = ExactSampler().differentiable_log_odds(Ising(h, J))
+    assert ((found - want) / want.abs().clamp(min=1)).abs().max() < tolerance
+    # The sine would amplify an error of large odds.
+    cotangent = want.cos().to(dtype)
+    for got, slope in zip(torch.autograd.grad(found, (h, J), cotangent), slopes, strict=True):
+        if len(slope) > 1 or n > 1:
+            off = slope if slope.shape != J.shape else slope * (1 - torch.eye(n))
+            assert (got - off).abs().max() < 5 * tolerance * max(1.0, float(off.abs().max()))
+
+
+def test_log_odds_equal_those_of_the_flipped_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For heads, causal windows and second derivatives; spins that nobody sees get 0."""
+    ising = causal_batch(9, torch.float64)
+    visible = ising.visible_mask & (torch.arange(9) != 4)
+    one = ExactSampler().differentiable_log_odds(Ising(ising.fields, ising.couplings, visible))
+    by_halves(monkeypatch)
+    two = ExactSampler().differentiable_log_odds(Ising(ising.fields, ising.couplings, visible))
+    assert not one[~visible].any()
+    assert (one - two).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("link", [150.0, 197.0, 290.0])
+def test_a_link_against_strong_couplings_keeps_both_ground_states(link: float) -> None:
+    """s_2 = -s_3 = -s_4 in both ground states, against the link J_24: exp(4 J_24) is beyond float64 from 177 on."""
+    J = torch.zeros(9, 6, 6, dtype=torch.float64)  # groups of one problem
+    for j, k, value in ((2, 3, -2000.0), (3, 4, 2000.0), (2, 4, link)):
+        J[:, j, k] = J[:, k, j] = value
+    moments = ExactSampler().moments(Ising(torch.zeros(9, 6, dtype=torch.float64), J))
+    assert (moments.probability - 0.5).abs().max() < 1e-12
+    assert moments.log_partition is not None
+    # Two ground states and three free spins.
+    assert (moments.log_partition - (4000 - link + 4 * math.log(2))).abs().max() < 1e-9
+
+
+FORK = """
+import os, torch
+from diabat.ising import Ising
+from diabat.samplers.exact import ExactSampler, compiled
+
+compiled._STATES_PER_THREAD = 1
+torch.set_num_threads(2)
+ising = Ising(torch.ones(64, 12), torch.zeros(12, 12))
+want = ExactSampler().moments(ising).probability
+child = os.fork()
+if child == 0:
+    os._exit(0 if torch.equal(ExactSampler().moments(ising).probability, want) else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no fork there")
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    """As the workers of a torch DataLoader have; with those of its parent it would wait for ever."""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], check=True, timeout=60)
