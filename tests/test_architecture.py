@@ -180,10 +180,10 @@ def test_the_package_needs_nothing_that_is_not_installed(file: str) -> None:
 def test_the_parser_sees_imports() -> None:
     """Guard of this file: the layers are not empty by mistake."""
     assert {"ising", "circuits", "samplers"} <= units_imported("samplers/dqa.py")
-    assert imports_package("samplers/tempering/edge_simulation.py", "diabat.samplers.tempering.edge_kernel")
+    assert imports_package("samplers/tempering/simulation.py", "diabat.samplers.tempering.kernel")
     assert not any(
-        n.startswith("diabat.samplers.tempering.edge_kernel")
-        for n in imports("samplers/tempering/edge_simulation.py", at_module_level=True)
+        n.startswith("diabat.samplers.tempering.kernel")
+        for n in imports("samplers/tempering/simulation.py", at_module_level=True)
     )
 
 

@@ -83,7 +83,9 @@ def _interrupt(workers: Workers) -> None:
     main = threading.main_thread().ident
     assert main is not None
     threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT)).start()
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores it
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a process in the background ignores it
     try:
         with pytest.raises(KeyboardInterrupt):
             list(workers.results(time.sleep, [(0,), (600,)]))
