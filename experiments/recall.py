@@ -4,7 +4,6 @@
     python -m experiments.recall FOLDER --only width      # against the width of the model
     python -m experiments.recall FOLDER --only start      # initial couplings, positions, queries
     python -m experiments.recall FOLDER --only samplers   # trained on one sampler, evaluated on the others
-    python -m experiments.recall FOLDER --only reads      # reads instead of probabilities
 
 Every training is one file in the folder, and is not done again.  A training ends at 99.5 % on 1,000 validation
 sequences or after --steps steps of 128 sequences; the numbers are those of 1,000 test sequences.

@@ -6,7 +6,6 @@ python -m experiments.recall_figure FOLDER     # of the runs softmax, exact and 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from diabat.models.decoder_explanation import explain_decoder
 from diabat.models.transformer import Transformer
 from diabat.plots import COLOURS, Line, Panel, draw_panel, new_figure, save_figure, tidy
 from diabat.runs.finished import Run, load_run
+from experiments.common import parser
 
 TEXT = "aGcAdFbBd"
 RUNS = {"softmax": "softmax", "exact": "h + J, exact", "dqa": "h + J, 5 ns anneal"}
@@ -24,7 +24,9 @@ RUNS = {"softmax": "softmax", "exact": "h + J, exact", "dqa": "h + J, 5 ns annea
 
 def main() -> None:
     """Draw the figure."""
-    folder = Path(sys.argv[1])
+    made = parser(__doc__)
+    made.add_argument("folder", type=Path, help="of the three runs")
+    folder = made.parse_args().folder
     run = load_run(folder / "exact")
     assert isinstance(run.model, Transformer)
     layer = run.model.attention_layers()[0]

@@ -127,7 +127,7 @@ class GameMixin:
 def game_trainer() -> Any:
     """The class `GameTrainer`: the mixin and ``transformers.Trainer``."""
 
-    class GameTrainer(GameMixin, extra("transformers").Trainer):  # type: ignore[misc]
+    class GameTrainer(GameMixin, extra("transformers").Trainer):  # type: ignore[misc]  # imported late
         """Trainer of transformers with the losses of GAME-LoRA.
 
         GameTrainer(get_peft_model(model, lora), args, train_dataset=data, game=GameOptions(layers=[19])).train()
@@ -141,7 +141,7 @@ def _callback(trainer: Any) -> Any:
     """The callback that counts steps, and hands the state of the game to the Trainer's own."""
     callbacks: Any = extra("transformers.trainer_callback")
 
-    class GameCallback(callbacks.TrainerCallback, callbacks.ExportableState):  # type: ignore[misc]
+    class GameCallback(callbacks.TrainerCallback, callbacks.ExportableState):  # type: ignore[misc]  # imported late
         game: Any = None  # the Trainer sets the attributes of a state where it restores callbacks itself
 
         def state(self) -> dict[str, Any]:
