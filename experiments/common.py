@@ -149,9 +149,19 @@ def attend_back(model: Any, steps: Sequence[int], strength: float = 6.0) -> None
             first.q_proj.bias[at + head * size + size // 2] = -strength * (turn * back).sin()
 
 
-def fit(model: Any, loss: Callable[[int], Tensor], steps: int, rate: float) -> Any:
-    """Minimise the loss of every step with AdamW; the rate falls over the last 40 % of the steps."""
-    optimiser = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+def fit(
+    model: Any,
+    loss: Callable[[int], Tensor],
+    steps: int,
+    rate: float,
+    groups: Sequence[Row] | None = None,
+) -> Any:
+    """Minimise the loss of every step with AdamW; the rate falls over the last 40 % of the steps.
+
+    ``groups`` are those of the optimiser; None for all parameters with one rate.
+    """
+    parameters = model.parameters() if groups is None else groups
+    optimiser = torch.optim.AdamW(parameters, rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimiser, lambda step: min((step + 1) / 50, max(0.02, 2.5 * (1 - step / steps)), 1.0)
     )

@@ -4,6 +4,9 @@
     python -m experiments.recall FOLDER --only width      # against the width of the model
     python -m experiments.recall FOLDER --only start      # initial couplings, positions, queries
     python -m experiments.recall FOLDER --only samplers   # trained on one sampler, evaluated on the others
+    python -m experiments.recall FOLDER --only recipes    # rate of J, curriculum, start, by backend
+    python -m experiments.recall FOLDER --only anywhere   # pairs at random places, windows of relative positions
+    python -m experiments.recall FOLDER --only hardware   # a strict stand-in of a processor from start to end
 
 Every training is one file in the folder, and is not done again.  A training ends at 99.5 % on 1,000 validation
 sequences or after --steps steps of 128 sequences; the numbers are those of 1,000 test sequences.
@@ -74,7 +77,7 @@ STARTS: dict[str, CouplingInit | None] = {
     "neighbours +1": CouplingInit(mean=1.0, distance=1),
 }
 
-TABLES = ("pairs", "width", "start", "samplers")
+TABLES = ("pairs", "width", "start", "samplers", "recipes", "anywhere", "hardware")
 
 SAMPLERS: dict[str, Row] = {
     "exact": {"backend": "exact"},
@@ -96,15 +99,56 @@ SAMPLERS: dict[str, Row] = {
         "gradient": "covariance",
         "num_reads": 1000,
     },
-    "tempering, covariance": {"backend": "tempering", "gradient": "covariance"},
+    "tempering, 100 reads, covariance": {"backend": "tempering", "gradient": "covariance", "num_reads": 100},
 }
+
+STAND_IN: Row = {
+    "backend": "dimod",
+    "sampler": "diabat.strict_qpu:StrictMockQPU",
+    "options": {
+        "topology_type": "zephyr",
+        "topology_shape": [12, 4],
+        "beta": 10.0,
+        "sweeps": 32,
+        "tied_below": -1.5,
+    },
+    "qpu": {"annealing_time_ns": 5.0, "fields": "ancilla", "spins": 5},
+    "beta": 10.0,
+    "law": "boltzmann",
+    "gradient": "covariance",
+    "num_reads": 100,
+}
+"""2 pairs and a query: tiles of 5 spins and an ancilla."""
+
+RECIPES: dict[str, Row] = {
+    "J rate .02": {},
+    "J rate .002": {"coupling_rate": 2e-3},
+    "J rate .1": {"coupling_rate": 0.1},
+    "from 1 to 16 pairs": {"task": {"min_pairs": 1, "queries": 1}},
+    "16 pairs, 1 query": {"task": {"queries": 1}},
+    "neighbours +1": {"model": {"coupling_init": CouplingInit(mean=1.0, distance=1)}},
+    "neighbours +1, J rate .1": {
+        "coupling_rate": 0.1,
+        "model": {"coupling_init": CouplingInit(mean=1.0, distance=1)},
+    },
+    "J = 0": {"model": {"coupling_init": None}},
+}
+
+BACKENDS: dict[str, Row] = {
+    "banded": {"sampler": {"backend": "banded"}},
+    "banded, odds": {"sampler": {"backend": "banded"}, "weights": "odds"},
+    "mean field": {"sampler": {"backend": "mean_field"}},
+}
+
+EVERYWHERE: Row = {"relative": True, "attention_window": 13, "coupling_init": NEIGHBOURS}
+"""Couplings by the distance of two keys, over all positions before the query."""
 
 
 class Convolved(BoltzmannAttention):
     """Softmax attention with causal depthwise convolutions of width 3 over keys, or over queries, keys and values."""
 
-    def __init__(self, embed_dim: int, window: int, convolved: str) -> None:
-        super().__init__(embed_dim, 1, window, mode="softmax", rotary=True)
+    def __init__(self, embed_dim: int, num_heads: int, window: int, convolved: str) -> None:
+        super().__init__(embed_dim, num_heads, window, mode="softmax", rotary=True)
         self.convolutions = nn.ModuleDict()
         for name in convolved:
             filters = self.convolutions[name] = nn.Conv1d(
@@ -120,7 +164,7 @@ class Convolved(BoltzmannAttention):
             else linear(x)
             for name, linear in (("q", self.query), ("k", self.key), ("v", self.value))
         )
-        q, k = (merged_heads(rotated(split_heads(tokens, 1), first)) for tokens in (q, k))
+        q, k = (merged_heads(rotated(split_heads(tokens, self.num_heads), first)) for tokens in (q, k))
         return q, k, v
 
 
@@ -137,9 +181,9 @@ def built(options: Row, task: Task[Split], width: int, seed: int) -> Transformer
         for module in model.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 module.reset_parameters()
-    if convolved:
-        block = model.all_blocks()[0]
-        plain, block.attention = block.attention, Convolved(width, task.window, convolved)
+    for block in model.all_blocks() if convolved else ():
+        plain = block.attention
+        block.attention = Convolved(width, plain.num_heads, task.window, convolved)
         block.attention.load_state_dict(plain.state_dict(), strict=False)
     return model
 
@@ -153,19 +197,25 @@ def use(model: Transformer, sampler: Row) -> None:
         layer.use_sampler(diabat.sampler(backend, **options), gradient=gradient, num_reads=reads)
 
 
-def train(model: Transformer, task: Task[Split], seed: int, steps: int) -> Row:
-    """Train until the model recalls, and measure it on the test set."""
+def groups(model: Transformer, coupling_rate: float) -> list[Row]:
+    """Parameters for an optimiser: couplings have a rate of their own, and no weight decay."""
     couplings = coupling_parameters(model)
     own = {id(parameter) for parameter in couplings}
-    rest = [parameter for parameter in model.parameters() if id(parameter) not in own]
-    groups: list[Row] = [{"params": rest}]
+    made: list[Row] = [{"params": [one for one in model.parameters() if id(one) not in own]}]
     if couplings:
-        groups.append({"params": couplings, "lr": 2e-2, "weight_decay": 0.0})
-    optimiser = torch.optim.AdamW(groups, 2e-3)
+        made.append({"params": couplings, "lr": coupling_rate, "weight_decay": 0.0})
+    return made
+
+
+def train(
+    model: Transformer, task: Task[Split], seed: int, steps: int, coupling_rate: float, batch: int
+) -> Row:
+    """Train until the model recalls, and measure it on the test set."""
+    optimiser = torch.optim.AdamW(groups(model, coupling_rate), 2e-3)
     generator = torch.Generator().manual_seed(seed)
     began, reached, step = time.process_time(), None, 0
     while step < steps:
-        chosen = torch.randint(len(task.train), (BATCH,), generator=generator)
+        chosen = torch.randint(len(task.train), (batch,), generator=generator)
         inputs, targets = task.train.batch(chosen)
         optimiser.zero_grad()
         token_loss(model(inputs), targets).backward()
@@ -198,7 +248,7 @@ def one(folder: Path, table: str, name: str, job: Row, seed: int, steps: int) ->
         torch.set_num_threads(1)
         task = RecallOptions(**job["task"]).build()
         model = built(job["model"], task, job.get("width", 64), seed)
-        row = train(model, task, seed, steps)
+        row = train(model, task, seed, steps, job.get("coupling_rate", 2e-2), job.get("batch", BATCH))
         for other, sampler in job.get("then", {}).items():
             use(model, sampler)
             row[other] = recalled(model, task)
@@ -234,6 +284,25 @@ def jobs_of(table: str) -> Iterator[tuple[str, Row]]:
         for name, sampler in SAMPLERS.items():
             model = {"coupling_init": NEIGHBOURS, "sampler": sampler}
             yield f"trained by {name}", {"task": {"pairs": 4}, "model": model, "then": SAMPLERS}
+    elif table == "recipes":
+        for backend, options in BACKENDS.items():
+            for name, recipe in RECIPES.items():
+                task = {"pairs": 16, "queries": 4, **recipe.get("task", {})}
+                model = {**BAND, **options, **OWN_INIT, **recipe.get("model", {})}
+                yield f"{backend}, {name}", {**recipe, "task": task, "model": model}
+    elif table == "anywhere":
+        rows = {name: MODELS[name] for name in MODELS if name.startswith("softmax")}
+        rows["h+J, J per position"] = MODELS["h+J"]
+        rows["h+J, J per distance"] = EVERYWHERE
+        rows["h+J, J per distance, odds"] = {**EVERYWHERE, "weights": "odds"}
+        for name, model in rows.items():
+            task = {"pairs": 4, "filler": 4}
+            yield f"4 pairs and 4 fillers, {name}", {"task": task, "model": {**model, **OWN_INIT}}
+    elif table == "hardware":
+        task = {"pairs": 2, "num_train": 2000, "num_validation": 100, "num_test": 200}
+        model = {"coupling_init": NEIGHBOURS, "sampler": STAND_IN}
+        job = {"task": task, "model": model, "then": {"exact": SAMPLERS["exact"]}, "batch": 32}
+        yield "a strict stand-in, 2 pairs", job
 
 
 def summary(name: str, rows: Sequence[Row]) -> Row:
