@@ -67,6 +67,7 @@ def _print(result: Evaluation) -> None:
             (f"calibration error, {len(scores.bins)} bins", formatted(scores.calibration_error, ".4f")),
             ("Brier score", formatted(scores.brier, ".4f")),
         ]
+    rows += [(name, formatted(part, ".4f")) for name, part in result.parts.items()]
     rows.append(("predictions", f"{result.count:,}"))
     if result.dropped:
         rows.append(("left out without agreed label", f"{result.dropped:,}"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +66,7 @@ class Evaluation:
         loss: Mean cross-entropy in nats.
         scores: Scores by class, for classifiers of pairs.
         dropped: Examples of the source that were left out because they have no agreed label.
+        parts: The metric on named parts of the set; empty if the task has none.
     """
 
     task: str
@@ -76,6 +77,7 @@ class Evaluation:
     loss: float
     scores: Scores | None
     dropped: int
+    parts: Mapping[str, float]
 
 
 def load_run(path: str | Path, overrides: Iterable[str] = (), *, trust: bool = False) -> Run:
@@ -273,5 +275,10 @@ def evaluate_run(run: Run, split: str = "validation") -> Evaluation:
     else:
         scores = score(*predict(run.model, examples, **options), task.classes)
         loss, accuracy, count = scores.loss, scores.accuracy, scores.count
-    value = task.metric_value(loss, accuracy)
-    return Evaluation(task.name, split, task.metric, value, count, loss, scores, task.dropped.get(split, 0))
+    parts = {} if task.parts is None else task.parts(task.sets[split])
+    values = {
+        name: task.metric_value(*evaluate(run.model, part.to(examples.targets.device), **options))
+        for name, part in parts.items()
+    }
+    value, dropped = task.metric_value(loss, accuracy), task.dropped.get(split, 0)
+    return Evaluation(task.name, split, task.metric, value, count, loss, scores, dropped, values)

@@ -147,6 +147,7 @@ class Task(Generic[E]):
         test: Test examples, or None.
         text: How texts become symbols; None if the symbols have no characters.
         classes: Names of the classes whose scores are reported; None for positions, whose classes have none.
+        parts: Splits a set into named parts whose metric is reported as well; None if there are none.
         tokenizer: The tokenizer of sentence pairs.
         dropped: Examples that were left out because they have no agreed label, by set; empty if there were none.
     """
@@ -161,6 +162,7 @@ class Task(Generic[E]):
     test: E | None = None
     text: TextForm | None = None
     classes: tuple[str, ...] | None = None
+    parts: Callable[[Any], Mapping[str, E]] | None = None
     tokenizer: Any = None
     dropped: Mapping[str, int] = field(default_factory=dict)
 

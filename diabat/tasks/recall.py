@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import string
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -142,7 +143,8 @@ class RecallOptions:
             )
             text = TextForm(f"{keys}{values}.", tuple(values), lambda found: recalled(found, self.symbols))
         sizes = (self.window, 2 * self.symbols + 1, self.symbols)
-        return Task(self.name, *sizes, "accuracy", train, validation, test, text=text)
+        parts = partial(by_distance, symbols=self.symbols)
+        return Task(self.name, *sizes, "accuracy", train, validation, test, text=text, parts=parts)
 
 
 def _draw_sets(options: RecallOptions) -> tuple[Split, Split, Split]:
@@ -201,6 +203,30 @@ def draw_sequences(
     targets = torch.full_like(words, IGNORED)
     targets[:, -options.queries :] = values.gather(1, asked) - symbols
     return words, targets
+
+
+def by_distance(split: Split, symbols: int) -> dict[str, Split]:
+    """The queries of a split by the distance from a key to its value, and by how far back the value stands."""
+    words, targets = split.inputs, split.targets
+    asked = targets != IGNORED
+    # Keys of a context differ, and so the first position of a query's symbol is that of its key.
+    place = torch.arange(words.shape[1])
+    key = (words[:, :, None] == words[:, None, :]).long().argmax(-1)
+    wanted = (targets + symbols)[:, :, None] == words[:, None, :]
+    value = (wanted & (place > key[..., None])).long().argmax(-1)
+    apart, back = (value - key)[asked], (place - value)[asked]
+
+    def part(chosen: Tensor) -> Split:
+        found = torch.full_like(targets, IGNORED)
+        found[asked] = torch.where(chosen, targets[asked], IGNORED)
+        return Split(words, found)
+
+    named = {f"value {d} behind its key": apart == d for d in (1, 2)}
+    ends = [2**power for power in range(words.shape[1].bit_length() + 1)]
+    named |= {
+        f"value {low} to {2 * low - 1} before the query": (back >= low) & (back < 2 * low) for low in ends
+    }
+    return {name: part(chosen) for name, chosen in named.items() if bool(chosen.any())}
 
 
 def recalled(words: Tensor, symbols: int) -> Tensor:

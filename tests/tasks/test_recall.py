@@ -68,6 +68,26 @@ def test_queries_ask_for_the_values_of_the_pairs(form: dict[str, Any]) -> None:
         assert (seen, found_distances) == (set(counts), distances)
 
 
+def test_accuracy_by_distance_names_every_query_once() -> None:
+    task = options(pairs=6, distance="mixed", filler=3, queries=2).build()
+    assert task.parts is not None
+    parts = task.parts(task.validation)
+    words, targets = task.validation.inputs, task.validation.targets
+    seen = {"behind": torch.zeros_like(targets), "before": torch.zeros_like(targets)}
+    for name, part in parts.items():
+        chosen = part.targets != IGNORED
+        torch.testing.assert_close(part.targets[chosen], targets[chosen], rtol=0, atol=0)
+        seen["behind" if "behind" in name else "before"] += chosen
+        low, high = (int(found) for found in (re.findall(r"\d+", name) * 2)[:2])
+        for row, query in chosen.nonzero().tolist():
+            word = words[row].tolist()
+            key = word.index(word[query])
+            apart = read_pairs(word[:-2], 16)[word[query]][1]
+            assert low <= (apart if "behind" in name else query - key - apart) <= high, name
+    for count in seen.values():
+        torch.testing.assert_close(count, (targets != IGNORED).long(), rtol=0, atol=0)
+
+
 def test_fillers_stand_anywhere_between_pairs_and_short_sequences_begin_with_them() -> None:
     words = options(pairs=3, filler=2).build().train.inputs
     assert bool((words[:, :8] == 32).any(0).all()), "a filler at every position"
