@@ -16,7 +16,7 @@ from typing import Any
 
 from diabat.circuits.engines.native.kernel import GAP, evolve, fold_pairs, job_inputs, signed_sums, table
 from diabat.circuits.engines.native.kernel_inputs import FIELD_ROW, OUT_ROW, OUT_ROWS, OWN, SPINS
-from diabat.circuits.engines.native.passes import mixer_of
+from diabat.circuits.engines.native.passes import Complex, mixer_of
 from diabat.circuits.engines.native.steps import Tables, make_phases, phase_tables, turn_array
 from diabat.circuits.engines.native.undo import Pair, backward_step
 from diabat.compute.jit import inner, jit
@@ -80,12 +80,12 @@ def start_adjoint(
     """λ = Oψ / <ψ|ψ>, O = Σ v_j s_j / 2 + Σ_{i<j} w_ij s_i s_j, spins turned if ``flip``; ``row`` is scratch."""
     linear_table(observable, cotangent, row.dtype.type(-0.5 if flip else 0.5), n)
     if pairs.shape[0]:
-        pair_table(pair.lr, scratch, pairs, True, n)
+        pair_table(pair.lam.re, scratch, pairs, True, n)
         for x in range(1 << n):
-            store(observable, x, add(load(observable, x), load(pair.lr, x)))
+            store(observable, x, add(load(observable, x), load(pair.lam.re, x)))
     total = constant(load(observable, 0), 0.0)
     for x in range(1 << n):
-        a, b = load(pair.re, x), load(pair.im, x)
+        a, b = load(pair.psi.re, x), load(pair.psi.im, x)
         total = fma(a, a, fma(b, b, total))
     store(row, 0, total)
     for q in range(row.shape[1]):
@@ -93,8 +93,8 @@ def start_adjoint(
     inverse = load(row, 0)
     for x in range(1 << n):
         o = mul(load(observable, x), inverse)
-        store(pair.lr, x, mul(o, load(pair.re, x)))
-        store(pair.li, x, mul(o, load(pair.im, x)))
+        store(pair.lam.re, x, mul(o, load(pair.psi.re, x)))
+        store(pair.lam.im, x, mul(o, load(pair.psi.im, x)))
 
 
 @inner
@@ -143,15 +143,13 @@ def run_gradient(
         h, J = job_inputs(jobs[i], fields, couplings)
         at, first, count = jobs[i, FIELD_ROW], jobs[i, OUT_ROW], jobs[i, OUT_ROWS]
         pair = Pair(
-            address(table(work, 0, n)),
-            address(table(work, 1, n)),
-            address(table(work, 2, n)),
-            address(table(work, 3, n)),
+            Complex(address(table(work, 0, n)), address(table(work, 1, n))),
+            Complex(address(table(work, 2, n)), address(table(work, 3, n))),
         )
         gradient, folded = address(table(work, GRADIENT, n)), table(work, FOLDED, n)
         exponents = address(table(work, EXPONENTS, n))
         tables = phase_tables(work[TABLES * ((1 << n) + GAP) :], small, n, own)
-        evolve(pair.re, pair.im, tables, turn_array(small, n), h, J, own, plan, n)
+        evolve(pair.psi.re, pair.psi.im, tables, turn_array(small, n), h, J, own, plan, n)
         w = pair_cotangents[first : first + count] if pair_cotangents.shape[0] else pair_cotangents
         scratch = address(folded)
         start_adjoint(pair, gradient, scratch, address(cotangents[at : at + n]), w, flip, row, n)

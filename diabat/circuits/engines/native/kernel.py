@@ -19,7 +19,7 @@ from diabat.circuits.engines.native.kernel_inputs import (
     SPINS,
 )
 from diabat.circuits.engines.native.narrow import evolve_few
-from diabat.circuits.engines.native.passes import forward_step, mixer_of
+from diabat.circuits.engines.native.passes import Complex, forward_step, mixer_of
 from diabat.circuits.engines.native.steps import (
     GROUP,
     Tables,
@@ -86,10 +86,10 @@ def evolve(
         store(re, x, amplitude)
         store(im, x, zero)
     h, J, lanes = address(fields), address(pairs), fields.shape[1]
-    plus = fields.dtype.type(1)
+    plus, state = fields.dtype.type(1), Complex(re, im)
     for k in range(plan.shape[1]):
         make_phases(tables, h, J, own, plan[0, k], plan[1, k], n, lanes)
-        forward_step(re, im, tables, own, mixer_of(plan, k, plus), n)
+        forward_step(state, tables, own, mixer_of(plan, k, plus), n)
 
 
 @inner

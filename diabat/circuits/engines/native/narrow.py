@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from diabat.circuits.engines.native.passes import Mixer, group, mixer_of
+from diabat.circuits.engines.native.passes import Area, Complex, Mixer, group, mixer_of
 from diabat.circuits.engines.native.steps import (
     GROUP,
     Tables,
@@ -142,7 +142,7 @@ def evolve_few(
     for x in range(problems * rows):
         store(re, x, amplitude)
         store(im, x, zero)
-    plus = fields.dtype.type(1)
+    plus, phases = fields.dtype.type(1), Complex(tables.fr, tables.fi)
     for k in range(plan.shape[1]):
         b, c = plan[0, k], plan[1, k]
         field_phases(tables, h, b, c, n)
@@ -150,12 +150,10 @@ def evolve_few(
         mixer = mixer_of(plan, k, plus)
         for q in range(problems):
             _own_phases(tables, small, q, n)
-            own_r, own_i = skip(re, q * rows), skip(im, q * rows)
-            _first_group(own_r, own_i, tables, load(tables.er, none), load(tables.ei, none), mixer, rows)
+            own = Complex(skip(re, q * rows), skip(im, q * rows))
+            _first_group(own.re, own.im, tables, load(tables.er, none), load(tables.ei, none), mixer, rows)
             for j in range(none, n - GROUP, GROUP):
-                group(
-                    own_r, own_i, tables.fr, tables.fi, mixer, j, n - GROUP, none, rows, none, 1 << j, 1 << j
-                )  # fmt: skip
+                group(own, phases, mixer, j, n - GROUP, Area(none, rows, none, 1 << j, 1 << j))
     for x in range(problems * rows):
         a, b = load(re, x), load(im, x)
         store(re, x, fused(a, a, product(b, b)))

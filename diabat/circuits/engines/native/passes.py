@@ -28,6 +28,26 @@ CHUNK = 8
 STRIP = 32
 
 
+class Complex(NamedTuple):
+    """Real and imaginary part, both vectors or both `Rows`."""
+
+    re: Any
+    im: Any
+
+
+class Area(NamedTuple):
+    """Rows that a pass takes: those from ``start`` to ``stop``.
+
+    Of the 2^j rows below bit j, those whose remainder modulo ``step`` lies in ``low`` to ``high`` are taken.
+    """
+
+    start: int
+    stop: int
+    low: int
+    high: int
+    step: int
+
+
 class Mixer(NamedTuple):
     """The angle a of a mixer in the form of shears, vectors.
 
@@ -53,224 +73,176 @@ def mixer_of(plan: Any, k: int, sign: Any) -> Mixer:
 
 
 @inner
-def mixed(ar: Any, ai: Any, br: Any, bi: Any, cr: Any, ci: Any, dr: Any, di: Any, mixer: Mixer) -> Any:
+def load_one(rows: Complex, x: int) -> Complex:
+    """Row x."""
+    return Complex(load(rows.re, x), load(rows.im, x))
+
+
+@inner
+def store_one(rows: Complex, x: int, value: Complex) -> None:
+    """Write row x."""
+    store(rows.re, x, value.re)
+    store(rows.im, x, value.im)
+
+
+@inner
+def load_four(rows: Complex, x: int, a: int) -> Any:
+    """Rows x, x + a, x + 2a and x + 3a: ψ_00, ψ_01, ψ_10, ψ_11 of two qubits."""
+    return load_one(rows, x), load_one(rows, x + a), load_one(rows, x + 2 * a), load_one(rows, x + 3 * a)
+
+
+@inner
+def store_four(rows: Complex, x: int, a: int, four: Any) -> None:
+    """Write the rows of `load_four`."""
+    store_one(rows, x, four[0])
+    store_one(rows, x + a, four[1])
+    store_one(rows, x + 2 * a, four[2])
+    store_one(rows, x + 3 * a, four[3])
+
+
+@inner
+def entry_one(rows: Complex, x: int) -> Complex:
+    """Number x of a table, the same in all lanes."""
+    return Complex(entry(rows.re, x), entry(rows.im, x))
+
+
+@inner
+def phase_four(table: Complex, own: bool, x: int) -> Any:
+    """Entries x to x + 3 of a phase table."""
+    if own:
+        return load_four(table, x, 1)
+    return entry_one(table, x), entry_one(table, x + 1), entry_one(table, x + 2), entry_one(table, x + 3)
+
+
+@inner
+def turned(a: Complex, z: Complex) -> Complex:
+    """a·z."""
+    re, im = rotated(a.re, a.im, z.re, z.im)
+    return Complex(re, im)
+
+
+@inner
+def turned_four(four: Any, z: Any) -> Any:
+    """Each of four times its own phase."""
+    return turned(four[0], z[0]), turned(four[1], z[1]), turned(four[2], z[2]), turned(four[3], z[3])
+
+
+@inner
+def sums_of(four: Any) -> Any:
+    """σ = ψ_00 + ψ_11 and π = ψ_01 + ψ_10."""
+    a, b, c, d = four
+    return Complex(add(a.re, d.re), add(a.im, d.im)), Complex(add(b.re, c.re), add(b.im, c.im))
+
+
+@inner
+def mixed(four: Any, mixer: Mixer) -> Any:
     """Mixer of two qubits on ψ_00, ψ_01, ψ_10, ψ_11."""
+    a, b, c, d = four
     t, half = mixer.tangent, mixer.half_sine
-    sr, si, pr, pi = add(ar, dr), add(ai, di), add(br, cr), add(bi, ci)
-    ui = product(half, fused_negative(t, pi, sr))
-    ur = product(half, fused(t, pr, si))
-    vr, vi = add(pi, ui), sub(pr, ur)
+    s, p = sums_of(four)
+    ui = product(half, fused_negative(t, p.im, s.re))
+    ur = product(half, fused(t, p.re, s.im))
+    vr, vi = add(p.im, ui), sub(p.re, ur)
     return (
-        fused_negative(t, vr, ar),
-        fused(t, vi, ai),
-        sub(br, ur),
-        add(bi, ui),
-        sub(cr, ur),
-        add(ci, ui),
-        fused_negative(t, vr, dr),
-        fused(t, vi, di),
+        Complex(fused_negative(t, vr, a.re), fused(t, vi, a.im)),
+        Complex(sub(b.re, ur), add(b.im, ui)),
+        Complex(sub(c.re, ur), add(c.im, ui)),
+        Complex(fused_negative(t, vr, d.re), fused(t, vi, d.im)),
     )
 
 
 @inner
-def mixed_one(ar: Any, ai: Any, br: Any, bi: Any, mixer: Mixer) -> Any:
+def mixed_one(a: Complex, b: Complex, mixer: Mixer) -> Any:
     """Mixer of one qubit on ψ_0, ψ_1: a rotation by a/2 in shears, since it must keep the norm as `mixed` does."""
     t, sine = mixer.quarter_tangent, mixer.sine
-    xr, yr = fused_negative(t, bi, ar), fused_negative(t, ai, br)
-    bi, ai = fused(sine, xr, bi), fused(sine, yr, ai)
-    return fused_negative(t, bi, xr), ai, fused_negative(t, ai, yr), bi
-
-
-@inner
-def load_four(re: Any, im: Any, x: int, a: int) -> Any:
-    """Rows x, x + a, x + 2a and x + 3a, real and imaginary part of each in turn."""
-    y, z, w = x + a, x + 2 * a, x + 3 * a
-    return (
-        load(re, x),
-        load(im, x),
-        load(re, y),
-        load(im, y),
-        load(re, z),
-        load(im, z),
-        load(re, w),
-        load(im, w),
-    )
-
-
-@inner
-def store_four(
-    re: Any, im: Any, x: int, a: int, ar: Any, ai: Any, br: Any, bi: Any, cr: Any, ci: Any, dr: Any, di: Any
-) -> None:
-    """Write the rows of `load_four`."""
-    store(re, x, ar)
-    store(im, x, ai)
-    store(re, x + a, br)
-    store(im, x + a, bi)
-    store(re, x + 2 * a, cr)
-    store(im, x + 2 * a, ci)
-    store(re, x + 3 * a, dr)
-    store(im, x + 3 * a, di)
-
-
-@inner
-def phase_four(tr: Any, ti: Any, own: bool, x: int) -> Any:
-    """Entries x to x + 3 of a phase table, real and imaginary part of each in turn."""
-    if own:
-        return load_four(tr, ti, x, 1)
-    return (
-        entry(tr, x),
-        entry(ti, x),
-        entry(tr, x + 1),
-        entry(ti, x + 1),
-        entry(tr, x + 2),
-        entry(ti, x + 2),
-        entry(tr, x + 3),
-        entry(ti, x + 3),
-    )
+    xr, yr = fused_negative(t, b.im, a.re), fused_negative(t, a.im, b.re)
+    bi, ai = fused(sine, xr, b.im), fused(sine, yr, a.im)
+    return Complex(fused_negative(t, bi, xr), ai), Complex(fused_negative(t, ai, yr), bi)
 
 
 @inner
 def first_two(
-    re: Any, im: Any, tr: Any, ti: Any, own: bool, zr: Any, zi: Any, mixer: Mixer, bits: int,
-    start: int, stop: int,
-) -> None:  # fmt: skip
+    state: Complex, tables: Tables, own: bool, mixer: Mixer, bits: int, start: int, stop: int
+) -> None:
     """Phase table, field phases of the first ``bits`` qubits, mixer of qubits 0 and 1; rows ``start`` to ``stop``."""
+    table, z = Complex(tables.tr, tables.ti), Complex(tables.zr, tables.zi)
     for u in range(0, 1 << bits, 4):
-        er, ei, fr, fi, gr, gi, hr, hi = load_four(zr, zi, u, 1)
+        fields = load_four(z, u, 1)
         for x in range(start + u, stop, 1 << bits):
-            pr, pi, qr, qi, rr, ri, sr, si = phase_four(tr, ti, own, x)
-            pr, pi = rotated(er, ei, pr, pi)
-            qr, qi = rotated(fr, fi, qr, qi)
-            rr, ri = rotated(gr, gi, rr, ri)
-            sr, si = rotated(hr, hi, sr, si)
-            ar, ai, br, bi, cr, ci, dr, di = load_four(re, im, x, 1)
-            ar, ai = rotated(ar, ai, pr, pi)
-            br, bi = rotated(br, bi, qr, qi)
-            cr, ci = rotated(cr, ci, rr, ri)
-            dr, di = rotated(dr, di, sr, si)
-            ar, ai, br, bi, cr, ci, dr, di = mixed(ar, ai, br, bi, cr, ci, dr, di, mixer)
-            store_four(re, im, x, 1, ar, ai, br, bi, cr, ci, dr, di)
+            phases = turned_four(fields, phase_four(table, own, x))
+            store_four(state, x, 1, mixed(turned_four(load_four(state, x, 1), phases), mixer))
 
 
 @inner
-def turn_two(
-    re: Any,
-    im: Any,
-    zr: Any,
-    zi: Any,
-    mixer: Mixer,
-    j: int,
-    bits: int,
-    start: int,
-    stop: int,
-    low: int,
-    high: int,
-    step: int,
-) -> None:
-    """Field phases of the group of ``bits`` qubits from j on and mixer of qubits j, j+1; rows as in `mix_two`."""
+def turn_two(state: Complex, z: Complex, mixer: Mixer, j: int, bits: int, area: Area) -> None:
+    """Field phases of the group of ``bits`` qubits from j on, and mixer of qubits j and j+1."""
     a = 1 << j
     one = a >> j  # not the literal, for which numba would compile `load_four` anew
-    for top in range(start, stop, a << bits):
+    for top in range(area.start, area.stop, a << bits):
         for u in range(0, 1 << bits, 4):
-            er, ei, fr, fi, gr, gi, hr, hi = load_four(zr, zi, GROUP * j + u, one)
+            phases = load_four(z, GROUP * j + u, one)
             base = top + a * u
-            for middle in range(base, base + a, step):
-                for x in range(middle + low, middle + high):
-                    ar, ai, br, bi, cr, ci, dr, di = load_four(re, im, x, a)
-                    ar, ai = rotated(ar, ai, er, ei)
-                    br, bi = rotated(br, bi, fr, fi)
-                    cr, ci = rotated(cr, ci, gr, gi)
-                    dr, di = rotated(dr, di, hr, hi)
-                    ar, ai, br, bi, cr, ci, dr, di = mixed(ar, ai, br, bi, cr, ci, dr, di, mixer)
-                    store_four(re, im, x, a, ar, ai, br, bi, cr, ci, dr, di)
+            for middle in range(base, base + a, area.step):
+                for x in range(middle + area.low, middle + area.high):
+                    store_four(state, x, a, mixed(turned_four(load_four(state, x, a), phases), mixer))
 
 
 @inner
-def mix_two(
-    re: Any, im: Any, mixer: Mixer, j: int, start: int, stop: int, low: int, high: int, step: int
-) -> None:
-    """Mixer of qubits j and j+1, on rows ``start`` to ``stop``.
-
-    Of the 2^j rows below bit j, those whose remainder modulo ``step`` lies in ``low`` to ``high`` are taken.
-    """
+def mix_two(state: Complex, mixer: Mixer, j: int, area: Area) -> None:
+    """Mixer of qubits j and j+1."""
     a = 1 << j
-    for top in range(start, stop, 4 * a):
-        for middle in range(top, top + a, step):
-            for x in range(middle + low, middle + high):
-                ar, ai, br, bi, cr, ci, dr, di = load_four(re, im, x, a)
-                ar, ai, br, bi, cr, ci, dr, di = mixed(ar, ai, br, bi, cr, ci, dr, di, mixer)
-                store_four(re, im, x, a, ar, ai, br, bi, cr, ci, dr, di)
+    for top in range(area.start, area.stop, 4 * a):
+        for middle in range(top, top + a, area.step):
+            for x in range(middle + area.low, middle + area.high):
+                store_four(state, x, a, mixed(load_four(state, x, a), mixer))
 
 
 @inner
-def mix_one(
-    re: Any,
-    im: Any,
-    zr: Any,
-    zi: Any,
-    mixer: Mixer,
-    j: int,
-    start: int,
-    stop: int,
-    low: int,
-    high: int,
-    step: int,
-) -> None:
-    """Field phase ``zr`` + i ``zi`` and mixer of qubit j; rows as in `mix_two`."""
+def mix_one(state: Complex, phase: Complex, mixer: Mixer, j: int, area: Area) -> None:
+    """Field phase and mixer of qubit j."""
     a = 1 << j
-    for top in range(start, stop, 2 * a):
-        for middle in range(top, top + a, step):
-            for x in range(middle + low, middle + high):
-                br, bi = rotated(load(re, x + a), load(im, x + a), zr, zi)
-                ar, ai, br, bi = mixed_one(load(re, x), load(im, x), br, bi, mixer)
-                store(re, x, ar)
-                store(im, x, ai)
-                store(re, x + a, br)
-                store(im, x + a, bi)
+    for top in range(area.start, area.stop, 2 * a):
+        for middle in range(top, top + a, area.step):
+            for x in range(middle + area.low, middle + area.high):
+                lower, upper = mixed_one(load_one(state, x), turned(load_one(state, x + a), phase), mixer)
+                store_one(state, x, lower)
+                store_one(state, x + a, upper)
 
 
 @inner
-def second_pass(
-    re: Any, im: Any, zr: Any, zi: Any, mixer: Mixer, j: int, bits: int, start: int, stop: int,
-    low: int, high: int, step: int,
-) -> None:  # fmt: skip
+def second_pass(state: Complex, z: Complex, mixer: Mixer, j: int, bits: int, area: Area) -> None:
     """Mixer of the remaining qubits of a group of ``bits`` qubits from j on, after `first_two` or `turn_two`."""
     if bits == GROUP:
-        mix_two(re, im, mixer, j + 2, start, stop, low, high, step)
+        mix_two(state, mixer, j + 2, area)
     elif bits == 3:
-        # Its phase is applied; row 0 of a group is 1.
-        mix_one(re, im, load(zr, 0), load(zi, 0), mixer, j + 2, start, stop, low, high, step)
+        mix_one(state, load_one(z, 0), mixer, j + 2, area)  # its phase is applied; row 0 of a group is 1
 
 
 @inner
-def group(
-    re: Any, im: Any, zr: Any, zi: Any, mixer: Mixer, j: int, n: int, start: int, stop: int,
-    low: int, high: int, step: int,
-) -> None:  # fmt: skip
+def group(state: Complex, z: Complex, mixer: Mixer, j: int, n: int, area: Area) -> None:
     """Field phases and mixer of the group of qubits from j on, at most GROUP of them and below n."""
     bits = min(GROUP, n - j)
     if bits == 1:
-        row = GROUP * j + 1
-        mix_one(re, im, load(zr, row), load(zi, row), mixer, j, start, stop, low, high, step)
+        mix_one(state, load_one(z, GROUP * j + 1), mixer, j, area)
         return
-    turn_two(re, im, zr, zi, mixer, j, bits, start, stop, low, high, step)
-    second_pass(re, im, zr, zi, mixer, j, bits, start, stop, low, high, step)
+    turn_two(state, z, mixer, j, bits, area)
+    second_pass(state, z, mixer, j, bits, area)
 
 
 @inner
-def forward_step(re: Any, im: Any, tables: Tables, own: bool, mixer: Mixer, n: int) -> None:
-    """One Trotter step on a state of n >= 2 qubits, `Rows`."""
-    zr, zi = tables.zr, tables.zi
+def forward_step(state: Complex, tables: Tables, own: bool, mixer: Mixer, n: int) -> None:
+    """One Trotter step on a state of n >= 2 qubits."""
+    z = Complex(tables.zr, tables.zi)
     inside, bits = min(n, CHUNK), min(n, GROUP)
     # Not the literals 0 and 4: numba compiles a function again for every literal argument.
     none, four = n - n, n - n + 4
     rows = 1 << inside
     for start in range(0, 1 << n, rows):
         stop = start + rows
-        first_two(re, im, tables.tr, tables.ti, own, zr, zi, mixer, bits, start, stop)
-        second_pass(re, im, zr, zi, mixer, none, bits, start, stop, none, four, four)
+        first_two(state, tables, own, mixer, bits, start, stop)
+        second_pass(state, z, mixer, none, bits, Area(start, stop, none, four, four))
         for j in range(GROUP, inside, GROUP):
-            group(re, im, zr, zi, mixer, j, inside, start, stop, none, 1 << j, 1 << j)
+            group(state, z, mixer, j, inside, Area(start, stop, none, 1 << j, 1 << j))
     for strip in range(0, rows if n > inside else 0, STRIP):
         for j in range(inside, n, GROUP):
-            group(re, im, zr, zi, mixer, j, n, none, 1 << n, strip, strip + STRIP, rows)
+            group(state, z, mixer, j, n, Area(none, 1 << n, strip, strip + STRIP, rows))
