@@ -34,8 +34,8 @@ from diabat.compute.simd import add, address, constant, entry, fused, load, prod
 # Padding rows between tables of 2^n rows: at a distance of a power of two, a load from one table would wait for a
 # store to the other with the same low address bits, and both would compete for the same cache lines.
 GAP = 8
-# Up to so many problems in a block, and up to n - 2, are faster one by one.
-FEW = 8
+# Up to so many problems in a block, and up to n - 4, are faster one by one.
+FEW = 6
 
 
 @inner
@@ -197,7 +197,7 @@ def run_plan(
         re, im = address(weights), address(free)
         phases = phase_tables(work[2 * ((1 << n) + GAP) :], small, n, own)
         turns, problems = turn_array(small, n), jobs[i, PROBLEMS]
-        if problems <= min(FEW, n - 2) and not own and n >= GROUP and fields.shape[1] == 1 << GROUP:
+        if problems <= min(FEW, n - 4) and not own and n >= GROUP and fields.shape[1] == 1 << GROUP:
             shared_turns(turns, J, n)
             coupling_sums(phases.sums, J, own, n)
             evolve_few(weights, free, phases, small, h, plan, n, problems)
