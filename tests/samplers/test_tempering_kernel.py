@@ -235,7 +235,7 @@ def test_every_rung_has_its_own_law_and_labels_matter(three_body: float, fields:
     run = simulation(ising, LADDER, chains=8000)
     run.run(Rules(seed=3, fields=fields), 41)
     assert min(rung_pvalues(ising, run.spins())) > ALPHA
-    rungs = run._rungs.reshape(3, 8000, 5)
+    rungs = run._rungs
     slots = np.argsort(rungs, axis=2)
     assert (rungs != slots).any(2).mean() > 0.5
     by_slot = np.take_along_axis(run.spins(), rungs[..., None], axis=2)
@@ -301,7 +301,7 @@ def test_both_kinds_of_fields_give_the_same_chains(ladder: list[float], method: 
         run.run(rules, 5)
         sums = run.run(rules, 40, average=True, exponents=True, every=3)
         found.append(
-            (run.spins(), sums.reads, sums.sums, run.lowest(), sums.ups, sums.exponents, sums.rejections)
+            (run.spins(), sums.reads, sums.sums, run.lowest, sums.ups, sums.exponents, sums.rejections)
         )
     for a, b in zip(*(f[:4] for f in found), strict=True):
         assert np.array_equal(a, b)
@@ -316,12 +316,12 @@ def test_the_tracked_state_is_the_lowest_of_all_sweeps(fields: Fields) -> None:
     run, rules = simulation(ising, [1.0], chains=5, track=True), Rules(4, fields=fields)
     reads = np.concatenate([run.run(rules, sweeps, every=1).reads for sweeps in (9, 70)])
     energy = ising.energy(torch.from_numpy(reads).transpose(1, 2)).transpose(1, 2)  # [t, P, C]
-    tracked = ising.energy(torch.from_numpy(run.lowest()).transpose(0, 1)).T
+    tracked = ising.energy(torch.from_numpy(run.lowest).transpose(0, 1)).T
     assert torch.allclose(tracked, energy.min(0).values, atol=1e-5)
     tempered = simulation(ising, LADDER, chains=5, track=True)
     tempered.run(rules, 30)
     last = ising.energy(torch.from_numpy(tempered.spins()).permute(1, 2, 0, 3)).amin(1).T  # of all rungs
-    found = ising.energy(torch.from_numpy(tempered.lowest()).transpose(0, 1)).T
+    found = ising.energy(torch.from_numpy(tempered.lowest).transpose(0, 1)).T
     assert (found <= last + 1e-5).all()
 
 

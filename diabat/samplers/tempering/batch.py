@@ -256,7 +256,7 @@ class Batch:
         """The tracked state of lowest energy of each problem, of all its chains, int8 [*batch, n]."""
         flat = np.full((self.ising.fields.numel() + 1, self._shape[0]), -1, np.int8)
         for part in self.parts:
-            part.write_reads(part.simulation.lowest()[None], flat)
+            part.write_reads(part.simulation.lowest[None], flat)
         by_chain = torch.from_numpy(flat[:-1].T.copy()).reshape(-1, *self.ising.fields.shape)
         return lowest_state(self.ising, by_chain.to(self.ising.fields.device)).spins
 

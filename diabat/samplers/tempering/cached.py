@@ -54,8 +54,11 @@ from diabat.samplers.tempering.kernel import (
     How,
     Lanes,
     add_averages,
+    add_four,
     draw_in_order,
+    load_four,
     load_lane,
+    store_four,
     sweep,
     write_spins,
 )
@@ -68,39 +71,23 @@ Array = NDArray[Any]
 
 
 class Cached(NamedTuple):
-    """State of L lanes; J and h have rows of 16 spins, padded with zeros to V = 4 B rows for B panels.
+    """State of L lanes; J and h have rows of 16 spins, padded with zeros to V = 4 B rows for B panels."""
 
-    Attributes:
-        couplings: J of every group, panel after panel, float32 [G, B·n·4, 16].
-        external: h, float32 [P·V, 16].
-        fields: Local fields, float32 [L·V, 16].
-        bits: Spins, a bit for each, int64 [L, V].
-        flips: Spins that flipped in even and in odd sweeps, k for a flip to +1 and -1 - k for one to -1, int32
-            [2, L, n].
-        ends: Length of these lists after each panel, int64 [2, L, B + 1].
-        averages: Sums of P(s = +1 | rest) and of s on the last rung of every chain, float32 [chains, 2, V, 16]; empty
-            unless requested.
-        problems: Problem of every lane, int64 [L].
-        thresholds: Thresholds of one panel, float32 [4, 16].
-        signs: Spins of four lanes as numbers, float32 [4·V, 16].
-        n: Number of spins.
-        vectors: V.
-        lanes: L.
-    """
-
-    couplings: Any
-    external: Any
-    fields: Any
-    bits: Any
-    flips: Any
-    ends: Any
-    averages: Any
-    problems: Any
-    thresholds: Any
-    signs: Any
+    couplings: Any  # J of every group, panel after panel, float32 [G, B·n·4, 16]
+    external: Any  # h, float32 [P·V, 16]
+    fields: Any  # local fields, float32 [L·V, 16]
+    bits: Any  # spins, a bit for each, int64 [L, V]
+    flips: Any  # spins that flipped in even and odd sweeps: k for one to +1, -1 - k for one to -1, int32 [2, L, n]
+    ends: Any  # length of these lists after each panel, int64 [2, L, B + 1]
+    averages: (
+        Any  # Σ P(s = +1 | rest) and Σ s on the last rung, float32 [chains, 2, V, 16]; empty unless requested
+    )
+    problems: Any  # problem of every lane, int64 [L]
+    thresholds: Any  # of one panel, float32 [4, 16]
+    signs: Any  # spins of four lanes as numbers, float32 [4·V, 16]
     n: Any
-    vectors: Any
-    lanes: Any
+    vectors: Any  # V
+    lanes: Any  # L
 
 
 def cached_state(panels: tuple[Array, Array], n: int, chains: int, replicas: int, average: bool) -> Cached:
@@ -198,21 +185,12 @@ def add_list(start: int, stop: int, base: int, row: int, J: Any, state: Cached) 
 
     ``base`` is the first spin of the panel in the rows of J.
     """
-    fields = state.fields
-    a, b, c, d = load(fields, row), load(fields, row + 1), load(fields, row + 2), load(fields, row + 3)
+    x = load_four(state.fields, row)
     for i in range(start, stop):
         code = np.int64(item(state.flips, i))
         down = code >> 63  # -1 or 0
-        k = (base + (code ^ down)) * 4
-        change = splat(np.float32(2 + 4 * down))
-        a = fma(change, load(J, k), a)
-        b = fma(change, load(J, k + 1), b)
-        c = fma(change, load(J, k + 2), c)
-        d = fma(change, load(J, k + 3), d)
-    store(fields, row, a)
-    store(fields, row + 1, b)
-    store(fields, row + 2, c)
-    store(fields, row + 3, d)
+        x = add_four(x, splat(np.float32(2 + 4 * down)), J, (base + (code ^ down)) * 4)
+    store_four(state.fields, row, x)
 
 
 @inner
@@ -226,9 +204,9 @@ def threshold(word: Any, spins: int, use_metropolis: bool) -> Any:
 
 
 @inner
-def write_thresholds(b: int, lane: int, state: Cached, lanes: Lanes, how: How) -> None:
+def write_thresholds(b: int, lane: int, state: Cached, lanes: Lanes, t: int, how: How) -> None:
     """Write θ of the 64 spins of a panel."""
-    words = draw_in_order(16 * b, how.sweep, item(lanes.names, lane), item(lanes.queries, lane), how.key)
+    words = draw_in_order(16 * b, t, item(lanes.names, lane), item(lanes.queries, lane), how.key)
     row = lane * state.vectors + 4 * b
     store(state.thresholds, 0, threshold(words[0], item(state.bits, row), how.use_metropolis))
     store(state.thresholds, 1, threshold(words[1], item(state.bits, row + 1), how.use_metropolis))
@@ -246,24 +224,16 @@ def collect_averages(rows: Any, vectors: int, spins: int, decided: Any, scale: A
 
 
 @inner
-def visit(b: int, lane: int, chain: int, J: Any, state: Cached, lanes: Lanes, how: How) -> None:
+def visit(b: int, lane: int, chain: int, J: Any, state: Cached, lanes: Lanes, t: int, how: How) -> None:
     """Bring the fields of a panel up to date, and draw its spins in order; chain -1 collects no averages."""
-    n, V, L, fields = state.n, state.vectors, state.lanes, state.fields
-    row, own, other = lane * V + 4 * b, how.sweep % 2 * L + lane, (1 - how.sweep % 2) * L + lane
-    panels = V // 4
-    ends = own * (panels + 1)
-    before = other * (panels + 1)
+    n, V, L, fields, panels = state.n, state.vectors, state.lanes, state.fields, state.vectors // 4
+    row, own, other = lane * V + 4 * b, t % 2 * L + lane, (1 - t % 2) * L + lane
+    ends, before = own * (panels + 1), other * (panels + 1)
     count = n * own + item(state.ends, ends + b)
-    add_list(
-        n * other + item(state.ends, before + b + 1),
-        n * other + item(state.ends, before + panels),
-        b * n,
-        row,
-        J,
-        state,
-    )
+    start, stop = item(state.ends, before + b + 1), item(state.ends, before + panels)
+    add_list(n * other + start, n * other + stop, b * n, row, J, state)
     add_list(n * own, count, b * n, row, J, state)
-    write_thresholds(b, lane, state, lanes, how)
+    write_thresholds(b, lane, state, lanes, t, how)
     beta, gain = splat(item(lanes.scale, lane)), 0.0
     for v in range(4):
         first = PANEL * b + 16 * v
@@ -285,8 +255,7 @@ def visit(b: int, lane: int, chain: int, J: Any, state: Cached, lanes: Lanes, ho
             count += 1
             gain += item(fields, 16 * (row + v) + i) * (4 * rise - 2)
             change = splat(np.float32(4 * rise - 2))
-            for w in range(4):
-                store(fields, row + w, fma(change, load(J, (b * n + j) * 4 + w), load(fields, row + w)))
+            store_four(fields, row, add_four(load_four(fields, row), change, J, (b * n + j) * 4))
             field = load(fields, row + v)
         set_item(state.bits, row + v, spins)
         if chain >= 0:
@@ -308,16 +277,16 @@ def _load_lane(state: Cached, lane: int, problem: int, spins: Any) -> None:
 
 
 @sweep.register
-def _sweep(state: Cached, at: Any, lanes: Lanes, order: Any, how: How) -> None:
+def _sweep(state: Cached, at: Any, lanes: Lanes, order: Any, t: int, how: How) -> None:
     group, _, chains, replicas = at
     J = skip(state.couplings, group * state.vectors * state.n)
-    if how.anew or how.sweep % _RENEW == 0:
+    if t == how.first or t % _RENEW == 0:
         renew(chains * replicas, J, state, lanes.exponents)
     for b in range(state.vectors // 4):
         for chain in range(chains):
             for lane in range(chain * replicas, (chain + 1) * replicas):
                 collected = how.average and item(lanes.cold, lane) > 0
-                visit(b, lane, chain if collected else -1, J, state, lanes, how)
+                visit(b, lane, chain if collected else -1, J, state, lanes, t, how)
 
 
 @write_spins.register

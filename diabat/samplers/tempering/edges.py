@@ -39,11 +39,12 @@ from diabat.samplers.tempering.kernel import (
     STRIP,
     How,
     Lanes,
-    add_averages,
     clear,
     collect,
     draw_in_order,
     load_lane,
+    store_four,
+    strip_lanes,
     sweep,
     write_spins,
 )
@@ -59,35 +60,22 @@ Array = NDArray[Any]
 
 
 class Edges(NamedTuple):
-    """State of S strips, all of one problem; all problems have the same edges.
+    """State of S strips, all of one problem, or one of these strips with its problem; all have the same edges."""
 
-    Attributes:
-        starts: First entry of each spin in its neighbours, and the number of entries, int64 [n + 1].
-        neighbours: uint32 [2E].
-        doubled: 2 J of every entry, float32 [G, 2E].
-        base: h_j - Σ_k J_jk, float32 [P, n].
-        fields: h, float32 [P, n].
-        spins: Masks, uint16 [S, n, 4].
-        averages: Σ P(s = +1 | rest) and Σ s on the last rung, float32 [S, 2, 4n, 16]; empty unless requested.
-        gains: Change of -E since it was cleared, float32 [4, 16].
-        sums: Local fields of one spin, or thresholds and fields of 64 spins of a lane, float32 [8, 16].
-        words: Random words: 16 rows for four spins, uint32 [16 or, in random order, 16 ⌈n/4⌉, 16].
-        n: Number of spins.
-        entries: 2E.
-    """
-
-    starts: Any
-    neighbours: Any
-    doubled: Any
-    base: Any
-    fields: Any
-    spins: Any
-    averages: Any
-    gains: Any
-    sums: Any
-    words: Any
+    starts: Any  # first entry of each spin in its neighbours, and the number of entries, int64 [n + 1]
+    neighbours: Any  # uint32 [2E]
+    doubled: Any  # 2 J of every entry, float32 [G, 2E]
+    base: Any  # h_j - Σ_k J_jk, float32 [P, n]
+    fields: Any  # h, float32 [P, n]
+    spins: Any  # masks, uint16 [S, n, 4]
+    averages: (
+        Any  # Σ P(s = +1 | rest) and Σ s on the last rung, float32 [S, 2, 4n, 16]; empty unless requested
+    )
+    gains: Any  # change of -E since it was cleared, float32 [4, 16]
+    local: Any  # local fields of one spin, or thresholds and fields of 64 spins of a lane, float32 [8, 16]
+    words: Any  # random words: 16 rows for four spins, uint32 [16 or, in random order, 16 ⌈n/4⌉, 16]
     n: Any
-    entries: Any
+    entries: Any  # 2E
 
 
 def edge_state(
@@ -105,35 +93,14 @@ def edge_state(
     )  # fmt: skip
 
 
-class Strip(NamedTuple):
-    """Memory of a strip, and its problem, as in `Edges` and `Lanes`."""
-
-    starts: Any
-    neighbours: Any
-    doubled: Any
-    base: Any
-    fields: Any
-    spins: Any
-    ups: Any
-    averages: Any
-    gains: Any
-    sums: Any
-    words: Any
-    scale: Any
-    cold: Any
-    names: Any
-    queries: Any
-
-
 @inner
-def strip_of(state: Edges, at: Any, lanes: Lanes, i: int) -> Strip:
+def strip_of(state: Edges, at: Any, i: int) -> Edges:
     """Strip i of a block."""
-    n, own, averages = state.n, at[1] * state.n, skip(state.averages, 8 * state.n * i)
-    return Strip(
+    n, own = state.n, at[1] * state.n
+    return Edges(
         state.starts, state.neighbours, offset(state.doubled, at[0] * state.entries), offset(state.base, own),
-        offset(state.fields, own), offset(state.spins, 4 * n * i), averages, skip(averages, 4 * n), state.gains,
-        state.sums, state.words, skip(lanes.scale, 4 * i), skip(lanes.cold, 4 * i), skip(lanes.names, 4 * i),
-        skip(lanes.queries, 4 * i),
+        offset(state.fields, own), offset(state.spins, 4 * n * i), skip(state.averages, 8 * n * i),
+        state.gains, state.local, state.words, n, state.entries,
     )  # fmt: skip
 
 
@@ -151,29 +118,29 @@ def probability(field: Any, scale: Any) -> Any:
 
 
 @inner
-def sweep_few(strip: Strip, lane: int, first: int, last: int, how: How) -> None:
+def sweep_few(s: Edges, lanes: Lanes, lane: int, first: int, last: int, t: int, how: How) -> None:
     """As `sweep_spins` in sequential order, for one lane: the thresholds of 64 spins at once, then spin by spin.
 
     A spin waits for the one before it; a comparison of two numbers is all that it waits for.
     """
-    spins, levels, fields, bit = strip.spins, strip.sums, skip(strip.sums, 4), 1 << lane
-    name, query, scale = item(strip.names, lane), item(strip.queries, lane), item(strip.scale, lane)
-    gain, cold = item(strip.gains, lane), item(strip.cold, lane)
+    spins, levels, fields, bit = s.spins, s.local, skip(s.local, 4), 1 << lane
+    name, query, scale = item(lanes.names, lane), item(lanes.queries, lane), item(lanes.scale, lane)
+    gain, cold = item(s.gains, lane), item(lanes.cold, lane)
     for start in range(first, last, 64):
         stop = min(last, start + 64)
         old: Any = start - start
         if how.use_metropolis:
             for j in range(start, stop):
                 old |= np.int64(item(spins, 4 * j) >> lane & 1) << (j - start)
-        words = draw_in_order(start // 4, how.sweep, name, query, how.key)
+        words = draw_in_order(start // 4, t, name, query, how.key)
         store(levels, 0, threshold(words[0], old, how.use_metropolis))
         store(levels, 1, threshold(words[1], old >> 16, how.use_metropolis))
         store(levels, 2, threshold(words[2], old >> 32, how.use_metropolis))
         store(levels, 3, threshold(words[3], old >> 48, how.use_metropolis))
         for j in range(start, stop):
-            field = item(strip.base, j)
-            for e in range(item(strip.starts, j), item(strip.starts, j + 1)):
-                J, k = item(strip.doubled, e), np.int64(item(strip.neighbours, e))
+            field = item(s.base, j)
+            for e in range(item(s.starts, j), item(s.starts, j + 1)):
+                J, k = item(s.doubled, e), np.int64(item(s.neighbours, e))
                 field += J if item(spins, 4 * k) & bit else np.float32(0.0)  # no branch: J is read before
             mask, risen = item(spins, 4 * j), field * scale < item(levels, j - start)
             set_item(spins, 4 * j, mask & ~bit | np.int64(risen) << lane)
@@ -185,25 +152,27 @@ def sweep_few(strip: Strip, lane: int, first: int, last: int, how: How) -> None:
                 store(fields, v, probability(load(fields, v), splat(scale)))
             for j in range(start, stop):
                 at = STRIP * j + lane
-                set_item(strip.ups, at, item(strip.ups, at) + item(fields, j - start))
+                set_item(s.averages, at, item(s.averages, at) + item(fields, j - start))
                 spin = np.float32(1.0 if item(spins, 4 * j) & bit else -1.0)
-                set_item(strip.averages, at, item(strip.averages, at) + spin)
-    set_item(strip.gains, lane, gain)
+                set_item(s.averages, STRIP * s.n + at, item(s.averages, STRIP * s.n + at) + spin)
+    set_item(s.gains, lane, gain)
 
 
 @inner
-def sweep_spins(strip: Strip, width: int, order: Any, first: int, last: int, how: How) -> None:
+def sweep_spins(
+    s: Edges, lanes: Lanes, width: int, order: Any, first: int, last: int, t: int, how: How
+) -> None:
     """Update the spins at places ``first``, a multiple of 64, to ``last`` - 1 of the order in ``width`` vectors."""
-    others, doubled, spins, fields = strip.neighbours, strip.doubled, strip.spins, strip.sums
-    words, gains = strip.words, strip.gains
+    others, doubled, spins, words = s.neighbours, s.doubled, s.spins, s.words
+    sums = skip(s.averages, 4 * s.n)
     for step in range(first, last):
         j = item(order, step)
         row = 4 * j if how.shuffled else 4 * (j % 4)
         if row == 0 and not how.shuffled:
-            draw_words(words, first - first, j // 4, width, strip.names, strip.queries, how)
-        a = splat(item(strip.base, j))
+            draw_words(words, first - first, j // 4, width, lanes, t, how)
+        a = splat(item(s.base, j))
         b, c, d = a, a, a
-        start, stop = item(strip.starts, j), item(strip.starts, j + 1)
+        start, stop = item(s.starts, j), item(s.starts, j + 1)
         if width == 1:
             for e in range(start, stop):
                 k = np.int64(item(others, e))
@@ -214,35 +183,32 @@ def sweep_spins(strip: Strip, width: int, order: Any, first: int, last: int, how
             b = where_bits(item(spins, 4 * k + 1), add(b, J), b)
             c = where_bits(item(spins, 4 * k + 2), add(c, J), c)
             d = where_bits(item(spins, 4 * k + 3), add(d, J), d)
-        store(fields, 0, a)
-        store(fields, 1, b)
-        store(fields, 2, c)
-        store(fields, 3, d)
+        store_four(s.local, first - first, (a, b, c, d))
         for v in range(width):
-            field, scale, at = load(fields, v), load(strip.scale, v), 4 * j + v
+            field, scale, at = load(s.local, v), load(lanes.scale, v), 4 * j + v
             old = item(spins, at)
             new = bits_less(mul(field, scale), threshold(load_words(words, row + v), old, how.use_metropolis))
             set_item(spins, at, new)
             if how.average:
-                cold = load(strip.cold, v)
-                store(strip.ups, at, fma(cold, probability(field, scale), load(strip.ups, at)))
-                store(strip.averages, at, add(signed(new, cold), load(strip.averages, at)))
+                cold = load(lanes.cold, v)
+                store(s.averages, at, fma(cold, probability(field, scale), load(s.averages, at)))
+                store(sums, at, add(signed(new, cold), load(sums, at)))
             if how.followed:
-                gain = load(gains, v)
-                store(gains, v, where_bits(old ^ new, add(signed(new, add(field, field)), gain), gain))
+                gain = load(s.gains, v)
+                store(s.gains, v, where_bits(old ^ new, add(signed(new, add(field, field)), gain), gain))
 
 
 @inner
-def add_exponents(strip: Strip, width: int, first: int, last: int) -> None:
+def add_exponents(s: Edges, width: int, first: int, last: int) -> None:
     """Add Σ_j s_j (h_j + f_j)/2 over spins ``first`` .. ``last`` - 1, a part of -E, to the gains."""
     for j in range(first, last):
         for v in range(width):
-            field = splat(item(strip.base, j) + item(strip.fields, j))
-            for e in range(item(strip.starts, j), item(strip.starts, j + 1)):
-                up = item(strip.spins, 4 * np.int64(item(strip.neighbours, e)) + v)
-                field = where_bits(up, add(field, splat(item(strip.doubled, e))), field)
+            field = splat(item(s.base, j) + item(s.fields, j))
+            for e in range(item(s.starts, j), item(s.starts, j + 1)):
+                up = item(s.spins, 4 * np.int64(item(s.neighbours, e)) + v)
+                field = where_bits(up, add(field, splat(item(s.doubled, e))), field)
             half = mul(field, constant(field, 0.5))
-            store(strip.gains, v, add(signed(item(strip.spins, 4 * j + v), half), load(strip.gains, v)))
+            store(s.gains, v, add(signed(item(s.spins, 4 * j + v), half), load(s.gains, v)))
 
 
 @load_lane.register
@@ -254,28 +220,29 @@ def _load_lane(state: Edges, lane: int, problem: int, spins: Any) -> None:
 
 
 @sweep.register
-def _sweep(state: Edges, at: Any, lanes: Lanes, order: Any, how: How) -> None:
+def _sweep(state: Edges, at: Any, lanes: Lanes, order: Any, t: int, how: How) -> None:
     n, lanes_in_use = state.n, at[2] * at[3]
     for i in range((lanes_in_use + STRIP - 1) // STRIP):
-        strip, used = strip_of(state, at, lanes, i), min(STRIP, lanes_in_use - STRIP * i)
+        s, own, used = strip_of(state, at, i), strip_lanes(lanes, i), min(STRIP, lanes_in_use - STRIP * i)
         width = (used + 15) // 16
         if how.shuffled:
             for quad in range((n + 3) // 4):
-                draw_words(strip.words, 16 * quad, quad, width, strip.names, strip.queries, how)
-        if how.followed and (how.anew or how.sweep % _RENEW == 0):
-            clear(lanes.exponents, STRIP * i)
+                draw_words(s.words, 16 * quad, quad, width, own, t, how)
+        if how.followed and (t == how.first or t % _RENEW == 0):
+            clear(own.exponents)
             for first in range(0, n, _CHUNK):
-                add_exponents(strip, width, first, min(n, first + _CHUNK))
-                collect(lanes.exponents, state.gains, STRIP * i)
+                add_exponents(s, width, first, min(n, first + _CHUNK))
+                collect(own.exponents, s.gains)
         step = _CHUNK if how.followed else n
         for first in range(0, n, step):
+            last = min(n, first + step)
             if used <= _FEW and not how.shuffled:
                 for lane in range(used):
-                    sweep_few(strip, lane, first, min(n, first + step), how)
+                    sweep_few(s, own, lane, first, last, t, how)
             else:
-                sweep_spins(strip, width, order, first, min(n, first + step), how)
+                sweep_spins(s, own, width, order, first, last, t, how)
             if how.followed:
-                collect(lanes.exponents, state.gains, STRIP * i)
+                collect(own.exponents, s.gains)
 
 
 @write_spins.register
@@ -283,15 +250,3 @@ def _write_spins(state: Edges, lane: int, out: Any) -> None:
     masks, bit = offset(state.spins, lane // STRIP * 4 * state.n + lane % STRIP // 16), lane % 16
     for j in range(state.n):
         set_item(out, j, 2 * (item(masks, 4 * j) >> bit & 1) - 1)
-
-
-@add_averages.register
-def _add_averages(state: Edges, lane: int, replicas: int, ups: Any, sums: Any) -> None:
-    n = state.n
-    for at in range(lane, lane + replicas):
-        rows = offset(state.averages, at // STRIP * 2 * STRIP * n + at % STRIP)
-        for j in range(n):
-            set_item(ups, j, item(ups, j) + item(rows, STRIP * j))
-            set_item(sums, j, item(sums, j) + item(rows, STRIP * (n + j)))
-            set_item(rows, STRIP * j, np.float32(0.0))
-            set_item(rows, STRIP * (n + j), np.float32(0.0))

@@ -17,8 +17,7 @@ from diabat.compute.compiled_random import philox, random_word
 from diabat.compute.counter_random import PURPOSE_SHIFT, START, SWAP
 from diabat.compute.jit import by_type, inner, jit
 from diabat.compute.scratch import aligned_rows
-from diabat.compute.simd import constant, item, offset, opened, set_item, store
-from diabat.compute.simd import load as load_vector
+from diabat.compute.simd import constant, fma, item, load, offset, opened, set_item, skip, store
 from diabat.compute.simd_bits import bits_signed, in_turn, steps_from
 
 STRIP = 64
@@ -28,124 +27,64 @@ _START, _SWAP = START << PURPOSE_SHIFT, SWAP << PURPOSE_SHIFT
 
 
 class Chains(NamedTuple):
-    """State of the chains: C chains of R replicas for every problem, one problem after the other.
+    """C chains of R replicas for every problem; a replica keeps its slot, its rung of the ladder changes."""
 
-    A replica keeps its slot; its rung of the ladder changes.
-
-    Attributes:
-        spins: int8 ±1, [P·C, R, n].
-        rungs: Rung of every slot, int64 [P·C, R].
-        betas: Ladder of every problem, float64 [P, R]; reads are taken on the last rung.
-        queries: Identifiers of the problems, for random numbers, uint32 [P].
-        count: C.
-        replicas: R.
-        n: Number of spins.
-    """
-
-    spins: Any
-    rungs: Any
-    betas: Any
-    queries: Any
-    count: Any
-    replicas: Any
+    spins: Any  # int8 ±1, [P, C, R, n]
+    rungs: Any  # rung of every slot, int64 [P, C, R]
+    betas: Any  # ladder of every problem, float64 [P, R]; reads are taken on the last rung
+    queries: Any  # identifiers of the problems, for random numbers, uint32 [P]
+    count: Any  # C
+    replicas: Any  # R
     n: Any
 
 
-class Stretch(NamedTuple):
-    """Options of one call: a number of sweeps with one ladder.
+class How(NamedTuple):
+    """Options of a sweep; few, because every call of a compiled function copies them."""
 
-    Attributes:
-        first: Number of the first sweep.
-        sweeps: Number of sweeps.
-        orders: Spins in the order of updates, int64 [1 or sweeps, n].
-        key: Two words of the seed.
-        start: Begin with random spins.
-        use_metropolis: Metropolis instead of heat bath.
-        shuffled: Whether the orders differ from 0, 1, ... .
-        average: Fill ``ups`` and ``sums``.
-        record: Fill ``exponents``.
-        every: Sweeps between reads; 0 for no reads.
-        track: Keep the state of lowest energy of every chain.
-        chains: P·C.
-    """
-
-    first: Any
-    sweeps: Any
-    orders: Any
-    key: Any
-    start: Any
+    first: Any  # number of the first sweep since the lanes were loaded
+    key: Any  # two words of the seed
     use_metropolis: Any
-    shuffled: Any
-    average: Any
-    record: Any
-    every: Any
-    track: Any
-    chains: Any
+    shuffled: Any  # whether the order is random
+    average: Any  # collect averages on the last rung
+    followed: Any  # add the changes of -E to the exponents of the lanes
+
+
+class Stretch(NamedTuple):
+    """Options of one call: a number of sweeps with one ladder."""
+
+    how: How
+    sweeps: Any  # number of sweeps
+    orders: Any  # spins in the order of updates, int64 [1 or sweeps, n]
+    start: Any  # begin with random spins
+    record: Any  # fill ``exponents``
+    every: Any  # sweeps between reads; 0 for no reads
+    track: Any  # keep the state of lowest energy of every chain
+    chains: Any  # P·C
 
 
 class Results(NamedTuple):
-    """Results on the last rung, and between the rungs.
+    """Results on the last rung, and between the rungs; arrays that were not requested are empty."""
 
-    Attributes:
-        ups: Σ over sweeps of P(s = +1 | rest) at the update of each spin, float32 [P·C, n].
-        sums: Σ over sweeps of s, float32 [P·C, n].
-        rejections: Σ over attempted swaps of 1 - their probability, float64 [P·C, R - 1].
-        exponents: -E of the replica on every rung after every sweep, float32 [sweeps, P·C, R].
-        reads: Spins, int8 [reads, P·C, n].
-        lowest: The state of lowest energy after any sweep, of all replicas of a chain, int8 [P·C, n]; empty if not
-            tracked.  It is kept between calls.
-        highest: Its exponent -E, float64 [P·C].
-    """
-
-    ups: Any
-    sums: Any
-    rejections: Any
-    exponents: Any
-    reads: Any
-    lowest: Any
-    highest: Any
+    ups: Any  # Σ over sweeps of P(s = +1 | rest) at the update of each spin, float32 [P, C, n]
+    sums: Any  # Σ over sweeps of s, float32 [P, C, n]
+    rejections: Any  # Σ over attempted swaps of 1 - their probability, float64 [P, C, R - 1]
+    exponents: Any  # -E of the replica on every rung after every sweep, float32 [sweeps, P, C, R]
+    reads: Any  # int8 [reads, P, C, n]
+    lowest: (
+        Any  # state of lowest energy of a chain after any sweep, of all calls and replicas, int8 [P, C, n]
+    )
+    highest: Any  # its exponent -E, float64 [P, C]
 
 
 class Lanes(NamedTuple):
-    """The lanes of a block in every kind of state: lane c R + r is slot r of chain c, and S strips hold all lanes.
+    """The lanes of a block in every kind of state: lane c R + r is slot r of chain c, and S strips hold all lanes."""
 
-    Attributes:
-        exponents: -E, if it is followed, float64 [64 S].
-        slots: Slot on every rung, int64 [C, R].
-        scale: -2 β log2 e, float32 [64 S].
-        cold: 1 on the last rung, 0 elsewhere, float32 [64 S].
-        names: C R times the problem's chain plus the slot: a counter of the random numbers, uint32 [64 S].
-        queries: Identifier of the problem, uint32 [64 S].
-    """
-
-    exponents: Any
-    slots: Any
-    scale: Any
-    cold: Any
-    names: Any
-    queries: Any
-
-
-class How(NamedTuple):
-    """Options of one sweep.
-
-    Attributes:
-        sweep: Its number.
-        key: Two words of the seed.
-        use_metropolis: As in `Stretch`, also the following.
-        shuffled: Whether the order is random.
-        average: Whether averages are collected on the last rung.
-        followed: Whether the changes of -E are added to the exponents.
-        anew: Whether the lanes were loaded since the last sweep.
-    """
-
-    sweep: Any
-    key: Any
-    use_metropolis: Any
-    shuffled: Any
-    average: Any
-    followed: Any
-    anew: Any
+    exponents: Any  # -E, if it is followed, float64 [64 S]
+    slots: Any  # slot on every rung, int64 [C, R]
+    scale: Any  # -2 β log2 e, float32 [64 S]
+    cold: Any  # 1 on the last rung, 0 elsewhere, float32 [64 S]
+    names: Any  # C R times the problem's chain plus the slot: a counter of the random numbers, uint32 [64 S]
+    queries: Any  # identifier of the problem, uint32 [64 S]
 
 
 # Compiled functions pass addresses, which `opened` puts in the place of the arrays of a named tuple: numba counts
@@ -158,14 +97,15 @@ def load_lane(state: Any, lane: int, problem: int, spins: Any) -> None:
 
 
 @by_type
-def sweep(state: Any, at: Any, lanes: Lanes, order: Any, how: How) -> None:
-    """Update every spin once, and the exponents if they are followed.
+def sweep(state: Any, at: Any, lanes: Lanes, order: Any, t: int, how: How) -> None:
+    """Update every spin once, in the ``order`` [n], and the exponents if they are followed.
 
     Args:
         state: Overwritten.
         at: Row of the couplings, problem of the first lane, numbers of chains and of replicas.
         lanes: Exponents are overwritten.
         order: Spins in the order of updates, [n].
+        t: Number of the sweep.
         how: Options.
     """
 
@@ -178,6 +118,14 @@ def write_spins(state: Any, lane: int, out: Any) -> None:
 @by_type
 def add_averages(state: Any, lane: int, replicas: int, ups: Any, sums: Any) -> None:
     """Move what the lanes of a chain, from ``lane`` on, collected on the last rung to ``ups`` and ``sums`` [n]."""
+    n = state.n
+    for at in range(lane, lane + replicas):
+        rows = offset(state.averages, at // STRIP * 2 * STRIP * n + at % STRIP)
+        for j in range(n):
+            set_item(ups, j, item(ups, j) + item(rows, STRIP * j))
+            set_item(sums, j, item(sums, j) + item(rows, STRIP * (n + j)))
+            set_item(rows, STRIP * j, np.float32(0.0))
+            set_item(rows, STRIP * (n + j), np.float32(0.0))
 
 
 def empty_lanes(chains: int, replicas: int) -> Lanes:
@@ -187,6 +135,39 @@ def empty_lanes(chains: int, replicas: int) -> Lanes:
     return Lanes(
         np.empty(16 * rows), np.empty((chains, replicas), np.int64), scale.view(np.float32),
         cold.view(np.float32), names, queries,
+    )  # fmt: skip
+
+
+@inner
+def strip_lanes(lanes: Lanes, i: int) -> Lanes:
+    """The lanes of strip i."""
+    return Lanes(
+        offset(lanes.exponents, STRIP * i), lanes.slots, skip(lanes.scale, 4 * i), skip(lanes.cold, 4 * i),
+        skip(lanes.names, 4 * i), skip(lanes.queries, 4 * i),
+    )  # fmt: skip
+
+
+@inner
+def load_four(rows: Any, first: Any) -> Any:
+    """Four rows, as vectors."""
+    return load(rows, first), load(rows, first + 1), load(rows, first + 2), load(rows, first + 3)
+
+
+@inner
+def store_four(rows: Any, first: Any, x: Any) -> None:
+    """Write four rows."""
+    store(rows, first, x[0])
+    store(rows, first + 1, x[1])
+    store(rows, first + 2, x[2])
+    store(rows, first + 3, x[3])
+
+
+@inner
+def add_four(x: Any, factor: Any, rows: Any, first: Any) -> Any:
+    """Four vectors x plus a factor times four rows."""
+    return (
+        fma(factor, load(rows, first), x[0]), fma(factor, load(rows, first + 1), x[1]),
+        fma(factor, load(rows, first + 2), x[2]), fma(factor, load(rows, first + 3), x[3]),
     )  # fmt: skip
 
 
@@ -209,7 +190,7 @@ def draw_spins(name: Any, query: Any, key: Any, out: Any, n: int) -> None:
 
 
 @inner
-def load(first: int, count: int, state: Any, lanes: Lanes, chains: Chains, stretch: Stretch) -> None:
+def load_chains(first: int, count: int, state: Any, lanes: Lanes, chains: Chains, stretch: Stretch) -> None:
     """Load the lanes of a block."""
     R, lane = chains.replicas, 0
     for x in range(first, first + count):
@@ -221,7 +202,7 @@ def load(first: int, count: int, state: Any, lanes: Lanes, chains: Chains, stret
             set_item(lanes.slots, (x - first) * R + item(chains.rungs, x * R + slot), slot)
             spins = offset(chains.spins, (x * R + slot) * chains.n)
             if stretch.start:
-                draw_spins(name, query, stretch.key, spins, chains.n)
+                draw_spins(name, query, stretch.how.key, spins, chains.n)
             load_lane(state, lane, p, spins)
             lane += 1
     for unused in range(lane, (lane + STRIP - 1) // STRIP * STRIP):
@@ -243,51 +224,44 @@ def set_rungs(first: int, count: int, lanes: Lanes, chains: Chains) -> None:
 
 @inner
 def swap_neighbours(
-    chain: int, exponents: Any, slots: Any, chains: Chains, results: Results, how: How
+    x: int, t: int, exponents: Any, slots: Any, chains: Chains, key: Any, results: Results
 ) -> None:
-    """Exchange the rungs of neighbours (i, i + 1) of a chain, i even after even sweeps and odd after odd ones.
+    """Exchange the rungs of neighbours (i, i + 1) of chain x, i even after even sweeps t and odd after odd ones.
 
-    A swap has probability min(1, exp((β_i - β_{i+1})(A_{i+1} - A_i))) with A = -E of the replica on a rung.
-
-    Args:
-        chain: Number of the chain in all problems.
-        exponents: A of every slot, [R].
-        slots: Slot on every rung, [R], overwritten.
-        chains: Ladders.
-        results: Rejections are incremented.
-        how: Number of the sweep, and the seed.
+    A swap has probability min(1, exp((β_i - β_{i+1})(A_{i+1} - A_i))) with A = -E of the replica on a rung:
+    ``exponents`` [R] are those of every slot, ``slots`` [R] the slot on every rung.
     """
-    R, p = chains.replicas, chain // chains.count
-    betas, rejections = offset(chains.betas, p * R), offset(results.rejections, chain * (R - 1))
-    for i in range(how.sweep % 2, R - 1, 2):
+    R, p = chains.replicas, x // chains.count
+    betas, rejections = offset(chains.betas, p * R), offset(results.rejections, x * (R - 1))
+    for i in range(t % 2, R - 1, 2):
         below, above = item(slots, i), item(slots, i + 1)
         gain = (item(betas, i) - item(betas, i + 1)) * (item(exponents, above) - item(exponents, below))
         probability = 1.0 if gain >= 0 else math.exp(gain)
         set_item(rejections, i, item(rejections, i) + 1.0 - probability)
         if probability < 1.0:
-            own, query = chain - p * chains.count, item(chains.queries, p)
-            if random_word(i // 2, how.sweep, own, query, how.key, _SWAP) >= probability:
+            own, query = x - p * chains.count, item(chains.queries, p)
+            if random_word(i // 2, t, own, query, key, _SWAP) >= probability:
                 continue
         set_item(slots, i, above)
         set_item(slots, i + 1, below)
 
 
 @inner
-def keep_lowest(chain: int, lane: int, state: Any, exponents: Any, chains: Chains, results: Results) -> None:
-    """Record the state of largest exponent of a chain, whose first lane is given, if it exceeds all earlier ones."""
+def keep_lowest(x: int, lane: int, state: Any, exponents: Any, chains: Chains, results: Results) -> None:
+    """Record the state of largest exponent of chain x, whose first lane is given, if it exceeds all earlier ones."""
     best = -1
     for slot in range(chains.replicas):
-        if item(exponents, slot) > item(results.highest, chain):
-            set_item(results.highest, chain, item(exponents, slot))
+        if item(exponents, slot) > item(results.highest, x):
+            set_item(results.highest, x, item(exponents, slot))
             best = slot
     if best >= 0:
-        write_spins(state, lane + best, offset(results.lowest, chain * chains.n))
+        write_spins(state, lane + best, offset(results.lowest, x * chains.n))
 
 
 @inner
 def after_sweep(
     t: int, first: int, count: int, state: Any, lanes: Lanes, chains: Chains, stretch: Stretch,
-    results: Results, how: How,
+    results: Results,
 ) -> None:  # fmt: skip
     """Record the lowest states, swap neighbours, and record exponents and reads, after sweep t of a call."""
     R, total = chains.replicas, stretch.chains
@@ -297,7 +271,7 @@ def after_sweep(
         if stretch.track:
             keep_lowest(x, lane, state, exponents, chains, results)
         if R > 1:
-            swap_neighbours(x, exponents, slots, chains, results, how)
+            swap_neighbours(x, stretch.how.first + t, exponents, slots, chains, stretch.how.key, results)
         if stretch.record:
             for i in range(R):
                 set_item(results.exponents, (t * total + x) * R + i, item(exponents, item(slots, i)))
@@ -314,27 +288,23 @@ def run_block(
     """Run all sweeps of ``count`` chains from chain ``first`` on, with row ``group`` of the couplings."""
     R, n = chains.replicas, chains.n
     at = group, first // chains.count, count, R
-    load(first, count, state, lanes, chains, stretch)
+    load_chains(first, count, state, lanes, chains, stretch)
     set_rungs(first, count, lanes, chains)
     for t in range(stretch.sweeps):
-        how = How(
-            stretch.first + t, stretch.key, stretch.use_metropolis, stretch.shuffled, stretch.average,
-            R > 1 or stretch.track, t == 0,
-        )  # fmt: skip
-        sweep(state, at, lanes, offset(stretch.orders, t * n if stretch.shuffled else 0), how)
-        if how.followed or stretch.every:
-            after_sweep(t, first, count, state, lanes, chains, stretch, results, how)
+        order = offset(stretch.orders, t * n if stretch.how.shuffled else 0)
+        sweep(state, at, lanes, order, stretch.how.first + t, stretch.how)
+        if stretch.how.followed or stretch.every:
+            after_sweep(t, first, count, state, lanes, chains, stretch, results)
         if R > 1:
             set_rungs(first, count, lanes, chains)
     for c in range(count):
+        x = first + c
         for i in range(R):
             slot = item(lanes.slots, c * R + i)
-            set_item(chains.rungs, (first + c) * R + slot, i)
-            write_spins(state, c * R + slot, offset(chains.spins, ((first + c) * R + slot) * n))
-        if stretch.average:
-            add_averages(
-                state, c * R, R, offset(results.ups, (first + c) * n), offset(results.sums, (first + c) * n)
-            )
+            set_item(chains.rungs, x * R + slot, i)
+            write_spins(state, c * R + slot, offset(chains.spins, (x * R + slot) * n))
+        if stretch.how.average:
+            add_averages(state, c * R, R, offset(results.ups, x * n), offset(results.sums, x * n))
 
 
 @jit
@@ -351,17 +321,16 @@ def run_blocks(
 
 
 @inner
-def collect(exponents: Any, gains: Any, start: int) -> None:
-    """Add the gains of a strip to the exponents from ``start`` on, and clear them."""
+def collect(exponents: Any, gains: Any) -> None:
+    """Add the gains of a strip to its exponents, and clear them."""
     for lane in range(STRIP):
-        at = start + lane
-        set_item(exponents, at, item(exponents, at) + float(item(gains, lane)))
+        set_item(exponents, lane, item(exponents, lane) + float(item(gains, lane)))
     for v in range(4):
-        store(gains, v, constant(load_vector(gains, v), 0.0))
+        store(gains, v, constant(load(gains, v), 0.0))
 
 
 @inner
-def clear(exponents: Any, start: int) -> None:
+def clear(exponents: Any) -> None:
     """Set the exponents of a strip to zero."""
     for lane in range(STRIP):
-        set_item(exponents, start + lane, 0.0)
+        set_item(exponents, lane, 0.0)

@@ -23,13 +23,14 @@ from diabat.samplers.tempering.batch import Batch, Kept, Part, require_single_pr
 from diabat.samplers.tempering.ladder import even_ladder
 from diabat.samplers.tempering.pilot import A, joined, only, run_pilot
 from diabat.samplers.tempering.results import assembled
-from diabat.samplers.tempering.simulation import Method, Order, Rules
-from diabat.samplers.tempering.single import is_single, last_states
+from diabat.samplers.tempering.simulation import Method, Order, Rules, Simulation
 
 Array = NDArray[Any]
 
 _DEFAULT_REPLICAS, _MOST_REPLICAS = 8, 256
 _MOST = 2**31 - 1
+# One problem up to this size spends its time in what comes before the sweeps, and needs no check of its memory.
+_SMALL_SPINS, _SMALL_READS = 64, 1 << 20
 
 
 class TemperingSampler(Sampler):
@@ -267,8 +268,15 @@ class TemperingSampler(Sampler):
         return Samples(spins.to(ising.fields.device), ising.visible_mask, info=info, tracked=tracked)
 
     def _single_reads(self, ising: Ising, num_reads: int, rules: Rules) -> Samples:
-        """The same of one small problem and plain chains."""
-        states = last_states(ising, num_reads, rules, self.burn_in)
+        """The same of one small problem and plain chains, without tiers and their indices."""
+        # Few edges take less time as a matrix than their lists take to build.
+        J, K = (t if t is None else t.numpy() for t in (ising.couplings, ising.three_body))
+        n, place = ising.num_spins, np.zeros(1, np.int64)
+        J, K = J if J is None else J.reshape(1, n, n), K if K is None else K.reshape(1, n, n, n)
+        fields = ising.fields.numpy().reshape(1, n)
+        one = Simulation(J, K, fields, place, place, chains=num_reads, betas=np.ones((1, 1)))
+        one.run(rules, self.burn_in)
+        states = torch.from_numpy(one.spins().reshape(num_reads, *ising.fields.shape))
         betas = torch.ones(*ising.batch_shape, 1, dtype=torch.float64)
         info = self._info(num_reads, self.burn_in, 1, ising.num_spins, betas)
         return Samples(states, ising.visible_mask, info=info | {"swap_rates": betas[..., :0]})
@@ -320,6 +328,17 @@ class TemperingSampler(Sampler):
             "betas": betas,
             "continued": False,
         }
+
+
+def is_single(ising: Ising, chains: int) -> bool:
+    """Whether a batch is one problem of few spins, all visible."""
+    h = ising.fields
+    return (
+        h.is_cpu
+        and 0 < h.shape[-1] == h.numel() <= _SMALL_SPINS
+        and chains * h.numel() <= _SMALL_READS
+        and ising.visible is None
+    )
 
 
 def _check_ladder(num_replicas: Any, betas: Any) -> Array:

@@ -27,7 +27,7 @@ Work = tuple[Array, Callable[[int], Any]]
 KERNEL, SUMMED = "diabat.samplers.tempering.kernel", "diabat.samplers.tempering.summed"
 _CACHED, _EDGES = "diabat.samplers.tempering.cached", "diabat.samplers.tempering.edges"
 
-# Fields are clipped to this: they still determine the spin, and their sums stay within float32.
+# Fields are clipped to this.
 _LARGEST = 1e30
 # Cached fields never pay below this number of coupled spins.
 _LEAST_CACHED = 96
@@ -57,45 +57,6 @@ class Rules:
     fields: Fields = "auto"
 
 
-@dataclass(frozen=True)
-class Found:
-    """Results of some sweeps for P problems and C chains; arrays that were not requested are empty.
-
-    Attributes:
-        ups: Σ of P(s = +1 | rest), float32 [P, C, n].
-        sums: Σ of s, float32 [P, C, n].
-        rejections: Σ of 1 - probability over attempted swaps, float64 [P, C, R - 1].
-        exponents: -E on every rung, float32 [sweeps, P, C, R].
-        reads: int8 [reads, P, C, n].
-    """
-
-    ups: Array
-    sums: Array
-    rejections: Array
-    exponents: Array
-    reads: Array
-
-
-def clipped(fields: Array) -> Array:
-    """Fields as float32, clipped to magnitudes whose sums stay finite."""
-    return np.ascontiguousarray(np.minimum(np.maximum(fields, -_LARGEST), _LARGEST), np.float32)
-
-
-def stretch_of(rules: Rules, first: int, sweeps: int, n: int, **options: Any) -> Any:
-    """Options of a call, as `kernel.Stretch`, of which ``options`` are those that the rules do not have."""
-    shuffled = rules.order == "random"
-    low, high = seed_key(rules.seed)
-    return loaded(KERNEL).Stretch(
-        first=first,
-        sweeps=sweeps,
-        orders=visiting_orders(rules.seed, first, sweeps, n) if shuffled else np.arange(n)[None],
-        key=(np.uint32(low), np.uint32(high)),
-        use_metropolis=rules.method == "metropolis",
-        shuffled=shuffled,
-        **options,
-    )
-
-
 class ChainSimulation(ABC):
     """C chains of R replicas for each of P problems.
 
@@ -113,6 +74,7 @@ class ChainSimulation(ABC):
     Attributes:
         betas: The ladder; may be replaced between calls.
         sweeps: Number of sweeps run so far.
+        lowest: State of lowest energy of each chain, int8 [P, C, n]; empty if not tracked.
     """
 
     def __init__(
@@ -125,17 +87,17 @@ class ChainSimulation(ABC):
         spins: Array | None = None,
         track: bool = False,
     ) -> None:
-        total, replicas, n = len(fields) * chains, betas.shape[1], fields.shape[1]
-        self._fields = clipped(fields)
-        self._queries = queries.astype(np.uint32)
+        replicas, n = betas.shape[1], fields.shape[1]
+        # Clipped fields still determine the spin, and their sums stay within float32.
+        self._fields = np.ascontiguousarray(np.minimum(np.maximum(fields, -_LARGEST), _LARGEST), np.float32)
+        self._queries, self._fresh = queries.astype(np.uint32), spins is None
         self.chains, self.betas, self.sweeps = chains, betas, 0
-        self._fresh = spins is None
-        shape = (total, replicas, n)
+        shape = (len(fields), chains, replicas, n)
         self._spins = np.empty(shape, np.int8) if spins is None else spins.reshape(shape).copy()
-        self._rungs = np.arange(replicas)[None].repeat(total, axis=0)
-        self._track = track
-        self._lowest = np.empty((total if track else 0, n), np.int8)
-        self._highest = np.full(len(self._lowest), -np.inf)
+        self._rungs = np.empty(shape[:3], np.int64)
+        self._rungs[:] = np.arange(replicas)
+        self.lowest = np.empty((len(fields) if track else 0, chains, n), np.int8)
+        self._highest = np.full(self.lowest.shape[:2], -np.inf)
 
     @abstractmethod
     def _work(self, rules: Rules, average: bool) -> list[Work]:
@@ -143,8 +105,8 @@ class ChainSimulation(ABC):
 
     def run(
         self, rules: Rules, sweeps: int, *, average: bool = False, exponents: bool = False, every: int = 0
-    ) -> Found:
-        """Run sweeps with the current ladder.
+    ) -> Any:
+        """Run sweeps with the current ladder; returns :class:`~.kernel.Results`.
 
         Args:
             rules: Options of the sweeps.
@@ -154,62 +116,44 @@ class ChainSimulation(ABC):
             every: Sweeps between reads; 0 for no reads.
         """
         kernel = loaded(KERNEL)
-        total, replicas, n = self._spins.shape
-        stretch = stretch_of(
-            rules, self.sweeps, sweeps, n, start=self._fresh, average=average, record=exponents and replicas > 1,
-            every=every, track=self._track, chains=total,
+        problems, chains, replicas, n = self._spins.shape
+        shuffled, record, track = rules.order == "random", exponents and replicas > 1, self.lowest.size > 0
+        low, high = seed_key(rules.seed)
+        orders = visiting_orders(rules.seed, self.sweeps, sweeps, n) if shuffled else np.arange(n)[None]
+        how = kernel.How(
+            first=self.sweeps, key=(np.uint32(low), np.uint32(high)), shuffled=shuffled, average=average,
+            use_metropolis=rules.method == "metropolis", followed=replicas > 1 or track,
         )  # fmt: skip
-        chains = kernel.Chains(
-            self._spins,
-            self._rungs,
-            np.ascontiguousarray(self.betas),
-            self._queries,
-            self.chains,
-            replicas,
-            n,
+        stretch = kernel.Stretch(
+            how, sweeps=sweeps, orders=orders, start=self._fresh, record=record, every=every, track=track,
+            chains=problems * chains,
+        )  # fmt: skip
+        state = kernel.Chains(
+            self._spins, self._rungs, np.ascontiguousarray(self.betas), self._queries, chains, replicas, n
         )
         found = kernel.Results(
-            np.zeros((total if average else 0, n), np.float32),
-            np.zeros((total if average else 0, n), np.float32),
-            np.zeros((total, replicas - 1)),
-            np.empty((sweeps if exponents and replicas > 1 else 0, total, replicas), np.float32),
-            np.empty((sweeps // every if every else 0, total, n), np.int8),
-            self._lowest,
-            self._highest,
-        )
-        for blocks, state in self._work(rules, average):
-            run_blocks(blocks, state, (chains, stretch, found), rules.threads)
+            *np.zeros((2, problems if average else 0, chains, n), np.float32),
+            np.zeros((problems, chains, replicas - 1)),
+            np.empty((sweeps if record else 0, problems, chains, replicas), np.float32),
+            np.empty((sweeps // every if every else 0, problems, chains, n), np.int8),
+            self.lowest, self._highest,
+        )  # fmt: skip
+        for blocks, make in self._work(rules, average):
+            _run_blocks(blocks, make, (state, stretch, found), rules.threads)
         self.sweeps += sweeps
         self._fresh = False
-        return Found(
-            self._by_problem(found.ups),
-            self._by_problem(found.sums),
-            self._by_problem(found.rejections),
-            self._by_problem(found.exponents, 1),
-            self._by_problem(found.reads, 1),
-        )
-
-    def lowest(self) -> Array:
-        """Tracked state of lowest energy of each chain, int8 [P, C, n]."""
-        return self._by_problem(self._lowest)
+        return found
 
     def spins(self) -> Array:
         """Copy of the spins by rung, int8 [P, C, R, n]."""
-        if self._spins.shape[1] == 1:
-            return self._by_problem(self._spins.copy())
-        by_rung = np.argsort(self._rungs, axis=1)[..., None]  # slot on each rung
-        return self._by_problem(np.take_along_axis(self._spins, by_rung, axis=1))
-
-    def _by_problem(self, array: Array, axis: int = 0) -> Array:
-        """Divide an axis [P·C] into [P, C], unless it is empty."""
-        shape = array.shape
-        if not shape[axis]:
-            return array
-        return array.reshape(*shape[:axis], len(self._fields), self.chains, *shape[axis + 1 :])
+        if self._spins.shape[2] == 1:
+            return self._spins.copy()
+        by_rung = np.argsort(self._rungs, axis=2)[..., None]  # slot on each rung
+        return np.take_along_axis(self._spins, by_rung, axis=2)
 
     def _blocks(self, ranges: Array, limit: int | None, lanes: int) -> Array:
         """Blocks of ranges [K, 3] (row of the couplings, first chain, end), each of complete chains in these lanes."""
-        size = min(limit or lanes, lanes // self._spins.shape[1])
+        size = min(limit or lanes, lanes // self._spins.shape[2])
         return np.array([
             (row, first, min(size, stop - first))
             for row, start, stop in ranges.tolist()
@@ -219,13 +163,13 @@ class ChainSimulation(ABC):
     def _strip_lanes(self) -> int:
         """Lanes of the fewest strips that hold a chain."""
         strip: int = loaded(KERNEL).STRIP
-        return -(-self._spins.shape[1] // strip) * strip
+        return -(-self._spins.shape[2] // strip) * strip
 
 
-def run_blocks(blocks: Array, state: Callable[[int], Any], arguments: tuple[Any, ...], threads: int) -> None:
+def _run_blocks(blocks: Array, state: Callable[[int], Any], arguments: tuple[Any, ...], threads: int) -> None:
     """Run blocks in threads, each with memory for the largest of them."""
     kernel, most = loaded(KERNEL), int(blocks[:, 2].max())
-    replicas = arguments[0].spins.shape[1]
+    replicas = arguments[0].replicas
     run_parts(
         equal_ranges(len(blocks), threads),
         lambda part: (state(most), kernel.empty_lanes(most, replicas)),
@@ -264,7 +208,7 @@ class Simulation(ChainSimulation):
 
     def _work(self, rules: Rules, average: bool) -> list[Work]:
         summed, cached = loaded(SUMMED), loaded(_CACHED)
-        replicas, n = self._spins.shape[1:]
+        replicas, n = self._spins.shape[2:]
         chosen = self._cached(rules)
 
         def summed_state(chains: int) -> Any:
@@ -288,11 +232,11 @@ class Simulation(ChainSimulation):
 
     def _cached(self, rules: Rules) -> Array:
         """Whether the fields of each range of problems are cached, bool [K]."""
-        rows, n = self._ranges[:, 0], self._spins.shape[2]
+        rows, (replicas, n) = self._ranges[:, 0], self._spins.shape[2:]
         never = rules.order == "random" or self._three_body.shape[1] > 0 or rules.fields == "summed"
         if never or rules.fields == "cached" or n < _LEAST_CACHED:
             return np.full(len(rows), not never and rules.fields == "cached")
-        return np.array([caching_pays(self._couplings[row], self._spins.shape[1]) for row in rows])
+        return np.array([caching_pays(self._couplings[row], replicas) for row in rows])
 
 
 class EdgeSimulation(ChainSimulation):
@@ -329,14 +273,15 @@ class EdgeSimulation(ChainSimulation):
         both = [seen[p, index].all(1) for p in first]
         J = np.stack([np.where(alive, values[which[p]], 0) for p, alive in zip(first, both, strict=True)])
         doubled = np.ascontiguousarray(2 * J[:, entry], np.float32)
-        sums = np.stack([row_sums(row[entry], starts) for row in J])
+        total = np.cumsum(np.pad(J[:, entry], ((0, 0), (1, 0))), axis=1, dtype=np.float64)
+        sums = total[:, starts[1:]] - total[:, starts[:-1]]
         base = np.ascontiguousarray(self._fields - sums[groups], np.float32)
         self._problems = starts, neighbours, doubled, base, self._fields
         chains = np.arange(len(fields) + 1) * self.chains
         self._ranges = np.stack((groups, chains[:-1], chains[1:]), axis=1)
 
     def _work(self, rules: Rules, average: bool) -> list[Work]:
-        edges, replicas = loaded(_EDGES), self._spins.shape[1]
+        edges, replicas = loaded(_EDGES), self._spins.shape[2]
 
         def state(chains: int) -> Any:
             return edges.edge_state(self._problems, chains * replicas, rules.order == "random", average)
@@ -397,9 +342,3 @@ def neighbour_lists(index: Array, n: int) -> tuple[Array, Array, Array]:
     order = np.lexsort((others, others < spins, spins))
     starts = np.append(0, np.cumsum(np.bincount(spins, minlength=n)))
     return starts, others[order].astype(np.uint32), order % max(1, len(index))
-
-
-def row_sums(values: Array, starts: Array) -> Array:
-    """Sum over the entries of each spin, float64 [n]."""
-    total = np.append(0.0, np.cumsum(values, dtype=np.float64))
-    return total[starts[1:]] - total[starts[:-1]]

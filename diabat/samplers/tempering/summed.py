@@ -51,10 +51,13 @@ from diabat.samplers.tempering.kernel import (
     STRIP,
     How,
     Lanes,
-    add_averages,
+    add_four,
     clear,
     collect,
+    load_four,
     load_lane,
+    store_four,
+    strip_lanes,
     sweep,
     write_spins,
 )
@@ -65,82 +68,41 @@ Array = NDArray[Any]
 
 
 class Summed(NamedTuple):
-    """State of S strips of n spins.
+    """State of S strips of n spins, or one of these strips with the couplings of its group."""
 
-    Attributes:
-        couplings: J, float32 [G, n, n].
-        three_body: K, float32 [G, n, n, n], or [G, 0, 0, 0].
-        fields: h of every problem, float32 [P, n].
-        rows: Fields, spins, Σ P(s = +1 | rest) and Σ s on the last rung, float32 [S, 4, n, 64].
-        gains: Change of -E in a sweep of one strip, float32 [4, 16].
-        sums: Local fields of four spins of one strip, float32 [16, 16].
-        words: Random words of one strip, 16 rows for four spins, uint32 [16 or, in random order, 16 ⌈n/4⌉, 16].
-        n: Number of spins.
-        has_triples: Whether there is a K.
-    """
-
-    couplings: Any
-    three_body: Any
-    fields: Any
-    rows: Any
-    gains: Any
-    sums: Any
-    words: Any
+    pairs: Any  # J, float32 [G, n, n]
+    triples: Any  # K, float32 [G, n, n, n], or [G, 0, 0, 0]
+    external: Any  # h of every problem, float32 [P, n]
+    rows: Any  # h and spins of every lane, float32 [S, 2, n, 64]
+    averages: Any  # Σ P(s = +1 | rest) and Σ s on the last rung, float32 [S, 2, n, 64]
+    gains: Any  # change of -E in a sweep of one strip, float32 [4, 16]
+    local: Any  # local fields of four spins of one strip, float32 [16, 16]
+    words: Any  # random words of one strip, 16 rows for four spins, uint32 [16 or, in random order, 16 ⌈n/4⌉, 16]
     n: Any
-    has_triples: Any
+    has_triples: Any  # whether there is a K
 
 
-def summed_state(couplings: Array, three_body: Array, fields: Array, lanes: int, shuffled: bool) -> Summed:
+def summed_state(pairs: Array, triples: Array, external: Array, lanes: int, shuffled: bool) -> Summed:
     """A state with memory for so many lanes; the first three arguments are attributes."""
-    n, strips = fields.shape[1], -(-lanes // STRIP)
+    n, strips = external.shape[1], -(-lanes // STRIP)
     words = 16 * -(-n // 4) if shuffled else 16
     # Zeros: lanes out of use are computed as well, and nothing must slow that down.
     memory = Scratch(16 * n * strips + 20 + words, cleared=True)
+    rows, averages = memory.take(np.float32, 2, strips, 2, n, STRIP)
     return Summed(
-        couplings, three_body, fields, memory.take(np.float32, strips, 4, n, STRIP),
-        memory.take(np.float32, 4, 16), memory.take(np.float32, 16, 16), memory.take(np.uint32, words, 16), n,
-        three_body.size > 0,
+        pairs, triples, external, rows, averages, memory.take(np.float32, 4, 16),
+        memory.take(np.float32, 16, 16), memory.take(np.uint32, words, 16), n, triples.size > 0,
     )  # fmt: skip
 
 
-class Strip(NamedTuple):
-    """Memory of a strip.
-
-    Attributes:
-        fields: h, four rows of 16 lanes for each spin; likewise ``spins``, ``ups`` and ``averages``.
-        scale: As in `Lanes`, four rows; likewise ``cold``, ``names`` and ``queries``.
-        gains: As in `Summed`; likewise ``sums`` and ``words``.
-    """
-
-    fields: Any
-    spins: Any
-    ups: Any
-    averages: Any
-    gains: Any
-    sums: Any
-    words: Any
-    scale: Any
-    cold: Any
-    names: Any
-    queries: Any
-
-
-class Interactions(NamedTuple):
-    """J [n, n] and K [n, n, n] of one group, n, and whether there is a K."""
-
-    pairs: Any
-    triples: Any
-    n: Any
-    has_triples: Any
-
-
 @inner
-def strip_of(state: Summed, lanes: Lanes, i: int) -> Strip:
+def strip_of(state: Summed, group: int, i: int) -> Summed:
     """Strip i of a block."""
-    n, x = state.n, skip(state.rows, 16 * state.n * i)
-    return Strip(
-        x, skip(x, 4 * n), skip(x, 8 * n), skip(x, 12 * n), state.gains, state.sums, state.words,
-        skip(lanes.scale, 4 * i), skip(lanes.cold, 4 * i), skip(lanes.names, 4 * i), skip(lanes.queries, 4 * i),
+    n, row = state.n, 8 * state.n * i
+    return Summed(
+        offset(state.pairs, group * n * n), offset(state.triples, group * n * n * n), state.external,
+        skip(state.rows, row), skip(state.averages, row), state.gains, state.local, state.words, n,
+        state.has_triples,
     )  # fmt: skip
 
 
@@ -190,58 +152,30 @@ def metropolis(field: Any, scale: Any, words: Any, old: Any) -> Any:
 
 
 @inner
-def pair_fields(j: int, strip: Strip, J: Interactions) -> Any:
-    """Local fields of spin j in the four vectors of a strip."""
-    fields, spins, row = strip.fields, strip.spins, j * J.n
-    a, b, c, d = (
-        load(fields, 4 * j),
-        load(fields, 4 * j + 1),
-        load(fields, 4 * j + 2),
-        load(fields, 4 * j + 3),
-    )
-    for k in range(J.n):
-        pair = splat(item(J.pairs, row + k))
-        a = fma(pair, load(spins, 4 * k), a)
-        b = fma(pair, load(spins, 4 * k + 1), b)
-        c = fma(pair, load(spins, 4 * k + 2), c)
-        d = fma(pair, load(spins, 4 * k + 3), d)
-    return a, b, c, d
-
-
-@inner
-def triple_fields(j: int, strip: Strip, J: Interactions) -> Any:
-    """As `pair_fields` with K: Σ_k s_k (J_jk + Σ_{l>k} K_jkl s_l)."""
-    fields, spins, n, row = strip.fields, strip.spins, J.n, j * J.n
-    a, b, c, d = (
-        load(fields, 4 * j),
-        load(fields, 4 * j + 1),
-        load(fields, 4 * j + 2),
-        load(fields, 4 * j + 3),
-    )
+def write_fields(j: int, s: Summed) -> None:
+    """Write the local fields of spin j, h_j + Σ_k s_k (J_jk + Σ_{l>k} K_jkl s_l), into the first rows of ``local``."""
+    n, row, first, spins = s.n, j * s.n, j - j, skip(s.rows, 4 * s.n)
+    a, b, c, d = load_four(s.rows, 4 * j)
     for k in range(n):
-        w = splat(item(J.pairs, row + k))
-        x, y, z = w, w, w
-        for m in range(k + 1, n):
-            K = splat(item(J.triples, (row + k) * n + m))
-            w = fma(K, load(spins, 4 * m), w)
-            x = fma(K, load(spins, 4 * m + 1), x)
-            y = fma(K, load(spins, 4 * m + 2), y)
-            z = fma(K, load(spins, 4 * m + 3), z)
-        a = fma(w, load(spins, 4 * k), a)
-        b = fma(x, load(spins, 4 * k + 1), b)
-        c = fma(y, load(spins, 4 * k + 2), c)
-        d = fma(z, load(spins, 4 * k + 3), d)
-    return a, b, c, d
+        pair = splat(item(s.pairs, row + k))
+        w = pair, pair, pair, pair
+        if s.has_triples:
+            for m in range(k + 1, n):
+                w = add_four(w, splat(item(s.triples, (row + k) * n + m)), spins, 4 * m)
+        a, b = fma(w[0], load(spins, 4 * k), a), fma(w[1], load(spins, 4 * k + 1), b)
+        c, d = fma(w[2], load(spins, 4 * k + 2), c), fma(w[3], load(spins, 4 * k + 3), d)
+    store_four(s.local, first, (a, b, c, d))
 
 
 @inner
-def draw_words(words: Any, row: int, index: int, vectors: int, names: Any, queries: Any, how: How) -> None:
+def draw_words(words: Any, row: int, index: int, vectors: int, lanes: Lanes, t: int, how: How) -> None:
     """Write random words of four spins into rows ``row`` .. ``row`` + 15: word w of vector v into row 4w + v.
 
     Callers pass ``n - n`` for 0: numba would compile this anew for every literal.
     """
     for v in range(vectors):
-        w = philox(index, how.sweep, load_words(names, v), load_words(queries, v), how.key[0], how.key[1])
+        names, queries = load_words(lanes.names, v), load_words(lanes.queries, v)
+        w = philox(index, t, names, queries, how.key[0], how.key[1])
         store_words(words, row + v, w[0])
         store_words(words, row + 4 + v, w[1])
         store_words(words, row + 8 + v, w[2])
@@ -249,47 +183,34 @@ def draw_words(words: Any, row: int, index: int, vectors: int, names: Any, queri
 
 
 @inner
-def update(row: int, v: int, field: Any, word: Any, strip: Strip, how: How) -> None:
+def update(row: int, v: int, field: Any, word: Any, s: Summed, lanes: Lanes, how: How) -> None:
     """Draw one spin of vector v and add it to the averages."""
-    old = load(strip.spins, row)
+    at = 4 * s.n + row
+    old = load(s.rows, at)
     if how.use_metropolis:
-        new, p = metropolis(field, load(strip.scale, v), word, old)
+        new, p = metropolis(field, load(lanes.scale, v), word, old)
     else:
-        new, p = heat_bath(field, load(strip.scale, v), word)
-    store(strip.spins, row, new)
+        new, p = heat_bath(field, load(lanes.scale, v), word)
+    store(s.rows, at, new)
     if how.average:
-        cold = load(strip.cold, v)
-        store(strip.ups, row, fma(cold, p, load(strip.ups, row)))
-        store(strip.averages, row, fma(cold, new, load(strip.averages, row)))
+        cold = load(lanes.cold, v)
+        store(s.averages, row, fma(cold, p, load(s.averages, row)))
+        store(s.averages, at, fma(cold, new, load(s.averages, at)))
     if how.followed:
-        store(strip.gains, v, fma(field, sub(new, old), load(strip.gains, v)))
+        store(s.gains, v, fma(field, sub(new, old), load(s.gains, v)))
 
 
 @inner
-def field_vectors(j: int, strip: Strip, J: Interactions) -> None:
-    """Write the local fields of spin j into the first four rows of ``sums``."""
-    if J.has_triples:
-        a, b, c, d = triple_fields(j, strip, J)
-    else:
-        a, b, c, d = pair_fields(j, strip, J)
-    store(strip.sums, 0, a)
-    store(strip.sums, 1, b)
-    store(strip.sums, 2, c)
-    store(strip.sums, 3, d)
-
-
-@inner
-def sums_over_others(j: int, v: int, strip: Strip, J: Interactions) -> None:
+def sums_over_others(j: int, v: int, s: Summed) -> None:
     """Write h_i + Σ_k J_ik s_k of spins i = j .. j + 3 over all other spins k, for vectors v and v + 1 of a strip.
 
     Eight sums at a time stay in registers; the couplings of four spins are read once for two vectors.
     """
-    fields, spins, out = strip.fields, strip.spins, strip.sums
+    fields, spins, pairs, out, n = s.rows, skip(s.rows, 4 * s.n), s.pairs, s.local, s.n
     a, b = load(fields, 4 * j + v), load(fields, 4 * j + v + 1)
     c, d = load(fields, 4 * j + 4 + v), load(fields, 4 * j + 5 + v)
     e, f = load(fields, 4 * j + 8 + v), load(fields, 4 * j + 9 + v)
     g, h = load(fields, 4 * j + 12 + v), load(fields, 4 * j + 13 + v)
-    pairs, n = J.pairs, J.n
     first = j * n
     second, third, fourth = first + n, first + 2 * n, first + 3 * n
     for start, stop in ((0, j), (j + 4, n)):
@@ -314,100 +235,81 @@ def sums_over_others(j: int, v: int, strip: Strip, J: Interactions) -> None:
 
 
 @inner
-def sweep_strip(strip: Strip, J: Interactions, order: Any, vectors: int, how: How) -> None:
+def sweep_strip(s: Summed, lanes: Lanes, order: Any, vectors: int, t: int, how: How) -> None:
     """Update every spin of the first ``vectors`` vectors of a strip once.
 
     The last spins of an order that is not a multiple of four are summed in the same order as in a block of four, so
     that padding at the end changes no bit; a random order is not cut into blocks for the same reason.
     """
-    n, out, words = J.n, strip.sums, strip.words
+    n, words, spins = s.n, s.words, skip(s.rows, 4 * s.n)
     if how.shuffled:
         for quad in range((n + 3) // 4):
-            draw_words(words, 16 * quad, quad, vectors, strip.names, strip.queries, how)
-    blocked = 0 if how.shuffled or J.has_triples else n // 4 * 4
+            draw_words(words, 16 * quad, quad, vectors, lanes, t, how)
+    blocked = 0 if how.shuffled or s.has_triples else n // 4 * 4
     for step in range(n):
         j = item(order, step)
         if not how.shuffled and j % 4 == 0:
-            draw_words(words, n - n, j // 4, vectors, strip.names, strip.queries, how)
+            draw_words(words, n - n, j // 4, vectors, lanes, t, how)
         at = 4 * j if how.shuffled else 4 * (j % 4)
         row, first, last = 0, 0, 0
         if step < blocked:
-            row, first, last = 4 * (j % 4), j // 4 * 4, j // 4 * 4 + 4
+            row, first, last = j % 4, j // 4 * 4, j // 4 * 4 + 4
             if row == 0:
                 for v in range(0, vectors, 2):
-                    sums_over_others(j, v, strip, J)
+                    sums_over_others(j, v, s)
         else:
-            field_vectors(j, strip, J)
+            write_fields(j, s)
         for v in range(vectors):
-            field = load(out, row + v)
+            field = load(s.local, 4 * row + v)
             for k in range(first, last):  # J_jj = 0
-                field = fma(splat(item(J.pairs, j * n + k)), load(strip.spins, 4 * k + v), field)
-            update(4 * j + v, v, field, load_words(words, at + v), strip, how)
+                field = fma(splat(item(s.pairs, j * n + k)), load(spins, 4 * k + v), field)
+            update(4 * j + v, v, field, load_words(words, at + v), s, lanes, how)
 
 
 @inner
-def write_exponents(strip: Strip, J: Interactions) -> None:
+def write_exponents(s: Summed) -> None:
     """Write Σ_j s_j (h_j + Σ_{k<j} s_k (J_jk + Σ_{l<k} K_jkl s_l)) of every lane into ``gains``."""
-    n = J.n
+    n, spins = s.n, skip(s.rows, 4 * s.n)
     for v in range(4):
-        total = constant(load(strip.scale, v), 0.0)
+        total = constant(load(s.gains, v), 0.0)
         for j in range(n):
-            field = load(strip.fields, 4 * j + v)
-            row = j * n
+            field, row = load(s.rows, 4 * j + v), j * n
             for k in range(j):
-                pair = splat(item(J.pairs, row + k))
-                if J.has_triples:
+                pair = splat(item(s.pairs, row + k))
+                if s.has_triples:
                     for m in range(k):
-                        triple = splat(item(J.triples, (row + k) * n + m))
-                        pair = fma(triple, load(strip.spins, 4 * m + v), pair)
-                field = fma(pair, load(strip.spins, 4 * k + v), field)
-            total = fma(field, load(strip.spins, 4 * j + v), total)
-        store(strip.gains, v, total)
+                        triple = splat(item(s.triples, (row + k) * n + m))
+                        pair = fma(triple, load(spins, 4 * m + v), pair)
+                field = fma(pair, load(spins, 4 * k + v), field)
+            total = fma(field, load(spins, 4 * j + v), total)
+        store(s.gains, v, total)
 
 
 @load_lane.register
 def _load_lane(state: Summed, lane: int, problem: int, spins: Any) -> None:
-    n, fields = state.n, offset(state.fields, problem * state.n)
-    rows = offset(state.rows, lane // STRIP * 4 * n * STRIP + lane % STRIP)
+    n, fields = state.n, offset(state.external, problem * state.n)
+    rows = offset(state.rows, lane // STRIP * 2 * n * STRIP + lane % STRIP)
     for j in range(n):
         set_item(rows, STRIP * j, item(fields, j))
         set_item(rows, STRIP * (n + j), np.float32(item(spins, j)))
 
 
 @sweep.register
-def _sweep(state: Summed, at: Any, lanes: Lanes, order: Any, how: How) -> None:
-    n, group, used = state.n, at[0], at[2] * at[3]
-    J = Interactions(
-        offset(state.couplings, group * n * n),
-        offset(state.three_body, group * n * n * n),
-        n,
-        state.has_triples,
-    )
+def _sweep(state: Summed, at: Any, lanes: Lanes, order: Any, t: int, how: How) -> None:
+    used = at[2] * at[3]
     for i in range((used + STRIP - 1) // STRIP):
-        strip = strip_of(state, lanes, i)
-        if how.followed and (how.anew or how.sweep % _RENEW == 0):
-            clear(lanes.exponents, STRIP * i)
-            write_exponents(strip, J)
-            collect(lanes.exponents, state.gains, STRIP * i)
-        sweep_strip(strip, J, order, min(4, (used - STRIP * i + 15) // 16), how)
+        s, own = strip_of(state, at[0], i), strip_lanes(lanes, i)
+        if how.followed and (t == how.first or t % _RENEW == 0):
+            clear(own.exponents)
+            write_exponents(s)
+            collect(own.exponents, s.gains)
+        sweep_strip(s, own, order, min(4, (used - STRIP * i + 15) // 16), t, how)
         if how.followed:
-            collect(lanes.exponents, state.gains, STRIP * i)
+            collect(own.exponents, s.gains)
 
 
 @write_spins.register
 def _write_spins(state: Summed, lane: int, out: Any) -> None:
-    spins = offset(state.rows, (lane // STRIP * 4 + 1) * state.n * STRIP + lane % STRIP)
+    spins = offset(state.rows, (lane // STRIP * 2 + 1) * state.n * STRIP + lane % STRIP)
     for j in range(state.n):
         set_item(out, j, np.int8(item(spins, STRIP * j)))
-
-
-@add_averages.register
-def _add_averages(state: Summed, lane: int, replicas: int, ups: Any, sums: Any) -> None:
-    n = state.n
-    for at in range(lane, lane + replicas):
-        rows = offset(state.rows, (at // STRIP * 4 + 2) * n * STRIP + at % STRIP)
-        for j in range(n):
-            set_item(ups, j, item(ups, j) + item(rows, STRIP * j))
-            set_item(sums, j, item(sums, j) + item(rows, STRIP * (n + j)))
-            set_item(rows, STRIP * j, np.float32(0.0))
-            set_item(rows, STRIP * (n + j), np.float32(0.0))
