@@ -21,17 +21,11 @@ from diabat.samplers.base import UnsupportedError
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Flat problems, N of them with up to n spins.
+    """Flat problems, N of them with up to n spins."""
 
-    Attributes:
-        problems: The visible spins in order, as tensors; fields and bands are differentiable.
-        places: int64 [N, n], spin at each place of the order; None if all problems are prefixes.
-        live: True for places with a spin, bool [N, n].
-    """
-
-    problems: BandProblems
-    places: Tensor | None
-    live: Tensor
+    problems: BandProblems  # the visible spins in order, as tensors; fields and bands are differentiable
+    places: Tensor | None  # int64 [N, n], spin at each place of the order; None if all problems are prefixes
+    live: Tensor  # True for places with a spin, bool [N, n]
 
     def per_spin(self, values: Tensor, fill: float = 0.0) -> Tensor:
         """Convert values by place [..., N, n] to values per spin, ``fill`` for invisible ones; differentiable."""

@@ -24,175 +24,141 @@ _FLOAT64, _LOGARITHMS = 1, 2
 _NUMBERS_PER_STATE = 30
 
 
-class TorchBand:
-    """float64 logarithms on the device of the fields; queries are divided into parts that fit the memory budget.
+class Band:
+    """Sums over banded problems: by compiled code, or by torch operations on the device of the fields.
 
+    Compiled code works in float32 or float64, as the fields; problems whose messages exceed that range, and only these,
+    take float64, or the logarithms of torch in float64, whose queries are divided into parts that fit the budget.
     Problems are tensors without an autograd graph, and results have the dtype of the fields.
+
+    Args:
+        name: ``native`` or ``torch``.
+        budget_bytes: Working memory.
     """
 
-    name = "torch"
-
-    def __init__(self, budget_bytes: int) -> None:
-        self.budget_bytes = budget_bytes
+    def __init__(self, name: Literal["native", "torch"], budget_bytes: int) -> None:
+        self.name, self.budget_bytes = name, budget_bytes
 
     def arithmetic(self, problems: BandProblems) -> Arithmetic:
-        """Type of the numbers that store the messages: logarithms cannot overflow."""
-        return "logarithms"
+        """The narrowest type of numbers that holds all messages; logarithms cannot overflow."""
+        return _KINDS[int(self._needed(problems, 0).max())]
 
     def marginals(self, problems: BandProblems) -> tuple[Tensor, Tensor]:
         """P(s = +1) [N, n] and log Z [N]."""
-        found = []
-        for part in self._parts(problems):
-            chain = self._chain(problems, part)
-            found.append((band_torch.marginals(chain), chain.log_z))
-        p, log_z = (torch.cat(parts).to(problems.fields) for parts in zip(*found, strict=True))
+        p, log_z = torch.zeros_like(problems.fields), problems.fields.new_zeros(len(problems.fields))
+        for kind, rows, _, part in self._parts(problems):
+            if kind == _LOGARITHMS:
+                pairs = [(band_torch.marginals(c), c.log_z) for _, c in self._chains(part)]
+                found = [torch.cat(parts) for parts in zip(*pairs, strict=True)]
+            else:
+                arrays = band_native.marginals(_arrays(part), _KINDS[kind], torch.get_num_threads())
+                found = [torch.from_numpy(one) for one in arrays]
+            p[rows], log_z[rows] = (one.to(p) for one in found)
         return p, log_z
 
     def gradient(self, problems: BandProblems, p: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         """dL/dh [N, n] and dL/dJ [K, n, w] of L = Σ v P + Σ u log Z."""
-        of_fields = []
-        of_couplings = torch.zeros_like(problems.bands, dtype=torch.float64)
-        for part in self._parts(problems):
-            parts = (t[part].double() for t in (p, v, u))
-            h, J = band_torch.gradient(self._chain(problems, part), *parts)
-            of_fields.append(h)
-            of_couplings.index_add_(0, problems.tables[part], J)
-        return torch.cat(of_fields).to(problems.fields), of_couplings.to(problems.bands)
-
-    def pairs(self, problems: BandProblems) -> Tensor:
-        """<s_j s_k>, [N, n, n]."""
-        found = [band_torch.pairs(self._chain(problems, part)) for part in self._parts(problems)]
-        return torch.cat(found).to(problems.fields)
-
-    def reads(self, problems: BandProblems, num_reads: int, seed: int) -> Tensor:
-        """Independent draws, int8 [R, N, n]."""
-        return self.draw(problems, num_reads, stream_keys(seed, len(problems.fields)))
-
-    def draw(self, problems: BandProblems, num_reads: int, keys: NDArray[np.uint64]) -> Tensor:
-        """Independent draws, int8 [R, N, n], from the streams ``keys`` [N]."""
-        total, n = problems.fields.shape
-        device = problems.fields.device
-        spins = torch.full((num_reads, total, n), -1, dtype=torch.int8, device=device)
-        first = np.arange(num_reads)[:, None] * n
-        for part in self._parts(problems, num_reads):
-            chain = self._chain(problems, part)
-            window = torch.zeros(num_reads, len(chain.live), dtype=torch.long, device=device)
-            for t in range(n):
-                u = torch.from_numpy(uniforms(keys[part], first + t)).to(device)
-                plus, window = band_torch.reads(chain, u, window, t)
-                spins[:, part, t] = torch.where(plus & chain.live[:, t], 1, -1).to(torch.int8)
-        return spins
-
-    def _parts(self, problems: BandProblems, num_reads: int = 0) -> list[slice]:
-        total, n = problems.fields.shape
-        # The odds, as many numbers again for the backward pass or pairs; and a uniform, a window and spins per read.
-        one = 8 * (2 * (n + 4) << problems.bands.shape[2]) + num_reads * 32
-        step = max(1, self.budget_bytes // one)
-        return [slice(i, i + step) for i in range(0, total, step)]
-
-    def _chain(self, problems: BandProblems, part: slice) -> band_torch.Chain:
-        fields, bands, tables, lengths = problems
-        return band_torch.chain(fields[part].double(), bands.double(), tables[part], lengths[part])
-
-
-class NativeBand(TorchBand):
-    """Compiled code: float32 or float64 as the fields; float64 or logarithms if messages exceed that range.
-
-    The arithmetic is chosen per problem: strong problems do not slow down the others.
-    """
-
-    name = "native"
-
-    def arithmetic(self, problems: BandProblems) -> Arithmetic:
-        """The narrowest that holds all messages of every problem."""
-        return _KINDS[int(_needed(_arrays(problems), 0).max())]
-
-    def marginals(self, problems: BandProblems) -> tuple[Tensor, Tensor]:
-        """As `TorchBand.marginals`."""
-        p, log_z = torch.zeros_like(problems.fields), problems.fields.new_zeros(len(problems.fields))
-        for kind, rows, _, part in _parts(problems):
+        h, J = torch.zeros_like(problems.fields), torch.zeros_like(problems.bands, dtype=torch.float64)
+        for kind, rows, tables, part in self._parts(problems):
+            given = [t[rows].detach() for t in (p, v, u)]
             if kind == _LOGARITHMS:
-                p[rows], log_z[rows] = super().marginals(part)
+                of_fields, of_tables = [], torch.zeros_like(part.bands, dtype=torch.float64)
+                for which, chain in self._chains(part):
+                    one, pairs = band_torch.gradient(chain, *(t[which].double() for t in given))
+                    of_fields.append(one)
+                    of_tables.index_add_(0, part.tables[which], pairs)
+                h[rows], of_tables = torch.cat(of_fields).to(h), of_tables.to(part.bands)
             else:
-                found = band_native.marginals(_arrays(part), _KINDS[kind], torch.get_num_threads())
-                p[rows], log_z[rows] = (torch.from_numpy(one).to(p) for one in found)
-        return p, log_z
-
-    def gradient(self, problems: BandProblems, p: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """As `TorchBand.gradient`."""
-        h = torch.zeros_like(problems.fields)
-        J = torch.zeros_like(problems.bands, dtype=torch.float64)
-        for kind, rows, tables, part in _parts(problems):
-            given = tuple(t[rows].detach() for t in (p, v, u))
-            if kind == _LOGARITHMS:
-                h[rows], of_tables = super().gradient(part, *given)
-            else:
-                cotangents = (t.numpy() for t in given)
-                threads = torch.get_num_threads()
+                cotangents, threads = (t.numpy() for t in given), torch.get_num_threads()
                 found = band_native.gradient(_arrays(part), _KINDS[kind], threads, *cotangents)
-                of_fields, of_tables = (torch.from_numpy(one) for one in found)
-                h[rows] = of_fields.to(h)
+                h[rows], of_tables = torch.from_numpy(found[0]).to(h), torch.from_numpy(found[1])
             J[tables] += of_tables
         return h, J.to(problems.bands)
 
     def pairs(self, problems: BandProblems) -> Tensor:
-        """As `TorchBand.pairs`."""
+        """<s_j s_k>, [N, n, n]."""
         total, n = problems.fields.shape
         out = problems.fields.new_zeros(total, n, n)
-        for kind, rows, _, part in _parts(problems):
+        for kind, rows, _, part in self._parts(problems):
             if kind == _LOGARITHMS:
-                out[rows] = super().pairs(part)
+                out[rows] = torch.cat([band_torch.pairs(chain) for _, chain in self._chains(part)]).to(out)
             else:
                 found = band_native.pairs(_arrays(part), _KINDS[kind], torch.get_num_threads())
                 out[rows] = torch.from_numpy(found).to(out)
         return out
 
     def reads(self, problems: BandProblems, num_reads: int, seed: int) -> Tensor:
-        """As `TorchBand.reads`."""
+        """Independent draws, int8 [R, N, n]; in float64 at least."""
         keys = stream_keys(seed, len(problems.fields))
-        spins = torch.empty(num_reads, *problems.fields.shape, dtype=torch.int8)
-        for kind, rows, _, part in _parts(problems, least=_FLOAT64):
+        spins = problems.fields.new_empty(num_reads, *problems.fields.shape, dtype=torch.int8)
+        for kind, rows, _, part in self._parts(problems, least=_FLOAT64):
             own = keys[rows.numpy()] if isinstance(rows, Tensor) else keys
             if kind == _LOGARITHMS:
-                spins[:, rows] = super().draw(part, num_reads, own)
+                spins[:, rows] = torch.cat(list(self._draws(part, num_reads, own)), 1)
             else:
                 found = band_native.reads(_arrays(part), torch.get_num_threads(), num_reads, own)
                 spins[:, rows] = torch.from_numpy(found)
         return spins
 
+    def _draws(self, problems: BandProblems, num_reads: int, keys: NDArray[np.uint64]) -> Iterator[Tensor]:
+        first = np.arange(num_reads)[:, None] * problems.fields.shape[1]
+        for which, chain in self._chains(problems, num_reads):
+            window = torch.zeros(num_reads, *chain.log_z.shape, dtype=torch.long, device=chain.log_z.device)
+            columns = []
+            for t in range(chain.live.shape[1]):
+                u = torch.from_numpy(uniforms(keys[which], first + t)).to(window.device)
+                plus, window = band_torch.reads(chain, u, window, t)
+                columns.append(torch.where(plus & chain.live[:, t], 1, -1).to(torch.int8))
+            yield torch.stack(columns, -1)
+
+    def _chains(self, problems: BandProblems, num_reads: int = 0) -> Iterator[tuple[slice, band_torch.Chain]]:
+        """The problems in parts that fit the budget."""
+        fields, bands, tables, lengths = problems
+        total, n = fields.shape
+        # The odds, as many numbers again for the backward pass or pairs; and a uniform, a window and spins per read.
+        one = 8 * (2 * (n + 4) << bands.shape[2]) + num_reads * 32
+        step = max(1, self.budget_bytes // one)
+        for start in range(0, total, step):
+            which = slice(start, start + step)
+            yield (
+                which,
+                band_torch.chain(fields[which].double(), bands.double(), tables[which], lengths[which]),
+            )
+
+    def _parts(self, problems: BandProblems, least: int = 0) -> Iterator[_Part]:
+        """Split problems by the arithmetic that they need, at least ``least``; one part if it is the same for all."""
+        kinds = torch.from_numpy(self._needed(problems, least))
+        present = kinds.unique().tolist()
+        if len(present) == 1:
+            yield _Part(present[0], slice(None), slice(None), problems)
+            return
+        for kind in present:
+            rows = (kinds == kind).nonzero()[:, 0]
+            # Tables of the other problems may be out of range.
+            tables, own = problems.tables[rows].unique(return_inverse=True)
+            part = BandProblems(problems.fields[rows], problems.bands[tables], own, problems.lengths[rows])
+            yield _Part(kind, rows, tables, part)
+
+    def _needed(self, problems: BandProblems, least: int) -> NDArray[np.int64]:
+        """Arithmetic of each problem, as indices into `_KINDS`."""
+        count = len(problems.fields)
+        if self.name == "torch":
+            return np.full(count, _LOGARITHMS)
+        arrays, narrow = _arrays(problems), np.zeros(count, dtype=np.bool_)
+        if least < _FLOAT64 and arrays.fields.dtype == np.float32:
+            narrow = fitting(arrays, np.float32)
+        if narrow.all():
+            return np.zeros(count, dtype=np.int64)
+        return np.where(narrow, 0, np.where(fitting(arrays, np.float64), _FLOAT64, _LOGARITHMS))
+
 
 class _Part(NamedTuple):
-    """Problems of one arithmetic: their indices, the indices of their couplings, and the problems."""
+    """Problems of one arithmetic."""
 
     kind: int
-    rows: Tensor | slice
-    tables: Tensor | slice
+    rows: Tensor | slice  # indices of the problems
+    tables: Tensor | slice  # indices of their couplings
     problems: BandProblems
-
-
-def _parts(problems: BandProblems, least: int = 0) -> Iterator[_Part]:
-    """Split problems by the arithmetic that they need, at least ``least``; one part if it is the same for all."""
-    kinds = torch.from_numpy(_needed(_arrays(problems), least))
-    present = kinds.unique().tolist()
-    for kind in present:
-        if len(present) == 1:
-            yield _Part(kind, slice(None), slice(None), problems)
-            return
-        rows = (kinds == kind).nonzero()[:, 0]
-        # Tables of the other problems may be out of range.
-        tables, own = problems.tables[rows].unique(return_inverse=True)
-        part = BandProblems(problems.fields[rows], problems.bands[tables], own, problems.lengths[rows])
-        yield _Part(kind, rows, tables, part)
-
-
-def _needed(arrays: BandProblems, least: int) -> NDArray[np.int64]:
-    """Arithmetic of each problem, as indices into `_KINDS`."""
-    narrow = np.zeros(len(arrays.fields), dtype=np.bool_)
-    if least < _FLOAT64 and arrays.fields.dtype == np.float32:
-        narrow = fitting(arrays, np.float32)
-    if narrow.all():
-        return np.zeros(len(narrow), dtype=np.int64)
-    return np.where(narrow, 0, np.where(fitting(arrays, np.float64), _FLOAT64, _LOGARITHMS))
 
 
 def _arrays(problems: BandProblems) -> BandProblems:
@@ -211,7 +177,7 @@ class BandProbabilities(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, fields: Tensor, bands: Tensor, tables: Tensor, lengths: Tensor, engine: TorchBand
+        ctx: Any, fields: Tensor, bands: Tensor, tables: Tensor, lengths: Tensor, engine: Band
     ) -> tuple[Tensor, Tensor]:
         """Solve the problems; keep the marginals."""
         p, log_z = engine.marginals(BandProblems(fields, bands, tables, lengths))

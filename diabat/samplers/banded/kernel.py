@@ -15,7 +15,6 @@ from diabat.compute.jit import inner, jit
 from diabat.compute.simd import add, load, store, sub
 from diabat.samplers.banded.steps import (
     back,
-    back_tangent,
     fold,
     forward,
     forward_tangent,
@@ -24,59 +23,35 @@ from diabat.samplers.banded.steps import (
 
 
 class Problems(NamedTuple):
-    """Problems as flat arrays.
+    """Problems as flat arrays."""
 
-    Attributes:
-        up: Field weight f_+ of every spin, [N, n].
-        down: Field weight f_-, [N, n].
-        lengths: int64 [N], spins of each problem.
-        tables: int64 [N], couplings of each problem.
-        edges: e(x) of each of the couplings, [K, n, 2^w]; [0, 0, 0] if lanes have different couplings.
-        base: e(0) of each of the couplings, [K, n].
-        factors: exp(2 J_{t,t-1-d}), [K, n, w].
-        own: Whether the lanes of a block have different couplings.
-    """
-
-    up: Any
-    down: Any
-    lengths: Any
-    tables: Any
-    edges: Any
-    base: Any
-    factors: Any
-    own: bool
+    up: Any  # field weight f_+ of every spin, [N, n]
+    down: Any  # field weight f_-, [N, n]
+    lengths: Any  # int64 [N], spins of each problem
+    tables: Any  # int64 [N], couplings of each problem
+    edges: Any  # e(x) of each of the couplings, [K, n, 2^w]; a dummy if lanes have different couplings
+    base: Any  # e(0) of each of the couplings, [K, n]
+    factors: Any  # exp(2 J_{t,t-1-d}), [K, n, w]
+    own: bool  # whether the lanes of a block have different couplings
 
 
 class Work(NamedTuple):
-    """Scratch of one thread.
+    """Scratch of one thread."""
 
-    Attributes:
-        weights: Scaled f_+ and f_- of the block, [2, n, lanes].
-        sources: Contribution of a spin to f at +1 and -1, [2, n, lanes]; sums over windows if there is no f.
-        beta: β_{t+1} of one segment, [segment, 2^w, lanes].
-        beta_dot: Its tangent; [0, 0, lanes] if there are no tangents, as below.
-        marks: β at the bounds of the segments, [segments + 1, 2^w, lanes].
-        marks_dot: Their tangent.
-        alpha: α before and after a step, [2, 2^w, lanes].
-        alpha_dot: Its tangent.
-        edges: e(x) of each lane, [2^w, lanes].
-        rows: Small rows, [2w + 3, lanes].
-        scale: Product of scales of each lane, and log Z, float64 [2, lanes].
-        ends: int64 [lanes + 1], number of spins of each lane, -1 for an empty lane; the last entry is the minimum.
-    """
-
-    weights: Any
-    sources: Any
-    beta: Any
-    beta_dot: Any
-    marks: Any
-    marks_dot: Any
-    alpha: Any
-    alpha_dot: Any
-    edges: Any
-    rows: Any
-    scale: Any
-    ends: Any
+    weights: Any  # scaled f_+ and f_- of the block, [2, n, lanes]
+    sources: (
+        Any  # contribution of a spin to f at +1 and -1, [2, n, lanes]; sums over windows if there is no f
+    )
+    beta: Any  # β_{t+1} of one segment, [segment, 2^w, lanes]
+    beta_dot: Any  # its tangent; [0, 2^w, lanes] if there are no tangents, as below
+    marks: Any  # β at the bounds of the segments, [segments + 1, 2^w, lanes]
+    marks_dot: Any  # their tangent
+    alpha: Any  # α before and after a step, [2, 2^w, lanes]
+    alpha_dot: Any  # its tangent, and a response
+    edges: Any  # e(x) of each lane, [2^w, lanes]
+    rows: Any  # small rows, [2w + 3, lanes]
+    scale: Any  # product of scales of each lane, and log Z, float64 [2, lanes]
+    ends: Any  # int64 [lanes + 1], number of spins of each lane, -1 for an empty lane; the last entry is the minimum
 
 
 @inner
@@ -192,9 +167,9 @@ def fill(k: int, first: bool, n: int, block: Any, problems: Any, work: Any) -> N
         if tangent:
             new_dot = beta_dot[at - 1] if at > 0 else work.marks_dot[k]
             gain, loss = load(sources[0], t), load(sources[1], t)
-            back_tangent(new, old, new_dot, beta_dot[at], shared, own, edges, up, down, gain, loss, half)
+            back(new, old, new_dot, beta_dot[at], shared, own, edges, up, down, gain, loss, half)
         else:
-            back(new, old, shared, own, edges, up, down, half)
+            back(new, old, None, None, shared, own, edges, up, down, up, down, half)
         if t >= fewest:
             begin(new, work.ends, work.rows, t, 2 * half)
 
@@ -276,16 +251,9 @@ def run_marginals(blocks: Any, problems: Any, work: Any, probability: Any, log_z
 
 @jit
 def run_gradient(
-    blocks: Any,
-    first_block: int,
-    problems: Any,
-    work: Any,
-    probability: Any,
-    cotangent: Any,
-    log_cotangent: Any,
-    of_fields: Any,
-    of_couplings: Any,
-) -> None:
+    blocks: Any, first_block: int, problems: Any, work: Any, probability: Any, cotangent: Any,
+    log_cotangent: Any, of_fields: Any, of_couplings: Any,
+) -> None:  # fmt: skip
     """Derivative of L = Σ v P + Σ u log Z for a range of blocks: covariances with f = Σ_j v_j ([s_j = +1] - P_j) + u.
 
     Args:

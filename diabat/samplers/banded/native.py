@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from diabat.compute.loading import loaded
 from diabat.compute.scratch import VECTOR_BYTES, Scratch, lanes_of
 from diabat.compute.threads import ranges_of_equal_work, run_parts
 
 Array = NDArray[Any]
 Integers = NDArray[np.int64]
 
+_KERNEL, _WALKS = "diabat.samplers.banded.kernel", "diabat.samplers.banded.walks"
 # Bytes of β of one segment: half of the second-level cache of a core.
 _SEGMENT_BYTES = 1 << 19
 # Largest memory of β at the bounds of segments; beyond it segments become longer.
@@ -27,28 +29,19 @@ _RANGE = {np.dtype(np.float32): (80.0, 40.0), np.dtype(np.float64): (640.0, 600.
 
 
 class BandProblems(NamedTuple):
-    """Problems with couplings to the w previous spins: arrays here, tensors in the engines.
+    """Problems with couplings to the w previous spins: arrays here, tensors in the engines."""
 
-    Attributes:
-        fields: h, [N, n], zero from the length of a problem on.
-        bands: J_{t,t-1-d} at [k, t, d], [K, n, w] with w >= 1, zero where t-1-d < 0.
-        tables: int64 [N], index of each problem's couplings among the K.
-        lengths: int64 [N], spins of each problem.
-    """
-
-    fields: Any
-    bands: Any
-    tables: Any
-    lengths: Any
+    fields: Any  # h, [N, n], zero from the length of a problem on
+    bands: Any  # J_{t,t-1-d} at [k, t, d], [K, n, w] with w >= 1, zero where t-1-d < 0
+    tables: Any  # int64 [N], index of each problem's couplings among the K
+    lengths: Any  # int64 [N], spins of each problem
 
 
 def marginals(problems: BandProblems, dtype: Any, threads: int) -> tuple[Array, Array]:
     """P(s = +1) in ``dtype`` [N, n], 0 beyond the length, and log Z in float64 [N]."""
-    from diabat.samplers.banded.kernel import run_marginals
-
     run = Run(problems, dtype, threads)
     p, log_z = np.zeros(problems.fields.shape, dtype), np.zeros(len(problems.fields))
-    run.each(lambda part, work: run_marginals(run.blocks[part], run.problems, work, p, log_z))
+    run.each(lambda part, work: loaded(_KERNEL).run_marginals(run.blocks[part], run.problems, work, p, log_z))
     return p, log_z + run.log_scale
 
 
@@ -56,8 +49,6 @@ def gradient(
     problems: BandProblems, dtype: Any, threads: int, p: Array, v: Array, u: Array
 ) -> tuple[Array, Array]:
     """dL/dh [N, n] and dL/dJ [K, n, w] of L = Σ v P + Σ u log Z, given P."""
-    from diabat.samplers.banded.kernel import run_gradient
-
     run = Run(problems, dtype, threads, tangent=True)
     N, n = problems.fields.shape
     w, K = problems.bands.shape[2], len(problems.bands)
@@ -65,7 +56,7 @@ def gradient(
     of_couplings = np.zeros((N if run.own else len(run.blocks), n, w))
     v, u, p = (np.ascontiguousarray(a, dtype) for a in (v, u, p))
     run.each(
-        lambda part, work: run_gradient(
+        lambda part, work: loaded(_KERNEL).run_gradient(
             run.blocks[part], part.start, run.problems, work, p, v, u, of_fields, of_couplings
         )
     )
@@ -78,22 +69,18 @@ def gradient(
 
 def pairs(problems: BandProblems, dtype: Any, threads: int) -> Array:
     """<s_j s_k> in ``dtype``, [N, n, n], 0 beyond the length."""
-    from diabat.samplers.banded.walks import run_pairs
-
     run = Run(problems, dtype, threads, tangent=True, keep=True)
     N, n = problems.fields.shape
     out = np.zeros((N, n, n), dtype)
-    run.each(lambda part, work: run_pairs(run.blocks[part], run.problems, work, out))
+    run.each(lambda part, work: loaded(_WALKS).run_pairs(run.blocks[part], run.problems, work, out))
     return out
 
 
 def reads(problems: BandProblems, threads: int, num_reads: int, keys: Array) -> NDArray[np.int8]:
     """Independent draws, int8 [R, N, n], -1 beyond the length; ``keys`` are the streams, uint64 [N]."""
-    from diabat.samplers.banded.walks import run_reads
-
     run = Run(problems, np.float64, threads, keep=True)
     spins = np.full((num_reads, *problems.fields.shape), -1, np.int8)
-    run.each(lambda part, work: run_reads(run.blocks[part], run.problems, work, keys, spins))
+    run.each(lambda part, work: loaded(_WALKS).run_reads(run.blocks[part], run.problems, work, keys, spins))
     return spins
 
 
@@ -141,8 +128,6 @@ class Run:
     def __init__(
         self, given: BandProblems, dtype: Any, threads: int, *, tangent: bool = False, keep: bool = False
     ) -> None:
-        from diabat.samplers.banded.kernel import Problems
-
         self.dtype, self.threads = np.dtype(dtype), threads
         self.lanes = lanes_of(self.dtype)
         self.n, self.width = given.fields.shape[1], given.bands.shape[2]
@@ -161,7 +146,9 @@ class Run:
         edges, base, factors = (
             np.ascontiguousarray(a, self.dtype) for a in self._couplings(given.bands.astype(np.float64))
         )
-        self.problems = Problems(up, down, given.lengths, given.tables, edges, base, factors, self.own)
+        self.problems = loaded(_KERNEL).Problems(
+            up, down, given.lengths, given.tables, edges, base, factors, self.own
+        )
 
     def each(self, call: Callable[[slice, Any], None]) -> None:
         """Run ranges of blocks, one range per thread, each with its scratch."""
@@ -178,8 +165,6 @@ class Run:
         return np.exp(exponent), np.zeros((1, 1)), np.zeros((1, 1, self.width))
 
     def _work(self) -> Any:
-        from diabat.samplers.banded.kernel import Work
-
         states, n = 1 << self.width, self.n
         marks = -(-n // self.segment) + 1
         dots = 1 if self.tangent else 0
@@ -190,7 +175,7 @@ class Run:
         def rows(a: int, b: int) -> Array:
             return memory.take(self.dtype, a, b, self.lanes)
 
-        return Work(
+        return loaded(_KERNEL).Work(
             weights=rows(2, n),
             sources=rows(2, n),
             beta=rows(self.segment, states),

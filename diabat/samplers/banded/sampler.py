@@ -11,7 +11,7 @@ from diabat.checks import check_choice, check_count, check_positive
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.banded.band_storage import Layout, band_layout, band_width
-from diabat.samplers.banded.engines import BandProbabilities, NativeBand, TorchBand
+from diabat.samplers.banded.engines import Band, BandProbabilities
 from diabat.samplers.banded.native import BandProblems, scratch_bytes
 from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
 from diabat.samplers.options import amend
@@ -112,7 +112,7 @@ class BandedSampler(Sampler):
         }
         return Samples(spins.reshape(num_reads, *ising.fields.shape), ising.visible_mask, info=info)
 
-    def _prepare(self, ising: Ising, effort: float) -> tuple[TorchBand, Layout, int]:
+    def _prepare(self, ising: Ising, effort: float) -> tuple[Band, Layout, int]:
         """Engine, problems and bandwidth; ``effort`` is the time relative to that of the marginals."""
         width = band_width(ising, self.bandwidth)
         self._refuse_excess(
@@ -120,15 +120,15 @@ class BandedSampler(Sampler):
         )
         return self._engine(ising.fields.device), band_layout(ising, width), width
 
-    def _engine(self, device: torch.device) -> TorchBand:
+    def _engine(self, device: torch.device) -> Band:
         budget = int(self.memory_budget_mb * 2**20)
         if self.engine == "torch" or (self.engine == "auto" and device.type != "cpu"):
-            return TorchBand(budget)
+            return Band("torch", budget)
         if device.type != "cpu":
             raise UnsupportedError(
                 "fields", f"engine 'native' expects a tensor on the CPU, got {device}; use engine 'torch'."
             )
-        return NativeBand(budget)
+        return Band("native", budget)
 
     def _refuse_excess(
         self, n: int, width: int, *, problems: int = 1, distinct: int = 1, effort: float = 1.0

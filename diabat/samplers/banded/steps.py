@@ -37,47 +37,27 @@ def own_edges(rows: Any, base: Any, factors: Any, bits: int) -> None:
 
 
 @inner
-def back(new: Any, old: Any, shared: Any, own: bool, rows: Any, up: Any, down: Any, half: int) -> None:
-    """β_t from β_{t+1}; ``up`` and ``down`` are f_+ and f_-."""
-    end = 2 * half - 1
-    for x in range(half):
-        b1, b0 = mul(up, load(old, 2 * x + 1)), mul(down, load(old, 2 * x))
-        e, f = edge(up, shared, own, rows, x), edge(up, shared, own, rows, end - x)
-        store(new, x, fma(e, b1, mul(f, b0)))
-        e, f = edge(up, shared, own, rows, half + x), edge(up, shared, own, rows, half - 1 - x)
-        store(new, half + x, fma(e, b1, mul(f, b0)))
+def back(
+    new: Any, old: Any, new_dot: Any, old_dot: Any, shared: Any, own: bool, rows: Any, up: Any, down: Any,
+    gain: Any, loss: Any, half: int,
+) -> None:  # fmt: skip
+    """β_t from β_{t+1}, with f_+ and f_- in ``up`` and ``down``; and, unless they are None, β̇_t from β̇_{t+1}.
 
-
-@inner
-def back_tangent(
-    new: Any,
-    old: Any,
-    new_dot: Any,
-    old_dot: Any,
-    shared: Any,
-    own: bool,
-    rows: Any,
-    up: Any,
-    down: Any,
-    gain: Any,
-    loss: Any,
-    half: int,
-) -> None:
-    """β_t and β̇_t from β_{t+1} and β̇_{t+1}; spin t adds ``gain`` at +1 and ``loss`` at -1."""
+    Spin t adds ``gain`` at +1 and ``loss`` at -1.
+    """
     end = 2 * half - 1
     for x in range(half):
         p1, p0 = load(old, 2 * x + 1), load(old, 2 * x)
         b1, b0 = mul(up, p1), mul(down, p0)
-        c1, c0 = (
-            mul(up, fma(gain, p1, load(old_dot, 2 * x + 1))),
-            mul(down, fma(loss, p0, load(old_dot, 2 * x))),
-        )
         e, f = edge(up, shared, own, rows, x), edge(up, shared, own, rows, end - x)
+        g, h = edge(up, shared, own, rows, half + x), edge(up, shared, own, rows, half - 1 - x)
         store(new, x, fma(e, b1, mul(f, b0)))
-        store(new_dot, x, fma(e, c1, mul(f, c0)))
-        e, f = edge(up, shared, own, rows, half + x), edge(up, shared, own, rows, half - 1 - x)
-        store(new, half + x, fma(e, b1, mul(f, b0)))
-        store(new_dot, half + x, fma(e, c1, mul(f, c0)))
+        store(new, half + x, fma(g, b1, mul(h, b0)))
+        if new_dot is not None:
+            c1 = mul(up, fma(gain, p1, load(old_dot, 2 * x + 1)))
+            c0 = mul(down, fma(loss, p0, load(old_dot, 2 * x)))
+            store(new_dot, x, fma(e, c1, mul(f, c0)))
+            store(new_dot, half + x, fma(g, c1, mul(h, c0)))
 
 
 @inner
@@ -104,22 +84,9 @@ def forward(
 
 @inner
 def forward_tangent(
-    new: Any,
-    old: Any,
-    new_dot: Any,
-    old_dot: Any,
-    later: Any,
-    later_dot: Any,
-    response: Any,
-    shared: Any,
-    own: bool,
-    rows: Any,
-    up: Any,
-    down: Any,
-    gain: Any,
-    loss: Any,
-    half: int,
-) -> Any:
+    new: Any, old: Any, new_dot: Any, old_dot: Any, later: Any, later_dot: Any, response: Any, shared: Any,
+    own: bool, rows: Any, up: Any, down: Any, gain: Any, loss: Any, half: int,
+) -> Any:  # fmt: skip
     """α_{t+1} and α̇_{t+1}, and the response r(x) = E[f; x, s_t = +1] - E[f; x, s_t = -1] of f = Σ u.
 
     Rows x < half of ``response`` get r(x) + r(half + x); the return value is Σ r over windows whose oldest spin is +1.

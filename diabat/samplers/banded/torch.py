@@ -19,19 +19,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Problems with couplings to the w previous spins, and the log-odds of their spins.
+    """Problems with couplings to the w previous spins, and the log-odds of their spins."""
 
-    Attributes:
-        signs: ±1 of the spins of a window, [2^w, w]; bit d is spin t-1-d.
-        live: Whether spin t belongs to the problem, bool [Q, n].
-        odds: o_t of all windows, n tensors [Q, 2^w].
-        log_z: [Q].
-    """
-
-    signs: Tensor
-    live: Tensor
-    odds: list[Tensor]
-    log_z: Tensor
+    signs: Tensor  # ±1 of the spins of a window, [2^w, w]; bit d is spin t-1-d
+    live: Tensor  # whether spin t belongs to the problem, bool [Q, n]
+    odds: list[Tensor]  # o_t of all windows, n tensors [Q, 2^w]
+    log_z: Tensor  # [Q]
 
 
 def chain(fields: Tensor, bands: Tensor, tables: Tensor, lengths: Tensor) -> Chain:
