@@ -52,50 +52,33 @@ class Problems(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Form of a block.
+    """Form of a block."""
 
-    Attributes:
-        spread: None for one problem per lane, True for one problem over all lanes.
-        lanes: Numbers in a vector.
-        size: Problems.  Spin j of the problem in a lane is number j · size + lane of an array.
-        width: Spins for which J has room.
-        spins: Spins of these problems, in complete products.
-        rows: Vectors that hold one number per spin.
-    """
-
-    spread: Any
-    lanes: int
-    size: int
-    width: int
-    spins: int
-    rows: int
+    spread: Any  # None for one problem per lane, True for one problem over all lanes
+    lanes: int  # numbers in a vector
+    size: int  # problems; spin j of the problem in a lane is number j · size + lane of an array
+    width: int  # spins for which J has room
+    spins: int  # spins of these problems, in complete products
+    rows: int  # vectors that hold one number per spin
 
 
 class Work(NamedTuple):
-    """Scratch of one thread: addresses of vectors.
+    """Scratch of one thread: addresses of vectors."""
 
-    Attributes:
-        J: J_jk of spin k and the spins j in row r, at r · width + k.
-        h, mask, m, local, change, root: The iteration: ``mask`` is 1 on visible spins, ``change`` g, ``root`` √D.
-        solution, rest, direction, scaled, image: Conjugate gradients: z, b - A z, p, √D p, and products.
-        probe: u.
-        facts: Numbers of each problem.
-    """
-
-    J: Any
+    J: Any  # J_jk of spin k and the spins j in row r, at r · width + k
     h: Any
-    mask: Any
+    mask: Any  # 1 on visible spins
     m: Any
     local: Any
-    change: Any
-    root: Any
-    solution: Any
-    rest: Any
-    direction: Any
-    scaled: Any
-    image: Any
-    probe: Any
-    facts: Any
+    change: Any  # g
+    root: Any  # √D
+    solution: Any  # of conjugate gradients: z
+    rest: Any  # b - A z
+    direction: Any  # p
+    scaled: Any  # √D p
+    image: Any  # products
+    probe: Any  # u
+    facts: Any  # numbers of each problem
 
 
 def extent(used: int, lanes: int, spread: Any) -> Any:
@@ -333,15 +316,9 @@ def _test(work: Work, s: Shape, final: bool) -> None:
 
 @inlined
 def _fill(
-    work: Work,
-    s: Shape,
-    problems: Problems,
-    block: Any,
-    coupling: Any,
-    damping: float,
-    found: Found,
+    work: Work, s: Shape, problems: Problems, block: Any, coupling: Any, damping: float, found: Found,
     probe: Any,
-) -> int:
+) -> int:  # fmt: skip
     """Take problems into the lanes: new ones, or with ``damping`` 0 as `_give` has left them; spins up to the last."""
     n, kind, used = problems.fields.shape[1], problems.fields.dtype.type, s.width - s.width
     fields, visible, J = address(problems.fields), address(problems.visible), address(problems.couplings)

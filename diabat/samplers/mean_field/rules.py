@@ -36,21 +36,13 @@ class Rules(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Results, arrays or tensors.
+    """Results, arrays or tensors."""
 
-    Attributes:
-        magnetization: tanh of ``local`` on visible spins, else 0, [N, n].
-        local: h + J m + ½ K m m, [N, n].
-        iterations: int32 [N].
-        residual: max |tanh(local) - m|, float64 [N].
-        converged: bool [N].
-    """
-
-    magnetization: Any
-    local: Any
-    iterations: Any
-    residual: Any
-    converged: Any
+    magnetization: Any  # tanh of ``local`` on visible spins, else 0, [N, n]
+    local: Any  # h + J m + ½ K m m, [N, n]
+    iterations: Any  # int32 [N]
+    residual: Any  # max |tanh(local) - m|, float64 [N]
+    converged: Any  # bool [N]
 
 
 @cache
