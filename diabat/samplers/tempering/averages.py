@@ -50,33 +50,23 @@ def burn_in(simulation: ChainSimulation, rules: Rules, sweeps: int, *, tune: boo
 
 @dataclass(frozen=True)
 class Averages:
-    """Time averages on the last rung of P problems, C chains, n spins; B blocks of chains or of time.
+    """Time averages on the last rung of P problems, C chains, n spins; B blocks: the chains, or segments of one chain.
 
-    Blocks are the C chains, or the segments of a single chain.
-
-    Attributes:
-        blocks: Mean of P(s = +1 | rest) in each block, [B, P, n].
-        halves: The same in the first and second half of each chain, [2C, P, n]; None for a single sweep.
-        magnetization: Mean of s in each block, [B, P, n].
-        sweeps: Sweeps of each chain.
-        chains: C.
-        acceptance: Mean probability of a swap of each pair of neighbours, [P, R - 1].
-        pairs: Mean of s_j s_k, [P, n, n].  This and the following are empty unless requested.
-        forward: Sums of the bridge, [B, P, R - 1].
-        backward: Sums of the bridge, [B, P, R - 1].
-        reads: Every state, int8 [sweeps, P, C, n].
+    What was not requested is empty.
     """
 
-    blocks: Array
-    halves: Array | None
-    magnetization: Array
-    sweeps: int
-    chains: int
-    acceptance: Array
-    pairs: Array
-    forward: Array
-    backward: Array
-    reads: Array
+    blocks: Array  # mean of P(s = +1 | rest) in each block, [B, P, n]
+    halves: (
+        Array | None
+    )  # the same in the first and second half of each chain, [2C, P, n]; None for a single sweep
+    magnetization: Array  # mean of s in each block, [B, P, n]
+    sweeps: int  # of each chain
+    chains: int  # C
+    acceptance: Array  # mean probability of a swap of each pair of neighbours, [P, R - 1]
+    pairs: Array  # mean of s_j s_k, [P, n, n]
+    forward: Array  # sums of the bridge, [B, P, R - 1]
+    backward: Array  # sums of the bridge, [B, P, R - 1]
+    reads: Array  # every state, int8 [sweeps, P, C, n]
 
     @property
     def probability(self) -> Array:
@@ -174,25 +164,15 @@ def _segment(
     """Run one segment in calls of the given lengths."""
     nothing, calls = np.empty(0), []
     for length in lengths:
-        found = simulation.run(
-            rules, length, average=True, exponents=bridge, every=1 if pairs or reads else 0
-        )
+        every = 1 if pairs or reads else 0
+        found = simulation.run(rules, length, average=True, exponents=bridge, every=every)
+        sums = found.ups.astype(np.float64), found.sums.astype(np.float64), found.rejections.sum(1)
+        products = _products(found.reads) if pairs else nothing
         low, high = bridge_terms(simulation.betas, found.exponents) if bridge else (nothing, nothing)
-        calls.append(
-            _Segment(
-                length,
-                found.ups.astype(np.float64),
-                found.sums.astype(np.float64),
-                found.rejections.sum(1),
-                _products(found.reads) if pairs else nothing,
-                low,
-                high,
-                found.reads if reads else nothing,
-            )
-        )
-    _, *sums, forward, backward, states = zip(*calls, strict=True)
+        calls.append(_Segment(length, *sums, products, low, high, found.reads if reads else nothing))
+    _, *totals, forward, backward, states = zip(*calls, strict=True)
     logarithms = np.logaddexp.reduce(forward), np.logaddexp.reduce(backward)
-    return _Segment._make((sum(lengths), *map(_total, sums), *logarithms, np.concatenate(states)))
+    return _Segment._make((sum(lengths), *map(_total, totals), *logarithms, np.concatenate(states)))
 
 
 def _segments(sweeps: int, chains: int) -> Iterator[list[int]]:
@@ -218,7 +198,7 @@ def _products(reads: Array) -> Array:
 
 
 def _in_blocks(sums: list[Array], lengths: list[int]) -> Array:
-    """Means per chain, or per segment if there is one chain, from sums [P, C, n] of every segment; [B, P, n]."""
+    """Means per chain, or per segment of one chain, from sums [P, C, n] of every segment; [B, P, n]."""
     if sums[0].shape[1] > 1:
         return (_total(sums) / sum(lengths)).swapaxes(0, 1)
     return np.stack([s[:, 0] / length for s, length in zip(sums, lengths, strict=True)])
@@ -228,10 +208,8 @@ def _in_halves(parts: list[_Segment]) -> Array | None:
     if len(parts) == 1:
         return None
     middle = len(parts) // 2
-    means = [
-        _total([s.up for s in half]) / sum(s.length for s in half)
-        for half in (parts[:middle], parts[middle:])
-    ]
+    halves = parts[:middle], parts[middle:]
+    means = [_total([s.up for s in half]) / sum(s.length for s in half) for half in halves]
     return np.concatenate([m.swapaxes(0, 1) for m in means])
 
 

@@ -50,19 +50,15 @@ def require_single_precision(sampler: str, ising: Ising) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """Chains kept between two calls.
-
-    Attributes:
-        spins: Spins by rung, int8 [C, R, *batch, n].
-        couplings: Number of distinct couplings of the batch; None if unknown.
-        betas: Ladder of every problem of the flat batch, float64 [N, R]; None if it is not tuned yet.
-    """
+    """Chains kept between two calls."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("chains", "couplings", "ladder")
 
-    spins: Tensor
-    couplings: int | None
-    betas: Array | None
+    spins: Tensor  # by rung, int8 [C, R, *batch, n]
+    couplings: int | None  # number of distinct couplings of the batch; None if unknown
+    betas: (
+        Array | None
+    )  # ladder of every problem of the flat batch, float64 [N, R]; None if it is not tuned yet
 
     @classmethod
     def checked(cls, spins: Any, replicas: int) -> Kept:
@@ -131,29 +127,19 @@ class Part:
     """
 
     def __init__(
-        self,
-        tier: Tier,
-        simulate: Callable[..., ChainSimulation],
-        batch: Batch,
-        chains: int,
-        ladder: Array,
+        self, tier: Tier, simulate: Callable[..., ChainSimulation], batch: Batch, chains: int, ladder: Array,
         track: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.tier = tier
         places = tier.places
         queries = places.rows.numpy()
         self._cells = places.cells.numpy()  # [P, m]
         self.seen = self._cells < batch.ising.fields.numel()
         kept = batch.start
-        self.simulation = simulate(
-            queries=queries,
-            chains=chains,
-            betas=ladder[None].repeat(len(queries), axis=0)
-            if kept is None or kept.betas is None
-            else kept.betas[queries],
-            spins=None if kept is None else self._gather(kept.spins),
-            track=track,
-        )
+        tuned = None if kept is None else kept.betas
+        betas = np.tile(ladder, (len(queries), 1)) if tuned is None else tuned[queries]
+        spins = None if kept is None else self._gather(kept.spins)
+        self.simulation = simulate(queries=queries, chains=chains, betas=betas, spins=spins, track=track)
 
     def _gather(self, spins: Tensor) -> Array:
         """Gather spins [C, R, *batch, n] into [P, C, R, m]; phantoms are +1."""
@@ -164,25 +150,17 @@ class Part:
         padded = np.concatenate((flat, np.ones((*flat.shape[:2], 1), np.int8)), axis=-1)
         return np.ascontiguousarray(padded[..., self._cells].transpose(2, 0, 1, 3))
 
-    def write_spins(self, flat: Array) -> None:
-        """Write the spins of all replicas into [C, R, N·n + 1]."""
-        by_chain = self.simulation.spins().transpose(1, 2, 0, 3)
+    def write(self, values: Array, flat: Array) -> None:
+        """Write values [P, m, ...] into the rows of all cells, [N·n + 1, ...]."""
         if self.tier.whole:
-            flat[..., :-1].reshape(by_chain.shape)[...] = by_chain
+            flat[:-1].reshape(values.shape)[...] = values
         else:
-            flat[..., self._cells] = by_chain
+            flat[self._cells] = values
 
     def write_reads(self, reads: Array, flat: Array) -> None:
         """Write reads [t, P, C, m] into [N·n + 1, reads]: all chains of one time, then those of the next."""
         by_cell = reads.transpose(1, 3, 0, 2).reshape(*self._cells.shape, -1)
-        if self.tier.whole:
-            flat[:-1].reshape(by_cell.shape[0], by_cell.shape[1], -1)[...] = by_cell[..., : flat.shape[1]]
-            return
-        flat[self._cells] = by_cell[..., : flat.shape[1]]
-
-    def write_chain(self, reads: Array, flat: Array) -> None:
-        """Write reads [t, P, C, m] into [t, C, N·n + 1]."""
-        flat[..., self._cells] = reads.transpose(0, 2, 1, 3)
+        self.write(by_cell[..., : flat.shape[1]], flat)
 
     def dense(self, values: Array) -> Tensor:
         """Put values [P, ...] into the slots of the tier, [G, Q, ...], on its device; zero elsewhere."""
@@ -244,13 +222,13 @@ class Batch:
     def kept(self) -> Kept:
         """The current chains."""
         total, replicas = self.ising.num_problems, self._shape[1]
-        spins = np.full((*self._shape, self.ising.fields.numel() + 1), -1, np.int8)
+        spins = np.full((self.ising.fields.numel() + 1, *self._shape), -1, np.int8)
         betas = np.ones((total, replicas))
         for part in self.parts:
-            part.write_spins(spins)
+            part.write(part.simulation.spins().transpose(0, 3, 1, 2), spins)
             betas[part.tier.places.rows.numpy()] = part.simulation.betas
-        by_batch = torch.from_numpy(spins[..., :-1].copy()).reshape(*self._shape, *self.ising.fields.shape)
-        return Kept(by_batch, self._couplings, betas)
+        by_chain = torch.from_numpy(spins[:-1]).movedim(0, -1).reshape(*self._shape, *self.ising.fields.shape)
+        return Kept(by_chain.contiguous(), self._couplings, betas)
 
     def lowest(self) -> Tensor:
         """The tracked state of lowest energy of each problem, of all its chains, int8 [*batch, n]."""

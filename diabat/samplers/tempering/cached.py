@@ -109,19 +109,18 @@ def log_two(x: Any) -> Any:
     t = sub(times_power_of_two(x, mul(e, constant(e, -1.0))), constant(x, 1.0))
     p = constant(x, 7.0376836292e-2)
     for c in (
-        -1.1514610310e-1,
-        1.1676998740e-1,
-        -1.2420140846e-1,
-        1.4249322787e-1,
-        -1.6668057665e-1,
-        2.0000714765e-1,
-        -2.4999993993e-1,
-        3.3333331174e-1,
-        -0.5,
-        1.0,
-    ):
+        -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
+        2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1, -0.5, 1.0,
+    ):  # fmt: skip
         p = fma(p, t, constant(x, c))
     return fma(mul(p, t), constant(x, LOG2E), e)
+
+
+@inner
+def add_two(sums: Any, spin: Any, x: Any, y: Any) -> Any:
+    """The sums of two vectors of fields, plus a spin times their couplings."""
+    s = splat(spin)
+    return fma(s, x, sums[0]), fma(s, y, sums[1])
 
 
 @inner
@@ -129,30 +128,20 @@ def sum_fields(b: int, lane: int, v: int, J: Any, state: Cached) -> None:
     """Local fields of lanes ``lane`` .. ``lane`` + 3 from all spins, in vectors v and v + 1 of panel b."""
     V, n, h, fields, signs = state.vectors, state.n, state.external, state.fields, state.signs
     own, out = 4 * b + v, lane * V + 4 * b + v
-    a, c = item(state.problems, lane) * V + own, item(state.problems, lane + 1) * V + own
-    d, e = item(state.problems, lane + 2) * V + own, item(state.problems, lane + 3) * V + own
-    a0, a1 = load(h, a), load(h, a + 1)
-    b0, b1 = load(h, c), load(h, c + 1)
-    c0, c1 = load(h, d), load(h, d + 1)
-    d0, d1 = load(h, e), load(h, e + 1)
+    i, j = item(state.problems, lane) * V + own, item(state.problems, lane + 1) * V + own
+    k, m = item(state.problems, lane + 2) * V + own, item(state.problems, lane + 3) * V + own
+    first, second = (load(h, i), load(h, i + 1)), (load(h, j), load(h, j + 1))
+    third, fourth = (load(h, k), load(h, k + 1)), (load(h, m), load(h, m + 1))
     for k in range(n):
         x, y = load(J, (b * n + k) * 4 + v), load(J, (b * n + k) * 4 + v + 1)
-        s = splat(item(signs, k))
-        a0, a1 = fma(s, x, a0), fma(s, y, a1)
-        s = splat(item(signs, 16 * V + k))
-        b0, b1 = fma(s, x, b0), fma(s, y, b1)
-        s = splat(item(signs, 32 * V + k))
-        c0, c1 = fma(s, x, c0), fma(s, y, c1)
-        s = splat(item(signs, 48 * V + k))
-        d0, d1 = fma(s, x, d0), fma(s, y, d1)
-    store(fields, out, a0)
-    store(fields, out + 1, a1)
-    store(fields, out + V, b0)
-    store(fields, out + V + 1, b1)
-    store(fields, out + 2 * V, c0)
-    store(fields, out + 2 * V + 1, c1)
-    store(fields, out + 3 * V, d0)
-    store(fields, out + 3 * V + 1, d1)
+        first = add_two(first, item(signs, k), x, y)
+        second = add_two(second, item(signs, 16 * V + k), x, y)
+        third = add_two(third, item(signs, 32 * V + k), x, y)
+        fourth = add_two(fourth, item(signs, 48 * V + k), x, y)
+    for sums in (first, second, third, fourth):
+        store(fields, out, sums[0])
+        store(fields, out + 1, sums[1])
+        out += V
 
 
 @inner

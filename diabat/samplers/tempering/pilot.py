@@ -33,31 +33,19 @@ _ALONG_FIELDS = 4
 
 
 class Pilot(NamedTuple):
-    """What the pilot found.
+    """What the pilot found."""
 
-    Attributes:
-        rhat: Largest split R-hat of 32 plain chains, float64 [*batch]; 1 for problems without visible spins.
-        autocorrelation_time: τ in sweeps, float64 [*batch].
-        mixed: Whether plain chains suffice, bool [*batch].
-        sweeps: Sweeps of each chain, int64 [*batch].
-        updates: Number of spin updates.
-    """
-
-    rhat: Tensor
-    autocorrelation_time: Tensor
-    mixed: Tensor
-    sweeps: Tensor
-    updates: int
+    rhat: Tensor  # largest split R-hat of 32 plain chains, float64 [*batch]; 1 for problems without visible spins
+    autocorrelation_time: Tensor  # τ in sweeps, float64 [*batch]
+    mixed: Tensor  # whether plain chains suffice, bool [*batch]
+    sweeps: Tensor  # of each chain, int64 [*batch]
+    updates: int  # of spins
 
     def info(self) -> dict[str, Any]:
         """Entries for ``info["pilot"]``."""
-        return {
-            "rhat": self.rhat,
-            "autocorrelation_time": self.autocorrelation_time,
-            "chains": CHAINS,
-            "sweeps": self.sweeps,
-            "updates": self.updates,
-        }
+        found = self._asdict() | {"chains": CHAINS}
+        del found["mixed"]
+        return found
 
 
 def run_pilot(ising: Ising, rules: Rules) -> Pilot:
@@ -96,9 +84,8 @@ def run_pilot(ising: Ising, rules: Rules) -> Pilot:
 def _starts(ising: Ising) -> Tensor:
     """Spins to start from, int8 [CHAINS, 1, *batch, n]: equal random ones for all problems, except along the fields."""
     n = ising.num_spins
-    drawn = np.random.default_rng(0).integers(
-        0, 2, (n, CHAINS // 2), dtype=np.int8
-    )  # row j is that of spin j for any n
+    # Row j is that of spin j for any n.
+    drawn = np.random.default_rng(0).integers(0, 2, (n, CHAINS // 2), dtype=np.int8)
     half = torch.from_numpy(2 * drawn.T - 1).reshape(-1, *(1,) * len(ising.batch_shape), n)
     spins = half.expand(-1, *ising.fields.shape).clone()
     spins[:_ALONG_FIELDS] = torch.where(ising.fields.cpu() < 0, -1, 1).to(torch.int8)
@@ -123,16 +110,13 @@ def joined(ising: Ising, pilot: Pilot, plain: A | None, tempered: A | None, rung
     first, second = plain or tempered, tempered or plain
     assert first is not None
     assert second is not None
-    chosen = {
-        name: _chosen(pilot, getattr(first, name), getattr(second, name), axes)
-        for name, axes in _TENSORS.items()
-        if getattr(first, name, None) is not None
-    }
+    found = {name: (getattr(first, name, None), getattr(second, name, None)) for name in _TENSORS}
+    chosen = {name: _chosen(pilot, *two, _TENSORS[name]) for name, two in found.items() if two[0] is not None}
     info = _joined_info(pilot, first.info, second.info, rungs, plain is not None, tempered is not None)
     return replace(first, visible=ising.visible_mask, info=info, **chosen)
 
 
-def _chosen(pilot: Pilot, plain: Tensor, tempered: Tensor, axes: int) -> Any:
+def _chosen(pilot: Pilot, plain: Any, tempered: Any, axes: int) -> Any:
     """Values of problems that have mixed from ``plain``, of the others from ``tempered``, [..., *batch, axes]."""
     mixed = pilot.mixed.to(plain.device)
     return torch.where(mixed.reshape((*mixed.shape, *(1,) * axes)), plain, tempered)
@@ -146,13 +130,8 @@ def _joined_info(
     A plain problem has β = NaN on the rungs that it does not have, and swap rates of 1.
     """
     info, mixed = dict(first), pilot.mixed
-    info.update(
-        {
-            name: _chosen(pilot, first[name], second[name], axes)
-            for name, axes in _ENTRIES.items()
-            if name in first
-        }
-    )
+    for name in _ENTRIES.keys() & first.keys():
+        info[name] = _chosen(pilot, first[name], second[name], _ENTRIES[name])
     if "rhat" in info:
         info["rhat_max"] = float(info["rhat"].max())
     betas = torch.full((*mixed.shape, rungs), math.nan, dtype=torch.float64)

@@ -109,8 +109,9 @@ def _diagnostics(batch: Batch, found: Found) -> dict[str, Any]:
 
 def _chain(batch: Batch, found: Found) -> Tensor:
     """Every state, int8 [sweeps, C, *batch, n]."""
-    sweeps, chains = (found[0][1].sweeps, found[0][1].chains) if found else (0, 0)
-    flat = np.full((sweeps, chains, batch.ising.fields.numel() + 1), -1, np.int8)
+    shape = (found[0][1].sweeps, found[0][1].chains) if found else (0, 0)
+    flat = np.full((batch.ising.fields.numel() + 1, *shape), -1, np.int8)
     for part, average in found:
-        part.write_chain(average.reads, flat)
-    return torch.from_numpy(flat[..., :-1].copy()).reshape(sweeps, chains, *batch.ising.fields.shape)
+        part.write(average.reads.transpose(1, 3, 0, 2), flat)
+    by_chain = torch.from_numpy(flat[:-1]).movedim(0, -1)
+    return by_chain.reshape(*shape, *batch.ising.fields.shape).contiguous()

@@ -102,15 +102,10 @@ class TemperingSampler(Sampler):
         track_lowest: bool = False,
         threads: int | None = None,
     ) -> None:
-        counts = {
-            "burn_in": burn_in,
-            "sweeps": sweeps,
-            "num_chains": num_chains,
-            "thin": thin,
-            "threads": threads,
-        }
-        for name, value in counts.items():
-            check_count(name, value, most=_MOST, optional=name in ("thin", "threads"))
+        for name, count in (("burn_in", burn_in), ("sweeps", sweeps), ("num_chains", num_chains)):
+            check_count(name, count, most=_MOST)
+        for name, optional in (("thin", thin), ("threads", threads)):
+            check_count(name, optional, most=_MOST, optional=True)
         check_choice("method", method, get_args(Method))
         check_choice("order", order, get_args(Order))
         check_flag("persistent", persistent)
@@ -232,7 +227,8 @@ class TemperingSampler(Sampler):
 
     def _answered(self, ising: Ising, seed: int, answer: Callable[[Ising, Rules, Array], A]) -> A:
         """The answer with the ladder of the options, or with the ladder that a pilot chooses for each problem."""
-        rules = self._rules(seed)
+        threads = torch.get_num_threads() if self.threads is None else self.threads
+        rules = Rules(seed, self.method, self.order, threads)
         if not self.automatic:
             return answer(ising, rules, self.ladder)
         pilot = run_pilot(ising, rules)
@@ -259,10 +255,8 @@ class TemperingSampler(Sampler):
             else:
                 found = simulation.spins()[None, :, :, -1]
             part.write_reads(found, reads.numpy())
-        self._end(batch)
-        info = self._batch_info(batch, chains, sweeps, len(ladder)) | {
-            "swap_rates": batch.per_problem(acceptance)
-        }
+        info = self._end(batch, chains, sweeps, len(ladder))
+        info["swap_rates"] = batch.per_problem(acceptance)
         spins = reads[:-1].T.contiguous().reshape(num_reads, *ising.fields.shape)
         tracked = batch.lowest().to(ising.fields.device) if self.track_lowest else None
         return Samples(spins.to(ising.fields.device), ising.visible_mask, info=info, tracked=tracked)
@@ -283,17 +277,12 @@ class TemperingSampler(Sampler):
 
     def _averages(self, correlations: bool, ising: Ising, rules: Rules, ladder: Array) -> Moments:
         batch = self._begin(ising, self.num_chains, ladder)
-        wanted = {
-            "pairs": correlations,
-            "bridge": self.capabilities.log_partition,
-            "reads": self.store_chain,
-        }
-        found = []
+        bridge, found = self.capabilities.log_partition, []
+        wanted = {"pairs": correlations, "bridge": bridge, "reads": self.store_chain}
         for part in batch.parts:
             self._burn_in(part, batch, rules)
             found.append(averages(part.simulation, rules, self.sweeps, **wanted))
-        self._end(batch)
-        info = self._batch_info(batch, self.num_chains, self.burn_in + self.sweeps, len(ladder))
+        info = self._end(batch, self.num_chains, self.burn_in + self.sweeps, len(ladder))
         return assembled(batch, found, self.num_chains * self.sweeps, wanted, info)
 
     def _rules(self, seed: int) -> Rules:
@@ -301,23 +290,21 @@ class TemperingSampler(Sampler):
         return Rules(seed, self.method, self.order, threads)
 
     def _begin(self, ising: Ising, chains: int, ladder: Array, *, track: bool = False) -> Batch:
-        kept = self._kept if self.persistent else None
-        return Batch(ising, chains, ladder, kept, track=track)
+        return Batch(ising, chains, ladder, self._kept if self.persistent else None, track=track)
 
     def _burn_in(self, part: Part, batch: Batch, rules: Rules) -> Array:
         return burn_in(part.simulation, rules, self.burn_in, tune=self.tuned and not batch.has_ladder)
 
-    def _end(self, batch: Batch) -> None:
+    def _end(self, batch: Batch, chains: int, sweeps: int, replicas: int) -> dict[str, Any]:
+        """Keep the chains, if they persist; returns the entries of ``info``."""
         if self.persistent:
             self._kept = batch.kept()
-
-    def _batch_info(self, batch: Batch, chains: int, sweeps: int, replicas: int) -> dict[str, Any]:
         betas = batch.per_problem([part.simulation.betas for part in batch.parts])
-        return self._info(chains, sweeps, replicas, batch.visible_spins, betas) | {
-            "continued": batch.continued
-        }
+        return self._info(chains, sweeps, replicas, batch.visible_spins, betas, batch.continued)
 
-    def _info(self, chains: int, sweeps: int, replicas: int, spins: int, betas: Tensor) -> dict[str, Any]:
+    def _info(
+        self, chains: int, sweeps: int, replicas: int, spins: int, betas: Tensor, continued: bool = False
+    ) -> dict[str, Any]:
         return {
             "method": self.method,
             "order": self.order,
@@ -326,7 +313,7 @@ class TemperingSampler(Sampler):
             "sweeps": sweeps,
             "updates": spins * chains * replicas * sweeps,
             "betas": betas,
-            "continued": False,
+            "continued": continued,
         }
 
 

@@ -37,23 +37,14 @@ _CACHED_LANES = 256
 
 @dataclass(frozen=True)
 class Rules:
-    """Options of the sweeps.
+    """Options of the sweeps."""
 
-    Attributes:
-        seed: Below 2^64.
-        method: ``heat_bath`` or ``metropolis``.
-        order: ``sequential`` or ``random``, a new permutation for every sweep.
-        threads: Number of threads that share the blocks.
-        block: Largest number of chains in a block; None fills the lanes.
-        fields: Local fields are ``summed`` for every update, or ``cached`` and changed by every flip; ``auto`` decides
-            by the couplings of each problem.
-    """
-
-    seed: int
+    seed: int  # below 2^64
     method: Method = "heat_bath"
-    order: Order = "sequential"
-    threads: int = 1
-    block: int | None = None
+    order: Order = "sequential"  # or a new permutation for every sweep
+    threads: int = 1  # number of threads that share the blocks
+    block: int | None = None  # largest number of chains in a block; None fills the lanes
+    # Local fields are summed for every update, or cached and changed by every flip; auto decides by the couplings.
     fields: Fields = "auto"
 
 
@@ -78,15 +69,9 @@ class ChainSimulation(ABC):
     """
 
     def __init__(
-        self,
-        fields: Array,
-        queries: Array,
-        *,
-        chains: int,
-        betas: Array,
-        spins: Array | None = None,
+        self, fields: Array, queries: Array, *, chains: int, betas: Array, spins: Array | None = None,
         track: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         replicas, n = betas.shape[1], fields.shape[1]
         # Clipped fields still determine the spin, and their sums stay within float32.
         self._fields = np.ascontiguousarray(np.minimum(np.maximum(fields, -_LARGEST), _LARGEST), np.float32)
@@ -189,14 +174,9 @@ class Simulation(ChainSimulation):
     """
 
     def __init__(
-        self,
-        couplings: Array | None,
-        three_body: Array | None,
-        fields: Array,
-        groups: Array,
-        queries: Array,
-        **options: Any,
-    ) -> None:
+        self, couplings: Array | None, three_body: Array | None, fields: Array, groups: Array,
+        queries: Array, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(fields, queries, **options)
         n, size = fields.shape[1], int(groups[-1]) + 1
         self._couplings, self._three_body = (
@@ -208,13 +188,11 @@ class Simulation(ChainSimulation):
 
     def _work(self, rules: Rules, average: bool) -> list[Work]:
         summed, cached = loaded(SUMMED), loaded(_CACHED)
-        replicas, n = self._spins.shape[2:]
-        chosen = self._cached(rules)
+        (replicas, n), shuffled = self._spins.shape[2:], rules.order == "random"
+        terms, chosen = (self._couplings, self._three_body, self._fields), self._cached(rules)
 
         def summed_state(chains: int) -> Any:
-            return summed.summed_state(
-                self._couplings, self._three_body, self._fields, chains * replicas, rules.order == "random"
-            )
+            return summed.summed_state(*terms, chains * replicas, shuffled)
 
         def cached_state(chains: int) -> Any:
             return cached.cached_state(panels, n, chains, replicas, average)
@@ -254,21 +232,14 @@ class EdgeSimulation(ChainSimulation):
     """
 
     def __init__(
-        self,
-        index: Array,
-        values: Array,
-        which: Array,
-        seen: Array,
-        fields: Array,
-        queries: Array,
+        self, index: Array, values: Array, which: Array, seen: Array, fields: Array, queries: Array,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(np.where(seen, fields, 0), queries, **options)
         starts, neighbours, entry = neighbour_lists(index, fields.shape[1])
         masks, mask_of = np.unique(np.packbits(seen, axis=1), axis=0, return_inverse=True)
-        first, groups = np.unique(
-            which * len(masks) + mask_of.reshape(-1), return_index=True, return_inverse=True
-        )[1:]
+        kinds = which * len(masks) + mask_of.reshape(-1)
+        _, first, groups = np.unique(kinds, return_index=True, return_inverse=True)
         # One row per distinct pair of couplings and visible spins; edges of other spins are 0.
         both = [seen[p, index].all(1) for p in first]
         J = np.stack([np.where(alive, values[which[p]], 0) for p, alive in zip(first, both, strict=True)])
