@@ -56,9 +56,7 @@ class Kept:
 
     spins: Tensor  # by rung, int8 [C, R, *batch, n]
     couplings: int | None  # number of distinct couplings of the batch; None if unknown
-    betas: (
-        Array | None
-    )  # ladder of every problem of the flat batch, float64 [N, R]; None if it is not tuned yet
+    betas: Array | None  # ladder of every problem of the flat batch, float64 [N, R]; None if not tuned yet
 
     @classmethod
     def checked(cls, spins: Any, replicas: int) -> Kept:
@@ -85,20 +83,17 @@ class Kept:
                 ladder is not ascending.
         """
         if "chains" not in tensors:
-            raise ArgumentError(
-                "state", f"expected the chains of a persistent sampler, got {', '.join(tensors)}."
-            )
+            names = ", ".join(tensors)
+            raise ArgumentError("state", f"expected the chains of a persistent sampler, got {names}.")
         spins = cls.checked(tensors["chains"], replicas).spins
         couplings = int(tensors["couplings"]) if "couplings" in tensors else None
-        ladder = tensors["ladder"].cpu().numpy().copy() if "ladder" in tensors else None
-        shape = (math.prod(spins.shape[2:-1]), replicas)
-        if ladder is not None and ladder.shape != shape:
-            raise ArgumentError(
-                "state", f"expected a ladder of shape {list(shape)}, got {list(ladder.shape)}."
-            )
-        if ladder is not None and not (
-            ladder.dtype == np.float64 and np.isfinite(ladder).all() and (np.diff(ladder) >= 0).all()
-        ):
+        if "ladder" not in tensors:
+            return cls(spins, couplings, None)
+        ladder = tensors["ladder"].cpu().numpy().copy()
+        expected, got = [math.prod(spins.shape[2:-1]), replicas], list(ladder.shape)
+        if got != expected:
+            raise ArgumentError("state", f"expected a ladder of shape {expected}, got {got}.")
+        if ladder.dtype != np.float64 or not (np.isfinite(ladder).all() and (np.diff(ladder) >= 0).all()):
             raise ArgumentError("state", "expected a ladder of ascending float64, got other values.")
         return cls(spins, couplings, ladder)
 

@@ -244,7 +244,8 @@ class EdgeSimulation(ChainSimulation):
         both = [seen[p, index].all(1) for p in first]
         J = np.stack([np.where(alive, values[which[p]], 0) for p, alive in zip(first, both, strict=True)])
         doubled = np.ascontiguousarray(2 * J[:, entry], np.float32)
-        total = np.cumsum(np.pad(J[:, entry], ((0, 0), (1, 0))), axis=1, dtype=np.float64)
+        total = np.zeros((len(J), len(entry) + 1))
+        np.cumsum(J[:, entry], axis=1, dtype=np.float64, out=total[:, 1:])
         sums = total[:, starts[1:]] - total[:, starts[:-1]]
         base = np.ascontiguousarray(self._fields - sums[groups], np.float32)
         self._problems = starts, neighbours, doubled, base, self._fields
