@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from diabat.compute.counter_random import stream_keys, uniforms
-from diabat.ising import Ising
 from diabat.samplers.banded import BandedSampler
 from diabat.testing import brute_force, brute_force_states, scaled
 from diabat.testing.problems import Lead
 
 from .banded_problems import PATTERNS, banded_problem
 from .goodness import g_test
-from .test_banded import ENGINES, Engine
+from .test_banded import ENGINES
 
 ALPHA = 1e-6
 READS = 100_000
@@ -34,23 +33,6 @@ def test_the_test_sees_a_scale_that_is_off(fields: float, couplings: float) -> N
         BandedSampler(bandwidth=2).sample(scaled(ising, fields, couplings), READS, seed=1).spins.flatten(1, 2)
     )
     assert g_test(spins, brute_force_states(ising).flatten(0, 1)) < ALPHA
-
-
-def test_reads_are_independent() -> None:
-    """Pairs of neighbouring reads of two spins have the product law on 16 states."""
-    ising = banded_problem((), 2, 1, seed=13)
-    spins = BandedSampler().sample(ising, READS, seed=3).spins
-    p = brute_force_states(ising)
-    pairs = torch.cat((spins[0::2], spins[1::2]), -1)
-    assert g_test(pairs[:, None], (p[:, None] * p[None, :]).flatten()[None]) > ALPHA
-
-
-def test_problems_are_independent() -> None:
-    ising = banded_problem((1,), 2, 1, seed=14)
-    two = Ising(ising.fields.expand(2, 2).clone(), ising.couplings)
-    spins = BandedSampler().sample(two, READS, seed=4).spins.flatten(1)
-    p = brute_force_states(ising)[0]
-    assert g_test(spins[:, None], (p[:, None] * p[None, :]).flatten()[None]) > ALPHA
 
 
 @pytest.mark.parametrize("pattern", ["causal", "ragged"])
@@ -83,16 +65,6 @@ def test_both_engines_draw_the_same(couplings: float) -> None:
     native, by_torch = (BandedSampler(bandwidth=2, engine=e).sample(ising, 50, seed=7) for e in ENGINES)
     assert torch.equal(native.spins, by_torch.spins)
     assert native.info["engine"] == "native"
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_seeds(engine: Engine) -> None:
-    ising, sampler = banded_problem((4,), 12, 3, seed=18), BandedSampler(engine=engine)
-    one, same, other = (sampler.sample(ising, 20, seed=s).spins for s in (8, 8, 9))
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
-    # Seeds above 32 bits are told apart.
-    assert not torch.equal(one, sampler.sample(ising, 20, seed=8 + (1 << 40)).spins)
 
 
 def test_the_compiled_stream_is_the_stream() -> None:

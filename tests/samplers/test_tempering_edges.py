@@ -11,7 +11,7 @@ import torch
 import diabat
 from diabat.ising import Ising
 from diabat.samplers.tempering import TemperingSampler
-from diabat.samplers.tempering.simulation import EdgeSimulation, Rules, neighbour_lists
+from diabat.samplers.tempering.simulation import EdgeSimulation, Rules
 from diabat.testing import brute_force_states
 from diabat.testing.problems import sparse_problem, with_visible
 
@@ -39,6 +39,17 @@ def same_draws(ising: Ising, reads: int, **options: Any) -> None:
     one, other = (tempering(**options).sample(problem, reads, seed=9) for problem in (ising, ising.dense()))
     assert torch.equal(one.spins, other.spins)
     assert torch.equal(one.info["betas"], other.info["betas"])
+
+
+def simulation(ising: Ising, ladder: list[float], *, chains: int) -> EdgeSimulation:
+    """Problems [P, n] with one J."""
+    assert ising.edges is not None
+    h, places = ising.fields.reshape(-1, ising.num_spins).numpy(), np.arange(ising.num_problems)
+    index, values = ising.edges.index.numpy(), ising.edges.values.numpy()[None]
+    betas = np.tile(ladder, (len(h), 1))
+    return EdgeSimulation(
+        index, values, 0 * places, np.full(h.shape, True), h, places, chains=chains, betas=betas
+    )
 
 
 def test_invisible_spins_and_clamped_ones() -> None:
@@ -121,17 +132,7 @@ def test_problems_without_visible_spins_are_left_out() -> None:
 def test_exponents_of_long_runs_stay_those_of_the_states() -> None:
     """Changes are summed per 512 spins: -E of every replica after 100 sweeps, n = 1500, against the energies."""
     ising = sparse_problem((), 1500, 4000, seed=10, couplings=0.3)
-    assert ising.edges is not None
-    run = EdgeSimulation(
-        ising.edges.index.numpy(),
-        ising.edges.values.numpy()[None],
-        np.zeros(1, np.int64),
-        np.ones((1, 1500), bool),
-        ising.fields.numpy()[None],
-        np.zeros(1, np.int64),
-        chains=3,
-        betas=np.array([[0.3, 0.31, 0.32, 1.0]]),
-    )
+    run = simulation(ising, [0.3, 0.31, 0.32, 1.0], chains=3)
     found = run.run(Rules(3), 100, exponents=True)
     energy = ising.energy(torch.from_numpy(run.spins()[0]))  # [C, R], by rung after the last swaps
     last = np.sort(found.exponents[-1, 0], axis=-1)
@@ -144,19 +145,9 @@ def test_a_draw_depends_neither_on_threads_nor_on_blocks() -> None:
     assert torch.equal(*reads)
     plain = tempering(num_replicas=1)  # a ladder would be tuned by all chains
     assert torch.equal(plain.sample(ising, 7, seed=5).spins, plain.sample(ising, 50, seed=5).spins[:7])
-    assert ising.edges is not None
     spins = []
     for block in (None, 5):
-        run = EdgeSimulation(
-            ising.edges.index.numpy(),
-            ising.edges.values.numpy()[None],
-            np.zeros(3, np.int64),
-            np.ones((3, 40), bool),
-            ising.fields.numpy(),
-            np.arange(3),
-            chains=30,
-            betas=np.tile([0.5, 1.0], (3, 1)),
-        )
+        run = simulation(ising, [0.5, 1.0], chains=30)
         run.run(Rules(3, block=block), 5)
         spins.append(run.spins())
     assert np.array_equal(spins[0], spins[1])
@@ -177,13 +168,6 @@ def test_tracked_states_are_those_of_the_matrix(replicas: int, reads: int) -> No
     one, other = (backend.sample(p, reads, seed=4) for p in (ising, ising.dense()))
     assert torch.equal(one.lowest().spins, other.lowest().spins)
     assert (one.lowest().energy <= one.energy.amin(0)).all()
-
-
-def test_neighbour_lists_hold_every_edge_twice() -> None:
-    starts, neighbours, entry = neighbour_lists(np.array([[3, 1], [0, 3], [1, 0]]), 5)
-    assert starts.tolist() == [0, 2, 4, 4, 6, 6]
-    assert neighbours.tolist() == [1, 3, 3, 0, 0, 1]  # later spins first
-    assert entry.tolist() == [2, 1, 0, 2, 1, 0]
 
 
 def test_a_large_model_takes_no_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
