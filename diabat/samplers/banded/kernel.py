@@ -207,14 +207,9 @@ def open_window(alpha: Any, t: int, half: int, states: int) -> None:
 
 @jit
 def run_marginals(blocks: Any, problems: Any, work: Any, probability: Any, log_z: Any) -> None:
-    """Marginals of a range of blocks.
+    """Fill P(s = +1) [N, n], up to the length of each problem, and log Σ of the weights, float64 [N].
 
-    Args:
-        blocks: int64 [blocks, lanes], problem of each lane, -1 for an empty lane.
-        problems: Problems.
-        work: Work without tangents.
-        probability: P(s = +1), filled up to the length of each problem, [N, n].
-        log_z: log Σ of the weights, float64 [N], filled.
+    ``blocks`` [blocks, lanes] are the problem of each lane, int64, -1 for an empty lane; work is without tangents.
     """
     states = work.beta.shape[1]
     for b in range(len(blocks)):
@@ -254,19 +249,11 @@ def run_gradient(
     blocks: Any, first_block: int, problems: Any, work: Any, probability: Any, cotangent: Any,
     log_cotangent: Any, of_fields: Any, of_couplings: Any,
 ) -> None:  # fmt: skip
-    """Derivative of L = Σ v P + Σ u log Z for a range of blocks: covariances with f = Σ_j v_j ([s_j = +1] - P_j) + u.
+    """Derivative of L = Σ v P + Σ u log Z: covariances with f = Σ_j v_j ([s_j = +1] - P_j) + u.
 
-    Args:
-        blocks: As in `run_marginals`.
-        first_block: Index of the first of them.
-        problems: Problems.
-        work: Work with tangents.
-        probability: P, [N, n].
-        cotangent: v, [N, n].
-        log_cotangent: u, [N].
-        of_fields: dL/dh, [N, n], filled up to the length of each problem.
-        of_couplings: dL/dJ_{t,t-1-d}, float64: [N, n, w] if lanes have different couplings, else the sum over the
-            lanes of each block, [blocks, n, w]; filled.
+    For blocks as in `run_marginals`, of which the first has index ``first_block``, and cotangents v [N, n], u [N],
+    fills dL/dh [N, n] and dL/dJ_{t,t-1-d}, float64: [N, n, w] if lanes have different couplings, else the sum over the
+    lanes of each block, [blocks, n, w].
     """
     states = work.beta.shape[1]
     for b in range(len(blocks)):

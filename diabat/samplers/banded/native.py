@@ -116,14 +116,7 @@ def _reach(bands: Array) -> tuple[Array, Array]:
 
 
 class Run:
-    """Inputs of the compiled code for one call.
-
-    Attributes:
-        blocks: Problem of each lane, [blocks, lanes].
-        own: Whether lanes have different couplings.
-        problems: Inputs of the compiled code.
-        log_scale: Σ_t log(2 cosh h_t), which is not in the field weights, float64 [N].
-    """
+    """Inputs of the compiled code for one call: its problems, and those of each lane, ``blocks`` [blocks, lanes]."""
 
     def __init__(
         self, given: BandProblems, dtype: Any, threads: int, *, tangent: bool = False, keep: bool = False

@@ -79,14 +79,10 @@ def _normalise(block: Any, work: Any, pairs: Any) -> None:
 
 @jit
 def run_reads(blocks: Any, problems: Any, work: Any, keys: Any, spins: Any) -> None:
-    """Draw independent reads: each spin from its law given the window before it.
+    """Draw independent reads, int8 ±1 [R, N, n]: each spin from its law given the window before it.
 
-    Args:
-        blocks: As in `run_marginals`.
-        problems: Problems.
-        work: Work with a segment that contains all spins.
-        keys: uint64 [N], stream of uniform numbers of each problem; read r of spin t uses number r·n + t.
-        spins: int8 ±1, [R, N, n], filled up to the length of each problem.
+    Read r of spin t uses number r·n + t of the stream of its problem, whose ``keys`` are uint64 [N].  Work has one
+    segment with all spins.
     """
     states = work.beta.shape[1]
     for b in range(len(blocks)):

@@ -117,15 +117,9 @@ def averages(
     bridge: bool = False,
     reads: bool = False,
 ) -> Averages:
-    """Run sweeps of every chain and average over them.
+    """Run sweeps of every chain after its burn-in, and average over them.
 
-    Args:
-        simulation: After its burn-in.
-        rules: Options of the sweeps.
-        sweeps: T, at least 1.
-        pairs: Also average s_j s_k.
-        bridge: Compute the sums for log Z.
-        reads: Keep every state.
+    On request also s_j s_k (``pairs``), the sums for log Z (``bridge``), and every state (``reads``).
     """
     replicas, chains = simulation.betas.shape[1], simulation.chains
     attempts = np.maximum(swap_attempts(simulation.sweeps, sweeps, replicas), 1) * chains

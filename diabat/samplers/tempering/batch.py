@@ -113,12 +113,9 @@ class Kept:
 
 
 class Part:
-    """The simulation of one tier, and the places of its results in the batch.
+    """The simulation of one tier, whose P problems are its places, in order.
 
-    Attributes:
-        tier: The tier; the P problems of the simulation are its places, in order.
-        seen: True for spins, False for phantoms, bool [P, m].
-        simulation: The simulation.
+    ``seen`` is True for spins, False for phantoms, bool [P, m].
     """
 
     def __init__(
@@ -163,20 +160,12 @@ class Part:
 
 
 class Batch:
-    """All problems of a call.
-
-    Args:
-        ising: The batch, detached from the autograd graph.
-        chains: C.
-        ladder: β of the rungs, [R].
-        kept: Chains of the previous call, used if they fit.
-        track: Keep the state of lowest energy of every chain.
+    """All problems of a call: C chains of each, with β of the rungs in ``ladder`` [R].
 
     Attributes:
-        ising: The batch.
-        tiers: Its tiers.
+        tiers: The tiers of the batch.
         parts: One per tier; none if nothing is visible.
-        start: The kept chains that this call continues, or None.
+        start: The kept chains of the previous call, if they fit and this call continues them, or None.
         visible_spins: Number of visible spins of all problems.
 
     Raises:
@@ -203,16 +192,6 @@ class Batch:
         self.visible_spins = (
             ising.fields.numel() if self.tiers.whole else sum(int(part.seen.sum()) for part in self.parts)
         )
-
-    @property
-    def continued(self) -> bool:
-        """Whether the chains continue those of the previous call."""
-        return self.start is not None
-
-    @property
-    def has_ladder(self) -> bool:
-        """Whether the ladder was tuned in an earlier call."""
-        return self.start is not None and self.start.betas is not None
 
     def kept(self) -> Kept:
         """The current chains."""

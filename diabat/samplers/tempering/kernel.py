@@ -98,15 +98,9 @@ def load_lane(state: Any, lane: int, problem: int, spins: Any) -> None:
 
 @by_type
 def sweep(state: Any, at: Any, lanes: Lanes, order: Any, t: int, how: How) -> None:
-    """Update every spin once, in the ``order`` [n], and the exponents if they are followed.
+    """Update every spin once, in the ``order`` [n], and the exponents if they are followed, in sweep number t.
 
-    Args:
-        state: Overwritten.
-        at: Row of the couplings, problem of the first lane, numbers of chains and of replicas.
-        lanes: Exponents are overwritten.
-        order: Spins in the order of updates, [n].
-        t: Number of the sweep.
-        how: Options.
+    ``at`` is the row of the couplings, the problem of the first lane, and the numbers of chains and of replicas.
     """
 
 

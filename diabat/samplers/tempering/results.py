@@ -26,14 +26,9 @@ Found = list[tuple[Part, Averages]]
 def assembled(
     batch: Batch, averages: Sequence[Averages], states: int, wanted: dict[str, bool], info: dict[str, Any]
 ) -> Moments:
-    """Moments of the batch, with diagnostics in ``info``.
+    """Moments of the batch from the averages of its parts over so many ``states``, with diagnostics in ``info``.
 
-    Args:
-        batch: The batch.
-        averages: One per part.
-        states: Number of states of each problem in the averages.
-        wanted: Which optional results they contain: pairs, bridge, reads.
-        info: Entries about the call.
+    ``wanted`` says which optional results the averages contain: pairs, bridge, reads.
     """
     ising, found = batch.ising, list(zip(batch.parts, averages, strict=True))
     dtype = ising.fields.dtype

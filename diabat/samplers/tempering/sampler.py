@@ -264,9 +264,9 @@ class TemperingSampler(Sampler):
     def _single_reads(self, ising: Ising, num_reads: int, rules: Rules) -> Samples:
         """The same of one small problem and plain chains, without tiers and their indices."""
         # Few edges take less time as a matrix than their lists take to build.
-        J, K = (t if t is None else t.numpy() for t in (ising.couplings, ising.three_body))
         n, place = ising.num_spins, np.zeros(1, np.int64)
-        J, K = J if J is None else J.reshape(1, n, n), K if K is None else K.reshape(1, n, n, n)
+        J = None if ising.couplings is None else ising.couplings.numpy().reshape(1, n, n)
+        K = None if ising.three_body is None else ising.three_body.numpy().reshape(1, n, n, n)
         fields = ising.fields.numpy().reshape(1, n)
         one = Simulation(J, K, fields, place, place, chains=num_reads, betas=np.ones((1, 1)))
         one.run(rules, self.burn_in)
@@ -293,14 +293,15 @@ class TemperingSampler(Sampler):
         return Batch(ising, chains, ladder, self._kept if self.persistent else None, track=track)
 
     def _burn_in(self, part: Part, batch: Batch, rules: Rules) -> Array:
-        return burn_in(part.simulation, rules, self.burn_in, tune=self.tuned and not batch.has_ladder)
+        tuned = batch.start is not None and batch.start.betas is not None
+        return burn_in(part.simulation, rules, self.burn_in, tune=self.tuned and not tuned)
 
     def _end(self, batch: Batch, chains: int, sweeps: int, replicas: int) -> dict[str, Any]:
         """Keep the chains, if they persist; returns the entries of ``info``."""
         if self.persistent:
             self._kept = batch.kept()
         betas = batch.per_problem([part.simulation.betas for part in batch.parts])
-        return self._info(chains, sweeps, replicas, batch.visible_spins, betas, batch.continued)
+        return self._info(chains, sweeps, replicas, batch.visible_spins, betas, batch.start is not None)
 
     def _info(
         self, chains: int, sweeps: int, replicas: int, spins: int, betas: Tensor, continued: bool = False

@@ -298,17 +298,11 @@ def _in_panels(couplings: Array, fields: Array, width: int) -> tuple[Array, Arra
 
 
 def neighbour_lists(index: Array, n: int) -> tuple[Array, Array, Array]:
-    """Neighbours of every spin: those after it, then those before it, each in ascending order.
+    """Neighbours of every spin, from pairs [E, 2]: those after it, then those before it, each in ascending order.
 
     In sequential sweeps the spin that was drawn last is added last to a local field, so that the rest of the sum does
-    not wait for it.
-
-    Args:
-        index: Pairs, int64 [E, 2].
-        n: Number of spins.
-
-    Returns:
-        First entry of each spin int64 [n + 1], neighbours uint32 [2E], and the pair of each entry int64 [2E].
+    not wait for it.  Returns the first entry of each spin int64 [n + 1], neighbours uint32 [2E], and the pair of each
+    entry int64 [2E].
     """
     spins, others = np.concatenate((index, index[:, ::-1])).T
     order = np.lexsort((others, others < spins, spins))
