@@ -1,4 +1,4 @@
-"""A task: sets of examples, and the number that is reported for them."""
+"""A task: sets of examples, the options that build it, and the number that is reported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -45,19 +45,19 @@ class Examples(ABC):
 
     def to(self, device: torch.device) -> Self:
         """Return the same examples on a device."""
-        return replace(self, **{name: tensor.to(device) for name, tensor in self._tensors()})  # type: ignore[type-var]  # every subclass is a dataclass
+        return replace(self, **{name: tensor.to(device) for name, tensor in self._tensors().items()})  # type: ignore[type-var]  # every subclass is a dataclass
 
     def fingerprint(self) -> str:
         """Hexadecimal sha256 of the tensors, so that a run is not resumed on other data."""
         content = hashlib.sha256()
-        for _, tensor in self._tensors():
+        for tensor in self._tensors().values():
             content.update(repr(tuple(tensor.shape)).encode())
             content.update(tensor.cpu().contiguous().numpy().tobytes())
         return content.hexdigest()
 
-    def _tensors(self) -> list[tuple[str, Tensor]]:
-        named = [(f.name, getattr(self, f.name)) for f in fields(self)]  # type: ignore[arg-type]  # likewise
-        return [(name, value) for name, value in named if isinstance(value, Tensor)]
+    def _tensors(self) -> dict[str, Tensor]:
+        named = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]  # likewise
+        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,14 +76,13 @@ class Split(Examples):
     targets: Tensor
 
     def __post_init__(self) -> None:
-        for name, value in (("inputs", self.inputs), ("targets", self.targets)):
+        for name, value in self._tensors().items():
             if value.dtype != torch.int64 or value.ndim != 2 or len(value) == 0:
                 got = f"{value.dtype} {list(value.shape)}"
                 raise ArgumentError(name, f"expected int64 [N, T] with N >= 1, got {got}.")
-        if (shape := list(self.inputs.shape)) != list(self.targets.shape):
-            raise ArgumentError(
-                "targets", f"expected the shape of inputs {shape}, got {list(self.targets.shape)}."
-            )
+        if self.inputs.shape != self.targets.shape:
+            shapes = f"{list(self.inputs.shape)}, got {list(self.targets.shape)}"
+            raise ArgumentError("targets", f"expected the shape of inputs {shapes}.")
         if not bool((self.targets != IGNORED).any()):
             raise ArgumentError("targets", "expected at least one target that counts, got only ignored ones.")
 
@@ -121,10 +120,8 @@ class TextForm:
         index = {character: symbol for symbol, character in enumerate(self.characters)}
         for position, character in enumerate(text):
             if character not in index:
-                got = f"{character!r} at position {position}"
-                raise ArgumentError(
-                    "text", f"expected the characters {self.characters!r} of the task, got {got}."
-                )
+                expected = f"the characters {self.characters!r} of the task"
+                raise ArgumentError("text", f"expected {expected}, got {character!r} at position {position}.")
         return torch.tensor([index[character] for character in text])
 
 
@@ -174,31 +171,32 @@ class Task(Generic[E]):
 
     def metric_value(self, loss: float, accuracy: float) -> float:
         """Return the task's metric from the mean cross-entropy in nats and the accuracy in 0 .. 1."""
-        if self.metric == "accuracy":
-            return accuracy
-        return math.exp(min(loss, 700.0))  # beyond it no float holds the perplexity
+        return accuracy if self.metric == "accuracy" else math.exp(min(loss, 700.0))  # float64 ends at e^709
 
 
-class TaskOptions(Protocol):
+class TaskOptions(ABC):
     """What the options of every task have: a frozen dataclass whose field ``name`` is the name of the task."""
 
-    examples: ClassVar[ExampleKind]
+    examples: ClassVar[ExampleKind] = "sequences"
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """Name of the task."""
 
     @property
+    @abstractmethod
     def window(self) -> int:
         """Largest length T of an example."""
 
-    def check_model(self, model: Any) -> None:
-        """Refuse options of a model that cannot learn the task.
+    def check_model(self, model: Any) -> None:  # noqa: B027
+        """Refuse options of a model that cannot learn the task; by default any will do.
 
         Raises:
             ValueError: Naming the option.
         """
 
+    @abstractmethod
     def build(self, tokenizer: Any = None) -> Task[Examples]:
         """Build the task, reading its data; sentence pairs need a fast tokenizer of Hugging Face.
 

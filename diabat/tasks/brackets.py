@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import string
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError, check_count
 from diabat.compute.memory import require_memory
-from diabat.tasks.base import IGNORED, ExampleKind, Split, Task, TextForm
+from diabat.tasks.base import IGNORED, Split, Task, TaskOptions, TextForm
 
 OPEN, CLOSE, FIRST_FILLER = 0, 1, 2
 CHARACTERS = f"(){string.ascii_letters}{string.digits}"
@@ -28,7 +28,7 @@ _MAX_DRAWS = 200
 
 
 @dataclass(frozen=True)
-class BracketOptions:
+class BracketOptions(TaskOptions):
     """Options of the bracket matching task.
 
     The number of pairs of a sequence is uniform in 1 .. (T - 1) // 2, so that a sequence always has a
@@ -44,7 +44,6 @@ class BracketOptions:
         seed: Seed of the data, independent of the seed of the training.
     """
 
-    examples: ClassVar[ExampleKind] = "sequences"
     name: Literal["brackets"] = field(default="brackets", kw_only=True)
     window: int = 8
     vocab_size: int = 12
@@ -56,9 +55,6 @@ class BracketOptions:
         limits = {"window": 4, "vocab_size": 3, "num_train": 1, "num_validation": 1, "seed": 0}
         for name, least in limits.items():
             check_count(name, getattr(self, name), least=least)
-
-    def check_model(self, model: Any) -> None:
-        """Any model of this kind of examples will do."""
 
     def build(self, tokenizer: Any = None) -> Task[Split]:
         """Build the task: T classes (positions), accuracy over closing brackets.

@@ -10,7 +10,7 @@ rest for testing.  It is NOT the official one.
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +18,9 @@ from typing import Any, ClassVar, Literal
 
 from diabat.checks import ArgumentError, check_count
 from diabat.extras import extra
-from diabat.tasks.base import ExampleKind, Task
+from diabat.tasks.base import ExampleKind, Task, TaskOptions
 from diabat.tasks.data import DataError, fetch
-from diabat.tasks.nli_files import CLASSES, Columns, Pairs, Row, Rows, pairs_of, read_pairs, read_rows
+from diabat.tasks.nli_files import CLASSES, Columns, Pairs, Row, pairs_of, read_pairs, read_rows
 from diabat.tasks.nli_tokens import PairSplit, tokenize_pairs
 
 NUM_TRAIN, NUM_VALIDATION = 4_439, 495
@@ -30,7 +30,7 @@ _LABELS = ("entailment_label", "entailment_judgment")
 
 
 @dataclass(frozen=True)
-class PairOptions(ABC):
+class PairOptions(TaskOptions):
     """Options of all tasks of sentence pairs.
 
     Attributes:
@@ -38,9 +38,13 @@ class PairOptions(ABC):
         window: Tokens of a pair at most, special ones included; longer pairs are cut, the longer sentence first.
         num_train: Use this many training pairs from the beginning; None uses all.
         data: The data file or folder; None looks in the usual places.
+        class_names: Names of the classes 0 .. C - 1.
+        columns: Columns of files of pairs that belong to the task.
     """
 
     examples: ClassVar[ExampleKind] = "pairs"
+    class_names: ClassVar[Any] = CLASSES
+    columns: ClassVar[Any] = Columns()
     name: str = field(kw_only=True)
     window: int = 128
     num_train: int | None = None
@@ -50,16 +54,6 @@ class PairOptions(ABC):
         check_count("window", self.window)
         check_count("num_train", self.num_train, optional=True)
 
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of the classes 0 .. C - 1."""
-        return CLASSES
-
-    @property
-    def columns(self) -> Columns:
-        """Columns of files of pairs that belong to the task."""
-        return Columns()
-
     @abstractmethod
     def read(self) -> dict[str, Pairs]:
         """Read the sets ``train``, ``validation`` and, if there is one, ``test``.
@@ -68,9 +62,6 @@ class PairOptions(ABC):
             DataError: If the data cannot be found, read or loaded.
             ImportError: If the extra ``hf`` is needed and not installed.
         """
-
-    def check_model(self, model: Any) -> None:  # noqa: B027  # a model may have nothing to refuse
-        """Any model of this kind of examples will do."""
 
     def build(self, tokenizer: Any = None) -> Task[PairSplit]:
         """Read and tokenize the pairs; the metric is accuracy.
@@ -85,15 +76,15 @@ class PairOptions(ABC):
         return Task(
             self.name,
             self.window,
-            vocab_size=len(tokenizer),
-            num_classes=len(self.class_names),
-            metric="accuracy",
+            len(tokenizer),
+            len(self.class_names),
+            "accuracy",
+            splits["train"],
+            splits["validation"],
+            splits.get("test"),
             classes=self.class_names,
             tokenizer=tokenizer,
             dropped={name: pairs.dropped for name, pairs in sets.items() if pairs.dropped},
-            train=splits["train"],
-            validation=splits["validation"],
-            test=splits.get("test"),
         )
 
 
@@ -117,7 +108,7 @@ class SickOptions(PairOptions):
         return {name: pairs_of(f"'{path}'", part, columns) for name, part in sets.items()}
 
 
-def _official_sets(path: Path, rows: Rows) -> Mapping[str, Rows]:
+def _official_sets(path: Path, rows: list[tuple[int, Row]]) -> dict[str, list[tuple[int, Row]]]:
     sets: dict[str, list[tuple[int, Row]]] = {name: [] for name in _OFFICIAL.values()}
     for line, row in rows:
         name = str(row.get("SemEval_set")).strip()
@@ -128,12 +119,11 @@ def _official_sets(path: Path, rows: Rows) -> Mapping[str, Rows]:
     return sets
 
 
-def _own_sets(path: Path, rows: list[tuple[int, Row]]) -> Mapping[str, Rows]:
+def _own_sets(path: Path, rows: list[tuple[int, Row]]) -> dict[str, list[tuple[int, Row]]]:
     cut = NUM_TRAIN + NUM_VALIDATION
     if len(rows) <= cut:
-        raise DataError(
-            f"'{path}': expected more than {cut} pairs or a column SemEval_set, got {len(rows)} pairs without one."
-        )
+        expected = f"more than {cut} pairs or a column SemEval_set"
+        raise DataError(f"'{path}': expected {expected}, got {len(rows)} pairs without one.")
 
     def place(row: tuple[int, Row]) -> str:  # does not depend on the order of the file
         return hashlib.sha256(f"{_SALT} {str(row[1]['pair_ID']).strip()}".encode()).hexdigest()
@@ -191,8 +181,7 @@ def _read_published(
     for ours, (_, theirs) in sets.items():
         try:
             rows = datasets.load_dataset(*hub, split=theirs, cache_dir=data).to_list()
-        # Of several libraries, in many kinds: connection, cache, disk.  The type says enough; the text may hold
-        # addresses with access tokens.
+        # Of several libraries, in many kinds; their text may hold addresses with access tokens.
         except Exception as error:
             raise DataError(
                 f"cannot load the set '{theirs}' of '{hub[0]}' ({type(error).__name__}); check the connection to "
@@ -224,21 +213,13 @@ class PairFileOptions(PairOptions):
     hypothesis: str = "hypothesis"
     label: str = "label"
     classes: tuple[str, ...] = CLASSES
+    class_names = property(lambda self: self.classes)
+    columns = property(lambda self: Columns(self.premise, self.hypothesis, self.label))
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.classes) < 2 or len({name.casefold() for name in self.classes}) < len(self.classes):
             raise ArgumentError("classes", f"expected two or more different names, got {list(self.classes)}.")
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of the classes 0 .. C - 1."""
-        return self.classes
-
-    @property
-    def columns(self) -> Columns:
-        """Columns that the options name."""
-        return Columns(self.premise, self.hypothesis, self.label)
 
     def read(self) -> dict[str, Pairs]:
         """Read the files."""

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from diabat.files import parse_json
 from diabat.tasks.data import DataError
@@ -15,21 +15,14 @@ from diabat.tasks.data import DataError
 CLASSES = ("entailment", "neutral", "contradiction")
 """The classes of natural language inference, in the order of SNLI and MNLI."""
 
-
-class _Tabs(csv.excel_tab):
-    quoting = csv.QUOTE_NONE  # quotes in sentences do not delimit cells
-
-
-SUFFIXES: Mapping[str, type[csv.Dialect] | None]
-SUFFIXES = {".csv": csv.excel, ".tsv": _Tabs, ".txt": _Tabs, ".jsonl": None}
+_TABS = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}  # quotes in sentences do not delimit cells
+SUFFIXES: Mapping[str, Mapping[str, Any]] = {".csv": {}, ".tsv": _TABS, ".txt": _TABS, ".jsonl": {}}
 """Suffixes of the files that can be read, and the form of their tables."""
 
 NO_CONSENSUS = ("-", "-1")
 """Labels of pairs whose annotators agreed on none: in the files of SNLI and MNLI, and on the hub."""
 
 Row = Mapping[str, Any]
-Rows = Iterable[tuple[int, Row]]
-"""Rows by column name, with the line of each."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +42,7 @@ class Pairs:
         return Pairs(self.premises[:count], self.hypotheses[:count], self.labels[:count], self.dropped)
 
 
-@dataclass(frozen=True)
-class Columns:
+class Columns(NamedTuple):
     """Names of the columns that are read."""
 
     premise: str = "premise"
@@ -72,12 +64,13 @@ def read_pairs(path: Path, columns: Columns, classes: Sequence[str] | None = CLA
         DataError: If the file cannot be read, is empty, lacks a column, or has a label outside the classes or an empty
             sentence; the message names the file and the line.
     """
-    needed = (columns.premise, columns.hypothesis, *((columns.label,) if classes else ()))
-    return pairs_of(f"'{path}'", read_rows(path, needed), columns, classes)
+    return pairs_of(f"'{path}'", read_rows(path, columns if classes else columns[:2]), columns, classes)
 
 
-def pairs_of(source: str, rows: Rows, columns: Columns, classes: Sequence[str] | None = CLASSES) -> Pairs:
-    """Turn numbered rows of a source into pairs; arguments and errors as of :func:`read_pairs`."""
+def pairs_of(
+    source: str, rows: Iterable[tuple[int, Row]], columns: Columns, classes: Sequence[str] | None = CLASSES
+) -> Pairs:
+    """Turn the rows of a source, each with its line, into pairs; arguments and errors as of :func:`read_pairs`."""
     index = {name.casefold(): number for number, name in enumerate(classes or ())}
     found, dropped = [], 0
     for line, row in rows:
@@ -90,26 +83,23 @@ def pairs_of(source: str, rows: Rows, columns: Columns, classes: Sequence[str] |
         if classes and name not in index:
             expected = ", ".join(classes)
             raise DataError(f"{place}: {columns.label}: expected one of {expected}, got {label!r:.60}.")
-        sentences = [_sentence(place, column, row) for column in (columns.premise, columns.hypothesis)]
+        sentences = [_sentence(f"{place}: {column}", row[column]) for column in columns[:2]]
         found.append((*sentences, index.get(name, 0)))
     if not found:
-        without = f" ({dropped} without agreed label)" if dropped else ""
-        raise DataError(
-            f"{source}: expected {'labelled' if classes else 'sentence'} pairs, got none{without}."
-        )
+        kind, without = "labelled" if classes else "sentence", f" ({dropped} without agreed label)"
+        raise DataError(f"{source}: expected {kind} pairs, got none{without if dropped else ''}.")
     premises, hypotheses, labels = (list(column) for column in zip(*found, strict=True))
     return Pairs(premises, hypotheses, labels, dropped)
 
 
-def _sentence(place: str, column: str, row: Row) -> str:
-    text = row[column]
+def _sentence(place: str, text: Any) -> str:
     if not isinstance(text, str) or not text.strip():
         got = "an empty one" if text is None or isinstance(text, str) else f"{text!r:.60}"
-        raise DataError(f"{place}: {column}: expected a sentence, got {got}.")
+        raise DataError(f"{place}: expected a sentence, got {got}.")
     try:
         text.encode()
     except UnicodeEncodeError as error:  # JSON can contain half a surrogate pair, which no tokenizer accepts
-        raise DataError(f"{place}: {column}: expected text, got {text[error.start]!r} alone.") from error
+        raise DataError(f"{place}: expected text, got {text[error.start]!r} alone.") from error
     return text.strip()
 
 
@@ -126,21 +116,16 @@ def read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
         raise DataError(f"'{path}': cannot be read ({error.strerror}).") from error
     if not text.strip():
         raise DataError(f"'{path}': the file is empty.")
-    dialect = SUFFIXES[suffix]
-    rows = _objects(path, text) if dialect is None else _cells(path, text, dialect, columns)
-    for line, row in rows:
-        if missing := [name for name in columns if name not in row]:
-            raise DataError(
-                f"'{path}', line {line}: expected the columns {', '.join(missing)}, got {', '.join(row) or 'none'}."
-            )
+    for line, row in _objects(path, text) if suffix == ".jsonl" else _cells(path, text, columns):
+        if missing := ", ".join(name for name in columns if name not in row):
+            got = ", ".join(row) or "none"
+            raise DataError(f"'{path}', line {line}: expected the columns {missing}, got {got}.")
         yield line, row
 
 
-def _cells(
-    path: Path, text: str, dialect: type[csv.Dialect], columns: Sequence[str]
-) -> Iterator[tuple[int, Row]]:
+def _cells(path: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
     # Not splitlines, for which U+2028 and others in a sentence end a line as well.
-    reader = csv.reader(io.StringIO(text), dialect)
+    reader = csv.reader(io.StringIO(text), **SUFFIXES[path.suffix.lower()])
     try:
         names = next(reader)
         if any(names.count(name) != 1 for name in columns):

@@ -95,40 +95,34 @@ def tokenize_pairs(tokenizer: Any, pairs: Pairs, window: int) -> PairSplit:
     least = tokenizer.num_special_tokens_to_add(pair=True) + 2
     if window < least:
         raise ArgumentError("window", f"expected at least {least} for this tokenizer, got {window}.")
-    parts = [_encode(tokenizer, pairs, i, window) for i in range(0, len(pairs), _CHUNK)]
-    tokens, special, segments, lengths = (torch.cat(column) for column in zip(*parts, strict=True))
+    ids, special, segments, lengths = [], [], [], []
+    for first in range(0, len(pairs), _CHUNK):
+        some = slice(first, first + _CHUNK)
+        encoded = tokenizer(
+            list(pairs.premises[some]),
+            list(pairs.hypotheses[some]),
+            truncation="longest_first",
+            max_length=window,
+            return_special_tokens_mask=True,
+            return_token_type_ids=True,
+        )
+        for row, tokens in enumerate(encoded["input_ids"]):
+            lengths.append(len(tokens))
+            if missing := {0, 1} - {*encoded.sequence_ids(row)}:
+                name = ("premise", "hypothesis")[min(missing)]
+                raise DataError(f"pair {first + row}: {name}: expected at least one token, got none.")
+        ids.append(_flat(encoded["input_ids"], torch.int32))
+        special.append(_flat(encoded["special_tokens_mask"], torch.bool))
+        segments.append(_flat(encoded["token_type_ids"], torch.uint8))
     return PairSplit(
-        tokens=tokens,
-        special=special,
-        segments=segments if "token_type_ids" in tokenizer.model_input_names else None,
-        ends=lengths.cumsum(0),
+        tokens=torch.cat(ids),
+        special=torch.cat(special),
+        segments=torch.cat(segments) if "token_type_ids" in tokenizer.model_input_names else None,
+        ends=torch.tensor(lengths).cumsum(0),
         targets=torch.tensor(list(pairs.labels), dtype=torch.int64),
         pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
     )
 
 
-def _encode(tokenizer: Any, pairs: Pairs, first: int, window: int) -> tuple[Tensor, ...]:
-    """Tokens, special tokens and segments of some pairs, one after the other, and their lengths."""
-    some = slice(first, first + _CHUNK)
-    encoded = tokenizer(
-        list(pairs.premises[some]),
-        list(pairs.hypotheses[some]),
-        truncation="longest_first",
-        max_length=window,
-        return_special_tokens_mask=True,
-        return_token_type_ids=True,
-    )
-    for row in range(len(pairs.labels[some])):
-        if missing := {0, 1} - {*encoded.sequence_ids(row)}:
-            name = ("premise", "hypothesis")[min(missing)]
-            raise DataError(f"pair {first + row}: {name}: expected at least one token, got none.")
-
-    def flat(key: str, dtype: torch.dtype) -> Tensor:
-        return torch.tensor([value for row in encoded[key] for value in row], dtype=dtype)
-
-    return (
-        flat("input_ids", torch.int32),
-        flat("special_tokens_mask", torch.bool),
-        flat("token_type_ids", torch.uint8),
-        torch.tensor([len(row) for row in encoded["input_ids"]]),
-    )
+def _flat(rows: list[list[int]], dtype: torch.dtype) -> Tensor:
+    return torch.tensor([value for row in rows for value in row], dtype=dtype)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import string
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError, check_choice, check_count
 from diabat.compute.memory import require_memory
-from diabat.tasks.base import IGNORED, ExampleKind, Split, Task, TextForm
+from diabat.tasks.base import IGNORED, Split, Task, TaskOptions, TextForm
 from diabat.tasks.brackets import hash_of_ten
 
 DISTANCES = (1, 2, "mixed")
@@ -25,7 +25,7 @@ _MAX_DRAWS = 200
 
 
 @dataclass(frozen=True)
-class RecallOptions:
+class RecallOptions(TaskOptions):
     """Options of associative recall.
 
     A sequence is: fillers where it has fewer than ``pairs`` pairs; the pairs, with ``filler`` fillers at random places
@@ -50,7 +50,6 @@ class RecallOptions:
         seed: Seed of the data, independent of the seed of the training.
     """
 
-    examples: ClassVar[ExampleKind] = "sequences"
     name: Literal["recall"] = field(default="recall", kw_only=True)
     pairs: int = 4
     min_pairs: int | None = None

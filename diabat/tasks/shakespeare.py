@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from diabat.checks import check_count
-from diabat.tasks.base import IGNORED, ExampleKind, Split, Task, TextForm
+from diabat.tasks.base import IGNORED, Split, Task, TaskOptions, TextForm
 from diabat.tasks.data import fetch
 
 
 @dataclass(frozen=True)
-class ShakespeareOptions:
+class ShakespeareOptions(TaskOptions):
     """Options of the Tiny Shakespeare task.
 
     Attributes:
@@ -26,7 +26,6 @@ class ShakespeareOptions:
             downloads.
     """
 
-    examples: ClassVar[ExampleKind] = "sequences"
     name: Literal["shakespeare"] = field(default="shakespeare", kw_only=True)
     window: int = 8
     characters: int = 100_000
@@ -36,9 +35,6 @@ class ShakespeareOptions:
         check_count("window", self.window)
         # A tenth of the text is for validation and must hold one window and its last target.
         check_count("characters", self.characters, least=10 * (self.window + 1))
-
-    def check_model(self, model: Any) -> None:
-        """Any model of this kind of examples will do."""
 
     def build(self, tokenizer: Any = None) -> Task[Split]:
         """Build the task: predict every next character; the metric is perplexity over all positions.
