@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diabat.models.decoder_explanation import explain_decoder
+from diabat.models.explanation import explain_decoder
 from diabat.models.transformer import Transformer
 from diabat.plots import COLOURS, Line, Panel, draw_panel, new_figure, save_figure, tidy
 from diabat.runs.finished import Run, load_run

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from diabat.models.decoder_explanation import DecoderExplanation
+    from diabat.models.explanation import DecoderExplanation
 
     Pick = Callable[[Tensor], Tensor]  # takes the layer and the head of values, or the mean over them
 

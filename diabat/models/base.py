@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -34,28 +35,34 @@ class Model(nn.Module):
         """
 
 
-class ModelOptions(Protocol):
-    """What the options of every model have: a frozen dataclass whose field ``name`` is the name of the model."""
+class ModelOptions(ABC):
+    """What the options of every model have: a frozen dataclass whose field ``name`` is the name of the model.
 
-    examples: ClassVar[ExampleKind]
-    """Kind of examples that the model takes."""
+    Attributes:
+        examples: Kind of examples that the model takes.
+        sampler: Default backend and its options.
+    """
 
-    sampler: ClassVar[Mapping[str, Any]]
-    """Default backend and its options."""
+    examples: ClassVar[ExampleKind] = "sequences"
+    sampler: ClassVar[Mapping[str, Any]] = {}
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """Name of the model."""
 
     @property
+    @abstractmethod
     def mode(self) -> str:
         """Terms of the exponent, or a control without them."""
 
     @property
     def attention(self) -> str:
         """Short description of the attention or pooling."""
+        return self.mode
 
     @property
+    @abstractmethod
     def uses_sampler(self) -> bool:
         """Whether the model calls a sampler for marginals."""
 
@@ -66,7 +73,9 @@ class ModelOptions(Protocol):
             ValueError: If it cannot be loaded.
             ImportError: If the extra ``hf`` is not installed.
         """
+        return None
 
+    @abstractmethod
     def build(
         self, vocab_size: int, num_classes: int, window: int, sampler: Sampler, gradient: str, seed: int
     ) -> Model:

@@ -1,18 +1,24 @@
-"""Explanation of a pair classifier token by token: weights, fields and interactions."""
+"""Explanations: of a pair classifier token by token, and of a decoder over one text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from diabat.attention.correlations import query_moments, reason_without_correlations
 from diabat.attention.neurogame import NeuroGameAttention
 from diabat.attention.pooling import BoltzmannPooling
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, is_integer
+from diabat.compute.memory import require_memory
+from diabat.models.base import Model
+from diabat.models.decoding import check_symbols
 from diabat.models.pairs import PairClassifier, full_precision
+from diabat.models.transformer import Transformer
 from diabat.tasks.nli_files import Pairs
 from diabat.tasks.nli_tokens import tokenize_pairs
 
@@ -63,13 +69,71 @@ class PairExplanation:
     def strongest(
         self, count: int, head: int | None = None, at_least: float = 0.0
     ) -> list[tuple[int, int, float]]:
-        """Pairs i < j of tokens with |J_ij|/γ >= ``at_least``, strongest first, at most ``count``.
+        """At most ``count`` pairs i < j with |J_ij|/γ >= ``at_least`` and not 0, strongest first: (i, j, J_ij/γ).
 
-        Returns:
-            (i, j, J_ij/γ) of a head; None takes the mean over heads.
+        ``head`` None takes the mean over heads.
         """
-        strengths = self.strengths
-        return [] if strengths is None else strongest_pairs(selected(strengths, head), count, at_least)
+        return _strongest(self.strengths, (head,), count, at_least)
+
+
+@dataclass(frozen=True, eq=False)
+class DecoderExplanation:
+    """Attention and predictions over one text; n tokens, L layers, H heads, C classes.
+
+    Attributes:
+        mode: Mode of the attention.
+        sampler: Name of the backend; None if the mode uses none.
+        tokens: The tokens of the text, n of them.
+        classes: Names of the classes, C of them.
+        position: Position q of the query whose correlations are reported.
+        attention: Normalised weight of key j for query i, [L, H, n, n]; rows sum to 1.
+        entropy: -Σ_j w_ij log w_ij of the weights of each query in nats, [L, H, n].
+        visible: Number of keys that each query sees, int64 [n].
+        probabilities: Probability of each class at each position, [n, C].
+        targets: Class that the task expects at each position, n of them; None where it expects none or the text ends.
+        coupled: Positions of the coupled keys that the query sees, ascending, m of them; empty without correlations.
+        alpha: P(s_j = +1) of these keys for the query, [L, H, m]; None without correlations.
+        correlations: C_jk = <s_j s_k> - <s_j><s_k> of these keys, symmetric, 1 - <s_j>² on the diagonal,
+            [L, H, m, m]; None without correlations.
+        without_correlations: One sentence on why there are none; None if there are.
+        num_reads: Number of reads that the correlations are estimated from, None if they are computed without reads.
+    """
+
+    mode: str
+    sampler: str | None
+    tokens: tuple[str, ...]
+    classes: tuple[str, ...]
+    position: int
+    attention: Tensor
+    entropy: Tensor
+    visible: Tensor
+    probabilities: Tensor
+    targets: tuple[str | None, ...]
+    coupled: tuple[int, ...]
+    alpha: Tensor | None
+    correlations: Tensor | None
+    without_correlations: str | None
+    num_reads: int | None
+
+    @property
+    def effective(self) -> Tensor:
+        """Effective number of positions that a query attends to, exp(entropy), [L, H, n]."""
+        return self.entropy.exp()
+
+    def most_probable(self, position: int, count: int) -> list[tuple[str, float]]:
+        """Names and probabilities of the most probable classes at a position, at most ``count``."""
+        chances, found = self.probabilities[position].topk(min(count, len(self.classes)))
+        return [(self.classes[c], chance) for c, chance in zip(found.tolist(), chances.tolist(), strict=True)]
+
+    def strongest(
+        self, count: int, layer: int | None = None, head: int | None = None, at_least: float = 0.0
+    ) -> list[tuple[int, int, float]]:
+        """At most ``count`` positions j < k with |C_jk| >= ``at_least`` and not 0, strongest first: (j, k, C_jk).
+
+        ``layer`` or ``head`` None takes the mean over layers, or over heads.
+        """
+        found = _strongest(self.correlations, (layer, head), count, at_least)
+        return [(self.coupled[j], self.coupled[k], C) for j, k, C in found]
 
 
 def selected(values: Tensor, *indices: int | None) -> Tensor:
@@ -79,12 +143,26 @@ def selected(values: Tensor, *indices: int | None) -> Tensor:
     return values
 
 
-def strongest_pairs(values: Tensor, count: int, at_least: float) -> list[tuple[int, int, float]]:
-    """Pairs i < j of a symmetric matrix with the largest absolute value, strongest first, no zeros."""
-    i, j = torch.triu_indices(len(values), len(values), 1)
-    order = values[i, j].abs().argsort(descending=True, stable=True)[:count].tolist()
-    found = [(int(i[k]), int(j[k]), float(values[i[k], j[k]])) for k in order]
+def _strongest(
+    values: Tensor | None, indices: tuple[int | None, ...], count: int, at_least: float
+) -> list[tuple[int, int, float]]:
+    if values is None:
+        return []
+    matrix = selected(values, *indices)
+    i, j = torch.triu_indices(len(matrix), len(matrix), 1)
+    order = matrix[i, j].abs().argsort(descending=True, stable=True)[:count].tolist()
+    found = [(int(i[k]), int(j[k]), float(matrix[i[k], j[k]])) for k in order]
     return [pair for pair in found if pair[2] and abs(pair[2]) >= at_least]
+
+
+@contextmanager
+def _without_dropout(model: Model) -> Iterator[torch.device]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield next(model.parameters()).device
+    finally:
+        model.train(was_training)
 
 
 @torch.no_grad()
@@ -95,54 +173,38 @@ def explain_pair(
 
     Coalitions and reads are drawn from torch's global generator, and are the same for prediction and explanation.
 
-    Args:
-        model: The classifier.
-        tokenizer: Its tokenizer.
-        premise: First sentence.
-        hypothesis: Second sentence.
-        classes: Names of the classes.
-
     Raises:
         ValueError: If a sentence is empty.
     """
     for name, sentence in (("premise", premise), ("hypothesis", hypothesis)):
         if not sentence.strip():
             raise ArgumentError(name, "expected a sentence, got an empty one.")
-    device = next(model.parameters()).device
-    split = tokenize_pairs(tokenizer, Pairs([premise], [hypothesis], [0]), model.window).to(device)
-    batch, _ = split.batch(torch.zeros(1, dtype=torch.int64, device=device))
-    was_training = model.training
-    model.eval()
-    states, mask = model.encode(batch), model.mask(batch)
-    state = torch.get_rng_state()
-    chances = model.classify(states, mask)[0].softmax(-1).tolist()
-    torch.set_rng_state(state)
-    with full_precision(states):
-        of_tokens, facts = _quantities(model, states, mask)
-    model.train(was_training)
+    with _without_dropout(model) as device:
+        split = tokenize_pairs(tokenizer, Pairs([premise], [hypothesis], [0]), model.window).to(device)
+        batch, _ = split.batch(torch.zeros(1, dtype=torch.int64, device=device))
+        states, mask = model.encode(batch), model.mask(batch)
+        before = torch.get_rng_state()
+        chances = model.classify(states, mask)[0].softmax(-1).tolist()
+        torch.set_rng_state(before)
+        with full_precision(states):
+            of_tokens, facts = _quantities(model.pooling, states, mask)
     kept = (~mask[0]).nonzero()[:, 0]
+    of_tokens = {k: (v[:, kept] if v.ndim == 2 else v[:, kept][..., kept]) for k, v in of_tokens.items()}
     encoded = tokenizer(premise, hypothesis, truncation="longest_first", max_length=model.window)
-    tokens = tokenizer.convert_ids_to_tokens(encoded["input_ids"])
-    sides = [("premise", "hypothesis", "special")[2 if s is None else s] for s in encoded.sequence_ids(0)]
+    tokens, sides = tokenizer.convert_ids_to_tokens(encoded["input_ids"]), encoded.sequence_ids(0)
+    names = {None: "special", 0: "premise", 1: "hypothesis"}
     return PairExplanation(
         pooling=model.options.pooling,
         tokens=tuple(tokens[i] for i in kept.tolist()),
-        sides=tuple(sides[i] for i in kept.tolist()),
+        sides=tuple(names[sides[i]] for i in kept.tolist()),
         probabilities=dict(zip(classes, chances, strict=True)),
         facts=facts,
-        # [H, T] or [H, T, T] of the tokens that take part
-        **{
-            k: (v[:, kept] if v.ndim == 2 else v[:, kept][..., kept]).float().cpu()
-            for k, v in of_tokens.items()
-        },
+        **{name: value.float().cpu() for name, value in of_tokens.items()},
     )
 
 
-def _quantities(
-    model: PairClassifier, states: Tensor, mask: Tensor
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What the pooling provides: for tokens, [H, T] or [H, T, T], and further numbers by name."""
-    pooling = model.pooling
+def _quantities(pooling: Any, states: Tensor, mask: Tensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What a pooling knows of the tokens, [H, T] or [H, T, T], and further numbers by name."""
     if isinstance(pooling, NeuroGameAttention):
         found = pooling.explain(states, mask)
         of_tokens = {name: getattr(found, name)[0] for name in ("alpha", "fields", "interactions", "gate")}
@@ -160,3 +222,85 @@ def _quantities(
         facts = {"expected_active": alpha.sum(-1).tolist()}
         return {"alpha": alpha, "fields": h[0], "interactions": J}, facts
     return {"alpha": pooling.weights(states, mask)[0]}, {}
+
+
+@torch.no_grad()
+def explain_decoder(
+    model: Transformer,
+    symbols: Tensor,
+    tokens: Sequence[str],
+    classes: Sequence[str],
+    *,
+    targets: Sequence[str | None] | None = None,
+    position: int | None = None,
+) -> DecoderExplanation:
+    """Explain a decoder over one text; the training mode of the model is unchanged.
+
+    Reads are drawn from torch's global generator: the weights are those of a forward pass from the same state.
+
+    Args:
+        model: The decoder.
+        symbols: int64 [n].
+        tokens: Texts of the symbols, n of them.
+        classes: Names of the classes.
+        targets: Expected class at each position; None for none.
+        position: Position of the query whose correlations are computed; None for the last one.
+
+    Raises:
+        ValueError: If the symbols are not int64 [n], or the text is longer than the context of the model or does not
+            have this position.
+    """
+    position = _checked_position(model, symbols, position)
+    length, layers = len(symbols), model.attention_layers()
+    with _without_dropout(model) as device:
+        x, maps = model.embedded(symbols[None].to(device)), []
+        for block in model.all_blocks():
+            attended, weights = block.attention(block.attention_norm(x), need_weights=True)
+            maps.append(weights[0])
+            x = block.added(x, attended)
+        attention, logits = torch.stack(maps), model.logits(x)[0]
+        reason = reason_without_correlations(layers[0])
+        found = [] if reason is not None else [query_moments(layer, position) for layer in layers]
+    visible, limit = torch.arange(1, length + 1), layers[0].window
+    if not layers[0].causal:
+        visible = torch.full((length,), length)
+    elif layers[0].relative and layers[0].far == "none":
+        visible = visible.clamp(max=limit)
+
+    def stacked(of_layers: list[Tensor]) -> Tensor | None:
+        return torch.stack(of_layers).float().cpu() if of_layers else None
+
+    return DecoderExplanation(
+        mode=model.options.mode,
+        sampler=layers[0].sampler.name if layers[0].mode not in ("softmax", "h", "J") else None,
+        tokens=tuple(tokens),
+        classes=tuple(classes),
+        position=position,
+        attention=attention.float().cpu(),
+        entropy=torch.special.entr(attention.double()).sum(-1).float().cpu(),
+        visible=visible,
+        probabilities=logits.float().softmax(-1).cpu(),
+        targets=(None,) * length if targets is None else tuple(targets),
+        coupled=tuple(found[0].positions.tolist()) if found else (),
+        alpha=stacked([moments.probability for moments in found]),
+        correlations=stacked([moments.correlations for moments in found]),
+        without_correlations=reason,
+        num_reads=found[0].num_reads if found else None,
+    )
+
+
+def _checked_position(model: Transformer, symbols: Tensor, position: int | None) -> int:
+    """Position of the query, if the text fits the model and memory."""
+    check_symbols("symbols", symbols, "[n]")
+    length, longest = len(symbols), model.longest
+    if longest is not None and length > longest:
+        expected = f"at most {longest} tokens, the context of the model"
+        raise ArgumentError("text", f"expected {expected}, got {length}.")
+    position = length - 1 if position is None else position
+    if not is_integer(position) or not 0 <= position < length:
+        expected = f"a position of the text in 0 .. {length - 1}"
+        raise ArgumentError("position", f"expected {expected}, got {position!r}.")
+    # The maps of one layer are made in several copies.
+    maps = (model.options.num_layers + 8) * model.options.num_heads * length**2
+    require_memory(8 * maps, f"attention maps of {length} tokens", "text")
+    return position

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from diabat.models.decoder_explanation import DecoderExplanation
-from diabat.models.explanation import PairExplanation, selected
+from diabat.models.explanation import DecoderExplanation, PairExplanation, selected
 from diabat.plots import COLOURS, draw_line, new_figure, save_figure, tidy
 
 if TYPE_CHECKING:
@@ -34,15 +33,11 @@ def plot_explanation(
 ) -> Path:
     """Draw α as bars from its neutral value 1/2 and, if there are some, J_ij/γ as a heat map.
 
-    Blue is negative, red positive.  Pairs with |J_ij|/γ of at least ``at_least`` are framed and named.  Weights that
-    sum to 1 are bars from 0; their neutral value is 1/n.
+    Blue is negative, red positive; at most ``named`` pairs with |J_ij|/γ >= ``at_least`` are framed and named.  Weights
+    that sum to 1 are bars from 0; their neutral value is 1/n.  ``head`` None takes the mean over heads.
 
-    Args:
-        explanation: The explanation.
-        path: Output file, which is returned; the suffix chooses the format (png, pdf, svg).
-        head: Head, or None for the mean over heads.
-        at_least: Smallest |J_ij|/γ of a named pair.
-        named: Largest number of named pairs, strongest first.
+    Returns:
+        The path; its suffix chooses the format (png, pdf, svg).
     """
     tokens, strengths = explanation.tokens, explanation.strengths
     width = max(5.0, 1.8 + 0.3 * len(tokens))
@@ -54,8 +49,7 @@ def plot_explanation(
         pairs = explanation.strongest(named, head, at_least)
         values = selected(strengths, head).numpy()
         _signed_map(figure, axes[1], values, _LEAST_COUPLING, pairs, "coupling $J_{ij}/\\gamma$")
-        axes[1].set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=8)
-        axes[1].set_yticks(range(len(tokens)), tokens, fontsize=8)
+        _name_axis(axes[1], tokens, rotation=90, fontsize=8)
         names = [f"{tokens[i]} and {tokens[j]} {J:+.2f}" for i, j, J in pairs]
         size = f"$|J_{{ij}}|/\\gamma$ of at least {at_least:g}"
         lines = [f"{size}:", *(", ".join(names[k : k + 2]) for k in range(0, len(names), 2))]
@@ -103,26 +97,29 @@ def plot_decoder(
     """Draw the attention maps of layers and heads, the correlations of the query, and entropies by position.
 
     One row per layer: the weights of each head with the row of the query framed; then the connected correlations of its
-    spins, if there are some, as the mean over the heads that are shown.  Blue is negative, red positive; the diagonal
-    is left out.  Below them entropy and effective number of positions, with those of uniform attention.
+    spins, if there are some, as the mean over the heads that are shown, at most ``named`` pairs with |C_jk| >=
+    ``at_least`` framed.  Blue is negative, red positive; the diagonal is left out.  Below them entropy and effective
+    number of positions, with those of uniform attention.  ``layer`` or ``head`` None shows all.
 
-    Args:
-        explanation: The explanation.
-        path: Output file, which is returned; the suffix chooses the format (png, pdf, svg).
-        layer: Layer, or None for all.
-        head: Head, or None for all.
-        at_least: Smallest absolute C_jk of a named pair.
-        named: Pairs that are framed and named at most, strongest first.
+    Returns:
+        The path; its suffix chooses the format (png, pdf, svg).
     """
     layers = list(range(len(explanation.attention))) if layer is None else [layer]
     heads = list(range(explanation.attention.shape[1])) if head is None else [head]
-    maps = len(heads) + (explanation.correlations is not None)
-    size = 0.5 + min(4.2, max(2.6, 0.6 + 0.17 * min(len(explanation.tokens), _LABELLED)))
+    maps, length = len(heads) + (explanation.correlations is not None), len(explanation.tokens)
+    size = 0.5 + min(4.2, max(2.6, 0.6 + 0.17 * min(length, _LABELLED)))
     figure = new_figure(max(7.5, size * maps), size * len(layers) + 3.0)
     ratios = [size * len(layers), 2.7]
     above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=ratios)[:, 0]
-    axes = above.subplots(len(layers), maps, squeeze=False)
-    _attention_maps(above, axes[:, : len(heads)], explanation, layers, heads)
+    axes, image = above.subplots(len(layers), maps, squeeze=False), None
+    for row, of_layer in zip(axes, layers, strict=True):
+        for axis, of_head in zip(row, heads, strict=False):
+            weights = explanation.attention[of_layer, of_head].numpy()
+            image = axis.imshow(weights, cmap="Blues", vmin=0, vmax=1)
+            _frame(axis, -0.5, explanation.position - 0.5, width=length)
+            axis.set_title(f"layer {of_layer}, head {of_head}", fontsize=9)
+            _name_positions(axis, explanation, range(length))
+    above.colorbar(image, ax=axes[:, : len(heads)], label="attention weight", shrink=0.7)
     if explanation.correlations is not None:
         for axis, of_layer in zip(axes[:, -1], layers, strict=True):
             pairs = explanation.strongest(named, of_layer, head, at_least)
@@ -132,19 +129,6 @@ def plot_decoder(
     sampler = "" if explanation.sampler is None else f", {explanation.sampler}"
     figure.suptitle(f"mode {explanation.mode}{sampler}; {query}", fontsize=11)
     return save_figure(figure, path)
-
-
-def _attention_maps(
-    figure: Any, axes: Any, explanation: DecoderExplanation, layers: list[int], heads: list[int]
-) -> None:
-    length, image = len(explanation.tokens), None
-    for row, layer in zip(axes, layers, strict=True):
-        for axis, head in zip(row, heads, strict=True):
-            image = axis.imshow(explanation.attention[layer, head].numpy(), cmap="Blues", vmin=0, vmax=1)
-            _frame(axis, -0.5, explanation.position - 0.5, width=length)
-            axis.set_title(f"layer {layer}, head {head}", fontsize=9)
-            _name_axis(axis, explanation, range(length))
-    figure.colorbar(image, ax=axes, label="attention weight", shrink=0.7)
 
 
 def _correlation_map(
@@ -158,7 +142,7 @@ def _correlation_map(
     extent = (first, last, last, first)  # the numbers of the axes are positions
     _signed_map(figure, axis, values, least, pairs, "$C_{jk}$ of the query", extent)
     axis.set_title(f"correlations, layer {layer}, {_heads(head)}", fontsize=9)
-    _name_axis(axis, explanation, explanation.coupled)
+    _name_positions(axis, explanation, explanation.coupled)
     token = [shown(token) for token in explanation.tokens]
     names = [f"{j} “{token[j]}” and {k} “{token[k]}” {C:+.2g}" for j, k, C in pairs]
     axis.set_xlabel("\n".join(names), fontsize=8)
@@ -205,10 +189,15 @@ def _frame(axis: Axes, left: float, top: float, width: float = 1) -> None:
     axis.add_patch(Rectangle((left, top), width, 1, fill=False, edgecolor="black", clip_on=False))
 
 
-def _name_axis(axis: Axes, explanation: DecoderExplanation, positions: Any) -> None:
+def _name_axis(axis: Axes, names: Any, places: Any = None, **style: Any) -> None:
+    places = range(len(names)) if places is None else places
+    axis.set_xticks(places, names, **style)
+    axis.set_yticks(places, names, fontsize=style["fontsize"])
+
+
+def _name_positions(axis: Axes, explanation: DecoderExplanation, positions: Any) -> None:
     """Write the tokens at both axes, or leave the numbers of the positions."""
     if len(positions) <= _LABELLED:
         names = [shown(explanation.tokens[position]) for position in positions]
-        axis.set_xticks(positions, names, fontsize=7)
-        axis.set_yticks(positions, names, fontsize=7)
+        _name_axis(axis, names, positions, fontsize=7)
         axis.tick_params(length=0)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from diabat.attention.neurogame import PAPER_MEAN_FIELD, NeuroGameAttention
 from diabat.attention.pooling import BoltzmannPooling
 from diabat.checks import ArgumentError, check_choice, check_count, check_number, check_positive
-from diabat.models.base import Model
+from diabat.models.base import Model, ModelOptions
 from diabat.models.encoder import load_encoder, positions_of
 from diabat.models.poolings import MeanPooling, ProjectedMeanPooling, SoftmaxPooling
 from diabat.tasks.base import ExampleKind
@@ -29,7 +29,7 @@ Pooling = NeuroGameAttention | MeanPooling | SoftmaxPooling | BoltzmannPooling
 
 
 @dataclass(frozen=True)
-class PairModelOptions:
+class PairModelOptions(ModelOptions):
     """Options of the model; the defaults are the published NeuroGame Transformer, as far as it is described.
 
     Attributes:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +14,9 @@ from diabat.attention.coupled import SELF_MODES, CouplingLayout
 from diabat.attention.coupling_init import CouplingInit
 from diabat.checks import ArgumentError, check_choice, check_count, check_number
 from diabat.compute.memory import require_memory
-from diabat.models.base import Model
+from diabat.models.base import Model, ModelOptions
 from diabat.models.decoding import ModelState, check_state, check_symbols
 from diabat.samplers.state import sampler_parameters
-from diabat.tasks.base import ExampleKind
 
 if TYPE_CHECKING:
     from diabat.attention.decoding import DecodingState
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TransformerOptions:
+class TransformerOptions(ModelOptions):
     """Size and attention mode of the model; the defaults are the published Tiny Shakespeare model.
 
     Attributes:
@@ -52,8 +50,6 @@ class TransformerOptions:
         coupling_init: Initial couplings: ``mean`` and ``std`` of J_jk for abs(j - k) <= ``distance``; None for zero.
     """
 
-    examples: ClassVar[ExampleKind] = "sequences"
-    sampler: ClassVar[Mapping[str, Any]] = {}
     name: Literal["transformer"] = field(default="transformer", kw_only=True)
     embed_dim: int = 64
     num_heads: int = 1
@@ -97,17 +93,9 @@ class TransformerOptions:
             raise ArgumentError("positions", f"'rope' expects an even embed_dim / num_heads, got {got}.")
 
     @property
-    def attention(self) -> str:
-        """Short description of the attention."""
-        return self.mode
-
-    @property
     def uses_sampler(self) -> bool:
         """Whether the attention calls a sampler for its marginals."""
         return self.mode != "softmax"
-
-    def load_tokenizer(self) -> None:
-        """None: tasks of sequences have symbols."""
 
     def build(
         self, vocab_size: int, num_classes: int, window: int, sampler: Sampler, gradient: str, seed: int

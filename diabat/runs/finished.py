@@ -34,8 +34,7 @@ from diabat.training.scores import Scores, score
 
 if TYPE_CHECKING:
     from diabat.models import Model
-    from diabat.models.decoder_explanation import DecoderExplanation
-    from diabat.models.explanation import PairExplanation
+    from diabat.models.explanation import DecoderExplanation, PairExplanation
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +148,7 @@ def explain_decoder_run(
         ConfigError: If the run is not that of a decoder, and as :func:`load_run`: the data have the characters.
         ValueError: If the text is empty or too long, has another character, or does not have this position.
     """
-    from diabat.models.decoder_explanation import explain_decoder
+    from diabat.models.explanation import explain_decoder
 
     if examples_of_run(path) != "sequences":
         raise ConfigError(f"'{path}'", "expected a run of a decoder, got one of a classifier of pairs.")

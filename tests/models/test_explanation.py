@@ -11,8 +11,7 @@ import torch
 
 from diabat.attention.boltzmann import coupling_parameters
 from diabat.models import Transformer, TransformerOptions
-from diabat.models.decoder_explanation import DecoderExplanation, explain_decoder
-from diabat.models.explanation import selected
+from diabat.models.explanation import DecoderExplanation, explain_decoder, selected
 from diabat.models.figures import plot_decoder, shown
 
 TEXT = "abca badc"
