@@ -21,7 +21,7 @@ from hypothesis.errors import HypothesisException
 
 import diabat
 from diabat.tasks.data import DataError
-from diabat.training.errors import TrainingError
+from diabat.training.folder import TrainingError
 
 PROPERTIES: dict[str, Callable[..., None]] = {}
 REFUSALS = (ValueError, TypeError, FileNotFoundError, DataError, TrainingError)

@@ -1,8 +1,8 @@
 """Training: one loop, checkpoints written atomically, metrics as JSON lines."""
 
 from diabat.training.checkpoint import is_finished, load_model
-from diabat.training.errors import CheckpointError, OutputError, TrainingError, TrainingInterrupted
 from diabat.training.evaluate import evaluate
+from diabat.training.folder import CheckpointError, OutputError, TrainingError, TrainingInterrupted
 from diabat.training.options import PROTOCOLS, TrainOptions
 from diabat.training.train import TrainResult, train
 

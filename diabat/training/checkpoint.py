@@ -23,9 +23,8 @@ from diabat.checks import ArgumentError, check_choice, is_integer, is_number
 from diabat.compute.memory import require_memory
 from diabat.files import parse_json, replace_file
 from diabat.samplers.state import chain_state, load_chain_state
-from diabat.training.errors import CheckpointError
 from diabat.training.evaluate import cuda_devices
-from diabat.training.folder import BEST, LATEST
+from diabat.training.folder import BEST, LATEST, CheckpointError
 from diabat.training.options import TrainOptions
 
 

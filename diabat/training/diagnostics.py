@@ -12,7 +12,7 @@ from diabat.ising import IsingError
 from diabat.models import Model
 from diabat.samplers.base import UnsupportedError
 from diabat.training.checkpoint import TrainState
-from diabat.training.errors import TrainingError
+from diabat.training.folder import TrainingError
 
 
 @contextmanager

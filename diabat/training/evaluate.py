@@ -1,7 +1,8 @@
-"""Loss and accuracy of a model on a split."""
+"""Order of examples, and loss and accuracy of a model over them."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -12,10 +13,46 @@ from diabat.attention.layer import IsingLayer
 from diabat.models import Model
 from diabat.samplers.state import reset_chains
 from diabat.tasks import IGNORED, Examples
-from diabat.training.batches import evaluation_batches
 from diabat.training.data_parallel import Processes
 from diabat.training.optimizer import autocast, token_loss
 from diabat.training.options import Precision
+
+_POOL = 50
+"""Number of batches that are sorted by length together."""
+
+
+def epoch_order(examples: Examples, seed: int, epoch: int, batch_size: int) -> Tensor:
+    """Order of the examples in an epoch; batches are cut from it in turn.
+
+    Examples of different lengths are ordered so that little of a batch is padded: the random order is cut into pools of
+    50 batches, each pool is sorted by length and cut into batches, and the batches are put into random order; a smaller
+    last batch stays the last.
+
+    Returns:
+        A permutation of 0 .. N - 1, int64 [N]; ``epoch`` is the number of epochs completed.
+    """
+    lengths = examples.lengths
+    order = torch.randperm(len(examples), generator=_stream(f"{seed} {epoch}"))
+    if lengths is None:
+        return order
+    pools = [pool[lengths[pool].argsort(stable=True)] for pool in order.split(_POOL * batch_size)]
+    batches = list(torch.cat(pools).split(batch_size))
+    full = len(lengths) // batch_size
+    shuffled = torch.randperm(full, generator=_stream(f"{seed} {epoch} batches")).tolist()
+    return torch.cat([*(batches[i] for i in shuffled), *batches[full:]])
+
+
+def _stream(name: str) -> torch.Generator:
+    # torch's CPU generator uses only the low 32 bits of a seed, hence the hash of all numbers.
+    return torch.Generator().manual_seed(zlib.crc32(name.encode()))
+
+
+def evaluation_batches(examples: Examples, batch_size: int | None = None) -> tuple[Tensor, ...]:
+    """Indices of the examples of each forward pass of an evaluation; examples of similar length together."""
+    lengths = examples.lengths
+    if lengths is None:
+        return torch.arange(len(examples)).split(batch_size or 512)
+    return lengths.argsort(stable=True).split(batch_size or 64)  # long ones need much memory
 
 
 def cuda_devices(model: nn.Module) -> list[torch.device]:
@@ -39,18 +76,6 @@ def own_random_numbers(model: nn.Module, seed: int) -> Iterator[None]:
         finally:
             for layer, own in layers:
                 layer.eval_seed = own
-
-
-@contextmanager
-def evaluating(model: nn.Module, seed: int, precision: Precision) -> Iterator[torch.device]:
-    """Evaluate in the block: no dropout, no gradients, own random numbers, chains reset; all as before afterwards."""
-    was_training, device = model.training, next(model.parameters()).device
-    model.eval()
-    with torch.no_grad(), own_random_numbers(model, seed), reset_chains(model), autocast(precision, device):
-        try:
-            yield device
-        finally:
-            model.train(was_training)
 
 
 def evaluate(
@@ -102,9 +127,9 @@ def predict(
     for batch in _passes(model, split, batch_size, seed, precision):
         found.append(batch)
         advanced(len(batch[0]))
-    places, logits, targets = zip(*found, strict=True)
-    order = torch.cat(places).argsort().cpu()
-    return torch.cat(logits).float().cpu()[order], torch.cat(targets).cpu()[order]
+    places, logits, targets = (torch.cat(column) for column in zip(*found, strict=True))
+    order = places.argsort().cpu()
+    return logits.float().cpu()[order], targets.cpu()[order]
 
 
 def _passes(
@@ -115,11 +140,16 @@ def _passes(
     precision: Precision,
     processes: Processes | None = None,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Indices into the split, logits and targets, batch by batch."""
+    """Indices into the split, logits and targets, batch by batch; the state of model and samplers is kept."""
     batches = evaluation_batches(split, batch_size)
     model.check_batches(split, batches)
-    with evaluating(model, seed, precision) as device:
-        for chosen in batches if processes is None else processes.own(batches):
-            places = chosen.to(device)
-            inputs, targets = split.batch(places)
-            yield places, model(inputs), targets
+    was_training, device = model.training, next(model.parameters()).device
+    model.eval()
+    with torch.no_grad(), own_random_numbers(model, seed), reset_chains(model), autocast(precision, device):
+        try:
+            for chosen in batches if processes is None else processes.own(batches):
+                places = chosen.to(device)
+                inputs, targets = split.batch(places)
+                yield places, model(inputs), targets
+        finally:
+            model.train(was_training)

@@ -1,4 +1,4 @@
-"""The folder of a run: its lock, what may lie in it, and its metrics."""
+"""The folder of a run: its lock, what may lie in it, and its metrics; the errors of a run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,26 @@ from pathlib import Path
 from typing import BinaryIO
 
 from diabat.files import TEMPORARY_PREFIX, open_file
-from diabat.training.errors import CheckpointError, OutputError
 
 CONFIG, METRICS, LOCK = "config.json", "metrics.jsonl", ".lock"
 LATEST, BEST = "latest.safetensors", "best.safetensors"
 """Names of the files: the configuration, a line per event, the lock, which is empty, and the two checkpoints."""
+
+
+class TrainingError(RuntimeError):
+    """The run cannot continue; the message is one sentence that tells what to do."""
+
+
+class OutputError(TrainingError):
+    """The run folder is locked, cannot be written, contains another run, or contains no run to resume."""
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint is missing, damaged, of another run, or could not be saved."""
+
+
+class TrainingInterrupted(TrainingError):  # noqa: N818 (it is not an error of the run)
+    """The run was stopped by Ctrl-C or SIGTERM; its state is saved."""
 
 
 @contextmanager

@@ -24,7 +24,6 @@ from diabat.models import Model
 from diabat.progress import new_bar
 from diabat.samplers.state import weights_of
 from diabat.tasks import Task
-from diabat.training.batches import epoch_order, evaluation_batches
 from diabat.training.checkpoint import (
     TrainState,
     copy_tensors,
@@ -36,9 +35,18 @@ from diabat.training.checkpoint import (
 )
 from diabat.training.data_parallel import Processes
 from diabat.training.diagnostics import numbers_in_range, require_finite
-from diabat.training.errors import CheckpointError, TrainingInterrupted
-from diabat.training.evaluate import evaluate, own_random_numbers
-from diabat.training.folder import BEST, CONFIG, LATEST, cut_metrics, metrics_file, opened, writing
+from diabat.training.evaluate import epoch_order, evaluate, evaluation_batches, own_random_numbers
+from diabat.training.folder import (
+    BEST,
+    CONFIG,
+    LATEST,
+    CheckpointError,
+    TrainingInterrupted,
+    cut_metrics,
+    metrics_file,
+    opened,
+    writing,
+)
 from diabat.training.optimizer import Average, autocast, lr_scale, make_optimizer, training_loss
 from diabat.training.options import TrainOptions
 

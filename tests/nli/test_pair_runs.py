@@ -20,9 +20,8 @@ from diabat.models import POOLINGS
 from diabat.samplers import UnsupportedError
 from diabat.tasks import PairSplit
 from diabat.training import TrainingError, TrainOptions, evaluate, load_model, train
-from diabat.training.batches import epoch_order
 from diabat.training.checkpoint import read_checkpoint
-from diabat.training.evaluate import predict
+from diabat.training.evaluate import epoch_order, predict
 from diabat.training.folder import LATEST
 from diabat.training.optimizer import make_optimizer, training_loss
 from diabat.training.train import Trainer

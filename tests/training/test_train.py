@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from diabat.models import Transformer, TransformerOptions
 from diabat.tasks import IGNORED, BracketOptions, Split
 from diabat.training import TrainingError, TrainOptions, evaluate, load_model, train
-from diabat.training.batches import epoch_order
+from diabat.training.evaluate import epoch_order
 from diabat.training.optimizer import token_loss
 from fuzz.tiny import OPTIONS, tiny_model, tiny_task, tiny_train
 
