@@ -109,20 +109,15 @@ class PairModelOptions(ModelOptions):
     ) -> PairClassifier:
         """Load the encoder and build the model, see :meth:`diabat.models.ModelOptions.build`."""
         torch.manual_seed(seed)
-        encoder = load_encoder(
-            self.encoder,
-            pretrained=self.pretrained,
-            changes=self.encoder_config,
-            local_files_only=self.local_files_only,
-        )
+        options: dict[str, Any] = {"pretrained": self.pretrained, "changes": self.encoder_config}
+        encoder = load_encoder(self.encoder, **options, local_files_only=self.local_files_only)
         limit = positions_of(encoder)
         if limit is not None and window > limit:
             raise ArgumentError("window", f"expected at most {limit}, the encoder's positions, got {window}.")
         rows = encoder.get_input_embeddings().num_embeddings  # type: ignore[operator, union-attr, unused-ignore]  # a module, says transformers
         if vocab_size > rows:
-            raise ArgumentError(
-                "tokenizer", f"expected at most {rows} tokens as the encoder has, got {vocab_size}."
-            )
+            expected = f"at most {rows} tokens as the encoder has"
+            raise ArgumentError("tokenizer", f"expected {expected}, got {vocab_size}.")
         # Reseed: poolings of one seed start with the same classifier, whatever the encoder has drawn.
         torch.manual_seed(seed)
         return PairClassifier(self, encoder, num_classes, window, sampler, gradient)
@@ -183,10 +178,8 @@ class PairClassifier(Model):
 
     def encode(self, batch: PairBatch) -> Tensor:
         """Compute the token states in the dtype of the weights, [B, T, D]."""
-        if batch.tokens.shape[1] > self.window:
-            raise ArgumentError(
-                "batch", f"expected at most window = {self.window} positions, got {batch.tokens.shape[1]}."
-            )
+        if (length := batch.tokens.shape[1]) > self.window:
+            raise ArgumentError("batch", f"expected at most window = {self.window} positions, got {length}.")
         segments = {} if batch.segments is None else {"token_type_ids": batch.segments}
         with torch.no_grad() if self.options.freeze_encoder else nullcontext():
             out = self.encoder(input_ids=batch.tokens, attention_mask=(~batch.padding).long(), **segments)

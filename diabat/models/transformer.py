@@ -75,9 +75,8 @@ class TransformerOptions(ModelOptions):
         for name in ("bandwidth", "attention_window"):
             check_count(name, getattr(self, name), optional=True)
         if self.embed_dim % self.num_heads:
-            raise ArgumentError(
-                "embed_dim", f"expected a multiple of num_heads = {self.num_heads}, got {self.embed_dim}."
-            )
+            expected = f"a multiple of num_heads = {self.num_heads}"
+            raise ArgumentError("embed_dim", f"expected {expected}, got {self.embed_dim}.")
         for name in ("dropout", "attention_dropout", "embedding_dropout"):
             check_number(name, getattr(self, name), "[0, 1)", optional=name == "attention_dropout")
         check_choice("mode", self.mode, SELF_MODES)
@@ -85,9 +84,8 @@ class TransformerOptions(ModelOptions):
         layout = CouplingLayout(1, self.mode, relative=self.relative, weights=self.weights)
         check_windows(layout, self.causal, self.far, self.offset_bias)
         if self.attention_window is not None and not self.relative:
-            raise ArgumentError(
-                "attention_window", f"expected None without relative couplings, got {self.attention_window}."
-            )
+            got = f"got {self.attention_window}"
+            raise ArgumentError("attention_window", f"expected None without relative couplings, {got}.")
         if self.positions == "rope" and self.embed_dim // self.num_heads % 2:
             got = f"{self.embed_dim} / {self.num_heads}"
             raise ArgumentError("positions", f"'rope' expects an even embed_dim / num_heads, got {got}.")

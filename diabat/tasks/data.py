@@ -19,14 +19,7 @@ class DataError(RuntimeError):
 
 @dataclass(frozen=True)
 class DataFile:
-    """A public file.
-
-    Attributes:
-        filename: Its name on disk.
-        source: Its address; of a file with a checksum the one it is downloaded from.
-        sha256: Hexadecimal checksum; None of a file of which there are several editions.
-        num_bytes: Its length, if it has a checksum.
-    """
+    """A public file and its address; one without a checksum has several editions, and is not downloaded."""
 
     filename: str
     source: str
@@ -36,8 +29,9 @@ class DataFile:
     @property
     def fix(self) -> str:
         """What to do without the file."""
-        place = f"task.data=PATH or {ENVIRONMENT_VARIABLE}=FOLDER"
-        return f"get {self.filename} from {self.source} and give {place}"
+        return (
+            f"get {self.filename} from {self.source} and give task.data=PATH or {ENVIRONMENT_VARIABLE}=FOLDER"
+        )
 
     def problem(self, content: bytes) -> str | None:
         """What is wrong with the bytes of the file, or None."""
@@ -82,7 +76,8 @@ def fetch(name: str, path: str | os.PathLike[str] | None = None) -> Path:
     elif folder:
         place, found = ENVIRONMENT_VARIABLE, Path(folder) / data.filename
     else:
-        place, found = "the user cache", _cache_folder() / data.filename
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        place, found = "the user cache", cache / "diabat" / data.filename
         if data.sha256 is not None and not found.exists():
             _download(data, found)
     try:
@@ -94,11 +89,6 @@ def fetch(name: str, path: str | os.PathLike[str] | None = None) -> Path:
     if problem:
         raise DataError(f"{place}: {found} is damaged: {problem}; delete it and {data.fix}.")
     return found
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "diabat"
 
 
 def _download(data: DataFile, path: Path) -> None:

@@ -74,19 +74,15 @@ class RecallOptions(TaskOptions):
         if self.distance not in DISTANCES:
             raise ArgumentError("distance", f"expected 1, 2 or 'mixed', got {self.distance!r}.")
         check_choice("query_order", self.query_order, ("random", "pairs"))
-        if self.longest > self.symbols:
-            reason = f"expected at least one key for each of {self.longest} pairs, got {self.symbols}."
-            raise ArgumentError("symbols", reason)
-        if not 1 <= self.least <= self.pairs:
-            reason = f"expected at most pairs = {self.pairs}, got {self.min_pairs}."
-            raise ArgumentError("min_pairs", reason)
-        if self.longest < self.pairs:
-            raise ArgumentError(
-                "test_pairs", f"expected at least pairs = {self.pairs}, got {self.test_pairs}."
-            )
-        if self.queries > self.least:
-            reason = f"expected at most one for each of {self.least} pairs, got {self.queries}."
-            raise ArgumentError("queries", reason)
+        bounds = (
+            ("symbols", self.longest <= self.symbols, f"at least one key for each of {self.longest} pairs"),
+            ("min_pairs", self.least <= self.pairs, f"at most pairs = {self.pairs}"),
+            ("test_pairs", self.longest >= self.pairs, f"at least pairs = {self.pairs}"),
+            ("queries", self.queries <= self.least, f"at most one for each of {self.least} pairs"),
+        )
+        for name, holds, expected in bounds:
+            if not holds:
+                raise ArgumentError(name, f"expected {expected}, got {getattr(self, name)}.")
 
     @property
     def least(self) -> int:
@@ -116,14 +112,12 @@ class RecallOptions(TaskOptions):
         """
         reach = 1 if self.distance == 1 else 2
         if getattr(model, "bandwidth", None) is not None and model.bandwidth < reach:
-            reason = (
-                f"expected at least {reach}, the distance from a key to its value, got {model.bandwidth}."
-            )
-            raise ArgumentError("model.bandwidth", reason)
+            expected = f"at least {reach}, the distance from a key to its value"
+            raise ArgumentError("model.bandwidth", f"expected {expected}, got {model.bandwidth}.")
         seen = getattr(model, "attention_window", None)
         if seen is not None and model.far == "none" and seen < self.window:
-            reason = f"expected at least the {self.window} positions of a sequence with far=none, got {seen}."
-            raise ArgumentError("model.attention_window", reason)
+            expected = f"at least the {self.window} positions of a sequence with far=none"
+            raise ArgumentError("model.attention_window", f"expected {expected}, got {seen}.")
 
     def build(self, tokenizer: Any = None) -> Task[Split]:
         """Build the task: S classes (values), accuracy over the queries.
@@ -137,9 +131,7 @@ class RecallOptions(TaskOptions):
         train, validation, test = _draw_sets(self)
         text = None  # of more symbols than there are letters
         if self.symbols <= len(string.ascii_lowercase):
-            keys, values = (
-                letters[: self.symbols] for letters in (string.ascii_lowercase, string.ascii_uppercase)
-            )
+            keys, values = string.ascii_lowercase[: self.symbols], string.ascii_uppercase[: self.symbols]
             text = TextForm(f"{keys}{values}.", tuple(values), lambda found: recalled(found, self.symbols))
         sizes = (self.window, 2 * self.symbols + 1, self.symbols)
         parts = partial(by_distance, symbols=self.symbols)
@@ -243,14 +235,12 @@ def recalled(words: Tensor, symbols: int) -> Tensor:
                 targets[row, position] = value_of[symbol]
             elif symbol < symbols:
                 if key is not None:
-                    raise ArgumentError(
-                        "text", f"expected a value behind every key, got none before position {position}."
-                    )
+                    got = f"got none before position {position}"
+                    raise ArgumentError("text", f"expected a value behind every key, {got}.")
                 key = symbol
             elif symbol < 2 * symbols:
                 if key is None:
-                    raise ArgumentError(
-                        "text", f"expected a key before every value, got none before position {position}."
-                    )
+                    got = f"got none before position {position}"
+                    raise ArgumentError("text", f"expected a key before every value, {got}.")
                 value_of[key], key = symbol - symbols, None
     return targets

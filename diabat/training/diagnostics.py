@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from diabat.ising import IsingError
@@ -45,6 +46,6 @@ def _largest(model: Model) -> str:
 
 
 def _magnitude(tensors: tuple[Tensor | None, ...]) -> float:
-    """Largest absolute value, NaN if any is NaN (max would depend on the order)."""
-    values = [float(t.abs().max()) for t in tensors if t is not None and t.numel()]
-    return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)
+    """Largest absolute value, NaN if any is NaN."""
+    values = [t.abs().max().double() for t in tensors if t is not None and t.numel()]
+    return float(torch.stack(values).max()) if values else 0.0

@@ -128,18 +128,9 @@ def _result(trainer: Trainer) -> TrainResult:
     state, task, path = trainer.state, trainer.task, trainer.folder / LATEST
     if state.best_loss is None or state.best_metric is None or state.best_step is None:
         raise CheckpointError(f"checkpoint: {path} is damaged: expected a run with a validation, got none.")
-    return TrainResult(
-        best_loss=state.best_loss,
-        metric=task.metric,
-        best_metric=state.best_metric,
-        best_step=state.best_step,
-        epochs=state.epoch,
-        steps=state.step,
-        seconds=state.seconds,
-        cpu_seconds=state.cpu_seconds,
-        run_dir=trainer.folder,
-        dropped=task.dropped,
-    )
+    best, times = (state.best_metric, state.best_step), (state.seconds, state.cpu_seconds)
+    counts = (state.epoch, state.step)
+    return TrainResult(state.best_loss, task.metric, *best, *counts, *times, trainer.folder, task.dropped)
 
 
 @contextmanager
@@ -170,13 +161,7 @@ def delayed_signals() -> Iterator[list[int]]:
 
 
 class Trainer:
-    """A running training; the methods stand in the order in which they are called.
-
-    Args:
-        model: On the device to train on.
-        task: Examples and metric.
-        options: Optimiser, limits, seed.
-        folder: Folder of the run.
+    """A running training, see :func:`train`; the methods stand in the order in which they are called.
 
     Raises:
         ValueError: If the model does not support mixup.
@@ -205,10 +190,8 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=options.precision == "float16")
 
     def _shuffle(self) -> None:
-        """Put the training examples into the order of the epoch."""
-        options = self.options
-        order = epoch_order(self.task.train, options.seed, self.state.epoch, options.batch_size)
-        self.order = order.to(self.device)
+        seed, size = self.options.seed, self.options.batch_size
+        self.order = epoch_order(self.task.train, seed, self.state.epoch, size).to(self.device)
 
     def begin(self, resume: bool, metadata: Mapping[str, Any]) -> None:
         """Continue the run in the folder, or start one: also one that was killed before its first checkpoint."""
@@ -227,16 +210,14 @@ class Trainer:
             self.save()
 
     def _restore(self) -> None:
-        """Load the checkpoint into the parts of the run and torch's random number generators."""
         path = self.folder / LATEST
         tensors, facts = read_checkpoint(path)
         with reading(path):
             self._require_same_run(path, facts)
             self.state = state = TrainState(**facts["state"])
             if state.batch >= self.batches:  # such a run would never come to the end of its epoch
-                raise ArgumentError(
-                    "state", f"expected fewer than {self.batches} batches of an epoch, got {state.batch}"
-                )
+                expected = f"fewer than {self.batches} batches of an epoch"
+                raise ArgumentError("state", f"expected {expected}, got {state.batch}")
             self.scaler.load_state_dict(facts["scaler"])
             kept = {n: t for n, t in tensors.items() if not n.startswith(("rng/", "samplers/"))}
             copy_tensors(kept, self._tensors(), path)
@@ -244,15 +225,12 @@ class Trainer:
         self._shuffle()
 
     def _require_same_run(self, path: Path, facts: Mapping[str, Any]) -> None:
-        now = json.loads(json.dumps(asdict(self.options)))
-        for name, value in now.items():
-            # The warm-up is a share of all steps, so that the number of epochs is a part of it.
-            free = name in FREE_ON_RESUME and not (name == "max_epochs" and self.options.warmup)
-            if not free and facts["options"][name] != value:
-                raise CheckpointError(
-                    f"{name}: expected {facts['options'][name]!r} as in {path}, got {value!r}; "
-                    "a resumed run keeps its options."
-                )
+        # The warm-up is a share of all steps, so that the number of epochs is a part of it.
+        free = FREE_ON_RESUME - ({"max_epochs"} if self.options.warmup else set())
+        for name, value in json.loads(json.dumps(asdict(self.options))).items():
+            if name not in free and (before := facts["options"][name]) != value:
+                got = f"got {value!r}; a resumed run keeps its options."
+                raise CheckpointError(f"{name}: expected {before!r} as in {path}, {got}")
         if facts["data"] != self.fingerprint:
             raise CheckpointError(
                 f"task: expected the training data of {path} (sha256 {facts['data']}), "
@@ -280,7 +258,6 @@ class Trainer:
                     )
 
     def _summary(self) -> str:
-        """Epoch, loss and best metric, for the bar."""
         state, text = self.state, f"epoch {self.state.epoch + bool(self.state.batch)}"
         if state.batch:
             text += f"  loss {state.loss_sum / state.batch:.4f}"
@@ -350,7 +327,6 @@ class Trainer:
         self._log("epoch", **figures)
 
     def _log(self, event: str, **figures: float) -> None:
-        """Append a line to metrics.jsonl."""
         self._read_clocks()
         state = self.state
         times = {"wall_s": round(state.seconds, 3), "cpu_s": round(state.cpu_seconds, 3)}
@@ -381,10 +357,8 @@ class Trainer:
 
     def _tensors(self) -> dict[str, Tensor]:
         """Weights, averages, and moments of the optimiser by parameter name, as they are used."""
-        tensors = {
-            **weights_of(self.model),
-            **{f"average/{n}": mean for n, mean in self.average.mean.items()},
-        }
+        tensors = weights_of(self.model)
+        tensors |= {f"average/{name}": mean for name, mean in self.average.mean.items()}
         for name, parameter in self.model.named_parameters():
             for key, moment in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"{key}/{name}"] = moment
