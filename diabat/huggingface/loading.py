@@ -17,7 +17,7 @@ from safetensors import safe_open
 from diabat.checks import ArgumentError, check_choice
 from diabat.extras import extra
 from diabat.files import parse_json, read_file
-from diabat.tasks.hub import load_tokenizer, resolve, unavailable
+from diabat.tasks.hub import load_tokenizer, quiet, resolve, unavailable
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # A folder without any of these has no tokenizer; models on token ids need none.
@@ -67,7 +67,7 @@ def load_decoder(
         refuse_embedded_adapter(place, local_files_only=local_files_only)
         config = transformers.AutoConfig.from_pretrained(place, **options)
     _check_config(name, config)
-    with _refusing(name, place, "a causal language model"), _quiet(transformers.utils.logging):
+    with _refusing(name, place, "a causal language model"), quiet(transformers.utils.logging):
         options |= {"dtype": DTYPES[dtype], "output_loading_info": True, "use_safetensors": True}
         model, report = transformers.AutoModelForCausalLM.from_pretrained(place, config=config, **options)
     missing = sorted(report["missing_keys"])
@@ -190,17 +190,3 @@ def _first_words(error: Exception) -> str:
     """The first sentence of a library's message."""
     words = " ".join(str(error).split()) or type(error).__name__
     return words.partition(". ")[0].rstrip(".:")[:200]
-
-
-@contextmanager
-def _quiet(log: Any) -> Iterator[None]:
-    """Hide the bars and warnings of loading; what is missing is refused by name."""
-    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
-    log.set_verbosity_error()
-    log.disable_progress_bar()
-    try:
-        yield
-    finally:
-        log.set_verbosity(level)
-        if bars:
-            log.enable_progress_bar()

@@ -9,7 +9,7 @@ from torch import nn
 
 from diabat.checks import ArgumentError
 from diabat.extras import extra
-from diabat.tasks.hub import resolve, unavailable
+from diabat.tasks.hub import quiet, resolve, unavailable
 
 _NUMBERED_FROM_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer")
 """Model types that number positions from the padding token's number + 1."""
@@ -40,26 +40,19 @@ def load_encoder(
     transformers = extra("transformers")
     # Code that is shipped with an encoder is never run, and the user is not asked.
     place, safe = resolve(name), {"local_files_only": local_files_only, "trust_remote_code": False}
-    log = transformers.utils.logging
-    level = log.get_verbosity()
-    # Unused heads of a checkpoint need no warning, and loading needs no progress bar.
-    log.set_verbosity_error()
-    log.disable_progress_bar()
+    model = transformers.AutoModel
     try:
-        config = transformers.AutoConfig.from_pretrained(place, **safe)
-        _change(config, changes or {})
-        model = transformers.AutoModel
-        if pretrained:
-            encoder = model.from_pretrained(place, config=config, dtype=torch.float32, **safe)
-        else:
-            encoder = model.from_config(config, trust_remote_code=False)
+        with quiet(transformers.utils.logging):  # unused heads of a checkpoint need no warning
+            config = transformers.AutoConfig.from_pretrained(place, **safe)
+            _change(config, changes or {})
+            if pretrained:
+                encoder = model.from_pretrained(place, config=config, dtype=torch.float32, **safe)
+            else:
+                encoder = model.from_config(config, trust_remote_code=False)
     except ArgumentError:
         raise
-    # transformers raises half a dozen types here; see unavailable.
-    except Exception as error:
+    except Exception as error:  # transformers raises half a dozen types
         raise unavailable(name, "encoder", "an encoder", error) from None
-    finally:
-        log.set_verbosity(level)
     # The pooler of BERT is not used: it is left as it is, rather than pulled to zero by weight decay.
     if (pooler := getattr(encoder, "pooler", None)) is not None:
         pooler.requires_grad_(False)
@@ -70,8 +63,8 @@ def _change(config: Any, changes: Mapping[str, Any]) -> None:
     known = config.to_dict()
     for key, value in changes.items():
         if key not in known:
-            kind = config.model_type
-            raise ArgumentError(f"encoder_config.{key}", f"unknown key of a '{kind}' configuration.")
+            problem = f"unknown key of a '{config.model_type}' configuration."
+            raise ArgumentError(f"encoder_config.{key}", problem)
         setattr(config, key, value)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +59,25 @@ def load_tokenizer(name: str, *, local_files_only: bool = False, argument: str =
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             place, use_fast=True, local_files_only=local_files_only, trust_remote_code=False
         )
-    # transformers raises half a dozen types here; see unavailable.
     except Exception as error:
         raise unavailable(name, argument, "a tokenizer", error) from None
     if not tokenizer.is_fast:
         raise ArgumentError(argument, f"expected a fast tokenizer, got '{name}', which has none.")
     return tokenizer
+
+
+@contextmanager
+def quiet(log: Any) -> Iterator[None]:
+    """Hide the bars and warnings of loading, ``log`` is ``transformers.utils.logging``."""
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()
 
 
 def unavailable(name: str, argument: str, what: str, error: Exception) -> ArgumentError:
