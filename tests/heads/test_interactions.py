@@ -9,10 +9,7 @@ from tiny_decoders import HEADS, adapted, decoder
 from torch import Tensor
 
 from diabat.attention.heads import HeadInteractions
-from diabat.attention.heads.couplings import (
-    gradient_coupling,
-    weight_coupling,
-)
+from diabat.attention.heads.couplings import gradient_coupling, weight_coupling
 from diabat.attention.heads.interactions import LayerInteraction
 
 from .test_outputs import F64, NAMES, batch

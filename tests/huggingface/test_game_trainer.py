@@ -96,9 +96,7 @@ def test_accumulation_gives_the_steps_of_the_whole_batch(
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"nash_every": 2, "rho": "last_step"}, {"combination": "sum", "rho": "last_step"}],
-    ids=str,
+    "changes", [{"nash_every": 2, "rho": "last_step"}, {"combination": "sum", "rho": "last_step"}], ids=str
 )
 def test_a_resumed_run_is_an_uninterrupted_one(tmp_path: Path, changes: dict[str, Any]) -> None:
     whole, second = (

@@ -117,14 +117,8 @@ def test_two_processes_train_what_one_does(tmp_path: Path, encoder: Path, data: 
     tiny_train(tmp_path / "one", encoder, task, SHARED, **SHARED_MODEL)
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        str(script),
-    ]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command = [sys.executable, *torchrun, str(script)]
     folder = Path(__file__).parent
     arguments = [str(path) for path in (folder.parent, encoder, data, tmp_path / "two")]
     done = subprocess.run(

@@ -20,21 +20,8 @@ from diabat.tasks.hub import load_tokenizer
 from diabat.training import TrainOptions, TrainResult, train
 from diabat.training.folder import LATEST
 
-WORDS = [
-    "a",
-    "man",
-    "dog",
-    "cat",
-    "is",
-    "not",
-    "playing",
-    "sleeping",
-    "the",
-    "guitar",
-    "with",
-    "##s",
-    "nobody",
-]
+WORDS = ["a", "man", "dog", "cat", "is", "not", "playing", "sleeping"]
+WORDS += ["the", "guitar", "with", "##s", "nobody"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 POSITIONS = 24
 

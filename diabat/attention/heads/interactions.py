@@ -27,11 +27,7 @@ from diabat.attention.heads.couplings import (
     weight_coupling,
     written_coupling,
 )
-from diabat.attention.heads.information import (
-    HeadInformation,
-    diagonal_correlation,
-    head_information,
-)
+from diabat.attention.heads.information import HeadInformation, diagonal_correlation, head_information
 from diabat.attention.heads.losses import counted_tokens, total_cross_entropy
 from diabat.attention.heads.outputs import HeadOutputs
 from diabat.attention.heads.pretrained import evaluating

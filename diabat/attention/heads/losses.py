@@ -85,10 +85,7 @@ def pair_weights(
 
 
 def cross_head_barlow_twins(
-    outputs: Tensor,
-    weights: Tensor | None = None,
-    mask: Tensor | None = None,
-    target: Target = "identity",
+    outputs: Tensor, weights: Tensor | None = None, mask: Tensor | None = None, target: Target = "identity"
 ) -> Tensor:
     """Mean over pairs i < j of w_ij ‖C_ij - I‖_F² (eq. 29); C_ij = Z_iᵀ Z_j / N of standardised head outputs.
 

@@ -96,11 +96,7 @@ class BoltzmannMixin:
 
     @classmethod
     def from_pretrained(
-        cls,
-        pretrained_model_name_or_path: Any,
-        *args: Any,
-        output_loading_info: bool = False,
-        **kwargs: Any,
+        cls, pretrained_model_name_or_path: Any, *args: Any, output_loading_info: bool = False, **kwargs: Any
     ) -> Any:
         """Load as transformers does, and refuse a checkpoint without couplings.
 

@@ -19,13 +19,7 @@ from diabat.attention.heads.pretrained import (
     switch_attention,
 )
 from diabat.checks import ArgumentError
-from diabat.huggingface.gac.layer import (
-    NAME,
-    CalibratedHeads,
-    gac_attention,
-    hand_on_cache,
-    reorder_cache,
-)
+from diabat.huggingface.gac.layer import NAME, CalibratedHeads, gac_attention, hand_on_cache, reorder_cache
 from diabat.samplers.base import UnsupportedError
 
 _ENABLED = "diabat_gac"

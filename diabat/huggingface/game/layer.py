@@ -9,12 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.heads.couplings import (
-    gradient_products,
-    interaction,
-    normalised,
-    weight_coupling,
-)
+from diabat.attention.heads.couplings import gradient_products, interaction, normalised, weight_coupling
 from diabat.attention.heads.losses import (
     counted_tokens,
     cross_head_barlow_twins,
