@@ -41,13 +41,13 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(folder: Path, name: str = "run_dir") -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Lock an existing folder while the block runs; readers need no lock.
 
     The system releases the lock when the process ends, also by kill -9.
 
     Raises:
-        OutputError: Beginning with ``name``, if another run has the lock, or the folder cannot be written.
+        OutputError: If another run has the lock, or the folder cannot be written.
     """
     import filelock
 
@@ -55,9 +55,9 @@ def locked(folder: Path, name: str = "run_dir") -> Iterator[None]:
     try:
         lock.acquire()
     except filelock.Timeout:
-        raise OutputError(f"{name}: run folder {folder} is locked by another process.") from None
+        raise OutputError(f"run_dir: run folder {folder} is locked by another process.") from None
     except OSError as error:
-        raise OutputError(f"{name}: cannot lock the folder {folder} ({error.strerror}).") from error
+        raise OutputError(f"run_dir: cannot lock the folder {folder} ({error.strerror}).") from error
     try:
         yield
     finally:

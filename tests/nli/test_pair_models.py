@@ -11,6 +11,7 @@ from torch.testing import assert_close
 import diabat
 from diabat.attention.pooling import BoltzmannPooling
 from diabat.models import POOLINGS, PairModelOptions
+from diabat.models.encoder import load_encoder
 from diabat.models.poolings import MeanPooling, ProjectedMeanPooling, SoftmaxPooling
 from diabat.samplers.base import UnsupportedError
 from diabat.tasks import PairBatch
@@ -189,6 +190,14 @@ def test_the_encoder_is_given_tokens_segments_and_mask(encoder: Path, task: Pair
     states = model.encode(batch)
     seen = expected["attention_mask"].bool()
     assert_close(states[seen], model.encoder(**expected).last_hidden_state[seen])
+
+
+def test_loading_an_encoder_leaves_the_bars_of_transformers_on(encoder: Path) -> None:
+    from transformers.utils import logging
+
+    logging.enable_progress_bar()
+    load_encoder(str(encoder))
+    assert logging.is_progress_bar_enabled()
 
 
 def test_a_window_too_wide_for_a_band_is_refused_when_the_pooling_is_built() -> None:
