@@ -140,8 +140,8 @@ BACKENDS: dict[str, Row] = {
     "mean field": {"sampler": {"backend": "mean_field"}},
 }
 
-EVERYWHERE: Row = {"relative": True, "attention_window": 13, "coupling_init": NEIGHBOURS}
-"""Couplings by the distance of two keys, over all positions before the query."""
+EVERYWHERE: Row = {"relative": True, "attention_window": 12, "coupling_init": NEIGHBOURS}
+"""J by the distances of two keys from the query."""
 
 
 class Convolved(BoltzmannAttention):
@@ -292,12 +292,12 @@ def jobs_of(table: str) -> Iterator[tuple[str, Row]]:
                 yield f"{backend}, {name}", {**recipe, "task": task, "model": model}
     elif table == "anywhere":
         rows = {name: MODELS[name] for name in MODELS if name.startswith("softmax")}
-        rows["h+J, J per position"] = MODELS["h+J"]
-        rows["h+J, J per distance"] = EVERYWHERE
-        rows["h+J, J per distance, odds"] = {**EVERYWHERE, "weights": "odds"}
+        rows |= {"h+J, J per position": MODELS["h+J"], "h+J, windows": EVERYWHERE}
+        for name in ("h+J, J per position", "h+J, windows"):
+            rows[f"{name}, odds"] = {**rows[name], "weights": "odds"}
         for name, model in rows.items():
-            task = {"pairs": 4, "filler": 4}
-            yield f"4 pairs and 4 fillers, {name}", {"task": task, "model": {**model, **OWN_INIT}}
+            task = {"pairs": 3, "filler": 3, "queries": 3}
+            yield f"3 pairs and 3 fillers, {name}", {"task": task, "model": {**model, **OWN_INIT}}
     elif table == "hardware":
         task = {"pairs": 2, "num_train": 2000, "num_validation": 100, "num_test": 200}
         model = {"coupling_init": NEIGHBOURS, "sampler": STAND_IN}

@@ -38,13 +38,9 @@ class PairOptions(TaskOptions):
         window: Tokens of a pair at most, special ones included; longer pairs are cut, the longer sentence first.
         num_train: Use this many training pairs from the beginning; None uses all.
         data: The data file or folder; None looks in the usual places.
-        class_names: Names of the classes 0 .. C - 1.
-        columns: Columns of files of pairs that belong to the task.
     """
 
     examples: ClassVar[ExampleKind] = "pairs"
-    class_names: ClassVar[Any] = CLASSES
-    columns: ClassVar[Any] = Columns()
     name: str = field(kw_only=True)
     window: int = 128
     num_train: int | None = None
@@ -53,6 +49,16 @@ class PairOptions(TaskOptions):
     def __post_init__(self) -> None:
         check_count("window", self.window)
         check_count("num_train", self.num_train, optional=True)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes 0 .. C - 1."""
+        return CLASSES
+
+    @property
+    def columns(self) -> Columns:
+        """Columns of files of pairs that belong to the task."""
+        return Columns()
 
     @abstractmethod
     def read(self) -> dict[str, Pairs]:
@@ -213,13 +219,21 @@ class PairFileOptions(PairOptions):
     hypothesis: str = "hypothesis"
     label: str = "label"
     classes: tuple[str, ...] = CLASSES
-    class_names = property(lambda self: self.classes)
-    columns = property(lambda self: Columns(self.premise, self.hypothesis, self.label))
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.classes) < 2 or len({name.casefold() for name in self.classes}) < len(self.classes):
             raise ArgumentError("classes", f"expected two or more different names, got {list(self.classes)}.")
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes 0 .. C - 1."""
+        return self.classes
+
+    @property
+    def columns(self) -> Columns:
+        """Columns of files of pairs that belong to the task."""
+        return Columns(self.premise, self.hypothesis, self.label)
 
     def read(self) -> dict[str, Pairs]:
         """Read the files."""
