@@ -54,11 +54,6 @@ def inner(function: F, **options: Any) -> F:
     return jit(function, no_cpython_wrapper=True, **options)
 
 
-def inlined(function: F) -> F:
-    """Inline the function into its callers: for large functions with one caller, which would be optimised twice."""
-    return inner(function)
-
-
 def by_type(function: Callable[..., T]) -> _SingleDispatchCallable[T]:
     """Declare a compiled function that has an implementation for each type of its first argument, a NamedTuple.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from diabat.attention.games.pair_kernel import NUMBERS, SIGN, interaction, log_weight, norms
-from diabat.compute.jit import inlined, inner, jit
+from diabat.compute.jit import inner, jit
 from diabat.compute.simd import (
     add,
     address,
@@ -36,7 +36,7 @@ def accumulate(sums: Any, index: int, value: Any) -> None:
     store(sums, index, add(load(sums, index), value))
 
 
-@inlined
+@inner
 def pair_gradient(
     columns: Any,
     start: int,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from diabat.compute.jit import inlined, inner, jit
+from diabat.compute.jit import inner, jit
 from diabat.compute.simd import (
     add,
     address,
@@ -100,7 +100,7 @@ def log_weight(columns: Any, at: int, rows: Any, row: int, double: Any, beta: An
     return where_less(entry(rows, row + SIGN), zero, with_row, load(columns, at + LOGIT))
 
 
-@inlined
+@inner
 def gibbs_mean(
     columns: Any,
     start: int,
@@ -131,7 +131,7 @@ def gibbs_mean(
     return weighted, total, largest
 
 
-@inlined
+@inner
 def uniform_sum(
     columns: Any, start: int, rows: Any, row: int, twice: Any, floor: Any, count: int, is_tanh: bool
 ) -> Any:

@@ -39,9 +39,7 @@ class Work(NamedTuple):
     """Scratch of one thread."""
 
     weights: Any  # scaled f_+ and f_- of the block, [2, n, lanes]
-    sources: (
-        Any  # contribution of a spin to f at +1 and -1, [2, n, lanes]; sums over windows if there is no f
-    )
+    sources: Any  # parts of f at +1 and -1, [2, n, lanes]; sums over windows if there is no f
     beta: Any  # β_{t+1} of one segment, [segment, 2^w, lanes]
     beta_dot: Any  # its tangent; [0, 2^w, lanes] if there are no tangents, as below
     marks: Any  # β at the bounds of the segments, [segments + 1, 2^w, lanes]

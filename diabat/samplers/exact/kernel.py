@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from diabat.compute.jit import inlined, inner, jit
+from diabat.compute.jit import inner, jit
 from diabat.compute.simd import (
     add,
     address,
@@ -225,7 +225,7 @@ def _normalise(m: int, a: int, second: int, up: Any, down: Any, totals: Any) -> 
     store(totals, 3, least)
 
 
-@inlined
+@inner
 def _write(problems: Problems, found: Found, work: Work, lanes: int, block: int) -> None:
     """Write the probabilities and Z of a block."""
     start, stop = problems.blocks[block, 0], problems.blocks[block, 1]
@@ -244,7 +244,7 @@ def _write(problems: Problems, found: Found, work: Work, lanes: int, block: int)
     found.least[block] = least
 
 
-@inlined
+@inner
 def _write_pairs(problems: Problems, correlation: Any, work: Work, lanes: int, block: int) -> None:
     """Write <s_j s_k> of a block."""
     start, stop, m = problems.blocks[block, 0], problems.blocks[block, 1], problems.blocks[block, 2]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from diabat.compute.jit import inlined, inner, jit
+from diabat.compute.jit import inner, jit
 from diabat.compute.simd import (
     add,
     address,
@@ -109,7 +109,7 @@ def backward(
                 store(target, k, load(work.sums, k))
 
 
-@inlined
+@inner
 def _numbers(
     problems: Problems, found: Found, cotangents: Cotangents, work: Work, lanes: int, block: int
 ) -> None:
@@ -218,7 +218,7 @@ def _weighted(
             store(out, e + 1, mul(load(factor, e + 1), fma(add(f3, g1), s31, t31)))
 
 
-@inlined
+@inner
 def _write(problems: Problems, cotangents: Cotangents, work: Work, lanes: int, block: int) -> None:
     """Undo the scale of the sums of a block, and write dL/dh."""
     start, stop, m = problems.blocks[block, 0], problems.blocks[block, 1], problems.blocks[block, 2]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from diabat.compute.jit import inlined, inner
+from diabat.compute.jit import inner
 from diabat.compute.simd import (
     add,
     address,
@@ -138,7 +138,7 @@ def thirds(m: int) -> Any:
     return (m + 2) // 3, (m + 1) // 3, m // 3
 
 
-@inlined
+@inner
 def fill_factors(problems: Problems, block: int, limit: float, lanes: int, work: Work) -> float:
     """Fill the factors of a block, their inverses and t Σ|h|; returns the strength."""
     factors = work.factors

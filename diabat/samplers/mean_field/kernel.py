@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diabat.compute.jit import inlined, inner, jit
+from diabat.compute.jit import inner, jit
 from diabat.compute.simd import (
     add,
     address,
@@ -241,7 +241,7 @@ def _respond(work: Work, s: Shape, wanted: Any, accuracy: float, steps: int) -> 
         store(work.image, r, fma(load(work.root, r), load(work.solution, r), load(work.change, r)))
 
 
-@inlined
+@inner
 def _iterate(work: Work, s: Shape, rules: Rules, count: int, stop: int) -> None:
     """Iterate the problems of a block from iteration ``count`` to ``stop``."""
     damping = load(work.facts, _DAMPING)
@@ -271,7 +271,7 @@ def _iterate(work: Work, s: Shape, rules: Rules, count: int, stop: int) -> None:
     store(work.facts, _OPEN, active)
 
 
-@inlined
+@inner
 def _newton(
     work: Work, s: Shape, active: Any, before: Any, residual: Any, damping: Any, tolerance: Any
 ) -> Any:
@@ -290,7 +290,7 @@ def _newton(
     return mul(wanted, where_less(reach, longest, divide(reach, longest), one))
 
 
-@inlined
+@inner
 def _test(work: Work, s: Shape, final: bool) -> None:
     """Test the points within the tolerance, and push those that are saddles unless this is the end."""
     active = load(work.facts, _OPEN)
@@ -314,7 +314,7 @@ def _test(work: Work, s: Shape, final: bool) -> None:
         store(work.m, r, fma(push, load(work.direction, r), load(work.m, r)))
 
 
-@inlined
+@inner
 def _fill(
     work: Work, s: Shape, problems: Problems, block: Any, coupling: Any, damping: float, found: Found,
     probe: Any,
@@ -353,7 +353,7 @@ def _fill(
     return used
 
 
-@inlined
+@inner
 def _give(work: Work, s: Shape, i: int, lane: int, waits: bool, found: Found) -> None:
     """Write the results of a lane, or what `_fill` reads."""
     n, end = found.local.shape[1], found.local.dtype.type(not waits)
@@ -368,7 +368,7 @@ def _give(work: Work, s: Shape, i: int, lane: int, waits: bool, found: Found) ->
     found.converged[i] = item(work.facts, _STABLE * s.lanes + lane) > 0
 
 
-@inlined
+@inner
 def _answer(work: Work, s: Shape, block: Any, accuracy: float, u: Any) -> None:
     """Take u to (1 - D J)⁻¹ u."""
     n, zero = u.shape[1], constant(load(work.h, 0), 0.0)

@@ -79,9 +79,7 @@ class Cached(NamedTuple):
     bits: Any  # spins, a bit for each, int64 [L, V]
     flips: Any  # spins that flipped in even and odd sweeps: k for one to +1, -1 - k for one to -1, int32 [2, L, n]
     ends: Any  # length of these lists after each panel, int64 [2, L, B + 1]
-    averages: (
-        Any  # Σ P(s = +1 | rest) and Σ s on the last rung, float32 [chains, 2, V, 16]; empty unless requested
-    )
+    averages: Any  # Σ P(s = +1 | rest) and Σ s on the last rung, float32 [chains, 2, V, 16], or empty
     problems: Any  # problem of every lane, int64 [L]
     thresholds: Any  # of one panel, float32 [4, 16]
     signs: Any  # spins of four lanes as numbers, float32 [4·V, 16]

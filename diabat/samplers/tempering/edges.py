@@ -68,9 +68,7 @@ class Edges(NamedTuple):
     base: Any  # h_j - Σ_k J_jk, float32 [P, n]
     fields: Any  # h, float32 [P, n]
     spins: Any  # masks, uint16 [S, n, 4]
-    averages: (
-        Any  # Σ P(s = +1 | rest) and Σ s on the last rung, float32 [S, 2, 4n, 16]; empty unless requested
-    )
+    averages: Any  # Σ P(s = +1 | rest) and Σ s on the last rung, float32 [S, 2, 4n, 16], or empty
     gains: Any  # change of -E since it was cleared, float32 [4, 16]
     local: Any  # local fields of one spin, or thresholds and fields of 64 spins of a lane, float32 [8, 16]
     words: Any  # random words: 16 rows for four spins, uint32 [16 or, in random order, 16 ⌈n/4⌉, 16]

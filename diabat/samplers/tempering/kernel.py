@@ -70,9 +70,7 @@ class Results(NamedTuple):
     rejections: Any  # Σ over attempted swaps of 1 - their probability, float64 [P, C, R - 1]
     exponents: Any  # -E of the replica on every rung after every sweep, float32 [sweeps, P, C, R]
     reads: Any  # int8 [reads, P, C, n]
-    lowest: (
-        Any  # state of lowest energy of a chain after any sweep, of all calls and replicas, int8 [P, C, n]
-    )
+    lowest: Any  # state of lowest energy of a chain, of all calls and replicas, int8 [P, C, n]
     highest: Any  # its exponent -E, float64 [P, C]
 
 

@@ -28,7 +28,7 @@ from diabat.circuits.engines.native.steps import (
     shared_turns,
     turn_array,
 )
-from diabat.compute.jit import inlined, inner, jit
+from diabat.compute.jit import inner, jit
 from diabat.compute.simd import add, address, constant, entry, fused, load, product, store, sub
 
 # Padding rows between tables of 2^n rows: at a distance of a power of two, a load from one table would wait for a
@@ -60,7 +60,7 @@ def coupling_sums(sums: Any, pairs: Any, own: bool, n: int) -> None:
             p += 1
 
 
-@inlined
+@inner
 def evolve(
     re: Any, im: Any, tables: Tables, turns: Any, fields: Any, pairs: Any, own: bool, plan: Any, n: int
 ) -> None:

@@ -20,7 +20,7 @@ from diabat.circuits.engines.native.steps import (
     shared_phases,
     turn_rows,
 )
-from diabat.compute.jit import inlined, inner
+from diabat.compute.jit import inner
 from diabat.compute.simd import (
     add,
     address,
@@ -110,7 +110,7 @@ def _own_phases(tables: Tables, small: Any, q: int, n: int) -> None:
             store(tables.fi, row, entry(tables.zi, place))
 
 
-@inlined
+@inner
 def evolve_few(
     weights: Any,
     free: Any,
