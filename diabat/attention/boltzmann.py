@@ -78,6 +78,8 @@ class BoltzmannAttention(CoupledHeads):
         UnsupportedError: If the sampler does not support the mode, the window or the estimator.
     """
 
+    _small: FusedLayer | None
+
     def __init__(
         self,
         embed_dim: int,
@@ -227,10 +229,14 @@ class BoltzmannAttention(CoupledHeads):
         The weights are those of slots, [B, H, Q, T], in a full pass where only keys of the window are visible;
         otherwise those of keys, [B, H, Q, S].
         """
-        fused = self._fused(q, k, v, key_mask)
-        if fused is not None:
-            mixed, weights = fused
-            return self.output(mixed), weights
+        layer, pairs = self._small, self.coupling_pairs
+        if layer is not None and can_fuse(q, k, v, pairs):
+            slots = self._in_slots and q.shape[1] == k.shape[1]
+            dropout = self.dropout.p if self.training else 0.0
+            found = attend(layer, q, k, v, pairs, key_mask, slots=slots, dropout=dropout)
+            if found is not None:
+                mixed, weights, self._recorded = found
+                return self.output(mixed), weights
         return self._by_operators(self._split(q), self._split(k), self._split(v), key_mask)
 
     def _by_operators(
@@ -260,34 +266,16 @@ class BoltzmannAttention(CoupledHeads):
         out: Tensor = self.output(merged_heads(mixed))
         return out, weights
 
-    def _fused(
-        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor] | None:
-        """The same without the output layer, in one function; None where it does not apply."""
-        layer, pairs = self._small, self.coupling_pairs
-        if layer is None or not can_fuse(q, k, v, pairs):
-            return None
-        slots = self._in_slots and q.shape[1] == k.shape[1]
-        dropout = self.dropout.p if self.training else 0.0
-        return attend(layer, q, k, v, pairs, key_mask, slots=slots, dropout=dropout, record=self._record)
-
     def use_sampler(
         self, sampler: Sampler | str, *, gradient: str = "auto", num_reads: int | None = None
     ) -> None:
         """As in the base class."""
         super().use_sampler(sampler, gradient=gradient, num_reads=num_reads)
-        self._small = self._small_layer()
-
-    def _small_layer(self) -> FusedLayer | None:
-        """The layer as one function, if it has one."""
-        if self.mode not in ("h", "h+J") or self._biased or self.far != "none":
-            return None
-        bridge = None if self.mode == "h" else self._bridge
-        layer = FusedLayer(bridge, self.num_heads, self.layout, self.causal)
-        return layer if layer.supported else None
-
-    def _record(self, fields: Tensor, couplings: Tensor | None) -> None:
-        self._recorded = (fields, couplings)
+        self._small = None
+        if self.mode in ("h", "h+J") and not self._biased and self.far == "none":
+            bridge = None if self.mode == "h" else self._bridge
+            layer = FusedLayer(bridge, self.num_heads, self.layout, self.causal)
+            self._small = layer if layer.supported else None
 
     def _solved(self, fields: Tensor, visible: Tensor, *, zero: bool) -> Tensor:
         """As in the base class; in mode J-self with the query's own spin at +1."""

@@ -8,7 +8,6 @@ use.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -106,8 +105,7 @@ def attend(
     *,
     slots: bool,
     dropout: float,
-    record: Callable[[Tensor, Tensor | None], None],
-) -> tuple[Tensor, Tensor] | None:
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor | None]] | None:
     """Attend with the last Q of S keys.
 
     Args:
@@ -119,11 +117,10 @@ def attend(
         key_mask: Keys that are not padding, bool [B, S], or None.
         slots: Weights are those of slots, and Q = S; else those of the keys, S <= window.
         dropout: Probability of dropout of the weights; it draws the numbers that torch's dropout draws.
-        record: Called with the fields, [B, H, Q, T], and J, [H, 1, T, T] or None, before they are solved.
 
     Returns:
-        Mixed values [B, Q, H·d] and weights [B, H, Q, T]; None if the backend has no solution for these problems, or
-        they have few states.
+        Mixed values [B, Q, H·d], weights [B, H, Q, T], and the problems: fields [B, H, Q, T] and J [H, 1, T, T] or
+        None.  None if the backend has no solution for these problems, or they have few states.
     """
     queries, keys = q.shape[1], k.shape[1]
     window = min(layer.layout.window, keys)
@@ -136,8 +133,7 @@ def attend(
     fields = core.scores(q, k)
     J = None
     if pairs is not None:
-        J = _with_zero(pairs.detach())[:, None, _pair_numbers(layer.layout, window)]
-    record(fields, J)
+        J = F.pad(pairs.detach(), (0, 1))[:, None, _pair_numbers(layer.layout, window)]
     solution = layer.solution(fields, J, visible, differentiated)
     if solution is None:
         return None
@@ -145,9 +141,10 @@ def attend(
     solved = _Solved(core, visible, fields, solution, noise)
     if not torch.is_grad_enabled():
         mixed, weights = solved.mixed(v)
-        return mixed, solved.dropped(weights)
-    found: tuple[Tensor, Tensor] = _Attend.apply(q, k, v, pairs, solved)
-    return found
+        weights = solved.dropped(weights)
+    else:
+        mixed, weights = _Attend.apply(q, k, v, pairs, solved)
+    return mixed, weights, (fields, J)
 
 
 def _visibility(
@@ -175,11 +172,6 @@ def _pair_numbers(layout: CouplingLayout, length: int) -> Tensor:
     numbers[j, k] = numbers[k, j] = torch.arange(len(j))
     part = layout.part(length)
     return numbers[part, part].contiguous()
-
-
-def _with_zero(pairs: Tensor) -> Tensor:
-    """Pairs [H, P], with a zero behind them."""
-    return F.pad(pairs, (0, 1))
 
 
 class _Core:
@@ -291,7 +283,7 @@ class _Solved:
         by_pairs = None
         if dJ is not None and pairs is not None:
             numbers = _pair_numbers(core.layer.layout, dJ.shape[-1]).reshape(1, -1)
-            sums = torch.zeros_like(_with_zero(pairs.detach()))
+            sums = pairs.new_zeros(len(pairs), pairs.shape[1] + 1)
             by_pairs = sums.scatter_add_(1, numbers.expand(len(sums), -1), dJ.reshape(len(sums), -1))[:, :-1]
         return _tokens(dq), _tokens(dk), _tokens(dv), by_pairs
 
@@ -325,7 +317,6 @@ class _Attend(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, pairs: Tensor | None, solved: _Solved
     ) -> tuple[Tensor, Tensor]:
-        """Mix the values."""
         ctx.solved = solved
         ctx.set_materialize_grads(False)
         mixed, weights = solved.mixed(v)
@@ -334,7 +325,6 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The analytic derivative; differentiable again if create_graph is set."""
         refuse_batched_cotangent(*cotangents)
         *terms, weights = ctx.saved_tensors
         if not torch.is_grad_enabled():
