@@ -7,17 +7,12 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from diabat.attention.compiled import compiled_probabilities, outside_graphs, register
+from diabat.attention.compiled import Bridge, compiled_probabilities, outside_graphs, register
 from diabat.attention.sampled import Draw, sampled_probabilities
 from diabat.checks import check_count
 from diabat.edges import Edges
 from diabat.ising import Ising
-from diabat.samplers.base import (
-    Estimator,
-    Sampler,
-    UnsupportedError,
-    refuse_trace,
-)
+from diabat.samplers.base import Estimator, Sampler, UnsupportedError, refuse_trace
 from diabat.samplers.folding import Terms
 from diabat.samplers.odds import flipped_log_odds
 from diabat.samplers.registry import as_sampler
@@ -70,7 +65,7 @@ def spin_probabilities(
     return bridge.probabilities(ising, seed)
 
 
-class GradientBridge:
+class GradientBridge(Bridge):
     """A sampler with its estimator and number of reads, resolved and checked once.
 
     Args:
@@ -95,7 +90,8 @@ class GradientBridge:
         num_reads: int | None = None,
         in_graphs: bool = False,
     ) -> None:
-        self.sampler, self.gradient, self.num_reads = sampler, gradient, num_reads
+        super().__init__(sampler)
+        self.gradient, self.num_reads = gradient, num_reads
         self.estimator = choose_estimator(sampler, gradient)
         if num_reads is not None:
             check_count("num_reads", num_reads)

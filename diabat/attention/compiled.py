@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -29,16 +29,19 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Bridge(Protocol):
-    """What the operator calls: a :class:`diabat.attention.bridge.GradientBridge`."""
+class Bridge:
+    """What the operator calls: a backend without state, or a :class:`diabat.attention.bridge.GradientBridge`."""
 
-    sampler: Sampler
-    estimator: Estimator
-    num_reads: int | None
-    draws: bool
+    estimator: Estimator = "exact"
+    num_reads: int | None = None
+    draws: bool = False
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
 
     def probabilities(self, ising: Ising, seed: int | None) -> Tensor:
         """P(s = +1) of a batch, differentiable."""
+        return self.sampler.differentiable_moments(ising).probability
 
 
 _living: WeakValueDictionary[str, Bridge] = WeakValueDictionary()
@@ -106,26 +109,12 @@ def _find(name: str) -> Bridge:
     return _living.get(name) or _rebuilt(name)
 
 
-class _Analytic:
-    """The bridge of a backend without state, in another process."""
-
-    estimator: Estimator = "exact"
-    num_reads: int | None = None
-    draws = False
-
-    def __init__(self, backend: Sampler) -> None:
-        self.sampler = backend
-
-    def probabilities(self, ising: Ising, seed: int | None) -> Tensor:
-        return self.sampler.differentiable_moments(ising).probability
-
-
 @lru_cache(maxsize=32)
 def _rebuilt(name: str) -> Bridge:
     if not name.startswith("{"):
         raise RuntimeError("sampler: the layer that this graph was compiled with no longer exists.")
     described = json.loads(name)
-    return _Analytic(sampler(described["sampler"], **described["options"]))
+    return Bridge(sampler(described["sampler"], **described["options"]))
 
 
 class _Kept(NamedTuple):
@@ -224,18 +213,9 @@ def _probabilities_backward(
 
 
 @_probabilities_backward.register_fake
-def _(
-    cotangent: Tensor,
-    seed: Tensor,
-    fields: Tensor,
-    couplings: Tensor | None,
-    three_body: Tensor | None,
-    visible: Tensor | None,
-    parameters: list[Tensor],
-    bridge: str,
-    wanted: list[bool],
-) -> list[Tensor]:
-    leaves = (fields, couplings, three_body, *parameters)
+def _(cotangent: Tensor, seed: Tensor, *given: Any) -> list[Tensor]:
+    *terms, _visible, parameters, _bridge, wanted = given
+    leaves = (*terms, *parameters)
     return [
         torch.empty_like(t, memory_format=torch.contiguous_format)
         for t, want in zip(leaves, wanted, strict=True)

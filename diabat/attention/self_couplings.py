@@ -83,7 +83,7 @@ def _solved(
     if draws:
         reads = bridge.num_reads or bridge.sampler.num_reads
         call = _Call(bridge, reads, draw_seed(seed), visible, own, with_own)
-        found, *_ = _FromReads.apply(couplings, call)
+        found, _ = _FromReads.apply(couplings, call)
     else:
         fields = couplings[:, 0, own] * with_own  # [H, P, T] or [B, H, P, T]
         found = bridge(fields, couplings, visible & ~is_own, seed=seed)
@@ -103,10 +103,10 @@ class _Call:
 
 
 class _FromReads(torch.autograd.Function):
-    """(J, call) -> smoothed P, reads of the clamped law and their weights."""
+    """(J, call) -> smoothed P, and reads of the clamped law."""
 
     @staticmethod
-    def forward(couplings: Tensor, call: _Call) -> tuple[Tensor, Tensor, Tensor | None]:
+    def forward(couplings: Tensor, call: _Call) -> tuple[Tensor, Tensor]:
         J = couplings.detach()
         shape = torch.broadcast_shapes(call.visible.shape, (len(J), *call.visible.shape[-2:]))
         with without_autocast(J):
@@ -114,23 +114,21 @@ class _FromReads(torch.autograd.Function):
             drawn = call.bridge.sampler.sample(ising, call.num_reads, seed=call.seed)
             held = clamped(drawn, call.own, call.with_own)
             moments = held.moments(dtype=J.dtype)
-        return moments.smoothed_probability, held.spins, None
+        return moments.smoothed_probability, held.spins
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         couplings, ctx.call = inputs
         ctx.shape = couplings.shape
-        ctx.save_for_backward(*output[1:])
-        ctx.mark_non_differentiable(*(t for t in output[1:] if t is not None))
+        ctx.save_for_backward(output[1])
+        ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, v: Tensor, *rest: Any) -> tuple[Tensor | None, None]:
-        spins, weights = ctx.saved_tensors
+        (spins,) = ctx.saved_tensors
         visible = ctx.call.visible.expand(v.shape)
-        found = estimators.covariance(
-            v, spins, visible, weights=weights, couplings=True, three_body=False
-        ).couplings
+        found = estimators.covariance(v, spins, visible, couplings=True, three_body=False).couplings
         assert found is not None
         return found.sum_to_size(ctx.shape), None
 
