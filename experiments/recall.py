@@ -28,6 +28,7 @@ from diabat.attention import BoltzmannAttention, CouplingInit
 from diabat.attention.boltzmann import coupling_parameters
 from diabat.attention.head_axis import merged_heads, split_heads
 from diabat.attention.rotary import rotated
+from diabat.checks import ArgumentError
 from diabat.models.transformer import Transformer, TransformerOptions
 from diabat.tasks import RecallOptions, Split, Task
 from diabat.training.evaluate import evaluate
@@ -248,10 +249,13 @@ def one(folder: Path, table: str, name: str, job: Row, seed: int, steps: int) ->
         torch.set_num_threads(1)
         task = RecallOptions(**job["task"]).build()
         model = built(job["model"], task, job.get("width", 64), seed)
-        row = train(model, task, seed, steps, job.get("coupling_rate", 2e-2), job.get("batch", BATCH))
-        for other, sampler in job.get("then", {}).items():
-            use(model, sampler)
-            row[other] = recalled(model, task)
+        try:
+            row = train(model, task, seed, steps, job.get("coupling_rate", 2e-2), job.get("batch", BATCH))
+            for other, sampler in job.get("then", {}).items():
+                use(model, sampler)
+                row[other] = recalled(model, task)
+        except ArgumentError as error:  # fields have grown beyond what the backend can program
+            row = {"refused": str(error)}
         keep(path, row)
     return table, name, kept(path)
 
@@ -307,7 +311,10 @@ def jobs_of(table: str) -> Iterator[tuple[str, Row]]:
 
 def summary(name: str, rows: Sequence[Row]) -> Row:
     """Means over seeds; steps are the median of the seeds that reached 99 %."""
-    found: Row = {"": name, "seeds": len(rows)}
+    found: Row = {"": name, "seeds": len(rows), "refused": sum("refused" in row for row in rows)}
+    rows = [row for row in rows if "refused" not in row]
+    if not rows:
+        return found
     found["solved"] = sum(row["accuracy"] >= 0.99 for row in rows)
     for key in rows[0]:
         values = [row[key] for row in rows if row[key] is not None]
