@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError
+from diabat.inputs import as_index, as_values
+from diabat.ising_checks import IsingError, check_finite, check_tensor, first_true
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,15 +47,13 @@ class Edges:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        from diabat.inputs import as_index, as_values
-
         object.__setattr__(self, "index", as_index(self.index))
         object.__setattr__(self, "values", as_values(self.values, self.index))
 
     @property
     def count(self) -> int:
         """Number E of edges."""
-        return self.index.shape[0]
+        return len(self.index)
 
     @property
     def lead(self) -> torch.Size:
@@ -61,8 +61,10 @@ class Edges:
         return self.values.shape[:-1]
 
     def with_values(self, values: Tensor) -> Edges:
-        """The same pairs with other values, [*lead, E]."""
-        return _unchecked(self.index.to(values.device), values)
+        """The same pairs with other values [*lead, E], unchecked; they may be those of a transform of torch.func."""
+        made = object.__new__(Edges)
+        vars(made).update(index=self.index.to(values.device), values=values)
+        return made
 
     def matrix(self, n: int) -> Tensor:
         """J as a symmetric matrix [*lead, n, n], differentiable in the values.
@@ -99,17 +101,48 @@ class Edges:
         return self if values is self.values else self.with_values(values)
 
 
-def _unchecked(index: Tensor, values: Tensor) -> Edges:
-    """Edges from tensors that need no conversion; shapes may be those of a transform of torch.func."""
-    made = object.__new__(Edges)
-    object.__setattr__(made, "index", index)
-    object.__setattr__(made, "values", values)
-    return made
-
-
 def no_edges(fields: Tensor) -> Edges:
     """J = 0 in the dtype of the fields."""
-    return _unchecked(torch.zeros(0, 2, dtype=torch.int64, device=fields.device), fields.new_zeros(0))
+    return Edges(torch.zeros(0, 2, dtype=torch.int64, device=fields.device), fields.new_zeros(0))
+
+
+def edges_of(J: Tensor, n: int) -> Edges:
+    """Edges of a symmetric sparse tensor [n, n]; entries given twice are added, as torch defines it.
+
+    Values are the mean of J_jk and J_kj, so that the gradient of J is symmetric, as that of a matrix is.
+    """
+    if J.is_nested:
+        check_tensor("couplings", J)
+    if J.layout not in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc):
+        raise IsingError("couplings", f"expected a dense, COO, CSR or CSC tensor, got the layout {J.layout}.")
+    if tuple(J.shape) != (n, n):
+        raise IsingError(
+            "couplings",
+            f"expected a sparse tensor [n, n] with n = {n}, got {list(J.shape)}; use diabat.Edges for several J.",
+        )
+    J = J.to_sparse_coo().coalesce()
+    if J.dense_dim():
+        raise IsingError("couplings", "expected two sparse dimensions, got a dense one; use diabat.Edges.")
+    (rows, columns), values = J.indices(), J.values()
+    known = values.detach()
+    check_finite("couplings", known)
+    order = (columns * n + rows).argsort()  # of the mirror images
+    wrong = (rows != columns[order]) | (columns != rows[order])
+    if not bool(wrong.any()):
+        wrong = ~torch.isclose(known, known[order], rtol=1e-6, atol=1e-12)
+    if at := first_true(wrong):
+        raise IsingError(
+            "couplings",
+            f"expected a symmetric matrix, got {float(known[at]):.6g} at [{int(rows[at])}, {int(columns[at])}] and "
+            "another number, or none, at its mirror image; use U + U.T of an upper triangle U, or diabat.Edges.",
+        )
+    if at := first_true((rows == columns) & (known != 0)):
+        where = int(rows[at])
+        raise IsingError(
+            "couplings", f"expected no diagonal, got {float(known[at]):.3g} at [{where}, {where}]."
+        )
+    upper = rows < columns
+    return Edges(torch.stack((rows[upper], columns[upper]), dim=1), ((values + values[order]) / 2)[upper])
 
 
 def best_form(edges: Edges, n: int) -> Edges | Tensor:

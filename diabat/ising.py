@@ -5,23 +5,25 @@ Law (temperature folded into the parameters):
     P(s) ∝ exp( c + Σ_j h_j s_j + Σ_{j<k} J_jk s_j s_k + Σ_{j<k<l} K_jkl s_j s_k s_l ),   s_j ∈ {-1, +1}
 
 +1 means attend / in the coalition / active.  ``energy = -(exponent)``; the offset c, usually 0, only moves energies
-and log Z.  dimod and D-Wave minimise
-+Σ h s + Σ J s s; that sign is flipped in :func:`from_bqm` and :func:`to_bqm`, and nowhere else.
+and log Z.  dimod and D-Wave minimise +Σ h s + Σ J s s: :func:`from_bqm` and :func:`to_bqm` flip that sign.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import combinations, permutations
+from itertools import chain, combinations, permutations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from diabat.edges import DENSE_SPINS, Edges, best_form, no_edges, pairs_of
+from diabat.checks import is_number
+from diabat.edges import DENSE_SPINS, Edges, best_form, edges_of, no_edges, pairs_of
+from diabat.inputs import as_fields, as_numbers, as_visible
 from diabat.ising_checks import (
     DTYPES,
     check_clamped,
@@ -30,18 +32,22 @@ from diabat.ising_checks import (
     check_interaction,
     check_offset,
     check_spins,
+    check_tensor,
     check_visible,
+    check_within,
+    is_within,
 )
 from diabat.ising_checks import IsingError as IsingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     Values = Tensor | np.ndarray | Sequence[Any]
 
 
 # Numbers of one intermediate result while the energies of many reads are computed from edges: 64 MiB in float64.
 _AT_ONCE = 1 << 23
+_TERMS = ("fields", "couplings", "couplings", "three_body")
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -93,56 +99,36 @@ class Ising:
         offset: Values | float | None = None,
         check: bool = True,
     ) -> None:
-        sparse = isinstance(couplings, Tensor) and couplings.layout != torch.strided
-        edges = couplings if isinstance(couplings, Edges) else None
-        matrix = None if sparse or edges is not None else couplings
+        h: Any = fields
+        J: Any = couplings
+        K: Any = three_body
+        c: Any = offset
+        edges: Edges | None = None
+        if isinstance(J, Edges):
+            J, edges = None, J
+        if check:
+            h = as_fields(h)
+            check_fields(h)
+            J, K = as_numbers("couplings", J, h), as_numbers("three_body", K, h)
+            if c is not None:
+                c = h.new_tensor(float(c)) if is_number(c) else as_numbers("offset", c, h)
+            visible = as_visible(visible, h)
+        if isinstance(J, Tensor) and J.layout != torch.strided:
+            J, edges = None, edges_of(J, h.shape[-1])
+        elif couplings is None and K is None and h.shape[-1] > DENSE_SPINS:
+            edges = no_edges(h)  # a matrix of zeros may not fit into memory
+        if edges is not None:
+            edges = edges.mapped(lambda values: values.to(h.dtype))
         vars(self).update(
-            fields=fields,
-            matrix=matrix,
-            edges=edges,
-            visible=visible,
-            three_body=three_body,
-            offset=offset,
-            check=check,
+            fields=h, matrix=J, edges=edges, visible=visible, three_body=K, offset=c, check=check
         )
         if check:
-            self._convert()
-            check_fields(self.fields)
-        if sparse or edges is not None:
-            self._hold_edges(couplings)
-        elif couplings is None and three_body is None and self.num_spins > DENSE_SPINS:
-            self._hold_edges(no_edges(self.fields))  # a matrix of zeros may not fit into memory
-        if check:
-            check_interaction("couplings", self.matrix, self.fields, order=2)
-            if self.edges is not None:
-                check_edges(self.edges.index, self.edges.values, self.fields)
-            check_interaction("three_body", self.three_body, self.fields, order=3)
-            check_visible(self.visible, self.fields)
-            check_offset(self.offset, self.fields)
-
-    def _hold_edges(self, couplings: Any) -> None:
-        """Hold edges, or a sparse tensor as edges, in the dtype of the fields."""
-        if not isinstance(couplings, Edges):
-            from diabat.inputs import edges_of
-
-            couplings = edges_of(couplings, self.num_spins)
-        vars(self)["edges"] = couplings.mapped(lambda values: values.to(self.fields.dtype))
-
-    def _convert(self) -> None:
-        """Convert arguments that are not float32, float64 or bool tensors."""
-        h, J, K, c, visible = self.fields, self.matrix, self.three_body, self.offset, self.visible
-        if all(map(_is_known, (h, J, K, c))) and (visible is None or isinstance(visible, Tensor)):
-            return
-        from diabat.inputs import as_fields, as_interaction, as_visible
-
-        vars(self)["fields"] = fields = as_fields(h)
-        if isinstance(fields, Tensor):
-            vars(self).update(
-                matrix=as_interaction("couplings", J, fields),
-                three_body=as_interaction("three_body", K, fields),
-                offset=as_interaction("offset", c, fields),
-                visible=as_visible(visible, fields),
-            )
+            check_interaction("couplings", J, h, order=2)
+            if edges is not None:
+                check_edges(edges.index, edges.values, h)
+            check_interaction("three_body", K, h, order=3)
+            check_visible(visible, h)
+            check_offset(c, h)
 
     @classmethod
     def from_dict(
@@ -170,9 +156,30 @@ class Ising:
             IsingError: If there is no spin, a value is not a finite number, a key is not a pair of two different
                 spins, or a pair is given twice.
         """
-        from diabat.inputs import from_dict
-
-        return from_dict(fields, couplings, dtype)
+        couplings = {} if couplings is None else couplings
+        for name, given in (("fields", fields), ("couplings", couplings)):
+            if not isinstance(given, Mapping):
+                raise IsingError(name, f"expected a mapping, got {type(given).__name__}.")
+            for key, value in given.items():
+                if not is_number(value):
+                    raise IsingError(
+                        f"{name}[{key!r}]", f"expected a real number, got {type(value).__name__}."
+                    )
+        for pair in couplings:
+            if not isinstance(pair, tuple) or len(pair) != 2 or pair[0] == pair[1]:
+                raise IsingError(
+                    "couplings", f"expected pairs (a, b) of two different spins as keys, got {pair!r}."
+                )
+            if pair[::-1] in couplings:
+                raise IsingError("couplings", f"expected every pair once, got {pair[::-1]} and {pair}.")
+        labels = list(dict.fromkeys([*fields, *chain.from_iterable(couplings)]))
+        if not labels:
+            raise IsingError("fields", "expected at least one spin, got none.")
+        place = {label: j for j, label in enumerate(labels)}
+        h = torch.tensor([float(fields.get(label, 0)) for label in labels], dtype=torch.float64)
+        edges = Edges([(place[a], place[b]) for a, b in couplings], [float(J) for J in couplings.values()])
+        edges = edges.mapped(lambda values: values.to(dtype))
+        return cls(h.to(dtype), best_form(edges, len(labels))), labels
 
     @property
     def couplings(self) -> Tensor | None:
@@ -224,11 +231,10 @@ class Ising:
     @property
     def lead(self) -> torch.Size:
         """Broadcast leading shape of J and K, padded with ones in front to the number of dimensions of the batch."""
-        K = self.three_body
         found = torch.Size() if self.matrix is None else self.matrix.shape[:-2]
         found = found if self.edges is None else self.edges.lead
-        if K is not None:
-            found = torch.Size(np.broadcast_shapes(found, K.shape[:-3]))
+        if self.three_body is not None:
+            found = torch.Size(np.broadcast_shapes(found, self.three_body.shape[:-3]))
         missing = self.fields.ndim - 1 - len(found)
         return torch.Size((1,) * missing + found) if missing else found
 
@@ -335,6 +341,22 @@ class Ising:
                 return self._mapped(Tensor.detach, self.visible)
         return self
 
+    def check_size(self, limit: float) -> None:
+        """Refuse numbers that are not finite or exceed a finite limit; fields of invisible spins are not checked.
+
+        Raises:
+            IsingError: With the first such number and its index; or if an unchecked tensor has no data, or fields are
+                neither float32 nor float64.
+        """
+        if self.fields.dtype not in DTYPES:
+            raise IsingError("fields", f"expected dtype float32 or float64, got {self.fields.dtype}.")
+        if self.visible is not None and self.visible.is_meta:
+            check_tensor("visible", self.visible)
+        for name, value in zip(_TERMS, self._terms(), strict=True):
+            if value is not None and (value.is_meta or not is_within(value, limit)):
+                hidden = name == "fields" and not value.is_meta
+                check_within(name, torch.where(self.visible_mask, value, 0) if hidden else value, limit)
+
     def _terms(self) -> tuple[Tensor | None, ...]:
         """h, J as a matrix, J as edges, and K."""
         return self.fields, self.matrix, None if self.edges is None else self.edges.values, self.three_body
@@ -372,11 +394,6 @@ class Ising:
             raise IsingError("dtype", f"expected float32 or float64, got {fields.dtype}.")
         visible = None if self.visible is None else self.visible.to(fields.device)
         return self._mapped(lambda t: fields if t is self.fields else t.to(*args, **keywords), visible)
-
-
-def _is_known(value: Any) -> bool:
-    """Whether an argument needs no conversion."""
-    return value is None or (isinstance(value, Tensor) and value.dtype in DTYPES)
 
 
 def without_autocast(t: Tensor) -> AbstractContextManager[Any]:
@@ -423,10 +440,9 @@ def pair_indices(
 
 def pack_three_body(triples: Tensor, n: int) -> Tensor:
     """Build symmetric K [..., n, n, n] from its entries j<k<l [..., n(n-1)(n-2)/6]; differentiable."""
-    j, k, ell = triple_indices(n, triples.device)
     K = triples.new_zeros(*triples.shape[:-1], n, n, n)
-    for a, b, c in ((j, k, ell), (j, ell, k), (k, j, ell), (k, ell, j), (ell, j, k), (ell, k, j)):
-        K[..., a, b, c] = triples
+    for j, k, m in permutations(triple_indices(n, triples.device)):
+        K[..., j, k, m] = triples
     return K
 
 
@@ -510,11 +526,10 @@ def to_bqm(ising: Ising, labels: list[Hashable] | None = None) -> Any:
 
 def coupled_pairs(ising: Ising) -> tuple[np.ndarray, np.ndarray]:
     """Coupled pairs int64 [E, 2] of one problem and their J, float64 [E]; the nonzero ones of a matrix."""
-    if ising.edges is not None:
-        return ising.edges.index.cpu().numpy(), _array(ising.edges.values)
     if ising.matrix is not None:
         return pairs_of(_array(ising.matrix))
-    return np.empty((0, 2), np.int64), np.empty(0)
+    edges = ising.edges or no_edges(ising.fields)
+    return edges.index.cpu().numpy(), _array(edges.values)
 
 
 def _array(values: Tensor) -> np.ndarray:

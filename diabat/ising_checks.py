@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from diabat.ising import Ising
 
 DTYPES = (torch.float32, torch.float64)
 """Dtypes of fields and couplings."""
@@ -26,6 +21,7 @@ _HINTS = {
 # Up to so many numbers, numpy checks a tensor in a tenth of the time that the calls of torch take.
 _FEW = 1 << 16
 _BLOCK = 256
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def few_numbers(value: Tensor) -> np.ndarray | None:
@@ -46,9 +42,6 @@ def few_numbers(value: Tensor) -> np.ndarray | None:
     return None
 
 
-_PLAIN = (Tensor, torch.nn.Parameter)
-
-
 class IsingError(ArgumentError):
     """A problem that is not a valid Ising model; the message names argument, expected and got."""
 
@@ -60,9 +53,8 @@ def check_tensor(name: str, value: Any, expected: str = "a tensor, an array or a
     if value.is_meta:
         raise IsingError(name, "expected a tensor with data, got one on the device meta.")
     if value.is_nested:
-        raise IsingError(
-            name, "expected a dense tensor, got a nested one; pad it, and hide the padding with visible."
-        )
+        hint = "pad it, and hide the padding with visible"
+        raise IsingError(name, f"expected a dense tensor, got a nested one; {hint}.")
     if value.is_quantized:
         raise IsingError(name, f"expected a tensor of numbers, got {value.dtype}; use .dequantize().")
     if value.layout != torch.strided:
@@ -82,12 +74,11 @@ def check_fields(fields: Any) -> None:
     check_tensor("fields", fields)
     if fields.dtype not in DTYPES:
         raise IsingError("fields", f"expected dtype float32 or float64, got {fields.dtype}.")
-    if fields.ndim < 1 or fields.shape[-1] < 1:
-        raise IsingError(
-            "fields", f"expected shape [*batch, n] with n >= 1 spins, got shape {list(fields.shape)}."
-        )
+    shape = list(fields.shape)
+    if not shape or shape[-1] < 1:
+        raise IsingError("fields", f"expected shape [*batch, n] with n >= 1 spins, got shape {shape}.")
     if fields.numel() == 0:
-        raise IsingError("fields", f"expected at least one problem, got an empty batch {list(fields.shape)}.")
+        raise IsingError("fields", f"expected at least one problem, got an empty batch {shape}.")
     check_finite("fields", fields)
 
 
@@ -102,10 +93,10 @@ def check_interaction(name: str, value: Any, fields: Tensor, *, order: int) -> N
         raise IsingError(
             name, f"expected shape [*lead, {', '.join('n' * order)}] with n = {n}, got {list(value.shape)}."
         )
-    if value.ndim > order:
-        _check_lead(name, value.shape[:-order], batch)
+    _check_lead(name, value.shape[:-order], batch)
     numbers = few_numbers(value)
-    if numbers is not None and _is_finite(numbers) and _is_symmetric(numbers, order):
+    # The sum of squares is finite if all numbers are, except for large ones, which torch checks.
+    if numbers is not None and math.isfinite(np.vdot(numbers, numbers)) and _is_symmetric(numbers, order):
         return
     check_finite(name, value)
     _check_symmetric(name, value, order)
@@ -127,12 +118,9 @@ def check_edges(pairs: Tensor, values: Tensor, fields: Tensor) -> None:
         raise IsingError(name, f"expected edges between two different spins, got {got}.")
     names, order = (pairs.amin(1) * n + pairs.amax(1)).sort(stable=True)
     if at := first_true(names[1:] == names[:-1]):
-        one, other = (f"{pairs[e].tolist()} at edge {int(e)}" for e in order[at[0] : at[0] + 2])
-        raise IsingError(
-            name,
-            f"expected every pair of spins once, got {one} and {other}; add their values, or give one direction "
-            "only.",
-        )
+        got = " and ".join(f"{pairs[e].tolist()} at edge {int(e)}" for e in order[at[0] : at[0] + 2])
+        hint = "add their values, or give one direction only"
+        raise IsingError(name, f"expected every pair of spins once, got {got}; {hint}.")
 
 
 def first_true(mask: Tensor) -> tuple[int, ...] | None:
@@ -142,36 +130,32 @@ def first_true(mask: Tensor) -> tuple[int, ...] | None:
 
 def _check_like(name: str, value: Tensor, fields: Tensor) -> None:
     if value.dtype != fields.dtype or value.device != fields.device:
-        raise IsingError(
-            name,
-            f"expected dtype {fields.dtype} on {fields.device} as in fields, "
-            f"got {value.dtype} on {value.device}.",
-        )
+        expected, got = (f"{t.dtype} on {t.device}" for t in (fields, value))
+        raise IsingError(name, f"expected dtype {expected} as in fields, got {got}.")
 
 
 def _check_lead(name: str, lead: torch.Size, batch: torch.Size) -> None:
-    padded = (1,) * (len(batch) - len(lead)) + tuple(lead)
-    if len(padded) != len(batch) or any(a not in (1, b) for a, b in zip(padded, batch, strict=True)):
-        raise IsingError(
-            name, f"expected leading dimensions that broadcast to the batch {list(batch)}, got {list(lead)}."
-        )
+    if lead and broadcast_shape(lead, batch) != batch:
+        expected = f"leading dimensions that broadcast to the batch {list(batch)}"
+        raise IsingError(name, f"expected {expected}, got {list(lead)}.")
 
 
 def _check_symmetric(name: str, value: Tensor, order: int) -> None:
+    value = value.detach()
     for axis in range(1, order):
         flipped = value.transpose(-order, -order + axis)
         if not _is_mirrored(value, -order, axis - order):
             at = np.unravel_index(int((value - flipped).abs().argmax()), value.shape)
-            index, mirrored = ([int(i) for i in where] for where in (at, _swapped(at, -order, axis - order)))
+            index = [int(i) for i in at]
+            mirrored = index.copy()
+            mirrored[-order], mirrored[axis - order] = index[axis - order], index[-order]
             kind, hint = _HINTS[order]
             raise IsingError(
                 name,
                 f"expected a symmetric {kind}, got {value[tuple(index)]:.6g} at {index} and "
                 f"{value[tuple(mirrored)]:.6g} at {mirrored}; use {hint}.",
             )
-        diagonal = torch.diagonal(value, dim1=-order, dim2=-order + axis)
-        if bool((diagonal != 0).any()):
-            worst = float(diagonal.abs().max())
+        if worst := float(value.diagonal(0, -order, axis - order).abs().max()):
             raise IsingError(
                 name, f"expected zero where two indices coincide, got {worst:.3g} on the diagonal."
             )
@@ -187,17 +171,6 @@ def _is_mirrored(value: Tensor, i: int, j: int) -> bool:
             if not torch.equal(one, other) and not torch.allclose(one, other, rtol=1e-6, atol=1e-12):
                 return False
     return True
-
-
-def _swapped(index: Sequence[Any], i: int, j: int) -> list[Any]:
-    moved = list(index)
-    moved[i], moved[j] = moved[j], moved[i]
-    return moved
-
-
-def _is_finite(numbers: np.ndarray) -> bool:
-    """Whether the sum of squares is finite, and so all numbers; False also for finite ones whose squares overflow."""
-    return math.isfinite(np.vdot(numbers, numbers))
 
 
 def _is_symmetric(numbers: np.ndarray, order: int) -> bool:
@@ -218,20 +191,16 @@ def check_spins(spins: Any, fields: Tensor) -> torch.Size:
         raise IsingError("spins", f"expected integers or floats (-1, 0, +1), got dtype {spins.dtype}.")
     shape = broadcast_shape(spins.shape, fields.shape) or torch.Size()
     if shape[-1:] != fields.shape[-1:]:
-        raise IsingError(
-            "spins",
-            f"expected a shape that broadcasts against {list(fields.shape)}, got {list(spins.shape)}.",
-        )
+        expected, got = list(fields.shape), list(spins.shape)
+        raise IsingError("spins", f"expected a shape that broadcasts against {expected}, got {got}.")
     return shape
 
 
 def check_clamped(spins: Any, fields: Tensor) -> torch.Size:
     """Return the shape of the clamped batch."""
     shape = check_spins(spins, fields)
-    if (index := first_true((spins != 0) & (spins.abs() != 1))) is not None:
-        raise IsingError(
-            "spins", f"expected -1, 0 (free) or +1, got {spins[index].item()} at index {list(index)}."
-        )
+    if (at := first_true((spins != 0) & (spins.abs() != 1))) is not None:
+        raise IsingError("spins", f"expected -1, 0 (free) or +1, got {spins[at].item()} at index {list(at)}.")
     return shape
 
 
@@ -243,9 +212,8 @@ def check_visible(visible: Any, fields: Tensor) -> None:
     if visible.dtype != torch.bool:
         raise IsingError("visible", f"expected dtype bool, got {visible.dtype}.")
     if broadcast_shape(visible.shape, fields.shape) != fields.shape:
-        raise IsingError(
-            "visible", f"expected a shape that broadcasts to {list(fields.shape)}, got {list(visible.shape)}."
-        )
+        expected, got = list(fields.shape), list(visible.shape)
+        raise IsingError("visible", f"expected a shape that broadcasts to {expected}, got {got}.")
 
 
 def check_offset(offset: Any, fields: Tensor) -> None:
@@ -258,32 +226,16 @@ def check_offset(offset: Any, fields: Tensor) -> None:
     check_finite("offset", offset)
 
 
-def check_size(ising: Ising, limit: float) -> None:
-    """Refuse numbers that are not finite or exceed a finite limit; fields of invisible spins are not checked.
-
-    Raises:
-        IsingError: With the first such number and its index; or if an unchecked tensor has no data, or fields are
-            neither float32 nor float64.
-    """
-    if ising.fields.dtype not in DTYPES:
-        raise IsingError("fields", f"expected dtype float32 or float64, got {ising.fields.dtype}.")
-    if ising.visible is not None and ising.visible.is_meta:
-        raise IsingError("visible", "expected a tensor with data, got one on the device meta.")
-    names = ("fields", "couplings", "couplings", "three_body")
-    for name, value in zip(names, ising._terms(), strict=True):
-        if value is not None and value.is_meta:
-            raise IsingError(name, "expected a tensor with data, got one on the device meta.")
-        if value is None or is_within(value, limit):
-            continue
-        if name == "fields":
-            value = torch.where(ising.visible_mask, value, 0)
-        check_finite(name, value)
-        if (index := first_true(value.abs() > limit)) is not None:
-            raise IsingError(
-                name,
-                f"expected numbers up to {limit:g}, so that float64 still resolves smaller ones, got "
-                f"{value[index].item():.3g} at index {index}; hide spins with visible rather than by large fields.",
-            )
+def check_within(name: str, value: Tensor, limit: float) -> None:
+    """Raise IsingError, with the first index, unless a tensor has data, and all are finite and at most ``limit``."""
+    check_tensor(name, value)
+    check_finite(name, value)
+    if (index := first_true(value.abs() > limit)) is not None:
+        raise IsingError(
+            name,
+            f"expected numbers up to {limit:g}, so that float64 still resolves smaller ones, got "
+            f"{value[index].item():.3g} at index {index}; hide spins with visible rather than by large fields.",
+        )
 
 
 def is_within(value: Tensor, limit: float) -> bool:
@@ -299,11 +251,8 @@ def is_within(value: Tensor, limit: float) -> bool:
 
 
 def broadcast_shape(*shapes: torch.Size) -> torch.Size | None:
-    """Return the shape that all shapes broadcast to; None if there is none.
-
-    numpy and torch have the same rule, but the first use of torch's function loads sympy, a quarter of a second.
-    """
-    try:
+    """Return the shape that all shapes broadcast to; None if there is none."""
+    try:  # the first use of torch's function loads sympy, a quarter of a second
         return torch.Size(np.broadcast_shapes(*shapes))
     except ValueError:
         return None

@@ -82,17 +82,6 @@ def test_arrays_are_copied_and_tensors_are_not() -> None:
     )
 
 
-def test_known_tensors_do_not_pay_for_the_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> Any:
-        raise AssertionError
-
-    monkeypatch.setattr("diabat.inputs.as_fields", refuse)
-    Ising(torch.tensor(H), torch.tensor(J), torch.tensor([True] * 3))
-    Ising(torch.tensor(H).half(), check=False)
-    with pytest.raises(AssertionError):
-        Ising(torch.tensor(H).half())
-
-
 @pytest.mark.parametrize("sampler", ["exact", "tempering"])
 def test_the_bridge_differentiates_through_the_conversion(sampler: str) -> None:
     h = torch.tensor(H, dtype=torch.bfloat16, requires_grad=True)

@@ -19,7 +19,6 @@ from diabat.compute.loading import preparing
 from diabat.compute.memory import require_memory
 from diabat.edges import DENSE_SPINS
 from diabat.ising import Ising, without_autocast
-from diabat.ising_checks import check_size
 from diabat.samplers.answers import AdjointGradient, Moments, Samples, Solution
 from diabat.samplers.capabilities import Capabilities, Estimator, Law, UnsupportedError
 from diabat.samplers.derivatives import Solver, analytic_moments, differentiated
@@ -311,9 +310,9 @@ class Sampler(WithOptions, nn.Module, ABC):
     def _require_terms(self, ising: Ising, able: Capabilities) -> None:
         """Refuse numbers and terms that the capabilities exclude at any number of spins."""
         if "exact" in able.gradients:
-            check_size(ising, LARGEST)
+            ising.check_size(LARGEST)
         elif not ising.check:
-            check_size(ising, sys.float_info.max)
+            ising.check_size(sys.float_info.max)
         if ising.three_body is not None and not able.three_body:
             raise UnsupportedError(
                 "three_body",

@@ -14,7 +14,6 @@ from torch import Tensor
 from diabat.checks import check_positive
 from diabat.compute.scratch import VECTOR_BYTES
 from diabat.ising import Ising, without_autocast
-from diabat.ising_checks import check_size
 from diabat.samplers.answers import Moments, Samples, Solution
 from diabat.samplers.base import LARGEST, Capabilities, Sampler, UnsupportedError
 from diabat.samplers.exact.compiled import MOST_UNPADDED, KernelSolution, differentiated, solve, suits_kernel
@@ -248,7 +247,7 @@ class ExactSampler(Sampler):
 
     def _require(self, ising: Ising) -> None:
         self._refuse_excess(ising)  # also bounds the number of spins, with a better message
-        check_size(ising, LARGEST)  # everything else is supported
+        ising.check_size(LARGEST)  # everything else is supported
 
     def _refuse_excess(self, ising: Ising) -> None:
         """Refuse a batch whose enumeration would take longer than ``max_seconds``."""
