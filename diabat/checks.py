@@ -49,10 +49,7 @@ def is_integer(value: Any) -> bool:
 def check_count(
     name: str, value: Any, *, least: int = 1, most: int | None = None, optional: bool = False
 ) -> None:
-    """Raise ArgumentError unless a value is an integer in ``least`` .. ``most``, or None if it is optional.
-
-    Without ``most`` it is that of 64 bits, which compiled code and torch count with.
-    """
+    """Raise ArgumentError unless a value is an integer in ``least`` .. ``most`` (2^63 - 1), or None if optional."""
     if optional and value is None:
         return
     if not is_integer(value) or value < least:
@@ -89,9 +86,8 @@ def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
     """Raise ArgumentError, which suggests the nearest name, unless a value is one of the known names."""
     names = tuple(known)
     if not isinstance(value, str) or value not in names:
-        raise ArgumentError(
-            name, f"expected one of {', '.join(names)}, got {value!r}.{did_you_mean(value, names)}"
-        )
+        hint = did_you_mean(value, names)
+        raise ArgumentError(name, f"expected one of {', '.join(names)}, got {value!r}.{hint}")
 
 
 def check_flag(name: str, value: Any) -> None:

@@ -7,11 +7,7 @@ from typing import Any
 
 
 def extra(library: str, name: str = "hf") -> Any:
-    """Import a library, or a module of it, that belongs to an extra.
-
-    Args:
-        library: What is imported, for example ``transformers`` or ``transformers.masking_utils``.
-        name: The extra of diabat that installs it.
+    """Import a library, or a module of it such as ``transformers.masking_utils``, that the extra ``name`` installs.
 
     Raises:
         ImportError: If it is not installed; the message contains the command that installs it.

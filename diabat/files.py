@@ -13,16 +13,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+TEMPORARY_PREFIX = ".tmp-"
 _PIECE = 1 << 20
 # Both are absent on Windows.  O_NONBLOCK: if the path is a pipe, opening it must not block.
 _CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Open a regular file for writing; the last component of the path must not be a symbolic link.
-
-    Returns:
-        The descriptor.
+    """Open a regular file, and return its descriptor; the last component of the path must not be a symbolic link.
 
     Raises:
         OSError: As reported by the system, or if the path is a symbolic link or not a regular file.
@@ -84,19 +82,14 @@ def read_file(path: Path, most: int) -> bytes:
     return bytes(content)
 
 
-def unused_name(path: Path, prefix: str) -> Path:
-    """Return an unpredictable path in the same folder, which starts with the prefix and the name."""
-    return path.with_name(f"{prefix}{path.name}-{secrets.token_hex(8)}")
-
-
 @contextmanager
-def replacing(path: Path, prefix: str = ".tmp-") -> Iterator[Path]:
+def replacing(path: Path, prefix: str = TEMPORARY_PREFIX) -> Iterator[Path]:
     """Yield a temporary path to write to; it replaces ``path`` if the block ends without an error.
 
     The temporary path is in the same folder, because a file is replaced atomically only within one file system.  A
     link at ``path`` is replaced, not followed.
     """
-    temporary = unused_name(path, prefix)
+    temporary = path.with_name(f"{prefix}{path.name}-{secrets.token_hex(8)}")
     try:
         yield temporary
         os.replace(temporary, path)
@@ -106,25 +99,16 @@ def replacing(path: Path, prefix: str = ".tmp-") -> Iterator[Path]:
         raise
 
 
-TEMPORARY_PREFIX = ".tmp-"
-
-
-def sync_folder(path: Path) -> None:
-    """Wait until the entries of a folder are on the disk."""
-    if os.name == "nt":  # Windows cannot open folders
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file atomically: readers see the old or the new content, never a part of it."""
-    with replacing(path, TEMPORARY_PREFIX) as temporary:
+    with replacing(path) as temporary:
         create_file(temporary, content)
-    sync_folder(path.parent)
+    if os.name != "nt":  # Windows cannot open folders
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def to_json(value: Any) -> bytes:

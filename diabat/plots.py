@@ -28,11 +28,9 @@ REFERENCE: Mapping[str, Any] = {"color": "0.45", "marker": "", "linewidth": 1.3,
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a panel.
+    """One line of a panel: points at x of heights y; a point without a height (None) is left out.
 
     Attributes:
-        x: Places of the points.
-        y: Their heights; a point without one (None) is left out.
         label: Text in the legend; empty for a line that is not in it.
         look: Index of colour and marker.
         errors: Half lengths of error bars.
@@ -52,8 +50,8 @@ class Panel:
     """One pair of axes.
 
     Attributes:
-        lines: What is drawn.
-        bars: Heights by name, in place of points; None for no bar.  Each has its value above it.
+        lines: Its lines.
+        bars: Heights by name, in place of lines; None for no bar.  Each has its value above it.
         settings: Arguments of :meth:`matplotlib.axes.Axes.set`, e.g. title, xlabel, yscale.  Ticks are written as
             plain numbers, and replace those between them.
     """
@@ -72,18 +70,15 @@ def lines(
     share_y: bool = True,
     legend: Literal["below", "inside"] = "below",
 ) -> Path:
-    """Draw rows of panels with lines or bars.
+    """Draw rows of equally many panels into a file, and return its path.
 
     Args:
-        panels: Rows of equally many panels.
+        panels: The rows.
         path: Output file; the suffix chooses the format (png, pdf, svg).
         title: Line above the figure.
         size: Width and height of a panel in inches.
         share_y: Whether all panels have one vertical axis; those below each other share the horizontal one.
         legend: One for all panels below them, each label once, or one inside each panel.
-
-    Returns:
-        The path.
     """
     count = len(panels[0])
     figure = new_figure(size[0] * count + 1.0, size[1] * len(panels) + 0.6)
@@ -118,12 +113,7 @@ def draw_panel(axis: Axes, panel: Panel) -> None:
         behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
         names = ["" if height is None else f"{height:.2g}" for height in panel.bars.values()]
         axis.bar_label(drawn, names, padding=2, fontsize="small", zorder=4, bbox=behind)
-        turned: dict[str, Any] = {
-            "rotation": 30,
-            "ha": "right",
-            "rotation_mode": "anchor",
-            "fontsize": "small",
-        }
+        turned: dict[str, Any] = dict(rotation=30, ha="right", rotation_mode="anchor", fontsize="small")
         axis.set_xticks(range(len(colours)), list(panel.bars), **turned)
     settings = dict(panel.settings)
     ticks = {name: settings.pop(f"{name}ticks") for name in "xy" if f"{name}ticks" in settings}
@@ -135,15 +125,7 @@ def draw_panel(axis: Axes, panel: Panel) -> None:
 
 
 def draw_line(axis: Axes, x: Any, y: Any, look: int, **options: Any) -> None:
-    """Draw a line; ``look`` is the index of its colour and marker.  Markers are not clipped at the edge of the axes.
-
-    Args:
-        axis: The axes.
-        x: Places of the points.
-        y: Their heights.
-        look: Index of colour and marker.
-        options: Those of :meth:`matplotlib.axes.Axes.errorbar`.
-    """
+    """Draw a line by :meth:`matplotlib.axes.Axes.errorbar`; ``look`` is the index of its colour and marker."""
     look %= len(COLOURS)
     style = {"color": COLOURS[look], "marker": MARKERS[look], "markersize": 5, "linewidth": 1.6}
     axis.errorbar(x, y, **{**style, "capsize": 3, "clip_on": False, "zorder": 3, **options})
@@ -184,7 +166,5 @@ def legend_below(figure: Figure, axes: Iterable[Axes], columns: int) -> None:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     if entries:
-        columns = min(len(entries), columns)
-        figure.legend(
-            entries.values(), entries.keys(), loc="outside lower center", ncols=columns, frameon=False
-        )
+        where: Any = {"loc": "outside lower center", "ncols": min(len(entries), columns)}
+        figure.legend(entries.values(), entries.keys(), frameon=False, **where)

@@ -26,18 +26,11 @@ def new_bar(*, percent: bool = False, window: float = 30.0, shown: bool = True) 
         window: Seconds over which the speed is averaged; longer than a step takes.
         shown: Show the bar; without it nothing is printed.
     """
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    import rich.progress as rich
 
-    done = TaskProgressColumn() if percent else MofNCompleteColumn()
-    columns = (TextColumn("{task.description}"), BarColumn(), done, TimeRemainingColumn())
-    return Progress(*columns, console=stderr_console(), speed_estimate_period=window, disable=not shown)
+    done = rich.TaskProgressColumn() if percent else rich.MofNCompleteColumn()
+    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), done, rich.TimeRemainingColumn())
+    return rich.Progress(*columns, console=stderr_console(), speed_estimate_period=window, disable=not shown)
 
 
 def compiling_bar() -> Progress:

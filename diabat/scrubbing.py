@@ -35,10 +35,8 @@ _EQUALS = rf"\\?[\"']?\s*(?:[:=]|%3D)\s*)(?!\*\*\*){_SCHEMES}{_VALUE}"
 _ASSIGNED = re.compile(rf"(?<![\w-])({_NAMES}{_EQUALS}", re.IGNORECASE)
 _KEY = re.compile(rf"(?<![\w-])([\w-]*key{_EQUALS}", re.IGNORECASE)
 # In a header or on a command line, and in quotes, nothing but a space stands between.
-_FOLLOWED = re.compile(
-    rf"((?<!\w)(?:x-auth-token|--?{_NAMES})\s+|\b(?:token|password|secret)\s+(?=[\"'])){_VALUE}",
-    re.IGNORECASE,
-)
+_QUOTED = r"\b(?:token|password|secret)\s+(?=[\"'])"
+_FOLLOWED = re.compile(rf"((?<!\w)(?:x-auth-token|--?{_NAMES})\s+|{_QUOTED}){_VALUE}", re.IGNORECASE)
 _BEARER = re.compile(
     r"\b((?:bearer|basic)\s+)(?=[^\s,;)]*[\d._=-])[^\s,;)]+|\b(bearer\s+)[^\s,;)]+", re.IGNORECASE
 )
@@ -51,10 +49,8 @@ def without_secrets(text: str) -> str:
     A value follows "token:", "key=", "secret", "password", "authorization" or similar, or "bearer"; a list or a quoted
     text is one value.  Its length does not matter.
     """
-    text = _USER.sub(r"\1***@", text)
-    text = _QUERY.sub(r"\1?***", text)
-    text = _ASSIGNED.sub(r"\1***", text)
-    text = _FOLLOWED.sub(r"\1***", text)
+    text = _QUERY.sub(r"\1?***", _USER.sub(r"\1***@", text))
+    text = _FOLLOWED.sub(r"\1***", _ASSIGNED.sub(r"\1***", text))
     return _BEARER.sub(lambda found: f"{found[1] or found[2]}***", text)
 
 
@@ -76,20 +72,14 @@ _VARIABLE = "DWAVE_API_TOKEN"
 
 
 def refuse_secrets(name: str, options: Any, key: str | None = None) -> None:
-    """Refuse options that are named like a token, and values that contain one, at any depth and also in lists.
-
-    Args:
-        name: Name of the argument, for the message.
-        options: A mapping, a list, or a value.
-        key: Name of the option that has the value.
+    """Refuse options (a mapping, a list or a value) named like a token or with one in them, at any depth.
 
     Raises:
-        ValueError: The message names the option, never its value.
+        ValueError: The message names the argument and the option ``key``, never its value.
     """
     if isinstance(options, Mapping):
         for inner, value in options.items():
-            # The key itself may be the secret, for example a URL.
-            if _holds_secret(str(inner)):
+            if _holds_secret(str(inner)):  # for example a URL
                 raise _refusal(name, "such key")
             if SECRET_NAME.search(str(inner)):
                 raise _refusal(name, f"'{inner}'")
@@ -117,7 +107,6 @@ def _refusal(name: str, what: str) -> ArgumentError:
 def safe_message(error: BaseException) -> str:
     """Return ``Type: message`` of an exception on one line, without anything that looks like a token."""
     text = str(error)
-    token = os.environ.get(_VARIABLE)
-    if token:
+    if token := os.environ.get(_VARIABLE):
         text = text.replace(token, "***")
     return f"{type(error).__name__}: {scrubbed(text)}"
