@@ -12,7 +12,8 @@ from diabat.attention.sampled import Draw, sampled_probabilities
 from diabat.checks import check_count
 from diabat.edges import Edges
 from diabat.ising import Ising
-from diabat.samplers.base import Estimator, Sampler, UnsupportedError, refuse_trace
+from diabat.samplers.base import Sampler, refuse_trace
+from diabat.samplers.capabilities import Estimator, UnsupportedError
 from diabat.samplers.folding import Terms
 from diabat.samplers.odds import flipped_log_odds
 from diabat.samplers.registry import as_sampler

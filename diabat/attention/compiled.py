@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from diabat.ising import Ising
-from diabat.samplers.base import Estimator, Sampler, UnsupportedError
+from diabat.samplers.base import Sampler
+from diabat.samplers.capabilities import Estimator, UnsupportedError
 from diabat.samplers.folding import Terms
 from diabat.samplers.registry import backend_factory, sampler
 from diabat.samplers.seeds import draw_seed

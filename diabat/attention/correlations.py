@@ -20,7 +20,7 @@ from diabat.attention.self_couplings import clamped
 from diabat.checks import ArgumentError, is_integer
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.seeds import draw_seed
 
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from diabat.attention.bridge import GradientBridge
 from diabat.checks import ArgumentError
-from diabat.samplers.base import Sampler, UnsupportedError
+from diabat.samplers.base import Sampler
+from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.registry import as_sampler
 
 

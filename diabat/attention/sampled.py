@@ -16,7 +16,8 @@ from diabat.attention import estimators
 from diabat.edges import Edges
 from diabat.ising import Ising, without_autocast
 from diabat.samplers.answers import Moments
-from diabat.samplers.base import Estimator, Sampler, UnsupportedError
+from diabat.samplers.base import Sampler
+from diabat.samplers.capabilities import Estimator, UnsupportedError
 from diabat.samplers.folding import (
     TermDims,
     Terms,

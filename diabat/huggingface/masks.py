@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 
 # Arguments of other attentions; ignoring one would change the model silently.
 _OTHERS = ("s_aux", "sinks", "position_bias", "indices", "block_indices")

@@ -6,7 +6,8 @@ import importlib
 from typing import Any
 
 from diabat.samplers.answers import Moments, Samples
-from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
+from diabat.samplers.base import Sampler
+from diabat.samplers.capabilities import Capabilities, UnsupportedError
 from diabat.samplers.registry import available_backends, sampler
 
 __all__ = [

@@ -155,13 +155,10 @@ class Samples:
 
     @property
     def _problem(self) -> Ising:
-        if self.ising is None:
-            raise ArgumentError(
-                "ising",
-                "expected the problem of the reads, as Sampler.sample keeps it, got None; "
-                "use Ising.energy(samples.spins).",
-            )
-        return self.ising
+        if self.ising is not None:
+            return self.ising
+        got = "got None; use Ising.energy(samples.spins)."
+        raise ArgumentError("ising", f"expected the problem of the reads, as Sampler.sample keeps it, {got}")
 
     def lowest(self) -> Lowest:
         """Return the state of lowest energy of each problem: of the reads, the first of equals, and of ``tracked``.
@@ -172,20 +169,15 @@ class Samples:
         reads = lowest_state(self._problem, self.spins)
         if self.tracked is None:
             return reads
-        energy = self._problem.energy(self.tracked)
-        lower = energy < reads.energy
-        spins = torch.where(lower[..., None], self.tracked, reads.spins)
-        return Lowest(spins, torch.where(lower, energy, reads.energy))
+        return lowest_state(self._problem, torch.stack((reads.spins, self.tracked)))
 
     def with_clamped(self, clamped: Tensor | None) -> Samples:
         """The same reads with clamped spins at their values, int8 [*batch, n], 0 for free spins; itself for None."""
         if clamped is None:
             return self
         fixed = clamped != 0
-        spins, tracked = (
-            None if s is None else torch.where(fixed, clamped, s) for s in (self.spins, self.tracked)
-        )
-        assert spins is not None
+        tracked = None if self.tracked is None else torch.where(fixed, clamped, self.tracked)
+        spins = torch.where(fixed, clamped, self.spins)
         return replace(self, spins=spins, visible=self.visible | fixed, tracked=tracked)
 
     @property

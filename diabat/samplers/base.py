@@ -1,4 +1,4 @@
-"""The interface of all backends: problems in, samples or moments out; capabilities are declared as data.
+"""The interface of all backends: problems in, samples or moments out.
 
 ``Sampler.sample`` and ``Sampler.moments`` are final: they validate the arguments, refuse unsupported problems, draw
 and record the seed, and call the backend's ``_sample`` or ``_moments``.
@@ -20,14 +20,12 @@ from diabat.compute.memory import require_memory
 from diabat.edges import DENSE_SPINS
 from diabat.ising import Ising, without_autocast
 from diabat.samplers.answers import AdjointGradient, Moments, Samples, Solution
-from diabat.samplers.capabilities import Capabilities, Estimator, Law, UnsupportedError
+from diabat.samplers.capabilities import Capabilities, UnsupportedError
 from diabat.samplers.derivatives import Solver, analytic_moments, differentiated
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.odds import analytic_log_odds
 from diabat.samplers.options import WithOptions
 from diabat.samplers.seeds import as_int, draw_seed
-
-__all__ = ["LARGEST", "Capabilities", "Estimator", "Law", "Sampler", "UnsupportedError", "require_room"]
 
 # Analytic backends form sums of exponents in float64: in a sum of this size a term of size 1 keeps seven digits.
 LARGEST = 1e9
@@ -169,7 +167,14 @@ class Sampler(WithOptions, nn.Module, ABC):
                 "average the products of the spins of interest over the reads of sample.",
             )
         if num_reads is not None:
-            return self._average(ising, correlations, num_reads, seed)
+            if not self.capabilities.samples:
+                raise UnsupportedError(
+                    "num_reads",
+                    f"expected a sampler that draws reads, got '{self.name}', which computes its moments without "
+                    "them; leave num_reads out.",
+                )
+            samples = self.sample(ising, num_reads, seed=seed)
+            return samples.moments(correlations=correlations, dtype=ising.fields.dtype).with_constants(ising)
         analytic = "exact" in self.capabilities.gradients
         drawn = 0 if analytic and seed is None else draw_seed(seed)
         start = preparing.clock()
@@ -222,17 +227,6 @@ class Sampler(WithOptions, nn.Module, ABC):
         with without_autocast(ising.fields):
             self._require(ising)
             return self._moments(ising, correlations, seed)
-
-    def _average(self, ising: Ising, correlations: bool, num_reads: int, seed: int | None) -> Moments:
-        if not self.capabilities.samples:
-            raise UnsupportedError(
-                "num_reads",
-                f"expected a sampler that draws reads, got '{self.name}', which computes its moments without them; "
-                "leave num_reads out.",
-            )
-        samples = self.sample(ising, num_reads, seed=seed)
-        moments = samples.moments(correlations=correlations, dtype=ising.fields.dtype)
-        return moments.with_constants(ising)
 
     def adjoint(self, ising: Ising, cotangent: Tensor, *, seed: int) -> AdjointGradient:
         """Exact derivative of L = Σ_j v_j P(s_j = +1) under the sampler's own law.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -44,21 +44,16 @@ class Watched:
 
     def below(self, key: str, label: str) -> Watched:
         """The same entry if the ``info`` of the backend is nested at ``key`` in another one."""
-        return Watched(
-            f"{key}.{self.key}", f"{label}: {self.label}", self.least, self.most, self.advice, self.pick
-        )
+        return replace(self, key=f"{key}.{self.key}", label=f"{label}: {self.label}")
 
 
 class Diagnostic(NamedTuple):
-    """The check of one entry of a result.
+    """The check of one entry of a result; ``key``, ``label`` and ``advice`` are those of `Watched`.
 
     Attributes:
-        key: As in `Watched`.
-        label: As in `Watched`.
         value: The worst of its values.
         ok: Whether all are within the limits; None without limits.
         expected: The limits in words, or "".
-        advice: As in `Watched`.
     """
 
     key: str
@@ -73,18 +68,17 @@ def diagnostics(watched: Iterable[Watched], info: Mapping[str, Any]) -> list[Dia
     """Check a result by its ``info``; missing entries are skipped."""
     found = []
     for fact in watched:
-        values = list(_numbers(_entry(info, fact.key.split("."))))
-        if values:
+        entry: Any = info
+        for part in fact.key.split("."):
+            entry = entry.get(part) if isinstance(entry, Mapping) else None
+        if values := list(_numbers(entry)):
             found.append(_judged(fact, values))
     return found
 
 
 def _judged(fact: Watched, values: list[float | bool]) -> Diagnostic:
-    limits = [
-        f"{word} {limit:g}"
-        for word, limit in (("at least", fact.least), ("at most", fact.most))
-        if limit is not None
-    ]
+    both = (("at least", fact.least), ("at most", fact.most))
+    limits = [f"{word} {limit:g}" for word, limit in both if limit is not None]
     if not limits:
         value = min(values) if fact.pick == "min" else max(values)
         return Diagnostic(fact.key, fact.label, value, None, "", "")
@@ -100,13 +94,7 @@ def _excess(fact: Watched, value: float) -> float:
     if math.isnan(value):
         return math.inf
     over = -math.inf if fact.most is None else value - fact.most
-    return max(over, -math.inf if fact.least is None else fact.least - value)
-
-
-def _entry(info: Any, path: Sequence[str]) -> Any:
-    for part in path:
-        info = info.get(part) if isinstance(info, Mapping) else None
-    return info
+    return over if fact.least is None else max(over, fact.least - value)
 
 
 def _numbers(value: Any) -> Iterable[float | bool]:
@@ -117,11 +105,8 @@ def _numbers(value: Any) -> Iterable[float | bool]:
         yield float(value)
     elif isinstance(value, torch.Tensor | np.ndarray):
         yield from _numbers(value.tolist())
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _numbers(item)
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        for item in value:
+    elif isinstance(value, Mapping | Sequence) and not isinstance(value, str):
+        for item in value.values() if isinstance(value, Mapping) else value:
             yield from _numbers(item)
 
 
@@ -164,10 +149,6 @@ def _one(values: list[Any]) -> Any:
         return condensed(values)
     if all(isinstance(value, bool | int | float) for value in values):
         return {"min": min(values), "mean": sum(values) / len(values), "max": max(values)}
-    return _distinct(values)
-
-
-def _distinct(values: Iterable[Any]) -> list[Any]:
     found: list[Any] = []
     for value in values:
         if value not in found:

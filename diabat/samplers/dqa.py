@@ -38,7 +38,6 @@ from diabat.samplers.anneals import (
     resolve_anneal,
 )
 from diabat.samplers.answers import AdjointGradient, Moments, Samples
-from diabat.samplers.base import Capabilities, Estimator, UnsupportedError
 from diabat.samplers.calibrated import (
     MODES,
     Calibration,
@@ -48,6 +47,7 @@ from diabat.samplers.calibrated import (
     fit_reads,
     reference_problems,
 )
+from diabat.samplers.capabilities import Capabilities, Estimator, UnsupportedError
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.dqa_circuits import AnnealCircuits
 from diabat.samplers.programming import ControlNoise, Programmed, program

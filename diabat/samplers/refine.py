@@ -11,7 +11,8 @@ from torch import Tensor
 from diabat.checks import ArgumentError, check_count
 from diabat.ising import Ising
 from diabat.samplers.answers import Samples
-from diabat.samplers.base import Capabilities, Sampler
+from diabat.samplers.base import Sampler
+from diabat.samplers.capabilities import Capabilities
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.registry import build_base, refuse_learnable, require_samples
 from diabat.samplers.tempering.batch import Batch, Kept, require_single_precision

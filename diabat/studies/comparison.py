@@ -11,7 +11,8 @@ from diabat.checks import ArgumentError
 from diabat.compute.loading import preparing
 from diabat.ising import Ising
 from diabat.progress import new_bar
-from diabat.samplers.base import Sampler, UnsupportedError
+from diabat.samplers.base import Sampler
+from diabat.samplers.capabilities import UnsupportedError
 from diabat.studies.ensembles import Ensemble
 from diabat.studies.report import Column, Row
 

@@ -21,7 +21,8 @@ from diabat.attention import spin_probabilities
 from diabat.checks import ArgumentError, check_count
 from diabat.ising import Ising
 from diabat.plots import Line, Panel, lines
-from diabat.samplers.base import Estimator, Sampler
+from diabat.samplers.base import Sampler
+from diabat.samplers.capabilities import Estimator
 from diabat.samplers.registry import sampler
 from diabat.samplers.seeds import draw_seed
 from diabat.studies.comparison import LABELS, compare, is_analytic, timed

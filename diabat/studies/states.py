@@ -11,7 +11,8 @@ from torch import Tensor
 from diabat.circuits.problem import spin_table
 from diabat.ising import Ising
 from diabat.samplers.answers import Samples
-from diabat.samplers.base import Sampler, UnsupportedError
+from diabat.samplers.base import Sampler
+from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.registry import sampler
 
 MAX_SPINS = 16

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from diabat.checks import check_choice, check_count, check_number
-from diabat.samplers.base import Law, Sampler
+from diabat.samplers.base import Sampler
+from diabat.samplers.capabilities import Law
 
 # Importing these modules registers their checks.
 from diabat.testing import boltzmann, draws, own_law, refusals, structure

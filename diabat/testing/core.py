@@ -11,7 +11,8 @@ from torch import Tensor
 
 from diabat.ising import Ising
 from diabat.samplers.answers import Samples
-from diabat.samplers.base import Capabilities, Law, Sampler
+from diabat.samplers.base import Sampler
+from diabat.samplers.capabilities import Capabilities, Law
 
 DEFAULT_ALPHA = 1e-6
 DEFAULT_NUM_READS = 4096

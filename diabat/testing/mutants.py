@@ -15,7 +15,8 @@ from torch import Tensor
 
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Samples
-from diabat.samplers.base import Capabilities, Sampler
+from diabat.samplers.base import Sampler
+from diabat.samplers.capabilities import Capabilities
 from diabat.testing.fakes import scaled
 
 

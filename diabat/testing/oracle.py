@@ -13,7 +13,8 @@ from torch import Tensor
 
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Samples
-from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
+from diabat.samplers.base import Sampler
+from diabat.samplers.capabilities import Capabilities, UnsupportedError
 
 MAX_SPINS = 14
 

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import torch
 
 from diabat.ising import Ising
-from diabat.samplers.base import Estimator, UnsupportedError
+from diabat.samplers.capabilities import Estimator, UnsupportedError
 from diabat.testing.core import ConformanceError, Trial, check, demand, demand_equal, draws_samples
 from diabat.testing.problems import make_problem
 from diabat.testing.structure import check_form

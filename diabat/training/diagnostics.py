@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diabat.ising import IsingError
 from diabat.models import Model
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 from diabat.training.checkpoint import TrainState
 from diabat.training.folder import TrainingError
 

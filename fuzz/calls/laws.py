@@ -11,7 +11,7 @@ from torch import Tensor
 import diabat
 from diabat.ising import Ising
 from diabat.samplers import Moments, Sampler
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 from diabat.testing.oracle import brute_force, brute_force_exponents, brute_force_states, state_table
 from fuzz.problems import EXTREME, SEEDS, first, largest, mostly, normal, one_in, parts, problems, reach
 from fuzz.properties import demand, holds

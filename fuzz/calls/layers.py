@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import diabat
 from diabat.attention.coupled import SELF_MODES
-from diabat.samplers.base import Estimator, UnsupportedError
+from diabat.samplers.capabilities import Estimator, UnsupportedError
 from diabat.testing.oracle import ReferenceSampler
 from fuzz.calls.laws import GRADIENT, TOLERANCE, close, finite, gradient_agrees, near_tie, total
 from fuzz.problems import DTYPES, SEEDS, mostly, normal, one_in, parts, problems, scales

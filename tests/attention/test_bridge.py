@@ -13,7 +13,7 @@ from diabat.attention.bridge import choose_estimator
 from diabat.circuits import Batch, BatchMoments, NativeEngine, PlanGradient, TrotterPlan
 from diabat.ising import Ising, IsingError, pack_couplings, pack_three_body
 from diabat.samplers import Sampler, UnsupportedError
-from diabat.samplers.base import Estimator
+from diabat.samplers.capabilities import Estimator
 from diabat.samplers.dqa import DQASampler
 from diabat.samplers.exact import ExactSampler
 from diabat.samplers.mean_field import MeanFieldSampler

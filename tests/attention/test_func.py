@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, jacrev, stack_module_state, vmap
 
 from diabat import BoltzmannAttention, sampler, spin_probabilities
 from diabat.ising import pack_couplings
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 
 F64 = torch.float64
 BRIDGES: dict[str, dict[str, Any]] = {

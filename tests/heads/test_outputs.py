@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from diabat.attention.heads.losses import counted_tokens, total_cross_entropy
 from diabat.attention.heads.outputs import HeadOutputs
 from diabat.checks import ArgumentError
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 
 NAMES = ("llama", "qwen2", "qwen3", "mistral", "gpt2")
 F64 = torch.float64

@@ -39,7 +39,7 @@ from diabat.attention.heads.losses import (
 )
 from diabat.attention.heads.outputs import HeadOutputs
 from diabat.checks import ArgumentError
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 
 from .games import TableGame, bpe, questions
 from .test_outputs import batch

@@ -12,7 +12,7 @@ from torch import Tensor
 from diabat.attention.heads import HeadCoalitions
 from diabat.attention.heads.decoder import given_groups, key_value_groups
 from diabat.attention.heads.replay import Replay
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 
 from .games import LENGTH, log_odds, questions, without
 

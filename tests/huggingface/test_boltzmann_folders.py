@@ -19,7 +19,7 @@ import diabat
 from diabat.checks import ArgumentError
 from diabat.huggingface import convert, load_decoder
 from diabat.huggingface.boltzmann import model as models
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 
 from .methods import FIRST, SUPPORTED, coupled, couplings, randomised
 

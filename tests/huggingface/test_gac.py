@@ -20,7 +20,7 @@ from diabat.attention.heads import Calibration, HeadCoalitions, calibrate
 from diabat.attention.heads import calibration as mathematics
 from diabat.huggingface import disable_gac, enable_gac, register_gac
 from diabat.huggingface.gac import layer as gac
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 
 from .methods import SETTING, SUPPORTED, assert_close, in_pieces
 

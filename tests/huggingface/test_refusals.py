@@ -16,7 +16,7 @@ from diabat.attention.heads import Calibration
 from diabat.checks import ArgumentError
 from diabat.huggingface import GameLoss, GameOptions, convert, enable_gac, parameter_groups
 from diabat.huggingface.boltzmann.layer import boltzmann_attention
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 
 from . import game as tiny
 from .methods import SETTING, coupled

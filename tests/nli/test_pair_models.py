@@ -13,7 +13,7 @@ from diabat.attention.pooling import BoltzmannPooling
 from diabat.models import POOLINGS, PairModelOptions
 from diabat.models.encoder import load_encoder
 from diabat.models.poolings import MeanPooling, ProjectedMeanPooling, SoftmaxPooling
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 from diabat.tasks import PairBatch
 from diabat.tasks.nli_files import Pairs
 from diabat.tasks.nli_tokens import tokenize_pairs

@@ -12,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from diabat import Sampler, sampler
 from diabat.ising import Ising, pack_couplings, pack_three_body
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 from diabat.testing.problems import make_problem
 
 from .enumeration import naive

@@ -10,7 +10,7 @@ from dwave.system import EmbeddingComposite
 
 from diabat.circuits import predicted_beta, schedule
 from diabat.ising import Ising
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.dimod import DimodSampler
 from diabat.samplers.dimod.options import QPU
 from diabat.samplers.dimod.qpu_tiles import find_tiling

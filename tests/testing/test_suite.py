@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diabat.ising import Ising
 from diabat.samplers import Capabilities, Moments, Sampler, Samples
-from diabat.samplers.base import Law
+from diabat.samplers.capabilities import Law
 from diabat.testing import (
     CHECKS,
     ConformanceError,

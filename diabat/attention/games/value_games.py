@@ -17,7 +17,7 @@ from diabat.attention.games.pair_tile import Coalitions, Values
 from diabat.attention.games.predecessors import predecessor_dots
 from diabat.attention.games.tables import MAX_PLAYERS, all_coalitions, evaluate, value_table
 from diabat.checks import ArgumentError, ArgumentTypeError, check_choice, check_count
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 
 NONLINEARITIES = ("identity", "relu", "tanh")
 

@@ -28,7 +28,7 @@ from diabat.attention.heads.pretrained import (
 )
 from diabat.checks import check_choice, check_positive
 from diabat.extras import extra
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 
 Kind = Literal["mean", "scaled", "zero"]
 Attention = Callable[..., tuple[Tensor, Tensor | None]]

@@ -27,7 +27,7 @@ from diabat.attention.heads.value_cache import ValueCache
 from diabat.attention.heads.values import Value, value_of
 from diabat.checks import ArgumentError, ArgumentTypeError, check_count
 from diabat.compute.memory import require_memory
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 
 Progress = Callable[[int, int], None]
 _CHUNK = 1 << 14

@@ -10,7 +10,7 @@ from torch import nn
 
 from diabat.attention.heads.pretrained import attention_modules, pretrained_model, query_heads
 from diabat.checks import ArgumentError, check_count, is_integer
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 
 Head = tuple[int, int]
 """Layer and position of a query head, both counted from 0."""

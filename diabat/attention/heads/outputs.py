@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from diabat.attention.heads.decoder import check_layers
 from diabat.attention.heads.projections import OutputProjection, find_projections
 from diabat.checks import ArgumentError
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 
 
 @dataclass(frozen=True, eq=False)

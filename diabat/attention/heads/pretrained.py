@@ -10,7 +10,7 @@ from torch import nn
 
 from diabat.checks import ArgumentError
 from diabat.extras import extra
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 
 
 def pretrained_model(model: nn.Module) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from diabat.attention.heads.pretrained import attention_modules, evaluating, pretrained_model, query_heads
 from diabat.extras import extra
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 
 
 @dataclass(frozen=True)

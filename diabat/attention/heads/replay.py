@@ -18,7 +18,7 @@ from diabat.attention.heads.ablation import Ablation, Kind
 from diabat.attention.heads.decoder import Decoder, Groups, find_decoder
 from diabat.attention.heads.pretrained import query_heads
 from diabat.checks import ArgumentError
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 
 
 class Replay:

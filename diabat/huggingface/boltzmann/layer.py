@@ -25,7 +25,7 @@ from diabat.attention.coupled import CoupledHeads, CouplingLayout
 from diabat.checks import ArgumentError, check_number, check_positive
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.masks import refuse_others, repeated, visible_keys
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 
 NAME = "boltzmann"
 """Of the attention implementation, and of the submodule with the couplings."""

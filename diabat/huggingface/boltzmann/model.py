@@ -21,7 +21,8 @@ from diabat.extras import extra
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.boltzmann.layer import NAME, BoltzmannHeads, boltzmann_attention
 from diabat.huggingface.loading import first_and_others, refuse_embedded_adapter
-from diabat.samplers.base import Sampler, UnsupportedError
+from diabat.samplers.base import Sampler
+from diabat.samplers.capabilities import UnsupportedError
 
 _PLAIN = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "gpt2": "GPT2LMHeadModel"}
 

@@ -18,7 +18,7 @@ from diabat.attention.heads.ablation import eager
 from diabat.attention.heads.calibration import CALIBRATED, Calibration, ColumnSums, calibrate
 from diabat.extras import extra
 from diabat.huggingface.masks import refuse_others, repeated, visible_keys
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 
 NAME = "gac"
 CACHE = "diabat_cache"

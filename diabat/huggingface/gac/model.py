@@ -20,7 +20,7 @@ from diabat.attention.heads.pretrained import (
 )
 from diabat.checks import ArgumentError
 from diabat.huggingface.gac.layer import NAME, CalibratedHeads, gac_attention, hand_on_cache, reorder_cache
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 
 _ENABLED = "diabat_gac"
 

@@ -23,7 +23,7 @@ from diabat.attention.heads.pretrained import pretrained_model
 from diabat.checks import ArgumentError
 from diabat.huggingface.game.config import GameOptions, Loss, Rho
 from diabat.huggingface.game.gradients import mean_over_ranks
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 
 
 class CapturedForward:

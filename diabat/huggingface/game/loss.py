@@ -26,7 +26,7 @@ from diabat.checks import ArgumentError, check_count, check_flag, check_positive
 from diabat.huggingface.game.config import GameOptions
 from diabat.huggingface.game.gradients import TaskGradients, mean_over_ranks
 from diabat.huggingface.game.layer import CapturedForward, StepCouplings
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 
 
 class GameLoss:

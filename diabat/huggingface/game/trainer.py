@@ -20,7 +20,7 @@ from diabat.extras import extra
 from diabat.files import read_file
 from diabat.huggingface.game.config import GameOptions
 from diabat.huggingface.game.loss import GameLoss
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 
 _STATE_FILE = "trainer_state.json"
 _CALLBACK = "GameCallback"

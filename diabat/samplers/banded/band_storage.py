@@ -16,7 +16,7 @@ from torch import Tensor
 from diabat.edges import Edges, no_edges
 from diabat.ising import Ising, flat_index, pair_indices
 from diabat.samplers.banded.native import BandProblems
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,8 @@ from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.banded.band_storage import Layout, band_layout, band_width
 from diabat.samplers.banded.engines import Band, BandProbabilities
 from diabat.samplers.banded.native import BandProblems, scratch_bytes
-from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
+from diabat.samplers.base import Sampler
+from diabat.samplers.capabilities import Capabilities, UnsupportedError
 from diabat.samplers.options import amend
 
 ENGINES = ("auto", "native", "torch")

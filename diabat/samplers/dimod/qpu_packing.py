@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from diabat.checks import ArgumentError
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.dimod.limits import stated_ranges
 from diabat.samplers.dimod.options import QPU
 from diabat.samplers.dimod.packing import FloatArray, IntArray, Packed, Problem

@@ -13,7 +13,8 @@ from torch import Tensor
 from diabat.checks import check_count
 from diabat.ising import Ising
 from diabat.samplers.answers import AdjointGradient, Moments, Samples, lowest_state
-from diabat.samplers.base import Capabilities, Sampler
+from diabat.samplers.base import Sampler
+from diabat.samplers.capabilities import Capabilities
 from diabat.samplers.diagnostics import Watched, condensed
 from diabat.samplers.distributed.chunks import Chunks
 from diabat.samplers.distributed.jobs import Answer, Method, make_job, pack, run, run_packed, to_numpy

@@ -15,7 +15,8 @@ from diabat.checks import check_positive
 from diabat.compute.scratch import VECTOR_BYTES
 from diabat.ising import Ising, without_autocast
 from diabat.samplers.answers import Moments, Samples, Solution
-from diabat.samplers.base import LARGEST, Capabilities, Sampler, UnsupportedError
+from diabat.samplers.base import LARGEST, Sampler
+from diabat.samplers.capabilities import Capabilities, UnsupportedError
 from diabat.samplers.exact.compiled import MOST_UNPADDED, KernelSolution, differentiated, solve, suits_kernel
 from diabat.samplers.exact.few import few_moments, is_few
 from diabat.samplers.exact.half_split import HalfMoments, half_products

@@ -16,7 +16,8 @@ from torch import Tensor
 from diabat.checks import ArgumentError, check_count, check_positive, is_number
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Solution
-from diabat.samplers.base import Capabilities, Sampler, UnsupportedError
+from diabat.samplers.base import Sampler
+from diabat.samplers.capabilities import Capabilities, UnsupportedError
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.mean_field.compiled import CompiledSolution, compiled_moments, is_compiled
 from diabat.samplers.mean_field.iteration import Response, fixed_points, local_field, slopes, tangent

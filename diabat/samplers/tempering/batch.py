@@ -19,7 +19,7 @@ from diabat.edges import Edges
 from diabat.ising import Ising
 from diabat.ising_checks import is_within
 from diabat.samplers.answers import lowest_state
-from diabat.samplers.base import UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.grouping import Group, Tier, tiers, undivided
 from diabat.samplers.tempering.simulation import ChainSimulation, EdgeSimulation, Simulation
 

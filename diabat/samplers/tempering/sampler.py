@@ -16,7 +16,8 @@ from torch import Tensor
 from diabat.checks import ArgumentError, check_choice, check_count, check_flag, is_integer
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Samples
-from diabat.samplers.base import Capabilities, Sampler
+from diabat.samplers.base import Sampler
+from diabat.samplers.capabilities import Capabilities
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.tempering.averages import averages, burn_in
 from diabat.samplers.tempering.batch import Batch, Kept, Part, require_single_precision
