@@ -15,6 +15,7 @@ from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from diabat.ising import Ising, flat_index
 
@@ -71,20 +72,52 @@ class Tier:
         problems: int64 [G, Q], row of each problem in the batch, N on padding.
         spins: int64 [G, m], spin of the problem, n on phantom spins.
         coupling: int64 [G], index into the C distinct couplings.
-        cells: int64 [G, Q, m], index into the flat fields [N·n + 1].
-        phantoms: int64 [G], number of phantom spins.
-        pair_cells: int64 [G, m, m], index into the flat couplings [C·n² + 1].
-        whole: The tier is the whole batch without padding or reordering: a reshape gathers and scatters.
     """
 
     sizes: tuple[int, int, int]
     problems: Tensor
     spins: Tensor
     coupling: Tensor
-    cells: Tensor
-    phantoms: Tensor
-    pair_cells: Tensor
-    whole: bool
+
+    @cached_property
+    def cells(self) -> Tensor:
+        """int64 [G, Q, m], index into the flat fields [N·n + 1]."""
+        return self._index(self.problems, self.sizes[0], 1)
+
+    @cached_property
+    def pair_cells(self) -> Tensor:
+        """int64 [G, m, m], index into the flat couplings [C·n² + 1]."""
+        return self._index(self.coupling, self.sizes[1], 2)
+
+    @property
+    def matrix_cells(self) -> Tensor:
+        """int64 [G, Q, m, m], index into flat values per pair [N·n² + 1]."""
+        return self._index(self.problems, self.sizes[0], 2)
+
+    def _index(self, owners: Tensor, count: int, order: int) -> Tensor:
+        """Index of the entries of owners [G, ...] for the spins of the tier into flat values [count·n^order + 1]."""
+        n, (groups, m) = self.sizes[2], self.spins.shape
+        cells = owners.reshape(*owners.shape, *(1,) * order)
+        valid = cells < count
+        for axis in range(order):
+            sides = (m if a == axis else 1 for a in range(order))
+            along = self.spins.reshape(groups, *(1,) * (owners.ndim - 1), *sides)
+            cells, valid = cells * n + along, valid & (along < n)
+        return torch.where(valid, cells, count * n**order)
+
+    @cached_property
+    def phantoms(self) -> Tensor:
+        """int64 [G], number of phantom spins."""
+        return (self.spins == self.sizes[2]).sum(1)
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether the tier is the whole batch without padding or reordering: a reshape gathers and scatters."""
+        total, distinct, n = self.sizes
+        return all(
+            torch.equal(index.reshape(-1), torch.arange(size, device=index.device))
+            for index, size in ((self.cells, total * n), (self.coupling, distinct))
+        )
 
     @cached_property
     def places(self) -> Places:
@@ -113,17 +146,8 @@ class Tier:
         J = None if couplings is None else couplings[self.pair_cells]
         if three_body is None:
             return Group(self, fields[self.cells], J, None)
-        triples = _interaction_cells(self.spins, self.coupling, self.sizes[2], 3, three_body.numel() - 1)
+        triples = self._index(self.coupling, self.sizes[1], 3)
         return Group(self, fields[self.cells], J, three_body[triples])
-
-    @property
-    def matrix_cells(self) -> Tensor:
-        """int64 [G, Q, m, m], index into flat values per pair [N·n² + 1]."""
-        total, _, n = self.sizes
-        a, b = self.spins[:, None, :, None], self.spins[:, None, None, :]
-        cells = (self.problems[:, :, None, None] * n + a) * n + b
-        valid = (self.problems < total)[:, :, None, None] & (a < n) & (b < n)
-        return torch.where(valid, cells, total * n * n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,18 +193,14 @@ class Tiers:
             lead = ising.lead
             J, K = J.expand(*lead, *J.shape[-2:]), K.expand(*lead, *K.shape[-3:])
         if self.whole:
-            groups, queries, m = self.tiers[0].cells.shape
-            return [
-                Group(
-                    self.tiers[0],
-                    h.reshape(groups, queries, m).clone(),
-                    None if J is None else J.reshape(groups, m, m).clone(),
-                    None if K is None else K.reshape(groups, m, m, m).clone(),
-                )
-            ]
-        h = _with_dump(h)
-        J = None if J is None else _with_dump(J)
-        K = None if K is None else _with_dump(K)
+            (tier,) = self.tiers
+            groups, m = tier.spins.shape
+            J = None if J is None else J.reshape(groups, m, m).clone()
+            K = None if K is None else K.reshape(groups, m, m, m).clone()
+            return [Group(tier, h.reshape(tier.cells.shape).clone(), J, K)]
+        # Flat, with the dump at the end.
+        h = torch.constant_pad_nd(h.reshape(-1), (0, 1))
+        J, K = (None if t is None else torch.constant_pad_nd(t.reshape(-1), (0, 1)) for t in (J, K))
         return [tier.gather(h, J, K) for tier in self.tiers]
 
     def per_spin(self, values: Sequence[Tensor], fill: float = 0.0) -> Tensor:
@@ -228,51 +248,21 @@ def tiers(ising: Ising, cost: Cost = enumeration_cost) -> Tiers:
 def undivided(ising: Ising) -> Tiers:
     """One tier of all problems with a visible spin, in which invisible spins are phantoms at their places.
 
-    For engines whose work on a phantom is small: index tensors have the size of the fields, and there is none of pairs.
+    For engines whose work on a phantom is small.  Every problem is a group, as if it had its own couplings.
     """
     total, n, device = ising.num_problems, ising.num_spins, ising.fields.device
-    cells = torch.arange(total * n, device=device).reshape(total, n)
-    problems = torch.arange(total, device=device)
-    whole = ising.visible is None or bool(ising.visible.all())
-    if not whole:
+    rows, spins = torch.arange(total, device=device), torch.arange(n, device=device).expand(total, n)
+    if ising.visible is not None:
         seen = ising.visible_mask.reshape(total, n)
-        problems = problems[seen.any(1)]
-        cells = torch.where(seen, cells, total * n)[problems]
-    if not len(problems):
-        return Tiers(ising.fields.shape, ())
-    tier = Tier(
-        sizes=(total, 1, n),
-        problems=problems[None],
-        spins=torch.arange(n, device=device)[None],
-        coupling=torch.zeros(1, dtype=torch.int64, device=device),
-        cells=cells[None],
-        phantoms=torch.zeros(1, dtype=torch.int64, device=device),
-        pair_cells=torch.empty(0, dtype=torch.int64, device=device),
-        whole=whole,
-    )
-    return Tiers(ising.fields.shape, (tier,))
+        rows = seen.any(1).nonzero()[:, 0]
+        spins = torch.where(seen, spins, n)[rows]
+    tier = Tier((total, total, n), rows[:, None], spins, rows)
+    return Tiers(ising.fields.shape, (tier,) if len(rows) else ())
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     """Flatten and concatenate all parts."""
     return parts[0].reshape(-1) if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts])
-
-
-def _with_dump(values: Tensor) -> Tensor:
-    """Flatten, with a zero appended."""
-    return torch.constant_pad_nd(values.reshape(-1), (0, 1))
-
-
-def _interaction_cells(spins: Tensor, coupling: Tensor, n: int, order: int, dump: int) -> Tensor:
-    """Flat index [G, m, ..., m] of every interaction of each group, ``dump`` where a phantom takes part."""
-    groups, m = spins.shape
-    cells = coupling.reshape(groups, *(1,) * order)
-    valid = torch.ones_like(cells, dtype=torch.bool)
-    for axis in range(order):
-        along = spins.reshape(groups, *(m if a == axis else 1 for a in range(order)))
-        cells = cells * n + along
-        valid = valid & (along < n)
-    return torch.where(valid, cells, dump)
 
 
 @lru_cache(maxsize=64)
@@ -309,8 +299,9 @@ def _build_tiers(
     built = []
     for bucket in buckets.values():
         for part in _partition(bucket, seen.sum(1).tolist(), max(counts[g] for g in bucket), cost):
-            rows, spins = [members[g] for g in part], [seen[g].nonzero()[:, 0] for g in part]
-            built.append(_make_tier(rows, spins, which[part], sizes, device))
+            rows = pad_sequence([members[g] for g in part], batch_first=True, padding_value=sizes[0])
+            spins = pad_sequence([seen[g].nonzero()[:, 0] for g in part], batch_first=True, padding_value=n)
+            built.append(Tier(sizes, rows.to(device), spins.to(device), which[part].to(device)))
     return Tiers(shape, tuple(built))
 
 
@@ -344,39 +335,3 @@ def _partition(groups: list[int], sizes: list[int], problems: int, cost: Cost) -
         parts.append([g for s in order[start:end] for g in by_size[s]])
         end = start
     return parts
-
-
-def _make_tier(
-    rows: list[Tensor],
-    spins: list[Tensor],
-    coupling: Tensor,
-    sizes: tuple[int, int, int],
-    device: torch.device,
-) -> Tier:
-    """Pad one tier; ``sizes`` are the numbers of problems, distinct couplings and spins of the whole batch."""
-    total, distinct, n = sizes
-
-    def pad(parts: list[Tensor], value: int) -> Tensor:
-        return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=value)
-
-    problems, padded = pad(rows, total), pad(spins, n)
-    cells = problems[:, :, None] * n + padded[:, None, :]
-    valid = (problems < total)[:, :, None] & (padded < n)[:, None, :]
-    cells = torch.where(valid, cells, total * n)
-    phantoms = (padded == n).sum(1)
-    pair_cells = _interaction_cells(padded, coupling, n, 2, distinct * n * n)
-    # Every cell is at its place, and there are as many cells as fields: no padding and no invisible spin.
-    whole = all(
-        torch.equal(index.reshape(-1), torch.arange(size))
-        for index, size in ((cells, total * n), (pair_cells, distinct * n * n))
-    )
-    return Tier(
-        sizes=sizes,
-        problems=problems.to(device),
-        spins=padded.to(device),
-        coupling=coupling.to(device),
-        cells=cells.to(device),
-        phantoms=phantoms.to(device),
-        pair_cells=pair_cells.to(device),
-        whole=whole,
-    )

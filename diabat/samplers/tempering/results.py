@@ -75,11 +75,7 @@ def _correlation(batch: Batch, found: Found) -> Tensor:
         return torch.zeros(
             *ising.fields.shape, ising.num_spins, dtype=torch.float64, device=ising.fields.device
         )
-    pairs = batch.tiers.per_pair([part.dense(a.pairs) for part, a in found])
-    if ising.edges is None or ising.visible is None:
-        return pairs
-    seen = ising.visible_mask  # the tier of edges has invisible spins as phantoms
-    return pairs * (seen[..., :, None] & seen[..., None, :])
+    return batch.tiers.per_pair([part.dense(a.pairs) for part, a in found])
 
 
 def _log_partition(batch: Batch, found: Found) -> tuple[Tensor, Tensor]:
