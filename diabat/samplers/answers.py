@@ -89,6 +89,11 @@ class Solution(ABC):
 
     result: Tensor
 
+    @property
+    def log_partition(self) -> Tensor | None:
+        """Log Z, [*batch], where the backend knows it."""
+        return None
+
     @abstractmethod
     def gradient(self, v: Tensor, u: Tensor | None = None, *, pairs: bool) -> tuple[Tensor, Tensor | None]:
         """dL/dh in the shape of h and, if requested, dL/dJ in that of J.
@@ -98,6 +103,34 @@ class Solution(ABC):
             u: Cotangent of log Z, [*batch], or None for 0.
             pairs: Whether dL/dJ is requested.
         """
+
+    def backward(self, ctx: Any, v: Tensor, u: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The gradient that autograd requests; a solution that it can differentiate again overrides this."""
+        return self.gradient(v, u, pairs=ctx.needs_input_grad[1])
+
+    def attached(self, ising: Ising) -> tuple[Tensor, Tensor | None]:
+        """The result and log Z in the graph of autograd of h and J."""
+        h, J = ising.fields, ising.couplings
+        if not (torch.is_grad_enabled() and (h.requires_grad or (J is not None and J.requires_grad))):
+            return self.result, self.log_partition
+        found: tuple[Tensor, Tensor | None] = _Attached.apply(h, J, self)
+        return found
+
+
+class _Attached(torch.autograd.Function):
+    """(h [*batch, n], J [*lead, n, n] or None, their solution) -> its result and log Z."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, fields: Tensor, J: Tensor | None, solution: Solution
+    ) -> tuple[Tensor, Tensor | None]:
+        ctx.save_for_backward(fields, J)
+        ctx.solution = solution
+        return solution.result, solution.log_partition
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:
+        return *ctx.solution.backward(ctx, *cotangents), None
 
 
 class Lowest(NamedTuple):

@@ -68,35 +68,6 @@ def solve(
     return None
 
 
-def differentiated(ising: Ising, batch: KernelSolution) -> tuple[Tensor, Tensor]:
-    """The result and log Z of a solution in the graph of autograd."""
-    h, J = ising.fields, ising.couplings
-    if not (torch.is_grad_enabled() and (h.requires_grad or (J is not None and J.requires_grad))):
-        return batch.result, batch.log_partition
-    values: tuple[Tensor, Tensor] = _Differentiable.apply(h, J, batch)
-    return values
-
-
-class _Differentiable(torch.autograd.Function):
-    """(h [*batch, n], J [*lead, n, n] or None, their solution) -> P(s = +1) or log-odds, log Z."""
-
-    @staticmethod
-    def forward(ctx: Any, fields: Tensor, J: Tensor | None, batch: KernelSolution) -> tuple[Tensor, Tensor]:
-        """Take what the batch has computed."""
-        ctx.save_for_backward(fields, J)
-        ctx.batch = batch
-        return batch.result, batch.log_partition
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        """Covariances with spins and pairs; differentiable again if create_graph is set."""
-        refuse_batched_cotangent(*cotangents)
-        v, u = cotangents
-        if torch.is_grad_enabled():
-            return *smooth_gradient(ctx.saved_tensors, ctx.batch.smooth, ctx.needs_input_grad, v, u), None
-        return *ctx.batch.gradient(v, u, pairs=ctx.needs_input_grad[1]), None
-
-
 class Plan:
     """P problems in blocks of as many as a vector has lanes, by number of spins.
 
@@ -221,6 +192,13 @@ class KernelSolution(Solution):
             kernel.collect(some.start, some.stop, self._problems, sums, out)
         shape, kind = self._J
         return self._tensor(cotangents.fields, self._shape), torch.from_numpy(out).view(shape).to(kind)
+
+    def backward(self, ctx: Any, v: Tensor, u: Tensor | None) -> tuple[Tensor | None, ...]:
+        """As in the base class; differentiable again if create_graph is set."""
+        refuse_batched_cotangent(v, u)
+        if u is None or not torch.is_grad_enabled():
+            return super().backward(ctx, v, u)
+        return tuple(smooth_gradient(ctx.saved_tensors, self.smooth, ctx.needs_input_grad, v, u))
 
     def smooth(self, fields: Tensor, J: Tensor | None) -> tuple[Tensor, Tensor]:
         """The result and log Z by differentiable operations, in float64."""

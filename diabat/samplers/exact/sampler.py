@@ -17,7 +17,7 @@ from diabat.ising import Ising, without_autocast
 from diabat.samplers.answers import Moments, Samples, Solution
 from diabat.samplers.base import LARGEST, Sampler
 from diabat.samplers.capabilities import Capabilities, UnsupportedError
-from diabat.samplers.exact.compiled import MOST_UNPADDED, KernelSolution, differentiated, solve, suits_kernel
+from diabat.samplers.exact.compiled import MOST_UNPADDED, solve, suits_kernel
 from diabat.samplers.exact.few import few_moments, is_few
 from diabat.samplers.exact.half_split import HalfMoments, half_products
 from diabat.samplers.exact.half_tables import HalfEnergies, single_queries, split_energies
@@ -116,8 +116,8 @@ class ExactSampler(Sampler):
         if not torch._C._are_functorch_transforms_active():
             with without_autocast(ising.fields):
                 found = self.solution(ising, odds=True)
-                if isinstance(found, KernelSolution):
-                    return differentiated(ising, found)[0]
+                if found is not None:
+                    return found.attached(ising)[0]
         return super().differentiable_log_odds(ising)
 
     def solution(self, ising: Ising, *, odds: bool = False, differentiated: bool = True) -> Solution | None:
@@ -143,7 +143,7 @@ class ExactSampler(Sampler):
         if solved is None:  # also where problems are too strong for the kernel
             others = Tiers(others.shape, small.tiers + others.tiers)
         else:
-            parts.append((*differentiated(ising, solved), solved.correlation, solved.raised))
+            parts.append((*solved.attached(ising), solved.correlation, solved.raised))
         if others.tiers:
             parts.append(self._by_halves(ising, others, correlations))
         if not parts:

@@ -1,6 +1,6 @@
 """Batches that compiled code solves, from tensors to tensors, with the implicit gradient.
 
-One autograd function does all of it, since operations that autograd records cost more than the fixed point.
+No operation is recorded by autograd, which would cost more than the fixed point.
 """
 
 from __future__ import annotations
@@ -104,28 +104,6 @@ class CompiledSolution(Solution):
             lambda queue: aligned_rows(rows, dtype),
             lambda queue, scratch: run(self._problems, queue, scratch, *rest),
         )
-
-
-def compiled_moments(ising: Ising, solved: CompiledSolution) -> Tensor:
-    """The result of a solved batch, [*batch, n]; differentiable in h and J."""
-    h, J = ising.fields, ising.couplings
-    if not (torch.is_grad_enabled() and (h.requires_grad or (J is not None and J.requires_grad))):
-        return solved.result
-    found: Tensor = _Moments.apply(h, J, solved)
-    return found
-
-
-class _Moments(torch.autograd.Function):
-    """(h [*batch, n], J [*lead, n, n] or None, their solution) -> its result [*batch, n]."""
-
-    @staticmethod
-    def forward(ctx: Any, fields: Tensor, J: Tensor | None, solved: CompiledSolution) -> Tensor:
-        ctx.solved = solved
-        return solved.result
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        return *ctx.solved.gradient(cotangents[0], pairs=ctx.needs_input_grad[1]), None
 
 
 def _pair_gradient(v: Tensor, m: Tensor, lead: torch.Size) -> Tensor:

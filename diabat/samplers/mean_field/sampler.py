@@ -19,7 +19,7 @@ from diabat.samplers.answers import Moments, Solution
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import Capabilities, UnsupportedError
 from diabat.samplers.diagnostics import Watched
-from diabat.samplers.mean_field.compiled import CompiledSolution, compiled_moments, is_compiled
+from diabat.samplers.mean_field.compiled import CompiledSolution, is_compiled
 from diabat.samplers.mean_field.iteration import Response, fixed_points, local_field, slopes, tangent
 from diabat.samplers.mean_field.rules import Found, Rules
 
@@ -97,7 +97,7 @@ class MeanFieldSampler(Sampler):
         if is_compiled(ising):
             solved = CompiledSolution(problem, self._rules)
             info = self._info(solved.found)
-            return Moments(probability=compiled_moments(ising, solved), visible=visible, info=info)
+            return Moments(probability=solved.attached(ising)[0], visible=visible, info=info)
         with torch.no_grad():
             found = fixed_points(problem, self._rules)
             m = found.magnetization
