@@ -119,7 +119,6 @@ EDGE_FAULTS: list[tuple[Any, Any, str]] = [
 def test_bad_edges_are_refused_in_one_sentence(index: Any, values: Any, message: str) -> None:
     with pytest.raises(IsingError, match=message) as caught:
         Ising(torch.zeros(3), diabat.Edges(index, values))
-    assert str(caught.value).count(".\n") == 0
     assert str(caught.value).endswith(".")
 
 
@@ -141,17 +140,12 @@ SPARSE_FAULTS: list[tuple[Tensor, str]] = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse BSR tensor support is in beta:UserWarning")
 @pytest.mark.parametrize(("J", "message"), SPARSE_FAULTS)
 def test_bad_sparse_tensors_are_refused(J: Tensor, message: str) -> None:
     with pytest.raises(IsingError, match=f"couplings: .*{message}"):
         Ising(torch.zeros(3), J)
-
-
-@pytest.mark.filterwarnings("ignore:Sparse BSR tensor support is in beta:UserWarning")
-def test_other_sparse_layouts_are_refused() -> None:
-    with pytest.raises(
-        IsingError, match=r"expected a dense, COO, CSR or CSC tensor, got .* torch\.sparse_bsr"
-    ):
+    with pytest.raises(IsingError, match=r"a dense, COO, CSR or CSC tensor, got .* torch\.sparse_bsr"):
         Ising(torch.zeros(4), torch.zeros(4, 4).to_sparse_bsr((2, 2)))
 
 
@@ -193,9 +187,7 @@ def test_a_matrix_is_formed_up_to_a_number_of_spins() -> None:
     ising = Ising(torch.zeros(n), diabat.Edges([(0, n - 1)], [1.0]))
     assert ising.edges is not None
     for act in (lambda: ising.couplings, ising.dense):
-        with pytest.raises(
-            ArgumentError, match=f"matrix for up to {DENSE_SPINS} spins, got {n}; use 'tempering'"
-        ):
+        with pytest.raises(ArgumentError, match=f"for up to {DENSE_SPINS} spins, got {n}; use 'tempering'"):
             act()
 
 
@@ -206,13 +198,6 @@ def test_large_problems_are_refused_by_backends_that_take_no_edges(backend: str)
     assert not diabat.sampler(backend).capabilities.edges
     with pytest.raises(ArgumentError, match=r"spins, got|got 100000 visible spins"):
         diabat.sampler(backend).moments(ising, seed=0)
-
-
-@pytest.mark.parametrize("backend", ["banded", "mean_field", "tempering"])
-def test_backends_that_take_edges_form_no_matrix(backend: str) -> None:
-    n = DENSE_SPINS + 1
-    ising = Ising(torch.zeros(n), diabat.Edges([(n - 2, n - 1)], [1.0]))
-    assert diabat.sampler(backend).moments(ising, seed=0).probability.shape == (n,)
 
 
 @pytest.mark.parametrize("J", [None, diabat.Edges(torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0))])
@@ -276,15 +261,6 @@ def test_a_bqm_of_100_000_variables_goes_both_ways(monkeypatch: pytest.MonkeyPat
     back, _ = from_bqm(to_bqm(ising))
     spins = states(2, n)
     torch.testing.assert_close(back.energy(spins), ising.energy(spins))
-
-
-def test_a_dictionary_becomes_edges() -> None:
-    couplings = {(f"s{j}", f"s{j + 1}"): float(j) for j in range(50)}
-    ising, labels = Ising.from_dict({"s0": 1.0}, couplings)
-    assert ising.edges is not None
-    assert ising.edges.count == 50
-    where = [(labels[a], labels[b]) for a, b in ising.edges.index.tolist()]
-    assert dict(zip(where, ising.edges.values.tolist(), strict=True)) == couplings
 
 
 def test_ocean_and_dimod_take_edges() -> None:

@@ -36,6 +36,11 @@ def test_averages_over_reads_by_hand() -> None:
     assert moments.standard_error is not None
     assert moments.standard_error.tolist() == pytest.approx([(0.625 * 0.375 / 3) ** 0.5] * 2)
     assert moments.num_reads == 3
+    p = torch.tensor([0.0, 0.25])
+    assert torch.equal(Moments(p, SEEN).smoothed_probability, p)  # analytic
+    down = Samples(-torch.ones(50, 3, dtype=torch.int8), torch.ones(3, dtype=torch.bool)).moments()
+    assert not down.probability.any()
+    assert torch.allclose(down.smoothed_probability, torch.tensor(0.5 / 51))
 
 
 def test_invisible_spins_average_to_nothing() -> None:
@@ -51,19 +56,6 @@ def test_invisible_spins_average_to_nothing() -> None:
         moments.correlation[:, 1],
     ):
         assert not value.any()
-
-
-def test_smoothing_keeps_every_visible_probability_positive_and_below_one() -> None:
-    down = Samples(-torch.ones(50, 4, 3, dtype=torch.int8), torch.ones(4, 3, dtype=torch.bool)).moments()
-    assert not down.probability.any()
-    assert torch.allclose(down.smoothed_probability, torch.tensor(0.5 / 51))
-    up = Samples(torch.ones(50, 4, 3, dtype=torch.int8), torch.ones(4, 3, dtype=torch.bool)).moments()
-    assert float(up.smoothed_probability.max()) < 1
-
-
-def test_analytic_moments_are_not_smoothed() -> None:
-    p = torch.tensor([0.0, 0.25])
-    assert torch.equal(Moments(p, SEEN).smoothed_probability, p)
 
 
 class Limited(ReferenceSampler):
@@ -100,12 +92,6 @@ def test_capabilities_allow_the_rest() -> None:
         Limited().moments(few, correlations=True)
 
 
-@pytest.mark.parametrize("num_reads", [0, -3, True, 1.0, "7"])
-def test_num_reads_must_be_a_positive_integer(num_reads: Any) -> None:
-    with pytest.raises(ValueError, match="num_reads: expected an integer >= 1, got"):
-        ReferenceSampler().sample(make_problem((), 2), num_reads)
-
-
 def test_seeds_come_from_the_generator_of_torch() -> None:
     """``manual_seed`` repeats them; 63 bits, so that 2,000 of them differ; analytic moments draw none."""
     ising = make_problem((2,), 3)
@@ -127,14 +113,30 @@ def test_seeds_come_from_the_generator_of_torch() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("seed", [-1, 2**63, True, 1.0])
-def test_seeds_are_integers_in_range(seed: Any) -> None:
-    for call in (
-        lambda: ReferenceSampler().sample(make_problem((), 2), 1, seed=seed),
-        lambda: ReferenceSampler().moments(make_problem((), 2), seed=seed),
-    ):
-        with pytest.raises(ValueError, match=r"seed: expected an integer between 0 and 2\^63 - 1, got"):
-            call()
+ONE = make_problem((), 2)
+HALF = Ising(torch.zeros(2, 3, dtype=torch.float16), check=False)
+REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
+    *(("sample", ONE, {"num_reads": x}, "num_reads: expected an integer >= 1, got") for x in (0, -3, True, 1.0, "7")),
+    *(("moments", ONE, {"num_reads": x}, "num_reads: expected an integer >= 1, got") for x in (0, True, 2.5)),
+    *(
+        (call, ONE, {"seed": x, "num_reads": 1}, r"seed: expected an integer between 0 and 2\^63 - 1, got")
+        for call in ("sample", "moments") for x in (-1, 2**63, True, 1.0)
+    ),
+    # Layers under autocast build problems without a check.
+    ("moments", HALF, {}, r"fields: expected dtype float32 or float64, got torch\.float16"),
+    ("moments", torch.zeros(3), {}, r"ising: expected a diabat\.Ising, got Tensor"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "ising", "arguments", "message"), REFUSED)
+def test_bad_arguments_are_refused(call: str, ising: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        getattr(ReferenceSampler(), call)(ising, **arguments)
+
+
+def test_reads_of_an_analytic_backend_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"a sampler that draws reads, got 'mean_field', which"):
+        diabat.sampler("mean_field").moments(ONE, num_reads=50)
 
 
 def test_integers_of_numpy_are_integers() -> None:
@@ -143,20 +145,6 @@ def test_integers_of_numpy_are_integers() -> None:
     got = ReferenceSampler().sample(ising, np.int32(4), seed=np.uint64(7))  # type: ignore[arg-type]  # is what is tested
     assert torch.equal(got.spins, want.spins)
     assert type(got.info["seed"]) is int
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_that_nobody_checked_is_refused(dtype: torch.dtype) -> None:
-    """Layers under autocast build problems without a check."""
-    ising = Ising(torch.zeros(2, 3, dtype=dtype), check=False)
-    with pytest.raises(IsingError, match=f"fields: expected dtype float32 or float64, got {dtype}"):
-        ReferenceSampler().moments(ising)
-
-
-def test_something_else_is_no_problem() -> None:
-    fields: Any = torch.zeros(3)
-    with pytest.raises(TypeError, match=r"ising: expected a diabat\.Ising, got Tensor"):
-        ReferenceSampler().moments(fields)
 
 
 def test_moments_of_a_sampling_backend_are_averages_of_its_reads() -> None:
@@ -180,17 +168,6 @@ def test_moments_of_a_number_of_reads_are_averages_of_those_reads(name: str) -> 
     assert (found.num_reads, found.info["seed"], found.info["backend"]) == (50, 8, name)
 
 
-def test_moments_of_reads_are_refused_where_there_are_none() -> None:
-    ising = make_problem((2,), 3)
-    with pytest.raises(
-        UnsupportedError, match=r"num_reads: expected a sampler that draws reads, got 'mean_field', which"
-    ):
-        diabat.sampler("mean_field").moments(ising, num_reads=50)
-    for bad in (0, True, 2.5):
-        with pytest.raises(ValueError, match="num_reads: expected an integer >= 1, got"):
-            ReferenceSampler().moments(ising, num_reads=bad)  # type: ignore[arg-type]  # is what is tested
-
-
 @pytest.mark.parametrize("shape", [(), (2, 3)])
 def test_samples_know_their_energy_and_the_lowest_read(shape: tuple[int, ...]) -> None:
     ising = with_visible(make_problem(shape, 4, three_body=0.5), torch.tensor([True, True, False, True]))
@@ -202,25 +179,14 @@ def test_samples_know_their_energy_and_the_lowest_read(shape: tuple[int, ...]) -
     assert torch.equal(energy, samples.energy.amin(0))
     assert torch.allclose(ising.energy(spins), energy)
     assert not (spins[..., 2] + 1).any()
-
-
-def test_of_equal_reads_the_first_is_the_lowest() -> None:
-    spins = torch.tensor([[1, -1], [-1, 1], [1, -1]], dtype=torch.int8)
-    samples = Samples(spins, SEEN, ising=Ising(torch.zeros(2)))
-    assert samples.lowest().spins.tolist() == [1, -1]
-
-
-def test_samples_share_the_memory_of_their_problem_and_not_its_graph() -> None:
+    equal = torch.tensor([[1, -1], [-1, 1], [1, -1]], dtype=torch.int8)
+    assert Samples(equal, SEEN, ising=Ising(torch.zeros(2))).lowest().spins.tolist() == [1, -1]  # the first
+    with pytest.raises(ValueError, match="ising: expected the problem of the reads"):
+        Samples(equal, SEEN).lowest()
     h = torch.zeros(2, 3, requires_grad=True)
     kept = ReferenceSampler().sample(Ising(h), 4).ising
     assert kept is not None
-    assert kept.fields.data_ptr() == h.data_ptr()
-    assert not kept.fields.requires_grad
-
-
-def test_samples_made_by_hand_have_no_energy() -> None:
-    with pytest.raises(ValueError, match="ising: expected the problem of the reads"):
-        Samples(reads(), SEEN).lowest()
+    assert (kept.fields.data_ptr(), kept.fields.requires_grad) == (h.data_ptr(), False)
 
 
 def test_a_backend_without_either_method_says_so() -> None:

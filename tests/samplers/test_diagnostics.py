@@ -20,39 +20,32 @@ def one(fact: Watched, **info: Any) -> Diagnostic:
     return found
 
 
+BELOW, BETWEEN = Watched("x", "X", most=0.7, advice="less"), Watched("x", "X", 0.7, 1.4)
+
+
 @pytest.mark.parametrize(
-    ("value", "shown", "ok"),
+    ("fact", "value", "shown", "ok"),
     [
-        (0.3, 0.3, True),
-        (0.9, 0.9, False),
-        (torch.tensor([[0.5, 0.9], [0.7, 0.2]]), 0.9, False),
-        (np.array([0.5, 0.1]), 0.5, True),
-        ([0.5, [0.7]], 0.7, True),
-        ({"min": 0.1, "mean": 0.4, "max": 0.8}, 0.8, False),
-        (float("inf"), float("inf"), False),
+        (BELOW, 0.3, 0.3, True),
+        (BELOW, 0.9, 0.9, False),
+        (BELOW, torch.tensor([[0.5, 0.9], [0.7, 0.2]]), 0.9, False),
+        (BELOW, np.array([0.5, 0.1]), 0.5, True),
+        (BELOW, [0.5, [0.7]], 0.7, True),
+        (BELOW, {"min": 0.1, "mean": 0.4, "max": 0.8}, 0.8, False),
+        (BELOW, math.inf, math.inf, False),
+        (BELOW, [0.5, math.nan], math.nan, False),
+        (BETWEEN, [0.8, 1.35], 1.35, True),
+        (BETWEEN, [0.6, 1.3], 0.6, False),
+        (Watched("x", "X", pick="min"), [3, 1, 2], 1, None),
     ],
 )
-def test_the_worst_value_is_judged(value: Any, shown: float, ok: bool) -> None:
-    found = one(Watched("x", "X", most=0.7, advice="less"), x=value)
-    assert found.value == pytest.approx(shown)
-    assert (found.ok, found.expected) == (ok, "at most 0.7")
-
-
-def test_not_a_number_is_never_good() -> None:
-    found = one(Watched("x", "X", least=0.2), x=[0.5, math.nan])
-    assert math.isnan(found.value)
-    assert found.ok is False
-
-
-@pytest.mark.parametrize(("values", "worst", "ok"), [([0.8, 1.2], None, True), ([0.6, 1.3], 0.6, False)])
-def test_two_limits(values: list[float], worst: float | None, ok: bool) -> None:
-    found = one(Watched("x", "X", 0.7, 1.4), x=values)
-    assert found.ok is ok
-    assert worst is None or found.value == worst
-
-
-def test_without_limits_a_fact_is_shown_only() -> None:
-    assert one(Watched("x", "X", pick="min"), x=[3, 1, 2])[2:4] == (1, None)
+def test_the_worst_value_is_judged(fact: Watched, value: Any, shown: float, ok: bool | None) -> None:
+    found = one(fact, x=value)
+    assert found.value == pytest.approx(shown, nan_ok=True)
+    assert (found.ok, found.expected) == (
+        ok,
+        {BELOW: "at most 0.7", BETWEEN: "at least 0.7 and at most 1.4"}.get(fact, ""),
+    )
 
 
 def test_what_is_not_there_is_left_out() -> None:
