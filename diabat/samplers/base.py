@@ -113,8 +113,7 @@ class Sampler(WithOptions, nn.Module, ABC):
             ValueError: If ``num_reads`` or ``seed`` is out of range, or the int8 reads do not fit in the available
                 memory.
         """
-        refuse_trace()
-        _require_ising(ising)
+        _require_call(ising)
         num_reads = as_int(num_reads)
         check_count("num_reads", num_reads)
         if not self.capabilities.samples:
@@ -156,8 +155,7 @@ class Sampler(WithOptions, nn.Module, ABC):
                 ``num_reads`` but draws no reads.
             ValueError: If ``num_reads`` or ``seed`` is out of range.
         """
-        refuse_trace()
-        _require_ising(ising)
+        _require_call(ising)
         if correlations and not self.capabilities.correlations:
             raise UnsupportedError(f"sampler '{self.name}' does not report pair correlations.")
         if correlations and ising.edges is not None and ising.num_spins > DENSE_SPINS:
@@ -194,8 +192,11 @@ class Sampler(WithOptions, nn.Module, ABC):
 
     def differentiable_moments(self, ising: Ising, correlations: bool = False, seed: int = 0) -> Moments:
         """Moments differentiable in h, J and K, as from :meth:`moments` but without the ``info`` of the call."""
-        if ising.edges is not None:
-            ising = self._taken_for_gradient(ising)
+        if torch._C._are_functorch_transforms_active():  # which take matrices, and hide values
+            ising = ising.dense()
+        elif ising.edges is not None:
+            self._require(ising)
+            ising = self._taken(ising)
         # A smooth graph needs no custom derivatives, except under the transforms of torch.func.
         if (self.smooth or not differentiated(ising)) and not torch._C._are_functorch_transforms_active():
             return self._answer(ising, correlations, seed)
@@ -294,13 +295,6 @@ class Sampler(WithOptions, nn.Module, ABC):
             return ising
         return ising.dense()
 
-    def _taken_for_gradient(self, ising: Ising) -> Ising:
-        """As `_taken`, after the checks of the problem; the transforms of torch.func take matrices, and hide values."""
-        if torch._C._are_functorch_transforms_active():
-            return ising.dense()
-        self._require(ising)
-        return self._taken(ising)
-
     def _require_terms(self, ising: Ising, able: Capabilities) -> None:
         """Refuse numbers and terms that the capabilities exclude at any number of spins."""
         if "exact" in able.gradients:
@@ -316,20 +310,19 @@ class Sampler(WithOptions, nn.Module, ABC):
 
     def _require(self, ising: Ising) -> None:
         """Refuse problems that the capabilities exclude."""
-        able = self.capabilities
+        able, visible = self.capabilities, ising.num_spins
         self._require_terms(ising, able)
-        if able.max_spins is not None:
-            visible = ising.num_spins
-            if visible > able.max_spins and ising.visible is not None:
-                visible = int(ising.visible_mask.sum(-1).max())
-            if visible > able.max_spins:
-                raise UnsupportedError(
-                    "fields",
-                    f"sampler '{self.name}' accepts at most {able.max_spins} visible spins, got {visible}.",
-                )
+        if able.max_spins is None or visible <= able.max_spins:
+            return
+        if ising.visible is not None:
+            visible = int(ising.visible_mask.sum(-1).max())
+        if visible > able.max_spins:
+            expected = f"sampler '{self.name}' accepts at most {able.max_spins} visible spins"
+            raise UnsupportedError("fields", f"{expected}, got {visible}.")
 
 
-def _require_ising(ising: Any) -> None:
+def _require_call(ising: Any) -> None:
+    refuse_trace()
     if not isinstance(ising, Ising):
         raise ArgumentTypeError("ising", f"expected a diabat.Ising, got {type(ising).__name__}.")
 
@@ -345,11 +338,6 @@ def refuse_trace() -> None:
 
 
 def require_room(ising: Ising, num_reads: int) -> None:
-    """Refuse more reads than fit in memory: one byte per read, problem and spin.
-
-    Raises:
-        ValueError: The message gives the required and the available memory.
-    """
-    require_memory(
-        num_reads * ising.fields.numel(), f"{num_reads} reads of {ising.num_problems} problems", "num_reads"
-    )
+    """Refuse, by a ValueError, more reads than fit in memory: one byte per read, problem and spin."""
+    what = f"{num_reads} reads of {ising.num_problems} problems"
+    require_memory(num_reads * ising.fields.numel(), what, "num_reads")

@@ -40,9 +40,6 @@ class Solver:
     """One call of a backend: its arguments except the problem.
 
     Attributes:
-        sampler: The backend.
-        correlations: Also report pair correlations.
-        seed: Seed, which most analytic backends ignore.
         edges: The edges whose values take the place of J; None for matrices.
     """
 
@@ -58,23 +55,12 @@ class Solver:
             J = self.edges.with_values(terms.couplings)
         return Ising(terms.fields, J, terms.visible, terms.three_body, check=False)
 
-    def moments(self, ising: Ising) -> Moments:
-        """Moments with the autograd graph of the backend."""
-        return self.sampler._answer(ising, self.correlations, self.seed)
-
-    def smooth_moments(self, terms: Terms) -> tuple[Tensor, Tensor | None]:
-        """P and log Z that can be differentiated twice."""
-        with without_autocast(terms.fields):
-            return self.sampler._smooth_moments(self.problem(terms))
-
 
 def differentiated(ising: Ising) -> bool:
     """Whether autograd follows a call with this problem, backward or forward."""
     if forward_ad._current_level >= 0:
         return True
-    edges = None if ising.edges is None else ising.edges.values
-    terms = (ising.fields, ising.matrix, edges, ising.three_body)
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms)
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in ising._terms())
 
 
 def analytic_moments(solver: Solver, ising: Ising) -> Moments:
@@ -128,7 +114,8 @@ def _pairs(results: Sequence[Any], cotangents: Sequence[Any]) -> list[tuple[Tens
 def _solve(solver: Solver, terms: Terms, wanted: Sequence[bool]) -> _Kept:
     leaves = h, J, K = _leaves(terms[:3], wanted)
     with torch.set_grad_enabled(any(wanted)):
-        moments = solver.moments(solver.problem(Terms(h, J, K, terms.visible)))
+        problem = solver.problem(Terms(h, J, K, terms.visible))
+        moments = solver.sampler._answer(problem, solver.correlations, solver.seed)
     return _Kept(moments, leaves, (moments.probability, moments.log_partition) if any(wanted) else ())
 
 
@@ -253,7 +240,8 @@ class _Second(torch.autograd.Function):
         leaves = h, J, K, *_ = _leaves((*terms, v, u), (*along_or_wanted, True, True))
         asked = [t is not None and want for t, want in zip(leaves, (*wanted, True, True), strict=True)]
         with torch.enable_grad():
-            results = solver.smooth_moments(Terms(h, J, K, visible))
+            with without_autocast(h):
+                results = solver.sampler._smooth_moments(solver.problem(Terms(h, J, K, visible)))
             pairs, along = _pairs(results, leaves[3:]), _pairs(leaves[:3], directions)
             first = torch.autograd.grad(
                 [r for r, _ in pairs],

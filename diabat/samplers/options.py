@@ -35,7 +35,7 @@ class WithOptions:
         given = vars(self).get(_RECORD)
         if (
             given is None
-        ):  # a dataclass: its constructor is generated after the class, and stores its arguments as fields
+        ):  # the constructor of a dataclass is generated later, and stores its arguments as fields
             given = {name: getattr(self, name) for name in parameters if hasattr(self, name)}
         found = {name: given.get(name, p.default) for name, p in parameters.items()} | given
         return _kept({name: value for name, value in found.items() if value is not inspect.Parameter.empty})
@@ -46,13 +46,11 @@ class WithOptions:
         Objects that are not plain data are shown as their type.  Long lists are shortened, and users of URLs are
         removed.
         """
-        parameters = _parameters(type(self))
-        unset = {name for name, p in parameters.items() if p.default is None}
-        listed = [
-            f"{name}={_plain(value)}"
-            for name, value in self.options.items()
-            if value is not None or name not in unset
+        unset = {name for name, p in _parameters(type(self)).items() if p.default is None}
+        given = [
+            (name, value) for name, value in self.options.items() if value is not None or name not in unset
         ]
+        listed = [f"{name}={_plain(value)}" for name, value in given]
         return f"{type(self).__name__}({', '.join(listed)})"
 
 
@@ -88,16 +86,14 @@ def _given(
     """Arguments by name, without secrets; empty if they do not fit, in which case the constructor raises."""
     signature = inspect.signature(constructor)
     try:
-        bound = signature.bind(built, *args, **options)
+        bound = signature.bind(built, *args, **options).arguments
     except TypeError:
         return {}
-    _, *own = signature.parameters.values()
+    _, *own = (p for p in signature.parameters.values() if p.kind is not p.VAR_POSITIONAL)
     found: dict[str, Any] = {}
-    for parameter in own:
-        if parameter.name not in bound.arguments or parameter.kind is parameter.VAR_POSITIONAL:
-            continue
-        value = bound.arguments[parameter.name]
-        found |= value if parameter.kind is parameter.VAR_KEYWORD else {parameter.name: value}
+    for p in own:
+        if p.name in bound:
+            found |= bound[p.name] if p.kind is p.VAR_KEYWORD else {p.name: bound[p.name]}
     return _kept(found)
 
 
