@@ -224,17 +224,9 @@ def test_plans_know_no_engine_and_engines_not_each_other(file: str) -> None:
 
 
 # What attention may know of samplers: the interface, what is asked and answered, and backends by their name.
-INTERFACE = {
-    "capabilities",
-    "answers",
-    "base",
-    "derivatives",
-    "folding",
-    "odds",
-    "registry",
-    "seeds",
-    "state",
-}
+INTERFACE = set(
+    ["answers", "base", "capabilities", "derivatives", "folding", "odds", "registry", "seeds", "state"]
+)
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if unit(f) in ("attention", "models", "training")])

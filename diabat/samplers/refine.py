@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from diabat.checks import ArgumentError, check_count
 from diabat.ising import Ising
@@ -15,6 +14,7 @@ from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import Capabilities
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.registry import build_base, refuse_learnable, require_samples
+from diabat.samplers.seeds import child_seed
 from diabat.samplers.tempering.batch import Batch, Kept, require_single_precision
 from diabat.samplers.tempering.simulation import Rules
 
@@ -92,22 +92,14 @@ class RefineSampler(Sampler):
             require_single_precision(self.name, ising)
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
-        # Two streams: the sweeps must not reuse the random numbers of the base.
-        of_base, of_sweeps = np.random.SeedSequence(seed).spawn(2)
-        base_seed = int(of_base.generate_state(1, np.uint64)[0] >> 1)  # seeds are below 2^63
-        drawn = self.base.sample(ising, num_reads, seed=base_seed)
+        drawn = self.base.sample(ising, num_reads, seed=child_seed(seed, 0))
         spins = drawn.spins
-        if self.sweeps:
-            spins = _swept(spins, ising, self.sweeps, int(of_sweeps.generate_state(1, np.uint64)[0]))
-        info = {"base": dict(drawn.info), "sweeps": self.sweeps}
-        return Samples(spins, ising.visible_mask, info)
-
-
-def _swept(spins: Tensor, ising: Ising, sweeps: int, seed: int) -> Tensor:
-    """Sweep int8 reads [R, *batch, n]: one chain per read, with one replica at beta = 1."""
-    start = Kept(spins.detach().cpu()[:, None], None, np.ones((ising.num_problems, 1)))
-    batch = Batch(ising, len(spins), np.ones(1), start)
-    rules = Rules(seed, threads=torch.get_num_threads())
-    for part in batch.parts:
-        part.simulation.run(rules, sweeps)
-    return batch.kept().spins[:, 0].to(spins.device)
+        if self.sweeps:  # with a stream of their own, not that of the base
+            (stream,) = np.random.SeedSequence(seed, spawn_key=(1,)).generate_state(1, np.uint64)
+            # One chain per read, with one replica at beta = 1.
+            start = Kept(spins.detach().cpu()[:, None], None, np.ones((ising.num_problems, 1)))
+            batch = Batch(ising, num_reads, np.ones(1), start)
+            for part in batch.parts:
+                part.simulation.run(Rules(int(stream), threads=torch.get_num_threads()), self.sweeps)
+            spins = batch.kept().spins[:, 0].to(spins.device)
+        return Samples(spins, ising.visible_mask, {"base": dict(drawn.info), "sweeps": self.sweeps})

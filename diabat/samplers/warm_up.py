@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -12,18 +13,12 @@ import torch
 from torch import Tensor
 
 from diabat.edges import Edges
-from diabat.ising import Ising
+from diabat.ising import Ising, pack_three_body
 from diabat.samplers.registry import sampler
 
 
 class Warmed(NamedTuple):
-    """The result of one group.
-
-    Attributes:
-        group: Its name.
-        functions: Number of compiled functions; 0 if all were on disk.
-        seconds: Wall time.
-    """
+    """The result of one group: its name, the number of compiled functions (0 if all were on disk) and the wall time."""
 
     group: str
     functions: int
@@ -53,11 +48,7 @@ def _problem(
     J = 0.1 * ((distance > 0) & (distance <= reach)).to(dtype)
     if own:
         J = J * torch.linspace(0.5, 1.0, problems, dtype=dtype)[:, None, None]
-    K = None
-    if three_body:
-        K = torch.zeros(n, n, n, dtype=dtype)
-        for j, k, m in ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)):
-            K[j, k, m] = 0.1
+    K = pack_three_body(torch.full((math.comb(n, 3),), 0.1, dtype=dtype), n) if three_body else None
     return Ising(torch.linspace(-1, 1, problems * n, dtype=dtype).reshape(problems, n), J, three_body=K)
 
 
