@@ -103,12 +103,12 @@ def _parse(data: bytes, name: str, beta: float | None) -> Problem:
         raise ArgumentError("the file is empty")
     if first.startswith("{"):
         bqm = json_bqm(text)
-    elif COO_HEADER.match(first) or re.match(r"\d+[ \t]+\d+[ \t]", first):
+    elif COO_HEADER.match(first) or re.match(r"-?\d\S*[ \t]+\S+", first):
         bqm = coo_bqm(text)
     else:
         ising, beta = yaml_problem(parse_yaml(text, f"'{name}'"), beta)
         return Problem(ising, list(range(ising.num_spins)), beta)
-    if bqm is None or not bqm.num_variables:
+    if not bqm.num_variables:
         raise ArgumentError("the model has no variables")
     beta = 1.0 if beta is None else beta
     return Problem(*from_bqm(bqm, beta=beta), beta, bqm.vartype.name == "BINARY")
