@@ -22,8 +22,7 @@ from diabat import circuits
 from diabat.circuits.schedules import PROTOCOLS
 from diabat.ising import Ising, pack_couplings
 from diabat.plots import COLOURS, Line, Panel, lines
-from diabat.studies.learned.problems import wide_problems
-from diabat.studies.learned.report import error_table
+from diabat.studies.learned.problems import error_table, wide_problems
 from diabat.studies.states import boltzmann, mean_deviation, states_of, total_variation
 from experiments.common import Row, Titled, parser, run_sections
 from experiments.dqa_problems import (

@@ -19,10 +19,16 @@ from diabat.progress import new_bar
 from diabat.runs.build import use_threads
 from diabat.runs.studies import attention_ensembles
 from diabat.studies.ensembles import Ensemble
-from diabat.studies.learned.objective import Objective
-from diabat.studies.learned.problems import AnnealOptions, Instances, split_windows, with_moments
-from diabat.studies.learned.report import ErrorTable, error_table, trained_range
-from diabat.studies.learned.search import learn_plan
+from diabat.studies.learned.problems import (
+    AnnealOptions,
+    ErrorTable,
+    Instances,
+    error_table,
+    split_windows,
+    trained_range,
+    with_moments,
+)
+from diabat.studies.learned.search import Objective, learn_plan
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -1,28 +1,40 @@
-"""Options of a learned anneal, and its training and held-out problems with exact answers."""
+"""Options of a learned anneal, its training and held-out problems with exact answers, and what is measured on them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from diabat.checks import ArgumentError, check_count
-from diabat.circuits.engines.engine import Batch
+from diabat.circuits.engines.engine import Batch, Engine
 from diabat.circuits.grids import MAX_STEPS
+from diabat.circuits.plan import TrotterPlan
+from diabat.circuits.plan_range import PlanRange
 from diabat.circuits.schedules import FloatArray
 from diabat.ising import Ising, pack_couplings
+from diabat.plots import REFERENCE, Line, Panel, lines
+from diabat.samplers.dqa import DQASampler
 from diabat.samplers.exact import ExactSampler
+from diabat.samplers.mean_field import MeanFieldSampler
 from diabat.studies.ensembles import Ensemble, sk
+from diabat.studies.fidelity import fidelity_report
+from diabat.studies.report import Column, Report, Row
 
 MAX_SPINS = 16
 HELD_OUT_STRENGTHS, HELD_OUT_SPINS = (0.3, 0.6, 1.0), (6, 8, 10)
 RANDOM = ("strengths", "weights", "spins", "instances", "wide_fields", "wide_weight")
 """Options of random problems."""
+
+_SCHEDULE, _TIME_NS, _STEPS = "Advantage2_system1", 5.0, 200
+_FIELD_ERROR = 0.02  # of P(s = +1) of one spin alone
+_COUPLING_ERROR = 0.05  # of P(s = +1), mean over neighbouring row norms
+_NEIGHBOURS = 100
+_STEP = 0.01
 
 
 @dataclass(frozen=True)
@@ -45,9 +57,6 @@ class AnnealOptions:
         iterations: L-BFGS iterations of each start.
         polish: Further iterations for the best one.
         held_out: Held-out problems for each row of the error table.
-
-    Raises:
-        ValueError: A value out of range, or keys of random problems beside ``run``.
     """
 
     layers: int = 8
@@ -71,27 +80,30 @@ class AnnealOptions:
         for name in ("restarts", "iterations", "held_out", "instances"):
             check_count(name, getattr(self, name))
         check_count("polish", self.polish, least=0)
-        _check_all("pair_weight", [self.pair_weight], least=0)
         for option in fields(self) if self.run is not None else ():
             if option.name in RANDOM and (got := getattr(self, option.name)) != option.default:
                 wrong = f"cannot be combined with run, which provides the problems, got {got}."
                 raise ArgumentError(option.name, wrong)
-        _check_all("strengths", self.strengths)
         for n in self.spins:
             check_count("spins", n, least=2, most=MAX_SPINS)
-        if not self.spins:
-            raise ArgumentError("spins", "expected at least one, got none.")
-        if self.weights is not None:
-            _check_all("weights", self.weights, least=0)
-            if len(self.weights) != len(self.strengths) or not sum(self.weights):
-                wanted = f"{len(self.strengths)} numbers, one for each strength, not all 0"
-                raise ArgumentError("weights", f"expected {wanted}, got {list(self.weights)}.")
-        for name in ("wide_fields", "wide_weight"):
-            if getattr(self, name) is not None:
-                _check_all(name, [getattr(self, name)])
+        self._check_numbers()
+        if self.weights is not None and (len(self.weights) != len(self.strengths) or not sum(self.weights)):
+            wanted = f"{len(self.strengths)} numbers, one for each strength, not all 0"
+            raise ArgumentError("weights", f"expected {wanted}, got {list(self.weights)}.")
         if self.wide_weight is not None and self.wide_fields is None:
             wrong = f"must be combined with wide_fields, got {self.wide_weight:g} without it."
             raise ArgumentError("wide_weight", wrong)
+
+    def _check_numbers(self) -> None:
+        """Refuse an empty list, and numbers that are not finite, or not > 0 where 0 means nothing."""
+        for name in ("spins", "strengths", "weights", "pair_weight", "wide_fields", "wide_weight"):
+            value, zero = getattr(self, name), name in ("weights", "pair_weight")
+            numbers = () if value is None else value if isinstance(value, Sequence) else (value,)
+            if value is not None and not numbers:
+                raise ArgumentError(name, "expected at least one, got none.")
+            for x in numbers:
+                if not (math.isfinite(x) and (x > 0 or (zero and x == 0))):
+                    raise ArgumentError(name, f"expected a finite number >{'=' * zero} 0, got {x!r}.")
 
     def training(self, seed: int) -> list[Instances]:
         """Random problems for training."""
@@ -111,16 +123,6 @@ class AnnealOptions:
         if self.wide_fields is not None:
             found += wide_problems(self.wide_fields, sizes, count, seed=seed, held_out=True)
         return found
-
-
-def _check_all(name: str, values: Iterable[float], least: float | None = None) -> None:
-    """Refuse an empty list, and a number that is not finite or not > 0 (or >= ``least``)."""
-    bound, numbers = "> 0" if least is None else f">= {least:g}", list(values)
-    if not numbers:
-        raise ArgumentError(name, "expected at least one, got none.")
-    for x in numbers:
-        if not (math.isfinite(x) and (x > 0 if least is None else x >= least)):
-            raise ArgumentError(name, f"expected a finite number {bound}, got {x!r}.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,26 +202,20 @@ def with_moments(ensemble: Ensemble, *, weight: float = 1.0) -> list[Instances]:
     moments = ExactSampler().moments(ising, correlations=True)
     assert moments.correlation is not None
     J = ising.fields.new_zeros(n, n) if ising.couplings is None else ising.couplings
-    values = ising.fields, J.expand(*batch, n, n), moments.probability, moments.correlation
-    flat = [value.flatten(0, len(batch) - 1) for value in values]
+    values = ising.fields, moments.probability, J.expand(*batch, n, n), moments.correlation
+    fields, probability, couplings, correlation = (value.flatten(0, len(batch) - 1) for value in values)
     found = []
-    for size in range(1, most + 1):
-        rows = (mask.sum(-1) == size).nonzero()[:, 0]
-        if not len(rows):
+    for size in mask.sum(-1).unique().tolist():
+        if not size:
             continue
-        spins = mask[rows].nonzero()[:, 1].view(-1, size)
-        h, J, P, C = (_selected(value, rows, spins) for value in flat)
+        row = (mask.sum(-1) == size).nonzero()
+        spins = mask[row[:, 0]].nonzero()[:, 1].view(-1, size)
+        pairs = row[..., None], spins[:, :, None], spins[:, None, :]
+        h, P, J, C = fields[row, spins], probability[row, spins], couplings[pairs], correlation[pairs]
         J = J[0] if bool((J[0] == J).all()) else J  # couplings are repeated only if there are several
         problems = Batch(h.numpy(), J.numpy())
         found.append(Instances(name, ensemble.strength, problems, P.numpy(), C.numpy(), weight))
     return found
-
-
-def _selected(value: Tensor, rows: Tensor, spins: Tensor) -> Tensor:
-    """Some rows of values [Q, n] or [Q, n, n], and in each row its spins, [rows, size] or [rows, size, size]."""
-    if value.ndim == 2:
-        return value[rows[:, None], spins]
-    return value[rows[:, None, None], spins[:, :, None], spins[:, None, :]]
 
 
 def split_windows(ensemble: Ensemble) -> tuple[Ensemble, Ensemble]:
@@ -241,3 +237,101 @@ def split_windows(ensemble: Ensemble) -> tuple[Ensemble, Ensemble]:
         return replace(ensemble, ising=Ising(h, J, ising.visible_mask[which::2], K, check=False))
 
     return part(0), part(1)
+
+
+class ErrorTable(Report):
+    """The rows of `error_table`, as they stand in a plan's file."""
+
+    title = "Mean |P(s = +1) - exact| on held-out instances (pairs: of <s s'>)"
+    labels = (
+        Column("name", title="instances", show=lambda row: f"{row['instances']} {row['name']}"),
+        Column("num_spins", title="n"),
+        Column("strength", title="g"),
+    )
+    columns = (
+        Column("learned", "learned plan", "learned"),
+        Column("anneal", f"{_STEPS}-step {_TIME_NS:g} ns anneal of {_SCHEDULE}, h/beta_h and J/beta_J programmed",
+               "5 ns\nanneal"),
+        Column("mean_field", "naive mean field", "mean\nfield"),
+        Column("independent", "J = 0", "J = 0"),
+        Column("learned_pairs", title="pairs:\nlearned"),
+        Column("anneal_pairs", title="5 ns\nanneal"),
+    )  # fmt: skip
+
+
+def error_table(plan: TrotterPlan, ensembles: Sequence[Ensemble]) -> list[Row]:
+    """Mean |P(s_j = +1) - exact| of a plan, and of three methods without training.
+
+    Args:
+        plan: The plan; fields and couplings are programmed as they are.
+        ensembles: Held-out problems.
+
+    Returns:
+        One row for each ensemble: name, num_spins, strength, instances (number of problems), the keys of
+        :class:`ErrorTable`, with learned_pairs and anneal_pairs the mean |<s_j s_k> - exact|, j < k.
+    """
+    anneal = DQASampler(schedule=_SCHEDULE, annealing_time_ns=_TIME_NS, steps=_STEPS, grid="uniform")
+    backends = {"learned": DQASampler(schedule=plan), "anneal": anneal, "mean_field": MeanFieldSampler()}
+    found = fidelity_report(backends, ensembles).rows
+    rows: list[Row] = []
+    for scores in zip(*(found[k :: len(backends)] for k in range(len(backends))), strict=True):
+        first = scores[0]
+        row = {"name": first["ensemble"], "num_spins": first["num_spins"], "strength": first["strength"]}
+        row |= {"instances": first["queries"], "independent": first["independent_error"]}
+        row |= {score["backend"]: score["marginal_mean"] for score in scores}
+        rows.append(row | {f"{score['backend']}_pairs": score["pair_mean"] for score in scores[:2]})
+    return rows
+
+
+def trained_range(plan: TrotterPlan, instances: Sequence[Instances], engine: Engine) -> PlanRange:
+    """The strongest fields and couplings that a plan was trained on and for which its error is small.
+
+    max_field is the largest |h| of the instances, or the smallest one at which the error of P(s = +1) of a single spin
+    reaches 0.02.  max_row_norm is the largest √Σ_k J_jk² of the instances, or the smallest one at which the error of
+    P(s = +1), averaged over 100 spins of neighbouring row norm, reaches 0.05.
+    """
+    most = max(float(np.abs(entry.batch.fields).max()) for entry in instances)
+    fields = np.arange(1, max(2, int(np.ceil(most / _STEP)) + 1), dtype=np.float64) * _STEP
+    (alone,) = engine.moments(plan, [Batch(fields[:, None], np.zeros((1, 1)))])
+    error = np.abs(alone.probability[:, 0] - 1 / (1 + np.exp(-2 * fields)))
+    norms, missed = _rows(plan, instances, engine)
+    return PlanRange(
+        round(min(most, _first(fields, error, _FIELD_ERROR)), 2) or _STEP,
+        round(_first(norms, missed, _COUPLING_ERROR), 2) or _STEP,
+    )
+
+
+def _rows(plan: TrotterPlan, instances: Sequence[Instances], engine: Engine) -> tuple[FloatArray, FloatArray]:
+    """Row norms of all spins, ascending, and the error of the marginals around each."""
+    norms, errors = [], []
+    for entry, moments in zip(instances, engine.moments(plan, [e.batch for e in instances]), strict=True):
+        error = np.abs(moments.probability - entry.probability)
+        norms.append(np.broadcast_to(np.linalg.norm(entry.batch.couplings, axis=-1), error.shape).ravel())
+        errors.append(error.ravel())
+    norm, missed = np.concatenate(norms), np.concatenate(errors)
+    order = np.argsort(norm, kind="stable")
+    width = min(_NEIGHBOURS, len(order))
+    mean = np.convolve(missed[order], np.full(width, 1 / width), "valid")
+    # At both ends the mean of the outermost spins is used.
+    return norm[order], np.pad(mean, (width // 2, (width - 1) // 2), mode="edge")
+
+
+def _first(at: FloatArray, error: FloatArray, most: float) -> float:
+    """The last value before the error first exceeds the bound."""
+    bad = np.flatnonzero(error > most)
+    return float(at[max(0, bad[0] - 1)] if len(bad) else at[-1])
+
+
+def plot_plan(plan: TrotterPlan, path: str | Path, title: str = "") -> Path:
+    """Draw the three kinds of angles in radians against the layer; the suffix of the path chooses the format."""
+    layers, style = range(1, plan.steps + 1), {"marker": ""} if plan.steps > 50 else {}
+    angles = {"mixer a": plan.mixer_angles, "field b": plan.field_angles, "coupling c": plan.coupling_angles}
+    drawn = [Line(layers, y, name, look, style=style) for look, (name, y) in enumerate(angles.items())]
+    zero = Line((1, plan.steps), (0, 0), style=REFERENCE)
+    axis = {
+        "title": title,
+        "xticks": layers[:: -(-plan.steps // 16)],
+        "xlabel": "layer",
+        "ylabel": "angle (rad)",
+    }
+    return lines([[Panel([*drawn, zero], settings=axis)]], path, size=(4.6, 3.0), legend="inside")

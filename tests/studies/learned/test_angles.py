@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from diabat.circuits import TrotterPlan, plan_betas, reference_probabilities
-from diabat.studies.learned.objective import canonical, doubled, from_plan, ramp_start, to_plan
+from diabat.studies.learned.search import canonical, doubled, from_plan, ramp_start, to_plan
 
 H, J = np.array([[0.7, -0.4, 0.2]]), np.array([[0, 0.5, -0.3], [0.5, 0, 0.8], [-0.3, 0.8, 0]])
 

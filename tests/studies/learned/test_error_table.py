@@ -7,8 +7,7 @@ import pytest
 
 from diabat.circuits import TrotterPlan, predicted_beta, reference_probabilities, schedule, trotter_plan
 from diabat.circuits.problem import spin_table
-from diabat.studies.learned.problems import random_problems, with_moments
-from diabat.studies.learned.report import error_table
+from diabat.studies.learned.problems import error_table, random_problems, with_moments
 
 PLAN = TrotterPlan(*np.full((3, 3), 0.7))
 

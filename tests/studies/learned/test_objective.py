@@ -6,8 +6,8 @@ from learned_fakes import AnswerEngine, central_difference, exact_answer, indepe
 
 from diabat.circuits import AerEngine, Batch, NativeEngine, TrotterPlan
 from diabat.circuits.schedules import FloatArray
-from diabat.studies.learned.objective import Objective
 from diabat.studies.learned.problems import AnnealOptions, Instances
+from diabat.studies.learned.search import Objective
 
 OPTIONS = AnnealOptions(strengths=(0.5, 1.0), spins=(3, 4), instances=3, weights=(3.0, 1.0))
 PLAN = TrotterPlan(np.ones(2), np.ones(2), np.ones(2))

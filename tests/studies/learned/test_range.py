@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from diabat.circuits import NativeEngine, PlanRange, TrotterPlan, available_plans, builtin_plan
-from diabat.studies.learned.problems import AnnealOptions
-from diabat.studies.learned.report import trained_range
+from diabat.studies.learned.problems import AnnealOptions, trained_range
 
 
 def alone(plan: TrotterPlan, fields: np.ndarray) -> np.ndarray:

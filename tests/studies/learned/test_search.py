@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from diabat.circuits import NativeEngine, TrotterPlan
-from diabat.studies.learned.objective import Objective
 from diabat.studies.learned.problems import AnnealOptions
-from diabat.studies.learned.search import learn_plan, stages
+from diabat.studies.learned.search import Objective, learn_plan, stages
 
 SMALL = AnnealOptions(
     layers=8, restarts=3, iterations=15, polish=5, strengths=(0.6,), spins=(3,), instances=8

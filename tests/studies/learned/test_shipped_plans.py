@@ -3,8 +3,7 @@
 import pytest
 
 from diabat.circuits import builtin_plan
-from diabat.studies.learned.problems import random_problems, wide_problems
-from diabat.studies.learned.report import error_table
+from diabat.studies.learned.problems import error_table, random_problems, wide_problems
 
 STRENGTHS = (0.3, 0.6, 1.0)
 # Largest mean |P(s = +1) - exact|.
