@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,28 +16,21 @@ UNKNOWN_NAME = "unknown_name"
 """Type of the error of a section whose key ``name`` is missing or unknown."""
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-_KINDS = {
-    "bool": "true or false",
-    "int": "an integer",
-    "float": "a number",
-    "finite": "a finite number",
-    "string": "a string",
-    "path": "a path",
-    "tuple": "a list",
-    "list": "a list",
-    "dict": "a mapping",
-    "dataclass": "a mapping",
-    "model": "a mapping",
-    "none": "null",
+_WORDS = {
+    r".* should (be|have) (a valid )?": "",
+    "(greater|less) than or equal to ": r"\1 than= ",
+    "greater than(=?) ": r"a number >\1 ",
+    "less than(=?) ": r"a number <\1 ",
+    "(at least .*) after validation.*": r"\1",
+    "^array|^tuple": "a list",
+    "^(an object|dictionary|instance of .*)": "a mapping",
+    "^boolean": "true or false",
+    "^integer": "an integer",
+    "^(string|number|path)": r"a \1",
+    "None": "null",
 }
-_LIMITS = {
-    "greater_than": "a number > {gt}",
-    "greater_than_equal": "a number >= {ge}",
-    "less_than": "a number < {lt}",
-    "less_than_equal": "a number <= {le}",
-    "too_short": "a length >= {min_length}",
-}
-_SECTIONS = ("model_type", "dataclass_type", "model_attributes_type")
+"""What pydantic says is expected, in the words of a configuration."""
+
 _MEMBERS = {"int", "float", "str", "bool"}
 
 
@@ -71,9 +65,7 @@ def of_section(section: str = "", elsewhere: Mapping[Any, str] = {}) -> Iterator
 
 def dotted(location: Sequence[str | int]) -> str:
     """Join a key path as a person writes it: ``("fidelity", "sizes", 1)`` -> ``fidelity.sizes[1]``."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(
-        "."
-    )
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)[1:]
 
 
 def cut(text: str) -> str:
@@ -92,33 +84,11 @@ def shown(value: Any) -> str:
     return f"{cut(text)} ({names.get(type(value), type(value).__name__)})"
 
 
-def _nearest(key: str, known: Iterable[str]) -> list[str]:
-    """The valid dotted keys closest to ``key``: of the same section, or of the same name elsewhere."""
-    keys = sorted(known)
-    section, _, name = key.rpartition(".")
-    siblings = {k.rpartition(".")[2]: k for k in keys if k.rpartition(".")[0] == section}
-    if words := [full for last, full in siblings.items() if name in last.split("_")]:
-        return words[:3]
-    if close := difflib.get_close_matches(name, siblings, n=1):
-        return [siblings[close[0]]]
-    if longer := [full for last, full in siblings.items() if len(name) > 2 and name in last]:
-        return longer[:1]
-    if short := [full for full in siblings.values() if _initials(full) == name]:
-        return short[:1]
-    same = [full for full in keys if full.rpartition(".")[2] == name]
-    return same or [full for full in keys if _initials(full) == name][:1]
-
-
-def _initials(key: str) -> str:
-    """The first letters of the words of a key: "lr" for training.learning_rate."""
-    return "".join(word[:1] for word in key.rpartition(".")[2].split("_"))
-
-
 def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
     """Error for an unknown key, with the nearest valid key or the keys of its section."""
     keys = sorted(known)
-    if near := _nearest(key, keys):
-        return ConfigError(key, f"unknown key. Did you mean {' or '.join(map(repr, near))}?")
+    if near := difflib.get_close_matches(key, keys, n=1):
+        return ConfigError(key, f"unknown key. Did you mean '{near[0]}'?")
     section = key.rpartition(".")[0]
     siblings = [k for k in keys if k.rpartition(".")[0] == section]
     return ConfigError(key, f"unknown key. Valid keys here: {', '.join(siblings) or 'none'}.")
@@ -135,36 +105,34 @@ def explain(error: ValidationError, known: Iterable[str], prefix: Sequence[str |
     # A misspelt key is often reported as a missing key as well; the unknown key is more useful.
     details = sorted(error.errors(include_url=False), key=lambda d: d["type"] not in _UNKNOWN)
     detail = details[0]
+    kind, given = detail["type"], detail["input"]
     location = (*prefix, *_without_tags(detail))
-    key = dotted(location)
-    if detail["type"] in _SECTIONS and (keys := [k for k in known if k.startswith(f"{key}.")]):
-        return ConfigError(
-            key, f"expected a mapping with keys such as {keys[0]}, got {shown(detail['input'])}."
-        )
-    inner = detail.get("ctx", {}).get("error")
+    key, inner = dotted(location), detail.get("ctx", {}).get("error")
     if isinstance(inner, ValidationError):
         return explain(inner, known, location)
-    if detail["type"] in _UNKNOWN:
-        return unknown_key(key, known)
-    if detail["type"] == "missing":
-        return ConfigError(key, "this key is required.")
-    if detail["type"] == UNKNOWN_NAME:
-        return _unknown_name(key, detail)
     if inner is not None:
         return refused(inner, key)
+    if kind in _UNKNOWN:
+        return unknown_key(key, known)
+    if kind == "missing":
+        return ConfigError(key, "this key is required.")
+    if kind == UNKNOWN_NAME:
+        names, name = detail["ctx"]["names"], given.get("name")
+        if name is None:
+            return ConfigError(f"{key}.name", f"this key is required; it is one of {names}.")
+        hint = did_you_mean(name, names.split(", "))
+        return ConfigError(f"{key}.name", f"expected one of {names}, got {shown(name)}.{hint}")
     # A union such as "int | str" gives one error per member.
     same = [d for d in details if _without_tags(d) == _without_tags(detail)]
-    expected = " or ".join(dict.fromkeys(_expected(d) for d in same))
-    return ConfigError(key, f"expected {expected}, got {shown(detail['input'])}.")
+    expected = " or ".join(dict.fromkeys(map(_expected, same)))
+    return ConfigError(key, f"expected {expected}, got {shown(given)}.")
 
 
-def _unknown_name(section: str, detail: Any) -> ConfigError:
-    """Error for a section whose key ``name`` is missing or unknown."""
-    names, given = detail["ctx"]["names"], detail["input"].get("name")
-    if given is None:
-        return ConfigError(f"{section}.name", f"this key is required; it is one of {names}.")
-    hint = did_you_mean(given, names.split(", "))
-    return ConfigError(f"{section}.name", f"expected one of {names}, got {shown(given)}.{hint}")
+def _expected(detail: Any) -> str:
+    text = str(detail["msg"])
+    for theirs, ours in _WORDS.items():
+        text = re.sub(theirs, ours, text)
+    return text
 
 
 def _without_tags(detail: Any) -> tuple[str | int, ...]:
@@ -175,13 +143,3 @@ def _without_tags(detail: Any) -> tuple[str | int, ...]:
     while len(location) > 1 and location[-1] in _MEMBERS:
         location = location[:-1]
     return tuple(location)
-
-
-def _expected(detail: Any) -> str:
-    context = detail.get("ctx", {})
-    if detail["type"] in _LIMITS:
-        return _LIMITS[detail["type"]].format_map(context)
-    if "expected" in context:
-        return str(context["expected"])
-    message = str(detail["msg"]).removeprefix("Input should be ").rstrip(".")
-    return _KINDS.get(detail["type"].split("_")[0], message)

@@ -49,7 +49,9 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, text: str) -> None:
         super().__init__("")
         events = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
-        vars(self).update({name: getattr(events, name) for name in ("check_event", "peek_event", "get_event")})
+        vars(self).update(
+            {name: getattr(events, name) for name in ("check_event", "peek_event", "get_event")}
+        )
         self._values = self._depth = 0
         self._sizes: dict[int, int] = {}  # values of complete nodes with an anchor
 
