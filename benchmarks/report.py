@@ -28,8 +28,7 @@ def show(title: str, cases: Cases, rows: Sequence[Row]) -> None:
         *(["first call", "peak (grown) MB"] * fresh),
         "to peers (target)",
     ]
-    right = columns[2:-1]
-    print_table(title, columns, [_cells(cases[row.case], row, fresh) for row in rows], right=right)
+    print_table(title, columns, [_cells(cases[row.case], row, fresh) for row in rows])
 
 
 def _cells(case: Case, row: Row, fresh: bool) -> list[str]:

@@ -10,9 +10,9 @@ import typer
 
 from diabat.checks import ArgumentError
 from diabat.cli import arguments
-from diabat.cli.failures import Interrupted, importing
+from diabat.cli.failures import Interrupted
 from diabat.cli.figures import require_writable
-from diabat.cli.output import print_json, print_report, print_table
+from diabat.cli.output import print_figure, print_json, print_report, print_table
 
 if TYPE_CHECKING:
     from diabat.circuits import TrotterPlan
@@ -35,9 +35,8 @@ def learn(
     The section anneal describes plan, problems and search; output=PLAN.json is the file.  The best plan so far is in
     it at all times; Ctrl-C keeps it.
     """
-    with importing():
-        from diabat.config.errors import of_section
-        from diabat.runs.anneals import LearningInterrupted, learn_anneal
+    from diabat.config.errors import of_section
+    from diabat.runs.anneals import LearningInterrupted, learn_anneal
 
     resolved = arguments.load(config, overrides, trust=trust)
     with of_section():
@@ -58,9 +57,8 @@ def show(
     plan: PlanArgument, figure: arguments.FigureOption = None, as_json: arguments.JsonOption = False
 ) -> None:
     """Print the angles of a plan, its first-order betas, and its errors on held-out instances."""
-    with importing():
-        from diabat.runs.anneals import find_plan
-        from diabat.studies.learned.report import plot_plan
+    from diabat.runs.anneals import find_plan
+    from diabat.studies.learned.problems import plot_plan
 
     chosen, metadata = find_plan(plan)
     if figure is not None:
@@ -81,12 +79,11 @@ def export(
     Fields and couplings are programmed as they are, positive fields favouring +1: a learned plan samples at
     beta = 1 without calibration.
     """
-    with importing():
-        import torch
+    import torch
 
-        from diabat.circuits import anneal_circuit, to_qasm3
-        from diabat.problem_files import read_problem
-        from diabat.runs.anneals import find_plan
+    from diabat.circuits import anneal_circuit, to_qasm3
+    from diabat.problem_files import read_problem
+    from diabat.runs.anneals import find_plan
 
     chosen, _ = find_plan(plan)
     ising = read_problem(problem, beta=beta).ising
@@ -113,7 +110,7 @@ def _print_plan(
 ) -> None:
     """Print a plan as tables, or as one JSON document with every angle."""
     from diabat.circuits import PlanRange, plan_betas
-    from diabat.studies.learned.report import ErrorTable
+    from diabat.studies.learned.problems import ErrorTable
 
     betas = plan_betas(plan)
     kinds = {"field": plan.field_angles, "coupling": plan.coupling_angles, "mixer": plan.mixer_angles}
@@ -142,10 +139,9 @@ def _print_plan(
         columns = ("layer", "field b", "coupling c", "mixer a")
         layers = enumerate(zip(*kinds.values(), strict=True), start=1)
         cells = ((str(k), *(f"{x:+.6f}" for x in row)) for k, row in layers)
-        print_table("Angles (rad)", columns, cells, right=columns)
+        print_table("Angles (rad)", columns, cells)
     if rows := metadata.get("held_out", {}).get("rows"):
         print_report(ErrorTable(rows))
     else:
         typer.echo("The file has no errors on held-out instances.")
-    if figure is not None:
-        typer.echo(f"Figure: {figure}")
+    print_figure(figure)

@@ -9,7 +9,6 @@ from typing import Any
 import typer
 
 from diabat.cli import arguments
-from diabat.cli.failures import importing
 from diabat.cli.output import print_json, print_table
 
 # Extra -> modules that show it is installed, and what it is for.
@@ -29,7 +28,7 @@ def show_backends(as_json: arguments.JsonOption = False) -> None:
         print_json({"backends": backends, "extras": extras})
         return
     columns = ("backend", "law", "largest n", "offers", "gradients, best first")
-    print_table("Backends", columns, (_backend_cells(row) for row in backends), right=("largest n",))
+    print_table("Backends", columns, (_backend_cells(row) for row in backends))
     for row in backends:
         if row["reason"]:
             typer.echo(f"{row['backend']} is not available: {row['reason']}\n")
@@ -91,10 +90,9 @@ def _is_installed(module: str) -> bool:
 
 def compile_kernels(progress: arguments.ProgressOption = True, as_json: arguments.JsonOption = False) -> None:
     """Compile all kernels ahead, once per machine and version; without it each is compiled at its first use."""
-    with importing():
-        from diabat.attention import warm_up as layers
-        from diabat.progress import new_bar
-        from diabat.samplers import warm_up as backends
+    from diabat.attention import warm_up as layers
+    from diabat.progress import new_bar
+    from diabat.samplers import warm_up as backends
 
     found, asked = [], {**backends.GROUPS, **layers.GROUPS}
     with new_bar(shown=progress) as bar:
@@ -111,4 +109,4 @@ def compile_kernels(progress: arguments.ProgressOption = True, as_json: argument
         return
     rows = [(g.group, str(g.functions), f"{g.seconds:.1f}") for g in made]
     rows.append(("all", str(sum(g.functions for g in made)), f"{sum(g.seconds for g in made):.1f}"))
-    print_table("Compiled", ("kernels", "functions", "seconds"), rows, right=("functions", "seconds"))
+    print_table("Compiled", ("kernels", "functions", "seconds"), rows)

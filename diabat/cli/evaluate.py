@@ -8,9 +8,8 @@ import typer
 
 from diabat.checks import ArgumentError
 from diabat.cli import arguments
-from diabat.cli.failures import importing
 from diabat.cli.figures import require_writable
-from diabat.cli.output import print_json, print_table
+from diabat.cli.output import print_figure, print_json, print_table
 
 if TYPE_CHECKING:
     from diabat.runs import Evaluation
@@ -34,9 +33,8 @@ def evaluate_model(
     Classifiers of sentence pairs report accuracy, F1, precision, recall and calibration, and draw confusion matrix and
     reliability diagram; other models report the metric of their task.
     """
-    with importing():
-        from diabat.runs import evaluate_run, load_run
-        from diabat.training.scores import plot_scores
+    from diabat.runs import evaluate_run, load_run
+    from diabat.training.scores import plot_scores
 
     require_writable(figure)
     loaded = load_run(run, overrides or (), trust=trust)
@@ -51,8 +49,7 @@ def evaluate_model(
         print_json(result)
         return
     _print(result)
-    if figure is not None:
-        typer.echo(f"Figure: {figure}")
+    print_figure(figure)
 
 
 def _print(result: Evaluation) -> None:
@@ -80,7 +77,7 @@ def _print_classes(scores: Scores) -> None:
     names = [c.name for c in scores.classes]
     columns = ("label", "precision", "recall", "F1")
     rows = [(c.name, f"{c.precision:.4f}", f"{c.recall:.4f}", f"{c.f1:.4f}") for c in scores.classes]
-    print_table("Classes", columns, rows, right=columns[1:])
+    print_table("Classes", columns, rows)
     taken = tuple(f"as {name}" for name in names)
     counts = [(name, *(f"{n:,}" for n in row)) for name, row in zip(names, scores.confusion, strict=True)]
-    print_table("How many pairs of each label were taken for which", ("label", *taken), counts, right=taken)
+    print_table("How many pairs of each label were taken for which", ("label", *taken), counts)

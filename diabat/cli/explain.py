@@ -10,9 +10,8 @@ import typer
 from diabat.checks import ArgumentError
 from diabat.cli import arguments
 from diabat.cli.explain_decoder import print_decoder
-from diabat.cli.failures import importing
 from diabat.cli.figures import require_writable
-from diabat.cli.output import print_json, print_table
+from diabat.cli.output import print_figure, print_json, print_table
 
 if TYPE_CHECKING:
     from diabat.models.explanation import PairExplanation
@@ -72,9 +71,8 @@ def explain_prediction(
     Of a decoder: the attention of one query and the connected correlations of its spins; for every position the
     entropy of the weights, the effective number of positions, and what is predicted.
     """
-    with importing():
-        from diabat.models.figures import plot_decoder, plot_explanation
-        from diabat.runs import examples_of_run, explain_decoder_run, explain_run
+    from diabat.models.figures import plot_decoder, plot_explanation
+    from diabat.runs import examples_of_run, explain_decoder_run, explain_run
 
     kind = examples_of_run(run)
     count, what = _KINDS[kind]
@@ -94,10 +92,8 @@ def explain_prediction(
         for name, value in {"position": position, "layer": layer}.items():
             if value is not None:
                 raise ArgumentError(name, "expected a run of a decoder, got a run of a classifier.")
-        pair, at_least = (
-            explain_run(run, texts[0], texts[1], overrides, trust=trust),
-            NAMED if at_least is None else at_least,
-        )
+        pair = explain_run(run, texts[0], texts[1], overrides, trust=trust)
+        at_least = NAMED if at_least is None else at_least
         if head is not None:
             _index("head", head, len(pair.alpha))
         document = {"predicted": pair.predicted, **vars(pair)}
@@ -109,8 +105,7 @@ def explain_prediction(
         print_json(document)
         return
     show()
-    if figure is not None:
-        typer.echo(f"Figure: {figure}")
+    print_figure(figure)
 
 
 def _index(name: str, index: int | None, count: int) -> int | None:
@@ -143,9 +138,7 @@ def _print_pair(explanation: PairExplanation, head: int | None, top: int, at_lea
         for i, names in enumerate(named)
     ]
     which = "mean over heads" if head is None else f"head {head}"
-    print_table(
-        f"Tokens, {explanation.pooling} pooling, {which}", ("token", "side", *there), rows, right=[*there]
-    )
+    print_table(f"Tokens, {explanation.pooling} pooling, {which}", ("token", "side", *there), rows)
     if explanation.interactions is None or not top:
         return
     found = [
@@ -154,8 +147,7 @@ def _print_pair(explanation: PairExplanation, head: int | None, top: int, at_lea
     ]
     if found:
         columns = ("token", "side", "and token", "of side", "J/γ", "active")
-        title = f"Strongest interactions, |J_ij|/γ of at least {at_least:g}"
-        print_table(title, columns, found, right=["J/γ"])
+        print_table(f"Strongest interactions, |J_ij|/γ of at least {at_least:g}", columns, found)
     else:
         typer.echo(f"No interaction with |J_ij|/γ of at least {at_least:g}.")
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import typer
@@ -73,28 +69,6 @@ class Command(TyperCommand):
             if isinstance(error, ConfigError) or error.argument not in named:
                 raise
             raise ConfigError(named[error.argument], error.reason) from error
-
-
-@contextmanager
-def importing() -> Iterator[None]:
-    """Import libraries; Ctrl-C during the import ends the process at once.
-
-    Some large libraries catch KeyboardInterrupt while they are imported, and the command would continue with a
-    partial import.  Nothing has been written yet, so nothing is lost.
-    """
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
-        yield
-        return
-    previous = signal.signal(signal.SIGINT, _leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    os.write(2, b"\nInterrupted. Nothing was saved yet.\n")
-    os._exit(INTERRUPTED)
 
 
 def sentence(error: Exception) -> str:

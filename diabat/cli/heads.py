@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diabat.cli import arguments
-from diabat.cli.failures import Interrupted, importing
+from diabat.cli.failures import Interrupted
 from diabat.cli.figures import require_writable
 from diabat.cli.output import print_json, print_report, print_table
 
@@ -50,11 +50,10 @@ def analyse_heads(
     """
     folder = output or Path("runs") / f"heads-{Path(model).name}"
     figure = folder / "dividends.png"
-    with importing():
-        from diabat.config.errors import of_section
-        from diabat.runs.heads.analysis import STORE, analyse
-        from diabat.runs.heads.options import AnalysisOptions, read_options
-        from diabat.studies.heads import HeadsReport, plot_dividends
+    from diabat.config.errors import of_section
+    from diabat.runs.heads.analysis import STORE, analyse
+    from diabat.runs.heads.options import AnalysisOptions, read_options
+    from diabat.studies.heads import HeadsReport, plot_dividends
 
     chosen = read_options(AnalysisOptions, options or ())
     try:
@@ -96,12 +95,11 @@ def calibrate_heads(
     path = output or (analysis if analysis.is_dir() else analysis.parent)
     path = path / "gac.json" if path.is_dir() or not path.suffix else path
     require_writable(path, "output", (".json",), new=not force)
-    with importing():
-        from diabat.config.errors import of_section
-        from diabat.huggingface.gac.config import write_gac
-        from diabat.runs.heads.analysis import read_analysis
-        from diabat.runs.heads.calibration import calibration_of, salient_groups
-        from diabat.runs.heads.options import CalibrationOptions, read_options
+    from diabat.config.errors import of_section
+    from diabat.huggingface.gac.config import write_gac
+    from diabat.runs.heads.analysis import read_analysis
+    from diabat.runs.heads.calibration import calibration_of, salient_groups
+    from diabat.runs.heads.options import CalibrationOptions, read_options
 
     chosen = read_options(CalibrationOptions, options or ())
     with of_section("", {"analysis": "ANALYSIS"}):
@@ -113,7 +111,7 @@ def calibrate_heads(
         print_json({"path": path, "options": chosen, "calibration": calibration.as_dict(), "groups": groups})
         return
     columns = ("layer", "salient", "heads", "w", "v", "bootstrap frequency")
-    print_table(f"Salient groups of {found.model}", columns, map(_cells, groups), right=columns[3:])
+    print_table(f"Salient groups of {found.model}", columns, map(_cells, groups))
     if any(group.selection_frequency is not None and group.selection_frequency < 0.5 for group in groups):
         typer.echo("? More often than not, another coalition has the largest dividend; use more questions.\n")
     typer.echo(f"Calibration: {path}")

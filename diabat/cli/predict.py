@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diabat.cli import arguments
-from diabat.cli.failures import importing
 from diabat.cli.figures import require_writable
 from diabat.cli.output import print_json, print_table
 
@@ -47,18 +46,17 @@ def predict_pairs_of_file(
     Prints one JSON object per line with sentences, label and probabilities, in the order of the file; --output
     writes a file instead, atomically.
     """
-    with importing():
-        from diabat.progress import new_bar
-        from diabat.runs import load_classifier
-        from diabat.runs.predict import (
-            SUFFIXES,
-            json_lines,
-            predict_pairs,
-            read_unlabelled,
-            require_table,
-            write_predictions,
-        )
-        from diabat.tasks.nli_files import Columns
+    from diabat.progress import new_bar
+    from diabat.runs import load_classifier
+    from diabat.runs.predict import (
+        SUFFIXES,
+        json_lines,
+        predict_pairs,
+        read_unlabelled,
+        require_table,
+        write_predictions,
+    )
+    from diabat.tasks.nli_files import Columns
 
     require_writable(output, "output", SUFFIXES, new=not force)
     classifier = load_classifier(run, overrides or (), trust=trust)
@@ -84,5 +82,5 @@ def predict_pairs_of_file(
 
 def _print(found: Predictions, output: Path) -> None:
     rows = [(name, f"{count:,}") for name, count in found.counts.items()]
-    print_table(f"Predictions, {len(found.pairs):,} pairs", ("label", "pairs"), rows, right=["pairs"])
+    print_table(f"Predictions, {len(found.pairs):,} pairs", ("label", "pairs"), rows)
     typer.echo(f"Written: {output}")

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from importlib import import_module
 
 from diabat.cli import arguments
-from diabat.cli.failures import importing
 from diabat.cli.figures import require_writable
 from diabat.cli.output import print_report
 
@@ -28,8 +27,7 @@ def study(function: str, text: str, default: str | None = None) -> Callable[...,
         trust: arguments.TrustOption = False,
         as_json: arguments.JsonOption = False,
     ) -> None:
-        with importing():
-            make = getattr(import_module("diabat.runs.studies"), function)
+        make = getattr(import_module("diabat.runs.studies"), function)
         resolved = arguments.load(config, overrides, trust=trust, default=default)
         require_writable(figure)
         report = make(resolved, progress=progress, trust=trust)

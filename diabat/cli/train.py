@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diabat.cli import arguments
-from diabat.cli.failures import Interrupted, importing
+from diabat.cli.failures import Interrupted
 from diabat.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -30,10 +30,9 @@ def train_model(
 
     The run is written to the folder output, which is new or empty unless --resume.
     """
-    with importing():
-        from diabat.config import to_plain
-        from diabat.runs.build import require_same_run, run_training
-        from diabat.training import OutputError, TrainingInterrupted
+    from diabat.config import to_plain
+    from diabat.runs.build import require_same_run, run_training
+    from diabat.training import OutputError, TrainingInterrupted
 
     resolved = arguments.load(config, overrides, trust=trust)
     if resume:

@@ -1,44 +1,18 @@
-"""Quality of a backend's answer: law, expected error, diagnostics, and comparison with another backend."""
+"""Quality of the answer of ``diabat sample``: law, expected error, diagnostics, and marginals of another backend."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from diabat.checks import ArgumentError
 from diabat.samplers.diagnostics import diagnostics
 from diabat.samplers.registry import sampler
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from diabat.ising import Ising
     from diabat.samplers.answers import Moments
     from diabat.samplers.base import Sampler
-
-
-class Comparison(NamedTuple):
-    """Marginals of another backend, and the differences of the answer from them.
-
-    Attributes:
-        backend: Name of the other backend.
-        law: Its law.
-        exact: Whether it is exact, so that differences are errors.
-        probability: Its P(s = +1), [n].
-        difference: P(s = +1) of the answer minus that of the other backend, [n].
-        largest: Largest |difference| over visible spins.
-        mean: Mean |difference| over visible spins.
-        standard_error: Standard errors of its probabilities if it samples, [n].
-    """
-
-    backend: str
-    law: str
-    exact: bool
-    probability: Tensor
-    difference: Tensor
-    largest: float
-    mean: float
-    standard_error: Tensor | None
 
 
 def moments_of(name: str, ising: Ising, seed: int) -> tuple[Sampler, Moments]:
@@ -62,14 +36,25 @@ def tracking(backend: Sampler) -> Sampler:
     return sampler("tempering", **{**backend.options, "track_lowest": True})
 
 
-def compared(moments: Moments, other: Sampler, found: Moments) -> Comparison:
-    """Compare an answer with the marginals of another backend."""
+def compared(moments: Moments, other: Sampler, found: Moments) -> dict[str, Any]:
+    """Marginals of another backend, and the differences of the answer from them.
+
+    Returns:
+        backend, law, exact (then differences are errors), probability P(s = +1) and standard_error of the other
+        backend and difference, each [n]; largest and mean |difference| over visible spins.
+    """
     difference = moments.probability.detach() - found.probability.detach().to(moments.probability)
     seen = difference[moments.visible].abs()
-    exact = other.capabilities.exact and found.num_reads is None
-    largest, mean = (float(seen.max()), float(seen.mean())) if len(seen) else (0.0, 0.0)
-    of = other.name, other.capabilities.law, exact, found.probability.detach()
-    return Comparison(*of, difference, largest, mean, found.standard_error)
+    return {
+        "backend": other.name,
+        "law": other.capabilities.law,
+        "exact": other.capabilities.exact and found.num_reads is None,
+        "probability": found.probability.detach(),
+        "difference": difference,
+        "largest": float(seen.max()) if len(seen) else 0.0,
+        "mean": float(seen.mean()) if len(seen) else 0.0,
+        "standard_error": found.standard_error,
+    }
 
 
 def quality(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,6 +22,7 @@ Row = dict[str, Any]
 """One row of a report: plain values by the keys of its columns; None where there is no value."""
 
 MISSING = "–"
+_NUMBER = re.compile(rf"[-+]?\.?[0-9]|[-+]?inf|nan|any$|refused$|-?$|{MISSING}$")
 
 
 def formatted(value: Any, form: str = "") -> str:
@@ -142,13 +144,10 @@ class Report(ABC):
             if row.get("refused") is not None:
                 values = ["refused", *[""] * (len(columns) - 1)]
             cells.append([*map(_label, labels, [row] * len(labels)), *values])
-        texts = [all(isinstance(row.get(c.key), str) for row in self.rows) for c in (*labels, *columns)]
         group = [[row.get(c.key) for c in self.labels[:-1]] for row in self.rows]
         ends = {i for i, (one, following) in enumerate(pairwise(group)) if one != following}
         headings = [str(c.title) for c in (*labels, *columns)]
-        return rich_table(
-            self.title, headings, cells, right=[i for i, text in enumerate(texts) if not text], ends=ends
-        )
+        return rich_table(self.title, headings, cells, ends)
 
 
 def _label(column: Column, row: Row) -> str:
@@ -158,31 +157,25 @@ def _label(column: Column, row: Row) -> str:
 
 
 def rich_table(
-    title: str,
-    headings: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    right: Collection[int] = (),
-    ends: Collection[int] = (),
+    title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], ends: Collection[int] = ()
 ) -> Table:
-    """Build a table of texts in the one style of all tables.
+    """Build a table of texts in the one style of all tables; columns of numbers are aligned to the right.
 
     Args:
         title: Line above the table.
         headings: One for each column; all empty for a table without.
         rows: Cells of each row.
-        right: Columns of numbers, aligned to the right.
         ends: Rows that end a group.
     """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(
-        title=title, box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=any(headings)
-    )
+    style: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "show_edge": False}
+    table = Table(title=title, show_header=any(headings), **style)
     for i, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if i in right else "left", overflow="fold")
+        numbers = heading and all(_NUMBER.match(row[i]) for row in rows)
+        table.add_column(heading, justify="right" if numbers else "left", overflow="fold")
     for i, row in enumerate(rows):
         table.add_row(*map(Text, row), end_section=i in ends)  # Text: what stands in brackets is no markup
     return table

@@ -1,10 +1,8 @@
 import errno
 import os
-import signal
 import subprocess
 import sys
 import warnings
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +12,7 @@ from cli_runs import run
 
 import diabat
 from diabat.cli import backends
-from diabat.cli.failures import importing, sentence
+from diabat.cli.failures import sentence
 from diabat.compute.loading import preparing
 from diabat.progress import compiling_bar
 
@@ -102,27 +100,6 @@ def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "extra_rows", interrupted)
     result = run("backends")
     assert (result.exit_code, result.stderr.strip()) == (130, "Interrupted.")
-
-
-@pytest.mark.skipif(os.name == "nt", reason="signals are sent otherwise there")
-def test_an_interrupt_during_imports_ends_the_process() -> None:
-    code = (
-        "import os, signal\n"
-        "from diabat.cli.failures import importing\n"
-        "with importing():\n"
-        "    try:\n        os.kill(os.getpid(), signal.SIGINT)\n"
-        "    except KeyboardInterrupt:\n        pass  # as libraries do\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (130, "\nInterrupted. Nothing was saved yet.\n")
-
-
-def test_an_interrupt_after_imports_is_caught_as_before() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with suppress(ImportError), importing():
-        assert signal.getsignal(signal.SIGINT) is not before
-        raise ImportError
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.parametrize("terminal", [True, False])
