@@ -60,6 +60,7 @@ def _print(table: Table) -> None:
     screen, title = Console(width=width, highlight=False), Text(str(table.title), style="bold")
     table.title = None  # rich would centre and fold it
     screen.print(title)
+    screen.width = max(screen.width, screen.measure(table).minimum)  # no number is cut
     screen.print(table)
 
 

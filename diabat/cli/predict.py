@@ -60,7 +60,7 @@ def predict_pairs_of_file(
 
     require_writable(output, "output", SUFFIXES, new=not force)
     classifier = load_classifier(run, overrides or (), trust=trust)
-    own = classifier.columns
+    own = classifier.task.columns
     columns = Columns(premise or own.premise, hypothesis or own.hypothesis)
     read, split = read_unlabelled(pairs, classifier, columns)
     if output is not None and output.suffix == ".tsv":

@@ -45,12 +45,8 @@ def learn_anneal(
 ) -> tuple[TrotterPlan, dict[str, Any]]:
     """Train the plan of the section ``anneal`` into the file ``config.output``, and judge it on held-out problems.
 
-    The best plan so far is in the file at all times, replaced at most once a second.
-
-    Args:
-        config: The configuration; its seed is that of problems and search.  The folder of ``output`` exists.
-        progress: Show a progress bar with the time left on standard error.
-        trust: As for :func:`diabat.config.load_config`, of the run that the section names.
+    The best plan so far is in the file, whose folder exists, at all times; it is replaced at most once a second.
+    ``trust`` is as for :func:`diabat.config.load_config`, of the run that the section names.
 
     Returns:
         The plan and its metadata, as they are in the file.
@@ -61,29 +57,31 @@ def learn_anneal(
     """
     began, options = time.perf_counter(), config.anneal
     use_threads(config)
-    keeper = _Keeper(config.output, _metadata(config), new_bar(percent=True, shown=progress))
+    keeper = _Keeper(config, new_bar(percent=True, shown=progress))
     problems = "anneal.strengths" if options.run is None else "anneal.run"
     keys = {"plan": "anneal.start", "ensemble": problems, "instances": problems}
-    engine = NativeEngine()
+    engine, output = NativeEngine(), config.output
     try:
         with of_section("anneal", keys):
             start = None if options.start is None else find_plan(options.start)[0]
             training, held_out = _problems(options, config.seed, trust)
             objective = Objective(training, engine, pair_weight=options.pair_weight, shared=options.shared)
             plan, loss = learn_plan(objective, options, seed=config.seed, start=start, watch=keeper.watch)
-            keeper.metadata[TRAINED_RANGE] = asdict(trained_range(plan, training, engine))
-            keeper.save(plan, loss)
+            trained = {TRAINED_RANGE: asdict(trained_range(plan, training, engine))}
+            keeper.save(plan, loss, **trained)
             rows = error_table(plan, held_out)
     except KeyboardInterrupt as error:
         if keeper.best is None:
             raise KeyboardInterrupt("Nothing was saved yet.") from error
-        raise LearningInterrupted(keeper.last_words()) from error
+        plan, loss = keeper.best
+        keeper.save(plan, loss)
+        found = f"The best plan so far ({plan.steps} layers, loss {loss:.3g}) is saved in '{output}'"
+        raise LearningInterrupted(found) from error
     finally:
-        keeper.stop()
-    finished = {"finished": True, "seconds": round(time.perf_counter() - began, 1)}
-    keeper.metadata |= finished | {"held_out": {"columns": ErrorTable.definitions(), "rows": rows}}
-    keeper.save(plan, loss)
-    return plan, keeper.metadata
+        keeper.bar.stop()
+    table = {"columns": ErrorTable.definitions(), "rows": rows}
+    seconds = round(time.perf_counter() - began, 1)
+    return plan, keeper.save(plan, loss, finished=True, seconds=seconds, held_out=table)
 
 
 def find_plan(name: str) -> tuple[TrotterPlan, dict[str, Any]]:
@@ -110,56 +108,37 @@ def _problems(options: AnnealOptions, seed: int, trust: bool) -> tuple[list[Inst
     return training, [half for _, half in halves] + options.judging(seed)
 
 
-def _metadata(config: Config) -> dict[str, Any]:
-    """Metadata of the search, in the file from the first plan on."""
-    section = to_plain(config)["anneal"]
-    words = [f"anneal.{key}={json.dumps(value)}" for key, value in section.items() if value is not None]
-    made = ["diabat", "anneal", "learn", f"output={config.output}", *words, f"seed={config.seed}"]
-    return {
-        "kind": "learned anneal",
-        "finished": False,
-        "command": shlex.join(made),
-        "diabat": diabat.__version__,
-        "anneal": section,
-        "seed": config.seed,
-    }
-
-
 class _Keeper:
     """Writes the best plan to the file, and updates the progress bar."""
 
-    def __init__(self, output: Path, metadata: dict[str, Any], bar: Progress) -> None:
-        self.output, self.metadata = output, metadata
+    def __init__(self, config: Config, bar: Progress) -> None:
+        section = to_plain(config)["anneal"]
+        words = [f"anneal.{key}={json.dumps(value)}" for key, value in section.items() if value is not None]
+        made = ["diabat", "anneal", "learn", f"output={config.output}", *words, f"seed={config.seed}"]
+        self.output, self.bar, self.task = config.output, bar, bar.add_task("", total=1.0)
         self.best: tuple[TrotterPlan, float] | None = None
-        self._saved: TrotterPlan | None = None
-        self._last = -_SAVE_EVERY_S
-        self._bar, self._task = bar, bar.add_task("", total=1.0)
+        self.last = -_SAVE_EVERY_S
+        self.metadata: dict[str, Any] = {
+            "kind": "learned anneal",
+            "finished": False,
+            "command": shlex.join(made),
+            "diabat": diabat.__version__,
+            "anneal": section,
+            "seed": config.seed,
+        }
 
     def watch(self, done: float, plan: TrotterPlan, loss: float) -> None:
         """Save a better plan, at most once a second (they come by the hundred), and move the bar."""
-        if self.best is None or plan is not self.best[0]:
-            self.best = plan, loss
-            if time.monotonic() - self._last >= _SAVE_EVERY_S:
-                self.save(plan, loss)
-        if not self._bar.live.is_started:  # not before: an error message must start on a new line
-            self._bar.start()
-        self._bar.update(self._task, completed=done, description=f"loss {loss:.5f}, {plan.steps} layers")
-
-    def save(self, plan: TrotterPlan, loss: float) -> None:
-        """Write the file."""
-        self.best, self._saved, self._last = (plan, loss), plan, time.monotonic()
-        self.metadata["loss"] = loss
-        save_plan(self.output, plan, self.metadata)
-
-    def last_words(self) -> str:
-        """Save the best plan, and return a sentence that names the file."""
-        assert self.best is not None
-        plan, loss = self.best
-        if self._saved is not plan:
+        better = self.best is None or plan is not self.best[0]
+        self.best = plan, loss
+        if better and time.monotonic() - self.last >= _SAVE_EVERY_S:
             self.save(plan, loss)
-        return f"The best plan so far ({plan.steps} layers, loss {loss:.3g}) is saved in '{self.output}'"
+        self.bar.start()  # not before: an error message must start on a new line
+        self.bar.update(self.task, completed=done, description=f"loss {loss:.5f}, {plan.steps} layers")
 
-    def stop(self) -> None:
-        """Take the bar away, if there is one."""
-        if self._bar.live.is_started:
-            self._bar.stop()
+    def save(self, plan: TrotterPlan, loss: float, **further: Any) -> dict[str, Any]:
+        """Write the file, and return its metadata."""
+        self.metadata |= {"loss": loss, **further}
+        save_plan(self.output, plan, self.metadata)
+        self.best, self.last = (plan, loss), time.monotonic()
+        return self.metadata

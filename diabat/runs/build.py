@@ -52,11 +52,7 @@ def choose_device(config: Config) -> torch.device:
 
 
 def build_sampler(choice: SamplerChoice, key: str = "sampler") -> Sampler:
-    """Build a backend.
-
-    Args:
-        choice: Backend and options.
-        key: Dotted key of the section, for errors.
+    """Build a backend; ``key`` is the dotted key of its section, for errors.
 
     Raises:
         ConfigError: If the backend refuses the value of an option.
@@ -67,16 +63,25 @@ def build_sampler(choice: SamplerChoice, key: str = "sampler") -> Sampler:
         raise refused(error, key) from error
 
 
+def build_tokenizer(config: Config) -> Any:
+    """Load the tokenizer of a model of sentence pairs; None for other models.
+
+    Raises:
+        ConfigError: If it cannot be loaded.
+        ImportError: If it needs the extra ``hf`` and that is not installed.
+    """
+    with of_section("model", ELSEWHERE):
+        return config.model.load_tokenizer()
+
+
 def build_task(config: Config) -> Task:
     """Build the task, reading its data.
 
     Raises:
         DataError: If the data cannot be found, verified or downloaded.
-        ConfigError: If the task refuses an option, or the tokenizer of sentence pairs cannot be loaded.
-        ImportError: If sentence pairs need the extra ``hf`` and it is not installed.
+        ConfigError: If the task refuses an option, and as :func:`build_tokenizer`.
     """
-    with of_section("model", ELSEWHERE):
-        tokenizer = config.model.load_tokenizer()
+    tokenizer = build_tokenizer(config)
     with of_section("task", ELSEWHERE):
         return config.task.build(tokenizer)
 
@@ -84,10 +89,7 @@ def build_task(config: Config) -> Task:
 def build_model(config: Config, task: Task, backend: Sampler | None = None) -> Model:
     """Build the model of a task with weights drawn from ``config.seed``; reseeds torch's global generator.
 
-    Args:
-        config: The configuration.
-        task: Gives vocabulary, classes and window.
-        backend: The sampler, built from the configuration if None.
+    The sampler is built from the configuration if ``backend`` is None.
 
     Raises:
         ConfigError: If sampler, mode and gradient do not fit together, or an encoder cannot be loaded.
@@ -100,22 +102,18 @@ def build_model_of_sizes(
 ) -> Model:
     """Build a model without the data of its task; as :func:`build_model`."""
     backend = build_sampler(config.sampler) if backend is None else backend
-    sizes = (vocab_size, num_classes, window)
     with of_section("model", ELSEWHERE):
-        return config.model.build(*sizes, backend, config.gradient, config.seed)
+        return config.model.build(vocab_size, num_classes, window, backend, config.gradient, config.seed)
 
 
-_FREE = {("task", "data"), *(("training", name) for name in FREE_ON_RESUME)}
+_FREE = {"task.data", *(f"training.{name}" for name in FREE_ON_RESUME)}
 _SECTIONS = ("seed", "task", "model", "sampler", "gradient", "training")
 
 
 def run_training(config: Config, *, resume: bool = False, progress: bool = True) -> TrainResult:
-    """Train what the configuration describes, into ``config.output``.
+    """Train what the configuration describes into ``config.output``, or continue the run in that folder.
 
-    Args:
-        config: The configuration; it is stored with the run.
-        resume: Continue the run in the folder.
-        progress: Show a progress bar on standard error.
+    The configuration is stored with the run; ``progress`` shows a bar on standard error.
 
     Raises:
         ConfigError: If sampler, mode and gradient do not fit together.
@@ -127,15 +125,8 @@ def run_training(config: Config, *, resume: bool = False, progress: bool = True)
     backend = build_sampler(config.sampler)  # first: it is quick and may refuse its options
     task = build_task(config)
     model = build_model(config, task, backend).to(device)
-    return train(
-        model,
-        task,
-        config.training,
-        config.output,
-        resume=resume,
-        progress=progress,
-        extra_metadata=to_plain(config),
-    )
+    options: dict[str, Any] = {"resume": resume, "progress": progress, "extra_metadata": to_plain(config)}
+    return train(model, task, config.training, config.output, **options)
 
 
 def require_same_run(config: Config) -> None:
@@ -152,17 +143,11 @@ def require_same_run(config: Config) -> None:
         return  # the training loop reports that there is nothing to resume
     before, now = to_plain(load_config(stored, trust=True)), to_plain(config)
     for section in _SECTIONS:
-        for key, (was, is_now) in _pairs(before[section], now[section]).items():
-            if was != is_now and (section, key) not in _FREE:
-                raise ConfigError(
-                    f"{section}.{key}".rstrip("."),
-                    f"expected {was!r} as in the run in '{config.output}', got {is_now!r}; "
-                    "a resumed run keeps its configuration.",
-                )
-
-
-def _pairs(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
-    """Previous and current value of each key of a section; a section that is a single value has an empty key."""
-    if not isinstance(old, dict):
-        return {"": (old, new)}
-    return {key: (old.get(key), new.get(key)) for key in old | new}
+        old, new = before[section], now[section]
+        pairs = {section: (old, new)}
+        if isinstance(old, dict):
+            pairs = {f"{section}.{key}": (old.get(key), new.get(key)) for key in old | new}
+        for place, (was, given) in pairs.items():
+            if was != given and place not in _FREE:
+                kept = f"got {given!r}; a resumed run keeps its configuration."
+                raise ConfigError(place, f"expected {was!r} as in the run in '{config.output}', {kept}")

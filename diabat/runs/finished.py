@@ -11,21 +11,20 @@ import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError
-from diabat.config.errors import ConfigError, of_section
+from diabat.config.errors import ConfigError
 from diabat.config.loading import load_config
 from diabat.config.schema import Config
 from diabat.models import PairClassifier, PairModelOptions, Transformer
 from diabat.runs.build import (
-    ELSEWHERE,
     build_model,
     build_model_of_sizes,
     build_task,
+    build_tokenizer,
     choose_device,
     use_threads,
 )
 from diabat.samplers.state import reset_chains, weights_of
 from diabat.tasks import DataError, ExampleKind, PairOptions, Task
-from diabat.tasks.nli_files import Columns
 from diabat.training.checkpoint import copy_tensors, read_checkpoint
 from diabat.training.evaluate import evaluate, own_random_numbers, predict
 from diabat.training.folder import BEST, CONFIG
@@ -39,17 +38,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A trained model with its configuration and task.
-
-    Attributes:
-        config: Configuration of the run.
-        task: Its task.
-        model: The model with the chosen weights, in evaluation mode.
-    """
+    """A trained model, with the chosen weights and in evaluation mode, its configuration and its task."""
 
     config: Config
     task: Task
     model: Model
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedClassifier:
+    """A classifier of sentence pairs without its data: configuration, options of the task, tokenizer and model."""
+
+    config: Config
+    task: PairOptions
+    tokenizer: Any
+    model: PairClassifier
 
 
 @dataclass(frozen=True)
@@ -93,15 +96,34 @@ def load_run(path: str | Path, overrides: Iterable[str] = (), *, trust: bool = F
         CheckpointError: If the checkpoint is damaged or missing.
         DataError: If the data cannot be found.
     """
-    config, weights = _stored(Path(path), overrides, trust)
+    config, weights = _stored(path, overrides, trust)
     try:
         task = build_task(config)
     except DataError as error:
-        where = (
-            "" if "task.data" in str(error) else "; if the data of the run have moved, give task.data=PATH"
-        )
-        raise DataError(f"{str(error).removesuffix('.')}{where}.") from error
-    return Run(config, task, _loaded(build_model(config, task), weights, config, path))
+        moved = "; if the data of the run have moved, give task.data=PATH" * ("task.data" not in str(error))
+        raise DataError(f"{str(error).removesuffix('.')}{moved}.") from error
+    model = build_model(config, task)
+    _load(model, weights, config, path)
+    return Run(config, task, model)
+
+
+def load_classifier(
+    path: str | Path, overrides: Iterable[str] = (), *, trust: bool = False
+) -> TrainedClassifier:
+    """Load a classifier of sentence pairs for further sentences.
+
+    Arguments and errors are those of :func:`load_run`, without data; a run of another task is a ConfigError.
+    """
+    config, weights = _stored(path, overrides, trust)
+    task = config.task
+    if not isinstance(config.model, PairModelOptions) or not isinstance(task, PairOptions):
+        got = f"got the task '{task.name}'."
+        raise ConfigError(f"'{path}'", f"expected a run of a classifier of sentence pairs, {got}")
+    tokenizer = build_tokenizer(config)
+    model = build_model_of_sizes(config, len(tokenizer), len(task.class_names), task.window)
+    assert isinstance(model, PairClassifier)
+    _load(model, weights, config, path)
+    return TrainedClassifier(config, task, tokenizer, model)
 
 
 def explain_run(
@@ -109,12 +131,7 @@ def explain_run(
 ) -> PairExplanation:
     """Explain the prediction of a trained classifier for one pair of sentences; needs no data.
 
-    Args:
-        path: As for :func:`load_run`.
-        premise: First sentence.
-        hypothesis: Second sentence.
-        overrides: Changes of the configuration; ``training.seed`` is the seed of coalitions and reads.
-        trust: As for :func:`load_run`.
+    ``training.seed`` is the seed of coalitions and reads; other arguments are those of :func:`load_run`.
 
     Raises:
         ValueError: If a sentence is empty, and as :func:`load_classifier`.
@@ -124,7 +141,7 @@ def explain_run(
     run = load_classifier(path, overrides, trust=trust)
     training, device = run.config.training, next(run.model.parameters()).device
     with own_random_numbers(run.model, training.seed), autocast(training.precision, device):
-        return explain_pair(run.model, run.tokenizer, premise, hypothesis, run.classes)
+        return explain_pair(run.model, run.tokenizer, premise, hypothesis, run.task.class_names)
 
 
 def explain_decoder_run(
@@ -135,14 +152,10 @@ def explain_decoder_run(
     position: int | None = None,
     trust: bool = False,
 ) -> DecoderExplanation:
-    """Explain a trained decoder over a text of its task.
+    """Explain a trained decoder over a text of its task, of bracket matching a word such as ``(a(b)c)``.
 
-    Args:
-        path: As for :func:`load_run`.
-        text: The text; of bracket matching a word such as ``(a(b)c)``.
-        overrides: Changes of the configuration; ``training.seed`` is the seed of reads.
-        trust: As for :func:`load_run`.
-        position: Position of the query whose correlations are computed; None for the last one.
+    ``position`` is that of the query whose correlations are computed, None for the last one; ``training.seed`` is the
+    seed of reads.  Other arguments are those of :func:`load_run`.
 
     Raises:
         ConfigError: If the run is not that of a decoder, and as :func:`load_run`: the data have the characters.
@@ -154,22 +167,15 @@ def explain_decoder_run(
         raise ConfigError(f"'{path}'", "expected a run of a decoder, got one of a classifier of pairs.")
     run = load_run(path, overrides, trust=trust)
     assert isinstance(run.model, Transformer)
-    form, training = run.task.text, run.config.training
+    form, training, device = run.task.text, run.config.training, next(run.model.parameters()).device
     if form is None:
-        raise ConfigError(
-            f"'{path}'",
-            f"expected a task whose symbols have characters, got '{run.task.name}' with "
-            f"{run.task.vocab_size} symbols.",
-        )
+        got = f"got '{run.task.name}' with {run.task.vocab_size} symbols."
+        raise ConfigError(f"'{path}'", f"expected a task whose symbols have characters, {got}")
     symbols = form.encode(text)
     names = dict(enumerate(form.classes))  # without a name: targets that are ignored or beyond the classes
     targets = [names.get(target) for target in form.targets(symbols[None])[0].tolist()]
-    device = next(run.model.parameters()).device
-    with (
-        own_random_numbers(run.model, training.seed),
-        reset_chains(run.model),
-        autocast(training.precision, device),
-    ):
+    chains, precision = reset_chains(run.model), autocast(training.precision, device)
+    with own_random_numbers(run.model, training.seed), chains, precision:
         return explain_decoder(run.model, symbols, text, form.classes, targets=targets, position=position)
 
 
@@ -179,85 +185,11 @@ def examples_of_run(path: str | Path) -> ExampleKind:
     Raises:
         ConfigError: If the folder holds no run.
     """
-    home, _ = _parts(Path(path))
-    return load_config(home / CONFIG, trust=True).model.examples
-
-
-@dataclass(frozen=True, eq=False)
-class TrainedClassifier:
-    """A classifier of sentence pairs without its data.
-
-    Attributes:
-        config: Configuration of its run.
-        tokenizer: Its tokenizer.
-        classes: Names of its classes.
-        columns: Columns of the files of its task.
-        model: The model with the chosen weights, in evaluation mode.
-    """
-
-    config: Config
-    tokenizer: Any
-    classes: tuple[str, ...]
-    columns: Columns
-    model: PairClassifier
-
-
-def load_classifier(
-    path: str | Path, overrides: Iterable[str] = (), *, trust: bool = False
-) -> TrainedClassifier:
-    """Load a classifier of sentence pairs for further sentences.
-
-    Arguments and errors are those of :func:`load_run`, without data; a run of another task is a ConfigError.
-    """
-    config, weights = _stored(Path(path), overrides, trust)
-    if not isinstance(config.model, PairModelOptions) or not isinstance(config.task, PairOptions):
-        raise ConfigError(
-            f"'{path}'",
-            f"expected a run of a classifier of sentence pairs, got the task '{config.task.name}'.",
-        )
-    classes = config.task.class_names
-    with of_section("model", ELSEWHERE):
-        tokenizer = config.model.load_tokenizer()
-    model = build_model_of_sizes(config, len(tokenizer), len(classes), config.task.window)
-    assert isinstance(model, PairClassifier)
-    _loaded(model, weights, config, path)
-    return TrainedClassifier(config, tokenizer, classes, config.task.columns, model)
-
-
-def _loaded(model: Model, weights: dict[str, Tensor], config: Config, path: str | Path) -> Model:
-    """The model with these weights, on its device, in evaluation mode."""
-    copy_tensors(weights, weights_of(model), Path(path))
-    return model.to(choose_device(config)).eval()
-
-
-def _stored(
-    path: Path, overrides: Iterable[str] = (), trust: bool = False
-) -> tuple[Config, dict[str, Tensor]]:
-    """Read configuration and weights of a run or checkpoint, and set torch's number of threads."""
-    home, checkpoint = _parts(path)
-    config = load_config(home / CONFIG, overrides, trust=trust)
-    use_threads(config)
-    tensors, _ = read_checkpoint(checkpoint)
-    weights = {name: tensor for name, tensor in tensors.items() if "/" not in name}
-    averaged = {n.removeprefix("average/"): t for n, t in tensors.items() if n.startswith("average/")}
-    return config, weights | averaged
-
-
-def _parts(path: Path) -> tuple[Path, Path]:
-    """Folder of a run, which holds its configuration, and the checkpoint that the path means."""
-    home, checkpoint = (path.parent, path) if path.suffix == ".safetensors" else (path, path / BEST)
-    if not (home / CONFIG).is_file():
-        got = f"a folder without {CONFIG}" if home.is_dir() else "a path that does not exist"
-        raise ConfigError(f"'{path}'", f"expected the folder of a run or one of its checkpoints, got {got}.")
-    return home, checkpoint
+    return load_config(_parts(Path(path))[0], trust=True).model.examples
 
 
 def evaluate_run(run: Run, split: str = "validation") -> Evaluation:
-    """Evaluate a run on one of its sets.
-
-    Args:
-        run: The run.
-        split: ``train``, ``validation`` or ``test``.
+    """Evaluate a run on one of its sets, ``train``, ``validation`` or ``test``.
 
     Raises:
         ValueError: If the task has no such set.
@@ -281,3 +213,29 @@ def evaluate_run(run: Run, split: str = "validation") -> Evaluation:
     }
     value, dropped = task.metric_value(loss, accuracy), task.dropped.get(split, 0)
     return Evaluation(task.name, split, task.metric, value, count, loss, scores, dropped, values)
+
+
+def _load(model: Model, weights: dict[str, Tensor], config: Config, path: str | Path) -> None:
+    """Give the model these weights, on its device, in evaluation mode."""
+    copy_tensors(weights, weights_of(model), Path(path))
+    model.to(choose_device(config)).eval()
+
+
+def _stored(path: str | Path, overrides: Iterable[str], trust: bool) -> tuple[Config, dict[str, Tensor]]:
+    """Read configuration and weights of a run or checkpoint, and set torch's number of threads."""
+    stored, checkpoint = _parts(Path(path))
+    config = load_config(stored, overrides, trust=trust)
+    use_threads(config)
+    tensors, _ = read_checkpoint(checkpoint)
+    weights = {name: tensor for name, tensor in tensors.items() if "/" not in name}
+    averaged = {n.removeprefix("average/"): t for n, t in tensors.items() if n.startswith("average/")}
+    return config, weights | averaged
+
+
+def _parts(path: Path) -> tuple[Path, Path]:
+    """Configuration of a run, and the checkpoint that the path means."""
+    home, checkpoint = (path.parent, path) if path.suffix == ".safetensors" else (path, path / BEST)
+    if not (home / CONFIG).is_file():
+        got = f"a folder without {CONFIG}" if home.is_dir() else "a path that does not exist"
+        raise ConfigError(f"'{path}'", f"expected the folder of a run or one of its checkpoints, got {got}.")
+    return home / CONFIG, checkpoint

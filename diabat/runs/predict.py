@@ -24,13 +24,7 @@ SUFFIXES = (".jsonl", ".tsv")
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Pairs, and the probability of every class for each of them.
-
-    Attributes:
-        pairs: The pairs, in the order of the file.
-        classes: Names of the classes.
-        probabilities: float64 [N, C], rows sum to 1.
-    """
+    """Pairs in the order of the file, and the probability of every class for each, float64 [N, C]."""
 
     pairs: Pairs
     classes: tuple[str, ...]
@@ -67,19 +61,15 @@ def read_unlabelled(path: Path, run: TrainedClassifier, columns: Columns) -> tup
         DataError: If the file cannot be read, lacks a column or holds no pairs.
     """
     pairs = read_pairs(path, columns, classes=None)
-    return pairs, tokenize_pairs(run.tokenizer, pairs, run.config.task.window)
+    return pairs, tokenize_pairs(run.tokenizer, pairs, run.task.window)
 
 
 def predict_pairs(
     run: TrainedClassifier, pairs: Pairs, split: Any, advanced: Callable[[int], None] = lambda count: None
 ) -> Predictions:
-    """Predict the class of every pair; the same file gives the same answers.
+    """Predict the class of every pair, which are also given tokenized; the same file gives the same answers.
 
-    Args:
-        run: The classifier.
-        pairs: The pairs.
-        split: The same, tokenized.
-        advanced: Called with the number of pairs of every batch as it is done.
+    ``advanced`` is called with the number of pairs of every batch as it is done.
 
     Raises:
         UnsupportedError: If the sampler cannot answer pairs as long as these.
@@ -88,7 +78,7 @@ def predict_pairs(
     logits, _ = predict(
         run.model, split.to(device), seed=training.seed, precision=training.precision, advanced=advanced
     )
-    return Predictions(pairs, run.classes, logits.double().softmax(-1))
+    return Predictions(pairs, run.task.class_names, logits.double().softmax(-1))
 
 
 def write_predictions(predictions: Predictions, path: Path) -> None:

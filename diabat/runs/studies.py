@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,13 +14,14 @@ from diabat.config.loading import load_config
 from diabat.config.schema import Config
 from diabat.ising import Ising
 from diabat.models import Transformer, TransformerOptions
-from diabat.runs.build import build_model, build_sampler, build_task, use_threads
+from diabat.runs.build import build_sampler, use_threads
+from diabat.runs.finished import load_run
 from diabat.samplers.base import Sampler
 from diabat.studies.calibration import CalibrationReport, calibrate
 from diabat.studies.ensembles import Ensemble, from_attention
 from diabat.studies.fidelity import FidelityReport, fidelity_report
 from diabat.studies.gradients import GradientReport, gradient_report
-from diabat.training import load_model
+from diabat.training.folder import CONFIG
 
 _WINDOWS = 16
 
@@ -33,16 +35,16 @@ def calibration(config: Config, *, progress: bool = False, trust: bool = False) 
 
 def fidelity(config: Config, *, progress: bool = False, trust: bool = False) -> FidelityReport:
     """Backends of the section ``fidelity`` against exact marginals; ``trust`` is that of its checkpoint."""
-    reads = config.fidelity.num_reads
-    asked = _backends_and_problems(config, trust)
-    return fidelity_report(*asked, num_reads=reads, seed=config.seed, progress=progress)
+    return fidelity_report(*_backends_and_problems(config, trust), **_reads(config), progress=progress)
 
 
 def gradients(config: Config, *, progress: bool = False, trust: bool = False) -> GradientReport:
     """Gradients through the same backends against exact ones."""
-    reads = config.fidelity.num_reads
-    asked = _backends_and_problems(config, trust)
-    return gradient_report(*asked, num_reads=reads, seed=config.seed, progress=progress)
+    return gradient_report(*_backends_and_problems(config, trust), **_reads(config), progress=progress)
+
+
+def _reads(config: Config) -> dict[str, Any]:
+    return {"num_reads": config.fidelity.num_reads, "seed": config.seed}
 
 
 def _backends_and_problems(config: Config, trust: bool) -> tuple[dict[str, Sampler], list[Ensemble]]:
@@ -72,36 +74,30 @@ def _backends_and_problems(config: Config, trust: bool) -> tuple[dict[str, Sampl
 def attention_ensembles(
     run_dir: Path, *, seed: int, trust: bool = False, key: str = "fidelity.checkpoint"
 ) -> list[Ensemble]:
-    """Run a trained model on validation sequences and take the problems of each attention layer.
+    """Run a trained model on validation sequences drawn by seed, and take the problems of each attention layer.
 
-    Args:
-        run_dir: Folder of the run.
-        seed: Seed of the choice of sequences.
-        trust: As for :func:`diabat.config.load_config`.
-        key: Dotted key that names the folder, for errors.
+    ``key`` is the key that names the folder, for errors; ``trust`` is as for :func:`diabat.config.load_config`.
 
     Raises:
         ConfigError: If the folder holds no run or would have to be trusted, or its model has softmax attention.
         CheckpointError: If the checkpoint is damaged.
     """
-    stored = run_dir / "config.json"
+    stored = run_dir / CONFIG
     if not stored.is_file():
-        raise ConfigError(key, f"expected the folder of a run, got '{run_dir}' without config.json.")
-    config = load_config(stored, trust=trust)
-    if not isinstance(config.model, TransformerOptions):
+        raise ConfigError(key, f"expected the folder of a run, got '{run_dir}' without {CONFIG}.")
+    model = load_config(stored, trust=trust).model
+    if not isinstance(model, TransformerOptions):
         raise ConfigError(key, f"expected a run of a transformer, got '{run_dir}', a classifier of pairs.")
-    if config.model.mode == "softmax":
+    if model.mode == "softmax":
         raise ConfigError(key, f"expected a run with couplings, got '{run_dir}' with model.mode=softmax.")
-    task = build_task(config)
-    model = build_model(config, task)
-    assert isinstance(model, Transformer)
-    model.load_state_dict(load_model(run_dir))
-    model.eval()
+    run = load_run(run_dir, ["device=cpu"], trust=trust)
+    assert isinstance(run.model, Transformer)
     generator = torch.Generator().manual_seed(seed)
-    chosen = torch.randperm(len(task.validation), generator=generator)[:_WINDOWS]
+    chosen = torch.randperm(len(run.task.validation), generator=generator)[:_WINDOWS]
     with torch.no_grad():
-        model(task.validation.inputs[chosen])
-    return [_layer_ensemble(layer, f"layer {i}") for i, layer in enumerate(model.attention_layers(), start=1)]
+        run.model(run.task.validation.inputs[chosen])
+    layers = run.model.attention_layers()
+    return [_layer_ensemble(layer, f"layer {i}") for i, layer in enumerate(layers, start=1)]
 
 
 def _layer_ensemble(layer: BoltzmannAttention, name: str) -> Ensemble:

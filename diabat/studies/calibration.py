@@ -84,14 +84,7 @@ def _beta(key: str, meaning: str, title: str) -> tuple[Column, Column]:
 
 @dataclass(frozen=True)
 class CalibrationReport(Report):
-    """Calibration of one schedule.
-
-    Attributes:
-        rows: One for each annealing time, ascending; keys as in ``definitions()``.
-        label: Name and protocol of the schedule.
-        options: What was asked for.
-        seed: Seed of problems and reads.
-    """
+    """Calibration of one schedule, named by ``label``: a row for each annealing time, ascending."""
 
     label: str
     options: CalibrationOptions
@@ -169,17 +162,11 @@ class CalibrationReport(Report):
 def calibrate(
     options: CalibrationOptions | None = None, *, seed: int = 0, progress: bool = False
 ) -> CalibrationReport:
-    """Compare predicted with fitted inverse temperatures of a diabatic anneal.
+    """Compare predicted with fitted inverse temperatures of a diabatic anneal, of SK problems.
 
-    SK problems with h ~ N(0, g), J ~ N(0, g/√n) are programmed as h/β_h, J/β_J with the predicted values.  The scale
-    fitted to the result, times the predicted value, is the fitted value.  It decreases with g; the prediction holds
-    for weak problems.  Intervals are over instances (Student's t, instances - 1 degrees of freedom): they cover the
-    fit to infinitely many instances of this ensemble.
-
-    Args:
-        options: Schedule, times and problems; None for the defaults.
-        seed: Seed of problems and reads.
-        progress: Show a progress bar with the time left on standard error.
+    They are programmed as h/β_h, J/β_J with the predicted values.  The scale fitted to the result, times the predicted
+    value, is the fitted value.  It decreases with g; the prediction holds for weak problems.  Intervals are over
+    instances (Student's t, instances - 1 degrees of freedom): they cover the fit to infinitely many of them.
 
     Raises:
         ValueError: If an option is out of range, or the states cannot be had without reads.
@@ -218,8 +205,7 @@ def measure(backend: Sampler, ising: Ising, *, num_reads: int | None = None, see
     """Fit a sampler's inverse temperatures, and measure what programming them gains.
 
     Args:
-        backend: Any sampler.  Distances require its state probabilities; they are those of the law itself, also if the
-            fit is made from reads.
+        backend: Any sampler.  Distances are those of its law, whose state probabilities they require.
         ising: The problems, fields [instances, ..., n]; problems of one instance vary together.
         num_reads: Reads per problem behind the fit; None fits the state probabilities.
         seed: Seed of the reads.

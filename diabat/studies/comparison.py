@@ -35,14 +35,7 @@ def compare(
     *,
     progress: bool,
 ) -> list[Row]:
-    """Solve every ensemble exactly, then score every backend on each.
-
-    Args:
-        backends: Samplers by the name that the report shows.
-        ensembles: Problems.
-        solve: Computes the exact answer; called for all ensembles before any backend runs.
-        score: Rows of one backend on one ensemble, given the exact answer.
-        progress: Show a progress bar with the time left on standard error.
+    """Solve every ensemble exactly (``solve``), before any backend runs; then ``score`` every backend on each.
 
     Returns:
         The rows; ``refused`` is what a backend says that refuses an ensemble, or None.
@@ -60,12 +53,13 @@ def compare(
         for case, answer in zip(cases, answers, strict=True):
             for name, backend in backends.items():
                 bar.update(task, description=f"{name} on {case.name}, g = {case.strength:.2g}")
-                place: Row = {"ensemble": case.name, "strength": case.strength, "backend": name}
-                place |= {
-                    "num_spins": case.ising.num_spins,
-                    "queries": case.ising.num_problems,
+                place: Row = {
+                    "ensemble": case.name,
+                    "strength": case.strength,
+                    "backend": name,
                     "refused": None,
                 }
+                place |= {"num_spins": case.ising.num_spins, "queries": case.ising.num_problems}
                 try:
                     rows += [place | row for row in score(backend, case.ising, answer)]
                 except UnsupportedError as refusal:

@@ -119,7 +119,7 @@ def from_attention(
         couplings: J [*lead, T, T], ``lead`` broadcasting against the fields' leading shape, e.g. [H, 1, T, T].
         visible: bool, broadcastable to the fields.
         three_body: K [*lead, T, T, T], or None.
-        windows: Number of entries of the first axis to take, by seed; all if there are fewer.
+        windows: Number of entries of the first axis to take, by ``seed``; all if there are fewer.
         rows: Number of query rows to take, the last ones.
         seed: Seed of the choice.
         name: Name of the ensemble.

@@ -77,14 +77,7 @@ def _tv(row: Row) -> str:
 
 @dataclass(frozen=True)
 class FidelityReport(Report):
-    """Fidelity of several backends.
-
-    Attributes:
-        rows: One for each ensemble, strength and backend; keys as in ``definitions()``, and ``refused`` with the
-            backend's error message if it does not support the problems.
-        num_reads: Reads per problem of sampling backends.
-        seed: Seed of all draws.
-    """
+    """Fidelity of several backends at ``num_reads`` reads per problem: a row for each problem family and backend."""
 
     num_reads: int
     seed: int
@@ -116,10 +109,9 @@ class FidelityReport(Report):
         return "Fidelity against exact" + " (in brackets: exact reads)" * sampled
 
     def summary(self) -> str:
-        """Summarise which backends have the smallest errors, and which are within read noise.
+        """Rank the backends that answered every problem by mean error; name those within read noise.
 
-        Backends that answered every problem are ranked by their mean error.  A row of a sampled backend is within
-        read noise if its mean error is at most 1.25 times that of the same number of exact reads.
+        A row of a sampled backend is within it if its mean error is at most 1.25 times that of as many exact reads.
         """
         answered: dict[str, list[Row]] = {}
         for row in self.rows:
@@ -138,14 +130,10 @@ class FidelityReport(Report):
         return " ".join(f"{what}: {', '.join(names)}." for what, names in parts.items() if names)
 
     def plot(self, path: str | Path) -> Path:
-        """Draw the mean error against coupling strength: one panel for each ensemble, one line for each backend.
+        """Draw the mean error against coupling strength: a panel for each ensemble, a line (or bar) for each backend.
 
-        An ensemble of a single strength, such as a trained layer, is a panel of bars.  The dashed grey line is the
-        J = 0 answer; the dotted one is the error that exact reads would show.  Errors below 1e-6 are rounding and are
-        drawn at 1e-6.
-
-        Raises:
-            ValueError: If every backend refused every problem.
+        The dashed grey line is the J = 0 answer; the dotted one is the error that exact reads would show.  Errors below
+        1e-6 are rounding and are drawn at 1e-6.  Raises ValueError if every backend refused every problem.
         """
         rows = self.answered()
         looks = {name: look for look, name in enumerate(dict.fromkeys(row["backend"] for row in rows))}
@@ -195,7 +183,7 @@ def fidelity_report(
         ensembles: Problems, e.g. ``[*sk(), *ferromagnet()]``.
         num_reads: Reads per problem for backends whose moments are sampled.
         seed: Seed of all draws.
-        progress: Show a progress bar with the time left on standard error.
+        progress: Show a bar on standard error.
         reference: An exact backend; None means ``exact``.
 
     Returns:
@@ -203,7 +191,7 @@ def fidelity_report(
 
     Raises:
         ArgumentError: If an ensemble has no exact answer (raised before any backend runs), there is nothing to
-            compare, or ``num_reads`` or ``seed`` is out of range.
+            compare, or a number is out of range.
     """
     check_count("num_reads", num_reads)
     seed = draw_seed(seed)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -46,14 +46,9 @@ def _columns(name: str, of: str) -> tuple[Column, ...]:
 
 @dataclass(frozen=True)
 class GradientReport(Report):
-    """Quality of the gradient estimators of several backends.
+    """Quality of the gradient estimators of several backends; a row for each ensemble, strength, backend and estimator.
 
-    Attributes:
-        rows: One for each ensemble, strength, backend and estimator; keys as in ``definitions()``, and ``refused``
-            with the backend's error message if it does not support the problems.
-        num_reads: Reads per problem of one estimate.
-        repeats: Independent estimates behind mean and variance.
-        seed: Seed of all draws.
+    ``num_reads`` are the reads per problem of one estimate, ``repeats`` the estimates behind mean and variance.
     """
 
     num_reads: int
@@ -77,10 +72,9 @@ class GradientReport(Report):
     )
 
     def plot(self, path: str | Path) -> Path:
-        """Draw the cosines of ∂L/∂h above those of ∂L/∂J: one column for each backend, one line for each estimator.
+        """Draw the cosines of ∂L/∂h above those of ∂L/∂J: a column for each backend, a line for each estimator.
 
-        Raises:
-            ValueError: If every backend refused every problem.
+        Raises ValueError if every backend refused every problem.
         """
         rows = self.answered()
         places = dict.fromkeys((row["backend"], row["ensemble"]) for row in rows)
@@ -119,15 +113,14 @@ def gradient_report(
         num_reads: Reads per problem of one estimate, for backends and estimators that draw.
         repeats: Independent estimates of those, at least 2.
         seed: Seed of the losses and of all draws.
-        progress: Show a progress bar with the time left on standard error.
+        progress: Show a bar on standard error.
         reference: A backend with exact marginals and the estimator ``exact``; None means ``exact``.
 
     Returns:
         One row for each ensemble, backend and estimator, also if the backend refuses the ensemble (key ``refused``).
 
     Raises:
-        ArgumentError: If an ensemble has no exact gradient.  Raised before any backend runs.
-        ValueError: If there is nothing to compare, the reference is not exact, or a number is out of range.
+        ArgumentError: As :func:`diabat.studies.fidelity.fidelity_report`.
     """
     check_count("num_reads", num_reads)
     check_count("repeats", repeats, least=2)
@@ -173,17 +166,10 @@ def gradient_of(
     leaves = {"h": ising.fields.detach().requires_grad_()}
     if ising.couplings is not None:
         leaves["J"] = ising.couplings.detach().requires_grad_()
-    alpha = spin_probabilities(
-        leaves["h"],
-        leaves.get("J"),
-        backend,
-        gradient=estimator,
-        visible=ising.visible,
-        three_body=ising.three_body,
-        num_reads=num_reads,
-        seed=seed,
-        check=False,
-    )
+    terms: dict[str, Any] = {"visible": ising.visible, "three_body": ising.three_body}
+    options = {**terms, "num_reads": num_reads, "seed": seed}
+    couplings = leaves.get("J")
+    alpha = spin_probabilities(leaves["h"], couplings, backend, gradient=estimator, check=False, **options)
     found = torch.autograd.grad((v.to(alpha) * alpha).sum(), tuple(leaves.values()))
     return {name: part.detach().double().cpu().flatten() for name, part in zip(leaves, found, strict=True)}
 
@@ -208,9 +194,8 @@ def _score(
     for name in ("h", "J"):
         scores = {}
         if name in exact and exact[name].any():
-            scores = _compared(
-                torch.stack([one[name] for one in estimates]), exact[name], own.get(name), reads
-            )
+            got = torch.stack([one[name] for one in estimates])
+            scores = _compared(got, exact[name], own.get(name), reads)
         keys = ("cosine", "bias", "bias_floor", "variance", "own_cosine")
         row |= {f"{name}_{key}": scores.get(key) for key in keys}
     return row | {"us_per_query": 1e6 * seconds / ising.num_problems}

@@ -36,13 +36,7 @@ def shown_frequency(share: float | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsReport(Report):
-    """Dividends of the games of one model.
-
-    Attributes:
-        rows: One per game; keys as in ``definitions()``.
-        heading: What was analysed.
-        analysis: Everything that is known: plain values.
-    """
+    """Dividends of the games of one model, a row each; ``analysis`` is everything that is known: plain values."""
 
     heading: str
     analysis: dict[str, Any]
@@ -138,14 +132,6 @@ def plot_dividends(games: Sequence[DividendSummary], path: str | Path, *, title:
     The dashed line is what sorted dividends look like if every true one is zero.  The horizontal axis is stretched at
     both ends, where the few large dividends are.  The title of a panel has the players of the largest dividend, and in
     how many bootstrap resamples it is the largest.
-
-    Args:
-        games: One or more.
-        path: Output file; the suffix chooses the format (png, pdf, svg).
-        title: Line above the figure.
-
-    Returns:
-        The path.
     """
     columns = min(_COLUMNS, len(games))
     rows = -(-len(games) // columns)

@@ -174,8 +174,11 @@ def rich_table(
     style: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "show_edge": False}
     table = Table(title=title, show_header=any(headings), **style)
     for i, heading in enumerate(headings):
-        numbers = heading and all(_NUMBER.match(row[i]) for row in rows)
-        table.add_column(heading, justify="right" if numbers else "left", overflow="fold")
+        number = bool(heading) and all(_NUMBER.match(row[i]) for row in rows)
+        look: dict[str, Any] = (
+            {"justify": "right", "no_wrap": True} if number else {"min_width": 6 * bool(heading)}
+        )
+        table.add_column(heading, overflow="fold", **look)
     for i, row in enumerate(rows):
         table.add_row(*map(Text, row), end_section=i in ends)  # Text: what stands in brackets is no markup
     return table

@@ -73,7 +73,7 @@ def test_gradients_of_every_estimator_with_a_figure(tmp_path: Path) -> None:
 LONG = "mean_field_with_a_name_of_one_s_own"
 
 
-@pytest.mark.parametrize("width", [60, 130])
+@pytest.mark.parametrize("width", [80, 130])
 @pytest.mark.parametrize("backend", ["mean_field", LONG])
 def test_nothing_of_the_table_is_cut_at_any_width(
     width: int, backend: str, monkeypatch: pytest.MonkeyPatch

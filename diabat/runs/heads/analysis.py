@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -34,17 +33,7 @@ _WINDOW = 600.0
 
 
 class Analysis(BaseModel):
-    """Content of ``analysis.json``.
-
-    Attributes:
-        model: The model as it was named.
-        digest: What tells it from others, of :mod:`diabat.attention.heads.model_digest`.
-        data: File of the questions.
-        value: Name of the value.
-        options: How it was analysed.
-        versions: Of the libraries.
-        games: One per layer, or one.
-    """
+    """Content of ``analysis.json``: what was analysed (``digest`` tells the model from others), how, and the games."""
 
     model_config = STRICT
 
@@ -70,16 +59,10 @@ class Analysis(BaseModel):
 def analyse(
     model: str, data: Path, folder: Path, options: AnalysisOptions, *, progress: bool = False
 ) -> Analysis:
-    """Dividends of the heads of a model on the questions of a file, one game per layer.
+    """Dividends of the heads of a model, a folder or a name on the hub, on the questions of a file; a game per layer.
 
-    The folder keeps the values of every question and coalition, from which the same analysis goes on, and the result.
-
-    Args:
-        model: A folder, or a name on the hub.
-        data: JSON lines; see :mod:`diabat.runs.heads.questions`.
-        folder: New, or that of an analysis of the same model, questions, value and ablation.
-        options: Layers, players, value and the like.
-        progress: Show a bar on standard error.
+    The folder, new or that of the same analysis, keeps the values of every question and coalition, from which it goes
+    on, and the result.  ``progress`` shows a bar on standard error.
 
     Raises:
         ArgumentError: If a file is not valid, an option does not suit the model, a question not the value, or the
@@ -104,7 +87,7 @@ def analyse(
     if options.calibration is not None:
         load_gac(loaded, options.calibration)
     value = options.value or default_value(next(iter(questions.values())))
-    with _naming_questions(list(questions)):
+    try:
         game = HeadCoalitions(
             loaded,
             questions.values(),
@@ -116,6 +99,11 @@ def analyse(
             dtype=DTYPES[options.dtype],
             store=folder / STORE,
         )
+    except ArgumentError as error:  # a sample is named by its file and line
+        found = re.fullmatch(r"samples\[(\d+)\](.*)", error.argument or "", re.DOTALL)
+        if found is None:
+            raise
+        raise ArgumentError(f"{list(questions)[int(found[1])]}{found[2]}", error.reason) from error
     games = _games(game, options)
     folder.mkdir(parents=True, exist_ok=True)
     analysis = Analysis(
@@ -178,15 +166,16 @@ def _games(game: HeadCoalitions, options: AnalysisOptions) -> list[HeadCoalition
 def _summaries(
     games: list[HeadCoalitions], options: AnalysisOptions, progress: bool
 ) -> Iterator[DividendSummary]:
-    """Evaluate one game after the other, with one bar; a deep layer takes fewer blocks."""
+    """Evaluate one game after the other, with one bar; a deep layer runs fewer blocks."""
+    layers = [sorted({layer for group in game.groups for layer, _ in group}) for game in games]
+    work = [
+        len(summary_coalitions(game.num_players, options.max_size)) * (max(game.layers) + 1 - own[0])
+        for game, own in zip(games, layers, strict=True)
+    ]
     with new_bar(percent=True, window=_WINDOW, shown=progress) as bar:
-        work = [_work(game, options) for game in games]
         task, before = bar.add_task("", total=sum(work)), 0
-        for game, planned in zip(games, work, strict=True):
-            layers = sorted({layer for group in game.groups for layer, _ in group})
-            bar.update(
-                task, description=f"layer {layers[0]}" if len(layers) == 1 else f"{len(layers)} layers"
-            )
+        for game, own, planned in zip(games, layers, work, strict=True):
+            bar.update(task, description=f"layer {own[0]}" if len(own) == 1 else f"{len(own)} layers")
             game.progress = lambda done, total, start=before, planned=planned: bar.update(
                 task, completed=start + planned * done / total
             )
@@ -195,21 +184,3 @@ def _summaries(
             )
             before += planned
             bar.update(task, completed=before)
-
-
-def _work(game: HeadCoalitions, options: AnalysisOptions) -> int:
-    """Blocks that the evaluations of a game run, up to a factor."""
-    first = min(layer for group in game.groups for layer, _ in group)
-    return len(summary_coalitions(game.num_players, options.max_size)) * (max(game.layers) + 1 - first)
-
-
-@contextmanager
-def _naming_questions(places: list[str]) -> Iterator[None]:
-    """Report errors about a sample with its file and line."""
-    try:
-        yield
-    except ArgumentError as error:
-        found = re.fullmatch(r"samples\[(\d+)\](.*)", error.argument or "", re.DOTALL)
-        if found is None:
-            raise
-        raise ArgumentError(f"{places[int(found[1])]}{found[2]}", error.reason) from error

@@ -20,17 +20,10 @@ from diabat.samplers.registry import sampler
 
 @dataclass(frozen=True)
 class SalientGroup:
-    """The salient group of one game.
+    """The salient group of one game: its layers that are calibrated, its players and their heads (layer, head) there.
 
-    Attributes:
-        layers: Layers that are calibrated.
-        players: The group.
-        heads: Its heads (layer, head) in these layers.
-        dividend: w of the group; None if the analysis does not have it.
-        dividend_error: Its standard error.
-        selection_frequency: With ``max_dividend``, the share of bootstrap resamples in which the group has the largest
-            dividend; None with other methods.
-        value: v of the group; None if the analysis does not have all coalitions.
+    dividend w with its standard error, and v, are those of the group; None where the analysis does not have them.
+    selection_frequency, of ``max_dividend`` only, is the share of bootstrap resamples in which w is the largest.
     """
 
     layers: tuple[int, ...]
@@ -102,12 +95,8 @@ def _described(
     if not places:  # larger than those that were evaluated
         return SalientGroup(layers, players, heads, None, None, None, None)
     at, table = places[0], game.table
+    frequency = game.frequency(at, options.min_size) if options.method == "max_dividend" else None
+    value = None if table is None else float(table[at])
     return SalientGroup(
-        layers,
-        players,
-        heads,
-        game.dividends[at],
-        game.standard_errors[at],
-        game.frequency(at, options.min_size) if options.method == "max_dividend" else None,
-        None if table is None else float(table[at]),
+        layers, players, heads, game.dividends[at], game.standard_errors[at], frequency, value
     )

@@ -14,15 +14,9 @@ _MAX_BYTES = 1 << 30
 
 
 def read_questions(path: Path, count: int | None = None, seed: int = 0) -> dict[str, dict[str, Any]]:
-    """Read a file of one JSON object per line; empty lines are skipped.
+    """Questions of a file of one JSON object per line (UTF-8), by their place: "'file.jsonl', line 3".
 
-    Args:
-        path: The file, UTF-8.
-        count: Questions that are drawn without replacement; None for all, in their order.
-        seed: Of what is drawn.
-
-    Returns:
-        Questions by their place, "'file.jsonl', line 3".
+    ``count`` of them are drawn without replacement by ``seed``; None takes all, in their order.
 
     Raises:
         ArgumentError: If the file is not UTF-8, has no question, or a line is none; the message has its number.
