@@ -8,8 +8,7 @@ import typer
 
 from diabat.checks import ArgumentError
 from diabat.cli import arguments
-from diabat.cli.figures import require_writable
-from diabat.cli.output import print_figure, print_json, print_table
+from diabat.cli.output import print_figure, print_json, print_table, require_writable
 
 if TYPE_CHECKING:
     from diabat.runs import Evaluation

@@ -9,8 +9,7 @@ import typer
 
 from diabat.cli import arguments
 from diabat.cli.failures import Interrupted
-from diabat.cli.figures import require_writable
-from diabat.cli.output import print_json, print_report, print_table
+from diabat.cli.output import print_json, print_report, print_table, require_writable
 
 if TYPE_CHECKING:
     from diabat.runs.heads.calibration import SalientGroup

@@ -1,7 +1,8 @@
-"""Output of the commands: tables or JSON."""
+"""Output of the commands: tables or JSON, and files that can be written."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -11,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from diabat.checks import ArgumentError
+
 if TYPE_CHECKING:
     from rich.table import Table
 
     from diabat.studies.report import Report
 
+FIGURES = (".png", ".pdf", ".svg")
 # Longer tables are printed as lines with tabs: rich needs half a millisecond a row.
 _LONGEST_RICH = 1000
 # In a pipe there is no width limit: each row is one line, for grep and awk.
@@ -60,7 +64,8 @@ def _print(table: Table) -> None:
     screen, title = Console(width=width, highlight=False), Text(str(table.title), style="bold")
     table.title = None  # rich would centre and fold it
     screen.print(title)
-    screen.width = max(screen.width, screen.measure(table).minimum)  # no number is cut
+    least = sum(4 + (column.min_width or 0) for column in table.columns)  # rich rounds up
+    screen.width = max(screen.width, least)  # no number is cut
     screen.print(table)
 
 
@@ -69,3 +74,31 @@ def print_json(value: Any) -> None:
     from diabat.samplers.diagnostics import plain
 
     typer.echo(json.dumps(plain(value), allow_nan=False))
+
+
+def require_writable(
+    path: Path | None, name: str = "figure", suffixes: tuple[str, ...] = FIGURES, *, new: bool = False
+) -> None:
+    """Make missing folders, and fail before a computation rather than after it; None is no file.
+
+    Raises:
+        ArgumentError: ``name``, if the suffix is not one of these, the path is a folder, the file cannot be written, or
+            it must be ``new`` and exists.
+    """
+    if path is None:
+        return
+    if path.suffix not in suffixes or path.is_dir():
+        kind = "the folder " * path.is_dir()
+        raise ArgumentError(name, f"expected a file ending in {', '.join(suffixes)}, got {kind}'{path}'.")
+    if new and path.exists():
+        got = f"got '{path}', which already exists."
+        raise ArgumentError(name, f"expected a new file, or --force to replace it, {got}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Files are replaced by renaming, which requires write permission for the folder.
+        if not all(os.access(place, os.W_OK) for place in (path.parent, path) if place.exists()):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        # A file in the place of the folder is reported as one that exists.
+        reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
+        raise ArgumentError(name, f"expected a file that can be written, got '{path}' ({reason}).") from error

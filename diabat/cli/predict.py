@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diabat.cli import arguments
-from diabat.cli.figures import require_writable
-from diabat.cli.output import print_json, print_table
+from diabat.cli.output import print_json, print_table, require_writable
 
 if TYPE_CHECKING:
     from diabat.runs.predict import Predictions

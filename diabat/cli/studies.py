@@ -6,8 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from diabat.cli import arguments
-from diabat.cli.figures import require_writable
-from diabat.cli.output import print_report
+from diabat.cli.output import print_report, require_writable
 
 
 def study(function: str, text: str, default: str | None = None) -> Callable[..., None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -136,26 +137,20 @@ def _models_for(examples: ExampleKind) -> list[str]:
 
 
 def valid_keys(document: dict[str, Any]) -> list[str]:
-    """All dotted keys that a document with these choices of task and backends may have."""
-    keys = list(Config.model_fields)
+    """All dotted keys that a document with these choices of task, model and backends may have."""
     task, model = chosen(document)
-    named: dict[str, Any] = {
-        "model": MODELS.get(model, MODELS["transformer"]),
-        "task": TASKS.get(task, TASKS["brackets"]),
-    }
+    named = {"model": MODELS.get(model, MODELS["transformer"]), "task": TASKS.get(task, TASKS["brackets"])}
+    keys = [*Config.model_fields]
     for section, options in (_SECTIONS | named).items():
-        keys += [f"{section}.{field.name}" for field in dataclasses.fields(options)]
-        for name, hint in get_type_hints(options if isinstance(options, type) else type(options)).items():
-            for part in filter(dataclasses.is_dataclass, get_args(hint)):  # e.g. CouplingInit | None
-                keys += [f"{section}.{name}.{field.name}" for field in dataclasses.fields(part)]
+        hints = get_type_hints(options if isinstance(options, type) else type(options))
+        for name in (field.name for field in dataclasses.fields(options)):
+            parts = filter(dataclasses.is_dataclass, get_args(hints[name]))  # e.g. CouplingInit | None
+            inner = [f"{name}.{field.name}" for part in parts for field in dataclasses.fields(part)]
+            keys += [f"{section}.{key}" for key in (name, *inner)]
     for place, choice in ({("sampler",): None} | sampler_sections(document)).items():
-        keys += [f"{dotted(place)}.{name}" for name in ("backend", *_option_names(choice))]
+        backend = choice.get("backend", "exact") if isinstance(choice, dict) else "exact"
+        with suppress(ValueError):  # an unknown backend has no options to suggest
+            keys += [
+                f"{dotted(place)}.{name}" for name in ("backend", *options_model(str(backend)).model_fields)
+            ]
     return keys
-
-
-def _option_names(choice: Any) -> list[str]:
-    backend = choice.get("backend", "exact") if isinstance(choice, dict) else "exact"
-    try:
-        return list(options_model(str(backend)).model_fields)
-    except ValueError:  # an unknown backend has no options to suggest
-        return []

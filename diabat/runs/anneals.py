@@ -78,7 +78,8 @@ def learn_anneal(
         found = f"The best plan so far ({plan.steps} layers, loss {loss:.3g}) is saved in '{output}'"
         raise LearningInterrupted(found) from error
     finally:
-        keeper.bar.stop()
+        if keeper.bar.live.is_started:  # to stop a bar that never started prints an empty line
+            keeper.bar.stop()
     table = {"columns": ErrorTable.definitions(), "rows": rows}
     seconds = round(time.perf_counter() - began, 1)
     return plan, keeper.save(plan, loss, finished=True, seconds=seconds, held_out=table)

@@ -22,6 +22,7 @@ Row = dict[str, Any]
 """One row of a report: plain values by the keys of its columns; None where there is no value."""
 
 MISSING = "–"
+_FOLDED = 6  # text is folded to no less than this where a table is too wide; numbers are not
 _NUMBER = re.compile(rf"[-+]?\.?[0-9]|[-+]?inf|nan|any$|refused$|-?$|{MISSING}$")
 
 
@@ -175,9 +176,13 @@ def rich_table(
     table = Table(title=title, show_header=any(headings), **style)
     for i, heading in enumerate(headings):
         number = bool(heading) and all(_NUMBER.match(row[i]) for row in rows)
-        look: dict[str, Any] = (
-            {"justify": "right", "no_wrap": True} if number else {"min_width": 6 * bool(heading)}
-        )
+        longest = max(map(len, [*heading.splitlines(), *(row[i] for row in rows)]), default=0)
+        width = longest if number else min(longest, _FOLDED)
+        look: dict[str, Any] = {
+            "justify": "right" if number else "left",
+            "min_width": width,
+            "no_wrap": number,
+        }
         table.add_column(heading, overflow="fold", **look)
     for i, row in enumerate(rows):
         table.add_row(*map(Text, row), end_section=i in ends)  # Text: what stands in brackets is no markup
