@@ -22,7 +22,7 @@ _WORDS = {
     "greater than(=?) ": r"a number >\1 ",
     "less than(=?) ": r"a number <\1 ",
     "(at least .*) after validation.*": r"\1",
-    "^array|^tuple": "a list",
+    "^array|^tuple|^list": "a list",
     "^(an object|dictionary|instance of .*)": "a mapping",
     "^boolean": "true or false",
     "^integer": "an integer",
