@@ -50,13 +50,9 @@ def config_and_overrides(config: str | None, overrides: list[str] | None) -> tup
 def load(
     config: str | None, overrides: list[str] | None, *, trust: bool = False, default: str | None = None
 ) -> Config:
-    """The configuration that a command names with its overrides.
+    """The configuration of a command: its first argument, an override if there is none, and the overrides after it.
 
-    Args:
-        config: Its first argument, which is an override if the configuration is left out.
-        overrides: Its other arguments.
-        trust: As for :func:`diabat.config.load_config`.
-        default: Shipped configuration in place of one that is left out; None for the defaults alone.
+    ``default`` is a shipped one in place of one that is left out; ``trust`` as for :func:`diabat.config.load_config`.
     """
     from diabat.config import load_config
 

@@ -10,12 +10,9 @@ from diabat.cli.output import print_report, require_writable
 
 
 def study(function: str, text: str, default: str | None = None) -> Callable[..., None]:
-    """The command of a study.
+    """The command of a study, a function of :mod:`diabat.runs.studies` that makes a report from a configuration.
 
-    Args:
-        function: Name of a function of :mod:`diabat.runs.studies`, which makes a report from a configuration.
-        text: Help of the command.
-        default: Shipped configuration in place of one that is left out; None for the defaults alone.
+    ``text`` is its help, ``default`` a shipped configuration in place of one that is left out.
     """
 
     def command(

@@ -24,10 +24,8 @@ KeyPath = tuple[str | int, ...]
 def refuse_untrusted(document: dict[str, Any], path: Path, given: Iterable[KeyPath] = ()) -> None:
     """Refuse other backends than the local ones in a configuration that was read from a run folder.
 
-    Args:
-        document: The configuration, overrides applied.
-        path: Its file; every file except ``config.json`` is trusted.
-        given: Keys that the caller has set; a sampler whose every key is the caller's is not refused.
+    ``path`` is its file; all except ``config.json`` are trusted.  ``given`` are keys that the
+    caller has set; a sampler whose every key is the caller's is not refused.
 
     Raises:
         ConfigError: Names the key, and how to trust the folder.

@@ -60,14 +60,9 @@ class Problem:
 
 
 def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
-    """Read a problem, telling the format by its content.
+    """Read a problem, fields [n] in float64, telling the format by its content; ``-`` is standard input.
 
-    Args:
-        path: The file; ``-`` for standard input.
-        beta: Inverse temperature folded into the problem.  None takes the one of a YAML file, or 1.
-
-    Returns:
-        Fields [n] in float64, with the label of each spin.
+    ``beta`` is the inverse temperature folded into the problem; None takes the one of a YAML file, or 1.
 
     Raises:
         ProblemFileError: If the file is unreadable or not a valid problem.

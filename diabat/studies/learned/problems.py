@@ -260,11 +260,7 @@ class ErrorTable(Report):
 
 
 def error_table(plan: TrotterPlan, ensembles: Sequence[Ensemble]) -> list[Row]:
-    """Mean |P(s_j = +1) - exact| of a plan, and of three methods without training.
-
-    Args:
-        plan: The plan; fields and couplings are programmed as they are.
-        ensembles: Held-out problems.
+    """Mean |P(s_j = +1) - exact| of a plan, programmed as the problems are, and of three methods without training.
 
     Returns:
         One row for each ensemble: name, num_spins, strength, instances (number of problems), the keys of
