@@ -1,4 +1,4 @@
-"""One tile of the pair sums: a few problems and a few coalitions, all pairs; forward and backward."""
+"""One tile of the pair sums in torch: a few problems and a few coalitions, all pairs."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ class Coalitions(NamedTuple):
     log_proposal: Tensor | None
     tanh: bool
 
+    def part(self, at: tuple[slice, slice]) -> Coalitions:
+        """Some problems and coalitions."""
+        log_proposal = None if self.log_proposal is None else self.log_proposal[at]
+        return Coalitions(self.sign[at], self.member[at], self.floor[at], log_proposal, self.tanh)
+
 
 class Values(NamedTuple):
     """What is differentiated: G [N, n, n], ‖S‖² [N, K], t [N, K, n], Q [N, K], R [N, K, n], 1/γ [N]."""
@@ -40,100 +45,54 @@ class Values(NamedTuple):
     single: Tensor
     beta: Tensor
 
+    def part(self, at: tuple[slice, slice]) -> Values:
+        """Views of some problems and coalitions."""
+        rows = at[0]
+        middle = (self.square[at], self.change[at], self.whole[at], self.single[at])
+        return Values(self.gram[rows], *middle, self.beta[rows])
 
-class Tile:
-    """A few problems and coalitions at once: everything is [rows, draws, n, n], [rows, draws, n] or [rows, draws].
 
-    Args:
-        values: Of all problems and coalitions.
-        coalitions: Likewise.
-        rows: The problems of this tile.
-        draws: The coalitions of this tile.
+def interactions(values: Values, coalitions: Coalitions) -> tuple[Tensor, Tensor | None]:
+    r"""Δ_ij = ε_i ε_j (T_ij - R_i - R_j + Q), and the log-weights of Gibbs weights, each [N, K, n, n].
+
+    The log-weights are v(C \ {i,j})/γ - log p; the context is C without those of i and j that are in it.
     """
+    sign, R, Q = coalitions.sign, values.single, values.whole[..., None]
+    signs = sign[..., :, None] * sign[..., None, :]
+    cross = 2 * signs * values.gram[:, None]
+    change = values.change[..., None, :]
+    square = cross + (values.change + values.square[..., None])[..., :, None] + change
+    positive = square > coalitions.floor[..., None, None]
+    norm = torch.where(positive, torch.where(positive, square, 1).sqrt(), 0)
+    double = torch.tanh(norm) if coalitions.tanh else norm
+    delta = double - R[..., :, None] - (R - Q)[..., None, :]
+    if not coalitions.tanh:
+        delta = delta - delta.detach() + _without_cancellation(values, cross, norm)
+    if coalitions.log_proposal is None:
+        return delta * signs, None
+    # Where i, j, both or neither are in C.
+    inside = coalitions.member > 0
+    none, one, two = coalitions.log_proposal[..., None].unbind(-2)
+    beta = values.beta[:, None, None]
+    alone = beta * R - one
+    of_row = torch.where(inside, alone, beta * Q - none)[..., :, None]
+    other = torch.where(inside[..., :, None], beta[..., None] * double - two[..., None], alone[..., None, :])
+    return delta * signs, torch.where(inside[..., None, :], other, of_row)
 
-    def __init__(self, values: Values, coalitions: Coalitions, rows: slice, draws: slice) -> None:
-        part = (rows, draws)
-        self.rows, self.part, self.tanh = rows, part, coalitions.tanh
-        self.member, self.outside = coalitions.member[part], 1 - coalitions.member[part]
-        self.whole, self.single = values.whole[part], values.single[part]
-        self.beta = values.beta[rows, None]
-        self.equal_weight = 1 / values.square.shape[1]
-        self.log_proposal = None if coalitions.log_proposal is None else coalitions.log_proposal[part]
-        sign, change, square = coalitions.sign[part], values.change[part], values.square[part]
-        self.signs = sign[..., :, None] * sign[..., None, :]
-        self.change = change
-        self.cross = (self.signs * values.gram[rows, None]).mul_(2)
-        squared = self.cross + (change + square[..., None])[..., :, None]
-        squared.add_(change[..., None, :])
-        floor = coalitions.floor[part][..., None, None]
-        self.norm = squared.mul_(squared > floor).sqrt_()
-        self.double = torch.tanh(self.norm) if self.tanh else self.norm
 
-    def interaction(self) -> Tensor:
-        r"""Δ_ij = ε_i ε_j (T_ij - R_i - R_j + Q).
+@torch.no_grad()
+def _without_cancellation(values: Values, cross: Tensor, norm: Tensor) -> Tensor:
+    """T_ij - R_i - R_j + Q of norms of many vectors with a common part, which nearly cancel.
 
-        Norms of many vectors with a common part nearly cancel here.  With c = 2 ε_i ε_j G_ij and r_i = R_i - Q =
-        t_i/(R_i + Q) the same difference is (c - r_j (r_i + (t_i + c)/(T + R_j)))/(T + R_i), whose rounding is that of
-        ‖V‖²/‖S‖ instead of ‖S‖.  T + R_i = 0 only where V_j = 0, and then Δ_ij = 0.
-        """
-        R = self.single
-        if self.tanh:
-            delta = self.double - R[..., :, None]
-            return delta.sub_((R - self.whole[..., None])[..., None, :]).mul_(self.signs)
-        rise = self.change / _never_zero(R + self.whole[..., None])
-        delta = (self.cross + self.change[..., :, None]).div_(_never_zero(self.norm + R[..., None, :]))
-        delta.add_(rise[..., :, None]).mul_(rise[..., None, :])
-        delta = torch.sub(self.cross, delta, out=delta).div_(_never_zero(self.norm + R[..., :, None]))
-        return delta.mul_(self.signs)
-
-    def log_weights(self) -> Tensor:
-        r"""v(C \ {i,j})/γ - log p(C \ {i,j}); the context is C without those of i and j that are in it."""
-        assert self.log_proposal is not None
-        none, one, two = self.log_proposal.unbind(-1)
-        c, out = self.member, self.outside
-        row = c * (self.beta[..., None] * self.single - one[..., None])
-        corner = out * (self.beta * self.whole - none)[..., None]
-        logits = self.double * self.beta[..., None, None]
-        logits.sub_(two[..., None, None]).mul_(c[..., :, None]).mul_(c[..., None, :])
-        logits.addcmul_(row[..., :, None], out[..., None, :])
-        return logits.addcmul_(out[..., :, None], (row + corner)[..., None, :])
-
-    def weights(self, normaliser: Tensor) -> Tensor:
-        """w_k, from the log of the normaliser [rows, n, n] if they are Gibbs weights."""
-        if self.log_proposal is None:
-            return torch.full_like(self.norm, self.equal_weight)
-        return self.log_weights().sub_(normaliser[:, None]).exp_()
-
-    def add_gradient(self, gradient: Values, u: Tensor, mean: Tensor, normaliser: Tensor) -> None:
-        r"""Add ∂L/∂(values) for L = Σ u_ij J_ij with symmetric u [rows, 1, n, n].
-
-        dJ = Σ_k w_k (dΔ_k + (Δ_k - J) dℓ_k) with ℓ the log-weights, which uniform weights do not have.
-        """
-        uw = u * (self.equal_weight if self.log_proposal is None else self.weights(normaliser))
-        to_double = uw * self.signs
-        gradient.single[self.part] -= 2 * to_double.sum(-1)
-        gradient.whole[self.part] += to_double.sum((-2, -1))
-        if self.log_proposal is not None:
-            to_double = to_double + self._through_weights(gradient, uw.mul_(self.interaction() - mean))
-        if self.tanh:
-            to_double = to_double * (1 - self.double**2)
-        # The subgradient of the norm at 0 is 0.
-        to_squared = torch.where(self.norm > 0, to_double / (2 * self.norm), 0)
-        gradient.square[self.part] += to_squared.sum((-2, -1))
-        gradient.change[self.part] += 2 * to_squared.sum(-1)
-        gradient.gram[self.rows] += 2 * (to_squared * self.signs).sum(1)
-
-    def _through_weights(self, gradient: Values, to_logits: Tensor) -> Tensor:
-        r"""Add what goes through v(C \ {i,j})/γ and return its part of ∂L/∂T_ij."""
-        c, out, beta = self.member, self.outside, self.beta
-        alone = (to_logits @ out[..., None])[..., 0]  # Σ over partners outside C
-        both = to_logits * c[..., :, None] * c[..., None, :]
-        to_single, to_whole = 2 * c * alone, (out * alone).sum(-1)
-        gradient.single[self.part] += beta[..., None] * to_single
-        gradient.whole[self.part] += beta * to_whole
-        of_pairs, of_players = (both * self.double).sum((-2, -1)), (to_single * self.single).sum(-1)
-        gradient.beta[self.rows] += (of_pairs + of_players + to_whole * self.whole).sum(1)
-        return both * beta[..., None, None]
+    With c = 2 ε_i ε_j G_ij and r_i = R_i - Q = t_i/(R_i + Q) the same difference is
+    (c - r_j (r_i + (t_i + c)/(T + R_j)))/(T + R_i), whose rounding is that of ‖V‖²/‖S‖ instead of ‖S‖.
+    T + R_i = 0 only where V_j = 0, and then Δ_ij = 0.
+    """
+    R, change = values.single, values.change
+    rise = change / _never_zero(R + values.whole[..., None])
+    delta = (cross + change[..., :, None]) / _never_zero(norm + R[..., None, :])
+    delta = cross - rise[..., None, :] * (delta + rise[..., :, None])
+    return delta / _never_zero(norm + R[..., :, None])
 
 
 def _never_zero(norms: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from diabat.attention.games.estimate import (
     standard_error,
     weighted_mean,
 )
-from diabat.attention.games.pair_tile import TILE, Coalitions, Tile, Values
+from diabat.attention.games.pair_tile import TILE, Coalitions, Values, interactions
 from diabat.attention.games.value_games import FunctionGame, NormGame
 
 
@@ -56,12 +56,13 @@ def pair_errors(
     if _compiled(values):
         return CompiledPairs(values, coalitions).errors(mean, normaliser, unit)
     squares, weight = torch.zeros_like(mean), torch.zeros_like(mean)
-    for rows, draws in _tiles(values, unit):
-        tile = Tile(values, coalitions, rows, draws)
-        w = tile.weights(normaliser[rows])
-        deviation = w * (tile.interaction() - mean[rows, None])
-        squares[rows] += deviation.unflatten(1, (-1, unit)).sum(2).square_().sum(1)
-        weight[rows] += w.square().sum(1)
+    for at in _tiles(values, unit):
+        rows = at[0]
+        delta, logits = interactions(values.part(at), coalitions.part(at))
+        w = _weights(values, logits, normaliser[rows, None])
+        deviation = w * (delta - mean[rows, None])
+        squares[rows] += deviation.unflatten(1, (-1, unit)).sum(2).square().sum(1)
+        weight[rows] += (w**2).expand(delta.shape).sum(1)
     return (squares + squares.mT) / 2, (weight + weight.mT) / 2
 
 
@@ -96,9 +97,19 @@ class _PairMeans(torch.autograd.Function):
             return *CompiledPairs(values, ctx.coalitions).gradient(cotangents[0], mean, normaliser), None
         gradient = Values(*(torch.zeros_like(part) for part in values))
         u = torch.where(_pairs(ctx.coalitions), (cotangents[0] + cotangents[0].mT) / 2, 0)
-        for rows, draws in _tiles(values):
-            tile = Tile(values, ctx.coalitions, rows, draws)
-            tile.add_gradient(gradient, u[rows, None], mean[rows, None], normaliser[rows])
+        for at in _tiles(values):
+            rows = at[0]
+            leaves = Values(*(part.detach().requires_grad_() for part in values.part(at)))
+            with torch.enable_grad():
+                delta, logits = interactions(leaves, ctx.coalitions.part(at))
+                # dJ = Σ_k w_k (dΔ_k + (Δ_k - J) dℓ_k) with ℓ the log-weights, which uniform weights do not have.
+                moved = delta if logits is None else delta + (delta - mean[rows, None]).detach() * logits
+            w = _weights(values, logits, normaliser[rows, None])
+            found = torch.autograd.grad(
+                moved, leaves, (u[rows, None] * w).expand(moved.shape), materialize_grads=True
+            )
+            for total, part in zip(gradient.part(at), found, strict=True):
+                total += part
         return *gradient, None
 
 
@@ -118,8 +129,8 @@ def _pairs(coalitions: Coalitions) -> Tensor:
 def _tiled_means(values: Values, coalitions: Coalitions) -> tuple[Tensor, Tensor]:
     mean, normaliser = torch.zeros_like(values.gram), torch.zeros_like(values.gram)
     if coalitions.log_proposal is None:
-        for rows, draws in _tiles(values):
-            mean[rows] += Tile(values, coalitions, rows, draws).interaction().sum(1)
+        for at in _tiles(values):
+            mean[at[0]] += interactions(values.part(at), coalitions.part(at))[0].sum(1)
         mean /= values.square.shape[1]
     else:
         _gibbs_mean(values, coalitions, mean, normaliser)
@@ -128,35 +139,35 @@ def _tiled_means(values: Values, coalitions: Coalitions) -> tuple[Tensor, Tensor
 
 def _gibbs_mean(values: Values, coalitions: Coalitions, mean: Tensor, normaliser: Tensor) -> None:
     """Self-normalised mean with the running maximum of a streamed softmax, written into the last two."""
-    for rows, parts in _tiles_by_rows(values):
-        largest = torch.full_like(mean[rows], -torch.inf)
-        total, weighted = torch.zeros_like(largest), torch.zeros_like(largest)
-        for draws in parts:
-            tile = Tile(values, coalitions, rows, draws)
-            logits, interaction = tile.log_weights(), tile.interaction()
-            previous, largest = largest, torch.maximum(largest, logits.amax(1))
-            w = logits.sub_(largest[:, None]).exp_()
-            shrink = previous.sub_(largest).exp_()
-            total.mul_(shrink).add_(w.sum(1))
-            weighted.mul_(shrink).add_(interaction.mul_(w).sum(1))
-        mean[rows] = weighted / total
-        normaliser[rows] = largest + total.log()
+    largest, total = torch.full_like(mean, -torch.inf), torch.zeros_like(mean)
+    for at in _tiles(values):
+        rows = at[0]
+        delta, logits = interactions(values.part(at), coalitions.part(at))
+        assert logits is not None
+        before, largest[rows] = largest[rows].clone(), torch.maximum(largest[rows], logits.amax(1))
+        w, shrink = (logits - largest[rows, None]).exp(), (before - largest[rows]).exp()
+        total[rows] = total[rows] * shrink + w.sum(1)
+        mean[rows] = mean[rows] * shrink + (delta * w).sum(1)
+    mean /= total
+    normaliser.copy_(largest + total.log())
+
+
+def _weights(values: Values, logits: Tensor | None, normaliser: Tensor) -> Tensor:
+    """w_k, of Gibbs weights from their logs and the log of the normaliser."""
+    if logits is None:
+        return values.gram.new_tensor(1 / values.square.shape[1])
+    return (logits.detach() - normaliser).exp()
 
 
 def _tiles(values: Values, unit: int = 1) -> Iterator[tuple[slice, slice]]:
     """Slices of problems and of coalitions, the latter in multiples of ``unit``."""
-    for rows, parts in _tiles_by_rows(values, unit):
-        for draws in parts:
-            yield rows, draws
-
-
-def _tiles_by_rows(values: Values, unit: int = 1) -> Iterator[tuple[slice, list[slice]]]:
     problems, count, n = values.change.shape
     pairs = max(1, n * n)
     few = max(1, TILE // (pairs * unit))  # problems in a tile
     step = unit * max(1, TILE // (pairs * unit * min(few, max(1, problems))))
     for first in range(0, problems, few):
-        yield slice(first, first + few), [slice(k, k + step) for k in range(0, count, step)]
+        for k in range(0, count, step):
+            yield slice(first, first + few), slice(k, k + step)
 
 
 def of_norm_pairs(
