@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
-from diabat.attention.compiled import Bridge, compiled_probabilities, outside_graphs, register
 from diabat.attention.sampled import Draw, sampled_probabilities
 from diabat.checks import check_count
 from diabat.edges import Edges
 from diabat.ising import Ising
 from diabat.samplers.base import Sampler, refuse_trace
 from diabat.samplers.capabilities import Estimator, UnsupportedError
-from diabat.samplers.folding import Terms
 from diabat.samplers.odds import flipped_log_odds
 from diabat.samplers.registry import as_sampler
 from diabat.samplers.seeds import draw_seed
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_outside: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function so that compiled code breaks the graph at its call and does not trace it.
+
+    ``torch.compiler.disable`` as a decorator would load the compiler, about one second, when diabat is imported.
+    """
+
+    @functools.wraps(function)
+    def called(*args: P.args, **options: P.kwargs) -> R:
+        if not torch.compiler.is_compiling():
+            return function(*args, **options)
+        if function not in _outside:
+            _outside[function] = torch.compiler.disable(function)
+        result: R = _outside[function](*args, **options)
+        return result
+
+    return called
 
 
 @outside_graphs
@@ -66,14 +88,13 @@ def spin_probabilities(
     return bridge.probabilities(ising, seed)
 
 
-class GradientBridge(Bridge):
+class GradientBridge:
     """A sampler with its estimator and number of reads, resolved and checked once.
 
     Args:
         sampler: The backend.
         gradient: Estimator, or ``auto``.
         num_reads: Reads for sampling backends; None takes the sampler's own setting.
-        in_graphs: Register a name by which compiled graphs find this bridge; layers need it.
 
     Attributes:
         estimator: The estimator, with ``auto`` resolved.
@@ -84,15 +105,8 @@ class GradientBridge(Bridge):
         UnsupportedError: If the sampler does not support the estimator, or the estimator does not use reads.
     """
 
-    def __init__(
-        self,
-        sampler: Sampler,
-        gradient: str = "auto",
-        num_reads: int | None = None,
-        in_graphs: bool = False,
-    ) -> None:
-        super().__init__(sampler)
-        self.gradient, self.num_reads = gradient, num_reads
+    def __init__(self, sampler: Sampler, gradient: str = "auto", num_reads: int | None = None) -> None:
+        self.sampler, self.gradient, self.num_reads = sampler, gradient, num_reads
         self.estimator = choose_estimator(sampler, gradient)
         if num_reads is not None:
             check_count("num_reads", num_reads)
@@ -104,11 +118,10 @@ class GradientBridge(Bridge):
                 )
         analytic = "exact" in sampler.capabilities.gradients
         self.draws = num_reads is not None or self.estimator == "covariance" or not analytic
-        self._name = register(self) if in_graphs else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy by building a new bridge with a copy of the sampler."""
-        return GradientBridge, (self.sampler, self.gradient, self.num_reads, self._name is not None)
+        return type(self), (self.sampler, self.gradient, self.num_reads)
 
     def __call__(
         self,
@@ -129,12 +142,6 @@ class GradientBridge(Bridge):
         """
         if torch.jit.is_tracing():  # type: ignore[attr-defined]  # not exported by name
             refuse_trace()
-        if torch.compiler.is_compiling() and self._name is not None:
-            assert not isinstance(couplings, Edges)
-            parameters = list(self.sampler.parameters())
-            return compiled_probabilities(
-                Terms(fields, couplings, three_body, visible), parameters, self._name, seed
-            )
         seed = draw_seed(seed) if self.draws else None
         return self.probabilities(Ising(fields, couplings, visible, three_body, check=False), seed)
 

@@ -6,95 +6,72 @@ instead.  Its fake kernel gives shapes only; its real kernel runs the same code 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
+from diabat.attention.bridge import GradientBridge
+from diabat.edges import Edges
 from diabat.ising import Ising
 from diabat.samplers.base import Sampler
-from diabat.samplers.capabilities import Estimator, UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.folding import Terms
 from diabat.samplers.registry import backend_factory, sampler
 from diabat.samplers.seeds import draw_seed
 from diabat.samplers.state import in_place
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-class Bridge:
-    """What the operator calls: a backend without state, or a :class:`diabat.attention.bridge.GradientBridge`."""
-
-    estimator: Estimator = "exact"
-    num_reads: int | None = None
-    draws: bool = False
-
-    def __init__(self, sampler: Sampler) -> None:
-        self.sampler = sampler
-
-    def probabilities(self, ising: Ising, seed: int | None) -> Tensor:
-        """P(s = +1) of a batch, differentiable."""
-        return self.sampler.differentiable_moments(ising).probability
-
-
-_living: WeakValueDictionary[str, Bridge] = WeakValueDictionary()
+_living: WeakValueDictionary[str, GradientBridge] = WeakValueDictionary()
 _numbers = itertools.count()
-_outside: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
-def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function so that compiled code breaks the graph at its call and does not trace it.
+class LayerBridge(GradientBridge):
+    """The bridge of a layer, which compiled graphs find by a name: its options if they describe it, or a number."""
 
-    ``torch.compiler.disable`` as a decorator would load the compiler, about one second, when diabat is imported.
-    """
+    def __init__(self, sampler: Sampler, gradient: str = "auto", num_reads: int | None = None) -> None:
+        super().__init__(sampler, gradient, num_reads)
+        self._name = _description(self) or f"bridge {next(_numbers)}"
+        _living[self._name] = self
 
-    @functools.wraps(function)
-    def called(*args: P.args, **options: P.kwargs) -> R:
+    def __call__(
+        self,
+        fields: Tensor,
+        couplings: Tensor | Edges | None,
+        visible: Tensor | None,
+        three_body: Tensor | None = None,
+        seed: int | None = None,
+    ) -> Tensor:
+        """As in the base class; by the operator in code that is being traced.
+
+        Raises:
+            UnsupportedError: If the graph is exported and the backend cannot be rebuilt in another process.
+        """
         if not torch.compiler.is_compiling():
-            return function(*args, **options)
-        if function not in _outside:
-            _outside[function] = torch.compiler.disable(function)
-        result: R = _outside[function](*args, **options)
-        return result
-
-    return called
-
-
-def register(bridge: Bridge) -> str:
-    """Register a bridge under a name for graphs: its options if they describe it, otherwise a number."""
-    name = _description(bridge) or f"bridge {next(_numbers)}"
-    _living[name] = bridge
-    return name
-
-
-def compiled_probabilities(terms: Terms, parameters: Sequence[Tensor], name: str, seed: int | None) -> Tensor:
-    """Probabilities by the operator, for code that is being traced.
-
-    Raises:
-        UnsupportedError: If the graph is exported and the backend cannot be rebuilt in another process.
-    """
-    if torch.compiler.is_exporting() and not name.startswith("{"):
-        raise UnsupportedError(
-            "torch.export",
-            "expected a registered sampler with the estimator 'exact' (exact, banded or mean_field), "
-            "got one that draws or is not registered.",
+            return super().__call__(fields, couplings, visible, three_body, seed)
+        if torch.compiler.is_exporting() and not self._name.startswith("{"):
+            raise UnsupportedError(
+                "torch.export",
+                "expected a registered sampler with the estimator 'exact' (exact, banded or mean_field), "
+                "got one that draws or is not registered.",
+            )
+        assert not isinstance(couplings, Edges)
+        parameters = list(self.sampler.parameters())
+        given = (fields, couplings, three_body, *parameters)
+        wanted = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in given]
+        probability: Tensor
+        probability, _ = torch.ops.diabat.probabilities(
+            fields, couplings, three_body, visible, parameters, self._name, wanted, seed
         )
-    differentiated = torch.is_grad_enabled()
-    wanted = [differentiated and t is not None and t.requires_grad for t in (*terms[:3], *parameters)]
-    probability: Tensor
-    probability, _ = torch.ops.diabat.probabilities(*terms, list(parameters), name, wanted, seed)
-    return probability
+        return probability
 
 
-def _description(bridge: Bridge) -> str | None:
+def _description(bridge: GradientBridge) -> str | None:
     """Describe a backend without state as JSON, from which any process can rebuild it."""
     if bridge.estimator != "exact" or bridge.num_reads is not None:
         return None
@@ -106,16 +83,16 @@ def _description(bridge: Bridge) -> str | None:
         return None
 
 
-def _find(name: str) -> Bridge:
+def _find(name: str) -> GradientBridge:
     return _living.get(name) or _rebuilt(name)
 
 
 @lru_cache(maxsize=32)
-def _rebuilt(name: str) -> Bridge:
+def _rebuilt(name: str) -> GradientBridge:
     if not name.startswith("{"):
         raise RuntimeError("sampler: the layer that this graph was compiled with no longer exists.")
     described = json.loads(name)
-    return Bridge(sampler(described["sampler"], **described["options"]))
+    return GradientBridge(sampler(described["sampler"], **described["options"]), "exact")
 
 
 class _Kept(NamedTuple):
@@ -126,7 +103,7 @@ class _Kept(NamedTuple):
 
 
 def _run(
-    terms: Terms, parameters: Sequence[Tensor], bridge: Bridge, wanted: Sequence[bool], seed: int
+    terms: Terms, parameters: Sequence[Tensor], bridge: GradientBridge, wanted: Sequence[bool], seed: int
 ) -> _Kept:
     """Run the bridge on new leaf tensors."""
     leaves = [
@@ -214,9 +191,18 @@ def _probabilities_backward(
 
 
 @_probabilities_backward.register_fake
-def _(cotangent: Tensor, seed: Tensor, *given: Any) -> list[Tensor]:
-    *terms, _visible, parameters, _bridge, wanted = given
-    leaves = (*terms, *parameters)
+def _(
+    cotangent: Tensor,
+    seed: Tensor,
+    fields: Tensor,
+    couplings: Tensor | None,
+    three_body: Tensor | None,
+    visible: Tensor | None,
+    parameters: list[Tensor],
+    bridge: str,
+    wanted: list[bool],
+) -> list[Tensor]:
+    leaves = (fields, couplings, three_body, *parameters)
     return [
         torch.empty_like(t, memory_format=torch.contiguous_format)
         for t, want in zip(leaves, wanted, strict=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.bridge import GradientBridge
+from diabat.attention.compiled import LayerBridge
 from diabat.checks import ArgumentError
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import UnsupportedError
@@ -60,7 +60,7 @@ class IsingLayer(nn.Module):
             UnsupportedError: If the sampler does not support the layer's problems or the estimator.
         """
         built = _fitted(as_sampler(sampler).with_own_parameters(), self._problems)
-        self._bridge = GradientBridge(built, gradient, num_reads, in_graphs=True)
+        self._bridge = LayerBridge(built, gradient, num_reads)
         super().__setattr__("sampler", built)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.compiled import outside_graphs
+from diabat.attention.bridge import outside_graphs
 from diabat.attention.explanation import NeuroGameExplanation, mean_field_residual
 from diabat.attention.games import Estimate, NormGame, sample_banzhaf, sample_interaction, sample_shapley
 from diabat.attention.games.estimate import Temperature

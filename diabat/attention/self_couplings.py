@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from diabat.attention import estimators
-from diabat.attention.bridge import GradientBridge
-from diabat.attention.compiled import outside_graphs
+from diabat.attention.bridge import GradientBridge, outside_graphs
 from diabat.ising import Ising, without_autocast
 from diabat.samplers.answers import Samples
 from diabat.samplers.seeds import draw_seed
