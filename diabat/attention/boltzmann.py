@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.coupled import SELF_MODES, WEIGHTS, CoupledHeads, CouplingLayout
+from diabat.attention.coupled import SELF_MODES, WEIGHTS, Backend, CoupledHeads, CouplingLayout
 from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.decoding import DecodingState, check_state
 from diabat.attention.fused import FusedLayer, attend, can_fuse
@@ -67,8 +67,7 @@ class BoltzmannAttention(CoupledHeads):
         coupling_init: Initial J; None for zero.  Unused in modes without J.
 
     Attributes:
-        coupling_pairs: J_jk for j < k, [H, window(window-1)/2], in modes with J; with a bandwidth the pairs with
-            k - j <= w, [H, Σ_{d=1..w} (window-d)], in the same row-major order.
+        coupling_pairs: J_jk for j < k, [H, window(window-1)/2], in modes with J; with a bandwidth only k - j <= w.
         coupling_triples: K_jkl for j < k < l, [H, window(window-1)(window-2)/6], in modes with K.
         offset_bias: b, [H, window], zero at first; or None.
         sampler: The backend, a submodule: its parameters (the learnable angles of an anneal) train with the layer.
@@ -118,7 +117,8 @@ class BoltzmannAttention(CoupledHeads):
         self.value = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.output = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.dropout = nn.Dropout(dropout)
-        self._build_terms(num_heads, layout, sampler, gradient, num_reads, coupling_init=coupling_init)
+        backend = Backend(sampler, gradient, num_reads)
+        self._build_terms(num_heads, layout, backend, coupling_init=coupling_init)
         self.offset_bias = nn.Parameter(torch.zeros(num_heads, window)) if offset_bias else None
 
     def forward(

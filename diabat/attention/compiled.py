@@ -191,18 +191,9 @@ def _probabilities_backward(
 
 
 @_probabilities_backward.register_fake
-def _(
-    cotangent: Tensor,
-    seed: Tensor,
-    fields: Tensor,
-    couplings: Tensor | None,
-    three_body: Tensor | None,
-    visible: Tensor | None,
-    parameters: list[Tensor],
-    bridge: str,
-    wanted: list[bool],
-) -> list[Tensor]:
-    leaves = (fields, couplings, three_body, *parameters)
+def _(cotangent: Tensor, seed: Tensor, *given: Any) -> list[Tensor]:
+    *terms, _visible, parameters, _bridge, wanted = given
+    leaves = (*terms, *parameters)
     return [
         torch.empty_like(t, memory_format=torch.contiguous_format)
         for t, want in zip(leaves, wanted, strict=True)

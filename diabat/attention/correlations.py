@@ -100,12 +100,8 @@ def query_moments(
     pairs = moments.correlation[:, 0].double() - m[:, :, None] * m[:, None, :]
     pairs = pairs.masked_fill(own | own[:, None], 0)  # a spin that is certain is independent of all others
     probability = torch.where(own, 1, moments.probability.double())[:, 0]
-    return QueryMoments(
-        positions[visible],
-        probability[:, visible],
-        pairs[:, visible][..., visible],
-        moments.num_reads,
-    )
+    correlations = pairs[:, visible][..., visible]
+    return QueryMoments(positions[visible], probability[:, visible], correlations, moments.num_reads)
 
 
 def _clamped_moments(

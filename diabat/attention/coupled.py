@@ -105,12 +105,20 @@ class CouplingLayout:
         )
 
 
+@dataclass(frozen=True)
+class Backend:
+    """A sampler or its name, an estimator (:func:`diabat.spin_probabilities`) and a number of reads per problem."""
+
+    sampler: Sampler | str
+    gradient: str = "auto"
+    num_reads: int | None = None
+
+
 class CoupledHeads(IsingLayer):
     """Couplings of H heads over ``window`` key positions, and the weights that follow from scores.
 
-    A subclass calls ``_build_terms`` in its constructor and ``_weights_of`` in its forward pass.  The parameters have
-    these names in its ``state_dict``.  The couplings of a *relative* layer are between the last keys that a query sees,
-    the others between absolute positions.
+    A subclass calls ``_build_terms`` in its constructor and ``_weights_of`` in its forward pass.  The couplings of a
+    *relative* layer are between the last keys that a query sees, the others between absolute positions.
 
     Attributes:
         layout: Which positions are coupled.
@@ -126,9 +134,7 @@ class CoupledHeads(IsingLayer):
         self,
         num_heads: int,
         layout: CouplingLayout,
-        sampler: Sampler | str,
-        gradient: str,
-        num_reads: int | None,
+        backend: Backend,
         *,
         coupling_init: CouplingInit | None = None,
         device: torch.device | str | None = None,
@@ -146,7 +152,7 @@ class CoupledHeads(IsingLayer):
         self.weighting, self.relative = layout.weights, layout.relative
         self._has_fields = "h" in layout.terms or self.mode == "softmax"
         self._problems = layout.problems(with_bias=self._takes_bias)
-        self.use_sampler(sampler, gradient=gradient, num_reads=num_reads)
+        self.use_sampler(backend.sampler, gradient=backend.gradient, num_reads=backend.num_reads)
         zeros = partial(torch.zeros, device=device, dtype=dtype)
         pairs, triples = (zeros(num_heads, size) for size in layout.sizes)
         self.coupling_pairs = nn.Parameter(pairs) if "J" in layout.terms else None

@@ -8,7 +8,7 @@ Entries of invisible spins are zero.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -95,24 +95,12 @@ def linear_response(
     Given the magnetizations of a Boltzmann law, ∂L/∂h and ∂L/∂J miss the exact gradient by J² instead of
     straight-through's J.  ∂L/∂K, and ∂L/∂J in what depends on K, are of zeroth order.
 
-    Args:
-        cotangent: v, [*batch, n].
-        probability: P(s_j = +1) as sampled, [*batch, n].
-        visible: bool [*batch, n].
-        effective: J_jk + Σ_l K_jkl m_l as from :func:`effective_couplings`, symmetric, [*lead, n, n], or None.
-        couplings: Also return ∂L/∂J.
-        three_body: Also return ∂L/∂K.
-        response_at: (1 + t)/2, [*batch, n]; None for t = m.
+    Arguments as in :func:`straight_through`; ``effective`` is J_jk + Σ_l K_jkl m_l as from
+    :func:`effective_couplings`, symmetric, [*lead, n, n], or None.
     """
     if effective is None:
-        return straight_through(
-            cotangent,
-            probability,
-            visible,
-            couplings=couplings,
-            three_body=three_body,
-            response_at=response_at,
-        )
+        wanted: Any = {"couplings": couplings, "three_body": three_body, "response_at": response_at}
+        return straight_through(cotangent, probability, visible, **wanted)
     at, dtype = (probability if response_at is None else response_at).double(), cotangent.dtype
     # D = 1 - t² = 4 P (1 - P); rounding can push P above 1.
     scale = torch.where(visible, 4 * at * (1 - at), 0).clamp(min=0).sqrt()
@@ -163,12 +151,7 @@ def mean_field_probability(
 ) -> Tensor:
     r"""Compute σ(2 f_j), f_j = h_j + Σ_k J_jk m_k + Σ_{k<l} K_jkl m_k m_l: one step of mean field from sampled m.
 
-    Args:
-        fields: h, [*batch, n].
-        couplings: J, [*lead, n, n], or edges, or None.
-        three_body: K, [*lead, n, n, n], or None.
-        probability: P(s_j = +1) as sampled, [*batch, n].
-        visible: bool [*batch, n].
+    Fields are [*batch, n], couplings [*lead, n, n], edges or None, the rest as in :func:`effective_couplings`.
     """
     m = torch.where(visible, 2 * probability - 1, 0)
     local = fields
@@ -222,9 +205,8 @@ def covariance(
     dJ = dK = None
     if isinstance(couplings, Edges):
         j, k = couplings.index.T
-        parts = zip(
-            centred, s, strict=True
-        )  # one read at a time: the products of all would not fit in memory
+        # One read at a time: the products of all would not fit in memory.
+        parts = zip(centred, s, strict=True)
         dJ = sum((c[..., None] * one[..., j] * one[..., k] for c, one in parts), s.new_zeros(()))
     elif couplings:
         dJ = _without_diagonal(torch.einsum("r...,r...j,r...k->...jk", centred, s, s) / 2)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,14 +37,7 @@ _WORK_PER_THREAD = 1 << 18
 
 @dataclass(frozen=True)
 class FusedLayer:
-    """What one layer does, decided when its backend is bound.
-
-    Attributes:
-        bridge: Its backend, with the estimator ``exact``; None without couplings, where P(s = +1) = sigmoid(2h).
-        heads: H.
-        layout: Which positions are coupled.
-        causal: A query sees the keys up to its own position.
-    """
+    """What one layer of H heads does; ``bridge`` is None without couplings, where P(s = +1) = sigmoid(2h)."""
 
     bridge: GradientBridge | None
     heads: int
@@ -129,8 +122,8 @@ def attend(
     shape = (queries, keys, window if slots else None, layer.causal)
     visible, mask = _without_padding(*shape) if key_mask is None else _visibility(*shape, key_mask)
     differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, pairs))
-    core = _Core(layer, q, mask, slots, differentiated)
-    fields = core.scores(q, k)
+    passes = _Passes.of(layer, q, mask, slots)
+    fields = passes.scores(q, k)
     J = None
     if pairs is not None:
         J = F.pad(pairs.detach(), (0, 1))[:, None, _pair_numbers(layer.layout, window)]
@@ -138,7 +131,7 @@ def attend(
     if solution is None:
         return None
     noise = F.dropout(torch.ones_like(fields), dropout) if dropout > 0 else None
-    solved = _Solved(core, visible, fields, solution, noise)
+    solved = _Solved(layer, passes, visible, fields, solution, noise, differentiated)
     if not torch.is_grad_enabled():
         mixed, weights = solved.mixed(v)
         weights = solved.dropped(weights)
@@ -174,20 +167,22 @@ def _pair_numbers(layout: CouplingLayout, length: int) -> Tensor:
     return numbers[part, part].contiguous()
 
 
-class _Core:
-    """The compiled passes of one call: sizes, threads, and the scores."""
+class _Passes(NamedTuple):
+    """How compiled passes run: which key is in a slot, the shape [B, H, Q, T] of the fields, and threads."""
 
-    def __init__(self, layer: FusedLayer, q: Tensor, mask: Array, moves: bool, differentiated: bool) -> None:
+    slots: Any
+    shape: tuple[int, int, int, int]
+    threads: int
+
+    @classmethod
+    def of(cls, layer: FusedLayer, q: Tensor, mask: Array, moves: bool) -> _Passes:
         from diabat.attention.fused_kernel import Slots
 
-        self.layer, self.differentiated = layer, differentiated
         features = q.shape[2] // layer.heads
-        self.shape = (q.shape[0], layer.heads, q.shape[1], mask.shape[2])
-        work = math.prod(self.shape) * features
-        self._threads = 1
-        if work >= _WORK_PER_THREAD:
-            self._threads = min(torch.get_num_threads(), 1 + work // _WORK_PER_THREAD)
-        self.slots = Slots(mask, moves, 1 / math.sqrt(features), layer.layout.weights == "odds")
+        shape = (q.shape[0], layer.heads, q.shape[1], mask.shape[2])
+        threads = 1 + math.prod(shape) * features // _WORK_PER_THREAD
+        slots = Slots(mask, moves, 1 / math.sqrt(features), layer.layout.weights == "odds")
+        return cls(slots, shape, threads if threads == 1 else min(torch.get_num_threads(), threads))
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         """Fields [B, H, Q, T] of queries and keys."""
@@ -201,16 +196,16 @@ class _Core:
     def rows(self, tokens: Tensor) -> Array:
         """Features [B, L, H·d] as [B, L, H, d]."""
         rows = np.ascontiguousarray(tokens.detach().numpy())
-        return rows.reshape(*rows.shape[:2], self.layer.heads, -1)
+        return rows.reshape(*rows.shape[:2], self.shape[1], -1)
 
     def run(self, kernel: Any, *arrays: Any) -> None:
         """Run a kernel on all pairs of a sequence and a head."""
         number = self.shape[0] * self.shape[1]
-        if self._threads == 1:
+        if self.threads == 1:
             kernel(0, number, self.slots, *arrays)
             return
         run_parts(
-            equal_ranges(number, self._threads),
+            equal_ranges(number, self.threads),
             lambda part: None,
             lambda part, none: kernel(part.start, part.stop, self.slots, *arrays),
         )
@@ -218,25 +213,19 @@ class _Core:
 
 @dataclass(frozen=True, eq=False)
 class _Solved:
-    """A call whose problems are solved.
+    """A solved call: ``solution`` is that of the fields, ``noise`` the factors of dropout or None."""
 
-    Attributes:
-        core: Its compiled passes.
-        visible: bool, broadcastable to the fields.
-        fields: [B, H, Q, T].
-        solution: Of these fields.
-        noise: Factors of dropout, [B, H, Q, T], or None.
-    """
-
-    core: _Core
+    layer: FusedLayer
+    passes: _Passes
     visible: Tensor
     fields: Tensor
     solution: Solution
     noise: Tensor | None
+    differentiated: bool
 
     def _found(self, v: Tensor) -> tuple[float, Array, Array, Array]:
         """What both directions of mixing need: the least weight, probabilities or log-odds, values and noise."""
-        rows, found = self.core.rows(v), self.solution.result.numpy()
+        rows, found = self.passes.rows(v), self.solution.result.numpy()
         least = float(np.finfo(rows.dtype).tiny) ** 0.75  # as in `normalised_weights`
         return least, found, rows, _or_none(self.noise, rows.dtype)
 
@@ -245,14 +234,13 @@ class _Solved:
         from diabat.attention.fused_kernel import mixed
 
         given = self._found(v)
-        batch, heads, queries, _ = self.core.shape
+        batch, heads, queries, _ = self.passes.shape
         weights = np.empty_like(given[1])
         out = np.empty((batch, queries, heads, given[2].shape[3]), weights.dtype)
-        self.core.run(mixed, *given, weights, out)
+        self.passes.run(mixed, *given, weights, out)
         return _tokens(out), torch.from_numpy(weights)
 
     def dropped(self, weights: Tensor) -> Tensor:
-        """The weights after dropout."""
         return weights if self.noise is None else weights * self.noise
 
     def gradient(
@@ -268,29 +256,29 @@ class _Solved:
         """Derivatives by q, k, v and the pairs, for cotangents of both results."""
         from diabat.attention.fused_kernel import mixed_backward, scores_backward
 
-        core, given = self.core, self._found(v)
-        rows_g = core.rows(torch.zeros_like(q) if g is None else g)
+        passes, given = self.passes, self._found(v)
+        rows_g = passes.rows(torch.zeros_like(q) if g is None else g)
         more = _or_none(extra, given[1].dtype)
         slope, dv = np.empty_like(given[1]), np.empty_like(given[2])
-        core.run(mixed_backward, *given, weights.detach().numpy(), rows_g, more, slope, dv)
-        if not core.differentiated:
+        passes.run(mixed_backward, *given, weights.detach().numpy(), rows_g, more, slope, dv)
+        if not self.differentiated:
             return None, None, _tokens(dv), None
         with_pairs = pairs is not None and pairs.requires_grad
         dh, dJ = self.solution.gradient(torch.from_numpy(slope), pairs=with_pairs)
-        rows_q, rows_k = core.rows(q), core.rows(k)
+        rows_q, rows_k = passes.rows(q), passes.rows(k)
         dq, dk = np.empty_like(rows_q), np.empty_like(rows_k)
-        core.run(scores_backward, self.fields.numpy(), dh.numpy(), rows_q, rows_k, dq, dk)
+        passes.run(scores_backward, self.fields.numpy(), dh.numpy(), rows_q, rows_k, dq, dk)
         by_pairs = None
         if dJ is not None and pairs is not None:
-            numbers = _pair_numbers(core.layer.layout, dJ.shape[-1]).reshape(1, -1)
+            numbers = _pair_numbers(self.layer.layout, dJ.shape[-1]).reshape(1, -1)
             sums = pairs.new_zeros(len(pairs), pairs.shape[1] + 1)
             by_pairs = sums.scatter_add_(1, numbers.expand(len(sums), -1), dJ.reshape(len(sums), -1))[:, :-1]
         return _tokens(dq), _tokens(dk), _tokens(dv), by_pairs
 
     def by_operators(self, q: Tensor, k: Tensor, v: Tensor, pairs: Tensor | None) -> tuple[Tensor, Tensor]:
         """Both results by operators that autograd differentiates again."""
-        layer, layout, visible = self.core.layer, self.core.layer.layout, self.visible
-        window = self.core.shape[3] if self.core.slots.moves else None
+        layer, layout, visible = self.layer, self.layer.layout, self.visible
+        window = self.passes.shape[3] if self.passes.slots.moves else None
         q, k, v = (split_heads(tokens, layer.heads) for tokens in (q, k, v))
         q = q / math.sqrt(q.shape[-1])
         scores = q @ k.mT if window is None else window_scores(q, k, window)

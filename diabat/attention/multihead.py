@@ -6,11 +6,13 @@ h_ij = q_i·k_j / sqrt(d) and a float mask m, and weights alpha_ij / Σ_k alpha_
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diabat.attention.coupled import CoupledHeads, CouplingLayout
+from diabat.attention.coupled import Backend, CoupledHeads, CouplingLayout
 from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.head_axis import merged_heads, split_heads
 from diabat.attention.layer import check_tokens
@@ -85,24 +87,18 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         for name, value in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
             if value:
                 raise ArgumentError(name, f"expected False, since couplings are between keys, got {value!r}.")
-        nn.MultiheadAttention.__init__(
-            self,
-            embed_dim,
-            num_heads,
-            dropout,
-            bias,
-            kdim=kdim,
-            vdim=vdim,
-            batch_first=batch_first,
-            device=device,
-            dtype=dtype,
-        )
+        sizes: Any = {
+            "kdim": kdim,
+            "vdim": vdim,
+            "batch_first": batch_first,
+            "device": device,
+            "dtype": dtype,
+        }
+        nn.MultiheadAttention.__init__(self, embed_dim, num_heads, dropout, bias, **sizes)
         # torch's transformer layers read this before they use a fused softmax with the weights of this module.
         self._qkv_same_embed_dim = False
-        options = (sampler, gradient, num_reads)
-        self._build_terms(
-            num_heads, layout, *options, coupling_init=coupling_init, device=device, dtype=dtype
-        )
+        backend = Backend(sampler, gradient, num_reads)
+        self._build_terms(num_heads, layout, backend, coupling_init=coupling_init, device=device, dtype=dtype)
 
     def forward(
         self,

@@ -24,12 +24,7 @@ from diabat.attention.games import Estimate, NormGame, sample_banzhaf, sample_in
 from diabat.attention.games.estimate import Temperature
 from diabat.attention.games.value_games import NONLINEARITIES
 from diabat.attention.head_axis import split_heads
-from diabat.attention.layer import (
-    IsingLayer,
-    check_sequences,
-    require_within_limits,
-    within_limits,
-)
+from diabat.attention.layer import IsingLayer, check_sequences, require_within_limits, within_limits
 from diabat.checks import ArgumentError, check_choice, check_count, check_positive
 from diabat.ising import Ising
 from diabat.ising_checks import check_finite
@@ -238,18 +233,12 @@ class NeuroGameAttention(IsingLayer):
         """Estimate φ, β [B, H, T] and, if it is used, J_ij [B, H, T, T]; β and J_ij share their coalitions."""
         with torch.autocast(V.device.type, enabled=False):
             game = NormGame(V, self.f, players, name="x")
-            options: dict[str, Any] = {
-                "weighting": self.weighting,
-                "temperature": self.temperature,
-                "seed": seed,
-                "diagnostics": diagnostics,
-            }
+            options: dict[str, Any] = {"weighting": self.weighting, "temperature": self.temperature}
+            options |= {"seed": seed, "diagnostics": diagnostics}
             count = self.num_coalitions if self.training else self.eval_coalitions
-            return (
-                sample_shapley(game, count, **options),
-                sample_banzhaf(game, count, **options),
-                sample_interaction(game, count, **options) if self.mode == "h+J" or diagnostics else None,
-            )
+            phi, beta = sample_shapley(game, count, **options), sample_banzhaf(game, count, **options)
+            with_pairs = self.mode == "h+J" or diagnostics
+            return phi, beta, sample_interaction(game, count, **options) if with_pairs else None
 
     def _terms(
         self, phi: Tensor, beta: Tensor, pairs: Estimate | None, gate: Tensor

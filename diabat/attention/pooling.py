@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.coupled import CoupledHeads, CouplingLayout
+from diabat.attention.coupled import Backend, CoupledHeads, CouplingLayout
 from diabat.attention.head_axis import split_heads
 from diabat.attention.layer import visible_positions
 from diabat.attention.weights import normalised_weights
@@ -57,7 +57,7 @@ class BoltzmannPooling(CoupledHeads):
         super().__init__()
         check_count("window", window)
         self.heads = QueryHeads(embed_dim, num_heads)
-        self._build_terms(num_heads, CouplingLayout(window), sampler, gradient, num_reads)
+        self._build_terms(num_heads, CouplingLayout(window), Backend(sampler, gradient, num_reads))
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """Map [B, T, D] to [B, D]; the mask is bool [B, T], True at padding."""
@@ -107,17 +107,14 @@ class QueryHeads(nn.Module):
 
     def scores(self, x: Tensor) -> Tensor:
         """q_h · k_hi / sqrt(d), [B, H, T]."""
-        keys = self._split(self.key(x))  # [B, H, T, d]
+        keys = split_heads(self.key(x), self.num_heads)  # [B, H, T, d]
         return torch.einsum("hd,bhtd->bht", self.query, keys) / math.sqrt(keys.shape[-1])
 
     def combine(self, weights: Tensor, x: Tensor) -> Tensor:
         """Mix the values by weights [B, H, T] and project, [B, D]."""
-        values = self._split(self.value(x))
+        values = split_heads(self.value(x), self.num_heads)
         out: Tensor = self.output(mix(weights.to(values.dtype), values).flatten(1))
         return out
-
-    def _split(self, x: Tensor) -> Tensor:
-        return split_heads(x, self.num_heads)
 
 
 def mix(weights: Tensor, values: Tensor) -> Tensor:

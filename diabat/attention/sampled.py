@@ -15,18 +15,11 @@ from torch import Tensor
 from diabat.attention import estimators
 from diabat.edges import Edges
 from diabat.ising import Ising, without_autocast
+from diabat.samplers import folding
 from diabat.samplers.answers import Moments
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import Estimator, UnsupportedError
-from diabat.samplers.folding import (
-    TermDims,
-    Terms,
-    dims_of,
-    folded_terms,
-    mapped_first,
-    refuse_batched_cotangent,
-    unfolded,
-)
+from diabat.samplers.folding import Terms, dims_of, folded_terms
 from diabat.samplers.state import in_place
 
 Maybe = Tensor | None
@@ -89,12 +82,7 @@ class _Sampled(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        fields: Tensor,
-        couplings: Maybe,
-        three_body: Maybe,
-        visible: Maybe,
-        draw: Draw,
-        *parameters: Tensor,
+        fields: Tensor, couplings: Maybe, three_body: Maybe, visible: Maybe, draw: Draw, *parameters: Tensor
     ) -> tuple[Maybe, ...]:
         ising = draw.problem(Terms(fields, couplings, three_body, visible))
         with without_autocast(fields), in_place(draw.sampler, parameters):
@@ -159,7 +147,7 @@ class _Estimated(torch.autograd.Function):
             ising = draw.problem(Terms(fields, couplings, three_body, visible))
             mask = ising.visible_mask
             if draw.estimator in ("adjoint", "covariance"):
-                refuse_batched_cotangent(v)
+                folding.refuse_batched_cotangent(v)
             if draw.estimator == "adjoint":
                 with in_place(draw.sampler, parameters):
                     exact = draw.sampler.adjoint(ising, v, seed=draw.seed or 0)
@@ -200,14 +188,14 @@ class _Estimated(torch.autograd.Function):
             raise UnsupportedError(
                 "gradient", "gradients of the anneal's parameters under vmap are unsupported."
             )
-        dims: TermDims = in_dims[:4]
+        dims: folding.TermDims = in_dims[:4]
         terms = Terms(*inputs[:4])
         folded = folded_terms(terms, dims, size, own=True)
         behind_reads = (0, 0, 1, 1, 0)  # spins and weights have their reads first
         seen = [
-            None if t is None else mapped_first(t, dim, size, place)
+            None if t is None else folding.mapped_first(t, dim, size, place)
             for t, dim, place in zip(inputs[4:9], in_dims[4:9], behind_reads, strict=True)
         ]
         found: Any = _Estimated.apply(*folded, *seen, replace(draw, ising=None), wanted, *inputs[11:])
-        outputs = [unfolded(g, t, d) for g, t, d in zip(found[:3], terms[:3], dims[:3], strict=True)]
+        outputs = [folding.unfolded(g, t, d) for g, t, d in zip(found[:3], terms[:3], dims[:3], strict=True)]
         return tuple(outputs), dims_of(*outputs)

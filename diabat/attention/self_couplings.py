@@ -68,13 +68,7 @@ _reads_by_rows = outside_graphs(_by_rows)
 
 
 def _solved(
-    bridge: GradientBridge,
-    couplings: Tensor,
-    visible: Tensor,
-    own: Tensor,
-    *,
-    draws: bool,
-    seed: int | None,
+    bridge: GradientBridge, couplings: Tensor, visible: Tensor, own: Tensor, *, draws: bool, seed: int | None
 ) -> Tensor:
     """The probabilities for own spins ``own``, int64 [P], of rows [P, T] or [B, 1, P, T]."""
     is_own = torch.nn.functional.one_hot(own, couplings.shape[-1]).bool()  # [P, T]

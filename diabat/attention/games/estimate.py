@@ -31,13 +31,9 @@ class Estimate:
 
 
 def weighted_mean(terms: Tensor, log_weights: Tensor | None, *, unit: int, diagnostics: bool) -> Estimate:
-    r"""Σ_k w_k x_k over dimension -2, with w = softmax of the log-weights, or 1/K.
+    r"""Σ_k w_k x_k of x [*batch, K, m], with w = softmax of the log-weights of this shape, or 1/K.
 
-    Args:
-        terms: x, [*batch, K, m].
-        log_weights: The same shape, or None.
-        unit: Consecutive draws that are not independent: 2 for antithetic pairs, else 1.
-        diagnostics: Also return the standard error and the effective number of samples.
+    ``unit`` consecutive draws are not independent: 2 for antithetic pairs, else 1.
     """
     count = terms.shape[-2]
     weights = torch.full_like(terms, 1 / count) if log_weights is None else torch.softmax(log_weights, -2)

@@ -10,15 +10,9 @@ import math
 import torch
 from torch import Tensor
 
+from diabat.attention.games import tables
 from diabat.attention.games.estimate import Temperature, inverse_temperature
-from diabat.attention.games.tables import (
-    containing_one,
-    containing_two,
-    mobius,
-    num_players,
-    sizes,
-    superset_sums,
-)
+from diabat.attention.games.tables import mobius, num_players, sizes, superset_sums
 from diabat.checks import ArgumentError, is_integer
 
 
@@ -149,7 +143,7 @@ def _players(table: Tensor, weights: list[float]) -> Tensor:
     w = torch.tensor([0, *weights, 0], dtype=table.dtype, device=table.device)  # w[s + 1] is that of size s
     # A coalition counts w(|C|-1) for its members and -w(|C|) for the others.
     others = table * w[size + 1]
-    return containing_one(table * w[size] + others) - others.sum(-1, keepdim=True)
+    return tables.containing_one(table * w[size] + others) - others.sum(-1, keepdim=True)
 
 
 def _pairs(table: Tensor, weights: list[float]) -> Tensor:
@@ -160,8 +154,8 @@ def _pairs(table: Tensor, weights: list[float]) -> Tensor:
     size = sizes(n, table.device)
     w = torch.tensor([0, 0, *weights, 0, 0], dtype=table.dtype, device=table.device)  # w[s + 2] of size s
     none, one, two = w[size + 2], w[size + 1], w[size]  # C has none, one or both of i and j
-    single = containing_one(-table * (one + none))
-    both = containing_two(table * (two + 2 * one + none))
+    single = tables.containing_one(-table * (one + none))
+    both = tables.containing_two(table * (two + 2 * one + none))
     pairs = both + single[..., :, None] + single[..., None, :] + (table * none).sum(-1)[..., None, None]
     return pairs * (1 - torch.eye(n, dtype=table.dtype, device=table.device))
 

@@ -23,14 +23,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from diabat.attention.games import estimate
 from diabat.attention.games.compiled_pairs import CompiledPairs
-from diabat.attention.games.estimate import (
-    Estimate,
-    Temperature,
-    inverse_temperature,
-    standard_error,
-    weighted_mean,
-)
+from diabat.attention.games.estimate import Estimate, Temperature, inverse_temperature
 from diabat.attention.games.pair_tile import TILE, Coalitions, Values, interactions
 from diabat.attention.games.value_games import FunctionGame, NormGame
 
@@ -114,7 +109,6 @@ class _PairMeans(torch.autograd.Function):
 
 
 def _compiled(values: Values) -> bool:
-    """Whether compiled code computes this."""
     return values.gram.device.type == "cpu" and values.gram.numel() > 0
 
 
@@ -190,7 +184,7 @@ def of_norm_pairs(
         return Estimate(value, None, None, count)
     squares, weight = pair_errors(values, coalitions, mean.detach(), normaliser, unit)
     real = _pairs(coalitions)
-    error = torch.where(real, standard_error(squares, count // unit), 0)
+    error = torch.where(real, estimate.standard_error(squares, count // unit), 0)
     effective = torch.where(real, 1 / weight, count)
     return Estimate(value, error.reshape(value.shape), effective.reshape(value.shape), count)
 
@@ -219,7 +213,7 @@ def of_function_pairs(
         taken = in_i.long() + in_j.long()
         beta = inverse_temperature(temperature, double)[..., None, None]
         logits = beta * context - log_proposal.to(double).gather(-1, taken)
-    flat = weighted_mean(delta, logits, unit=unit, diagnostics=diagnostics)
+    flat = estimate.weighted_mean(delta, logits, unit=unit, diagnostics=diagnostics)
 
     def square(pairs: Tensor, diagonal: float = 0.0) -> Tensor:
         full = torch.full((*pairs.shape[:-1], n, n), diagonal, dtype=pairs.dtype, device=pairs.device)

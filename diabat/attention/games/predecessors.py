@@ -32,30 +32,26 @@ class _PredecessorDots(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gram: Tensor, positions: Tensor) -> Tensor:
         ctx.save_for_backward(positions)
-        return (_compiled_dots if _compiled(gram) else _tiled_dots)(gram, positions)
+        if not _compiled(gram):
+            return _tiled_dots(gram, positions)
+        from diabat.attention.games.order_kernel import sum_before
+
+        return _run(sum_before, gram, positions, gram.new_zeros(positions.shape))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
         (positions,), (u,) = ctx.saved_tensors, cotangents
-        return (_compiled_gradient if _compiled(u) else _tiled_gradient)(u, positions), None
+        if not _compiled(u):
+            return _tiled_gradient(u, positions), None
+        from diabat.attention.games.order_kernel import spread_before
+
+        out = u.new_zeros(*u.shape[:-2], u.shape[-1], u.shape[-1])
+        return _run(spread_before, u, positions, out), None
 
 
 def _compiled(tensor: Tensor) -> bool:
-    """Whether compiled code computes this."""
     return tensor.device.type == "cpu"
-
-
-def _compiled_dots(gram: Tensor, positions: Tensor) -> Tensor:
-    from diabat.attention.games.order_kernel import sum_before
-
-    return _run(sum_before, gram, positions, gram.new_zeros(positions.shape))
-
-
-def _compiled_gradient(u: Tensor, positions: Tensor) -> Tensor:
-    from diabat.attention.games.order_kernel import spread_before
-
-    return _run(spread_before, u, positions, u.new_zeros(*u.shape[:-2], u.shape[-1], u.shape[-1]))
 
 
 def _run(kernel: Callable[..., None], given: Tensor, positions: Tensor, out: Tensor) -> Tensor:
@@ -74,21 +70,17 @@ def _run(kernel: Callable[..., None], given: Tensor, positions: Tensor, out: Ten
 
 def _tiled_dots(gram: Tensor, positions: Tensor) -> Tensor:
     """A few permutations at a time."""
-    parts = positions.split(_permutations_at_a_time(gram), -2)
+    parts = positions.split(max(1, TILE // gram.numel()), -2)
     return torch.cat([(gram[..., None, :, :] * _before(p)).sum(-1) for p in parts], -2)
 
 
 def _tiled_gradient(u: Tensor, positions: Tensor) -> Tensor:
     n = u.shape[-1]
     gradient = u.new_zeros(*u.shape[:-2], n, n)
-    step = _permutations_at_a_time(gradient)
+    step = max(1, TILE // gradient.numel())
     for part, p in zip(u.split(step, -2), positions.split(step, -2), strict=True):
         gradient += (part[..., :, None] * _before(p)).sum(-3)
     return gradient
-
-
-def _permutations_at_a_time(gram: Tensor) -> int:
-    return max(1, TILE // gram.numel())
 
 
 def _before(position: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diabat.attention.coupled import CoupledHeads, CouplingLayout
+from diabat.attention.coupled import Backend, CoupledHeads, CouplingLayout
 from diabat.checks import ArgumentError, check_number, check_positive
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.masks import refuse_others, repeated, visible_keys
@@ -58,15 +58,8 @@ class BoltzmannHeads(CoupledHeads):
         layout = CouplingLayout(
             options.window, bandwidth=options.bandwidth, relative=True, weights=options.weights
         )
-        self._build_terms(
-            num_heads,
-            layout,
-            options.sampler,
-            options.gradient,
-            options.num_reads,
-            device=device,
-            dtype=dtype,
-        )
+        backend = Backend(options.sampler, options.gradient, options.num_reads)
+        self._build_terms(num_heads, layout, backend, device=device, dtype=dtype)
         self.sampler.to(device=device, dtype=dtype)
 
     def forward(self, scores: Tensor, windows: KeyWindows) -> Tensor:
