@@ -199,8 +199,7 @@ def test_every_kernel_is_compiled_ahead() -> None:
         pair_kernel.run_means,
         pair_kernel.run_errors,
         pair_gradient_kernel.run_gradients,
-        order_kernel.sum_before,
-        order_kernel.spread_before,
+        order_kernel.add_before,
     ]
     before = [list(kernel.signatures) for kernel in kernels]
     assert [len(signatures) for signatures in before] == [2] * len(kernels)

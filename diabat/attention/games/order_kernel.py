@@ -19,36 +19,21 @@ def add_after(values: Any, places: Any, j: int, sums: Any) -> None:
 
 
 @jit
-def sum_before(problems: Any, gram: Any, positions: Any, out: Any) -> None:
+def add_before(problems: Any, given: Any, positions: Any, transposed: bool, out: Any) -> None:
     """Add to out[k, i] the sum of G_ji over all j before i in permutation k.
+
+    ``transposed``: add to out[j, i] the sum of u_ki over all permutations k in which j is before i, the derivative.
 
     Args:
         problems: Indices of the problems, [first, end] of int64.
-        gram: G, [N, n, n].
+        given: G, [N, n, n]; or u, [N, K, n].
         positions: Position of every player, int32 [N, K, n].
-        out: Zeros of the type of G, [N, K, n].
+        transposed: See above.
+        out: Zeros of the same type, [N, K, n]; or [N, n, n].
     """
     _, count, n = positions.shape
     for problem in range(problems[0], problems[1]):
         for j in range(n):
-            row = gram[problem, j]
             for k in range(count):
-                add_after(row, positions[problem, k], j, out[problem, k])
-
-
-@jit
-def spread_before(problems: Any, cotangents: Any, positions: Any, out: Any) -> None:
-    """Add to out[j, i] the sum of u_ki over all permutations k in which j is before i.
-
-    Args:
-        problems: As in :func:`sum_before`.
-        cotangents: u, [N, K, n].
-        positions: Likewise.
-        out: Zeros of the type of u, [N, n, n].
-    """
-    _, count, n = positions.shape
-    for problem in range(problems[0], problems[1]):
-        for j in range(n):
-            sums = out[problem, j]
-            for k in range(count):
-                add_after(cotangents[problem, k], positions[problem, k], j, sums)
+                row, to = (k, j) if transposed else (j, k)
+                add_after(given[problem, row], positions[problem, k], j, out[problem, to])

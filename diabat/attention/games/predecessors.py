@@ -2,7 +2,6 @@ r"""Sums of the Gram matrix over the players before each one in permutations, in
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,9 +33,7 @@ class _PredecessorDots(torch.autograd.Function):
         ctx.save_for_backward(positions)
         if not _compiled(gram):
             return _tiled_dots(gram, positions)
-        from diabat.attention.games.order_kernel import sum_before
-
-        return _run(sum_before, gram, positions, gram.new_zeros(positions.shape))
+        return _compiled_sums(gram, positions, False, gram.new_zeros(positions.shape))
 
     @staticmethod
     @once_differentiable
@@ -44,18 +41,18 @@ class _PredecessorDots(torch.autograd.Function):
         (positions,), (u,) = ctx.saved_tensors, cotangents
         if not _compiled(u):
             return _tiled_gradient(u, positions), None
-        from diabat.attention.games.order_kernel import spread_before
-
         out = u.new_zeros(*u.shape[:-2], u.shape[-1], u.shape[-1])
-        return _run(spread_before, u, positions, out), None
+        return _compiled_sums(u, positions, True, out), None
 
 
 def _compiled(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def _run(kernel: Callable[..., None], given: Tensor, positions: Tensor, out: Tensor) -> Tensor:
-    """Let the kernel add to ``out``; a problem is computed by one thread."""
+def _compiled_sums(given: Tensor, positions: Tensor, transposed: bool, out: Tensor) -> Tensor:
+    """Let compiled code add to ``out``; a problem is computed by one thread."""
+    from diabat.attention.games.order_kernel import add_before
+
     if not out.numel():
         return out
     arrays = [a.reshape(-1, *a.shape[-2:]).contiguous().numpy() for a in (given.detach(), positions.int())]
@@ -63,7 +60,7 @@ def _run(kernel: Callable[..., None], given: Tensor, positions: Tensor, out: Ten
     run_parts(
         equal_ranges(len(flat), torch.get_num_threads()),
         lambda part: np.array([part.start, part.stop]),
-        lambda part, problems: kernel(problems, *arrays, flat),
+        lambda part, problems: add_before(problems, *arrays, transposed, flat),
     )
     return out
 
