@@ -55,12 +55,14 @@ def _compiled_sums(given: Tensor, positions: Tensor, transposed: bool, out: Tens
 
     if not out.numel():
         return out
-    arrays = [a.reshape(-1, *a.shape[-2:]).contiguous().numpy() for a in (given.detach(), positions.int())]
+    rows, places = [
+        a.reshape(-1, *a.shape[-2:]).contiguous().numpy() for a in (given.detach(), positions.int())
+    ]
     flat = out.view(-1, *out.shape[-2:]).numpy()
     run_parts(
         equal_ranges(len(flat), torch.get_num_threads()),
         lambda part: np.array([part.start, part.stop]),
-        lambda part, problems: add_before(problems, *arrays, transposed, flat),
+        lambda part, problems: add_before(problems, rows, places, transposed, flat),
     )
     return out
 
