@@ -291,9 +291,7 @@ def test_bad_backends(name: Any, options: dict[str, Any], error: type[Exception]
 
 @pytest.mark.parametrize("other", [{"a": 1.0}, dimod.ConstrainedQuadraticModel(), None])
 def test_other_models_are_refused(other: Any) -> None:
-    with pytest.raises(
-        TypeError, match=f"bqm: expected a dimod.BinaryQuadraticModel, got {type(other).__name__}"
-    ):
+    with pytest.raises(TypeError, match=f"a dimod.BinaryQuadraticModel, got {type(other).__name__}"):
         ocean("exact").sample(other)
 
 

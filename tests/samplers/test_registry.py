@@ -24,44 +24,28 @@ def test_built_in_backends_are_known_by_name() -> None:
         assert sampler.name == name
 
 
-def test_options_reach_the_backend() -> None:
-    sampler: Any = diabat.sampler("mean_field", damping=0.25)
-    assert sampler.damping == 0.25
-
-
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("exat", r"sampler: expected one of .*dqa, exact.*, got 'exat'\. Did you mean 'exact'\?"),
-        ("meanfield", r"Did you mean 'mean_field'\?"),
-        ("zzzzzz", r"got 'zzzzzz'\.$"),
-    ],
-)
-def test_unknown_names(name: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        diabat.sampler(name)
-
-
-@pytest.mark.parametrize(
-    ("name", "option", "message"),
+    ("name", "options", "error", "message"),
     [
         (
-            "dqa",
-            "anealing_time_ns",
-            r"sampler 'dqa' has no option 'anealing_time_ns'\. Did you mean 'annealing_time_ns'\?",
+            "exat",
+            {},
+            ValueError,
+            r"sampler: expected one of .*dqa, exact.*, got 'exat'\. Did you mean 'exact'\?",
         ),
-        ("exact", "memory_budget", r"Did you mean 'memory_budget_mb'\?"),
-        ("exact", "qqq", r"sampler 'exact' has no option 'qqq'\. It accepts memory_budget_mb, max_seconds\."),
+        ("meanfield", {}, ValueError, r"Did you mean 'mean_field'\?"),
+        ("zzzzzz", {}, ValueError, r"got 'zzzzzz'\.$"),
+        ("dqa", {"anealing_time_ns": 1}, TypeError, r"'dqa' has no .*\. Did you mean 'annealing_time_ns'\?"),
+        ("exact", {"memory_budget": 1}, TypeError, r"Did you mean 'memory_budget_mb'\?"),
+        ("exact", {"qqq": 1}, TypeError, r"no option 'qqq'\. It accepts memory_budget_mb, max_seconds\."),
+        ("exact", {"max_seconds": -1}, ValueError, "max_seconds: expected a positive finite number, got -1"),
     ],
 )
-def test_unknown_options(name: str, option: str, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        diabat.sampler(name, **{option: 1})
-
-
-def test_bad_values_of_options_name_them() -> None:
-    with pytest.raises(ValueError, match="max_seconds: expected a positive finite number, got -1"):
-        diabat.sampler("exact", max_seconds=-1)
+def test_unknown_names_and_options_are_refused(
+    name: str, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        diabat.sampler(name, **options)
 
 
 def test_third_party_backends_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
