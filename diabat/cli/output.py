@@ -64,8 +64,9 @@ def _print(table: Table) -> None:
     screen, title = Console(width=width, highlight=False), Text(str(table.title), style="bold")
     table.title = None  # rich would centre and fold it
     screen.print(title)
-    least = sum(4 + (column.min_width or 0) for column in table.columns)  # rich rounds up
-    screen.width = max(screen.width, least)  # no number is cut
+    least = sum(3 + (column.min_width or 0) for column in table.columns)
+    if least > screen.width:  # no number is cut, also where rich rounds widths
+        screen.width = least + len(table.columns)
     screen.print(table)
 
 
