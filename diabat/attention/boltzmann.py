@@ -233,11 +233,14 @@ class BoltzmannAttention(CoupledHeads):
         if layer is not None and can_fuse(q, k, v, pairs):
             slots = self._in_slots and q.shape[1] == k.shape[1]
             dropout = self.dropout.p if self.training else 0.0
-            found = attend(layer, q, k, v, pairs, key_mask, slots=slots, dropout=dropout)
+            found = attend(layer, q, k, v, pairs, key_mask, slots=slots, dropout=dropout, record=self._record)
             if found is not None:
-                mixed, weights, self._recorded = found
+                mixed, weights = found
                 return self.output(mixed), weights
         return self._by_operators(self._split(q), self._split(k), self._split(v), key_mask)
+
+    def _record(self, fields: Tensor, couplings: Tensor | None) -> None:
+        self._recorded = fields, couplings
 
     def _by_operators(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None

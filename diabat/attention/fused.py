@@ -8,6 +8,7 @@ use.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -98,7 +99,8 @@ def attend(
     *,
     slots: bool,
     dropout: float,
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor | None]] | None:
+    record: Callable[[Tensor, Tensor | None], None],
+) -> tuple[Tensor, Tensor] | None:
     """Attend with the last Q of S keys.
 
     Args:
@@ -110,10 +112,11 @@ def attend(
         key_mask: Keys that are not padding, bool [B, S], or None.
         slots: Weights are those of slots, and Q = S; else those of the keys, S <= window.
         dropout: Probability of dropout of the weights; it draws the numbers that torch's dropout draws.
+        record: Called with the fields, [B, H, Q, T], and J, [H, 1, T, T] or None, before a backend may refuse them.
 
     Returns:
-        Mixed values [B, Q, H·d], weights [B, H, Q, T], and the problems: fields [B, H, Q, T] and J [H, 1, T, T] or
-        None.  None if the backend has no solution for these problems, or they have few states.
+        Mixed values [B, Q, H·d] and weights [B, H, Q, T]; None if the backend has no solution for these problems, or
+        they have few states.
     """
     queries, keys = q.shape[1], k.shape[1]
     window = min(layer.layout.window, keys)
@@ -127,6 +130,7 @@ def attend(
     J = None
     if pairs is not None:
         J = F.pad(pairs.detach(), (0, 1))[:, None, _pair_numbers(layer.layout, window)]
+    record(fields, J)
     solution = layer.solution(fields, J, visible, differentiated)
     if solution is None:
         return None
@@ -134,10 +138,9 @@ def attend(
     solved = _Solved(layer, passes, visible, fields, solution, noise, differentiated)
     if not torch.is_grad_enabled():
         mixed, weights = solved.mixed(v)
-        weights = solved.dropped(weights)
-    else:
-        mixed, weights = _Attend.apply(q, k, v, pairs, solved)
-    return mixed, weights, (fields, J)
+        return mixed, solved.dropped(weights)
+    found: tuple[Tensor, Tensor] = _Attend.apply(q, k, v, pairs, solved)
+    return found
 
 
 def _visibility(
