@@ -36,7 +36,7 @@ def json_bqm(text: str) -> Any:
         got = f"type '{document['type']}'" if "type" in document else "no 'type'"
         raise ArgumentError(f"expected the JSON of dimod's BinaryQuadraticModel.to_serializable, got {got}")
     try:
-        schema = document["version"]["bqm_schema"]
+        schema = (document.get("version") or {}).get("bqm_schema")
         if schema not in _SCHEMAS or document["use_bytes"]:
             raise ArgumentError(f"expected numbers of bqm_schema {' or '.join(_SCHEMAS)}, got {schema!r:.60}")
         _check_sizes(document)
@@ -49,8 +49,11 @@ def json_bqm(text: str) -> Any:
 def _check_sizes(document: dict[str, Any]) -> None:
     """Refuse lists that do not fit together: dimod repeats short ones, and writes to memory that is not its own."""
     n, biases = len(document["variable_labels"]), document["quadratic_biases"]
-    if (len(document["linear_biases"]), len(biases)) != (n, document["num_interactions"]):
-        raise ArgumentError("expected one of linear_biases for each label, and num_interactions biases")
+    sizes = document["num_variables"], len(document["linear_biases"]), len(biases)
+    if sizes != (n, n, document["num_interactions"]):
+        raise ArgumentError(
+            "expected num_variables labels, one of linear_biases for each, and num_interactions biases"
+        )
     pairs = np.array([document["quadratic_head"], document["quadratic_tail"]])
     if pairs.shape != (2, len(biases)) or (pairs.size and pairs.dtype.kind != "i"):
         raise ArgumentError("expected two variables for each of quadratic_biases")

@@ -206,8 +206,9 @@ def test_a_corrupt_file_is_one_sentence_with_its_name(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"linear_biases": [1.0]}, "one of linear_biases for each label"),
+        ({"linear_biases": [1.0]}, "one of linear_biases for each"),
         ({"num_interactions": 3}, "num_interactions biases"),
+        ({"num_variables": 5}, "num_variables labels"),
         ({"quadratic_head": [0]}, ""),
         ({"quadratic_tail": None}, ""),
         ({"variable_type": "X"}, ""),
@@ -220,7 +221,7 @@ def test_a_corrupt_file_is_one_sentence_with_its_name(
         ({"quadratic_tail": [0, 2]}, "two different variables"),
         ({"quadratic_head": [0, 1], "quadratic_tail": [1, 0]}, r"the bias of \[0, 1\] is given twice"),
         ({"version": {"bqm_schema": "4.0.0"}}, "bqm_schema 2.0.0 or 3.0.0, got '4.0.0'"),
-        ({"version": None}, ""),
+        ({"version": None}, "bqm_schema 2.0.0 or 3.0.0, got None"),
         ({"use_bytes": True}, "expected numbers of bqm_schema"),
     ],
 )
