@@ -21,7 +21,7 @@ _WORDS = {
     "(greater|less) than or equal to ": r"\1 than= ",
     "greater than(=?) ": r"a number >\1 ",
     "less than(=?) ": r"a number <\1 ",
-    "(at least .*) after validation.*": r"\1",
+    r"at least (\d+) items? after validation.*": r"a length >= \1",
     "^array|^tuple|^list": "a list",
     "^(an object|dictionary|instance of .*)": "a mapping",
     "^boolean": "true or false",
@@ -31,6 +31,7 @@ _WORDS = {
 }
 """What pydantic says is expected, in the words of a configuration."""
 
+_SECTIONS = ("model_type", "dataclass_type", "model_attributes_type")
 _MEMBERS = {"int", "float", "str", "bool"}
 
 
@@ -84,11 +85,33 @@ def shown(value: Any) -> str:
     return f"{cut(text)} ({names.get(type(value), type(value).__name__)})"
 
 
-def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
-    """Error for an unknown key, with the nearest valid key or the keys of its section."""
+def _nearest(key: str, known: Iterable[str]) -> list[str]:
+    """The valid dotted keys closest to ``key``: of the same section, or of the same name elsewhere."""
     keys = sorted(known)
-    if near := difflib.get_close_matches(key, keys, n=1):
-        return ConfigError(key, f"unknown key. Did you mean '{near[0]}'?")
+    section, _, name = key.rpartition(".")
+    siblings = {k.rpartition(".")[2]: k for k in keys if k.rpartition(".")[0] == section}
+    if words := [full for last, full in siblings.items() if name in last.split("_")]:
+        return words[:3]
+    if close := difflib.get_close_matches(name, siblings, n=1):
+        return [siblings[close[0]]]
+    if longer := [full for last, full in siblings.items() if len(name) > 2 and name in last]:
+        return longer[:1]
+    if short := [full for full in siblings.values() if _initials(full) == name]:
+        return short[:1]
+    same = [full for full in keys if full.rpartition(".")[2] == name]
+    return same or [full for full in keys if _initials(full) == name][:1]
+
+
+def _initials(key: str) -> str:
+    """The first letters of the words of a key: "lr" for training.learning_rate."""
+    return "".join(word[:1] for word in key.rpartition(".")[2].split("_"))
+
+
+def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
+    """Error for an unknown key, with the nearest valid keys or the keys of its section."""
+    keys = sorted(known)
+    if near := _nearest(key, keys):
+        return ConfigError(key, f"unknown key. Did you mean {' or '.join(map(repr, near))}?")
     section = key.rpartition(".")[0]
     siblings = [k for k in keys if k.rpartition(".")[0] == section]
     return ConfigError(key, f"unknown key. Valid keys here: {', '.join(siblings) or 'none'}.")
@@ -108,6 +131,8 @@ def explain(error: ValidationError, known: Iterable[str], prefix: Sequence[str |
     kind, given = detail["type"], detail["input"]
     location = (*prefix, *_without_tags(detail))
     key, inner = dotted(location), detail.get("ctx", {}).get("error")
+    if kind in _SECTIONS and (keys := [k for k in known if k.startswith(f"{key}.")]):
+        return ConfigError(key, f"expected a mapping with keys such as {keys[0]}, got {shown(given)}.")
     if isinstance(inner, ValidationError):
         return explain(inner, known, location)
     if inner is not None:

@@ -7,6 +7,7 @@ names meet all three, so only null, true/false, integers and floats are recognis
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,17 @@ import yaml
 from diabat.config.errors import ConfigError
 from diabat.files import read_file
 
-_INT = r"[-+]?[0-9]+"
-_FLOAT = r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 _TYPES = (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", _INT, list("-+0123456789")),
-    ("float", _FLOAT, list("-+0123456789.")),
+    ("int", r"[-+]?[0-9]+", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        list("-+0123456789."),
+    ),
 )
+
 
 MAX_BYTES = 1 << 24
 """Largest file that is read."""
@@ -38,20 +42,12 @@ def _refused(reason: str, mark: Any) -> yaml.MarkedYAMLError:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with the types above, in which keys given twice and documents that grow by aliases are refused.
-
-    The events are those of libyaml where it is there, in a third of the time.  Its own composer has no limit of depth
-    and overflows the stack.
-    """
+    """SafeLoader with the types above, in which keys given twice and documents that grow by aliases are refused."""
 
     yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012  # PyYAML's own protocol
 
-    def __init__(self, text: str) -> None:
-        super().__init__("")
-        events = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
-        vars(self).update(
-            {name: getattr(events, name) for name in ("check_event", "peek_event", "get_event")}
-        )
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
         self._values = self._depth = 0
         self._sizes: dict[int, int] = {}  # values of complete nodes with an anchor
 
@@ -63,13 +59,14 @@ class _Loader(yaml.SafeLoader):
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
-        if not isinstance(event, yaml.AliasEvent):
-            self._values += 1
-            self._sizes[id(node)] = self._values - before
-        elif id(node) in self._sizes:
+        if isinstance(event, yaml.AliasEvent):
+            if id(node) not in self._sizes:
+                raise _refused("the document contains itself", mark)
             self._values += self._sizes[id(node)]
         else:
-            raise _refused("the document contains itself", mark)
+            self._values += 1
+            if event.anchor is not None:
+                self._sizes[id(node)] = self._values - before
         if self._values > MAX_VALUES:
             raise _refused(f"expected at most {MAX_VALUES:,} values with what aliases repeat, got more", mark)
         return node
@@ -85,18 +82,21 @@ class _Loader(yaml.SafeLoader):
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
-    def construct_number(self, node: Any) -> int | float:
-        """A number, also of a tag: !!int 1_0 is none, 010 is ten, and integers have at most 64 bits."""
-        text = str(self.construct_scalar(node))
-        if not re.fullmatch(_INT if node.tag.endswith("int") else f"{_INT}|{_FLOAT}", text):
-            raise _refused(f"expected a number, got {text!r:.60}", node.start_mark)
-        if node.tag.endswith("float"):
-            return float(self.construct_yaml_float(node))
-        digits = text.lstrip("+-0")  # Python converts at most 4300
-        if len(digits) > 19 or not -(2**63) <= int(text) < 2**63:
-            got = f"{text[:20]}{'...' * (len(text) > 20)} ({len(digits)} digits)"
-            raise _refused(f"expected an integer of 64 bits, got {got}", node.start_mark)
-        return int(text)
+
+class _FastLoader(_Loader):
+    """The same on the events of libyaml, in a third of the time."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__("")
+        events = yaml.CSafeLoader(stream)
+        vars(self).update(
+            {name: getattr(events, name) for name in ("check_event", "peek_event", "get_event")}
+        )
+
+
+# libyaml words syntax errors worse: PyYAML reads such a document again.  It also takes these where PyYAML does not.
+_SYNTAX_ERRORS = (yaml.reader.ReaderError, yaml.scanner.ScannerError, yaml.parser.ParserError)
+_ONLY_IN_LIBYAML = re.compile("[\t?\ufeff]")
 
 
 class _Dumper(yaml.SafeDumper):
@@ -108,11 +108,34 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _decimal(loader: _Loader, node: yaml.ScalarNode) -> int:
+    text = _written(loader, node, "int")
+    digits = text.lstrip("+-0")  # Python converts at most 4300
+    if len(digits) > 19 or not -(2**63) <= int(text) < 2**63:
+        got = f"{text[:20]}{'...' * (len(text) > 20)} ({len(digits)} digits)"
+        raise _refused(f"expected an integer of 64 bits, got {got}", node.start_mark)
+    return int(text)  # "010" is ten, not eight
+
+
+def _float(loader: _Loader, node: yaml.ScalarNode) -> Any:
+    _written(loader, node, "float")
+    return loader.construct_yaml_float(node)
+
+
+def _written(loader: _Loader, node: yaml.ScalarNode, kind: str) -> str:
+    """The text of a number, also of one that a tag makes one: !!int 1_0 is none."""
+    text = str(loader.construct_scalar(node))
+    patterns = {name: pattern for name, pattern, _ in _TYPES}
+    if not re.fullmatch(f"{patterns['int']}|{patterns[kind]}", text):
+        raise _refused(f"expected a number, got {text!r:.60}", node.start_mark)
+    return text
+
+
 for _tag, _pattern, _first in _TYPES:
     for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), _first)
-for _tag in ("int", "float"):
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_number)
+_Loader.add_constructor("tag:yaml.org,2002:int", _decimal)
+_Loader.add_constructor("tag:yaml.org,2002:float", _float)
 # Short lists stay on one line, as people write them; mappings are always blocks.
 _Dumper.add_representer(
     list, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
@@ -132,13 +155,34 @@ def parse_yaml(text: str, name: str) -> Any:
     if len(text) > MAX_BYTES:
         raise ConfigError(name, f"expected at most {MAX_BYTES} bytes of YAML, got more.")
     try:
+        if yaml.__with_libyaml__ and not _ONLY_IN_LIBYAML.search(text):
+            with suppress(*_SYNTAX_ERRORS):
+                return yaml.load(text, Loader=_FastLoader)
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{name}{line}", f"{error.problem or error.context}.") from error
+        reason = str(error.problem or error.context)
+        for theirs, ours in _WORDS.items():
+            reason = re.sub(theirs, ours, reason)
+        raise ConfigError(f"{name}{line}", f"{reason}.") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(name, f"not valid YAML ({' '.join(str(error).split())}).") from error
+    except RecursionError as error:
+        raise ConfigError(name, "nested too deeply.") from error
+
+
+_WORDS = {
+    r"found character '\\t' that cannot start any token": "expected spaces, got a tab",
+    r"found character (.+) that cannot start any token": r"expected a value, got the character \1",
+    r"but found another document": "expected one document, got another",
+    r"could not find expected ':'": "expected ':' after a key, got none",
+    r"mapping values are not allowed here": "expected no key here; check the indentation, and quote text with ': '",
+    r"expected <block end>, but found .+": "expected the indentation of the lines above, got another",
+    r", but (?:got|found) '<stream end>'": ", got the end of the text",
+    r", but (?:got|found) ": ", got ",
+}
+"""What PyYAML says is wrong, in other words."""
 
 
 def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:

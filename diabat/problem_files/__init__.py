@@ -60,9 +60,14 @@ class Problem:
 
 
 def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
-    """Read a problem, fields [n] in float64, telling the format by its content; ``-`` is standard input.
+    """Read a problem, telling the format by its content.
 
-    ``beta`` is the inverse temperature folded into the problem; None takes the one of a YAML file, or 1.
+    Args:
+        path: The file; ``-`` for standard input.
+        beta: Inverse temperature folded into the problem.  None takes the one of a YAML file, or 1.
+
+    Returns:
+        Fields [n] in float64, with the label of each spin.
 
     Raises:
         ProblemFileError: If the file is unreadable or not a valid problem.
@@ -98,12 +103,12 @@ def _parse(data: bytes, name: str, beta: float | None) -> Problem:
         raise ArgumentError("the file is empty")
     if first.startswith("{"):
         bqm = json_bqm(text)
-    elif COO_HEADER.match(first) or re.match(r"-?\d\S*[ \t]+\S+", first):
+    elif COO_HEADER.match(first) or re.match(r"\d+[ \t]+\d+[ \t]", first):
         bqm = coo_bqm(text)
     else:
         ising, beta = yaml_problem(parse_yaml(text, f"'{name}'"), beta)
         return Problem(ising, list(range(ising.num_spins)), beta)
-    if not bqm.num_variables:
+    if bqm is None or not bqm.num_variables:
         raise ArgumentError("the model has no variables")
     beta = 1.0 if beta is None else beta
     return Problem(*from_bqm(bqm, beta=beta), beta, bqm.vartype.name == "BINARY")

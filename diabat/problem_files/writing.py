@@ -14,11 +14,16 @@ _SUFFIXES = (".json", ".coo", ".yaml", ".yml")
 
 
 def write_problem(path: str | Path, ising: Ising, labels: list[Hashable] | None = None) -> None:
-    """Write one problem [n] as a whole; the suffix of the path names the format, and every number is read back exactly.
+    """Write one problem; the suffix of the path names the format, and every number is read back exactly.
 
-    ``.json`` is dimod's JSON, ``.coo`` COO text, both with the biases that dimod minimises at beta = 1; ``.yaml`` is
-    diabat's own format, with the sign of the law, and the only one for three-body terms and invisible spins.  COO has
-    no offset, and takes integers >= 0 as labels; YAML has only 0 .. n - 1, which None stands for.
+    ``.json`` is dimod's JSON, ``.coo`` COO text, both with the biases that dimod
+    minimises at beta = 1; ``.yaml`` is diabat's own format, with the sign of the law, and the only one for three-body
+    terms and invisible spins.  COO has no offset.  The file is replaced as a whole.
+
+    Args:
+        path: The file.
+        ising: One problem, fields [n].
+        labels: The name of each spin; None for 0 .. n - 1, the only names that YAML has.  COO takes integers >= 0.
 
     Raises:
         ArgumentError: If the suffix is unknown, or the format cannot hold the problem or its labels.

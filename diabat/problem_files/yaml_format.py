@@ -14,77 +14,85 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, is_integer
 from diabat.compute.memory import require_memory
-from diabat.config.errors import explain, shown
+from diabat.config.errors import shown, unknown_key
 from diabat.edges import Edges, best_form
 from diabat.ising import Ising
 
-
-class _Document(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    fields: Annotated[list[float], Field(min_length=1)]
-    couplings: list[list[float]] | None = None
-    three_body: list[list[float]] | None = None
-    visible: list[bool] | None = None
-    offset: float = 0.0
-    beta: float = 1.0
+_KEYS = ("fields", "couplings", "three_body", "visible", "offset", "beta")
 
 
 def yaml_problem(document: Any, beta: float | None) -> tuple[Ising, float]:
-    """Build the problem [n] of a parsed document in float64; ``beta`` replaces that of the file unless None.
+    """Build the problem of a parsed document.
+
+    Args:
+        document: What the YAML file contains.
+        beta: Replaces the ``beta`` of the file unless None.
 
     Returns:
-        The problem, and its beta.
+        One problem [n] in float64, and its beta.
 
     Raises:
         ArgumentError: If a key is unknown or missing, or a value has the wrong form.
     """
     if not isinstance(document, dict):
-        expected = "expected dimod JSON, COO text or YAML with the key 'fields'"
-        raise ArgumentError(f"{expected}, got {shown(document)}")
-    try:
-        found = _Document.model_validate(document)
-    except ValidationError as error:
-        raise ArgumentError(str(explain(error, _Document.model_fields))) from error
-    scale = found.beta if beta is None else beta
+        raise ArgumentError(
+            f"expected dimod JSON, COO text or YAML with the key 'fields', got {shown(document)}"
+        )
+    for key in document:
+        if key not in _KEYS:
+            raise ArgumentError(str(unknown_key(key, _KEYS)))
+    scale = _number("beta", document.get("beta", 1.0)) if beta is None else beta
     if not (math.isfinite(scale) and scale > 0):
         raise ArgumentError(f"beta: expected a finite number > 0, got {scale}")
-    n, visible = len(found.fields), found.visible
-    if visible is not None and len(visible) != n:
-        raise ArgumentError(f"visible: expected a list of {n} booleans, got {shown(visible)}")
+    if "fields" not in document:
+        raise ArgumentError("fields: expected a list of numbers, got no such key")
+    fields = _numbers("fields", document["fields"])
+    n = len(fields)
+    couplings, three_body = document.get("couplings"), document.get("three_body")
     ising = Ising(
-        scale * torch.tensor(found.fields, dtype=torch.float64),
-        None if found.couplings is None else _couplings(found.couplings, n, scale),
-        None if visible is None else torch.tensor(visible),
-        None if found.three_body is None else scale * _three_body(found.three_body, n),
-        scale * found.offset or None,
+        scale * fields,
+        None if couplings is None else _couplings(couplings, n, scale),
+        _visible(document.get("visible"), n),
+        None if three_body is None else scale * _three_body(three_body, n),
+        scale * _number("offset", document.get("offset", 0.0)) or None,
     )
     return ising, scale
 
 
-def _couplings(rows: list[list[float]], n: int, scale: float) -> Tensor | Edges:
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ArgumentError(f"{name}: expected a number, got {shown(value)}")
+    return float(value)
+
+
+def _numbers(name: str, values: Any) -> Tensor:
+    if not isinstance(values, list) or not values:
+        raise ArgumentError(f"{name}: expected a list of at least one number, got {shown(values)}")
+    return torch.tensor([_number(f"{name}[{j}]", v) for j, v in enumerate(values)], dtype=torch.float64)
+
+
+def _couplings(rows: Any, n: int, scale: float) -> Tensor | Edges:
     """J times the scale, from a matrix or a list of [i, j, J].
 
     For n = 3 a list of three triples has the shape of a matrix.  It is read as a matrix if it is a valid one;
     a valid matrix read as triples would name the pair {0, i} twice, so no file can mean both.
     """
-    if len(rows) == n and all(len(row) == n for row in rows):
-        matrix = torch.tensor(rows, dtype=torch.float64)
+    if isinstance(rows, list) and len(rows) == n and all(isinstance(r, list) and len(r) == n for r in rows):
+        matrix = torch.stack([_numbers(f"couplings[{i}]", row) for i, row in enumerate(rows)])
         if n != 3 or (bool((matrix == matrix.T).all()) and not bool(matrix.diagonal().any())):
             return scale * matrix
     spins, values = _entries("couplings", rows, n, order=2)
     return best_form(Edges(spins, scale * values), n)
 
 
-def _three_body(rows: list[list[float]], n: int) -> Tensor:
+def _three_body(rows: Any, n: int) -> Tensor:
     """K [n, n, n] from a list of [i, j, k, K]."""
     require_memory(3 * 8 * n**3, f"three_body of {n} spins")
     spins, values = _entries("three_body", rows, n, order=3)
@@ -94,22 +102,32 @@ def _three_body(rows: list[list[float]], n: int) -> Tensor:
     return tensor
 
 
-def _entries(name: str, rows: list[list[float]], n: int, *, order: int) -> tuple[Tensor, Tensor]:
+def _entries(name: str, rows: Any, n: int, *, order: int) -> tuple[Tensor, Tensor]:
     """Spins int64 [E, order] and values [E] of a list of index tuples with a value."""
     form = f"[{', '.join('ijk'[:order])}, value]"
-    for place, row in enumerate(rows):
-        if len(row) != order + 1:
-            raise ArgumentError(f"{name}[{place}]: expected {form}, got {shown(row)}")
-    table = torch.tensor(rows, dtype=torch.float64).reshape(-1, order + 1)
-    spins = table[:, :-1].long()
-    ordered = spins.sort(dim=-1).values
-    _, kind, counts = ordered.unique(dim=0, return_inverse=True, return_counts=True)
-    for wrong, expected in (
-        (((spins != table[:, :-1]) | (spins < 0) | (spins >= n)).any(-1), f"spins 0 to {n - 1} in {form}"),
-        ((ordered[:, 1:] == ordered[:, :-1]).any(-1), f"{order} different spins"),
-        (counts[kind] > 1, "every set of spins once"),
-    ):
-        if wrong.any():
-            place = int(wrong.nonzero()[0])
-            raise ArgumentError(f"{name}[{place}]: expected {expected}, got {table[place].tolist()}")
-    return spins, table[:, -1]
+    if not isinstance(rows, list):
+        raise ArgumentError(f"{name}: expected a list of {form}, got {shown(rows)}")
+    seen: set[frozenset[int]] = set()
+    values = []
+    for position, row in enumerate(rows):
+        if not isinstance(row, list) or len(row) != order + 1:
+            raise ArgumentError(f"{name}[{position}]: expected {form}, got {shown(row)}")
+        *spins, value = row
+        if any(not is_integer(s) or not 0 <= s < n for s in spins):
+            raise ArgumentError(f"{name}[{position}]: expected spins 0 to {n - 1} in {form}, got {row}")
+        if len(set(spins)) != order:
+            raise ArgumentError(f"{name}[{position}]: expected {order} different spins, got {spins}")
+        if frozenset(spins) in seen:
+            raise ArgumentError(f"{name}[{position}]: the spins {sorted(spins)} are given twice")
+        seen.add(frozenset(spins))
+        values.append(_number(f"{name}[{position}]", value))
+    index = torch.tensor([row[:-1] for row in rows], dtype=torch.int64).reshape(-1, order)
+    return index, torch.tensor(values, dtype=torch.float64)
+
+
+def _visible(values: Any, n: int) -> Tensor | None:
+    if values is None:
+        return None
+    if not isinstance(values, list) or len(values) != n or any(not isinstance(v, bool) for v in values):
+        raise ArgumentError(f"visible: expected a list of {n} booleans, got {shown(values)}")
+    return torch.tensor(values)

@@ -59,7 +59,7 @@ def test_what_is_dumped_is_read_back(value: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a: 1\nb: [1, 2\nc: 3\n", r"'.*bad\.yaml', line 3: did not find expected ',' or '\]'"),
+        ("a: 1\nb: [1, 2\nc: 3\n", r"'.*bad\.yaml', line 3: expected ',' or '\]'"),
         ("seed: 1\nseed: 2\n", r"'.*bad\.yaml', line 2: the key 'seed' is given twice"),
         ("task:\n  name: a\n  name: b\n", r"'.*bad\.yaml', line 3: the key 'name' is given twice"),
         ("1: a\n", r"line 1: expected a name as key, got 1"),
@@ -67,10 +67,13 @@ def test_what_is_dumped_is_read_back(value: dict[str, Any]) -> None:
         ("# only a comment\n", r"'.*bad\.yaml': the file is empty\."),
         ("- a\n- b\n", r"expected a mapping of keys to values, got a list"),
         ("a: !!python/object:os.system {}\n", r"line 1: could not determine a constructor"),
-        ("a: @b\n", r"line 1: found character that cannot start any token\."),
-        ("a: 1\n---\nb: 2\n", r"line 2: but found another document\."),
-        ("a: b: c\n", r"line 1: mapping values are not allowed in this context\."),
-        ("a: 1\nb\n", r"line 3: could not find expected ':'\."),
+        ("a: \tb\n\tc: 1\n", r"line 1: expected spaces, got a tab\."),
+        ("a: @b\n", r"line 1: expected a value, got the character '@'\."),
+        ("a: 1\n---\nb: 2\n", r"line 2: expected one document, got another\."),
+        ("a: [1, 2\n", r"line 2: expected ',' or '\]', got the end of the text\."),
+        ("a: b: c\n", r"line 1: expected no key here; check the indentation, and quote text with ': '\."),
+        ("a:\n  b: 1\n c: 2\n", r"line 3: expected the indentation of the lines above, got another\."),
+        ("a: 1\nb\n", r"line 3: expected ':' after a key, got none\."),
         (f"a: {2**63}\n", r"line 1: expected an integer of 64 bits, got 9223372036854775808 \(19 digits\)\."),
         (f"a: -{'9' * 5000}\n", r"expected an integer of 64 bits, got -9+\.\.\. \(5000 digits\)\."),
     ],
@@ -122,11 +125,35 @@ def test_a_long_document_is_refused_before_its_end(monkeypatch: pytest.MonkeyPat
         parse_yaml("[" + "0, " * 101 + "\n}", "text")  # the bracket, which is wrong, is not reached
 
 
-def test_without_libyaml_the_values_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "a: &x {k: null, no: yes}\nb: [*x, '1', \"2\\n\", .5]\nc: |\n  d\n  e\n"
-    found = parse_yaml(text, "text")
-    monkeypatch.delattr(yaml, "CSafeLoader", raising=False)
-    assert parse_yaml(text, "text") == found
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fields: [1e-3, .5, -1]\ncouplings:\n  - [0, 1, 2.5]  # a comment\n  - [1, 2, +.inf]\n",
+        "a: &x {k: null, no: yes}\nb: [*x, '1', \"2\\n\"]\nc: |\n  d\n  e\n",
+        "a: b?\n",
+        "a:\tb\n",
+        "a: [1, b: c, ?d]\n",
+        "a: [1\n",
+        "a: {b:, c: 1}\n",
+        "a: 1\n\na: 2\n",
+        "a: *b\n",
+        "a: 1\n--- b\n",
+        "a: \x00\n",
+        "\n\n- &a [*a]\n",
+        "a: !!int 1_0\n",
+        "",
+    ],
+)
+def test_libyaml_changes_nothing(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and refusals are those of PyYAML alone, with their lines."""
+    found = []
+    for fast in (True, False):
+        monkeypatch.setattr(yaml, "__with_libyaml__", fast and yaml.__with_libyaml__)
+        try:
+            found.append(repr(parse_yaml(text, "text")))
+        except ConfigError as error:
+            found.append(str(error))
+    assert found[0] == found[1]
 
 
 def test_aliases_are_read() -> None:
