@@ -26,7 +26,7 @@ from diabat.runs.build import (
 from diabat.samplers.state import reset_chains, weights_of
 from diabat.tasks import DataError, ExampleKind, PairOptions, Task
 from diabat.training.checkpoint import copy_tensors, read_checkpoint
-from diabat.training.evaluate import evaluate, own_random_numbers, predict
+from diabat.training.evaluate import evaluate, own_random_numbers, predict, tally
 from diabat.training.folder import BEST, CONFIG
 from diabat.training.optimizer import autocast
 from diabat.training.scores import Scores, score
@@ -206,13 +206,14 @@ def evaluate_run(run: Run, split: str = "validation") -> Evaluation:
     else:
         scores = score(*predict(run.model, examples, **options), task.classes)
         loss, accuracy, count = scores.loss, scores.accuracy, scores.count
-    parts = {} if task.parts is None else task.parts(task.sets[split])
-    values = {
-        name: task.metric_value(*evaluate(run.model, part.to(examples.targets.device), **options))
-        for name, part in parts.items()
-    }
+    parts = {}
+    if task.parts is not None:
+        logits, _ = predict(run.model, examples, **options)
+        for name, part in task.parts(task.sets[split]).items():
+            total, right, number = tally(logits, part.targets)
+            parts[name] = task.metric_value(total / number, right / number)
     value, dropped = task.metric_value(loss, accuracy), task.dropped.get(split, 0)
-    return Evaluation(task.name, split, task.metric, value, count, loss, scores, dropped, values)
+    return Evaluation(task.name, split, task.metric, value, count, loss, scores, dropped, parts)
 
 
 def _load(model: Model, weights: dict[str, Tensor], config: Config, path: str | Path) -> None:

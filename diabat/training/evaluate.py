@@ -101,13 +101,18 @@ def evaluate(
     """
     loss, correct, count = 0.0, 0.0, 0.0
     for _, logits, targets in _passes(model, split, batch_size, seed, precision, processes):
-        counted = targets != IGNORED
-        loss += float(token_loss(logits, targets, "sum"))
-        correct += int((logits.argmax(-1) == targets)[counted].sum())
-        count += int(counted.sum())
+        some = tally(logits, targets)
+        loss, correct, count = loss + some[0], correct + some[1], count + some[2]
     if processes is not None:
         loss, correct, count = processes.sum(loss, correct, count)
     return loss / count, correct / count
+
+
+def tally(logits: Tensor, targets: Tensor) -> tuple[float, int, int]:
+    """Sum of the cross-entropies in nats, number of right answers and number of targets that are not ignored."""
+    counted = targets != IGNORED
+    correct = int((logits.argmax(-1) == targets)[counted].sum())
+    return float(token_loss(logits, targets, "sum")), correct, int(counted.sum())
 
 
 def predict(
@@ -119,7 +124,7 @@ def predict(
     precision: Precision = "float32",
     advanced: Callable[[int], None] = lambda count: None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute logits [N, C] in float32 and targets [N] of a classifier, in the order of the split, on the CPU.
+    """Compute logits [N, C] in float32 and targets [N], or [N, T, C] and [N, T], in the order of the split, on the CPU.
 
     The arguments are those of :func:`evaluate`; ``advanced`` is called after every batch with its number of examples.
     """
