@@ -8,7 +8,7 @@ Entries of invisible spins are zero.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -99,8 +99,14 @@ def linear_response(
     :func:`effective_couplings`, symmetric, [*lead, n, n], or None.
     """
     if effective is None:
-        wanted: Any = {"couplings": couplings, "three_body": three_body, "response_at": response_at}
-        return straight_through(cotangent, probability, visible, **wanted)
+        return straight_through(
+            cotangent,
+            probability,
+            visible,
+            couplings=couplings,
+            three_body=three_body,
+            response_at=response_at,
+        )
     at, dtype = (probability if response_at is None else response_at).double(), cotangent.dtype
     # D = 1 - t² = 4 P (1 - P); rounding can push P above 1.
     scale = torch.where(visible, 4 * at * (1 - at), 0).clamp(min=0).sqrt()

@@ -6,8 +6,6 @@ h_ij = q_i·k_j / sqrt(d) and a float mask m, and weights alpha_ij / Σ_k alpha_
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -87,14 +85,10 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         for name, value in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
             if value:
                 raise ArgumentError(name, f"expected False, since couplings are between keys, got {value!r}.")
-        sizes: Any = {
-            "kdim": kdim,
-            "vdim": vdim,
-            "batch_first": batch_first,
-            "device": device,
-            "dtype": dtype,
-        }
-        nn.MultiheadAttention.__init__(self, embed_dim, num_heads, dropout, bias, **sizes)
+        nn.MultiheadAttention.__init__(
+            self, embed_dim, num_heads, dropout, bias, kdim=kdim, vdim=vdim, batch_first=batch_first,
+            device=device, dtype=dtype,
+        )  # fmt: skip
         # torch's transformer layers read this before they use a fused softmax with the weights of this module.
         self._qkv_same_embed_dim = False
         backend = Backend(sampler, gradient, num_reads)

@@ -109,8 +109,10 @@ class PairModelOptions(ModelOptions):
     ) -> PairClassifier:
         """Load the encoder and build the model, see :meth:`diabat.models.ModelOptions.build`."""
         torch.manual_seed(seed)
-        options: dict[str, Any] = {"pretrained": self.pretrained, "changes": self.encoder_config}
-        encoder = load_encoder(self.encoder, **options, local_files_only=self.local_files_only)
+        encoder = load_encoder(
+            self.encoder, pretrained=self.pretrained, changes=self.encoder_config,
+            local_files_only=self.local_files_only,
+        )  # fmt: skip
         limit = positions_of(encoder)
         if limit is not None and window > limit:
             raise ArgumentError("window", f"expected at most {limit}, the encoder's positions, got {window}.")

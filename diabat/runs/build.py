@@ -125,8 +125,10 @@ def run_training(config: Config, *, resume: bool = False, progress: bool = True)
     backend = build_sampler(config.sampler)  # first: it is quick and may refuse its options
     task = build_task(config)
     model = build_model(config, task, backend).to(device)
-    options: dict[str, Any] = {"resume": resume, "progress": progress, "extra_metadata": to_plain(config)}
-    return train(model, task, config.training, config.output, **options)
+    return train(
+        model, task, config.training, config.output, resume=resume, progress=progress,
+        extra_metadata=to_plain(config),
+    )  # fmt: skip
 
 
 def require_same_run(config: Config) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import torch
@@ -166,10 +166,10 @@ def gradient_of(
     leaves = {"h": ising.fields.detach().requires_grad_()}
     if ising.couplings is not None:
         leaves["J"] = ising.couplings.detach().requires_grad_()
-    terms: dict[str, Any] = {"visible": ising.visible, "three_body": ising.three_body}
-    options = {**terms, "num_reads": num_reads, "seed": seed}
-    couplings = leaves.get("J")
-    alpha = spin_probabilities(leaves["h"], couplings, backend, gradient=estimator, check=False, **options)
+    alpha = spin_probabilities(
+        leaves["h"], leaves.get("J"), backend, gradient=estimator, visible=ising.visible,
+        three_body=ising.three_body, num_reads=num_reads, seed=seed, check=False,
+    )  # fmt: skip
     found = torch.autograd.grad((v.to(alpha) * alpha).sum(), tuple(leaves.values()))
     return {name: part.detach().double().cpu().flatten() for name, part in zip(leaves, found, strict=True)}
 
