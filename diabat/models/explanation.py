@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +10,11 @@ import torch
 from torch import Tensor
 
 from diabat.attention.correlations import query_moments, reason_without_correlations
+from diabat.attention.heads.pretrained import evaluating
 from diabat.attention.neurogame import NeuroGameAttention
 from diabat.attention.pooling import BoltzmannPooling
 from diabat.checks import ArgumentError, is_integer
 from diabat.compute.memory import require_memory
-from diabat.models.base import Model
 from diabat.models.decoding import check_symbols
 from diabat.models.pairs import PairClassifier, full_precision
 from diabat.models.transformer import Transformer
@@ -155,16 +154,6 @@ def _strongest(
     return [pair for pair in found if pair[2] and abs(pair[2]) >= at_least]
 
 
-@contextmanager
-def _without_dropout(model: Model) -> Iterator[torch.device]:
-    was_training = model.training
-    model.eval()
-    try:
-        yield next(model.parameters()).device
-    finally:
-        model.train(was_training)
-
-
 @torch.no_grad()
 def explain_pair(
     model: PairClassifier, tokenizer: Any, premise: str, hypothesis: str, classes: Sequence[str]
@@ -179,7 +168,8 @@ def explain_pair(
     for name, sentence in (("premise", premise), ("hypothesis", hypothesis)):
         if not sentence.strip():
             raise ArgumentError(name, "expected a sentence, got an empty one.")
-    with _without_dropout(model) as device:
+    device = next(model.parameters()).device
+    with evaluating(model):
         split = tokenize_pairs(tokenizer, Pairs([premise], [hypothesis], [0]), model.window).to(device)
         batch, _ = split.batch(torch.zeros(1, dtype=torch.int64, device=device))
         states, mask = model.encode(batch), model.mask(batch)
@@ -252,8 +242,8 @@ def explain_decoder(
     """
     position = _checked_position(model, symbols, position)
     length, layers = len(symbols), model.attention_layers()
-    with _without_dropout(model) as device:
-        x, maps = model.embedded(symbols[None].to(device)), []
+    with evaluating(model):
+        x, maps = model.embedded(symbols[None].to(next(model.parameters()).device)), []
         for block in model.all_blocks():
             attended, weights = block.attention(block.attention_norm(x), need_weights=True)
             maps.append(weights[0])
