@@ -200,6 +200,13 @@ def test_large_problems_are_refused_by_backends_that_take_no_edges(backend: str)
         diabat.sampler(backend).moments(ising, seed=0)
 
 
+@pytest.mark.parametrize("backend", ["banded", "mean_field", "tempering"])
+def test_backends_that_take_edges_form_no_matrix(backend: str) -> None:
+    n = DENSE_SPINS + 1
+    ising = Ising(torch.zeros(n), diabat.Edges([(n - 2, n - 1)], [1.0]))
+    assert diabat.sampler(backend).moments(ising, seed=0).probability.shape == (n,)
+
+
 @pytest.mark.parametrize("J", [None, diabat.Edges(torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0))])
 @pytest.mark.parametrize("backend", ["mean_field", "tempering", "refine", "banded"])
 def test_many_spins_without_couplings_form_no_matrix(

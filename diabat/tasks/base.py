@@ -189,7 +189,7 @@ class TaskOptions(ABC):
     def window(self) -> int:
         """Largest length T of an example."""
 
-    def check_model(self, model: Any) -> None:  # noqa: B027
+    def check_model(self, model: Any) -> None:  # noqa: B027  # most tasks have nothing to refuse
         """Refuse options of a model that cannot learn the task; by default any will do.
 
         Raises:

@@ -370,6 +370,16 @@ def test_gradient_of_couplings_is_symmetric_like_every_other_backends() -> None:
     assert not K.grad.diagonal().any()
 
 
+def test_invisible_spins_answer_nobody(form: str) -> None:
+    base = make_problem((3,), 4, seed=6)
+    visible = torch.tensor([True, False, True, True])
+    loud = Ising(torch.where(visible, base.fields, 50.0), base.couplings, visible)
+    quiet = Ising(torch.where(visible, base.fields, 0.0), base.couplings, visible)
+    p = precise().moments(loud).probability
+    assert torch.equal(p, precise().moments(quiet).probability)
+    assert not p[:, 1].any()
+
+
 # Refusals
 
 

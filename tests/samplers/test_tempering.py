@@ -286,6 +286,21 @@ def test_stored_chains() -> None:
     assert torch.allclose(moments.correlation.double(), torch.einsum("tc...j,tc...k->...jk", s, s) / 210)
 
 
+def test_seeds_threads_and_replay() -> None:
+    ising = causal_problem(6, seed=15)
+    results = []
+    for threads in (1, 2, None):
+        torch.set_num_threads(2 if threads is None else 1)
+        sampler = tempering(threads=threads)
+        results.append((sampler.sample(ising, 200, seed=3).spins, sampler.moments(ising, seed=3).probability))
+    for spins, p in results[1:]:
+        assert torch.equal(spins, results[0][0])
+        assert torch.equal(p, results[0][1])
+    assert not torch.equal(tempering().sample(ising, 200, seed=4).spins, results[0][0])
+    # Both words of a seed count.
+    assert not torch.equal(tempering().sample(ising, 200, seed=3 + 2**40).spins, results[0][0])
+
+
 @pytest.mark.parametrize("lead", ["shared", "per_problem"])
 def test_a_draw_does_not_depend_on_the_rest_of_the_batch(lead: Lead) -> None:
     """Tuned ladders included: the first problem of five, alone, among others, and among others it sees less of."""
