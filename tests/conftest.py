@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -21,3 +22,19 @@ def _same_surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     torch.set_rng_state(state)
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that matplotlib has saved."""
+    from matplotlib.figure import Figure
+
+    figures: list[Any] = []
+    save = Figure.savefig
+
+    def recording(self: Figure, *arguments: Any, **options: Any) -> None:
+        figures.append(self)
+        save(self, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", recording)
+    return figures

@@ -144,19 +144,7 @@ def test_texts_and_positions_out_of_range_are_refused() -> None:
 
 
 @pytest.mark.parametrize("mode", ["h+J", "softmax"])
-def test_the_figure_has_maps_correlations_and_entropies(
-    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from matplotlib.figure import Figure
-
-    drawn: list[Any] = []
-    save = Figure.savefig
-
-    def recording(self: Figure, *arguments: Any, **options: Any) -> None:
-        drawn.append(self)
-        save(self, *arguments, **options)
-
-    monkeypatch.setattr(Figure, "savefig", recording)
+def test_the_figure_has_maps_correlations_and_entropies(mode: str, tmp_path: Path, drawn: list[Any]) -> None:
     found = explain(build(mode=mode, relative=True, attention_window=4), position=6)
     path = plot_decoder(found, tmp_path / "all.png", named=2)
     plot_decoder(found, tmp_path / "one.png", layer=1, head=2)

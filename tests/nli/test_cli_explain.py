@@ -36,19 +36,7 @@ def test_explain_takes_weighting_coalitions_and_seed(trained: Path) -> None:
     assert "model.weighting: expected 'gibbs' or 'uniform', got 'boltzmann'" in refused.stderr
 
 
-def test_the_figure_is_on_the_scale_of_the_law(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from matplotlib.figure import Figure
-
-    drawn: list[Any] = []
-    save = Figure.savefig
-
-    def recording(self: Figure, *arguments: Any, **options: Any) -> None:
-        drawn.append(self)
-        save(self, *arguments, **options)
-
-    monkeypatch.setattr(Figure, "savefig", recording)
+def test_the_figure_is_on_the_scale_of_the_law(trained: Path, tmp_path: Path, drawn: list[Any]) -> None:
     explanation = explain_run(trained, "a dog is playing", "the dog is not playing")
     assert explanation.strengths is not None
     weak, strong = tmp_path / "weak.png", tmp_path / "strong.png"
