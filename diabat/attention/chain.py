@@ -1,0 +1,246 @@
+r"""Attention over chains: neighbouring keys of every query are coupled, over a context of any length.
+
+For one query P(s) ∝ exp( Σ_j h_j s_j + Σ_j J_j s_j s_{j+1} ) over its visible keys.  Message passing gives the odds of
+every spin exactly, in O(L).  With the odds x_j of a spin without its right neighbour and u = 2 J_j,
+
+    m_{j+1} = (x_j e^u + 1) / (x_j + e^u),   x_j = m_j exp(2 h_j),   odds of spin j = x_j · (message from its right),
+
+so that weights of odds are softmax( s_j + log m_j(left) + log m_j(right) ) of the scores s: softmax where J = 0.
+Fixed potentials in place of learned couplings: Kim et al., Structured attention networks, arXiv:1702.00887.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from diabat.attention.weights import masked_softmax, normalised_weights, odds_fields
+from diabat.attention.windows import visible_keys
+from diabat.compute.loading import loaded
+from diabat.compute.scratch import Scratch, lanes_of
+from diabat.compute.threads import equal_ranges, run_parts
+from diabat.samplers.folding import refuse_batched_cotangent
+
+_KERNEL = "diabat.attention.chain_kernel"
+_FIELDS = {np.dtype(np.float32): 42.0, np.dtype(np.float64): 340.0}
+"""Largest |h| that changes a result: exp(2h) must meet all messages within the range of the type."""
+_COUPLINGS = {torch.float32: 16.0, torch.float64: 150.0}
+"""Largest |J|: weights of up to exp(4J) are formed."""
+_WORK_PER_THREAD = 1 << 16
+
+
+class ChainLayer(NamedTuple):
+    """What a layer does: ``weights`` are probability or odds, and ``dropout`` that of the weights."""
+
+    causal: bool
+    weights: str
+    dropout: float = 0.0
+
+
+def log_odds(fields: Tensor, couplings: Tensor) -> Tensor:
+    """Compute log P(s_j = +1) - log P(s_j = -1) by an associative scan, on any device, of any order of derivative.
+
+    Args:
+        fields: h, [*, n].
+        couplings: J_{j,j+1}, broadcastable to [*, n - 1].
+    """
+    couplings = couplings.expand(*fields.shape[:-1], -1)
+    left = _messages(2 * fields, couplings)
+    right = _messages(2 * fields.flip(-1), couplings.flip(-1)).flip(-1)
+    return 2 * fields + left + right
+
+
+def _messages(y: Tensor, couplings: Tensor) -> Tensor:
+    """Log m_j of all messages from the left, of local log-odds y; [*, n]."""
+    if y.shape[-1] == 1:
+        return torch.zeros_like(y)
+    # The logarithms of 2 x 2 matrices: spin j and edge j take (+, -) to (+, -).
+    up, J = y[..., :-1], couplings
+    matrices = torch.stack((up + J, -J, up - J, J), -1)
+    shift = 1
+    while shift < matrices.shape[-2]:
+        product = _product(matrices[..., shift:, :], matrices[..., :-shift, :])
+        matrices = torch.cat((matrices[..., :shift, :], product), -2)
+        shift *= 2
+    a, b, c, d = matrices.unbind(-1)
+    return F.pad(torch.logaddexp(a, b) - torch.logaddexp(c, d), (1, 0))
+
+
+def _product(after: Tensor, before: Tensor) -> Tensor:
+    """Logarithms of a product of matrices ((a, b), (c, d)), whose largest entry is 1."""
+    (a, b, c, d), (e, f, g, h) = after.unbind(-1), before.unbind(-1)
+    add = torch.logaddexp
+    found = torch.stack((add(a + e, b + g), add(a + f, b + h), add(c + e, d + g), add(c + f, d + h)), -1)
+    return found - found.detach().amax(-1, keepdim=True)
+
+
+def weights_of(layer: ChainLayer, scores: Tensor, couplings: Tensor, visible: Tensor) -> Tensor:
+    """Normalised weights by operators, [B, H, Q, S].
+
+    Args:
+        layer: What the layer does.
+        scores: [B, H, Q, S].
+        couplings: J_{j,j+1}, [B, H, S - 1].
+        visible: bool, broadcastable to the scores.
+    """
+    visible = visible.expand(scores.shape)
+    odds = layer.weights == "odds"
+    h = odds_fields(scores, visible) if odds else scores.masked_fill(~visible, 0)
+    found = log_odds(h, torch.where(visible[..., 1:] & visible[..., :-1], couplings[..., None, :], 0))
+    return masked_softmax(found, visible) if odds else normalised_weights(torch.sigmoid(found), visible)
+
+
+def by_operators(
+    layer: ChainLayer, q: Tensor, k: Tensor, v: Tensor, couplings: Tensor, key_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Mixed values [B, H, Q, d] and weights [B, H, Q, S], without dropout; arguments as in `attend`."""
+    visible = visible_keys(q.shape[-2], k.shape[-2], key_mask, q.device, causal=layer.causal)
+    weights = weights_of(layer, (q / math.sqrt(q.shape[-1])) @ k.mT, couplings, visible)
+    return weights @ v, weights
+
+
+def attend(
+    layer: ChainLayer, q: Tensor, k: Tensor, v: Tensor, couplings: Tensor, key_mask: Tensor | None
+) -> Tensor:
+    """Mixed values [B, H, Q, d] of the last Q of S keys on the CPU, in memory linear in S.
+
+    Args:
+        layer: What the layer does; with dropout all tensors are float32.
+        q: [B, H, Q, d].
+        k: [B, H, S, d].
+        v: Likewise.
+        couplings: J_{j,j+1}, [B, H, S - 1], 0 next to a key that is not visible.
+        key_mask: Keys that are not padding, bool [B, S], or None.
+    """
+    words = np.zeros(2, np.int64) if layer.dropout == 0 else torch.randint(2**32, (2,)).numpy()
+    found: Tensor = _Attend.apply(q, k, v, couplings, key_mask, layer, words)
+    return found
+
+
+class _Attend(torch.autograd.Function):
+    """(q, k, v, J) -> mixed values, by the compiled kernel; its derivative is differentiated by operators."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        q, k, v, J, key_mask, ctx.layer, ctx.words = given
+        ctx.save_for_backward(q, k, v, J, key_mask)
+        call = _Call(ctx.layer, ctx.words, q, k, v, J, key_mask)
+        return call.tokens(call.run("forward", (call.shapes[0],))[0])
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_batched_cotangent(cotangent)
+        q, k, v, J, key_mask = ctx.saved_tensors
+        call = _Call(ctx.layer, ctx.words, q, k, v, J, key_mask)
+        if torch.is_grad_enabled():
+            # Separate leaves: the cotangent may also depend on the terms, but is held fixed here.
+            q, k, v, J = terms = [t.view_as(t) for t in (q, k, v, J)]
+            out, weights = by_operators(ctx.layer, q, k, v, J, key_mask)
+            if ctx.layer.dropout > 0:
+                out = (weights * call.run("noise", (weights.shape,), inputs=False)[0]) @ v
+            wanted = ctx.needs_input_grad[:4]
+            leaves = [t for t, want in zip(terms, wanted, strict=True) if want]
+            found = iter(torch.autograd.grad(out, leaves, cotangent, create_graph=True))
+            return *(next(found) if want else None for want in wanted), None, None, None
+        dq, dk, dv, dJ = call.run("backward", call.shapes, cotangent)
+        return *(call.tokens(t) for t in (dq, dk, dv)), dJ[..., :-1], None, None, None
+
+
+class _Call:
+    """Inputs of one compiled call, in the precision whose range holds the couplings."""
+
+    def __init__(
+        self,
+        layer: ChainLayer,
+        words: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        J: Tensor,
+        key_mask: Tensor | None,
+    ) -> None:
+        (batch, heads, queries, features), keys = q.shape, k.shape[2]
+        strong = J.numel() > 0 and not float(J.detach().abs().amax()) <= _COUPLINGS[q.dtype]
+        self.given, self.wide = q.dtype, torch.float64 if strong and not layer.dropout else q.dtype
+        J = F.pad(J.detach().to(self.wide), (0, 1))
+        if strong:
+            J = J.clamp(-_COUPLINGS[self.wide], _COUPLINGS[self.wide])
+        mask = torch.ones(batch, keys, dtype=torch.bool) if key_mask is None else key_mask
+        self.inputs = *(self._rows(t) for t in (q, k, v)), J.contiguous().numpy(), mask.contiguous().numpy()
+        rows = (batch, keys, heads, features)
+        self.shapes = (batch, queries, heads, features), rows, rows, (batch, heads, keys)
+        self.kind, odds = self.inputs[3].dtype, layer.weights == "odds"
+        real = self.kind.type
+        self.chain = loaded(_KERNEL).Chain(
+            scale=real(1 / math.sqrt(features)),
+            causal=layer.causal,
+            odds=odds,
+            least=real(0 if odds else np.finfo(real).tiny ** 0.75),  # as in `normalised_weights`
+            limit=real(_FIELDS[self.kind]),
+            heads=heads,
+            queries=queries,
+            keys=keys,
+            features=features,
+        )
+        kernel, rate = loaded(_KERNEL), real(layer.dropout)
+        self.dropout = kernel.Dropout(rate, words) if layer.dropout else kernel.Everything(rate)
+
+    def run(self, kernel: str, shapes: Any, *more: Tensor, inputs: bool = True) -> list[Tensor]:
+        """Fill arrays of these shapes by a kernel on all pairs of a sequence and a head."""
+        chain, call = self.chain, getattr(loaded(_KERNEL), kernel)
+        found = [np.empty(shape, self.kind) for shape in shapes]
+        given = (*self.inputs, *map(self._rows, more)) if inputs else ()
+        pairs = self.shapes[0][0] * chain.heads
+        threads = min(torch.get_num_threads(), 1 + pairs * chain.queries * chain.keys // _WORK_PER_THREAD)
+        run_parts(
+            equal_ranges(pairs, threads),
+            lambda part: self._work(derivatives=bool(more)),
+            lambda part, work: call(part.start, part.stop, chain, self.dropout, work, *given, *found),
+        )
+        return [torch.from_numpy(a).to(self.given) for a in found]
+
+    @staticmethod
+    def tokens(rows: Tensor) -> Tensor:
+        """Features of each head, [B, H, L, d], of [B, L, H, d]."""
+        return rows.transpose(1, 2)
+
+    def _rows(self, t: Tensor) -> Any:
+        """Features [B, H, L, d] for the kernel."""
+        t = t.detach().to(self.wide)
+        if t.stride(-1) != 1:
+            t = t.contiguous()
+        size = 1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
+        return loaded(_KERNEL).Tokens(t.as_strided((size,), (1,)).numpy(), *t.stride()[:3])
+
+    def _work(self, *, derivatives: bool) -> Any:
+        keys, features, lanes = self.chain.keys, self.chain.features, lanes_of(self.kind)
+        more, block = keys * derivatives, 2 * lanes * derivatives
+        vectors = -(-features // lanes)
+        memory = Scratch(4 * features + 8 * keys + 5 * more + 2 * (block + more) * vectors + 2)
+
+        def rows(*shape: int) -> NDArray[Any]:
+            return memory.take(self.kind, *shape)
+
+        return loaded(_KERNEL).Work(
+            query=rows(features, 2, lanes),
+            out=rows(features, 2, lanes),
+            root=rows(keys, 2, lanes),
+            left=rows(keys, 2, lanes),
+            right=rows(keys, 2, lanes),
+            weight=rows(keys, 2, lanes),
+            slope=rows(more, 2, lanes),
+            other=rows(more, 2, lanes),
+            couplings=rows(more, lanes),
+            queries=rows(block, vectors * lanes),
+            cotangents=rows(block, vectors * lanes),
+            keys=rows(more, vectors * lanes),
+            values=rows(more, vectors * lanes),
+            last=rows(2, lanes),
+            edges=np.empty((keys, 3), self.kind),
+        )
