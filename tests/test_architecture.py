@@ -74,6 +74,7 @@ KERNELS = [
 ]
 # Themselves imported on first use, so that numba is loaded only then.
 COMPILED = [
+    "attention/chain_kernel.py",
     "attention/fused_kernel.py",
     "compute/jit.py",
     "circuits/engines/native/adjoint.py",

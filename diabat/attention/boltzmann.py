@@ -3,9 +3,12 @@ r"""Boltzmann attention: an Ising model over key positions in place of softmax (
 For query i, P_i(s) ∝ exp( Σ_j h_ij s_j + Σ_{j<k} J_jk s_j s_k + Σ_{j<k<l} K_jkl s_j s_k s_l ) over the visible
 positions, with h_ij = q_i·k_j / sqrt(d_k), and attention weights alpha_ij / Σ_k alpha_ik, alpha_ij = P_i(s_j = +1).
 With relative couplings the spins of query i are its last T keys, so that one J serves sequences of any length.
+Without a window all its keys are spins, and neighbours are coupled (:mod:`diabat.attention.chain`).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +16,15 @@ from torch import Tensor, nn
 from diabat.attention.coupled import SELF_MODES, WEIGHTS, Backend, CoupledHeads, CouplingLayout
 from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.decoding import DecodingState, check_state
-from diabat.attention.fused import FusedLayer, attend, can_fuse
+from diabat.attention.fused import FusedLayer, attend
 from diabat.attention.head_axis import merged_heads, split_heads
-from diabat.attention.layer import check_sequences
+from diabat.attention.key_couplings import ChainOptions
+from diabat.attention.layer import can_fuse, check_sequences
 from diabat.attention.rotary import rotated
 from diabat.attention.self_couplings import self_probabilities
 from diabat.attention.windows import slot_keys, slots_to_keys, visible_keys, visible_slots, window_mix
 from diabat.checks import ArgumentError, check_choice, check_flag
+from diabat.edges import Edges
 from diabat.samplers.base import Sampler
 
 FAR = ("none", "independent")
@@ -37,11 +42,18 @@ class BoltzmannAttention(CoupledHeads):
     ``relative=True`` query i sees the positions i-T+1 .. i, T = ``window``; spin t of its problem is position i-T+1+t,
     and J belongs to these slots.  Sequences are of any length, and :meth:`step` decodes one token at a time.
 
+    With ``relative=True`` and ``window=None`` query i sees all keys 0 .. i, and each is coupled with the ``bandwidth``
+    keys before it (:class:`diabat.attention.key_couplings.KeyCouplings`): J depends on their distance, or on both
+    tokens, so that it knows which neighbours belong together.  With the backend ``banded`` and a bandwidth of 1 the
+    layer takes time and memory linear in L for each query, and no [L, L] is stored on the CPU unless weights are
+    asked for.
+
     Args:
         embed_dim: D, divisible by ``num_heads``.
         num_heads: H.
-        window: T, the number of coupled positions.
-        sampler: Backend of the marginals, or its name.  Unused in the modes ``softmax``, ``h`` and ``J``.
+        window: T, the number of coupled positions; None couples neighbours over the whole context.
+        sampler: Backend of the marginals, or its name; None takes ``exact``, or ``banded`` without a window.  Unused
+            in the modes ``softmax``, ``h`` and ``J``.
         mode: Terms of the exponent: softmax, h+J, h, J, h+K, J+K, h+J+K or K; or ``J-self``, the couplings with the
             query's own spin held at +1.  Without fields the law of mode ``J`` does not change when all spins are
             flipped: every alpha is 1/2, and the attention is uniform whatever J is, which has the gradient 0.
@@ -53,6 +65,7 @@ class BoltzmannAttention(CoupledHeads):
         num_reads: Reads per query for sampling backends.
         bandwidth: w; J_jk is a parameter for |j - k| <= w and 0 beyond.  None makes every pair a parameter.  The
             ``banded`` backend needs it at long windows, and uses this value if it was built without a bandwidth.
+            Without a window None is 1.
         relative: Couplings between the last ``window`` keys of every query, for sequences of any length.
         far: With relative couplings, what happens to keys before the window: ``none``, they are not visible; or
             ``independent``, they are spins without couplings, alpha = sigmoid(2h), and the weights of near and far keys
@@ -65,10 +78,14 @@ class BoltzmannAttention(CoupledHeads):
         offset_bias: With relative couplings, a learned b_t per head and slot, added to the scores of the last T keys:
             the term of a window that needs no couplings.
         coupling_init: Initial J; None for zero.  Unused in modes without J.
+        couplings: Without a window, ``distance``, one J_d per head, or ``tokens``, that and a product of features of
+            both tokens; None takes ``tokens``.
+        rank: Number of these features; None takes 8.
 
     Attributes:
         coupling_pairs: J_jk for j < k, [H, window(window-1)/2], in modes with J; with a bandwidth only k - j <= w.
         coupling_triples: K_jkl for j < k < l, [H, window(window-1)(window-2)/6], in modes with K.
+        key_couplings: The couplings without a window, else None.
         offset_bias: b, [H, window], zero at first; or None.
         sampler: The backend, a submodule: its parameters (the learnable angles of an anneal) train with the layer.
 
@@ -83,9 +100,9 @@ class BoltzmannAttention(CoupledHeads):
         self,
         embed_dim: int,
         num_heads: int,
-        window: int,
+        window: int | None,
         *,
-        sampler: Sampler | str = "exact",
+        sampler: Sampler | str | None = None,
         mode: str = "h+J",
         gradient: str = "auto",
         causal: bool = True,
@@ -99,13 +116,16 @@ class BoltzmannAttention(CoupledHeads):
         rotary: bool = False,
         offset_bias: bool = False,
         coupling_init: CouplingInit | None = None,
+        couplings: str | None = None,
+        rank: int | None = None,
     ) -> None:
         super().__init__()
-        layout = CouplingLayout(window, mode, bandwidth, relative, weights)
+        chain = chain_options(window, couplings, rank, bandwidth)
+        layout = CouplingLayout(1 if window is None else window, mode, bandwidth, relative, weights)
         layout.check(embed_dim, num_heads, SELF_MODES)
         check_flag("causal", causal)
         check_flag("rotary", rotary)
-        check_windows(layout, causal, far, offset_bias)
+        check_windows(layout, causal, far, offset_bias, chain)
         if rotary and embed_dim // num_heads % 2:
             raise ArgumentError(
                 "rotary", f"expected an even embed_dim / num_heads, got {embed_dim} / {num_heads}."
@@ -117,9 +137,14 @@ class BoltzmannAttention(CoupledHeads):
         self.value = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.output = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.dropout = nn.Dropout(dropout)
+        if sampler is None:
+            sampler = "exact" if chain is None else "banded"
         backend = Backend(sampler, gradient, num_reads)
-        self._build_terms(num_heads, layout, backend, coupling_init=coupling_init)
-        self.offset_bias = nn.Parameter(torch.zeros(num_heads, window)) if offset_bias else None
+        if chain is None:
+            self._build_terms(num_heads, layout, backend, coupling_init=coupling_init)
+        else:
+            self._build_chain(embed_dim, num_heads, chain, weights, backend, coupling_init=coupling_init)
+        self.offset_bias = nn.Parameter(torch.zeros(num_heads, layout.window)) if offset_bias else None
 
     def forward(
         self, x: Tensor, key_padding_mask: Tensor | None = None, need_weights: bool = False
@@ -143,9 +168,10 @@ class BoltzmannAttention(CoupledHeads):
             x, self.query.weight, self.embed_dim, key_padding_mask, None if self.relative else self.window
         )
         key_mask = None if key_padding_mask is None else ~key_padding_mask
-        out, weights = self._attend(*self._projected(x), key_mask)
+        out, weights = self._attend(*self._projected(x), self._more(x), key_mask, need_weights)
         if not need_weights:
             return out
+        assert weights is not None
         return out, slots_to_keys(weights, x.shape[1]) if self._in_slots else weights
 
     def prefill(self, x: Tensor, key_padding_mask: Tensor | None = None) -> tuple[Tensor, DecodingState]:
@@ -164,11 +190,11 @@ class BoltzmannAttention(CoupledHeads):
         self._require_relative()
         check_sequences(x, self.query.weight, self.embed_dim, key_padding_mask)
         q, k, v = self._projected(x)
-        key_mask = None if key_padding_mask is None else ~key_padding_mask
-        out, _ = self._attend(q, k, v, key_mask)
+        key_mask, more = None if key_padding_mask is None else ~key_padding_mask, self._more(x)
+        out, _ = self._attend(q, k, v, more, key_mask)
         everything = x.new_ones(x.shape[:2], dtype=torch.bool) if key_mask is None else key_mask
         count = torch.full((), x.shape[1], dtype=torch.int64, device=x.device)
-        state = DecodingState(self._split(k), self._split(v), everything, count)
+        state = DecodingState(self._split(k), self._split(v), everything, count, more)
         return out, state.last(self._kept)
 
     def step(self, x: Tensor, state: DecodingState | None = None) -> tuple[Tensor, DecodingState]:
@@ -191,18 +217,34 @@ class BoltzmannAttention(CoupledHeads):
         check_state(x, state, self.num_heads, self.embed_dim)
         q, k, v = self._projected(x, 0 if state is None else state.position)
         k, v = self._split(k), self._split(v)
+        more = self._more(x, None if state is None else state.extra)
         if state is None:
-            state = DecodingState.empty(k, v)
-        state = state.extended(k, v, self._kept)
+            state = DecodingState.empty(k, v, more)
+        state = state.extended(k, v, more, self._kept)
         if self._small is None:  # no copy of the keys
-            out, _ = self._by_operators(self._split(q), state.keys, state.values, state.key_mask)
+            out, _ = self._of_heads(self._split(q), state.keys, state.values, state.extra, state.key_mask)
         else:
-            out, _ = self._attend(q, merged_heads(state.keys), merged_heads(state.values), state.key_mask)
+            keys, values = merged_heads(state.keys), merged_heads(state.values)
+            out, _ = self._attend(q, keys, values, state.extra, state.key_mask)
         return out[:, 0], state
+
+    def _more(self, x: Tensor, before: Tensor | None = None) -> Tensor:
+        """Couplings and features of tokens [B, L, D] without a window, [B, H, L, w + r]; else [B, H, L, 0].
+
+        ``before`` are those of the tokens before them.
+        """
+        chain = self.key_couplings
+        if chain is None:
+            return x.new_zeros(len(x), self.num_heads, x.shape[1], 0)
+        features = known = chain.features(x)
+        if before is not None:
+            known = torch.cat((before[:, :, -chain.bandwidth :, chain.bandwidth :].to(features), features), 2)
+        band = chain(x, known)
+        return torch.cat((band, features.to(band)), -1)
 
     @property
     def _in_slots(self) -> bool:
-        return self.relative and self.far == "none"
+        return self.relative and self.far == "none" and self.window is not None
 
     @property
     def _kept(self) -> int | None:
@@ -223,11 +265,19 @@ class BoltzmannAttention(CoupledHeads):
             q, k = merged_heads(rotated(self._split(torch.cat((q, k))), first)).chunk(2)
         return q, k, v
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        more: Tensor,
+        key_mask: Tensor | None,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
         """Outputs [B, Q, D] of the last Q of S tokens, and the weights, of queries, keys and values [B, L, D].
 
         The weights are those of slots, [B, H, Q, T], in a full pass where only keys of the window are visible;
-        otherwise those of keys, [B, H, Q, S].
+        otherwise those of keys, [B, H, Q, S].  ``more`` is that of the keys.
         """
         layer, pairs = self._small, self.coupling_pairs
         if layer is not None and can_fuse(q, k, v, pairs):
@@ -237,21 +287,45 @@ class BoltzmannAttention(CoupledHeads):
             if found is not None:
                 mixed, weights = found
                 return self.output(mixed), weights
-        return self._by_operators(self._split(q), self._split(k), self._split(v), key_mask)
+        return self._of_heads(self._split(q), self._split(k), self._split(v), more, key_mask, need_weights)
 
     def _record(self, fields: Tensor, couplings: Tensor | None) -> None:
         self._recorded = fields, couplings
 
+    def _of_heads(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        more: Tensor,
+        key_mask: Tensor | None,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The same of the features of each head, [B, H, L, d]."""
+        weights: Tensor | None
+        if self.key_couplings is None:
+            mixed, weights = self._by_operators(q, k, v, key_mask)
+        else:
+            band, dropout = (
+                more[..., : self.key_couplings.bandwidth],
+                self.dropout.p if self.training else 0.0,
+            )
+            mixed, weights = self._chained(
+                q, k, v, band, key_mask, causal=self.causal, dropout=dropout, need_weights=need_weights
+            )
+        out: Tensor = self.output(merged_heads(mixed))
+        return out, weights
+
     def _by_operators(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The same of the features of each head, [B, H, L, d]."""
+        """Mixed values [B, H, Q, d] and weights with a window."""
         queries, keys = q.shape[-2], k.shape[-2]
-        window, in_slots = min(self.window, keys), self._in_slots and queries == keys
+        window, in_slots = min(self.layout.window, keys), self._in_slots and queries == keys
         with torch.autocast(q.device.type, enabled=False):
             scores = self._scores(q, k, window if in_slots else None)
             if self.offset_bias is not None:
-                bias = self.offset_bias[:, None, self.window - window :].to(scores)
+                bias = self.offset_bias[:, None, self.layout.window - window :].to(scores)
                 scores = scores + (bias if in_slots else slots_to_keys(bias.expand(-1, queries, -1), keys))
             if in_slots:
                 visible = visible_slots(keys, window, key_mask, q.device)
@@ -265,9 +339,7 @@ class BoltzmannAttention(CoupledHeads):
             else:
                 weights = self._weights_of(scores, visible, zero=zero)
         weights = self.dropout(weights.to(v.dtype))
-        mixed = window_mix(weights, v, window) if in_slots else weights @ v
-        out: Tensor = self.output(merged_heads(mixed))
-        return out, weights
+        return window_mix(weights, v, window) if in_slots else weights @ v, weights
 
     def use_sampler(
         self, sampler: Sampler | str, *, gradient: str = "auto", num_reads: int | None = None
@@ -275,15 +347,17 @@ class BoltzmannAttention(CoupledHeads):
         """As in the base class."""
         super().use_sampler(sampler, gradient=gradient, num_reads=num_reads)
         self._small = None
-        if self.mode in ("h", "h+J") and not self._biased and self.far == "none":
+        if self.window is not None and self.mode in ("h", "h+J") and not self._biased and self.far == "none":
             bridge = None if self.mode == "h" else self._bridge
             layer = FusedLayer(bridge, self.num_heads, self.layout, self.causal)
             self._small = layer if layer.supported else None
 
-    def _solved(self, fields: Tensor, visible: Tensor, *, zero: bool) -> Tensor:
+    def _solved(
+        self, fields: Tensor, visible: Tensor, *, zero: bool, couplings: Tensor | Edges | None = None
+    ) -> Tensor:
         """As in the base class; in mode J-self with the query's own spin at +1."""
         if self.mode != "J-self":
-            return super()._solved(fields, visible, zero=zero)
+            return super()._solved(fields, visible, zero=zero, couplings=couplings)
         J = self.couplings(fields.shape[-1])
         assert J is not None
         J = J.to(fields.dtype, copy=True)  # torch's compiler fails at a break of the graph on views of views
@@ -301,8 +375,32 @@ class BoltzmannAttention(CoupledHeads):
         return shown + ", rotary=True" * self.rotary + ", offset_bias=True" * (self.offset_bias is not None)
 
 
-def check_windows(layout: CouplingLayout, causal: bool, far: str, offset_bias: bool) -> None:
-    """Refuse options of windows that contradict each other.
+def chain_options(
+    window: int | None, couplings: str | None, rank: int | None, bandwidth: int | None
+) -> ChainOptions | None:
+    """What is coupled without a window; None with one.
+
+    Raises:
+        ValueError: If an option is out of range, or one of those without a window is given with it.
+    """
+    given: dict[str, Any] = {"couplings": couplings, "rank": rank}
+    if window is not None:
+        for name, value in given.items():
+            if value is not None:
+                raise ArgumentError(
+                    name, f"expected None with a window, whose J belongs to slots, got {value!r}."
+                )
+        return None
+    if rank is not None and couplings == "distance":
+        raise ArgumentError("rank", f"expected None with couplings='distance', got {rank!r}.")
+    given["bandwidth"] = bandwidth
+    return ChainOptions(**{name: value for name, value in given.items() if value is not None})
+
+
+def check_windows(
+    layout: CouplingLayout, causal: bool, far: str, offset_bias: bool, chain: ChainOptions | None = None
+) -> None:
+    """Refuse options of windows that contradict each other, or options of a window without one.
 
     Raises:
         ValueError: Names the argument.
@@ -313,9 +411,14 @@ def check_windows(layout: CouplingLayout, causal: bool, far: str, offset_bias: b
     check_choice("far", far, FAR)
     check_choice("weights", layout.weights, WEIGHTS)
     without_fields = mode != "softmax" and "h" not in layout.terms
+    alone = chain is not None
     for refused, name, expected in (
+        (alone and mode != "h+J", "mode", f"'h+J' with window=None, got {mode!r}"),
+        (alone and not relative, "relative", "True with window=None, got False"),
+        (alone and far != "none", "far", f"'none' with window=None, where all keys are coupled, got {far!r}"),
+        (alone and offset_bias, "offset_bias", "False with window=None, got True"),
         (
-            relative and not causal,
+            relative and not causal and not alone,
             "relative",
             "causal=True, since windows end at the query, got causal=False",
         ),
@@ -337,6 +440,8 @@ def coupling_parameters(model: nn.Module) -> list[nn.Parameter]:
     for module in model.modules():
         if isinstance(module, CoupledHeads):
             found += [module.coupling_pairs, module.coupling_triples]
+            if module.key_couplings is not None:
+                found += module.key_couplings.parameters()
         if isinstance(module, BoltzmannAttention):
             found.append(module.offset_bias)
     return [parameter for parameter in found if parameter is not None]

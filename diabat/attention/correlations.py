@@ -82,12 +82,16 @@ def query_moments(
     length, spins = fields.shape[-2:]
     if not is_integer(query) or not 0 <= query < length:
         raise ArgumentError("query", f"expected a position in 0 .. {length - 1}, got {query!r}.")
-    positions = torch.arange(spins, device=fields.device) + (query - spins + 1) * layer.relative
+    positions = torch.arange(spins, device=fields.device)
+    if layer.relative and layer.window is not None:
+        positions = positions + query - spins + 1
     visible = positions >= 0
     if layer.causal:
         visible = visible & (positions <= query)
     h = fields[sequence, :, query, None].double()  # [H, 1, T]
     J, K = (None if t is None else t.double() for t in (J, layer.three_body(spins)))
+    if J is not None and layer.window is None:  # each sequence has its own
+        J = J[sequence]
     if layer.mode == "J-self":
         assert J is not None
         moments, own = _clamped_moments(layer, h, J, visible, spins - 1 if layer.relative else query, seed)

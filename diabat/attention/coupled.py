@@ -11,14 +11,18 @@ import difflib
 import math
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from diabat.attention.chain import ChainLayer, attend, weights_of
 from diabat.attention.coupling_init import CouplingInit
-from diabat.attention.layer import IsingLayer, LayerProblems
+from diabat.attention.key_couplings import ChainOptions, KeyCouplings, band_edges
+from diabat.attention.layer import IsingLayer, LayerProblems, can_fuse
 from diabat.attention.weights import log_odds, masked_softmax, normalised_weights, odds_fields
-from diabat.attention.windows import window_scores
+from diabat.attention.windows import visible_keys, window_scores
 from diabat.checks import ArgumentError, check_choice, check_count, is_integer
 from diabat.compute.memory import require_memory
 from diabat.edges import Edges
@@ -114,6 +118,26 @@ class Backend:
     num_reads: int | None = None
 
 
+class _ChainPass(NamedTuple):
+    """A pass without a window: what is needed to form its problems."""
+
+    layer: ChainLayer
+    q: Tensor
+    k: Tensor
+    band: Tensor
+    key_mask: Tensor | None
+
+    def problem(self) -> tuple[Tensor, Edges]:
+        """Fields [B, H, Q, S] and couplings [B, H, 1, E]."""
+        layer, q, k, band, key_mask = self
+        visible = visible_keys(q.shape[2], k.shape[2], key_mask, q.device, causal=layer.causal)
+        scores = (q / math.sqrt(q.shape[-1])) @ k.mT
+        return odds_fields(scores, visible) if layer.weights == "odds" else scores, band_edges(band)
+
+
+_Recorded = tuple[Tensor, Tensor | Edges | None] | _ChainPass
+
+
 class CoupledHeads(IsingLayer):
     """Couplings of H heads over ``window`` key positions, and the weights that follow from scores.
 
@@ -125,8 +149,12 @@ class CoupledHeads(IsingLayer):
         coupling_pairs: J_jk for j < k, [H, window(window-1)/2], in modes with J; with a bandwidth w the pairs with
             k - j <= w, [H, Σ_{d=1..w} (window-d)], in the same row-major order.
         coupling_triples: K_jkl for j < k < l, [H, window(window-1)(window-2)/6], in modes with K.
+        key_couplings: J between neighbouring keys of a layer without a window, else None.
     """
 
+    window: int | None
+    bandwidth: int | None
+    key_couplings: KeyCouplings | None
     _takes_bias = False
     """Whether fields can be added in modes without them, so that mode J calls the sampler."""
 
@@ -157,9 +185,35 @@ class CoupledHeads(IsingLayer):
         pairs, triples = (zeros(num_heads, size) for size in layout.sizes)
         self.coupling_pairs = nn.Parameter(pairs) if "J" in layout.terms else None
         if self.coupling_pairs is not None and coupling_init is not None:
-            coupling_init.fill(self.coupling_pairs, layout.window, layout.bandwidth)
+            first, second = pair_indices(layout.window, layout.bandwidth)
+            coupling_init.fill(self.coupling_pairs, second - first)
         self.coupling_triples = nn.Parameter(triples) if "K" in layout.terms else None
-        self._recorded: tuple[Tensor, Tensor | Edges | None] | None = None
+        self.key_couplings = None
+        self._recorded: _Recorded | None = None
+
+    def _build_chain(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        options: ChainOptions,
+        weights: str,
+        backend: Backend,
+        *,
+        coupling_init: CouplingInit | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """The same for couplings between neighbouring keys of sequences of any length."""
+        check_choice("weights", weights, WEIGHTS)
+        self.num_heads, self.window, self.bandwidth = num_heads, None, options.bandwidth
+        self.mode, self.weighting, self.relative, self._has_fields = "h+J", weights, True, True
+        self._problems = LayerProblems(None, options.bandwidth)
+        self.use_sampler(backend.sampler, gradient=backend.gradient, num_reads=backend.num_reads)
+        self.coupling_pairs = self.coupling_triples = None
+        self.key_couplings = KeyCouplings(
+            embed_dim, num_heads, options, coupling_init, device=device, dtype=dtype
+        )
+        self._recorded = None
 
     def couplings(self, length: int | None = None) -> Tensor | None:
         """Symmetric J over the first ``length`` positions, or the last slots of a relative layer, [H, 1, T, T].
@@ -169,14 +223,14 @@ class CoupledHeads(IsingLayer):
         if self.coupling_pairs is None:
             return None
         part = self.layout.part(length)
-        return pack_couplings(self.coupling_pairs, self.window, self.bandwidth)[:, None, part, part]
+        return pack_couplings(self.coupling_pairs, self.layout.window, self.bandwidth)[:, None, part, part]
 
     def _band(self, length: int) -> Edges:
         """The same couplings as edges, with values [H, 1, E]."""
         pairs = self.coupling_pairs
         assert pairs is not None
-        index = torch.stack(pair_indices(self.window, self.bandwidth, pairs.device), 1)
-        index = index - self.layout.part(length).indices(self.window)[0]
+        index = torch.stack(pair_indices(self.layout.window, self.bandwidth, pairs.device), 1)
+        index = index - self.layout.part(length).indices(self.layout.window)[0]
         inside = ((index >= 0) & (index < length)).all(1)
         return Edges(index[inside], pairs[:, None, inside])
 
@@ -185,12 +239,12 @@ class CoupledHeads(IsingLayer):
         if self.coupling_triples is None:
             return None
         part = self.layout.part(length)
-        return pack_three_body(self.coupling_triples, self.window)[:, None, part, part, part]
+        return pack_three_body(self.coupling_triples, self.layout.window)[:, None, part, part, part]
 
     def last_fields_and_couplings(self) -> tuple[Tensor, Tensor | None]:
         """Fields [B, H, T, T] and J [H, 1, T, T] of the last forward pass, detached.
 
-        The fields of a relative layer are those of the slots, [B, H, L, T].
+        The fields of a relative layer are those of the slots, [B, H, L, T].  Without a window J is [B, H, 1, T, T].
 
         Raises:
             RuntimeError: Before the first forward pass, or in a mode that does not call the sampler.
@@ -199,7 +253,8 @@ class CoupledHeads(IsingLayer):
             raise RuntimeError(
                 "no Boltzmann forward pass has been made yet; call the layer on an input first."
             )
-        fields, J = self._recorded
+        recorded = self._recorded
+        fields, J = recorded.problem() if isinstance(recorded, _ChainPass) else recorded
         return fields, J.matrix(fields.shape[-1]) if isinstance(J, Edges) else J
 
     def _scores(self, q: Tensor, k: Tensor, slots: int | None = None) -> Tensor:
@@ -214,20 +269,80 @@ class CoupledHeads(IsingLayer):
         q, k = q.to(wide) / math.sqrt(q.shape[-1]), k.to(wide)
         return q @ k.mT if slots is None else window_scores(q, k, slots)
 
-    def _weights_of(self, scores: Tensor, visible: Tensor, *, zero: bool) -> Tensor:
+    def _chained(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        band: Tensor,
+        key_mask: Tensor | None,
+        *,
+        causal: bool = True,
+        dropout: float = 0.0,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend with the last Q of S keys whose neighbours are coupled.
+
+        Args:
+            q: [B, H, Q, d].
+            k: [B, H, S, d].
+            v: Likewise.
+            band: Couplings of every key with the w keys before it, [B, H, S, w].
+            key_mask: Keys that are not padding, bool [B, S], or None.
+            causal: Queries do not see the keys behind them.
+            dropout: Probability of dropout of the weights.
+            need_weights: Also return the weights.
+
+        Returns:
+            Mixed values [B, H, Q, d], and weights [B, H, Q, S] if they are needed or were formed.
+        """
+        wide, narrow = torch.promote_types(q.dtype, torch.float32), v.dtype
+        layer = ChainLayer(causal, self.weighting, dropout)
+        with torch.autocast(q.device.type, enabled=False):
+            q, k, band = (t.to(wide) for t in (q, k, band))
+            self._recorded = _ChainPass(layer, q.detach(), k.detach(), band.detach(), key_mask)
+            exact = self._chain_is_exact
+            compiled = can_fuse(q, k, v.to(wide), band) and (wide == torch.float32 or not dropout)
+            if exact and compiled and not need_weights:
+                J = band[:, :, 1:, 0]
+                if key_mask is not None:
+                    J = J.masked_fill(~(key_mask[:, None, 1:] & key_mask[:, None, :-1]), 0)
+                return attend(layer, q, k, v.to(wide), J, key_mask).to(narrow), None
+            visible = visible_keys(q.shape[2], k.shape[2], key_mask, q.device, causal=causal)
+            scores = self._scores(q, k)
+            if exact:
+                weights = weights_of(layer, scores, band[:, :, 1:, 0], visible)
+            else:
+                edges = band_edges(band)
+                given = edges if self._bridge.takes_edges else edges.matrix(k.shape[2])
+                weights = self._weights_of(scores, visible, zero=False, couplings=given)
+        weights = F.dropout(weights.to(narrow), dropout)
+        return weights @ v, weights
+
+    @property
+    def _chain_is_exact(self) -> bool:
+        """Whether the messages of a chain are what the backend computes."""
+        able, bridge = self.sampler.capabilities, self._bridge
+        exact = able.exact and able.edges and bridge.estimator == "exact" and not bridge.draws
+        return exact and self.bandwidth == 1
+
+    def _weights_of(
+        self, scores: Tensor, visible: Tensor, *, zero: bool, couplings: Tensor | Edges | None = None
+    ) -> Tensor:
         """Normalised weights [B, H, L, T] of keys that are all coupled.
 
         Args:
             scores: [B, H, L, T].
             visible: bool, broadcastable to the scores.
             zero: The mode has no fields, and the scores are 0.
+            couplings: J in place of that of the layer.
         """
         if self.mode == "softmax":
             return masked_softmax(scores, visible)
         if self.weighting == "odds":
             h = scores if zero else odds_fields(scores, visible)
-            return masked_softmax(self._solved(h, visible, zero=zero), visible)
-        return normalised_weights(self._solved(scores, visible, zero=zero), visible)
+            return masked_softmax(self._solved(h, visible, zero=zero, couplings=couplings), visible)
+        return normalised_weights(self._solved(scores, visible, zero=zero, couplings=couplings), visible)
 
     def _weights_with_far(
         self, scores: Tensor, keys: Tensor, filled: Tensor, visible: Tensor, *, zero: bool = False
@@ -255,9 +370,14 @@ class CoupledHeads(IsingLayer):
         alpha = torch.sigmoid(2 * scores).scatter(-1, keys, near.masked_fill(~filled, 0))
         return normalised_weights(alpha, visible)
 
-    def _solved(self, fields: Tensor, visible: Tensor, *, zero: bool) -> Tensor:
+    def _solved(
+        self, fields: Tensor, visible: Tensor, *, zero: bool, couplings: Tensor | Edges | None = None
+    ) -> Tensor:
         """P(s_j = +1), [B, H, L, T], or the log-odds of it in a layer of odds."""
-        odds, (J, K) = self.weighting == "odds", self._terms(fields)
+        odds, (J, K) = (
+            self.weighting == "odds",
+            self._terms(fields) if couplings is None else (couplings, None),
+        )
         if self.mode == "h":
             return 2 * fields if odds else torch.sigmoid(2 * fields)
         if zero and self.mode == "J":

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from diabat.checks import check_count, check_number
-from diabat.ising import pair_indices
 
 
 @dataclass(frozen=True)
@@ -37,12 +36,11 @@ class CouplingInit:
         check_count("distance", self.distance, optional=True)
 
     @torch.no_grad()
-    def fill(self, pairs: Tensor, window: int, bandwidth: int | None) -> None:
-        """Set packed couplings [H, pairs] in place."""
+    def fill(self, pairs: Tensor, distances: Tensor) -> None:
+        """Set couplings [H, pairs] in place; ``distances`` of the two keys of each pair, [pairs]."""
         drawn = torch.full(pairs.shape, self.mean, dtype=pairs.dtype)
         if self.std:
             drawn += self.std * torch.randn(pairs.shape, dtype=pairs.dtype)
         if self.distance is not None:
-            first, second = pair_indices(window, bandwidth)
-            drawn *= second - first <= self.distance
+            drawn *= distances <= self.distance
         pairs.copy_(drawn)

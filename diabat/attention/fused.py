@@ -76,19 +76,6 @@ class _Independent(Solution):
         return (2 * v if self._odds else 2 * v * self.result * (1 - self.result)), None
 
 
-def can_fuse(q: Tensor, k: Tensor, v: Tensor, pairs: Tensor | None) -> bool:
-    """Whether tensors can be read as arrays here: on the CPU, of one precision, and outside transforms and graphs."""
-    return (
-        q.device.type == "cpu"
-        and q.dtype in (torch.float32, torch.float64)
-        and q.dtype == k.dtype == v.dtype
-        and (pairs is None or q.dtype == pairs.dtype)
-        and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()  # type: ignore[attr-defined]  # not exported by name
-        and not torch._C._are_functorch_transforms_active()
-    )
-
-
 def attend(
     layer: FusedLayer,
     q: Tensor,

@@ -89,9 +89,14 @@ class IsingLayer(nn.Module):
 
 def _fitted(sampler: Sampler, problems: LayerProblems) -> Sampler:
     """Adapt a backend to the problems of a layer; refuse now what it would refuse at the first batch."""
-    if problems.window is not None and problems.reach is not None:
-        sampler = sampler.for_window(problems.window, problems.reach)
-    able = sampler.capabilities
+    reach, able = problems.reach, sampler.capabilities
+    if reach is not None:
+        if problems.window is None and able.exact and not able.edges:
+            raise UnsupportedError(
+                "sampler",
+                f"expected one that takes edges without a window, as 'banded' does, got '{sampler.name}'.",
+            )
+        sampler = sampler.for_window(reach + 1 if problems.window is None else problems.window, reach)
     if problems.three_body and not able.three_body:
         raise UnsupportedError(
             "mode",
@@ -103,6 +108,19 @@ def _fitted(sampler: Sampler, problems: LayerProblems) -> Sampler:
             f"sampler '{sampler.name}' accepts at most {able.max_spins} spins, got {problems.window}.",
         )
     return sampler
+
+
+def can_fuse(q: Tensor, k: Tensor, v: Tensor, pairs: Tensor | None) -> bool:
+    """Whether tensors can be read as arrays here: on the CPU, of one precision, and outside transforms and graphs."""
+    return (
+        q.device.type == "cpu"
+        and q.dtype in (torch.float32, torch.float64)
+        and q.dtype == k.dtype == v.dtype
+        and (pairs is None or q.dtype == pairs.dtype)
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined]  # not exported by name
+        and not torch._C._are_functorch_transforms_active()
+    )
 
 
 def within_limits(sampler: Sampler, count: int, longest: int) -> bool:

@@ -203,9 +203,9 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
                 "key",
                 f"expected a batch of {query.shape[1 - axis]} as the queries, got {key.shape[1 - axis]}.",
             )
-        if key.shape[axis] > self.window:
+        if key.shape[axis] > self.layout.window:
             raise ArgumentError(
-                "key", f"expected at most window = {self.window} positions, got {key.shape[axis]}."
+                "key", f"expected at most window = {self.layout.window} positions, got {key.shape[axis]}."
             )
         return batched
 

@@ -71,8 +71,10 @@ class BoltzmannPooling(CoupledHeads):
     def probabilities(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """alpha_i = P(s_i = +1), [B, H, T]."""
         visible = visible_positions(x, key_padding_mask)[:, None]
-        if x.shape[1] > self.window:
-            raise ArgumentError("x", f"expected at most window = {self.window} positions, got {x.shape[1]}.")
+        if x.shape[1] > self.layout.window:
+            raise ArgumentError(
+                "x", f"expected at most window = {self.layout.window} positions, got {x.shape[1]}."
+            )
         fields = self.heads.scores(x)
         # Samplers compute in float32 or float64.
         fields = fields.to(torch.promote_types(fields.dtype, torch.float32))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from diabat.attention.boltzmann import BoltzmannAttention
+from diabat.attention.chain import ChainLayer, attend
 from diabat.attention.games import NormGame, sample_interaction, sample_shapley
 
 
@@ -14,6 +15,11 @@ def _attention() -> None:
     for dtype in (torch.float32, torch.float64):
         layer = BoltzmannAttention(4, 1, 8).to(dtype)  # enough states that compiled code is used
         layer(torch.ones(2, 8, 4, dtype=dtype)).sum().backward()
+        q, k, v = torch.ones(3, 1, 1, 2, 4, dtype=dtype, requires_grad=True)
+        for dropout in (0.0, 0.5) if dtype == torch.float32 else (0.0,):
+            out = attend(ChainLayer(True, "odds", dropout), q, k, v, torch.ones(1, 1, 1, dtype=dtype), None)
+            torch.autograd.grad(out.sum(), q, create_graph=dropout > 0, retain_graph=True)
+            torch.autograd.grad(out.sum(), q)
 
 
 def _token_games() -> None:

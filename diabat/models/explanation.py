@@ -254,7 +254,7 @@ def explain_decoder(
     visible, limit = torch.arange(1, length + 1), layers[0].window
     if not layers[0].causal:
         visible = torch.full((length,), length)
-    elif layers[0].relative and layers[0].far == "none":
+    elif layers[0].relative and layers[0].far == "none" and limit is not None:
         visible = visible.clamp(max=limit)
 
     def stacked(of_layers: list[Tensor]) -> Tensor | None:

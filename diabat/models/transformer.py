@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.boltzmann import BoltzmannAttention, check_windows, coupling_parameters
+from diabat.attention.boltzmann import BoltzmannAttention, chain_options, check_windows, coupling_parameters
 from diabat.attention.coupled import SELF_MODES, CouplingLayout
 from diabat.attention.coupling_init import CouplingInit
 from diabat.checks import ArgumentError, check_choice, check_count, check_number
@@ -44,9 +44,12 @@ class TransformerOptions(ModelOptions):
         attention_window: T, the number of coupled positions, with ``relative``; None couples the whole context.
         far: With ``relative``, keys before the window: ``none`` of them is visible, or they are ``independent``.
         weights: Attention weights from the ``probability`` of a spin, or from its ``odds``.
-        positions: ``learned`` embeddings, one for each position of the context, or ``rope``: rotary positions in every
-            attention layer.
+        positions: ``learned`` embeddings, one for each position of the context; ``rope``: rotary positions in every
+            attention layer; or ``none``.
         offset_bias: With ``relative``, a learned bias on the scores of the last keys, by head and offset.
+        couplings: Without a window, J between neighbours over the whole context, with ``relative``: from their
+            ``distance``, or from the ``tokens``; None couples windows.
+        rank: Number of features that couplings of tokens are products of; None takes 8.
         coupling_init: Initial couplings: ``mean`` and ``std`` of J_jk for abs(j - k) <= ``distance``; None for zero.
     """
 
@@ -68,6 +71,8 @@ class TransformerOptions(ModelOptions):
     positions: str = "learned"
     offset_bias: bool = False
     coupling_init: CouplingInit | None = None
+    couplings: str | None = None
+    rank: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("embed_dim", 1), ("num_heads", 1), ("num_layers", 1), ("ffn_dim", 0)):
@@ -80,15 +85,25 @@ class TransformerOptions(ModelOptions):
         for name in ("dropout", "attention_dropout", "embedding_dropout"):
             check_number(name, getattr(self, name), "[0, 1)", optional=name == "attention_dropout")
         check_choice("mode", self.mode, SELF_MODES)
-        check_choice("positions", self.positions, ("learned", "rope"))
+        check_choice("positions", self.positions, ("learned", "rope", "none"))
         layout = CouplingLayout(1, self.mode, relative=self.relative, weights=self.weights)
-        check_windows(layout, self.causal, self.far, self.offset_bias)
+        chain = chain_options(self.attention_window_of(1), self.couplings, self.rank, self.bandwidth)
+        check_windows(layout, self.causal, self.far, self.offset_bias, chain)
         if self.attention_window is not None and not self.relative:
             got = f"got {self.attention_window}"
             raise ArgumentError("attention_window", f"expected None without relative couplings, {got}.")
+        if self.attention_window is not None and self.couplings is not None:
+            got = f"got {self.attention_window}"
+            raise ArgumentError("attention_window", f"expected None with couplings of neighbours, {got}.")
         if self.positions == "rope" and self.embed_dim // self.num_heads % 2:
             got = f"{self.embed_dim} / {self.num_heads}"
             raise ArgumentError("positions", f"'rope' expects an even embed_dim / num_heads, got {got}.")
+
+    def attention_window_of(self, context: int) -> int | None:
+        """The number of coupled positions; None without a limit."""
+        if self.couplings is not None:
+            return None
+        return context if self.attention_window is None else self.attention_window
 
     @property
     def uses_sampler(self) -> bool:
@@ -120,7 +135,7 @@ class Block(nn.Module):
         self.attention = BoltzmannAttention(
             width,
             options.num_heads,
-            window if options.attention_window is None else options.attention_window,
+            options.attention_window_of(window),
             sampler=sampler,
             mode=options.mode,
             gradient=gradient,
@@ -133,6 +148,8 @@ class Block(nn.Module):
             rotary=options.positions == "rope",
             offset_bias=options.offset_bias,
             coupling_init=options.coupling_init,
+            couplings=options.couplings,
+            rank=options.rank,
         )
         self.dropout = nn.Dropout(options.dropout)
         self.ffn: nn.Sequential | None = None

@@ -66,7 +66,7 @@ BAD = [
      "model.far: expected 'none' without relative=True, got 'independent'."),
     ({"model": {"relative": True, "weights": "odd"}},
      "model.weights: expected one of probability, odds, got 'odd'. Did you mean 'odds'?"),
-    ({"model": {"positions": "rotary"}}, "model.positions: expected one of learned, rope, got 'rotary'."),
+    ({"model": {"positions": "rotary"}}, "model.positions: expected one of learned, rope, none, got 'rotary'."),
     ({"model": {"attention_window": 4}},
      "model.attention_window: expected None without relative couplings, got 4."),
     ({"training": {"patience": 0}}, "training.patience: expected an integer >= 1, got 0."),

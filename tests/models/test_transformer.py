@@ -186,7 +186,7 @@ def test_embedding_dropout_acts_on_the_sum_of_the_embeddings() -> None:
         ({"embedding_dropout": 1.0}, r"embedding_dropout: expected a number in \[0, 1\), got 1.0"),
         ({"attention_window": 0}, "attention_window: expected an integer >= 1 or None, got 0"),
         ({"attention_window": 3}, "attention_window: expected None without relative couplings, got 3"),
-        ({"positions": "sine"}, "positions: expected one of learned, rope, got 'sine'"),
+        ({"positions": "sine"}, "positions: expected one of learned, rope, none, got 'sine'"),
         (
             {"positions": "rope", "embed_dim": 6},
             "positions: 'rope' expects an even embed_dim / num_heads, got 6 / 2",

@@ -1,0 +1,425 @@
+"""Attention over chains: the law, its derivatives, and what the layer promises about memory and decoding."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import diabat
+from diabat import BoltzmannAttention, Ising
+from diabat.attention import CouplingInit
+from diabat.attention.boltzmann import coupling_parameters
+from diabat.attention.chain import ChainLayer, attend, by_operators, log_odds
+from diabat.attention.correlations import query_moments
+from diabat.attention.coupled import CoupledHeads
+
+F64 = torch.float64
+LAWS = [ChainLayer(causal, weights) for causal in (True, False) for weights in ("odds", "probability")]
+
+
+def inputs(
+    shape: tuple[int, ...] = (2, 2, 7, 7, 5),
+    dtype: torch.dtype = F64,
+    *,
+    strength: float = 1.0,
+    seed: int = 0,
+) -> list[Tensor]:
+    """Queries, keys, values and couplings of B, H, Q, S, d."""
+    generator = torch.Generator().manual_seed(seed)
+    batch, heads, queries, keys, features = shape
+    q = 2 * torch.randn(batch, heads, queries, features, generator=generator, dtype=F64)
+    k, v = torch.randn(2, batch, heads, keys, features, generator=generator, dtype=F64)
+    J = strength * torch.randn(batch, heads, keys - 1, generator=generator, dtype=F64)
+    return [t.to(dtype) for t in (q, k, v, J)]
+
+
+def solved(law: ChainLayer, terms: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+    """By the kernel."""
+    q, k, v, J = terms
+    return attend(law, q, k, v, J, mask)
+
+
+def operated(law: ChainLayer, terms: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+    """By operators."""
+    q, k, v, J = terms
+    return by_operators(law, q, k, v, J, mask)[0]
+
+
+def padding(batch: int, keys: int, seed: int = 0) -> Tensor:
+    """Visible keys, bool [B, S]; one in four is padding, and all of the last sequence."""
+    mask = torch.rand(batch, keys, generator=torch.Generator().manual_seed(seed)) > 0.25
+    mask[-1] = False
+    return mask
+
+
+def between(J: Tensor, mask: Tensor) -> Tensor:
+    """Couplings between visible keys only."""
+    return J.masked_fill(~(mask[:, None, 1:] & mask[:, None, :-1]), 0)
+
+
+def enumerated(law: ChainLayer, q: Tensor, k: Tensor, v: Tensor, J: Tensor, mask: Tensor) -> Tensor:
+    """Mixed values by enumeration of all states."""
+    queries, keys = q.shape[2], k.shape[2]
+    visible = torch.ones(queries, keys, dtype=torch.bool)
+    visible = (visible.tril(keys - queries) if law.causal else visible) & mask[:, None, None]
+    visible = visible.expand(*q.shape[:3], -1)
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    hidden = scores.masked_fill(~visible, -1e300)
+    fields = hidden.log_softmax(-1) / 2 if law.weights == "odds" else scores
+    couplings = torch.diag_embed(J, 1)[:, :, None]
+    problem = Ising(fields.masked_fill(~visible, 0), couplings + couplings.mT, visible)
+    if law.weights == "odds":
+        weights = diabat.sampler("exact").differentiable_log_odds(problem).exp()
+    else:
+        weights = diabat.sampler("exact").moments(problem).probability
+    weights = weights.masked_fill(~visible, 0)
+    return weights / weights.sum(-1, keepdim=True).clamp_min(1e-300) @ v
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("strength", [0.3, 3.0, 30.0])
+def test_the_law_is_that_of_enumeration(law: ChainLayer, strength: float) -> None:
+    for seed in range(4):
+        q, k, v, J = inputs((3, 2, 6, 9, 5), strength=strength, seed=seed)
+        mask = padding(3, 9, seed)
+        J = between(J, mask)
+        expected = enumerated(law, q, k, v, J, mask)
+        torch.testing.assert_close(attend(law, q, k, v, J, mask), expected, rtol=0, atol=1e-10)
+        torch.testing.assert_close(by_operators(law, q, k, v, J, mask)[0], expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_long_chains_are_those_of_the_banded_sampler(law: ChainLayer) -> None:
+    q, k, v, J = inputs((1, 2, 70, 512, 24))
+    edges = diabat.Edges(torch.stack((torch.arange(511), torch.arange(1, 512)), 1), J[:, :, None])
+    visible = torch.ones(70, 512, dtype=torch.bool)
+    visible = visible.tril(442) if law.causal else visible
+    scores = q @ k.mT / 24**0.5
+    fields = scores.masked_fill(~visible, -1e300).log_softmax(-1) / 2 if law.weights == "odds" else scores
+    banded = diabat.sampler("banded", bandwidth=1)
+    found = banded.differentiable_log_odds(Ising(fields.masked_fill(~visible, 0), edges, visible))
+    weights = found.exp() if law.weights == "odds" else found.sigmoid()
+    weights = weights.masked_fill(~visible, 0)
+    expected = weights / weights.sum(-1, keepdim=True) @ v
+    torch.testing.assert_close(attend(law, q, k, v, J, None), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize(("fields", "strength"), [(1.0, 1.0), (10.0, 15.0), (12.0, 5.0), (3.0, 40.0)])
+def test_single_precision_is_within_1e_5_of_double(law: ChainLayer, fields: float, strength: float) -> None:
+    """Strong fields and couplings, 16 and 32 times what a message resolves, move nothing out of range."""
+    q, k, v, J = inputs((2, 2, 40, 40, 8), torch.float32, strength=strength)
+    q = fields * q
+    expected = operated(law, [t.double() for t in (q, k, v, J)])
+    # What rounding of the scores themselves moves weights by.
+    atol = 1e-5 + 2e-7 * float((q @ k.mT).abs().max())
+    torch.testing.assert_close(attend(law, q, k, v, J, None).double(), expected, rtol=0, atol=atol)
+
+
+def test_saturated_messages_stay_finite() -> None:
+    """T = -1 and r near 1, where 1 + T r vanishes in single precision."""
+    q = torch.tensor([[[[40.0]]]])
+    k = torch.tensor([[[[30.0], [-30.0], [30.0], [0.0]]]])
+    terms = [t.requires_grad_() for t in (q, k, torch.ones(1, 1, 4, 1), torch.full((1, 1, 3), 12.0))]
+    for law in LAWS:
+        out = solved(law, terms)
+        gradients = torch.autograd.grad(out.sum(), terms)
+        assert all(bool(t.isfinite().all()) for t in (out, *gradients))
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_without_couplings_odds_are_softmax(law: ChainLayer) -> None:
+    q, k, v, J = inputs((2, 3, 50, 50, 24), torch.float32)
+    found = attend(law, q, k, v, 0 * J, None)
+    softmax = F.scaled_dot_product_attention(q, k, v, is_causal=law.causal)
+    assert (law.weights == "odds") == torch.allclose(found, softmax, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("padded", [True, False])
+def test_gradients_three_ways(law: ChainLayer, padded: bool) -> None:
+    """The compiled adjoint, autograd through the operators, and finite differences."""
+    mask = padding(2, 7) if padded else None
+    q, k, v, J = inputs((2, 2, 5, 7, 3))
+    terms = [t.requires_grad_() for t in (q, k, v, J if mask is None else between(J, mask))]
+    g = torch.randn(2, 2, 5, 3, dtype=F64)
+    compiled = torch.autograd.grad(solved(law, terms, mask), terms, g)
+    operators = torch.autograd.grad(operated(law, terms, mask), terms, g)
+    for found, expected in zip(compiled[:3], operators[:3], strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+    if mask is None:  # else the couplings of padding are no parameters
+        torch.testing.assert_close(compiled[3], operators[3], rtol=1e-9, atol=1e-10)
+        assert torch.autograd.gradcheck(lambda *t: solved(law, t), terms)
+        assert torch.autograd.gradgradcheck(lambda *t: solved(law, t), terms)
+
+
+def test_second_derivatives_by_some_terms() -> None:
+    """Autograd asks for no derivative by what does not need one."""
+    q, k, v, J = inputs()
+    q.requires_grad_()
+    (slope,) = torch.autograd.grad(solved(LAWS[0], (q, k, v, J)).sum(), q, create_graph=True)
+    (curvature,) = torch.autograd.grad(slope.square().sum(), q)
+    assert bool((curvature != 0).any())
+
+
+@pytest.mark.parametrize("law", [LAWS[0], LAWS[1]])
+def test_gradients_of_many_queries(law: ChainLayer) -> None:
+    """Several blocks of lanes, the last one not full, and features that are no multiple of the lanes."""
+    for dtype, tolerance in ((F64, 1e-11), (torch.float32, 2e-5)):
+        terms = [t.requires_grad_() for t in inputs((1, 2, 75, 91, 21), dtype)]
+        g = torch.randn(1, 2, 75, 21, dtype=dtype)
+        found = torch.autograd.grad(solved(law, terms), terms, g)
+        doubles = [t.detach().double().requires_grad_() for t in terms]
+        expected = torch.autograd.grad(operated(law, doubles), doubles, g.double())
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=0, atol=tolerance * float(other.abs().max()))
+
+
+def test_the_scan_is_differentiated_to_any_order() -> None:
+    h, J = inputs((1, 2, 3, 6, 1))[0][..., 0], inputs((1, 2, 3, 4, 1))[3][..., :2]
+    terms = h.requires_grad_(), J.requires_grad_()
+    assert torch.autograd.gradcheck(log_odds, terms)
+    assert torch.autograd.gradgradcheck(log_odds, terms)
+
+
+def test_dropout_is_differentiated_as_drawn() -> None:
+    law = ChainLayer(True, "odds", 0.3)
+    terms = [t.requires_grad_() for t in inputs((2, 2, 40, 40, 6), torch.float32)]
+    torch.manual_seed(3)
+    out = solved(law, terms)
+    g = torch.randn_like(out)
+    first = torch.autograd.grad(out, terms, g, retain_graph=True)
+    by_noise = torch.autograd.grad(
+        out, terms, g, create_graph=True
+    )  # through the operators and the same factors
+    for found, expected in zip(first, by_noise, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.detach().abs().max()))
+    torch.manual_seed(3)
+    assert torch.equal(out, solved(law, terms))
+    # The mean over 400 draws, within 5 standard errors (alpha = 6e-7 for each of 480 numbers).
+    plain = solved(ChainLayer(True, "odds"), terms).detach()
+    draws = torch.stack([solved(law, terms).detach() for _ in range(400)])
+    error = draws.std(0) / 20
+    assert bool(((draws.mean(0) - plain).abs() <= 5 * error + 1e-6).all())
+
+
+def test_results_do_not_depend_on_threads_batch_or_layout() -> None:
+    law = ChainLayer(True, "odds")
+    q, k, v, J = inputs((6, 4, 64, 64, 16), torch.float32)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        found = attend(law, q, k, v, J, None)
+        torch.set_num_threads(1)
+        assert torch.equal(found, attend(law, q, k, v, J, None))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[2:4], attend(law, q[2:4], k[2:4], v[2:4], J[2:4], None))
+    moved = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)]
+    assert torch.equal(found, solved(law, [*moved, J]))
+
+
+def test_memory_is_linear_in_the_length() -> None:
+    """Nothing that autograd keeps, nor what a forward pass returns, has L · L numbers."""
+    layer = built(embed_dim=8, num_heads=1, weights="odds")
+    sizes: list[int] = []
+
+    def note(t: Tensor) -> Tensor:
+        sizes.append(t.numel())
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        layer(torch.randn(1, 2048, 8)).sum().backward()
+    assert max(sizes) <= 2048 * 8
+
+
+def built(
+    dtype: torch.dtype = torch.float32, embed_dim: int = 12, num_heads: int = 2, **options: Any
+) -> BoltzmannAttention:
+    """A layer whose couplings are not 0."""
+    torch.manual_seed(1)
+    options = {"relative": True, "coupling_init": CouplingInit(mean=0.4, std=0.3), **options}
+    layer = BoltzmannAttention(embed_dim, num_heads, None, **options).to(dtype)
+    assert layer.key_couplings is not None
+    if layer.key_couplings.second is not None:
+        torch.nn.init.normal_(layer.key_couplings.second, std=0.4)
+    return layer
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "tokens": {},
+    "distance": {"couplings": "distance"},
+    "odds, rotary": {"weights": "odds", "rotary": True},
+    "rank 2": {"rank": 2},
+    "all keys": {"causal": False},
+    "band of 3": {"bandwidth": 3},
+    "band of 2, odds": {"bandwidth": 2, "weights": "odds", "couplings": "distance"},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_layer_in_its_own_terms(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled, with weights, and by the sampler that any other backend would take the place of."""
+    layer = built(F64, **OPTIONS[name])
+    x = torch.randn(3, 9, 12, dtype=F64)
+    padded = torch.zeros(3, 9, dtype=torch.bool)
+    padded[1, :3], padded[2, 7:] = True, True
+    out = layer(x, padded)
+    again, weights = layer(x, padded, need_weights=True)
+    assert bool((weights.masked_select(padded[:, None, None].expand(weights.shape)) == 0).all())
+    monkeypatch.setattr(CoupledHeads, "_chain_is_exact", False)
+    by_sampler, others = layer(x, padded, need_weights=True)
+    torch.testing.assert_close(out, again)
+    torch.testing.assert_close(out, by_sampler)
+    torch.testing.assert_close(weights, others)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_couplings_are_those_of_the_tokens(name: str) -> None:
+    layer = built(F64, **OPTIONS[name])
+    chain, x = layer.key_couplings, torch.randn(2, 6, 12, dtype=F64)
+    assert chain is not None
+    layer(x)
+    _, J = layer.last_fields_and_couplings()
+    assert J is not None
+    expected = torch.zeros(2, 2, 6, 6, dtype=F64)
+    for d in range(1, chain.bandwidth + 1):
+        for j in range(d, 6):
+            for h in range(2):
+                value = chain.distance[h, d - 1].expand(2)
+                if chain.first is not None:
+                    assert chain.second is not None
+                    rank = len(chain.first) // 2
+                    a = x[:, j - d] @ chain.first[h * rank : (h + 1) * rank].T
+                    row = (h * chain.bandwidth + d - 1) * rank
+                    value = value + (a * (x[:, j] @ chain.second[row : row + rank].T)).sum(-1)
+                expected[:, h, j - d, j] = expected[:, h, j, j - d] = value.detach()
+    torch.testing.assert_close(J[:, :, 0].detach(), expected)
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "all keys"])
+def test_a_step_equals_the_last_position(name: str) -> None:
+    layer = built(**OPTIONS[name]).eval()
+    x = torch.randn(2, 40, 12)
+    full = layer(x)
+    state, found = None, []
+    with torch.no_grad():
+        for t in range(40):
+            out, state = layer.step(x[:, t], state)
+            found.append(out)
+        torch.testing.assert_close(torch.stack(found, 1), full.detach(), rtol=0, atol=2e-6)
+        # Prompts of different lengths are padded on the left, and rows may be exchanged.
+        padded = torch.zeros(2, 40, dtype=torch.bool)
+        padded[0, :7] = True
+        expected = layer(x, padded)[:, -1]
+        _, state = layer.prefill(x[:, :39], padded[:, :39])
+        out, _ = layer.step(x[:, 39], state)
+        torch.testing.assert_close(out, expected, rtol=0, atol=2e-6)
+        swapped, _ = layer.step(x[:, 39].flip(0), state.reorder(torch.tensor([1, 0])))
+        torch.testing.assert_close(swapped, expected.flip(0), rtol=0, atol=2e-6)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+def test_what_works_with_an_ordinary_module_works_here() -> None:
+    layer = built(weights="odds", dropout=0.1).eval()
+    x = torch.randn(2, 20, 12)
+    expected = layer(x)
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=False)(x), expected)
+    assert torch.equal(copy.deepcopy(layer)(x), expected)
+    torch.testing.assert_close(torch.compile(layer)(x), expected)
+    parameters: dict[str, Tensor] = dict(layer.named_parameters())
+    one = torch.func.vmap(lambda row: torch.func.functional_call(layer, parameters, (row[None],))[0])(x)
+    torch.testing.assert_close(one, expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(layer(x).float(), expected, rtol=0, atol=0.05)
+    torch.testing.assert_close(
+        copy.deepcopy(layer).bfloat16()(x.bfloat16()).float(), expected, rtol=0, atol=0.05
+    )
+
+
+def test_couplings_start_at_the_given_ones_and_train() -> None:
+    layer = BoltzmannAttention(
+        8, 2, None, relative=True, weights="odds", coupling_init=CouplingInit(mean=0.7)
+    )
+    assert layer.key_couplings is not None
+    assert set(coupling_parameters(layer)) == set(layer.key_couplings.parameters())
+    x = torch.randn(1, 10, 8)
+    layer(x)
+    _, J = layer.last_fields_and_couplings()
+    assert J is not None
+    torch.testing.assert_close(J[0, 0, 0].diagonal(1), torch.full((9,), 0.7))
+    layer(x).square().sum().backward()
+    assert all(p.grad is not None for p in coupling_parameters(layer))
+    assert layer.key_couplings.second is not None
+    assert layer.key_couplings.second.grad is not None
+    assert float(layer.key_couplings.second.grad.abs().max()) > 0
+
+
+def test_correlations_of_a_query_are_those_of_the_chain() -> None:
+    layer = built(F64)
+    layer(torch.randn(2, 6, 12, dtype=F64))
+    found = query_moments(layer, 4, sequence=1)
+    fields, J = layer.last_fields_and_couplings()
+    assert J is not None
+    problem = Ising(fields[1, :, 4, :5], J[1, :, 0, :5, :5])
+    exact = diabat.sampler("exact").moments(problem, correlations=True)
+    assert exact.correlation is not None
+    m = exact.magnetization
+    torch.testing.assert_close(found.correlations, exact.correlation - m[:, :, None] * m[:, None])
+
+
+@pytest.mark.parametrize("sampler", ["mean_field", "tempering", "dqa"])
+def test_other_backends_answer(sampler: str) -> None:
+    torch.manual_seed(0)
+    layer = BoltzmannAttention(8, 2, None, relative=True, sampler=sampler)
+    out = layer(torch.randn(2, 6, 8))
+    out.sum().backward()
+    assert bool(out.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"window": 4, "rank": 2}, "rank: expected None with a window, whose J belongs to slots, got 2."),
+        (
+            {"window": 4, "couplings": "tokens"},
+            "couplings: expected None with a window, whose J belongs to slots, ",
+        ),
+        ({"rank": 0}, "rank: expected an integer >= 1, got 0."),
+        ({"rank": 2, "couplings": "distance"}, "rank: expected None with couplings='distance', got 2."),
+        ({"couplings": "words"}, "couplings: expected one of distance, tokens, got 'words'."),
+        ({"bandwidth": 0}, "bandwidth: expected an integer >= 1, got 0."),
+        ({"relative": False}, "relative: expected True with window=None, got False."),
+        ({"mode": "h"}, "mode: expected 'h+J' with window=None, got 'h'."),
+        (
+            {"far": "independent"},
+            "far: expected 'none' with window=None, where all keys are coupled, got 'independent'.",
+        ),
+        ({"offset_bias": True}, "offset_bias: expected False with window=None, got True."),
+        (
+            {"sampler": "exact"},
+            "sampler: expected one that takes edges without a window, as 'banded' does, got 'exact'.",
+        ),
+        (
+            {"coupling_init": CouplingInit(mean=1.0, distance=2)},
+            "coupling_init: expected a distance of at most bandwidth = 1, got 2.",
+        ),
+        (
+            {"sampler": diabat.sampler("banded", bandwidth=1), "bandwidth": 2},
+            "bandwidth: expected at least 2, the range",
+        ),
+    ],
+)
+def test_bad_options(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match="^" + sentence.replace("(", r"\(").replace("+", r"\+")):
+        BoltzmannAttention(8, 2, **{"window": None, "relative": True, **options})
