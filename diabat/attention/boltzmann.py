@@ -78,9 +78,9 @@ class BoltzmannAttention(CoupledHeads):
         offset_bias: With relative couplings, a learned b_t per head and slot, added to the scores of the last T keys:
             the term of a window that needs no couplings.
         coupling_init: Initial J; None for zero.  Unused in modes without J.
-        couplings: Without a window, ``distance``, one J_d per head, or ``tokens``, that and a product of features of
-            both tokens; None takes ``tokens``.
-        rank: Number of these features; None takes 8.
+        couplings: Without a window, what J depends on: ``distance``, ``tokens`` or ``gates``, see
+            :class:`diabat.attention.key_couplings.KeyCouplings`; None takes ``tokens``.
+        rank: Number of features of ``tokens``; None takes 8.
 
     Attributes:
         coupling_pairs: J_jk for j < k, [H, window(window-1)/2], in modes with J; with a bandwidth only k - j <= w.
@@ -391,8 +391,8 @@ def chain_options(
                     name, f"expected None with a window, whose J belongs to slots, got {value!r}."
                 )
         return None
-    if rank is not None and couplings == "distance":
-        raise ArgumentError("rank", f"expected None with couplings='distance', got {rank!r}.")
+    if rank is not None and couplings in ("distance", "gates"):
+        raise ArgumentError("rank", f"expected None with couplings={couplings!r}, got {rank!r}.")
     given["bandwidth"] = bandwidth
     return ChainOptions(**{name: value for name, value in given.items() if value is not None})
 

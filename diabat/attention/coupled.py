@@ -301,23 +301,24 @@ class CoupledHeads(IsingLayer):
         with torch.autocast(q.device.type, enabled=False):
             q, k, band = (t.to(wide) for t in (q, k, band))
             self._recorded = _ChainPass(layer, q.detach(), k.detach(), band.detach(), key_mask)
-            exact = self._chain_is_exact
             compiled = can_fuse(q, k, v.to(wide), band) and (wide == torch.float32 or not dropout)
-            if exact and compiled and not need_weights:
+            if self._chain_is_exact and compiled and not need_weights:
                 J = band[:, :, 1:, 0]
                 if key_mask is not None:
                     J = J.masked_fill(~(key_mask[:, None, 1:] & key_mask[:, None, :-1]), 0)
                 return attend(layer, q, k, v.to(wide), J, key_mask).to(narrow), None
             visible = visible_keys(q.shape[2], k.shape[2], key_mask, q.device, causal=causal)
-            scores = self._scores(q, k)
-            if exact:
-                weights = weights_of(layer, scores, band[:, :, 1:, 0], visible)
-            else:
-                edges = band_edges(band)
-                given = edges if self._bridge.takes_edges else edges.matrix(k.shape[2])
-                weights = self._weights_of(scores, visible, zero=False, couplings=given)
+            weights = self._chain_weights(self._scores(q, k), band, visible)
         weights = F.dropout(weights.to(narrow), dropout)
         return weights @ v, weights
+
+    def _chain_weights(self, scores: Tensor, band: Tensor, visible: Tensor) -> Tensor:
+        """Weights [B, H, Q, S] of keys whose neighbours are coupled by ``band``, [B, H, S, w]."""
+        if self._chain_is_exact:
+            return weights_of(self.weighting, scores, band[:, :, 1:, 0], visible)
+        edges = band_edges(band)
+        given = edges if self._bridge.takes_edges else edges.matrix(scores.shape[-1])
+        return self._weights_of(scores, visible, zero=False, couplings=given)
 
     @property
     def _chain_is_exact(self) -> bool:

@@ -13,7 +13,7 @@ from diabat.attention.coupling_init import CouplingInit
 from diabat.checks import ArgumentError, check_choice, check_count
 from diabat.edges import Edges
 
-SOURCES = ("distance", "tokens")
+SOURCES = ("distance", "tokens", "gates")
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,9 @@ class ChainOptions:
     """What couplings of a layer without a window are.
 
     Attributes:
-        couplings: ``distance``, one J_d per head; or ``tokens``, that and a product of features of both tokens.
-        rank: r, the number of features.
+        couplings: ``distance``, one D_d per head; ``tokens``, that and a product of features of both tokens; or
+            ``gates``, that times a gate of each token.
+        rank: r, the number of features of ``tokens``.
         bandwidth: w, the largest distance of two coupled keys.
 
     Raises:
@@ -40,10 +41,16 @@ class ChainOptions:
 
 
 class KeyCouplings(nn.Module):
-    r"""J_{j-d,j} = D_d + Σ_r a_r(x_{j-d}) b_{d,r}(x_j) of the keys j - d and j, d = 1 .. w, for each head.
+    r"""Couplings of the keys j - d and j, d = 1 .. w, for each head.
 
-    D is a parameter, and a and b are linear in the tokens x.  With ``distance`` only D is there: such couplings do not
-    know which neighbours belong together.  b starts at 0, so that training starts from the D of ``init``.
+    ==========  ================================================  ====================
+    distance    J_{j-d,j} = D_d
+    tokens      J_{j-d,j} = D_d + Σ_r a_r(x_{j-d}) b_{d,r}(x_j)   b = 0 at first
+    gates       J_{j-d,j} = D_d σ(a(x_{j-d})) σ(b_d(x_j))         a = b = 0 at first: J = D/4
+    ==========  ================================================  ====================
+
+    D is a parameter, and a and b are linear in the tokens x.  D alone does not know which neighbours belong together;
+    gates end a chain at a token, with the same J between all others.
 
     Args:
         embed_dim: Features of a token.
@@ -55,7 +62,7 @@ class KeyCouplings(nn.Module):
 
     Attributes:
         distance: D, [H, w].
-        first: a, [H·r, embed_dim], or None.
+        first: a, [H·r, embed_dim], or None; r = 1 for gates.
         second: b, [H·w·r, embed_dim], or None.
 
     Raises:
@@ -73,7 +80,7 @@ class KeyCouplings(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.num_heads, self.bandwidth = num_heads, options.bandwidth
+        self.num_heads, self.bandwidth, self.source = num_heads, options.bandwidth, options.couplings
         if init is not None and init.distance is not None and init.distance > options.bandwidth:
             raise ArgumentError(
                 "coupling_init",
@@ -83,13 +90,17 @@ class KeyCouplings(nn.Module):
         if init is not None:
             init.fill(self.distance, torch.arange(1, options.bandwidth + 1))
         self.first = self.second = None
-        if options.couplings == "tokens":
-            drawn = torch.randn(num_heads * options.rank, embed_dim, dtype=dtype) / embed_dim**0.5
-            self.first = nn.Parameter(drawn.to(device))
-            second = torch.zeros(
-                num_heads * options.bandwidth * options.rank, embed_dim, device=device, dtype=dtype
-            )
+        if options.couplings != "distance":
+            gated = options.couplings == "gates"
+            rank = 1 if gated else options.rank
+            drawn = torch.randn(num_heads * rank, embed_dim, dtype=dtype) / embed_dim**0.5
+            self.first = nn.Parameter((0 * drawn if gated else drawn).to(device))
+            second = torch.zeros(num_heads * options.bandwidth * rank, embed_dim, device=device, dtype=dtype)
             self.second = nn.Parameter(second)
+
+    def extra_repr(self) -> str:
+        """Show what J depends on in ``repr``."""
+        return f"{self.source}, bandwidth={self.bandwidth}"
 
     def features(self, x: Tensor) -> Tensor:
         """A of tokens [B, L, D] for the couplings with later ones, [B, H, L, r]; without features [B, H, L, 0]."""
@@ -114,7 +125,10 @@ class KeyCouplings(nn.Module):
                 b = b.unflatten(-1, (self.num_heads, w, -1)).transpose(1, 2)  # [B, H, L, w, r]
                 shifted = F.pad(before.to(wide), (0, 0, w, 0))[:, :, keys - length : keys + w - 1]
                 a = shifted.unfold(2, w, 1).movedim(-1, 3).flip(3)  # of the tokens j-1, j-2, .. j-w
-                found = found + (a * b).sum(-1)
+                if self.source == "gates":
+                    found = found * (a.sigmoid() * b.sigmoid())[..., 0]
+                else:
+                    found = found + (a * b).sum(-1)
             place = torch.arange(keys - length, keys, device=x.device)
             return torch.where(place[:, None] > torch.arange(w, device=x.device), found, 0)
 

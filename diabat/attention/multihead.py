@@ -6,10 +6,13 @@ h_ij = q_i·k_j / sqrt(d) and a float mask m, and weights alpha_ij / Σ_k alpha_
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from diabat.attention.boltzmann import chain_options, check_windows
 from diabat.attention.coupled import Backend, CoupledHeads, CouplingLayout
 from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.head_axis import merged_heads, split_heads
@@ -40,16 +43,21 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         batch_first: Inputs are [B, L, E] instead of [L, B, E].
         device: Device of the parameters.
         dtype: Dtype of the parameters.
-        window: Largest number S of keys.
-        sampler: Backend of the marginals, or its name.  Unused in mode ``softmax``.
+        window: Largest number S of keys; None couples neighbouring keys of any number, see
+            :class:`diabat.BoltzmannAttention`.
+        sampler: Backend of the marginals, or its name; None takes ``exact``, or ``banded`` without a window.  Unused
+            in mode ``softmax``.
         mode: Terms of the exponent: softmax, h+J, h, J, h+K, J+K, h+J+K or K.
         gradient: Estimator, see :func:`diabat.spin_probabilities`.
         num_reads: Reads per query for sampling backends.
         bandwidth: w; J_jk is a parameter for abs(j - k) <= w and 0 beyond.  None makes every pair a parameter.
         coupling_init: Initial J; None for zero.  Unused in modes without J.
+        weights: ``probability`` or ``odds``.
+        couplings: Without a window, ``distance``, ``tokens`` or ``gates``: those of the keys, before their projection.
+        rank: Number of features of ``tokens``; None takes 8.
 
     Attributes:
-        coupling_pairs, coupling_triples, sampler: As in :class:`diabat.BoltzmannAttention`.
+        coupling_pairs, coupling_triples, key_couplings, sampler: As in :class:`diabat.BoltzmannAttention`.
 
     Raises:
         ValueError: If a size or the mode is invalid, or ``add_bias_kv`` or ``add_zero_attn`` is set.
@@ -72,16 +80,21 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        window: int,
-        sampler: Sampler | str = "exact",
+        window: int | None,
+        sampler: Sampler | str | None = None,
         mode: str = "h+J",
         gradient: str = "auto",
         num_reads: int | None = None,
         bandwidth: int | None = None,
         coupling_init: CouplingInit | None = None,
+        weights: str = "probability",
+        couplings: str | None = None,
+        rank: int | None = None,
     ) -> None:
-        layout = CouplingLayout(window, mode, bandwidth)
+        chain = chain_options(window, couplings, rank, bandwidth)
+        layout = CouplingLayout(1 if window is None else window, mode, bandwidth, chain is not None, weights)
         layout.check(embed_dim, num_heads)
+        check_windows(layout, True, "none", False, chain)
         for name, value in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
             if value:
                 raise ArgumentError(name, f"expected False, since couplings are between keys, got {value!r}.")
@@ -91,8 +104,12 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         )  # fmt: skip
         # torch's transformer layers read this before they use a fused softmax with the weights of this module.
         self._qkv_same_embed_dim = False
-        backend = Backend(sampler, gradient, num_reads)
-        self._build_terms(num_heads, layout, backend, coupling_init=coupling_init, device=device, dtype=dtype)
+        more: Any = {"coupling_init": coupling_init, "device": device, "dtype": dtype}
+        if chain is None:
+            self._build_terms(num_heads, layout, Backend(sampler or "exact", gradient, num_reads), **more)
+        else:
+            backend = Backend(sampler or "banded", gradient, num_reads)
+            self._build_chain(self.kdim, num_heads, chain, weights, backend, **more)
 
     def forward(
         self,
@@ -138,22 +155,40 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         q, k, v = self._projected(query, key, value)
         shape = (*q.shape[:3], k.shape[2])
-        visible, added = attention_masks(shape, key_padding_mask, attn_mask, is_causal, q.device)
-        with torch.autocast(q.device.type, enabled=False):
-            scores = self._scores(q, k)
-            if added is not None:
-                scores = scores + added.to(scores)
-            weights = self._weights_of(scores, visible, zero=not self._has_fields and added is None)
-        weights = F.dropout(weights.to(v.dtype), self.dropout, self.training)
-        out: Tensor = self.out_proj(merged_heads(weights @ v))
+        chain, weights = self.key_couplings, None
+        band = None if chain is None else chain(key, chain.features(key))
+        padding = key_padding_mask
+        plain = attn_mask is None and (padding is None or padding.dtype == torch.bool)
+        if band is not None and plain and not need_weights and (not is_causal or q.shape[2] == k.shape[2]):
+            dropout = self.dropout if self.training else 0.0
+            key_mask = None if padding is None else ~padding
+            mixed, _ = self._chained(q, k, v, band, key_mask, causal=is_causal, dropout=dropout)
+        else:
+            visible, added = attention_masks(shape, padding, attn_mask, is_causal, q.device)
+            weights = self._weights(q, k, band, visible, added).to(v.dtype)
+            weights = F.dropout(weights, self.dropout, self.training)
+            mixed = weights @ v
+        out: Tensor = self.out_proj(merged_heads(mixed))
         if not batched:
             out = out[0]
         elif not self.batch_first:
             out = out.transpose(0, 1)
-        if not need_weights:
+        if weights is None or not need_weights:
             return out, None
         shown = weights.mean(1) if average_attn_weights else weights
         return out, shown if batched else shown[0]
+
+    def _weights(
+        self, q: Tensor, k: Tensor, band: Tensor | None, visible: Tensor, added: Tensor | None
+    ) -> Tensor:
+        """Weights [B, H, L, S]; ``band`` couples neighbouring keys, and ``added`` is added to the fields."""
+        with torch.autocast(q.device.type, enabled=False):
+            scores = self._scores(q, k)
+            if added is not None:
+                scores = scores + added.to(scores)
+            if band is not None:
+                return self._chain_weights(scores, band.to(scores), visible)
+            return self._weights_of(scores, visible, zero=not self._has_fields and added is None)
 
     def _attend_nested(
         self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool, average: bool, is_causal: bool
@@ -203,9 +238,9 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
                 "key",
                 f"expected a batch of {query.shape[1 - axis]} as the queries, got {key.shape[1 - axis]}.",
             )
-        if key.shape[axis] > self.layout.window:
+        if self.window is not None and key.shape[axis] > self.window:
             raise ArgumentError(
-                "key", f"expected at most window = {self.layout.window} positions, got {key.shape[axis]}."
+                "key", f"expected at most window = {self.window} positions, got {key.shape[axis]}."
             )
         return batched
 

@@ -48,7 +48,7 @@ class TransformerOptions(ModelOptions):
             attention layer; or ``none``.
         offset_bias: With ``relative``, a learned bias on the scores of the last keys, by head and offset.
         couplings: Without a window, J between neighbours over the whole context, with ``relative``: from their
-            ``distance``, or from the ``tokens``; None couples windows.
+            ``distance``, from the ``tokens``, or from the distance and ``gates``; None couples windows.
         rank: Number of features that couplings of tokens are products of; None takes 8.
         coupling_init: Initial couplings: ``mean`` and ``std`` of J_jk for abs(j - k) <= ``distance``; None for zero.
     """

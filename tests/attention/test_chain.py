@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import diabat
-from diabat import BoltzmannAttention, Ising
+from diabat import BoltzmannAttention, BoltzmannMultiheadAttention, Ising
 from diabat.attention import CouplingInit
 from diabat.attention.boltzmann import coupling_parameters
 from diabat.attention.chain import ChainLayer, attend, by_operators, log_odds
@@ -250,16 +250,21 @@ def built(
     assert layer.key_couplings is not None
     if layer.key_couplings.second is not None:
         torch.nn.init.normal_(layer.key_couplings.second, std=0.4)
+    if options.get("couplings") == "gates":
+        assert layer.key_couplings.first is not None
+        torch.nn.init.normal_(layer.key_couplings.first, std=0.4)
     return layer
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "tokens": {},
     "distance": {"couplings": "distance"},
+    "gates": {"couplings": "gates"},
     "odds, rotary": {"weights": "odds", "rotary": True},
     "rank 2": {"rank": 2},
     "all keys": {"causal": False},
     "band of 3": {"bandwidth": 3},
+    "gates, band of 2": {"bandwidth": 2, "couplings": "gates"},
     "band of 2, odds": {"bandwidth": 2, "weights": "odds", "couplings": "distance"},
 }
 
@@ -299,7 +304,9 @@ def test_couplings_are_those_of_the_tokens(name: str) -> None:
                     rank = len(chain.first) // 2
                     a = x[:, j - d] @ chain.first[h * rank : (h + 1) * rank].T
                     row = (h * chain.bandwidth + d - 1) * rank
-                    value = value + (a * (x[:, j] @ chain.second[row : row + rank].T)).sum(-1)
+                    b = x[:, j] @ chain.second[row : row + rank].T
+                    gated = "gates" in name
+                    value = value * (a.sigmoid() * b.sigmoid())[:, 0] if gated else value + (a * b).sum(-1)
                 expected[:, h, j - d, j] = expected[:, h, j, j - d] = value.detach()
     torch.testing.assert_close(J[:, :, 0].detach(), expected)
 
@@ -397,7 +404,7 @@ def test_other_backends_answer(sampler: str) -> None:
         ),
         ({"rank": 0}, "rank: expected an integer >= 1, got 0."),
         ({"rank": 2, "couplings": "distance"}, "rank: expected None with couplings='distance', got 2."),
-        ({"couplings": "words"}, "couplings: expected one of distance, tokens, got 'words'."),
+        ({"couplings": "words"}, "couplings: expected one of distance, tokens, gates, got 'words'."),
         ({"bandwidth": 0}, "bandwidth: expected an integer >= 1, got 0."),
         ({"relative": False}, "relative: expected True with window=None, got False."),
         ({"mode": "h"}, "mode: expected 'h+J' with window=None, got 'h'."),
@@ -423,3 +430,35 @@ def test_other_backends_answer(sampler: str) -> None:
 def test_bad_options(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match="^" + sentence.replace("(", r"\(").replace("+", r"\+")):
         BoltzmannAttention(8, 2, **{"window": None, "relative": True, **options})
+
+
+@pytest.mark.parametrize("weights", ["odds", "probability"])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_multihead_attention_couples_its_keys(weights: str, is_causal: bool) -> None:
+    """As self-attention it is BoltzmannAttention; masks that are no prefix go by the operators."""
+    layer = built(F64, weights=weights, causal=is_causal)
+    other = BoltzmannMultiheadAttention(12, 2, batch_first=True, window=None, weights=weights, dtype=F64)
+    assert layer.key_couplings is not None
+    assert other.key_couplings is not None
+    other.key_couplings.load_state_dict(layer.key_couplings.state_dict())
+    with torch.no_grad():
+        parts = layer.query, layer.key, layer.value
+        other.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
+        other.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
+        other.out_proj.load_state_dict(layer.output.state_dict())
+    x = torch.randn(3, 9, 12, dtype=F64)
+    padded = torch.zeros(3, 9, dtype=torch.bool)
+    padded[1, 6:] = True
+    expected = layer(x, padded)
+    fast, none = other(x, x, x, padded, need_weights=False, is_causal=is_causal)
+    assert none is None
+    slow, _ = other(x, x, x, padded, is_causal=is_causal)
+    later = torch.ones(9, 9, dtype=torch.bool).triu(1)
+    masked, _ = other(
+        x, x, x, padded, need_weights=False, attn_mask=later if is_causal else torch.zeros(9, 9)
+    )
+    for found in (fast, slow, masked):
+        torch.testing.assert_close(found, expected)
+    cross, shown = other(x[:, :4], x, x, average_attn_weights=False)
+    assert cross.shape == (3, 4, 12)
+    torch.testing.assert_close(shown.sum(-1), torch.ones(3, 2, 4, dtype=F64))
