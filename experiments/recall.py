@@ -18,6 +18,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.progress import track
@@ -146,26 +147,35 @@ EVERYWHERE: Row = {"relative": True, "attention_window": 12, "coupling_init": NE
 
 
 class Convolved(BoltzmannAttention):
-    """Softmax attention with causal depthwise convolutions of width 3 over keys, or over queries, keys and values."""
+    """Attention with causal depthwise convolutions over keys (``k``), or over queries, keys and values (``qkv``)."""
 
-    def __init__(self, embed_dim: int, num_heads: int, window: int, convolved: str) -> None:
-        super().__init__(embed_dim, num_heads, window, mode="softmax", rotary=True)
-        self.convolutions = nn.ModuleDict()
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        window: int | None,
+        convolved: str,
+        taps: int = 3,
+        **options: Any,
+    ) -> None:
+        super().__init__(embed_dim, num_heads, window, **{"mode": "softmax", "rotary": True, **options})
+        self.taps, self.convolutions = taps, nn.ModuleDict()
         for name in convolved:
             filters = self.convolutions[name] = nn.Conv1d(
-                embed_dim, embed_dim, 3, groups=embed_dim, bias=False
+                embed_dim, embed_dim, taps, groups=embed_dim, bias=False
             )
             nn.init.normal_(filters.weight, std=0.1)
             filters.weight.data[..., -1] += 1.0  # near the identity
 
     def _projected(self, x: Tensor, first: Tensor | int = 0) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = (
-            self.convolutions[name](nn.functional.pad(linear(x).mT, (2, 0))).mT
+            self.convolutions[name](nn.functional.pad(linear(x).mT, (self.taps - 1, 0))).mT
             if name in self.convolutions
             else linear(x)
             for name, linear in (("q", self.query), ("k", self.key), ("v", self.value))
         )
-        q, k = (merged_heads(rotated(split_heads(tokens, self.num_heads), first)) for tokens in (q, k))
+        if self.rotary:
+            q, k = (merged_heads(rotated(split_heads(tokens, self.num_heads), first)) for tokens in (q, k))
         return q, k, v
 
 
@@ -184,7 +194,11 @@ def built(options: Row, task: Task[Split], width: int, seed: int) -> Transformer
                 module.reset_parameters()
     for block in model.all_blocks() if convolved else ():
         plain = block.attention
-        block.attention = Convolved(width, plain.num_heads, task.window, convolved)
+        more: Row = {}
+        if plain.key_couplings is not None:
+            more = {name: options[name] for name in ("relative", "couplings", "weights") if name in options}
+            more |= {"mode": "h+J", "sampler": plain.sampler}
+        block.attention = Convolved(width, plain.num_heads, plain.window and task.window, convolved, **more)
         block.attention.load_state_dict(plain.state_dict(), strict=False)
     return model
 

@@ -31,12 +31,24 @@ TOKENS = {"pairs of letters": ("..", 1_000), "words": (r"[A-Za-z']+|[^A-Za-z' ]"
 """Expression of a token, and how many of them have a symbol; the rest share symbol 0."""
 
 BANDED: Row = {"sampler": {"backend": "banded"}, **BAND}
+CHAIN: Row = {
+    "sampler": {"backend": "banded"},
+    "relative": True,
+    "couplings": "tokens",
+    "weights": "odds",
+}
+"""Over the whole context, see experiments/chains.py."""
+
 MODELS: dict[str, Row] = {
     "softmax": {"mode": "softmax"},
     "softmax, keys convolved": {"mode": "softmax", "convolved": "k"},
     "softmax, q, k, v convolved": {"mode": "softmax", "convolved": "qkv"},
     "h+J, band of 1": BANDED,
     "h+J, band of 1, odds": {**BANDED, "weights": "odds"},
+    "chain, J from distance": {**CHAIN, "couplings": "distance"},
+    "chain, J from tokens": CHAIN,
+    "chain, J by gates": {**CHAIN, "couplings": "gates"},
+    "chain, J from tokens, q, k, v convolved": {**CHAIN, "convolved": "qkv"},
 }
 
 
@@ -104,6 +116,7 @@ def main() -> None:
     """Train what is not there, and print a table for each kind of tokens."""
     made = parser(__doc__, study=True)
     made.add_argument("--steps", type=int, default=1_000)
+    made.add_argument("--only", nargs="+", default=list(MODELS), choices=list(MODELS), help="models")
     options = made.parse_args()
     same_settings(options.folder, {"steps": options.steps})
     jobs = [
@@ -111,7 +124,7 @@ def main() -> None:
         for seed in range(options.seeds)
         for tokens in TOKENS
         for layers in (1, 2)
-        for name in MODELS
+        for name in options.only
     ]
     tables: dict[str, dict[str, list[Row]]] = {tokens: {} for tokens in TOKENS}
     for tokens, title, row in track(calls(one, jobs, options.workers), "language", len(jobs)):

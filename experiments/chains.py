@@ -1,0 +1,278 @@
+"""Chains of coupled keys over the whole context: a value that stands any distance behind its key (docs/chains.md).
+
+    python -m experiments.chains FOLDER --only gaps     # trained on gaps to 5, tested on gaps to 40
+    python -m experiments.chains FOLDER --only law      # the kernel against the banded backend in float64
+    python -m experiments.chains FOLDER --only speed    # against scaled_dot_product_attention in the same layer
+
+A sequence of `gaps` is noise, then five pairs in random order with 0 to G random tokens of 16 between key and value,
+then four keys, whose values are asked for.  G grows from 0 to 5 in the first 800 of 3,000 steps of 128 sequences, at
+rates that fall to 0 by a cosine.  Numbers are those of 1,000 sequences for each G.  Every training is one file in the
+folder, and is not done again.  Language: experiments/recall_language.py.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.progress import track
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from diabat.attention import BoltzmannAttention, CouplingInit
+from diabat.attention.boltzmann import coupling_parameters
+from diabat.attention.chain import ChainLayer, attend, by_operators
+from diabat.models.transformer import Transformer, TransformerOptions
+from experiments.common import Row, calls, keep, kept, parser, report, same_settings
+from experiments.recall import Convolved
+
+SYMBOLS, NOISE, PAIRS, QUERIES = 16, 16, 5, 4
+GAP, GROWN, BATCH, RATE, COUPLING_RATE = 5, 800, 128, 2e-3, 1e-2
+TESTED = (0, 5, 8, 12, 20, 40)
+
+CHAIN: Row = {"relative": True, "couplings": "gates", "coupling_init": CouplingInit(mean=6.0)}
+SOFTMAX: Row = {"mode": "softmax"}
+MODELS: dict[str, Row] = {
+    "chain, gates": CHAIN,
+    "chain, tokens": {**CHAIN, "couplings": "tokens", "coupling_init": CouplingInit(mean=1.0)},
+    "chain, distance": {**CHAIN, "couplings": "distance", "coupling_init": CouplingInit(mean=1.0)},
+    "chain, gates, odds": {**CHAIN, "weights": "odds"},
+    "softmax": {**SOFTMAX, "positions": "rope"},
+    "softmax, two layers": {**SOFTMAX, "positions": "rope", "num_layers": 2},
+    "softmax, keys convolved, 3": {**SOFTMAX, "convolved": ("k", 3)},
+    "softmax, q, k, v convolved, 3": {**SOFTMAX, "convolved": ("qkv", 3)},
+    "softmax, q, k, v convolved, 7": {**SOFTMAX, "convolved": ("qkv", 7)},
+    "softmax, two layers, q, k, v convolved, 7": {**SOFTMAX, "convolved": ("qkv", 7), "num_layers": 2},
+    "chain, gates, q, k, v convolved, 3": {**CHAIN, "convolved": ("qkv", 3)},
+}
+DECAYS = (0.01, 3.0)
+"""Weight decay of all parameters but the couplings."""
+
+
+def draw(count: int, gap: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Sequences [B, L] and the symbols of the values, [B, queries]."""
+    keys = torch.rand(count, SYMBOLS, generator=generator).argsort(1)[:, :PAIRS]
+    values = torch.randint(SYMBOLS, (count, PAIRS), generator=generator)
+    gaps = torch.randint(gap + 1, (count, PAIRS), generator=generator)
+    length = PAIRS * (2 + gap) + QUERIES
+    found = 2 * SYMBOLS + torch.randint(NOISE, (count, length), generator=generator)
+    ends = length - QUERIES - (gaps + 2).flip(1).cumsum(1).flip(1)
+    found.scatter_(1, ends, keys)
+    found.scatter_(1, ends + gaps + 1, SYMBOLS + values)
+    asked = torch.rand(count, PAIRS, generator=generator).argsort(1)[:, :QUERIES]
+    found[:, -QUERIES:] = keys.gather(1, asked)
+    return found, values.gather(1, asked)
+
+
+def built(name: str, seed: int) -> Transformer:
+    """A model of width 64 without positions, unless the options say otherwise, with torch's own initial weights."""
+    options = {"positions": "none", **MODELS[name]}
+    convolved = options.pop("convolved", None)
+    torch.manual_seed(seed)
+    made = TransformerOptions(embed_dim=64, ffn_dim=128, dropout=0.0, **options)
+    context = PAIRS * (2 + max(TESTED)) + QUERIES
+    model = Transformer(
+        made, 2 * SYMBOLS + NOISE, SYMBOLS, context, "banded" if "relative" in options else "exact"
+    )
+    if convolved is not None:
+        chain: Row = {} if "relative" not in options else {**CHAIN, "mode": "h+J"}
+        for block in model.all_blocks():
+            window = None if chain else context
+            block.attention = Convolved(64, 1, window, *convolved, **{"rotary": False, **chain})
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            module.reset_parameters()
+    return model
+
+
+def right(model: Transformer, gap: int, count: int = 1_000) -> float:
+    """Share of right answers."""
+    generator = torch.Generator().manual_seed(7 + gap)
+    with torch.no_grad():
+        parts = [draw(250, gap, generator) for _ in range(count // 250)]
+        found = [(model(x)[:, -QUERIES:].argmax(-1) == y).double().mean().item() for x, y in parts]
+    return statistics.fmean(found)
+
+
+def one(folder: Path, name: str, decay: float, seed: int, steps: int) -> tuple[str, Row]:
+    """One training, unless its result is there."""
+    title = f"{name}, decay {decay:g}"
+    path = folder / "gaps" / f"{title} {seed}.json"
+    if not path.exists():
+        torch.set_num_threads(1)
+        model, generator = built(name, seed), torch.Generator().manual_seed(seed)
+        couplings = coupling_parameters(model)
+        own = {id(parameter) for parameter in couplings}
+        groups: list[Row] = [
+            {"params": [p for p in model.parameters() if id(p) not in own], "weight_decay": decay}
+        ]
+        if couplings:
+            groups.append({"params": couplings, "lr": COUPLING_RATE, "weight_decay": 0.0})
+        optimiser = torch.optim.AdamW(groups, RATE)
+        falling = torch.optim.lr_scheduler.LambdaLR(
+            optimiser, lambda s: (1 + math.cos(math.pi * s / steps)) / 2
+        )
+        began = time.process_time()
+        for step in range(steps):
+            inputs, targets = draw(BATCH, min(GAP, step * GAP // GROWN), generator)
+            optimiser.zero_grad()
+            F.cross_entropy(model(inputs)[:, -QUERIES:].flatten(0, 1), targets.flatten()).backward()
+            optimiser.step()
+            falling.step()
+        row: Row = {"CPU ms a step": 1e3 * (time.process_time() - began) / steps}
+        row["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+        keep(path, row | {f"gaps to {gap}": right(model.eval(), gap) for gap in TESTED})
+    return title, kept(path)
+
+
+def trained_gaps(folder: Path, names: list[str], seeds: int, workers: int, steps: int) -> Iterator[Row]:
+    """Means over seeds, with σ at the largest gap."""
+    jobs = [(folder, name, decay, seed, steps) for seed in range(seeds) for name in names for decay in DECAYS]
+    rows: dict[str, list[Row]] = {}
+    for title, row in track(calls(one, jobs, workers), "gaps", len(jobs)):
+        rows.setdefault(title, []).append(row)
+    for title, found in rows.items():
+        last = [row[f"gaps to {TESTED[-1]}"] for row in found]
+        mean = {key: statistics.fmean(row[key] for row in found) for key in found[0]}
+        yield {"": title, "seeds": len(found), **mean, "σ": statistics.stdev(last) if len(last) > 1 else None}
+
+
+def laws() -> Iterator[Row]:
+    """Largest error of mixed values and of their derivatives in float64 and float32, by strength."""
+    for strength in (0.1, 1.0, 5.0, 15.0, 40.0):
+        for dtype in (torch.float64, torch.float32):
+            worst, slope = 0.0, 0.0
+            for seed in range(250):
+                torch.manual_seed(seed)
+                law = ChainLayer(seed % 2 == 0, ("odds", "probability")[seed // 2 % 2])
+                keys, fields = 3 + seed % 38, (0.1, 1.0, 10.0)[seed % 3]
+                q, k, v = torch.randn(3, 1, 4, keys, 4, dtype=torch.float64)
+                given = [fields * q, k, v, strength * torch.randn(1, 4, keys - 1, dtype=torch.float64)]
+                exact = [t.to(dtype).double().requires_grad_() for t in given]
+                terms = [t.to(dtype).requires_grad_() for t in given]
+                expected = by_operators(law, exact[0], exact[1], exact[2], exact[3], None)[0]
+                found = attend(law, terms[0], terms[1], terms[2], terms[3], None)
+                worst = max(worst, float((found - expected).detach().abs().max()))
+                pairs = zip(
+                    torch.autograd.grad(found.sum(), terms),
+                    torch.autograd.grad(expected.sum(), exact),
+                    strict=True,
+                )
+                slope = max(slope, *(float((a - b).abs().max() / (1 + b.abs().max())) for a, b in pairs))
+            yield {
+                "J": strength,
+                "dtype": str(dtype)[6:],
+                "chains": 1000,
+                "largest error": worst,
+                "of slopes": slope,
+            }
+
+
+def speeds() -> Iterator[Row]:
+    """CPU time of a layer on one core: ours, and softmax by torch with the same projections."""
+    torch.set_num_threads(1)
+    for batch, length, width, heads in (
+        (16, 128, 96, 4),
+        (4, 512, 96, 4),
+        (1, 2048, 96, 4),
+        (4, 512, 256, 4),
+    ):
+        chain = BoltzmannAttention(width, heads, None, relative=True, weights="odds")
+        x = torch.randn(batch, length, width, requires_grad=True)
+
+        def plain(chain: BoltzmannAttention = chain, x: Tensor = x, heads: int = heads) -> Tensor:
+            parts = (chain.query(x), chain.key(x), chain.value(x))
+            q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in parts)
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            out: Tensor = chain.output(mixed.transpose(1, 2).flatten(2))
+            return out
+
+        def ours(chain: BoltzmannAttention = chain, x: Tensor = x) -> Tensor:
+            out: Tensor = chain(x)
+            return out
+
+        row: Row = {"batch": batch, "L": length, "width": width, "heads": heads}
+        for title, call in (("", _without_gradient), (" and backward", _with_gradient)):
+            times = _alternating([partial(call, layer) for layer in (plain, ours)])
+            row |= {f"softmax{title} ms": 1e3 * times[0], f"ratio{title}": times[1] / times[0]}
+        yield row
+    for length in (128, 512, 2048):
+        yield _decoding(length)
+
+
+def _without_gradient(layer: Callable[[], Tensor]) -> None:
+    with torch.no_grad():
+        layer()
+
+
+def _with_gradient(layer: Callable[[], Tensor]) -> None:
+    layer().sum().backward()
+
+
+def _alternating(works: list[Callable[[], object]], rounds: int = 15) -> list[float]:
+    """Least CPU time of each, in turn."""
+    found = [math.inf] * len(works)
+    for _ in range(rounds):
+        for i, work in enumerate(works):
+            began = time.process_time()
+            work()
+            found[i] = min(found[i], time.process_time() - began)
+    return found
+
+
+@torch.no_grad()
+def _decoding(length: int) -> Row:
+    """A token of a model of four layers behind L tokens, against softmax over a window of as many keys."""
+    models = {}
+    for name, options in (
+        ("softmax", {"mode": "softmax", "attention_window": 4096}),
+        ("chain", {"couplings": "tokens"}),
+    ):
+        made = TransformerOptions(
+            embed_dim=96,
+            num_heads=4,
+            num_layers=4,
+            ffn_dim=384,
+            relative=True,
+            weights="odds",
+            positions="rope",
+            **options,
+        )
+        models[name] = Transformer(made, 64, 64, 4096, "banded" if name == "chain" else "exact").eval()
+    token = torch.zeros(1, dtype=torch.int64)
+    prompt = torch.randint(64, (1, length))
+    states = {name: model.prefill(prompt)[1] for name, model in models.items()}
+    softmax, chain = _alternating([partial(models[name].step, token, states[name]) for name in models], 40)
+    return {
+        "batch": 1,
+        "L": length,
+        "width": 96,
+        "heads": 4,
+        "softmax ms": 1e3 * softmax,
+        "ratio": chain / softmax,
+    }
+
+
+def main() -> None:
+    """Run what was asked for, and print its tables."""
+    made = parser(__doc__, study=True)
+    made.add_argument("--only", nargs="+", default=["gaps", "law", "speed"], choices=["gaps", "law", "speed"])
+    made.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS), help="of gaps")
+    made.add_argument("--steps", type=int, default=3_000)
+    options = made.parse_args()
+    same_settings(options.folder, {"steps": options.steps})
+    if "gaps" in options.only:
+        found = trained_gaps(options.folder, options.models, options.seeds, options.workers, options.steps)
+        report("gaps", list(found), as_json=options.json)
+    for name, rows in (("law", laws), ("speed", speeds)):
+        if name in options.only:
+            report(name, list(rows()), as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
